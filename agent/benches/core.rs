@@ -1,8 +1,4 @@
 //! Parts of the core alone: names among 2,001 selectors, selectors and identities, the trie.
-#![allow(
-    missing_docs,
-    reason = "the macros of criterion write undocumented functions"
-)]
 
 use std::{hint::black_box, net::Ipv4Addr};
 
@@ -59,14 +55,14 @@ fn selectors(c: &mut Criterion) {
         cache.add_identity(IdentityId(IdentityId::LOCAL_MIN.0 + number), labels(number));
     }
     let id = IdentityId(IdentityId::LOCAL_MIN.0 + MANY);
-    c.bench_function("selectors: an identity comes and goes", |b| {
+    c.bench_function("selectors: an identity added and removed", |b| {
         b.iter(|| {
             cache.add_identity(id, labels(MANY / 2));
             cache.remove_identity(id)
         });
     });
     let known = Selector::Fqdn(FqdnSelector::Pattern("*.example.com".to_owned()));
-    c.bench_function("selectors: a selector comes and goes", |b| {
+    c.bench_function("selectors: a selector added and removed", |b| {
         b.iter(|| {
             cache.register(&known);
             cache.unregister(&known)

@@ -18,7 +18,7 @@ mod kinds;
 pub(crate) mod lint;
 pub(crate) mod mode;
 pub(crate) mod model;
-mod network_policy;
+pub(crate) mod network_policy;
 pub mod parse;
 mod prune;
 pub(crate) mod repository;

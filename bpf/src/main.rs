@@ -15,7 +15,6 @@
 #![no_std]
 #![no_main]
 #![expect(
-    missing_docs,
     unreachable_pub,
     reason = "the macros of aya-ebpf wrap the entry points in public functions of their own"
 )]

@@ -1,6 +1,7 @@
 //! What both programs need to run on a node: sockets that anyone may connect to, shares of a
 //! limit, YAML of limited size, log lines, directories of pins, and the steering program.
 //! Nothing here knows endpoints' rules or DNS messages.
+#![warn(missing_docs)]
 
 pub mod http_server;
 pub mod one_line;

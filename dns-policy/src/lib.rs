@@ -1,5 +1,6 @@
 //! The vocabulary that the agent and the DNS proxy share: names, patterns, DNS rules, and the
 //! values they exchange. No input or output, no threads; only clocks are read.
+#![warn(missing_docs)]
 #![forbid(unsafe_code)]
 
 pub mod boot_time;

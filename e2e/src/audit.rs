@@ -1,5 +1,5 @@
-//! The audit of promise R6: the addresses of every released answer are in the
-//! ipcache, or a proxy counted why not, or they are of a prefix that no answer may open.
+//! The audit of promise R6: the addresses of every released answer are in the ipcache, or a proxy
+//! counted the reason of their absence, or they are in a prefix that no answer may open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,17 +13,17 @@ use crate::lab::Lab;
 use crate::received_answers::Answer;
 use crate::wait::eventually;
 
-/// Identities of CIDR and FQDN label sets are numbered from here.
+/// Lowest identity number of CIDR and FQDN label sets.
 const LOCAL: u64 = 1 << 24;
-/// What a proxy counts when it releases an answer that the agent has not plumbed.
+/// Counters of a proxy for answers that it releases before the agent has plumbed them.
 const EXCUSES: [&str; 4] = ["agent_away", "late", "not_realised", "held_full"];
 
 impl Lab {
-    /// Fails if more addresses of answers that pods got for names below `zone`, and that are
-    /// still valid, lack an ipcache entry of an FQDN identity than the proxies with these
-    /// metrics ports count as released unplumbed. Returns how many lack one.
+    /// Fails if too many addresses of valid answers for names below `zone` have no ipcache entry
+    /// with an FQDN identity. The proxies with these metrics ports must have counted at least as
+    /// many as released unplumbed. Returns how many have none.
     pub fn audit(&self, zone: &str, proxies: &[u16]) -> Result<usize> {
-        // The agent is not asked about labels: it may be away or hang.
+        // The agent does not take part, because it may be down or hang.
         let missing = self.unplumbed(zone, None)?;
         let mut excused = 0.0;
         for port in proxies {
@@ -40,7 +40,7 @@ impl Lab {
         Ok(missing.len())
     }
 
-    /// Waits until none lacks one, `limit` at most: exceptions are for a while.
+    /// Waits until every address has an entry, at most `limit`. Exceptions must be temporary.
     pub fn audit_settled(&self, zone: &str, limit: Duration) -> Result<()> {
         eventually("every answer's addresses are in the ipcache", limit, || {
             let missing = self.unplumbed(zone, Some(&self.identities()?))?;
@@ -49,7 +49,7 @@ impl Lab {
         })
     }
 
-    /// Names and addresses that pods were told and that no FQDN identity has.
+    /// Names and addresses from answers to pods that have no FQDN identity.
     fn unplumbed(
         &self,
         zone: &str,

@@ -1,5 +1,5 @@
-//! One run of a load and what it says: dnsperf's report, or that of our own
-//! loads from many source ports and with a connection per query.
+//! One run of a load and its result: dnsperf's report, or that of our own loads from many source
+//! ports and with a connection per query.
 
 pub mod connections;
 pub mod ports;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::shell;
 
-/// What one run measured.
+/// Result of one run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Throughput {
     /// Answers per second.
@@ -36,7 +36,7 @@ pub struct Latency {
     pub lost: u64,
 }
 
-/// As many queries as the path carries, from `sockets` source ports or connections.
+/// As many queries as the path can carry, from `sockets` source ports or connections.
 pub fn throughput(
     mut dnsperf: Command,
     names: &Path,
@@ -75,8 +75,8 @@ pub fn throughput(
     })
 }
 
-/// Times of single queries at a steady `rate` per second: over and over for
-/// `seconds`, or without these each name once.
+/// Times of single queries at a steady `rate` per second: repeatedly for `seconds`, or each name
+/// once without them.
 pub fn latency(
     mut dnsperf: Command,
     names: &Path,

@@ -1,5 +1,5 @@
-//! A Linux bridge on the lab's node, and pods that are ports of it, as podman, docker, LXC,
-//! flannel and k3s have them.
+//! A Linux bridge on the lab's node, with pods at its ports, as podman, docker, LXC, flannel and
+//! k3s set it up.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -43,7 +43,7 @@ impl<'l> Bridge<'l> {
         &self.name
     }
 
-    /// A pod that is a port of it; its addresses end in `host`.
+    /// A pod at a port of the bridge. Its addresses end in `host`.
     pub fn add_pod(&self, name: &str, host: u8) -> Result<Pod> {
         self.add_port(name, host, None)
     }

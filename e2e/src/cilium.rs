@@ -46,15 +46,15 @@ const CONNECTIONS: usize = 16;
 /// How the agent behaves.
 #[derive(Clone, Debug)]
 pub struct Manner {
-    /// Its keepalive and what it takes of the client's.
+    /// Timing of its keepalive, and its limits for the client's.
     pub timing: Timing,
     /// Between two snapshots of one stream.
     pub pause: Duration,
-    /// What mappings of names that begin with this text are answered with.
+    /// Error codes for mappings of names that begin with this text.
     pub errors: Vec<(&'static str, Code)>,
     /// How long it takes to plumb an address.
     pub plumbing: Duration,
-    /// How many mappings and notices are kept for [`CiliumAgent::seen`].
+    /// Most mappings and reports that are stored for [`CiliumAgent::seen`].
     pub kept: usize,
 }
 
@@ -70,10 +70,10 @@ impl Default for Manner {
     }
 }
 
-/// What the agent has seen.
+/// Messages and events that the agent received.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Connections taken.
+    /// Accepted connections.
     pub connections: u64,
     /// Snapshots sent.
     pub states: u64,
@@ -83,7 +83,7 @@ pub struct Seen {
     pub acks: Vec<wire::PolicyStateResponse>,
     /// Every mapping and notice, in order.
     pub mappings: Vec<wire::FqdnMapping>,
-    /// What the real agent would have choked on or logged as an error.
+    /// Messages that would make the real agent fail or log an error.
     pub violations: Vec<String>,
     /// Pings of the client.
     pub client_pings: u64,
@@ -111,7 +111,7 @@ struct Shared {
     hung: watch::Receiver<bool>,
 }
 
-/// A running agent; gone, as a crashed one, when dropped.
+/// A running agent. Dropping it ends it like a crash.
 #[derive(Debug)]
 pub struct CiliumAgent {
     world: watch::Sender<World>,
@@ -176,7 +176,7 @@ impl CiliumAgent {
         self.hung.send_replace(hangs);
     }
 
-    /// What it has seen so far.
+    /// The messages and events so far.
     pub fn seen(&self) -> Seen {
         self.seen.lock().clone()
     }

@@ -1,4 +1,4 @@
-//! What the environment may say to the lab.
+//! Settings of the lab from the environment.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ pub fn previous_agent() -> Option<PathBuf> {
     variable("HOLDFAST_PREVIOUS_AGENT").map(PathBuf::from)
 }
 
-/// Where random choices come from: `HOLDFAST_SEED`, or the clock.
+/// Seed of random choices: `HOLDFAST_SEED`, or the clock.
 pub fn seed() -> u64 {
     let given = variable("HOLDFAST_SEED").and_then(|seed| seed.parse().ok());
     given.unwrap_or_else(rand::random)

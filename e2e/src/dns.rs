@@ -1,5 +1,5 @@
-//! DNS for the lab: records, a server that can misbehave, a client that
-//! reports exactly what it saw.
+//! DNS for the lab: records, a server with configurable faults, and a client that reports exactly
+//! what it received.
 
 pub(crate) mod probe;
 pub mod server;

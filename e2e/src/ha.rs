@@ -1,6 +1,6 @@
-//! The promises R1 to R4 under load: what is done to agent and proxies, and
-//! what became of every query meanwhile. `cargo xtask bench ha` runs all of it
-//! at full size, the tests `ha_*` in a short form.
+//! The promises R1 to R4 under load: acts on agent and proxies, and the outcome of every query
+//! during them. `cargo xtask bench ha` runs all acts at full size, the tests `ha_*` in a short
+//! form.
 
 mod agent;
 mod calibration;
@@ -20,7 +20,7 @@ use serde::Serialize;
 pub use self::setup::{Redirect, Setup};
 use crate::traffic::{Counts, Report};
 
-/// How much load, and how often each thing is done.
+/// Size of the load, and number of repetitions of each act.
 #[derive(Clone, Debug)]
 pub struct Size {
     /// UDP queries per second.
@@ -31,7 +31,7 @@ pub struct Size {
     pub lasting: u32,
     /// Shortest run: so that the source ports are many.
     pub at_least: Duration,
-    /// Between two faults, and before the first and after the last.
+    /// Pause between two faults, before the first and after the last.
     pub pause: Duration,
     /// Replacements of a replica.
     pub rolls: u32,
@@ -75,12 +75,12 @@ impl Size {
     }
 }
 
-/// What is done.
+/// An act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// Nothing: what the load itself loses.
+    /// Nothing is done. The row shows the losses of the load itself.
     Calm,
-    /// What the load must see: no replica for a while, then refusals.
+    /// The load must detect this: no replica for a while, then refusals.
     Broken,
     /// Agent killed and started again.
     AgentKilled,
@@ -94,12 +94,12 @@ pub enum Act {
     ColdStart,
     /// One replica of two replaced, the new one first.
     Rolled,
-    /// The same, while the agent is away: the new ones start from files and pinned maps.
+    /// The same while the agent is down. The new replicas start from files and pinned maps.
     RolledWithoutAgent,
-    /// As [`Self::Rolled`], between the previous version and this one.
+    /// Like [`Self::Rolled`], between the previous version and this one.
     RolledVersions,
-    /// The only replica ended and started again beside a proxy that takes part in no steering,
-    /// as Cilium's built-in one.
+    /// The only replica ends and starts again beside a proxy without steering, such as Cilium's
+    /// built-in one.
     RolledBesideOther,
     /// Replicas replaced where no steering maps are.
     RolledWithoutMaps,
@@ -112,9 +112,9 @@ pub enum Act {
 /// One row of the table.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What was done, and under which redirect.
+    /// The act and its redirect.
     pub name: String,
-    /// What was promised.
+    /// The promise.
     pub promise: &'static str,
     /// Queries.
     pub sent: u64,
@@ -138,7 +138,7 @@ pub struct Row {
     pub samples: Vec<String>,
 }
 
-/// What became of the queries over one transport.
+/// Outcome of the queries over one transport.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Tally {
     /// Queries.
@@ -175,11 +175,11 @@ impl From<&Counts> for Tally {
 const NONE_LOST: &str = "none lost, none wrong";
 const LOST_AT_ONCE: &str = "lost only its own queries, nothing sent later than 1 s after";
 const LOST_BY_PREVIOUS: &str = "none lost over UDP; over TCP only as the previous version leaves";
-const COUNTED: &str = "what is brought about is counted, as lost and as wrong";
+const COUNTED: &str = "the caused faults are counted as lost and as wrong";
 const FIRST_ANSWER: &str = "first right answer within 250 ms of exec";
 
 impl Row {
-    /// A row of which none may be lost.
+    /// A row with the promise that no query is lost.
     fn none_lost(name: String, report: &Report, note: String) -> Self {
         let total = report.total();
         let holds = total.lost == 0 && total.wrong == 0 && total.right > 0;
@@ -212,7 +212,7 @@ impl Row {
 }
 
 impl Act {
-    /// Which promise it is about, and in short what is done.
+    /// The promise and a short description of the act.
     pub fn name(self) -> &'static str {
         match self {
             Self::Calm => "nothing is done",

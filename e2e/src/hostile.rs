@@ -1,8 +1,8 @@
-//! The hostile neighbour: pod A attacks, pod B on the same node goes on working.
+//! The hostile neighbour: pod A attacks while pod B on the same node continues to work.
 //!
-//! Pod B sends a steady DNS load, connects to each fresh name the moment its
-//! answer arrives, and keeps a connection open. The tests assert counts: B
-//! loses nothing, whatever A does. `cargo xtask bench hostile` judges times.
+//! Pod B sends a steady DNS load, connects to each fresh name as soon as its answer arrives, and
+//! keeps a connection open. The tests assert counts: B loses nothing during any attack of A. `cargo
+//! xtask bench hostile` measures times.
 
 mod attack;
 mod away;
@@ -18,7 +18,7 @@ pub use self::attack::Attack;
 pub use self::measure::Quiet;
 pub use self::setup::Setup;
 
-/// How long each attack lasts and how hard it is.
+/// Duration and size of each attack.
 #[derive(Clone, Debug)]
 pub struct Size {
     /// Duration of each attack.
@@ -29,7 +29,7 @@ pub struct Size {
     pub udp_rate: u32,
     /// TCP connections per second of pod B, one query each.
     pub tcp_rate: u32,
-    /// Fresh names per second that pod B asks for and connects to.
+    /// Fresh names per second that pod B queries and connects to.
     pub fresh_rate: u32,
 }
 
@@ -62,7 +62,7 @@ impl Size {
     }
 }
 
-/// What pod B saw during one attack.
+/// Pod B's results during one attack.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
     /// The attack.
@@ -79,7 +79,7 @@ pub struct Row {
     pub b_p99_ms: f64,
     /// The same over UDP and over TCP alone.
     pub b_p99_ms_by_transport: [f64; 2],
-    /// Fresh names that pod B asked for and connected to.
+    /// Fresh names that pod B queried and connected to.
     pub b_fresh: u64,
     /// Fresh names whose address did not accept the first SYN.
     pub b_not_open: u64,
@@ -96,7 +96,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// What pod B lost to the attack, in words; none if it lost nothing.
+    /// Losses of pod B in words. `None` if it lost nothing.
     pub fn losses(&self) -> Option<String> {
         let mut losses = Vec::new();
         for (number, of) in [

@@ -1,5 +1,5 @@
-//! The agent's core with a datapath in memory and a clock that the caller sets: for
-//! benchmarks and soaks, which compress hours into seconds.
+//! The agent's core with a datapath in memory and a clock that the caller sets. Benchmarks and
+//! soaks use it to simulate hours in seconds.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -31,12 +31,12 @@ const STREAM: StreamId = StreamId(1);
 /// Interface of the first endpoint.
 const FIRST_INTERFACE: u32 = 100;
 
-/// The core and what it writes to.
+/// The core and its datapath.
 #[derive(Debug)]
 pub struct Node {
     /// The core.
     pub core: Core,
-    /// What it writes to.
+    /// The datapath that it writes to.
     pub datapath: MemoryDatapath,
     /// The time that the caller set.
     pub now: BootTime,
@@ -44,18 +44,18 @@ pub struct Node {
     endpoints: Vec<EndpointId>,
 }
 
-/// What an event cost.
+/// Cost of an event.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
     /// Plans and commits; steps are the datapath's.
     pub time: Duration,
-    /// The longest of them, with its steps: so long another event may have to wait.
+    /// The longest plan with its steps, during which another event may have to wait.
     pub longest: Duration,
     /// Mappings in it that were realised.
     pub realised: u64,
 }
 
-/// Settings with room for the workloads, leases and limits as they are by default.
+/// Settings with room for the workloads. Leases and limits have their defaults.
 pub fn config() -> CoreConfig {
     CoreConfig {
         enable_ipv6: false,
@@ -75,7 +75,7 @@ pub(crate) fn config_by_default() -> CoreConfig {
 }
 
 impl Node {
-    /// A synced core: these documents, and one endpoint for each list of labels.
+    /// A synchronised core with these documents, and one endpoint for each list of labels.
     pub fn start(
         config: CoreConfig,
         policies: &[PolicyDocument],
@@ -123,7 +123,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Carries one event through, and what follows of it.
+    /// Handles one event and all events that follow from it.
     pub fn event(&mut self, event: Event) -> Cost {
         let mut total = self.part(event);
         while self.core.change_in_progress() {
@@ -154,7 +154,7 @@ impl Node {
         }
     }
 
-    /// An answer to one of the endpoints, by its place in the list.
+    /// An answer to one of the endpoints, by its index in the list.
     pub fn answer(
         &mut self,
         endpoint: usize,
@@ -210,7 +210,7 @@ pub fn document(text: &str) -> Result<PolicyDocument> {
     Ok(found.remove(0)?)
 }
 
-/// Labels of a pod `app: web`, and one of its own for each number.
+/// Labels of a pod `app: web`, and a label of its own for each number.
 pub fn web(number: Option<usize>) -> Vec<String> {
     let mut labels = vec![
         "k8s:app=web".to_owned(),
@@ -220,7 +220,7 @@ pub fn web(number: Option<usize>) -> Vec<String> {
     labels
 }
 
-/// Address of an endpoint, by its place in the list.
+/// Address of an endpoint, by its index in the list.
 pub fn client(index: u32) -> IpAddr {
     IpAddr::V4(Ipv4Addr::from_bits(0xac10_0000 + index + 1))
 }

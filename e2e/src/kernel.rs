@@ -1,7 +1,7 @@
-//! The agent's eBPF programs, loaded by the agent's loader, one packet at a time.
+//! The agent's eBPF programs, loaded by the agent's loader, with one packet at a time.
 //!
-//! Nothing is attached to an interface: `BPF_PROG_TEST_RUN` gives a frame to a
-//! loaded program and tells its verdict. Maps and verifier are the kernel's.
+//! Nothing is attached to an interface: `BPF_PROG_TEST_RUN` passes a frame to a loaded program and
+//! returns its verdict. Maps and verifier are the kernel's.
 
 pub mod node;
 
@@ -43,13 +43,13 @@ pub const POD6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd09, 1, 0, 0, 0, 0, 0, 2));
 pub const LINK_LOCAL: IpAddr = IpAddr::V6(Ipv6Addr::new(
     0xfe80, 0, 0, 0, 0x0042, 0x0aff, 0xfe09, 0x0102,
 ));
-/// A peer that the ipcache knows as [`PEER`].
+/// A peer with the ipcache entry [`PEER`].
 pub const PEER4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 53));
 /// The same over IPv6.
 pub const PEER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x53));
 /// Identity of the peer.
 pub const PEER: u32 = 2000;
-/// An address that the ipcache does not know.
+/// An address without an ipcache entry.
 pub const STRANGER4: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9));
 /// The same over IPv6.
 pub const STRANGER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 9, 0, 0, 0, 0, 9));
@@ -63,12 +63,12 @@ const CONTEXT_LEN: usize = 40;
 
 /// Programs after this one run.
 const TCX_NEXT: i32 = -1;
-/// The packet goes on, and no further program runs.
+/// The packet passes, and no other program runs.
 const TCX_PASS: i32 = 0;
 /// The packet is dropped.
 const TCX_DROP: i32 = 2;
 
-/// What became of a packet.
+/// Verdict on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Whether it passed.
@@ -79,7 +79,7 @@ pub struct Verdict {
     pub mark: u32,
 }
 
-/// Where a packet to the pod came from.
+/// Origin of a packet to the pod.
 #[derive(Clone, Copy, Debug)]
 pub enum From {
     /// Another interface.
@@ -122,12 +122,12 @@ pub fn with_kernel(test: impl FnOnce(&mut Kernel) -> Result<()> + Send) {
     with_stacks(true, test);
 }
 
-/// As [`with_kernel`]; `dual` is whether the node has both families.
+/// Like [`with_kernel`]. `dual`: whether the node has both families.
 pub fn with_stacks(dual: bool, test: impl FnOnce(&mut Kernel) -> Result<()> + Send) {
     with_config(|root| config(root, dual), test);
 }
 
-/// As [`with_kernel`]; each endpoint may send so many packets per second to the proxy.
+/// Like [`with_kernel`]. Each endpoint may send `packets` packets per second to the proxy.
 pub fn with_dns_quota(packets: u32, test: impl FnOnce(&mut Kernel) -> Result<()> + Send) {
     let config = |root: &Path| KernelConfig {
         dns_quota: packets,
@@ -186,8 +186,7 @@ impl Kernel {
         Globals::new(&self.root.0)
     }
 
-    /// Runs packets through the programs of another endpoint from now on; its
-    /// policy map must be there.
+    /// Runs following packets through the programs of another endpoint. Its policy map must exist.
     pub fn reload(&mut self, attachment: &Attachment) -> Result<()> {
         self.programs = self.datapath.programs().load(attachment)?;
         Ok(())
@@ -212,7 +211,7 @@ impl Kernel {
         self.policy(key, PolicyValue::allow(key))
     }
 
-    /// Redirects what goes to port 53 of the peer.
+    /// Redirects packets to port 53 of the peer.
     pub fn redirect_dns(&mut self) -> Result<()> {
         for protocol in [6, 17] {
             let key = PolicyKey::new(PEER, shared_maps::policy::EGRESS, protocol, 53, 16);
@@ -231,19 +230,18 @@ impl Kernel {
         Ok(self.datapath.apply(&identity_step(address, identity))?)
     }
 
-    /// The pod sends a frame. Fails if the verdict does not follow from the
-    /// reason: allowed packets go on to other programs at the interface, and
-    /// packets for the proxy do not.
+    /// The pod sends a frame. Fails if the verdict does not match the reason: allowed packets
+    /// continue to other programs at the interface, and packets for the proxy do not.
     pub fn send(&mut self, frame: &[u8]) -> Result<Verdict> {
         self.run("from_pod", frame, 0, 0)
     }
 
-    /// As [`Self::send`], without a look at the verdict: for floods.
+    /// Like [`Self::send`] without a check of the verdict, for floods.
     pub fn pass(&mut self, frame: &[u8]) -> Result<()> {
         self.pass_through("from_pod", frame)
     }
 
-    /// As [`Self::pass`], for what the pod is sent from outside.
+    /// Like [`Self::pass`], for packets to the pod from outside.
     pub fn pass_in(&mut self, frame: &[u8]) -> Result<()> {
         self.pass_through("to_pod", frame)
     }
@@ -297,7 +295,7 @@ impl Kernel {
         let moved: Vec<Reason> = Reason::ALL
             .into_iter()
             .zip(before.into_iter().zip(after))
-            // What a packet displaces is counted beside the packet itself.
+            // Entries that the packet displaces are counted in addition to the packet.
             .filter(|(reason, (before, after))| before != after && !reason.is_trouble())
             .map(|(reason, _)| reason)
             .collect();

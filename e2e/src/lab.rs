@@ -22,7 +22,7 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 pub const DNS4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 53));
 /// The first DNS server, IPv6.
 pub const DNS6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0, 0, 0, 0x53));
-/// The second DNS server, which no policy of the tests names unless it says so.
+/// The second DNS server. No policy of the tests names it unless the test says so.
 pub const OTHER_DNS4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 54));
 /// The node's address towards the world.
 pub const NODE4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
@@ -63,7 +63,7 @@ pub struct Lab {
     pub web: Web,
     /// Records of the DNS servers.
     pub zone: Zone,
-    /// Where agent and proxies run.
+    /// Namespace of agent and proxies.
     pub node: Netns,
     /// Everything outside.
     pub world: Netns,
@@ -73,7 +73,7 @@ pub struct Lab {
     pub b: Pod,
     /// Repairs that agents of this lab made.
     pub repairs: Repairs,
-    /// Client of the agent started last, if it is of another build than this one's.
+    /// Client of the agent that was started last, if it is another build than this one.
     pub(crate) client: Mutex<Option<PathBuf>>,
     name: String,
     directory: PathBuf,
@@ -82,7 +82,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes everything; takes well under a second.
+    /// Sets everything up, in well under a second.
     pub fn new() -> Result<Self> {
         let name = format!(
             "hf-e2e-{}-{}",
@@ -108,7 +108,7 @@ impl Lab {
             ("net.ipv6.conf.all.forwarding", "1"),
             ("net.ipv4.conf.all.rp_filter", "0"),
             ("net.ipv4.conf.default.rp_filter", "0"),
-            // The kernel's own replies to pods must not be throttled away.
+            // The kernel's replies to pods must not be rate-limited.
             ("net.ipv4.icmp_ratelimit", "0"),
         ])?;
         connect_world(&node, &world)?;
@@ -142,14 +142,14 @@ impl Lab {
         })
     }
 
-    /// A further pod, whose address ends in `host`. The lab does not keep it.
+    /// Adds a pod whose address ends in `host`. The caller owns it.
     pub fn add_pod(&self, name: &str, host: u8) -> Result<Pod> {
         let pod = connect_pod(&self.node, &self.name, name, host)?;
         pod.netns.settled()?;
         Ok(pod)
     }
 
-    /// Its name, which begins those of its network namespaces.
+    /// Name of the lab, with which the names of its network namespaces begin.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -177,7 +177,7 @@ impl Lab {
     /// Puts a policy document in force, or replaces it.
     pub fn write_policy(&self, file: &str, text: &str) -> Result<()> {
         let path = self.policy_dir().join(file);
-        // Not below the watched directory, and of no document's ending.
+        // Not below the watched directory, and without a document's extension.
         let new = self.directory.join(format!("{file}.new"));
         std::fs::write(&new, text)?;
         std::fs::rename(&new, &path)?;
@@ -189,7 +189,7 @@ impl Lab {
         Ok(std::fs::remove_file(self.policy_dir().join(file))?)
     }
 
-    /// Leaves everything in place when dropped, and says how to get in.
+    /// Keeps everything when dropped, and prints how to enter the lab.
     pub fn keep(&mut self) {
         self.keep = true;
     }
@@ -210,7 +210,7 @@ impl Lab {
         )
     }
 
-    /// Prints the end of what each program said.
+    /// Prints the end of each program's log.
     pub fn print_logs(&self) {
         let mut logs: Vec<_> = std::fs::read_dir(self.directory.join("log"))
             .into_iter()
@@ -255,8 +255,8 @@ impl Drop for Lab {
     }
 }
 
-/// Runs a test in a lab of its own; when it fails, prints what the programs
-/// said (and keeps the lab with `HOLDFAST_KEEP=1`).
+/// Runs a test in a lab of its own. If it fails, prints the programs' logs, and with
+/// `HOLDFAST_KEEP=1` keeps the lab.
 pub fn with_lab(test: impl FnOnce(&Lab) -> Result<()>) {
     let mut lab = Lab::new().unwrap_or_else(|error| panic!("no lab: {error:#}"));
     let keep = std::mem::replace(&mut lab.keep, false);

@@ -1,5 +1,4 @@
-//! Queries without pause from a pod, each from a fresh source port, none
-//! repeated, all counted.
+//! Queries without pause from a pod. Each has a new source port, none is repeated, all are counted.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -24,7 +23,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts `threads` askers of `query`, whose answer must be `address`.
+    /// Starts `threads` threads that send `query`, whose answer must be `address`.
     pub fn start(pod: &Pod, query: &Query, address: IpAddr, threads: u32) -> Result<Self> {
         let mut load = Self {
             stop: Arc::default(),
@@ -67,8 +66,8 @@ impl Load {
         Ok(())
     }
 
-    /// Stops; the number of right answers. Fails if any query was lost or
-    /// wrongly answered.
+    /// Stops the load and returns the number of right answers. Fails if any query was lost or
+    /// answered wrongly.
     pub fn finish(mut self) -> Result<u64> {
         self.halt();
         let failures = self.failures.lock();

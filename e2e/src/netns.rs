@@ -1,4 +1,4 @@
-//! One network namespace: made, entered, deleted.
+//! A network namespace that is created, entered and deleted.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -22,8 +22,8 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Makes the namespace with loopback up and address checks that would
-    /// only cost time (duplicate address detection, router solicitation) off.
+    /// Creates the namespace with loopback up. Address checks that would only take time (duplicate
+    /// address detection, router solicitation) are off.
     pub fn create(name: String) -> Result<Self> {
         shell::run("ip", &["netns", "add", &name])
             .context("make a network namespace (this needs root)")?;
@@ -39,7 +39,7 @@ impl Netns {
         Ok(netns)
     }
 
-    /// One that another process made, and deletes.
+    /// A namespace that another process created and deletes.
     pub fn existing(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -47,7 +47,7 @@ impl Netns {
         }
     }
 
-    /// Its name, as `ip netns` knows it.
+    /// Its name for `ip netns`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -62,9 +62,9 @@ impl Netns {
         self.keep = true;
     }
 
-    /// A command that will run inside. `nsenter` keeps the mounts (so
-    /// /sys/fs/bpf stays visible, which `ip netns exec` hides) and replaces
-    /// itself with the program (so the child's pid is the program's).
+    /// A command that runs inside the namespace. `nsenter` keeps the mounts, so that /sys/fs/bpf
+    /// stays visible, which `ip netns exec` hides. It replaces itself with the program, so the
+    /// child's pid is the program's.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -88,9 +88,8 @@ impl Netns {
         Ok(())
     }
 
-    /// Waits until the kernel takes packets for every global IPv6 address
-    /// inside: it makes their routes later, from a work queue that all
-    /// namespaces share. Links must be up at both ends.
+    /// Waits until the kernel receives packets for every global IPv6 address inside. It adds their
+    /// routes later, from a work queue that all namespaces share. Links must be up at both ends.
     pub fn settled(&self) -> Result<()> {
         eventually("routes of IPv6 addresses", SETTLED, || {
             let addresses = self.run("ip", &["-6", "-o", "address", "show", "scope", "global"])?;
@@ -121,8 +120,7 @@ impl Netns {
         Ok(())
     }
 
-    /// Runs `f` on a thread of its own inside and waits for it. Sockets made
-    /// there belong to the namespace for good.
+    /// Runs `f` inside on a new thread and waits for it. Sockets made there stay in the namespace.
     pub fn enter<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
         let file = self.open()?;
         std::thread::scope(|scope| {
@@ -136,7 +134,7 @@ impl Netns {
         })
     }
 
-    /// Runs `f` on a thread of its own inside, without waiting.
+    /// Runs `f` inside on a new thread, without waiting.
     pub fn spawn(&self, f: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
         let file = self.open()?;
         Ok(std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! Starting the programs under test on the lab's node, and asking them things.
+//! Starts the programs under test on the lab's node, and sends requests to them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use crate::repairs::RepairCheck;
 use crate::shell;
 use crate::wait::eventually;
 
-/// Until a program must be ready: generous, for a busy machine.
+/// Longest wait for a program to become ready, with room for a busy machine.
 const READY: Duration = Duration::from_secs(20);
 /// Port of the agent's metrics.
 pub const AGENT_METRICS: u16 = 9962;
@@ -31,7 +31,7 @@ pub const AGENT_METRICS: u16 = 9962;
 pub struct AgentOptions {
     /// With the built-in DNS proxy.
     pub builtin: bool,
-    /// Another build of it than this one's, which may not know the newest flags.
+    /// Another build than this one, which may lack the newest flags.
     pub program: Option<PathBuf>,
     /// Further flags.
     pub flags: Vec<String>,
@@ -44,9 +44,9 @@ pub struct SdpOptions {
     pub name: String,
     /// Port of its metrics, one per replica.
     pub metrics: u16,
-    /// Whether it has the agent's native socket as a setting.
+    /// Whether it has a setting for the agent's native socket.
     pub native: bool,
-    /// Another build of it than this one's.
+    /// Another build than this one.
     pub program: Option<PathBuf>,
     /// Another BPF root than the lab's.
     pub bpf_root: Option<PathBuf>,
@@ -71,7 +71,7 @@ impl AgentOptions {
 }
 
 impl SdpOptions {
-    /// The replica called `name`, with a metrics port of its own.
+    /// The replica called `name`, with its own metrics port.
     pub fn new(name: &str, metrics: u16) -> Self {
         Self {
             name: name.to_owned(),
@@ -106,13 +106,13 @@ pub struct Programs {
 }
 
 impl Lab {
-    /// Puts `policy` in force for pod a: agent without its built-in proxy, one
-    /// standalone proxy, pod a labelled [`WEB`].
+    /// Puts `policy` in force for pod a, which has the labels [`WEB`], with an agent without
+    /// built-in proxy and one standalone proxy.
     pub fn start(&self, policy: &str) -> Result<Programs> {
         self.start_with(policy, &AgentOptions::default())
     }
 
-    /// As [`Lab::start`], with agent options.
+    /// Like [`Lab::start`], with agent options.
     pub fn start_with(&self, policy: &str, options: &AgentOptions) -> Result<Programs> {
         self.write_policy("web.yaml", policy)?;
         let agent = self.start_agent(options)?;
@@ -210,7 +210,7 @@ impl Lab {
         Ok(sdp)
     }
 
-    /// Puts a pod under the agent's care and waits until its policy is in force.
+    /// Adds an endpoint for a pod and waits until its policy is in force.
     pub fn add_endpoint(&self, pod: &Pod, labels: &str) -> Result<u64> {
         let arguments = [
             "endpoint",
@@ -228,8 +228,8 @@ impl Lab {
         Ok(id)
     }
 
-    /// Waits until the proxy `name` is connected to the agent: one that finds
-    /// rules on disk is ready before.
+    /// Waits until the proxy `name` is connected to the agent. A proxy that finds rules on disk is
+    /// ready before.
     pub fn connected(&self, name: &str) -> Result<()> {
         eventually("the proxy is connected", READY, || {
             let status = self.agent_json(&["status"])?;
@@ -280,7 +280,7 @@ impl Lab {
         })
     }
 
-    /// Number of a pod's endpoint, once its `cilium_lxc` entry is there.
+    /// Number of a pod's endpoint, after its `cilium_lxc` entry was written.
     pub fn endpoint_id(&self, pod: &Pod) -> Result<u64> {
         eventually("the endpoint is realised", READY, || {
             let listing = self.agent_json(&["endpoint", "list"])?;
@@ -333,13 +333,13 @@ impl Lab {
         shell::finish(&mut command)
     }
 
-    /// Runs a client verb of the agent and parses its JSON.
+    /// Runs a client command of the agent and parses its JSON.
     pub fn agent_json(&self, arguments: &[&str]) -> Result<Value> {
         let text = self.agent(&[arguments, &["-o", "json"]].concat())?;
         serde_json::from_str(&text).with_context(|| format!("JSON of {arguments:?}: {text}"))
     }
 
-    /// Runs a client verb of a standalone proxy and parses its JSON.
+    /// Runs a client command of a standalone proxy and parses its JSON.
     pub fn sdp_json(&self, name: &str, arguments: &[&str]) -> Result<Value> {
         let mut command = self
             .node
@@ -366,7 +366,7 @@ impl Lab {
         serde_json::from_str(&text).with_context(|| format!("JSON of {arguments:?}: {text}"))
     }
 
-    /// Packets that the datapath counted for a reason, straight from its map.
+    /// Packets that the datapath counted for a reason, read from its map.
     pub fn counted(&self, reason: Reason) -> Result<u64> {
         let counters = Counters::open(&Globals::new(self.bpf_root()))?.read()?;
         let counter = counters.into_iter().find(|(of, _)| *of == reason);
@@ -407,7 +407,7 @@ impl Lab {
     }
 
     pub(crate) fn wait_ready(&self, program: &mut Program, port: u16) -> Result<()> {
-        // A program that has ended will not become ready: say so at once.
+        // A program that has ended will not become ready, so this fails at once.
         let mut ended = None;
         eventually("ready", READY, || {
             if let Err(error) = program.check_alive() {
@@ -416,7 +416,7 @@ impl Lab {
             }
             let (code, body) = self.http(port, "/readyz")?;
             if code != 200 {
-                bail!("/readyz says {code}: {body}");
+                bail!("/readyz returned {code}: {body}");
             }
             Ok(())
         })?;

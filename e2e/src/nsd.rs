@@ -7,9 +7,9 @@ use anyhow::Result;
 use crate::lab::Lab;
 use crate::process::Program;
 
-/// Connections at once: those of four pods, and what a drain leaves behind.
+/// Most simultaneous connections: those of four pods, and remains of a drain.
 const TCP_CONNECTIONS: u32 = 2000;
-/// Bytes: seconds of queries, so that a busy machine loses none at the server.
+/// Bytes for seconds of queries, so that a busy machine loses none at the server.
 const RECEIVE_BUFFER: u32 = 16 << 20;
 
 /// Serves one zone on port 53 of addresses of the world.

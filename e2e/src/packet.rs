@@ -1,4 +1,4 @@
-//! Packets, byte by byte, for the tables of the kernel tests.
+//! Packets for the tables of the kernel tests, byte by byte.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ const UDP: u8 = 17;
 const FRAGMENT_HEADER: u8 = 44;
 const ICMPV6: u8 = 58;
 
-/// A transport header and what follows it.
+/// A transport header with its payload.
 #[derive(Clone, Debug)]
 pub struct Transport {
     protocol: u8,
@@ -50,7 +50,7 @@ pub fn tcp(sport: u16, dport: u16, flags: u8) -> Transport {
     }
 }
 
-/// An ICMP message (of the family it is put into) of `kind` with `rest` from its fifth byte.
+/// An ICMP message of the packet's family with type `kind` and `rest` from its fifth byte on.
 pub fn icmp(v6: bool, kind: u8, rest: &[u8]) -> Transport {
     let mut bytes = vec![kind, 0, 0, 0];
     bytes.extend(rest);

@@ -1,4 +1,4 @@
-//! A pod as its programs see the network: queries, connections, streams.
+//! A pod's view of the network: queries, connections, streams.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -16,13 +16,12 @@ use crate::netns::Netns;
 use crate::received_answers::ReceivedAnswers;
 use crate::wait::{eventually, until};
 
-/// A first SYN is repeated after one second: a connection that is up before
-/// then lost no packet.
+/// A SYN is repeated after one second. A connection that is open before then has lost no packet.
 pub const FIRST_SYN: Duration = Duration::from_millis(900);
-/// How long a connection that must not come about is given.
+/// How long a connection that must fail is awaited.
 pub const REFUSED_AFTER: Duration = Duration::from_millis(350);
 
-/// How long the echo of the last datagram is waited for.
+/// Longest wait for the echo of the last datagram.
 const LAST_ECHO: Duration = Duration::from_secs(1);
 
 /// One pod: a namespace with one interface, `eth0`.
@@ -36,7 +35,7 @@ pub struct Pod {
     pub v6: Ipv6Addr,
     /// Name of the node's end of its veth pair.
     pub host_side: String,
-    /// Answers it got by [`Pod::ask`].
+    /// Answers that it received from [`Pod::ask`].
     pub answers: ReceivedAnswers,
 }
 
@@ -69,7 +68,7 @@ impl Pod {
         Ok(())
     }
 
-    /// Fails if a connection comes about.
+    /// Fails if a connection succeeds.
     pub fn expect_closed(&self, to: SocketAddr) -> Result<()> {
         match self.connect(to, REFUSED_AFTER) {
             Ok(_) => bail!("connected to {to}, which policy does not allow"),
@@ -77,7 +76,7 @@ impl Pod {
         }
     }
 
-    /// Sends one datagram and waits for its echo: no packet is ever repeated.
+    /// Sends one datagram and waits for its echo. No packet is repeated.
     pub fn datagram(&self, to: SocketAddr, limit: Duration) -> Result<()> {
         self.netns.enter(|| -> Result<()> {
             let any: IpAddr = match to {
@@ -106,7 +105,7 @@ impl Pod {
                 IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4, 8, 0),
                 IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6, 128, 129),
             };
-            // The kernel fills in checksum and identifier, and gives us our replies only.
+            // The kernel writes checksum and identifier, and delivers only our own replies.
             let socket = Socket::new(domain, Type::DGRAM, Some(protocol))?;
             socket.set_read_timeout(Some(limit))?;
             socket.connect(&SocketAddr::new(to, 0).into())?;
@@ -124,7 +123,7 @@ impl Pod {
         })?
     }
 
-    /// Opens a connection that talks without pause until it is dropped.
+    /// Opens a connection that sends without pause until it is dropped.
     pub fn stream(&self, to: SocketAddr) -> Result<Stream> {
         Stream::start(self.connect(to, FIRST_SYN)?)
     }
@@ -148,8 +147,8 @@ impl Pod {
     }
 }
 
-/// Datagrams as fast as one thread sends them, without waiting for an answer:
-/// the shortest gap of the datapath lets some of them through.
+/// Datagrams as fast as one thread sends them, without waiting for answers. Even the shortest gap
+/// in the datapath lets some of them through.
 #[derive(Debug)]
 pub struct Flood {
     stop: Arc<AtomicBool>,
@@ -194,8 +193,8 @@ impl Drop for Flood {
     }
 }
 
-/// One datagram every few milliseconds, none repeated: a gap of the datapath
-/// that TCP would bridge shows in their number.
+/// One datagram every few milliseconds, none repeated. Their number shows a gap in the datapath
+/// that TCP would hide.
 #[derive(Debug)]
 pub struct Datagrams {
     stop: Arc<AtomicBool>,
@@ -291,7 +290,7 @@ impl Stream {
         })
     }
 
-    /// Fails unless it has never failed and five more echoes come through.
+    /// Fails unless it has never failed and five more echoes arrive.
     pub fn expect_alive(&self) -> Result<()> {
         let before = self.echoes.load(Ordering::Relaxed);
         let limit = Duration::from_secs(4);

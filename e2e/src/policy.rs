@@ -58,12 +58,12 @@ pub fn cidr(prefix: &str) -> String {
     )
 }
 
-/// The usual policy of pod a: names below `good.test`, asked and reached.
+/// The usual policy of pod a: queries for names below `good.test`, and connections to them.
 pub fn good_names() -> String {
     only_names("*.good.test")
 }
 
-/// The same for the names of another pattern, in place of them.
+/// The same for names of another pattern only.
 pub fn only_names(pattern: &str) -> String {
     egress("good-names", "web", &(dns(pattern) + &names(pattern)))
 }

@@ -1,4 +1,4 @@
-//! A program under test: started inside a namespace, its log kept, ended.
+//! A program under test: started inside a namespace with a log file, and ended.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -51,8 +51,8 @@ impl Program {
         self.repair_check = Some(look);
     }
 
-    /// Reads its repairs now, and not again before it ends. One that was stopped, or has ended, has
-    /// none to read.
+    /// Reads its repairs now instead of before its end. A program that was stopped or has ended
+    /// reports none.
     pub fn check_repairs_now(&mut self) {
         if let Some(look) = self.repair_check.take()
             && self.runs()
@@ -75,7 +75,7 @@ impl Program {
         self.child.id()
     }
 
-    /// Everything it has said so far.
+    /// Its whole log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -93,7 +93,7 @@ impl Program {
         Ok(())
     }
 
-    /// Sends a signal. After SIGSTOP no thread of it runs any more.
+    /// Sends a signal. After SIGSTOP, waits until none of its threads runs.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = i32::try_from(self.child.id()).context("pid")?;
         kill(Pid::from_raw(pid), signal).with_context(|| format!("{signal} to {}", self.name))?;

@@ -22,8 +22,8 @@ use crate::netns::Netns;
 
 /// How long wanted answers are waited for.
 const LIMIT: Duration = Duration::from_millis(700);
-/// How long unwanted answers are waited for, once the wanted ones are there. Packets between
-/// pods of one node are delivered while they are sent.
+/// How long unwanted answers are awaited after the wanted ones arrived. Packets between pods of one
+/// node are delivered while they are sent.
 const QUIET: Duration = Duration::from_millis(100);
 /// How soon a thread sees that it shall stop.
 const TICK: u16 = 50;
@@ -140,8 +140,8 @@ impl Sockets {
     }
 }
 
-/// The targets that answer packets sent from inside. `wanted` are those that should: once these
-/// have answered, others have only a moment more.
+/// The targets that answer packets sent from inside. `wanted` are those that must answer. After
+/// they have answered, the others have only a moment more.
 pub fn answering(
     netns: &Netns,
     targets: &BTreeSet<Target>,
@@ -226,7 +226,7 @@ impl Probe {
         Ok(())
     }
 
-    /// Waits a tick at most, then notes what has arrived.
+    /// Waits one tick at most, then records the packets that have arrived.
     fn receive(&mut self) {
         let datagrams = self.udp.iter().chain(&self.sctp).map(AsFd::as_fd);
         let datagrams = datagrams.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
@@ -274,7 +274,7 @@ struct SctpPacket {
 }
 
 impl SctpPacket {
-    /// The packet in what a raw socket received; IPv4 packets begin with their IP header.
+    /// The packet in the bytes from a raw socket. IPv4 packets begin with their IP header.
     fn parse(from: SocketAddr, bytes: &[u8]) -> Option<Self> {
         let header = match from {
             SocketAddr::V4(_) => usize::from(bytes.first()? & 0x0f) * 4,
@@ -289,7 +289,7 @@ impl SctpPacket {
         })
     }
 
-    /// The packet without tag and checksum, its chunk of the least length.
+    /// The packet without tag and checksum. Its chunk has the minimal length.
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(self.from.to_be_bytes());

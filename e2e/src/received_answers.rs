@@ -1,4 +1,4 @@
-//! The answers that a pod received and that are still valid.
+//! The valid answers that a pod received.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl ReceivedAnswers {
         }
     }
 
-    /// Forgets all of them, because a change of policy gave them another meaning.
+    /// Removes all answers, because a change of policy gave them another meaning.
     pub fn forget(&self) {
         self.0.lock().clear();
     }

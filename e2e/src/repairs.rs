@@ -1,5 +1,5 @@
-//! The agent's reconciler finds nothing to repair: read before each agent of a lab ends, so that
-//! every scenario shows it.
+//! Checks that the agent's reconciler finds nothing to repair. It is read before each agent of a
+//! lab ends, so that every scenario checks it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,8 @@ use crate::wait::eventually;
 
 /// Until an agent that runs has shown its metrics.
 const ANSWERS: Duration = Duration::from_secs(10);
-/// Until a run has ended that began now: with the lab's interval it takes a fraction of this.
+/// Longest wait for the end of a reconciler run. With the lab's interval it takes a fraction of
+/// this.
 const RUN: Duration = Duration::from_secs(5);
 
 /// Repairs of agents although only they wrote the maps.
@@ -56,19 +57,19 @@ impl RepairCheck {
         }
     }
 
-    /// Reads what was found so far by an agent that runs.
+    /// Reads the findings so far of a running agent.
     pub fn now(self) {
         if let Some(page) = self.answer() {
             self.note(&page);
         }
     }
 
-    /// Reads what was found after one more whole run.
+    /// Reads the findings after one more complete run.
     pub fn whole(self) {
         let Some(first) = self.answer() else {
             return;
         };
-        // The run under way may have gone by what is wrong now.
+        // The current run may have passed the present fault already.
         let wanted = passes(&first) + 2.0;
         let mut page = first;
         let run = eventually("another whole run", RUN, || {
@@ -104,7 +105,7 @@ impl RepairCheck {
         }
     }
 
-    /// The metrics page; a missing page is a finding, too: the repairs are then unknown.
+    /// The metrics page. A missing page is also a finding, because the repairs are then unknown.
     fn answer(&self) -> Option<String> {
         let page = eventually("its metrics", ANSWERS, || self.page());
         if let Err(error) = &page {

@@ -1,12 +1,12 @@
-//! Running small system commands (`ip`, `sysctl`) with errors that say which.
+//! Runs small system commands (`ip`, `sysctl`). Errors name the command.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Runs `program` and returns its standard output; a failure carries the
-/// command line and what it said.
+/// Runs `program` and returns its standard output. An error contains the command line and its
+/// output.
 pub fn run(program: &str, arguments: &[&str]) -> Result<String> {
     finish(Command::new(program).args(arguments))
 }

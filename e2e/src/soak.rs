@@ -1,5 +1,5 @@
-//! Hours of names through the agent's core in seconds: the loads that made others grow without
-//! bound (design, R7).
+//! Hours of names through the agent's core in seconds, with loads under which other implementations
+//! grew without bound (design, R7).
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -12,12 +12,12 @@ use crate::bench::usage;
 use crate::in_memory::{self, DNS, Node, document, web};
 use crate::policy::{dns_to, egress};
 
-/// Endpoints that ask.
+/// Endpoints that send queries.
 const ENDPOINTS: usize = 10;
 /// Addresses of a base name.
 const ADDRESSES: u32 = 16;
-/// Names that come to share one address, all of them in twenty minutes; and addresses of one
-/// name. While new ones come, an address that is in use keeps those that expired.
+/// Names that come to share one address within twenty minutes, and addresses of one name. An
+/// address in use keeps its expired names while new ones arrive.
 const SHARED: u32 = 10_000;
 /// Conntrack is read so often, seconds.
 const PASS: u64 = 30;
@@ -25,9 +25,10 @@ const PASS: u64 = 30;
 /// How much, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Names asked again every five minutes; as many new ones come each hour.
+    /// Names that are queried every five minutes. The same number of new names is queried each
+    /// hour.
     pub names: u32,
-    /// Simulated hours; the second half must not be larger than the first.
+    /// Simulated hours. The second half must not use more than the first.
     pub hours: u32,
 }
 
@@ -40,7 +41,7 @@ pub struct Reading {
     pub summary: Summary,
     /// Memory of this process, bytes.
     pub memory: u64,
-    /// Longest time that one event took since the reading before.
+    /// Longest time of one event since the previous reading.
     pub longest: Duration,
 }
 
@@ -77,7 +78,7 @@ pub fn play(size: Size) -> Result<Vec<Reading>> {
             readings.push(soak.read()?);
         }
     }
-    // What an endpoint's limits leave out is counted, everything else is realised.
+    // Mappings over an endpoint's limits are counted, all others are realised.
     let counters = &soak.node.counters();
     let results = soak.realised + counters.mappings_not_realised + counters.pairs_left_out;
     ensure!(
@@ -99,7 +100,7 @@ impl Soak {
             events.push(node.answer(who as usize, &name, addresses, ttl)?);
             anyhow::Ok(())
         };
-        // Base names, each every 300 s, with the addresses that it always has.
+        // Base names, each every 300 s, with constant addresses.
         for n in (0..self.size.names).filter(|n| n % 300 == second % 300) {
             let addresses = (0..ADDRESSES).map(|a| address(0x0a00_0000 + n * ADDRESSES + a));
             answer(
@@ -110,7 +111,7 @@ impl Soak {
                 300,
             )?;
         }
-        // New ones: a name and an address that were never used, and are never looked up again.
+        // New ones: a name and an address that are used once and never again.
         for n in fresh(self.size.names, second) {
             let name = format!("f{n}.example.com");
             answer(&mut self.node, n, name, vec![address(0x2000_0000 + n)], 60)?;
@@ -160,7 +161,7 @@ impl Soak {
     }
 }
 
-/// Numbers that are due in this second if `hourly` come each hour.
+/// Numbers that are due in this second, at `hourly` per hour.
 fn fresh(hourly: u32, second: u32) -> std::ops::Range<u32> {
     let until = |second: u32| {
         let all = u64::from(hourly) * u64::from(second) / 3600;

@@ -1,5 +1,5 @@
-//! Kills of the agent at random moments, while names are asked, policy is edited and endpoints
-//! are added and removed. Pods must not notice it, which is checked all the time.
+//! Kills of the agent at random times, while names are queried, policy is edited, and endpoints are
+//! added and removed. Pods must not be affected, which is checked all the time.
 
 mod faults;
 mod probe;
@@ -26,28 +26,28 @@ use crate::{AgentOptions, Program, Query, SdpOptions, eventually};
 
 /// The name that is always open.
 const STEADY: &str = "steady.good.test";
-/// Until the names learned while the agent was down are open.
+/// Longest time until names learned without the agent are open.
 const BACK: Duration = Duration::from_secs(10);
-/// Blocks that an edit of the churning policy brings, and as many that it takes away.
+/// Number of blocks that an edit of the changing policy adds, and that it removes.
 const BLOCKS: u8 = 250;
 
 /// The counts of a storm.
 #[derive(Debug, Default)]
 pub struct StormReport {
-    /// Kills of an agent that was ready, and of one that was starting.
+    /// Kills of a ready agent, and of a starting one.
     pub kills: u32,
-    /// Of them, those that left a map half written.
+    /// Of these, the kills that left a map partly written.
     pub within_plan: u32,
-    /// Of them, those within five seconds of the agent's confirmation of a new name, as measured
-    /// from the answer that it released to the kill. An agent that was starting confirmed nothing.
+    /// Of these, the kills within five seconds of the agent's confirmation of a new name, from the
+    /// released answer to the kill. A starting agent confirmed nothing.
     pub after_ack: u32,
     /// The longest of these times.
     pub longest_after_ack: Duration,
-    /// New connections and datagrams to open addresses: each of them answered.
+    /// New connections and datagrams to open addresses. Each was answered.
     pub allowed: u64,
-    /// Datagrams and connections tried to closed addresses: none came through.
+    /// Datagrams and connections to closed addresses. None was delivered.
     pub denied: u64,
-    /// Names asked by the load: each answered.
+    /// Names that the load queried. Each was answered.
     pub asked: u64,
 }
 
@@ -58,17 +58,17 @@ pub(crate) struct Storm<'l> {
     agent: Option<Program>,
     guest: Pod,
     guest_there: bool,
-    /// Which of two sets of blocks the churning policy has.
+    /// Which of the two sets of blocks the changing policy has.
     odd: bool,
     /// Pod a's policy names the steady name besides.
     named: bool,
     ipcache: Map<IpcacheKey, IpcacheValue>,
-    /// When the agent that runs last confirmed a new name.
+    /// When the running agent last confirmed a new name.
     confirmed: Option<Instant>,
     outcome: StormReport,
 }
 
-/// Kills the agent `kills` times; every moment and choice comes from `seed`.
+/// Kills the agent `kills` times. `seed` determines every time and choice.
 pub fn play(lab: &Lab, seed: u64, kills: u32) -> Result<StormReport> {
     lab.zone.set(STEADY, &[web4(10)], 600);
     lab.zone.set("six.good.test", &[web6(10)], 600);
@@ -156,7 +156,7 @@ impl Storm<'_> {
     }
 
     fn round(&mut self, number: u32, fault: &Fault, streams: &[Stream]) -> Result<()> {
-        // A name that no agent has met, confirmed just before.
+        // A name that is new to every agent, confirmed just before.
         let fresh = fresh(number)?;
         let name = format!("k{number}.good.test");
         self.lab
@@ -166,7 +166,7 @@ impl Storm<'_> {
         let _echo = eventually("the address can be used", BACK, || {
             Web::start(&self.lab.world, &[fresh], &[], &[UDP_PORT])
         })?;
-        // A lease ends within the hour, however long the TTL is.
+        // A lease ends within the hour, for any TTL.
         let ttl = if number.is_multiple_of(2) {
             600
         } else {
@@ -180,7 +180,7 @@ impl Storm<'_> {
         };
         self.agent.as_mut().context("no agent")?.check_repairs_now();
         self.lab.a.ask(&query)?.expect(fresh)?;
-        // An answer that the proxy released because the agent was late is no confirmation.
+        // An answer that the proxy released because the agent was late is not a confirmation.
         self.confirmed = self.is_labelled(fresh)?.then(Instant::now);
         let probe = Probe::open(&self.lab.a, fresh)?;
         self.strike(fault)?;
@@ -224,8 +224,8 @@ impl Storm<'_> {
     }
 }
 
-/// Pod a's policy: names below `good.test`, perhaps with one of them named once more, which
-/// gives its addresses another identity.
+/// Pod a's policy: names below `good.test`. With `named`, it also names one of them, which changes
+/// the identity of that name's addresses.
 fn write_web(lab: &Lab, named: bool) -> Result<()> {
     let more = if named { names(STEADY) } else { String::new() };
     let rules = dns("*.good.test") + &names("*.good.test") + &more;
@@ -260,7 +260,7 @@ fn block(number: u8, odd: bool) -> IpAddr {
     IpAddr::from([10, 100, u8::from(odd), number])
 }
 
-/// Names asked without pause: each must be answered, whatever becomes of the agent.
+/// Names queried without pause. Each must be answered in every state of the agent.
 #[derive(Default)]
 struct Load {
     stop: AtomicBool,

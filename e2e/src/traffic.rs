@@ -1,10 +1,10 @@
-//! Open-loop DNS load from several pods, in a process of its own: so many
-//! queries per second whatever becomes of them, none repeated, each accounted
-//! for as right, wrong or lost.
+//! Open-loop DNS load from several pods, in a process of its own. It sends a fixed number of
+//! queries per second, whatever their outcome. It repeats none, and counts each as right, wrong or
+//! lost.
 //!
-//! UDP queries leave through raw sockets, each from the next source port, so
-//! that 50,000 ports need no 50,000 sockets. TCP connections are real: most ask
-//! one query and close, some stay and ask again and again.
+//! UDP queries are sent through raw sockets, each from the next source port, so that 50,000 ports
+//! need no 50,000 sockets. TCP connections are real: most send one query and close, some stay and
+//! send query after query.
 
 pub(crate) mod names;
 mod tcp;
@@ -28,13 +28,13 @@ use crate::pod::Pod;
 use crate::wait::{eventually, until};
 use crate::{config, traffic::names::Names};
 
-/// How often the process tells how far it is.
+/// How often the process prints its progress.
 const PROGRESS: Duration = Duration::from_millis(100);
-/// Lost queries whose time of sending is kept.
+/// Most lost queries whose time of sending is stored.
 const LOST_KEPT: usize = 200_000;
 /// Failures that are described in words.
 const SAMPLES: usize = 12;
-/// Right answers of one sender whose time is kept.
+/// Most right answers of one sender whose time is stored.
 const TIMES_KEPT: usize = 200_000;
 
 /// What to send.
@@ -42,7 +42,7 @@ const TIMES_KEPT: usize = 200_000;
 pub struct Spec {
     /// Pods that send.
     pub clients: Vec<Client>,
-    /// Servers that are asked in turn, port 53: one per family at most.
+    /// Servers that get the queries in turn, port 53. One per family at most.
     pub servers: Vec<IpAddr>,
     /// UDP queries per second, of all pods together.
     pub udp_rate: u32,
@@ -50,7 +50,7 @@ pub struct Spec {
     pub tcp_rate: u32,
     /// TCP connections per pod and server that stay.
     pub lasting: u32,
-    /// What is asked.
+    /// The queried names.
     pub names: Names,
     /// How long answers are waited for at the end.
     pub lost_after: Duration,
@@ -75,11 +75,10 @@ impl Client {
     }
 }
 
-/// What became of the queries of one transport.
-/// `sent` = `right` + `wrong` + `lost` once all is over.
+/// Outcome of the queries of one transport. At the end `sent` = `right` + `wrong` + `lost`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Queries sent. Over TCP, a connection that did not come about counts as one.
+    /// Queries sent. Over TCP, a connection that fails counts as one.
     pub sent: u64,
     /// Answered with the zone's address, from the server's address, to the right port and id.
     pub right: u64,
@@ -87,12 +86,12 @@ pub struct Counts {
     pub wrong: u64,
     /// Not answered.
     pub lost: u64,
-    /// Answers that no client waited for (any more), or that came twice.
+    /// Answers without a waiting query, and repeated answers.
     pub stray: u64,
     /// Lasting connections that the proxy closed between two queries.
     pub reopened: u64,
-    /// Queries on a lasting connection that met its closing halfway: it was closed before they
-    /// arrived. The client sends such a query again (RFC 7766, 6.2.4); not among `sent`.
+    /// Queries on a lasting connection that the peer closed before they arrived. The client sends
+    /// such a query again (RFC 7766, 6.2.4). They are not included in `sent`.
     pub crossed: u64,
     /// When lost queries were sent, CLOCK_MONOTONIC, nanoseconds.
     pub lost_at: Vec<u64>,
@@ -128,7 +127,8 @@ impl Counts {
         }
     }
 
-    /// The time within which `percent` of 100 right answers came, milliseconds; 0 of none.
+    /// The time within which `percent` of 100 right answers arrived, milliseconds; 0 without
+    /// answers.
     pub fn percentile_ms(&self, percent: usize) -> f64 {
         let mut times = self.times_us.clone();
         times.sort_unstable();
@@ -216,7 +216,7 @@ impl Pace {
         u64::try_from(all).unwrap_or(u64::MAX) / (self.among.max(1) as u64)
     }
 
-    /// How many are due in this part of a second.
+    /// Number of queries that are due in this part of a second.
     fn of_a_second(self, parts: u64) -> u64 {
         u64::from(self.per_second) / (self.among.max(1) as u64) / parts
     }
@@ -225,13 +225,13 @@ impl Pace {
 /// Shared by the senders.
 #[derive(Debug, Default)]
 struct Common {
-    /// Send no more, wait for what is on its way.
+    /// Send no more, and wait for outstanding answers.
     stop: AtomicBool,
     sent: AtomicU64,
     right: AtomicU64,
 }
 
-/// The load process: sends until its standard input is closed, then prints its account.
+/// The load process. It sends until its standard input is closed, then prints its report.
 pub fn serve(spec: &Spec) -> Result<()> {
     let common = Arc::new(Common::default());
     let until_closed = Arc::clone(&common);
@@ -318,7 +318,7 @@ impl Traffic {
                 match serde_json::from_str(&line) {
                     Ok(Line::Progress(now)) => *shown.lock() = now,
                     Ok(Line::Report(report)) => return Some(*report),
-                    Err(error) => eprintln!("the load says {line}: {error}"),
+                    Err(error) => eprintln!("unreadable line of the load {line}: {error}"),
                 }
             }
             None
@@ -355,7 +355,7 @@ impl Traffic {
         std::thread::sleep(duration);
     }
 
-    /// Stops sending, waits for what is on its way, and takes the account.
+    /// Stops sending, waits for outstanding answers, and returns the report.
     pub(crate) fn finish(mut self) -> Result<Report> {
         drop(self.input.take());
         let reader = self.reader.take().context("the account is taken once")?;

@@ -4,13 +4,13 @@ use std::{fmt::Debug, time::Duration};
 
 use anyhow::{Result, anyhow};
 
-/// Repeats `probe` until it succeeds; after `limit` fails with its last error.
+/// Repeats `probe` until it succeeds. After `limit` it fails with the last error.
 pub fn eventually<T>(what: &str, limit: Duration, probe: impl FnMut() -> Result<T>) -> Result<T> {
     Ok(polling::eventually(what, limit, probe)?)
 }
 
-/// Repeats `see` until its value is `wanted`; gives that value. After `limit` fails with the last
-/// value or error.
+/// Repeats `see` until its value is `wanted`, and returns that value. After `limit` it fails with
+/// the last value or error.
 pub fn until<T: Debug>(
     what: &str,
     limit: Duration,

@@ -1,4 +1,4 @@
-//! Servers to reach: TCP and UDP echo that count who came.
+//! TCP and UDP echo servers that count connections and datagrams.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};

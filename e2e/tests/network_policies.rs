@@ -276,7 +276,9 @@ spec:
   - from: [{podSelector: {matchLabels: {app: api}}}]
     ports: [{port: 80}]
   egress:
-  - to: [{ipBlock: {cidr: 203.0.113.0/24, except: [203.0.113.12/32]}}]
+  - to:
+    - {ipBlock: {cidr: 203.0.113.0/24, except: [203.0.113.12/32]}}
+    - {ipBlock: {cidr: 10.77.0.0/16}}
     ports: [{port: 80, endPort: 100}]
 "#;
 
@@ -370,6 +372,15 @@ fn a_network_policy_holds_beside_others_and_its_last_good_version_stays() {
             panic!("a part that the policy leaves out is open");
         };
         ensure!(format!("{why:#}").contains("no rule"), "{why:#}");
+        // A block that covers a pod does not mean the pod.
+        let api = at(lab.b.v4.into(), 80).to_string();
+        let Err(why) = lab.agent(&["why", &id, &api]) else {
+            panic!("a block opens the way to a pod");
+        };
+        ensure!(
+            format!("{why:#}").contains("a block covers its address"),
+            "{why:#}"
+        );
         let trace = [
             "policy", "trace", "--from", API, "--to", WEB, "--port", "80",
         ];

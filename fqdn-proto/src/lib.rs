@@ -2,6 +2,7 @@
 //!
 //! The code under `gen/` is committed, so that no build needs a protobuf
 //! compiler; `tests/bootstrap.rs` fails when it drifts from `proto/`.
+#![warn(missing_docs)]
 #![forbid(unsafe_code)]
 
 /// The native service (`proto/holdfast/fqdn/v1/fqdn.proto`).

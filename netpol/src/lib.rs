@@ -8,6 +8,7 @@
 //!
 //! The crate does no input or output and has no runtime. The document means the same to every
 //! compiler: the agent compiles it to rules over identities.
+#![warn(missing_docs)]
 
 #[cfg(feature = "conformance")]
 pub mod conformance;

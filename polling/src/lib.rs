@@ -1,5 +1,6 @@
 //! Polling with a deadline, for the tests of all crates: a failure says which state was awaited and
 //! which state was seen last.
+#![warn(missing_docs)]
 
 use std::{
     fmt::{Debug, Display},

@@ -1,8 +1,4 @@
 //! Cost of each step of the main path, without sockets.
-#![allow(
-    missing_docs,
-    reason = "the macros of criterion write undocumented functions"
-)]
 
 use std::{hint::black_box, net::IpAddr, net::Ipv4Addr};
 

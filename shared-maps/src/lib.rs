@@ -12,6 +12,7 @@
 //!
 //! The crate is `no_std` and has no dependencies. The feature `user` adds typed readers and writers
 //! of the pinned maps, with `std` and dependencies.
+#![warn(missing_docs)]
 #![cfg_attr(not(feature = "user"), no_std)]
 
 pub(crate) mod byteorder;

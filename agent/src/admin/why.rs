@@ -22,7 +22,7 @@ use crate::{
     policy::{
         ask::{self, Peer, To, Trace},
         compute::{decide, everyone_at},
-        trace::{FlowDirection, Port},
+        trace::{FlowDirection, Port, RuleView},
     },
     runner::{CoreAway, CoreHandle},
 };
@@ -87,7 +87,17 @@ struct AddressRead {
     entries: Read<Entries>,
     /// The endpoint that has the address: its side of the matter.
     receiver: Option<Receiver>,
+    /// Rules with a block that covers the address, which is a pod's or a node's: they are not
+    /// about it. Empty if another rule is.
+    blocks: Vec<RuleView>,
 }
+
+/// Identities of addresses outside of which nothing else is known.
+const WORLDS: [IdentityId; 3] = [
+    IdentityId::WORLD,
+    IdentityId::WORLD_IPV4,
+    IdentityId::WORLD_IPV6,
+];
 
 #[derive(Clone, Debug)]
 struct Receiver {
@@ -256,12 +266,23 @@ impl Reader<'_> {
             }
             _ => None,
         };
+        let at = address.address;
+        let is_outside = identity.is_local_scope() || WORLDS.contains(&identity);
+        let blocks = if is_outside || !peer.about.is_empty() {
+            Vec::new()
+        } else {
+            let rules = self
+                .core
+                .inspect(move |c| c.rules_with_block_of(endpoint, direction, at));
+            rules.await?
+        };
         Ok(AddressRead {
             ipcache,
             identity,
             peer,
             entries,
             receiver,
+            blocks,
         })
     }
 

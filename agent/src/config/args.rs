@@ -1,5 +1,4 @@
 //! Command line of the agent: subcommands, flags and their help.
-#![expect(missing_docs, reason = "flattened fields use their type's help")]
 
 use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 

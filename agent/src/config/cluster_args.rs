@@ -1,5 +1,4 @@
 //! Flags about the cluster that this node is part of.
-#![expect(missing_docs, reason = "flattened fields use their type's help")]
 
 use std::{net::IpAddr, str::FromStr};
 

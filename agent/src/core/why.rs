@@ -165,6 +165,31 @@ impl Core {
         Some(findings)
     }
 
+    /// Rules with a block that covers an address. They are not about the address if it is a pod's
+    /// or a node's.
+    pub fn rules_with_block_of(
+        &self,
+        endpoint: EndpointId,
+        direction: FlowDirection,
+        address: IpAddr,
+    ) -> Vec<RuleView> {
+        let state = &self.state;
+        let endpoint = state.endpoints.get(endpoint);
+        let subject = endpoint.and_then(|endpoint| state.policy.subject(endpoint.identity));
+        let rules = subject.map(|subject| &side_of(subject.policy(), direction).rules);
+        let found = rules.into_iter().flatten().filter_map(|rule| {
+            let mut selectors = rule.rule.selectors();
+            let covers = |selector: &&Selector| matches!(selector, Selector::Cidr(block) if block.covers(address));
+            let selector = selectors.find(covers)?;
+            Some(RuleView::of(&Match {
+                rule,
+                selector: Some(selector),
+                receiver: None,
+            }))
+        });
+        found.collect()
+    }
+
     /// What the model has on an identity as a peer of an endpoint.
     pub fn peer(
         &self,

@@ -1,9 +1,12 @@
 //! NetworkPolicies of Kubernetes (`networking.k8s.io/v1`) as documents of this agent: the crate
 //! [`netpol`] reads them, [`rules`] compiles them.
 
+mod blocks;
 mod rules;
 
-use netpol::{NetworkPolicy, Refusal};
+pub(crate) use self::blocks::blocks_without_pods;
+
+use netpol::Refusal;
 use serde_json::Value;
 
 use super::{
@@ -16,7 +19,6 @@ pub(super) fn read(value: &Value, warnings: &mut Vec<String>) -> Checked<Rule> {
     let policy = netpol::read(value).map_err(fault)?;
     let remarks = policy.warnings.iter();
     warnings.extend(remarks.map(|warning| format!("{}: {}", warning.field, warning.text)));
-    warnings.extend(blocks_without_pods(&policy));
     Ok(rules::rule(&policy))
 }
 
@@ -26,21 +28,6 @@ fn fault(refusal: Refusal) -> Fault {
         reason: refusal.reason,
         remedy: refusal.remedy,
     }
-}
-
-/// Most implementations compare an `ipBlock` with the addresses of pods. This one does not.
-fn blocks_without_pods(policy: &NetworkPolicy) -> Option<String> {
-    let mut blocks = policy.blocks();
-    let first = blocks.next()?;
-    let more = match blocks.count() {
-        0 => String::new(),
-        n => format!(" (and {n} more)"),
-    };
-    Some(format!(
-        "{}{more}: an ipBlock does not mean pods or nodes, whatever their addresses; add a peer \
-         with podSelector or namespaceSelector for the pods that it covers",
-        first.path()
-    ))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    net::IpAddr,
 };
 
 use ipnet::IpNet;
@@ -35,6 +36,13 @@ pub struct CidrSelector {
     pub prefix: IpNet,
     /// Parts left out.
     pub except: BTreeSet<IpNet>,
+}
+
+impl CidrSelector {
+    /// Whether an address is in the block and in none of the parts left out.
+    pub(crate) fn covers(&self, address: IpAddr) -> bool {
+        self.prefix.contains(&address) && !self.except.iter().any(|part| part.contains(&address))
+    }
 }
 
 /// Groups of blocks, without parts of them.

@@ -17,12 +17,11 @@ use super::{Throughput, query};
 
 /// Connections at once.
 const WINDOW: usize = 50;
-/// A query without an answer for so long is lost.
+/// A query without an answer after this time is lost.
 const LOST_AFTER: Duration = Duration::from_secs(1);
 
-/// As many connections with one query for one of `names` (a file as dnsperf
-/// reads it) each as the path to `server` carries. Must run in the network
-/// namespace of the client.
+/// As many connections with one query each as the path to `server` can carry. `names` is a file in
+/// dnsperf's format. Must run in the network namespace of the client.
 pub fn throughput(server: SocketAddr, names: &Path, seconds: u32) -> Result<Throughput> {
     let queries: Vec<Vec<u8>> = read_to_string(names)?
         .lines()
@@ -67,7 +66,7 @@ async fn load(server: SocketAddr, queries: Vec<Vec<u8>>, time: Duration) -> Resu
     Ok(sum)
 }
 
-/// Connects, asks, and says the answer's code.
+/// Connects, sends a query, and returns the code of the answer.
 async fn ask(server: SocketAddr, query: &[u8]) -> io::Result<u8> {
     let mut stream = TcpStream::connect(server).await?;
     stream.set_nodelay(true)?;

@@ -15,19 +15,19 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{Throughput, query};
 
-/// First port; all lie above the well-known ones.
+/// First port, above the well-known ones.
 const FIRST: u16 = 10_000;
 /// Queries without an answer at once.
 const WINDOW: usize = 200;
-/// A query without an answer for so long is lost.
+/// A query without an answer after this time is lost.
 const LOST_AFTER: Duration = Duration::from_secs(1);
 /// Holds all answers that can be on their way.
 const RECEIVE_BUFFER: usize = 4 << 20;
 const IP_HEADER: usize = 20;
 const UDP_HEADER: usize = 8;
 
-/// As many queries for `names` (a file as dnsperf reads it) as the path to
-/// `server` carries, over IPv4. Must run in the network namespace of `own`, as root.
+/// As many queries for `names` (a file in dnsperf's format) as the path to `server` can carry, over
+/// IPv4. Must run in the network namespace of `own`, as root.
 pub fn throughput(
     own: IpAddr,
     server: SocketAddr,
@@ -91,7 +91,7 @@ impl Run {
     }
 
     fn ask(&mut self, at: usize, query: &[u8], now: Instant) -> Result<()> {
-        // One that waits still, after all others had their turn, has lost its query.
+        // A port that still waits after all others had their turn has lost its query.
         if self.since[at].replace(now).is_some() {
             self.result.lost += 1;
         } else {
@@ -105,8 +105,8 @@ impl Run {
             packet.extend_from_slice(&field.to_be_bytes());
         }
         packet.extend_from_slice(query);
-        // The port of a raw socket's destination is none. What is not sent is
-        // not answered, and so counted.
+        // A raw socket's destination has no port. A query that is not sent gets no answer and
+        // counts as lost.
         let to = SocketAddr::new(self.server.ip(), 0);
         let _ = self.socket.send_to(&packet, to);
         Ok(())

@@ -1,4 +1,4 @@
-//! What a process has used so far.
+//! CPU time and memory that a process has used.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use nix::unistd::{SysconfVar, sysconf};
 pub fn cpu_time(pid: u32) -> Result<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .with_context(|| format!("process {pid}"))?;
-    // The name, in parentheses, may hold anything: fields count from the last one.
+    // The name, in parentheses, may contain anything, so fields count from the last parenthesis.
     let fields = stat.rsplit(')').next().unwrap_or_default();
     let ticks: u64 = fields
         .split_whitespace()
@@ -28,7 +28,7 @@ pub fn resident(pid: u32) -> Result<u64> {
     memory(pid, "VmRSS:")
 }
 
-/// The most memory of a process that was in RAM so far, bytes.
+/// Highest resident memory of a process so far, bytes.
 pub(crate) fn peak_resident(pid: u32) -> Result<u64> {
     memory(pid, "VmHWM:")
 }

@@ -1,8 +1,8 @@
-//! `cargo xtask bench datapath`: what the eBPF programs cost per packet.
+//! `cargo xtask bench datapath`: cost of the eBPF programs per packet.
 //!
-//! `from_pod` and `to_pod` by `BPF_PROG_TEST_RUN` (the kernel's own clock, no
-//! stack around it); `steer` by the kernel's run statistics while a pod floods
-//! a proxy over a veth.
+//! It measures `from_pod` and `to_pod` with `BPF_PROG_TEST_RUN` (the kernel's own clock, without
+//! the stack). It measures `steer` with the kernel's run statistics while a pod floods a proxy over
+//! a veth.
 
 use std::net::{IpAddr, UdpSocket};
 use std::process::Command;
@@ -100,7 +100,8 @@ fn steering(options: &Options, name: &str, tproxy: bool, slots: u32, server: IpA
     });
 }
 
-/// Sends from one socket for `time`; without a reader, queues overflow behind the lookup.
+/// Sends from one socket for `time`. Nothing reads the packets, so queues overflow after the
+/// lookup.
 fn flood(node: &Node<'_>, server: IpAddr, time: Duration) -> Result<(u32, Duration)> {
     node.pod().enter(|| {
         let any = if server.is_ipv4() {
@@ -121,7 +122,7 @@ fn flood(node: &Node<'_>, server: IpAddr, time: Duration) -> Result<(u32, Durati
     })?
 }
 
-/// Nanoseconds and runs of the newest program of that name.
+/// Nanoseconds and runs of the newest program with this name.
 fn run_stats(name: &str) -> Result<(u64, u64)> {
     let output = Command::new("bpftool")
         .args(["-j", "prog", "show"])

@@ -1,5 +1,4 @@
-//! `cargo xtask bench ha`: the promises R1 to R4 under the load they name.
-//! Fails where one is broken.
+//! `cargo xtask bench ha`: checks the promises R1 to R4 under their load. Fails if one is broken.
 
 use std::path::PathBuf;
 
@@ -30,7 +29,7 @@ struct Options {
     json: PathBuf,
 }
 
-/// What is played, under which redirect.
+/// Acts, each with its redirect.
 const PLAYED: [(Act, Redirect); 33] = [
     (Act::Broken, Redirect::Own),
     (Act::Calm, Redirect::Own),

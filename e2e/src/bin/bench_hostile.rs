@@ -1,5 +1,5 @@
-//! `cargo xtask bench hostile`: what one pod's attack costs another in time.
-//! Fails where a promise of the guide's page on security is broken.
+//! `cargo xtask bench hostile`: how much one pod's attack slows another pod down. Fails if a
+//! promise of the guide's page on security is broken.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use holdfast_e2e::bench::median;
 use holdfast_e2e::hostile::{Attack, Quiet, Row, Setup, Size};
 use serde_json::json;
 
-/// Times of pod B under attack may be so many times those of a quiet node.
+/// Highest ratio of pod B's times under attack to those on a quiet node.
 const FACTOR: f64 = 3.0;
 /// The same under a flood of UDP queries: it takes one of two CPUs.
 const UDP_FLOOD_FACTOR: f64 = 5.0;
 
-/// What one pod's attack costs another pod of the same node.
+/// Measures the effect of one pod's attack on another pod of the same node.
 #[derive(Debug, Parser)]
 struct Options {
     /// Only attacks whose name contains this

@@ -1,9 +1,9 @@
 //! `cargo xtask bench release`: how long an answer waits for its addresses.
 //!
-//! A pod asks names one after another, each for the first time (the proxy holds
-//! the answer until the agent has written identity and ipcache) and then again
-//! (leased: released at once); the difference is the way through gRPC, core and
-//! kernel maps and back. Once with an idle machine, once with every core busy.
+//! A pod queries names, each for the first time and then again. The first time the proxy holds the
+//! answer until the agent has written identity and ipcache. The second time the pair is leased and
+//! the answer is released at once. The difference is the time through gRPC, core and kernel maps
+//! and back. The benchmark runs with an idle machine and with every core busy.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -57,7 +57,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Names that the server knows and that were not looked up yet.
+/// Names that are in the zone and were not looked up yet.
 fn known(lab: &Lab, row: u8, count: u16) -> Vec<(String, IpAddr)> {
     (0..count)
         .map(|n| {

@@ -1,5 +1,5 @@
-//! `cargo xtask bench rules`: memory of the compiled rules of 10,000 endpoints,
-//! time to replace those of one, and time of a look-up in 10 to 100,000 names.
+//! `cargo xtask bench rules`: memory of the compiled rules of 10,000 endpoints, time to replace the
+//! rules of one, and time of a lookup in 10 to 100,000 names.
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
@@ -91,7 +91,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// How long each replacement took; every one changes the rules.
+/// Duration of each replacement. Every replacement changes the rules.
 fn replace(policy: &PolicyHandle, options: &Options) -> Vec<Duration> {
     (1..=options.updates)
         .map(|version| {
@@ -124,8 +124,8 @@ fn look_up(policy: &PolicyHandle, name: &str, allowed: bool) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e9 / f64::from(LOOKUPS))
 }
 
-/// 600 names and 30 wildcards that all endpoints have; nine of ten have two
-/// names of their own, and `version` is in one that changes.
+/// 600 names and 30 wildcards that all endpoints have. Nine of ten endpoints have two names of
+/// their own, and one name contains `version`.
 fn many(endpoint: u16, version: u16) -> RulesOf {
     let mut names: Vec<_> = (0..600)
         .map(|n| NameRule::Name(format!("host-{n}.service.example.org")))
@@ -140,7 +140,7 @@ fn many(endpoint: u16, version: u16) -> RulesOf {
     rules(endpoint, names)
 }
 
-/// As many rules, half of them names, half wildcards.
+/// `count` rules, half of them names, half wildcards.
 fn sized(count: u32) -> RulesOf {
     let names = (0..count / 2).flat_map(|n| {
         [

@@ -1,5 +1,5 @@
-//! `cargo xtask demo`: the whole story on a lab of network namespaces, for a
-//! person to watch. Ends with an error if any step does not hold.
+//! `cargo xtask demo`: the main scenario in a lab of network namespaces, with output for a person.
+//! Ends with an error if a step fails.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ struct Options {
     keep: bool,
 }
 
-/// Prints what was checked, and when.
+/// Prints each checked step with its time.
 struct Story {
     start: Instant,
 }

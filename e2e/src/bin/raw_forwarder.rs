@@ -1,6 +1,6 @@
-//! A forwarder that only moves datagrams, or the bytes of connections: the most
-//! one thread can do on the benchmark's machine. Over UDP it swaps the two id
-//! bytes to find the asker again and looks at nothing else.
+//! A forwarder that only copies datagrams, or the bytes of connections: the most that one thread
+//! can do on the benchmark's machine. Over UDP it replaces the two id bytes, by which it finds the
+//! client again. It reads nothing else.
 //!
 //! `raw_forwarder LISTEN SERVER [tcp]`, both `address:port` of one family.
 
@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 const BATCH: usize = 64;
 const LARGEST: usize = 4096;
 
-/// Who asked, by the id we gave the query.
+/// Clients and their ids, by the id of the forwarded query.
 type Asked<A> = Vec<Option<([u8; 2], A)>>;
 
 /// One batch of datagrams.
@@ -70,7 +70,7 @@ async fn forward_connections(listen: SocketAddr, server: SocketAddr) -> Result<(
         let (mut client, _) = listener.accept().await?;
         while connections.try_join_next().is_some() {}
         connections.spawn(async move {
-            // Whatever goes wrong ends this connection only.
+            // An error ends this connection only.
             if let Ok(mut upstream) = TcpStream::connect(server).await {
                 let _ = client.set_nodelay(true);
                 let _ = upstream.set_nodelay(true);
@@ -144,14 +144,14 @@ impl<A: SockaddrLike + Copy> Batch<A> {
             None,
         ) {
             Ok(messages) => self.got.extend(messages.map(|m| (m.bytes, m.address))),
-            // Nothing there after all, or the server's port was closed.
+            // The socket is empty after all, or the server's port was closed.
             Err(Errno::EAGAIN | Errno::ECONNREFUSED) => {}
             Err(error) => return Err(error).context("receive"),
         }
         Ok(())
     }
 
-    /// Sends what fits; what does not is lost, as datagrams are.
+    /// Sends as much as fits. The rest is lost.
     fn send(&self, socket: &UdpSocket) {
         let (slices, to): (Vec<[IoSlice<'_>; 1]>, Vec<_>) = self
             .buffers

@@ -1,5 +1,5 @@
-//! Enters the proxy's sandbox and tries what it should and should not be able
-//! to do; prints one line per attempt: `name: ok`, or the error's number.
+//! Enters the proxy's sandbox and tries permitted and forbidden operations. Prints one line per
+//! attempt: `name: ok`, or the error's number.
 
 use std::{
     fs, io,
@@ -47,7 +47,7 @@ fn main() -> Result<()> {
     }
     .enter()?;
     println!("{}", privileges.text());
-    // As the proxy's workers: threads inherit what the first one has left.
+    // Like the proxy's workers: threads inherit the rights of the first thread.
     let tried = std::thread::spawn(move || attempts(&options));
     for (name, outcome) in tried.join().expect("the attempts do not panic") {
         match outcome {

@@ -1,5 +1,5 @@
-//! The load of the promises R1 to R4: sends what its one argument (JSON, see
-//! `holdfast_e2e::traffic::Spec`) says until its standard input ends.
+//! The load of the promises R1 to R4. Its one argument (JSON, see `holdfast_e2e::traffic::Spec`)
+//! says what it sends. It runs until its standard input ends.
 
 use anyhow::{Context, Result};
 use holdfast_e2e::traffic;

@@ -1,11 +1,11 @@
-//! How Cilium's datapath returns answers of servers in the cluster to its proxy, in transparent
-//! mode: by the conntrack entry that the pod's own query made, so only to the address and port
-//! that the pod asked from. Every other answer to a pod's address goes to the pod.
+//! How Cilium's datapath returns answers of servers in the cluster to its proxy in transparent
+//! mode. It uses the conntrack entry of the pod's own query, so only answers to the address and
+//! port of that query reach the proxy. Every other answer to a pod's address goes to the pod.
 //!
 //! ```text
-//!  pod 10.77.0.11:40000 ─► proxy        makes the entry (proxy_redirect)
-//!  server :53 ─► 10.77.0.11:40000       has an entry: marked 0x200, to the proxy
-//!  server :53 ─► 10.77.0.11:51234       has none: to the pod, which drops it
+//! pod 10.77.0.11:40000 ─► proxy        makes the entry (proxy_redirect)
+//! server :53 ─► 10.77.0.11:40000       has an entry: marked 0x200, to the proxy
+//! server :53 ─► 10.77.0.11:51234       has none: to the pod, which drops it
 //! ```
 
 use std::net::IpAddr;
@@ -15,12 +15,12 @@ use anyhow::Result;
 use crate::lab::Lab;
 use crate::shell;
 
-/// Which answers do not pass netfilter, where a rule would recognise them by their socket alone.
+/// Answers that do not pass netfilter, where a rule would recognise them by their socket alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
-    /// Those of pods on the same node.
+    /// Answers of pods on the same node.
     Native,
-    /// Those of all servers.
+    /// Answers of all servers.
     Vxlan,
 }
 

@@ -1,9 +1,8 @@
-//! HTTP/2 as grpc-go's server watches it: it pings a client that is silent, and
-//! sends one away that pings too often.
+//! HTTP/2 keepalive as in grpc-go's server. It pings a client that is silent, and disconnects one
+//! that pings too often.
 //!
-//! Rules of the enforcement: a ping counts as a strike if the last one was less
-//! than the minimal time ago, unless headers or data were sent in between; the
-//! third strike ends the connection with ENHANCE_YOUR_CALM.
+//! A ping counts as a strike if the last one was less than the minimal time ago, unless headers or
+//! data were sent in between. The third strike ends the connection with ENHANCE_YOUR_CALM.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,11 +29,11 @@ const ENHANCE_YOUR_CALM: u32 = 0xb;
 pub struct Timing {
     /// The client is pinged after this silence.
     pub idle: Duration,
-    /// It must have said anything then within this.
+    /// Longest wait for the client's next bytes after a ping.
     pub answer: Duration,
     /// Pings of the client closer than this are strikes.
     pub min_ping: Duration,
-    /// So many strikes are suffered.
+    /// Strikes that are tolerated.
     pub strikes: u32,
 }
 
@@ -50,7 +49,7 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// The same, with the server's own pings `divisor` times as often.
+    /// The same, with server pings `divisor` times as often.
     pub fn hurried(divisor: u32) -> Self {
         let calm = Self::default();
         Self {
@@ -67,7 +66,7 @@ struct Frames {
     preface: usize,
 }
 
-/// What happens to a frame.
+/// What to do with a frame.
 enum Fate {
     Pass,
     Swallow,
@@ -112,7 +111,7 @@ struct Watch {
     strikes: u32,
 }
 
-/// Passes frames on between `client` and `server` until one of them is gone.
+/// Passes frames between `client` and `server` until one of them ends.
 pub(super) async fn watch(
     client: TcpStream,
     server: DuplexStream,

@@ -1,5 +1,5 @@
-//! The node as Cilium's agent leaves it: DNS redirected by TPROXY, pinned maps,
-//! endpoints' files. Each can be left out, as a container's mounts would.
+//! The node as Cilium's agent sets it up: DNS redirected by TPROXY, pinned maps, endpoints' files.
+//! Each can be left out, as in a container without the mount.
 
 use std::fs;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ const PORTS: [u32; 3] = [
     (1 << 24) | (132 << 16) | 53,
 ];
 
-/// Number of a pod's endpoint here: the last byte of its address.
+/// A pod's endpoint. Its number is the last byte of the pod's address.
 pub fn endpoint(pod: &Pod, identity: u32) -> Endpoint {
     Endpoint {
         id: u16::from(pod.v4.octets()[3]),
@@ -34,7 +34,7 @@ pub fn endpoint(pod: &Pod, identity: u32) -> Endpoint {
     }
 }
 
-/// Redirects what pods send to port 53, the way Cilium does without BPF TPROXY.
+/// Redirects pods' packets to port 53 as Cilium does without BPF TPROXY.
 pub fn redirect(lab: &Lab) -> Result<()> {
     let rules = format!(
         "table inet proxy {{ chain pre {{ type filter hook prerouting priority mangle;\n\
@@ -113,7 +113,7 @@ fn globals(lab: &Lab) -> Result<Globals> {
     Ok(globals)
 }
 
-/// Writes the file of an endpoint that may ask `servers` for what `regex` matches.
+/// Writes the file of an endpoint that may query `servers` for names that match `regex`.
 pub fn write_file(
     lab: &Lab,
     pod: &Pod,
@@ -162,7 +162,7 @@ pub fn write_file(
     let directory = state(lab).join(endpoint.id.to_string());
     fs::create_dir_all(&directory)?;
     fs::write(directory.join("ep_config.json"), file.to_string())?;
-    // What else lies in that directory must not matter.
+    // Other files in that directory must have no effect.
     fs::write(directory.join("ep_config.h"), "#define LXC_ID 1\n")?;
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! Starts of the agent as a real one was seen to go: it makes an empty ipcache map, streams states
-//! with a part of the prefixes, then without rules, and rules only after it has regenerated the
-//! endpoints.
+//! Starts of the agent, as observed with a real one. It makes an empty ipcache map. It streams
+//! states with a part of the prefixes, then states without rules. It streams rules only after it
+//! has regenerated the endpoints.
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ use crate::lab::Lab;
 pub struct Start<'a> {
     /// The node.
     pub lab: &'a Lab,
-    /// Its data in the end.
+    /// Its data at the end of the start.
     pub world: &'a World,
     /// How it behaves.
     pub manner: Manner,
     /// Whether it has BPF maps.
     pub maps: bool,
-    /// How long each phase takes.
+    /// Duration of each phase.
     pub phase: Duration,
 }
 
 impl Start<'_> {
-    /// Goes as far as the empty map: what a kill right then leaves.
+    /// Runs until the empty map exists, which is the state that a kill at that time leaves.
     pub fn killed_after_the_map(&self) -> Result<()> {
         place::repin_ipcache(self.lab)?;
         std::thread::sleep(self.phase);
@@ -49,7 +49,7 @@ impl Start<'_> {
         Ok(agent)
     }
 
-    /// All of it.
+    /// Runs the whole start.
     pub fn whole(&self) -> Result<CiliumAgent> {
         let agent = self.without_rules()?;
         agent.change(|world| *world = self.world.clone());

@@ -1,5 +1,5 @@
-//! The service itself: one snapshot at a time, one acknowledgement each; mappings
-//! are answered when they are plumbed.
+//! The service itself. It sends one snapshot at a time and expects one acknowledgement each. It
+//! answers mappings when they are plumbed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -27,7 +27,7 @@ impl Service {
     }
 }
 
-/// Whether the agent would put the addresses into its caches.
+/// Whether the agent would add the addresses to its caches.
 pub(super) fn teaches(mapping: &wire::FqdnMapping) -> bool {
     let metrics = mapping.metrics_data.as_ref();
     let details = metrics.and_then(|m| m.dns_response_data.as_ref());
@@ -68,10 +68,10 @@ impl FqdnData for Service {
             .iter()
             .find(|(prefix, _)| mapping.fqdn.starts_with(prefix));
         self.keep(mapping);
-        // If the agent is gone, so is the answer.
+        // If the agent has ended, there is no answer.
         let _ = self.shared.hung.clone().wait_for(|hung| !hung).await;
         if let Some((_, code)) = rejected {
-            return Err(Status::new(*code, "as the test wants it"));
+            return Err(Status::new(*code, "error set by the test"));
         }
         if let Err(problem) = verdict {
             return Err(Status::unknown(problem));
@@ -93,8 +93,8 @@ impl Service {
         }
     }
 
-    /// Reads a mapping as strictly as the first releases did (they panicked),
-    /// and looks its endpoint up.
+    /// Parses a mapping as strictly as the first releases (they panicked), and looks its endpoint
+    /// up.
     fn judge(&self, mapping: &wire::FqdnMapping) -> Result<(), String> {
         let mut problems = Vec::new();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -155,7 +155,8 @@ async fn states(
             seen.largest_state = seen.largest_state.max(state.encoded_len());
         }
         down.send(Ok(state)).await.ok()?;
-        // Without a limit, as the real one: a client that does not answer gets nothing more.
+        // No time limit, as with the real one: a client that does not answer gets no more
+        // snapshots.
         let ack = acks.next().await?.ok()?;
         {
             let mut seen = shared.seen.lock();
@@ -164,7 +165,7 @@ async fn states(
             }
             seen.acks.push(ack);
         }
-        // A second answer would be taken for that of the next snapshot.
+        // The agent would take a second answer for that of the next snapshot.
         if let Ok(Some(Ok(ack))) = timeout(Duration::from_millis(1), acks.next()).await {
             let said = format!("two acknowledgements of one snapshot: {ack:?}");
             shared.seen.lock().violations.push(said);

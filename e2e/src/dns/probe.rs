@@ -1,4 +1,4 @@
-//! One DNS query, sent once and never retried, and what came back.
+//! One DNS query, sent once and never retried, and its answer.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
@@ -24,7 +24,7 @@ pub struct Query {
     limit: Duration,
 }
 
-/// What came back.
+/// The answer.
 #[derive(Clone, Debug)]
 pub struct Reply {
     /// The decoded message.
@@ -36,7 +36,7 @@ pub struct Reply {
 }
 
 impl Query {
-    /// Asks `server` (port 53) for the A records of a name over UDP.
+    /// A query over UDP to `server` (port 53) for the A records of a name.
     pub fn a(name: &str, server: IpAddr) -> Self {
         Self {
             name: format!("{}.", name.trim_end_matches('.')),
@@ -68,7 +68,7 @@ impl Query {
         Self { tcp: true, ..self }
     }
 
-    /// With an EDNS option that makes the message exactly `size` bytes long.
+    /// Adds an EDNS option that makes the message exactly `size` bytes long.
     pub fn sized(self, size: usize) -> Self {
         Self {
             padding: Some(size),
@@ -81,7 +81,7 @@ impl Query {
         Self { edns: true, ..self }
     }
 
-    /// Waits no longer than this for the answer.
+    /// Sets the longest wait for the answer.
     pub fn within(self, limit: Duration) -> Self {
         Self { limit, ..self }
     }
@@ -115,7 +115,7 @@ impl Query {
             SocketAddr::V4(_) => [0, 0, 0, 0].into(),
             SocketAddr::V6(_) => [0u16; 8].into(),
         };
-        // Not connected: an answer from a wrong address must be seen, not filtered.
+        // Not connected, because an answer from a wrong address must be received and not filtered.
         let socket = UdpSocket::bind((any, 0))?;
         socket.set_read_timeout(Some(self.limit))?;
         socket.send_to(bytes, self.server)?;
@@ -143,7 +143,7 @@ impl Query {
         Ok(answer)
     }
 
-    /// Its bytes on the wire (over TCP a length goes before them).
+    /// Its bytes on the wire. Over TCP the length precedes them.
     pub fn encode(&self, id: u16) -> Result<Vec<u8>> {
         let mut message = Message::new(id, MessageType::Query, OpCode::Query);
         message.metadata.recursion_desired = true;

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use crate::dns::zone::Zone;
 use crate::netns::Netns;
 
-/// How often a waiting thread looks whether it should end.
+/// How often a waiting thread checks whether it must end.
 const TICK: Duration = Duration::from_millis(50);
 
 /// A running server; stopped when dropped.
@@ -25,7 +25,7 @@ pub struct DnsServer {
     askers: Askers,
 }
 
-/// Addresses that queries came from, as a server's log would have them.
+/// Source addresses of queries, as in a server's log.
 #[derive(Clone, Debug, Default)]
 struct Askers(Arc<Mutex<BTreeSet<IpAddr>>>);
 
@@ -69,7 +69,7 @@ impl DnsServer {
         })
     }
 
-    /// Addresses that queries came from since this was asked last.
+    /// Source addresses of queries since the last call.
     pub fn take_askers(&self) -> BTreeSet<IpAddr> {
         std::mem::take(&mut *self.askers.0.lock())
     }

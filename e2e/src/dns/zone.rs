@@ -1,4 +1,4 @@
-//! Records that can change while the server runs, and how each name misbehaves.
+//! Records that can change while the server runs, and the fault of each name.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use hickory_proto::rr::rdata::{A, AAAA, CNAME};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use parking_lot::Mutex;
 
-/// What the server does with a query for a name.
+/// The server's behaviour for queries for a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Manner {
     /// Answers.
@@ -22,7 +22,7 @@ pub enum Manner {
     Lost,
     /// Answers with another query's id, then never again.
     WrongId,
-    /// Over UDP answers with TC and no records; over TCP as usual.
+    /// Over UDP answers with TC and without records, over TCP as usual.
     Truncated,
     /// Answers with bytes that are no DNS message.
     Garbage,
@@ -82,7 +82,7 @@ impl Zone {
         self.0.lock().get(&key(name)).map_or(0, |entry| entry.asked)
     }
 
-    /// What to send back for a query; none for silence.
+    /// The messages to send for a query. `None`: no answer.
     pub fn respond(&self, query: &[u8], tcp: bool) -> Option<Response> {
         let request = Message::from_vec(query).ok()?;
         let question = request.queries.first()?.clone();

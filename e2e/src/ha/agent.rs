@@ -1,4 +1,4 @@
-//! R1: whatever happens to the agent, names are answered.
+//! R1: names are answered in every state of the agent.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const LIVES: [u64; 8] = [5, 20, 40, 80, 120, 200, 300, 500];
 pub(super) fn killed(setup: &Setup) -> Result<Vec<Row>> {
     under_load(setup, |agent, _| {
         agent.kill_9()?;
-        // Down for a moment, so that answers come from which no agent learns.
+        // The agent is down for a moment, so that it misses some answers.
         std::thread::sleep(setup.size.pause);
         setup.lab.start_agent(&setup.agent_options())
     })
@@ -30,7 +30,7 @@ pub(super) fn restarted(setup: &Setup) -> Result<Vec<Row>> {
     })
 }
 
-/// Agent killed in the middle of its start, at ever later moments.
+/// Kills the agent during its start, at later and later times.
 pub(super) fn crash_loop(setup: &Setup) -> Result<Vec<Row>> {
     under_load(setup, |agent, round| {
         agent.kill_9()?;

@@ -1,4 +1,4 @@
-//! That the load sees what is lost and what is wrong: both are brought about.
+//! Checks that the load detects lost and wrong answers, by causing both.
 
 use anyhow::Result;
 
@@ -6,7 +6,7 @@ use super::setup::{LEAVES, Setup};
 use super::{COUNTED, Row};
 use crate::policy::{egress, names};
 
-/// The only replica dies, and no other is there; then policy takes the names away.
+/// The only replica dies without another one. Then a policy refuses the names.
 pub(super) fn broken(setup: &Setup) -> Result<Vec<Row>> {
     let _agent = setup.agent(&setup.agent_options())?;
     let only = setup.replica(0)?;
@@ -27,7 +27,7 @@ pub(super) fn broken(setup: &Setup) -> Result<Vec<Row>> {
         .write_policy("web.yaml", &egress("good-names", "web", &allowed))?;
     let report = load.finish()?;
     next.terminate(LEAVES)?;
-    // The client's kernel repeats a SYN, so that TCP may lose nothing in so short a time.
+    // The client's kernel repeats a SYN, so TCP may lose nothing in such a short time.
     let both = [&report.udp, &report.tcp]
         .iter()
         .all(|counts| counts.right > 0 && counts.wrong > 0)

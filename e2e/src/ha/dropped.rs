@@ -1,11 +1,11 @@
-//! What the datapath and the kernel dropped: an overloaded machine loses datagrams there.
+//! Packets that datapath and kernel dropped. An overloaded machine loses datagrams there.
 
 use anyhow::{Context as _, Result};
 
 use super::setup::Setup;
 use crate::netns::Netns;
 
-/// Numbers since the lab began, in words. Those of the backlog are the whole machine's.
+/// Counts since the start of the lab, in words. The backlog's count is for the whole machine.
 pub(super) fn by_the_kernel(setup: &Setup) -> Result<String> {
     let lab = &setup.lab;
     let (node, server) = (full_sockets(&lab.node)?, full_sockets(&lab.world)?);
@@ -24,7 +24,7 @@ pub(super) fn by_the_kernel(setup: &Setup) -> Result<String> {
     ))
 }
 
-/// Datagrams for which a socket of the namespace had no room.
+/// Datagrams that were dropped because a socket of the namespace was full.
 fn full_sockets(netns: &Netns) -> Result<u64> {
     let rows = netns.enter(|| columns("snmp"))??;
     let udp: Vec<_> = rows

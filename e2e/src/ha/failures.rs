@@ -12,7 +12,7 @@ use crate::traffic::Report;
 
 /// From here on nothing more may be lost.
 const OVER: u64 = 1_000_000_000;
-/// What the replica had queued or in flight was sent no longer before.
+/// Age limit of the queries that the replica had queued or in flight.
 const HAD: u64 = 500_000_000;
 
 /// Killed, and another one started.
@@ -25,11 +25,11 @@ pub(super) fn killed(setup: &Setup) -> Result<Vec<Row>> {
     Ok(vec![row(&times, &report)])
 }
 
-/// Stopped; ended after a while, so that it answers nothing late.
+/// A replica is stopped. It is killed after a while, so that it sends no late answers.
 pub(super) fn stopped(setup: &Setup) -> Result<Vec<Row>> {
     let (times, report) = under_load(setup, |victim| {
         victim.signal(Signal::SIGSTOP)?;
-        // Longer than it takes until its slots may be taken.
+        // Longer than the time after which its slots are free.
         std::thread::sleep(Duration::from_millis(3000));
         victim.kill_9()
     })?;
@@ -51,7 +51,7 @@ fn under_load(setup: &Setup, fault: impl Fn(Program) -> Result<()>) -> Result<(V
     Ok((times, load.finish()?))
 }
 
-/// Holds if every lost query was sent between shortly before a fault and a second after.
+/// Holds if every lost query was sent between shortly before a fault and a second after it.
 fn row(times: &[u64], report: &Report) -> Row {
     let total = report.total();
     let excused = |sent: &u64| {

@@ -1,4 +1,4 @@
-//! Queries that are in flight at the server when something is done to a proxy.
+//! Queries that are in flight at the server during an act on a proxy.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -10,13 +10,13 @@ use crate::dns::probe::Query;
 use crate::dns::zone::Manner;
 use crate::wait::until;
 
-/// The server answers so much after it got the query.
+/// Delay of the server's answers.
 const LATE: Duration = Duration::from_millis(700);
 /// The answer to each of them.
 const ANSWER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 17));
 
-/// Runs `act` once the server has a query of each pod over each transport and family; passes it
-/// how many these are. Each of them must be answered.
+/// Runs `act` when the server has a query of each pod over each transport and family, and passes it
+/// their number. Each of them must be answered.
 pub(super) fn with_slow_queries<T>(
     setup: &Setup,
     round: u32,
@@ -26,7 +26,7 @@ pub(super) fn with_slow_queries<T>(
     let mut queries = Vec::new();
     for (number, pod) in setup.clients().enumerate() {
         for server in setup.servers().slow {
-            // Names that no other query has: the same question is sent to the server once.
+            // Names for this query only, because equal questions are sent to the server once.
             let name = |transport: &str| {
                 let family = if server.is_ipv4() { 4 } else { 6 };
                 format!("slow{family}-{transport}-{number}-{round}.good.test")

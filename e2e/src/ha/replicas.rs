@@ -21,7 +21,7 @@ pub(super) fn calm(setup: &Setup) -> Result<Vec<Row>> {
     Ok(vec![Row::none_lost(String::new(), &report, String::new())])
 }
 
-/// One replica of two replaced after the other; every other one by `other`, if there is one.
+/// Replaces one of two replicas after the other. Every second new one is `other`, if given.
 pub(super) fn rolled(setup: &Setup, other: Option<&Path>) -> Result<Vec<Row>> {
     let _agent = setup.agent(&setup.agent_options())?;
     let start = |setup: &Setup, number| surge(setup, number, other);
@@ -33,7 +33,7 @@ pub(super) fn rolled(setup: &Setup, other: Option<&Path>) -> Result<Vec<Row>> {
     finish(load, &rolled, ends)
 }
 
-/// The agent is killed first and comes back when all replicas have been replaced.
+/// Kills the agent first, and starts it again when all replicas are replaced.
 pub(super) fn without_agent(setup: &Setup) -> Result<Vec<Row>> {
     let agent = setup.agent(&setup.agent_options())?;
     let replicas = [setup.replica(0)?, setup.replica(1)?];
@@ -54,7 +54,7 @@ pub(super) fn rolled_versions(setup: &Setup) -> Result<Vec<Row>> {
     rolled(setup, Some(previous))
 }
 
-/// Where no steering maps are, the kernel's hash spreads the load.
+/// Without steering maps, the kernel's hash distributes the load.
 pub(super) fn without_maps(setup: &Setup) -> Result<Vec<Row>> {
     ensure!(
         setup.redirect == Redirect::Tproxy,
@@ -86,7 +86,7 @@ enum Ends {
     AtAnyTime,
 }
 
-/// What was seen while replicas were replaced.
+/// Observations while replicas were replaced.
 struct Rolled {
     /// Run until the load has ended.
     _replicas: [Program; 2],
@@ -98,16 +98,16 @@ struct Rolled {
     leaves: Vec<Leave>,
 }
 
-/// One replica's end.
+/// The end of one replica.
 struct Leave {
-    /// Of the replica.
+    /// Number of the replica.
     number: u32,
     /// From the signal to the end of the process, CLOCK_MONOTONIC, nanoseconds.
     within: RangeInclusive<u64>,
 }
 
 impl Rolled {
-    /// Which replica was leaving when a query was sent, in words.
+    /// The replica that was ending when a query was sent, in words.
     fn leaving_at(&self, sent: u64) -> String {
         let leave = self
             .leaves
@@ -131,8 +131,8 @@ fn is_previous(number: u32) -> bool {
     number.is_multiple_of(2)
 }
 
-/// Replaces the older replica again and again. The server has queries of every pod, and answers
-/// them only after the replica has been told to leave.
+/// Replaces the older replica repeatedly. The server has queries of every pod, and answers them
+/// only after the replica has received its signal.
 fn roll(
     setup: &Setup,
     load: &Running<'_>,
@@ -196,7 +196,8 @@ fn finish(load: Running<'_>, rolled: &Rolled, ends: Ends) -> Result<Vec<Row>> {
         row.note += &format!("; {number} lost {when}");
     }
     if ends == Ends::AtAnyTime {
-        // It may close a connection on which a query is coming in, and its kernel then resets it.
+        // It may close a connection on which a query is arriving. Its kernel then resets the
+        // connection.
         let of_previous = lost_at.iter().all(|sent| rolled.is_of_previous(*sent));
         row.holds = row.wrong == 0 && row.right > 0 && report.udp.lost == 0 && of_previous;
         row.promise = LOST_BY_PREVIOUS;
@@ -220,7 +221,7 @@ fn unsteered(setup: &Setup, number: u32) -> Result<Program> {
     Ok(next)
 }
 
-/// A proxy of the same port that holds no slot: it sees none of the steering maps.
+/// A proxy on the same port without a slot. It has no access to the steering maps.
 fn outsider(setup: &Setup) -> Result<Program> {
     let root = setup.lab.bpf_root().join("outsider");
     let pins = root.join(shared_maps::pin::GLOBALS);
@@ -240,7 +241,7 @@ fn outsider(setup: &Setup) -> Result<Program> {
     setup.lab.start_sdp(&options)
 }
 
-/// Ended first and then started again: meanwhile the other one has it all.
+/// The replica ends first and then starts again. In between, the other proxy gets all queries.
 pub(super) fn beside_other(setup: &Setup) -> Result<Vec<Row>> {
     ensure!(
         setup.redirect == Redirect::Tproxy,
@@ -275,7 +276,7 @@ pub(super) fn beside_other(setup: &Setup) -> Result<Vec<Row>> {
         got - before
     );
     let mut row = Row::none_lost(String::new(), &report, note);
-    // Lasting connections that hung on it stay there: what counts is that nothing new came.
+    // Lasting connections to the other proxy stay there. It must get no new ones.
     row.holds &= steered == before && got > steered;
     Ok(vec![row])
 }

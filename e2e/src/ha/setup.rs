@@ -1,4 +1,4 @@
-//! A lab with four client pods, a fast DNS server, and a way of redirecting.
+//! A lab with four client pods, a fast DNS server, and a redirect.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -46,16 +46,16 @@ const NAMES: Names = Names {
 pub enum Redirect {
     /// Marked by our programs, routed to local delivery.
     Own,
-    /// The same, and servers are asked under the pods' addresses.
+    /// The same, and queries have the pods' addresses.
     Transparent,
-    /// Marked by our programs, then TPROXY by nftables: Cilium's default way.
+    /// Marked by Holdfast's programs, then TPROXY by nftables, Cilium's default.
     Tproxy,
-    /// The same, under an agent that steers nothing: the proxies bring program and maps.
+    /// The same under an agent without steering: the proxies load program and maps.
     Alone,
-    /// As [`Self::Own`], with every pod a port of one Linux bridge.
+    /// Like [`Self::Own`], with every pod at a port of one Linux bridge.
     Bridged,
-    /// As [`Self::Own`], with servers behind service addresses that the node translates. Two pods
-    /// are routed, two are ports of a bridge.
+    /// Like [`Self::Own`], with servers behind service addresses that the node translates. Two pods
+    /// are routed, two are at ports of a bridge.
     Translated,
 }
 
@@ -85,7 +85,7 @@ pub struct Setup {
     pub(super) redirect: Redirect,
 }
 
-/// Load that runs, with what is needed to end it.
+/// A running load, and the data to end it.
 pub(super) struct Running<'s> {
     traffic: Traffic,
     setup: &'s Setup,
@@ -97,11 +97,11 @@ impl Setup {
     pub fn new(redirect: Redirect, size: &Size) -> Result<Self> {
         let lab = Lab::new()?;
         let pods = add_pods(&lab, redirect)?;
-        // Each TCP query leaves a port in TIME_WAIT, here and there.
+        // Each TCP query leaves a port in TIME_WAIT, on the node and at the server.
         for netns in [&lab.node, &lab.world] {
             netns.sysctl(&[("net.ipv4.ip_local_port_range", "12000 65000")])?;
         }
-        // Other ports than those of the load's raw sockets: a pod has one query of a port.
+        // Not the ports of the load's raw sockets, because a pod has one query per port.
         let routed = [&lab.a, &lab.b].into_iter();
         for pod in routed.chain(&pods) {
             let range = ("net.ipv4.ip_local_port_range", "43000 65000");
@@ -144,7 +144,7 @@ impl Setup {
         })
     }
 
-    /// Starts the agent and puts every pod under its care.
+    /// Starts the agent and adds an endpoint for every pod.
     pub(super) fn agent(&self, options: &AgentOptions) -> Result<Program> {
         let agent = self.lab.start_agent(options)?;
         if self.redirect == Redirect::Alone {
@@ -156,7 +156,7 @@ impl Setup {
         Ok(agent)
     }
 
-    /// Starts a replica, ready and with the rules in force.
+    /// Starts a replica. It is ready and has the rules in force.
     pub(super) fn replica(&self, number: u32) -> Result<Program> {
         let replica = self.lab.start_sdp(&self.sdp_options(number))?;
         self.lab.connected(&replica_name(number))?;
@@ -171,7 +171,7 @@ impl Setup {
         }
     }
 
-    /// Options of replica `number` here, with a name and a metrics port of its own.
+    /// Options of replica `number`, with its own name and metrics port.
     pub(super) fn sdp_options(&self, number: u32) -> SdpOptions {
         let port = u16::try_from(number % 100).unwrap_or(0);
         let options = SdpOptions::new(&replica_name(number), 9970 + port);
@@ -213,7 +213,7 @@ impl Setup {
         Ok(running)
     }
 
-    /// Takes the steering program and its maps away, as where no BPF is at hand.
+    /// Removes the steering program and its maps, as on a node without BPF.
     pub(super) fn remove_steering(&self) -> Result<()> {
         let link = self
             .lab
@@ -245,7 +245,7 @@ impl Setup {
         dns_rules(self.redirect, pattern)
     }
 
-    /// Addresses by which the pods ask.
+    /// Server addresses for the pods' queries.
     pub(super) fn servers(&self) -> Servers {
         servers(self.redirect)
     }
@@ -260,7 +260,7 @@ impl Setup {
 }
 
 impl Running<'_> {
-    /// Lets it flow for a moment: a pause, and until further answers came.
+    /// Lets the load run: a pause, and then until more answers have arrived.
     pub(super) fn flows(&self) -> Result<()> {
         std::thread::sleep(self.setup.size.pause);
         self.traffic.flows(u64::from(self.setup.size.udp_rate / 4))
@@ -284,12 +284,12 @@ impl Running<'_> {
     }
 }
 
-/// DNS servers by the addresses that pods ask: IPv4, then IPv6.
+/// DNS servers by the addresses that pods use: IPv4, then IPv6.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Servers {
     /// Under load.
     pub(super) fast: [IpAddr; 2],
-    /// The lab's own, which answer as late as their zone says.
+    /// The lab's own servers, whose answers have the delay of their zone.
     pub(super) slow: [IpAddr; 2],
 }
 

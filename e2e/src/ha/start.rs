@@ -1,4 +1,4 @@
-//! R2: a proxy that starts while the agent is down answers at once.
+//! R2: a proxy that starts while the agent is down answers immediately.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -17,17 +17,17 @@ use crate::process::Program;
 use crate::traffic::names as zone;
 use crate::wait::eventually;
 
-/// What is promised.
+/// The promised time.
 const PROMISED: Duration = Duration::from_millis(250);
 /// How long one query waits before the next is sent.
 const NEXT_QUERY: Duration = Duration::from_millis(12);
 const SERVER_LABELS: &str = "k8s:app=dns,k8s:io.kubernetes.pod.namespace=default";
-/// Where the server pod moves to.
+/// The new address of the server pod.
 const MOVED: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 24));
 const MOVED_NAME: &str = "moved.good.test";
 
-/// Times the first right answer, for a pod that asked before, one that never
-/// did, and a DNS server whose pod has another address now.
+/// Times the first right answer for three queries: by a pod that sent queries before, by a pod that
+/// never did, and to a DNS server whose pod has a new address.
 pub(super) fn cold(setup: &Setup) -> Result<Vec<Row>> {
     let lab = &setup.lab;
     let agent = lab.start_agent(&setup.agent_options())?;
@@ -90,7 +90,7 @@ fn row(name: &str, times: &mut [Duration], wrong: u64) -> Row {
         right,
         wrong,
         lost: tally.lost,
-        // The machine may be busy with other things: the best of several counts.
+        // Other processes may use the machine, so the best of several times counts.
         holds: right > 0 && wrong == 0,
         note,
         udp: tally,
@@ -108,7 +108,7 @@ fn move_server(setup: &Setup, pod: &Pod) -> Result<DnsServer> {
                  \x20 - ports: [{port: \"53\", protocol: ANY}]\n\
                  \x20   rules: {dns: [{matchPattern: \"*.good.test\"}]}\n";
     lab.write_policy("server.yaml", &egress("server", "web", rules))?;
-    // Another one with its labels: the identity outlives the old address.
+    // Another pod with its labels keeps the identity alive after the old address.
     let sibling = setup.clients().nth(2).context("a third pod")?;
     lab.add_endpoint(sibling, SERVER_LABELS)?;
     let before = lab.add_endpoint(pod, SERVER_LABELS)?;
@@ -146,8 +146,8 @@ fn move_server(setup: &Setup, pod: &Pod) -> Result<DnsServer> {
     DnsServer::start(&pod.netns, &[MOVED], &lab.zone)
 }
 
-/// Starts a proxy and asks until the answer is right: the time since the start,
-/// and how many wrong answers came before.
+/// Starts a proxy and repeats a query until the answer is right. Returns the time since the start,
+/// and the number of wrong answers before.
 fn first_answer(
     setup: &Setup,
     number: u32,
@@ -164,7 +164,7 @@ fn first_answer(
     let query = query.clone().within(NEXT_QUERY);
     pod.netns.enter(|| -> Result<_> {
         let start = Instant::now();
-        // It keeps the lab's node as its namespace: the command enters it.
+        // It keeps the lab's node as its namespace, which the command enters.
         let proxy = Program::start("holdfast-sdp", command, &log)?;
         let mut wrong = 0;
         loop {

@@ -1,4 +1,4 @@
-//! What pod A does. Each attack is bounded in rate, number and time.
+//! Attacks of pod A. Each is bounded in rate, number and time.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
@@ -16,22 +16,22 @@ use crate::pod::Pod;
 
 /// A's own DNS server, which answers every name below [`ZONE`].
 pub(super) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 60));
-/// A server that takes queries and never answers.
+/// A server that receives queries and never answers.
 pub(super) const SILENT: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 61));
 /// Zone of A's names.
 pub(super) const ZONE: &str = "flood.test";
-/// Addresses that A may reach without asking for a name, 100.80.0.0/12.
+/// Addresses that policy opens for A without a DNS query, 100.80.0.0/12.
 pub(super) const REACHABLE: &str = "100.80.0.0/12";
 const DNS: u16 = 53;
 /// Steps of a paced sender.
 const STEP: Duration = Duration::from_millis(1);
-/// A connection attempt or a read of an attacker waits no longer.
+/// Longest wait of an attacker's connection attempt or read.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// One kind of attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
-    /// Nothing: what pod B sees on a quiet node.
+    /// No attack: pod B's results on a quiet node.
     None,
     /// 40,000 UDP queries per second, each for a fresh allowed name.
     UdpFreshNames,
@@ -39,13 +39,13 @@ pub enum Attack {
     UdpRefusedNames,
     /// 20,000 UDP queries per second to a server that never answers.
     UdpUnanswered,
-    /// TCP connections with one query each, as many as eight threads make.
+    /// TCP connections with one query each, as many as eight threads can make.
     TcpFlood,
     /// 1,000 TCP connections that send one byte a second.
     TcpSlow,
-    /// 150 TCP connections that ask for 64 kB answers and read none.
+    /// 150 TCP connections that request 64 kB answers and read none.
     TcpUnread,
-    /// 1,050 TCP connections with 64 queries each that no server answers.
+    /// 1,050 TCP connections with 64 unanswered queries each.
     TcpUnanswered,
     /// 10,000 idle TCP connections.
     TcpConnections,
@@ -53,7 +53,7 @@ pub enum Attack {
     LargeAnswers,
     /// 480,000 SYNs to addresses that A may reach.
     SynFlood,
-    /// UDP datagrams from ever new ports to addresses that A may reach.
+    /// UDP datagrams from new ports to addresses that A may reach.
     UdpPorts,
     /// Neighbour messages for ever new addresses.
     Neighbours,
@@ -90,12 +90,12 @@ impl Attack {
             Self::TcpConnections => "10,000 TCP connections",
             Self::LargeAnswers => "large answers",
             Self::SynFlood => "SYN flood",
-            Self::UdpPorts => "UDP flows from ever new ports",
+            Self::UdpPorts => "UDP flows from new ports",
             Self::Neighbours => "neighbour messages",
         }
     }
 
-    /// Whether the attack is a UDP flood of queries: B's time may grow further then.
+    /// Whether the attack is a UDP flood of queries, for which B's time may grow more.
     pub fn is_udp_flood(self) -> bool {
         matches!(
             self,
@@ -160,7 +160,7 @@ impl Attack {
 
 type Thread = Box<dyn FnOnce(&Strike) -> Result<()> + Send>;
 
-/// What the threads of one attack share.
+/// State that the threads of one attack share.
 #[derive(Clone, Debug)]
 pub(super) struct Strike {
     stop: Arc<AtomicBool>,
@@ -169,7 +169,7 @@ pub(super) struct Strike {
 }
 
 impl Strike {
-    /// Whether the attack goes on.
+    /// Whether the attack continues.
     pub(super) fn goes_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed) && Instant::now() < self.until
     }
@@ -179,14 +179,14 @@ impl Strike {
         self.strikes.fetch_add(number, Ordering::Relaxed);
     }
 
-    /// Calls `send` as often as `rate` per second asks for, until the attack ends.
+    /// Calls `send` `rate` times per second until the attack ends.
     pub(super) fn paced(&self, rate: u32, mut send: impl FnMut() -> Result<()>) -> Result<()> {
         let start = Instant::now();
         let mut sent = 0;
         while self.goes_on() {
             let due = start.elapsed().as_micros() * u128::from(rate) / 1_000_000;
             let due = u64::try_from(due).unwrap_or(u64::MAX);
-            // What was missed for lack of CPU is not made up for in one burst.
+            // Sends that were missed for lack of CPU time are not made up for in one burst.
             sent = sent.max(due.saturating_sub(u64::from(rate) / 20));
             while sent < due {
                 send()?;
@@ -226,7 +226,7 @@ impl Drop for Running {
     }
 }
 
-/// A name below `zone` that was not looked up yet.
+/// A name below `zone` that was never looked up.
 fn fresh(zone: &str) -> String {
     format!("x{:016x}.{zone}", rand::rng().random::<u64>())
 }
@@ -246,7 +246,7 @@ fn udp_flood(rate: u32, server: IpAddr, name: fn() -> String) -> Vec<Thread> {
                 let mut turn = 0;
                 strike.paced(rate / 2, || {
                     turn = (turn + 1) % sockets.len();
-                    // A full send queue or an ICMP error is the attacker's own matter.
+                    // A full send queue or an ICMP error affects only the attacker.
                     let _ = sockets[turn].send(&query(&name()));
                     Ok(())
                 })
@@ -255,7 +255,7 @@ fn udp_flood(rate: u32, server: IpAddr, name: fn() -> String) -> Vec<Thread> {
         .collect()
 }
 
-/// Connects, asks, reads the answer, resets; again and again.
+/// Repeats: connects, sends a query, reads the answer, resets the connection.
 fn tcp_flood(strike: &Strike) -> Result<()> {
     while strike.goes_on() {
         let Ok(socket) = connect(SERVER) else {
@@ -324,7 +324,7 @@ fn hold(strike: &Strike, number: u32, server: IpAddr, behaviour: Behaviour) -> R
     Ok(())
 }
 
-/// Asks for the name with 4,000 addresses, one answer after another.
+/// Queries the name with 4,000 addresses, one answer after another.
 fn large_answers(strike: &Strike) -> Result<()> {
     while strike.goes_on() {
         let Ok(socket) = connect(SERVER) else {
@@ -351,7 +351,7 @@ fn large_answers(strike: &Strike) -> Result<()> {
     Ok(())
 }
 
-/// A connection whose end is a reset, so that no port waits in TIME_WAIT.
+/// A connection that ends with a reset, so that no port waits in TIME_WAIT.
 fn connect(server: IpAddr) -> Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
         .context("an attacker's socket")?;
@@ -361,7 +361,7 @@ fn connect(server: IpAddr) -> Result<Socket> {
     Ok(socket)
 }
 
-/// Asks over TCP for every name with 1,000 addresses, once; how many were answered.
+/// Queries every name with 1,000 addresses once over TCP. Returns how many were answered.
 pub(super) fn ask_large_names(number: u32) -> u32 {
     let mut answered = 0;
     for name in 0..number {
@@ -395,7 +395,7 @@ fn query(name: &str) -> Vec<u8> {
     message
 }
 
-/// The same with the length that TCP wants (RFC 1035, 4.2.2).
+/// The same with the length field of TCP (RFC 1035, 4.2.2).
 fn framed(name: &str) -> Vec<u8> {
     let query = query(name);
     let length = u16::try_from(query.len()).unwrap_or(u16::MAX);

@@ -1,4 +1,4 @@
-//! What pod B learns while the agent is away stays, however much pod A learns meanwhile.
+//! Names that pod B learns while the agent is down stay open, however many pod A learns.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::wait::eventually;
 
 /// Names that B learns.
 const NAMES: usize = 30;
-/// All of B's names are open this long after the agent is ready, at the latest.
+/// Longest time from the agent's readiness until all of B's names are open.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
 
 impl Setup {
-    /// Kills the agent, has B learn names and then A as many as fit into 64 large answers, and
-    /// starts the agent again. Fails unless every address of B opens.
+    /// Kills the agent. B learns names, and then A learns as many as fit into 64 large answers.
+    /// Starts the agent again. Fails unless every address of B opens.
     pub fn learns_while_the_agent_is_away(&mut self) -> Result<()> {
         let pid = self.agent.id();
         self.agent.signal(nix::sys::signal::Signal::SIGKILL)?;
@@ -35,9 +35,11 @@ impl Setup {
         self.agent = start_agent(&self.lab)?;
         ensure!(self.agent.id() != pid, "the agent did not restart");
         for number in learned {
-            eventually("a name learned meanwhile is open", OPEN_WITHIN, || {
-                self.lab.b.expect_open(at(zone::v4(number).into(), 80))
-            })?;
+            eventually(
+                "a name learned without the agent is open",
+                OPEN_WITHIN,
+                || self.lab.b.expect_open(at(zone::v4(number).into(), 80)),
+            )?;
         }
         Ok(())
     }

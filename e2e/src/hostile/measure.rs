@@ -23,9 +23,9 @@ use crate::wait::eventually;
 const LOST_AFTER: Duration = Duration::from_secs(5);
 /// The load flows this long before the attack begins.
 const BEFORE: Duration = Duration::from_millis(500);
-/// The attack goes on this long before B is measured.
+/// Time that the attack runs before B is measured.
 const TAKES_HOLD: Duration = Duration::from_millis(500);
-/// Until the node is quiet after an attack, at the latest.
+/// Longest time until the node is quiet after an attack.
 const QUIET_AGAIN: Duration = Duration::from_secs(20);
 /// Described failures.
 const SAMPLES: usize = 8;
@@ -38,14 +38,14 @@ pub struct Quiet {
 }
 
 impl Quiet {
-    /// How many times longer B's 99th percentile was under attack. A quiet node counts as
-    /// answering in no less than one millisecond.
+    /// Ratio of B's 99th percentile under attack to the one on a quiet node, which counts as one
+    /// millisecond at least.
     pub fn factor(self, attacked_p99_ms: f64) -> f64 {
         attacked_p99_ms / self.p99_ms.max(1.0)
     }
 }
 
-/// What became of fresh names.
+/// Outcome of the fresh names.
 #[derive(Debug, Default)]
 struct Fresh {
     asked: u64,
@@ -61,7 +61,7 @@ impl Setup {
             attack: attack.name().to_owned(),
             ..Row::default()
         };
-        // What the attack before left behind may take a moment to go.
+        // Effects of the previous attack may last for a moment.
         let mut stream = eventually("B opens a connection", QUIET_AGAIN, || {
             let name = self.next_name();
             let query = Query::a(&zone::name(name), SERVER4);
@@ -78,7 +78,7 @@ impl Setup {
             }
         };
         if attack != Attack::None {
-            // A's own share must be free again, too, or the attack is none.
+            // A's own share must be free again. Without it the attack would not work.
             eventually("A gets an answer over TCP", QUIET_AGAIN, || {
                 let name = format!("quiet{}.{ZONE}", self.next_name());
                 self.lab.a.ask(&Query::a(&name, SERVER).tcp())
@@ -99,7 +99,7 @@ impl Setup {
         let attacking = attack.start(&self.lab.a, &self.size)?;
         std::thread::sleep(TAKES_HOLD);
         let fresh = self.fresh_names()?;
-        // The attack goes on until B has its last answer.
+        // The attack continues until B has its last answer.
         let report = traffic.finish()?;
         row.strikes = attacking.finish();
         let total = report.total();
@@ -115,7 +115,7 @@ impl Setup {
         row.b_late = fresh.late;
         row.samples = total.samples;
         row.samples.extend(fresh.samples);
-        // The server speaks first: its packet passes by the connection's entry alone.
+        // The server sends first. Its packet passes only because of the connection's entry.
         let mut echo = [0; 5];
         let spoken = server
             .write_all(b"alive")
@@ -130,11 +130,11 @@ impl Setup {
             "{}: the attacker did nothing",
             row.attack
         );
-        ensure!(row.b_fresh > 0, "{}: B asked for no fresh name", row.attack);
+        ensure!(row.b_fresh > 0, "{}: B queried no fresh name", row.attack);
         Ok(row)
     }
 
-    /// Asks for fresh names and connects to each at once, for as long as an attack lasts.
+    /// Queries fresh names and connects to each at once, until the attack ends.
     fn fresh_names(&self) -> Result<Fresh> {
         let fresh = Arc::new(Mutex::new(Fresh::default()));
         let stop = AtomicBool::new(false);
@@ -170,7 +170,7 @@ impl Setup {
         Ok(fresh)
     }
 
-    /// Asks for a name and connects to its address; how long the answer took.
+    /// Queries a name and connects to its address. Returns how long the answer took.
     fn fresh_name(&self, number: u32) -> Result<Duration> {
         let name = zone::name(number);
         let reply = self.lab.b.ask(&Query::a(&name, SERVER4))?;

@@ -19,7 +19,7 @@ pub(super) fn syns(strike: &Strike, own: Ipv4Addr, number: u32) -> Result<()> {
     let mut rng = rand::rng();
     strike.paced(SYN_RATE, || {
         if left == 0 {
-            // All are sent: the rest of the attack is silence.
+            // All are sent. The rest of the attack is silence.
             std::thread::sleep(std::time::Duration::from_millis(10));
             return Ok(());
         }

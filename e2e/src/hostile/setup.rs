@@ -29,7 +29,7 @@ pub(super) const LOAD: Names = Names {
     all: 20_000,
     others_percent: 5,
 };
-/// Names from [`LOAD`]`.all` to here are asked for once, to be connected to.
+/// Names from [`LOAD`]`.all` to here are queried once, to connect to them.
 const ALL_NAMES: u32 = 60_000;
 /// Addresses of the name that answers at length.
 const BIG: u32 = 4_000;
@@ -39,7 +39,7 @@ pub(super) const MAX_DELAY: Duration = Duration::from_secs(1);
 /// Names of the attacker with 1,000 addresses each.
 pub(super) const LARGE_NAMES: u32 = 64;
 const FIRST_ANSWER: Duration = Duration::from_secs(15);
-/// Port of the server that speaks first.
+/// Port of the server that sends first.
 pub(super) const PUSH_PORT: u16 = 8081;
 /// The proxy's metrics.
 pub(super) const SDP_METRICS: u16 = 9961;
@@ -52,7 +52,7 @@ pub struct Setup {
     pub(super) agent: Program,
     _servers: [Program; 2],
     _silent: (UdpSocket, TcpListener),
-    /// A server of B's that speaks first, on [`PUSH_PORT`].
+    /// A server of B that sends first, on [`PUSH_PORT`].
     pub(super) push: TcpListener,
     /// The lab; pod a attacks, pod b works.
     pub lab: Lab,
@@ -142,12 +142,12 @@ impl Setup {
     }
 }
 
-/// The agent, with a log that a flood does not fill.
+/// The agent, with a log level at which a flood does not fill the log.
 pub(super) fn start_agent(lab: &Lab) -> Result<Program> {
     let mut options = AgentOptions::default();
     if cfg!(debug_assertions) {
-        // A program built for debugging serves about a fifth of the queries, so that a fifth of
-        // the default quota stands for it.
+        // A debug build serves about a fifth of the queries, so its quota is a fifth of the
+        // default.
         options = options.flag("--endpoint-dns-quota=2000");
     }
     let mut command = lab.agent_command(&options)?;

@@ -27,10 +27,10 @@ pub const NODE6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd09, 1, 0, 0, 0, 0, 0, 1))
 pub const MANY: u16 = 100;
 /// Longest wait for something to arrive.
 pub const SOON: Duration = Duration::from_secs(5);
-/// A heartbeat of a slot that is alive for as long as the test runs.
+/// A heartbeat that keeps a slot alive for the whole test.
 pub const FOREVER: u64 = u64::MAX;
 
-/// Nodes so far: each one's pod has a name of its own.
+/// Number of nodes so far. Each node's pod has a name of its own.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// A node with one pod, and proxies on it.
@@ -52,7 +52,7 @@ pub struct Proxy {
 /// Runs `test` with a node whose policy redirects DNS to the peer.
 pub fn with_node(test: impl FnOnce(&mut Node<'_>) -> Result<()> + Send) {
     with_kernel(|kernel| {
-        // The kernel gives a sysctl of its own to each namespace.
+        // Each namespace has its own value of this sysctl.
         fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0")?;
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let pod = Netns::create(format!("hf-steer-{}-{number}", std::process::id()))?;
@@ -108,7 +108,7 @@ fn nft(rules: &str) -> Result<()> {
     Ok(())
 }
 
-/// A socket at `at`, which need not be the node's, with `mark`.
+/// A socket at `at`, which may be an address of another machine, with `mark`.
 pub fn udp_at(at: SocketAddr, mark: u32) -> Result<UdpSocket> {
     let socket = bound(Type::DGRAM, at)?;
     socket.set_mark(mark)?;
@@ -155,7 +155,7 @@ impl Node<'_> {
         ))
     }
 
-    /// Lets `rule` loose on every packet that the node itself sends.
+    /// Applies `rule` to every packet that the node itself sends.
     pub fn on_output(&self, rule: &str) -> Result<()> {
         nft(&format!(
             "table inet marks {{\n}}\ndelete table inet marks\n
@@ -164,13 +164,13 @@ impl Node<'_> {
         ))
     }
 
-    /// Takes away what [`Self::drop_after_us`] attached.
+    /// Removes the program that [`Self::drop_after_us`] attached.
     pub fn leave_all(&self) -> Result<()> {
         tc(&["qdisc", "delete", "dev", "hf0", "clsact"])
     }
 
-    /// Has a classifier of another system drop all that reaches it at the
-    /// node's end of the pod's veth pair: `ingress` or `egress`.
+    /// Attaches a classifier of another system at the node's end of the pod's veth pair (`ingress`
+    /// or `egress`). It drops every packet that reaches it.
     pub fn drop_after_us(&self, direction: &str) -> Result<()> {
         let filter = ["filter", "add", "dev", "hf0", direction, "protocol", "all"];
         // Classic BPF: return 2, `TC_ACT_SHOT`.
@@ -226,7 +226,7 @@ impl Node<'_> {
         Ok(self.slots.set(&slot, &value)?)
     }
 
-    /// The pod sends a datagram from each of many ports; how many each proxy got.
+    /// The pod sends a datagram from each of many ports. Returns how many each proxy received.
     pub fn ask<const N: usize>(&self, server: IpAddr, proxies: [&Proxy; N]) -> Result<[u16; N]> {
         let v6 = usize::from(server.is_ipv6());
         self.pod.enter(|| -> Result<()> {
@@ -249,7 +249,7 @@ impl Node<'_> {
         Ok(got)
     }
 
-    /// The pod opens many connections; how many each proxy got.
+    /// The pod opens many connections. Returns how many each proxy received.
     pub fn connect<const N: usize>(
         &self,
         server: IpAddr,

@@ -15,24 +15,25 @@ use crate::{AgentOptions, eventually};
 
 /// Identities of CIDR label sets are numbered from here.
 const LOCAL: u32 = 1 << 24;
-/// Until a policy that was edited is being carried out.
+/// Longest wait until an edited policy is being carried out.
 const NOTICED: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_secs(20);
-/// What counts as just confirmed.
+/// Age up to which a confirmation is recent.
 const JUST: Duration = Duration::from_secs(5);
 
-/// What the agent is doing when it is killed.
+/// What the agent does when it is killed.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// It confirmed a new name so many milliseconds ago.
+    /// It confirmed a new name this many milliseconds ago.
     AfterAck(u64),
-    /// It writes the blocks of a policy, and has come to this one.
+    /// It is writing the blocks of a policy, and has written this one.
     WithinPlan(u8),
-    /// A selector came or went so many milliseconds ago: addresses get other identities.
+    /// A selector was added or removed this many milliseconds ago, so that addresses get other
+    /// identities.
     Relabelling(u64),
-    /// An endpoint comes or goes since so many milliseconds.
+    /// An endpoint has been added or removed for this many milliseconds.
     Endpoint(u64),
-    /// It was killed, and has started again so many milliseconds ago.
+    /// It was killed, and started again this many milliseconds ago.
     Starting(u64),
 }
 
@@ -86,7 +87,7 @@ impl Storm<'_> {
         agent.kill_9()
     }
 
-    /// Counts a kill, and how long after a confirmation it came.
+    /// Counts a kill, and the time since the last confirmation.
     fn killed_at(&mut self, at: Instant) {
         self.outcome.kills += 1;
         let after = self.confirmed.take().map(|confirmed| at - confirmed);
@@ -96,7 +97,7 @@ impl Storm<'_> {
         }
     }
 
-    /// Replaces all blocks, and kills once one of the new ones is in the ipcache.
+    /// Replaces all blocks, and kills the agent when one of the new ones is in the ipcache.
     fn within_plan(&mut self, at: u8) -> Result<()> {
         self.odd = !self.odd;
         let odd = self.odd;
@@ -106,10 +107,10 @@ impl Storm<'_> {
             std::hint::spin_loop();
         }
         let agent = self.agent.take().context("no agent")?;
-        // No map is written any more once all of its threads stand still.
+        // When all its threads are stopped, it writes to no map.
         agent.signal(Signal::SIGSTOP)?;
         self.killed_at(Instant::now());
-        // The new blocks come in order, then the old ones go in order.
+        // The new blocks are added in order, then the old ones are removed in order.
         let whole = self.is_there(BLOCKS - 1, odd)? && !self.is_there(BLOCKS - 1, !odd)?;
         self.outcome.within_plan += u32::from(!whole);
         agent.kill_9()
@@ -127,7 +128,7 @@ impl Storm<'_> {
         Ok(value.is_some_and(|value| value.sec_identity >= LOCAL))
     }
 
-    /// The guest comes or goes, and the agent may not live to tell.
+    /// Adds or removes the guest endpoint. The agent may be killed before it responds.
     fn endpoint(&mut self, after: Duration) -> Result<()> {
         self.guest_there = !self.guest_there;
         let (lab, there) = (self.lab, self.guest_there);
@@ -135,7 +136,7 @@ impl Storm<'_> {
         let agent = self.agent.take().context("no agent")?;
         let at = std::thread::scope(|scope| -> Result<Instant> {
             scope.spawn(|| {
-                // The agent may be gone before it answers.
+                // The agent may be killed before it responds.
                 let _ = lab.agent(&arguments(&guest, &key, there));
             });
             std::thread::sleep(after);
@@ -153,10 +154,10 @@ impl Storm<'_> {
         (guest, key)
     }
 
-    /// Whatever became of the last command: once more, to its end.
+    /// Repeats the last command, whatever its result was, until it succeeds.
     pub(super) fn settle_guest(&mut self) -> Result<()> {
         let (guest, key) = self.guest_names();
-        eventually("the guest is as it shall be", SOON, || {
+        eventually("the guest endpoint has its final state", SOON, || {
             let listed = self.lab.agent(&["endpoint", "list", "-o", "json"])?;
             if listed.contains(&key) != self.guest_there {
                 self.lab.agent(&arguments(&guest, &key, self.guest_there))?;

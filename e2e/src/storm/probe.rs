@@ -1,4 +1,4 @@
-//! New connections without pause, to an address that is open, or to one that is closed.
+//! New connections without pause to an address that is open, or to one that is closed.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -46,7 +46,8 @@ impl Probe {
         })
     }
 
-    /// Nothing may come through: the servers count who came ([`crate::web::Web::visits`]).
+    /// Nothing may be delivered. The servers count connections and datagrams
+    /// ([`crate::web::Web::visits`]).
     pub fn closed(pod: &Pod, address: IpAddr) -> Result<Self> {
         Self::start(pod, move |number| {
             if number.is_multiple_of(TCP_EVERY) {
@@ -82,7 +83,7 @@ impl Probe {
         })
     }
 
-    /// Stops; gives the number of attempts, or the error of one.
+    /// Stops the probe. Returns the number of attempts, or the error of one.
     pub fn finish(mut self) -> Result<u64> {
         self.end();
         let seen = self.seen.lock();

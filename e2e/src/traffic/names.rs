@@ -1,4 +1,4 @@
-//! The names that are asked, the addresses that answer, and both on the wire.
+//! The queried names, their addresses, and both in wire format.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,16 +14,16 @@ const HEADER: usize = 12;
 /// Numbered names, each with one address per family.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Names {
-    /// Names that are asked over and over.
+    /// Names that are queried repeatedly.
     pub hot: u32,
-    /// All names; those beyond `hot` are asked once in a while, so that addresses are learned.
+    /// All names. Those beyond `hot` are queried rarely, so that addresses are learned.
     pub all: u32,
-    /// How many of 100 queries are for any name, not for a hot one.
+    /// Percentage of queries for any name instead of a hot one.
     pub others_percent: u32,
 }
 
 impl Names {
-    /// A name to ask next.
+    /// A name for the next query.
     pub fn pick(&self, rng: &mut impl Rng) -> u32 {
         let other = rng.random_range(0..100) < self.others_percent;
         rng.random_range(0..if other { self.all } else { self.hot })
@@ -53,7 +53,7 @@ pub(crate) fn zone_file(names: &Names) -> String {
         "$ORIGIN {ZONE}.\n$TTL 600\n@ IN SOA ns hostmaster 1 3600 600 86400 60\n@ IN NS ns\nns IN A 192.0.2.2\n"
     );
     for number in 0..names.all {
-        // Every other one lasts a day: longer than a lease may.
+        // Every second name has a TTL of a day, longer than a lease may last.
         let ttl = if number % 2 == 0 { 600 } else { 86_400 };
         let _ = writeln!(
             zone,
@@ -65,10 +65,10 @@ pub(crate) fn zone_file(names: &Names) -> String {
     zone
 }
 
-/// A query as sent and what must come back.
+/// A query as sent, with the expected answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
-    /// Of the message.
+    /// Id of the message.
     pub id: u16,
     name: u32,
     v6: bool,
@@ -101,7 +101,7 @@ impl Asked {
         out.extend_from_slice(&[0, 0, kind, 0, 1]);
     }
 
-    /// Fails with what is wrong about an answer.
+    /// Returns an error that says what is wrong with an answer.
     pub(crate) fn check(&self, answer: &[u8]) -> Result<(), String> {
         let mut question = Vec::with_capacity(64);
         self.question(&mut question);

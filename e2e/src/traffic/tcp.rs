@@ -1,5 +1,5 @@
-//! TCP connections of one pod: so many per second with one query each, and
-//! some that stay and ask again and again.
+//! TCP connections of one pod: a number per second with one query each, and some that stay open and
+//! send query after query.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +21,7 @@ const THINKS_MS: std::ops::Range<u64> = 20..150;
 /// Connections opened in one go after a pause.
 const BURST: u64 = 16;
 const DNS: u16 = 53;
-/// After the end of a connection: whether the peer had read the query shows within this time.
+/// Time after the end of a connection within which it shows whether the peer had read the query.
 const AFTERMATH: Duration = Duration::from_secs(3);
 
 /// One connection.
@@ -32,7 +32,7 @@ struct Connection {
     connecting: bool,
     asked: Option<Asked>,
     sent_at: u64,
-    /// When a lasting one asks next.
+    /// Time of the next query of a lasting connection.
     next: Instant,
     /// Until when an ended one is watched.
     ended: Option<Instant>,
@@ -84,7 +84,7 @@ impl Sender {
         })
     }
 
-    /// Sends until told to stop, from the calling thread's namespace.
+    /// Sends until it is stopped, from the calling thread's namespace.
     pub(super) fn run(mut self, common: &Common) -> Counts {
         let start = Instant::now();
         for server in self.servers.clone() {
@@ -249,7 +249,7 @@ impl Sender {
         }
     }
 
-    /// A connection that broke, with or without something asked.
+    /// Handles a connection that broke, with or without an open query.
     fn broken(&mut self, place: usize, error: &std::io::Error) {
         let Some(connection) = self.connections[place].take() else {
             return;
@@ -291,7 +291,7 @@ impl Sender {
             connection.asked = Some(asked);
             connection.sent_at = monotonic_ns();
             self.counts.sent += 1;
-            // What came since the last look decides: an end that is there was polite.
+            // The data since the last check decides: an orderly end may have arrived.
             let end = matches!(connection.receive(), Event::End);
             if end {
                 connection.asked = None;
@@ -306,8 +306,9 @@ impl Sender {
         }
     }
 
-    /// A lasting connection that ended with a query under way. The peer resets it if the query
-    /// came after it had closed (the kernel then says EPIPE); no reset: the query was read.
+    /// Handles a lasting connection that ended while a query was on its way. If the query arrived
+    /// after the peer had closed, the peer resets the connection (the kernel then returns EPIPE).
+    /// Without a reset the peer read the query.
     fn aftermath(&mut self, place: usize) {
         let Some(connection) = self.connections[place].take() else {
             return;

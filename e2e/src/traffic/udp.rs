@@ -19,12 +19,12 @@ use crate::netns::Netns;
 
 /// First source port.
 const FIRST_PORT: u16 = 10_000;
-/// Source ports of one address: a port is used again after 20 s and more at the usual rates.
+/// Source ports of one address. At the usual rates a port is used again after 20 s or more.
 const PORTS: u16 = 32_000;
 /// Queries sent in one go after a pause.
 const BURST: u64 = 64;
-/// A sender that did not run makes up for so much of its rate, one part in as many of a second: a
-/// pod that sends seconds of queries at once has its quota in the datapath against it.
+/// The part of a second (one in `CATCH_UP`) that a sender makes up for after it did not run. A pod
+/// that sends seconds of queries at once would exceed its quota in the datapath.
 const CATCH_UP: u64 = 4;
 /// Holds some seconds of answers.
 const RECEIVE_BUFFER: usize = 16 << 20;
@@ -40,7 +40,7 @@ struct Flight {
     sent_at: u64,
 }
 
-/// One family of the pod.
+/// The queries of one family of the pod.
 struct Lane {
     socket: UdpSocket,
     own: IpAddr,
@@ -96,7 +96,7 @@ impl Sender {
         })
     }
 
-    /// Sends until told to stop; what became of it, and how many ports were used.
+    /// Sends until it is stopped. Returns the outcome, and the number of used ports.
     pub(super) fn run(mut self, common: &Common) -> (Counts, u64) {
         let mut rng = rand::rng();
         let start = Instant::now();
@@ -136,7 +136,7 @@ impl Sender {
                 .iter()
                 .map(|lane| PollFd::new(lane.socket.as_fd(), PollFlags::POLLIN))
                 .collect();
-            // Interrupted or not, what is there is read.
+            // Available data is read even after an interruption.
             let _ = poll(&mut waiting, PollTimeout::from(1u8));
             for lane in 0..self.lanes.len() {
                 self.receive(lane);
@@ -173,7 +173,7 @@ impl Sender {
         self.buffer[4..6].copy_from_slice(&length.to_be_bytes());
         let sum = checksum(lane.own, lane.server, &self.buffer);
         self.buffer[6..8].copy_from_slice(&sum.to_be_bytes());
-        // The port of a raw socket's destination is its protocol, or none.
+        // A raw socket has no destination port: the field is the protocol or zero.
         let sent_at = monotonic_ns();
         if lane
             .socket

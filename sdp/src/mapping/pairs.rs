@@ -186,7 +186,7 @@ impl PairTable {
 
     /// The part of a mapping just kept that must be written; from now on it counts as written.
     /// Pairs on the agent's disk are not written: nothing would tell the journal to release them.
-    pub(crate) fn to_write(&mut self, mapping: &Mapping, away: bool) -> Unwritten {
+    pub(crate) fn take_unwritten(&mut self, mapping: &Mapping, away: bool) -> Unwritten {
         let Some(asked) = self.names.get_mut(&mapping.name) else {
             return Unwritten::Nothing;
         };

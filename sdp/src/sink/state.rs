@@ -208,7 +208,7 @@ impl State {
             // acknowledged: no later TTL is promised.
             self.pairs.keep(&mapping, self.min_ttl);
         }
-        let unwritten = self.pairs.to_write(&mapping, away);
+        let unwritten = self.pairs.take_unwritten(&mapping, away);
         let note = (unwritten != Unwritten::Nothing).then(|| self.learned(&mapping));
         if !away {
             // The link wakes the writer: an answer does not pay for that.
@@ -465,7 +465,7 @@ impl State {
         again.extend(queued.map(|w| (w.mapping.clone(), w.mapping.ttl.max(self.min_ttl))));
         for (mapping, lasts) in again {
             self.pairs.keep(&mapping, lasts);
-            if self.pairs.to_write(&mapping, false) != Unwritten::Nothing {
+            if self.pairs.take_unwritten(&mapping, false) != Unwritten::Nothing {
                 self.journal.note(Note::Learned(mapping, lasts));
             }
         }

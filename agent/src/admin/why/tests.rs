@@ -105,6 +105,7 @@ fn read() -> AddressRead {
             open: Vec::new(),
         }),
         receiver: None,
+        blocks: Vec::new(),
     }
 }
 
@@ -281,6 +282,28 @@ fn an_address_that_no_answer_opens_is_said_to_be_one() {
         text(&open)
     );
     assert!(!text(&open).contains("MISSING"), "{}", text(&open));
+}
+
+#[test]
+fn a_block_that_covers_a_pod_is_named_and_opens_nothing() {
+    let mut pod = read();
+    pod.peer = PeerFound {
+        labels: Some(vec!["k8s:app=db".to_owned()]),
+        verdict: Some(Verdict::NoRule),
+        ..PeerFound::default()
+    };
+    pod.entries = Ok(Entries::default());
+    pod.blocks = vec![RuleView {
+        document: "NetworkPolicy/shop/web".to_owned(),
+        rule: "spec.egress[0]".to_owned(),
+        selector: Some("cidr:192.0.2.0/24".to_owned()),
+        ..RuleView::default()
+    }];
+    let why = why(&found(), &[pod], true);
+    assert!(!why.allowed);
+    let says = "a block covers its address, but means no pods or nodes: NetworkPolicy/shop/web \
+                spec.egress[0] (cidr:192.0.2.0/24; every port); add a rule with labels";
+    assert!(text(&why).contains(says), "{}", text(&why));
 }
 
 #[test]

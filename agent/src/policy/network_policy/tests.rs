@@ -1,8 +1,12 @@
 //! Documents as rules over identities, and the warnings.
 use serde_json::{Value, json};
 
-use super::read;
-use crate::policy::rule::{Direction, Peers, Rule};
+use super::{blocks_without_pods, read};
+use crate::policy::{
+    document::PolicyDocument,
+    parse::parse_value,
+    rule::{Direction, Peers, Rule},
+};
 
 fn document(spec: &Value) -> Value {
     json!({
@@ -149,18 +153,45 @@ fn ports_of_every_form() {
 }
 
 #[test]
-fn blocks_are_said_to_mean_no_pods() {
-    let blocks = json!([{"ipBlock": {"cidr": "10.0.0.0/8"}}, {"ipBlock": {"cidr": "::/0"}}]);
-    let (_, warnings) = compiled(&json!({"egress": [{"to": blocks}]}));
-    assert_eq!(
-        warnings,
-        [
-            "spec.egress[0].to[0].ipBlock (and 1 more): an ipBlock does not mean pods or nodes, \
-          whatever their addresses; add a peer with podSelector or namespaceSelector for the \
-          pods that it covers"
-        ]
-    );
+fn remarks_on_fields_without_effect_become_warnings() {
     let (_, warnings) = compiled(&json!({"policyTypes": ["Egress"], "ingress": [{}]}));
-    assert!(warnings[0].starts_with("spec.ingress: has no effect"));
     assert_eq!(warnings.len(), 1);
+    assert!(warnings[0].starts_with("spec.ingress: has no effect"));
+}
+
+#[test]
+fn validate_names_the_pods_that_a_block_covers_and_does_not_mean() {
+    let block = json!([{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}]);
+    let policy = document(&json!({"egress": [{}, {"to": block}]}));
+    let pod = |name: &str, address: &str| {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "shop"},
+            "status": {"podIP": address},
+        })
+    };
+    let remark = |pods: &[Value]| {
+        let values = [&policy].into_iter().chain(pods);
+        let documents = values.map(|value| parse_value(value, "test").unwrap());
+        let documents: Vec<PolicyDocument> = documents.collect();
+        blocks_without_pods(&documents[0], &documents.iter().collect::<Vec<_>>())
+    };
+    let text = remark(&[]).unwrap();
+    assert!(
+        text.starts_with("spec.egress[1] (10.0.0.0/8): an ipBlock does not mean pods or nodes"),
+        "{text}"
+    );
+    let pods = [
+        pod("a", "10.2.0.1"),
+        pod("b", "10.1.0.1"),
+        pod("c", "10.3.0.1"),
+    ];
+    let text = remark(&pods).unwrap();
+    assert!(
+        text.starts_with("spec.egress[1]: 10.0.0.0/8 covers the pod shop/a and 1 more; an ipBlock"),
+        "{text}"
+    );
+    // The pods are known, and the block covers none of them.
+    assert_eq!(remark(&[pod("b", "10.1.0.1")]), None);
 }

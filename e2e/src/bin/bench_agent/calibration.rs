@@ -1,5 +1,5 @@
-//! A fixed piece of work, done between the measured ones: a time divided by its time says the same
-//! on a busy machine as on a quiet one.
+//! A fixed piece of work between the measured ones. A time divided by its time is the same on a
+//! busy machine as on a quiet one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 /// Names in the table.
 const NAMES: usize = 20_000;
-/// Addresses that a name keeps.
+/// Addresses of each name.
 const ADDRESSES: usize = 8;
 
-/// Work of the kind that an update is: names hashed, addresses in order, strings allocated.
+/// Work of the same kind as an update: hashing names, sorting addresses, allocating strings.
 pub(crate) struct Calibration {
     table: HashMap<String, BTreeMap<Ipv4Addr, String>, BuildHasherDefault<DefaultHasher>>,
     next: u32,
@@ -39,7 +39,8 @@ impl Calibration {
 
     fn unit(&mut self) {
         self.next = self.next.wrapping_add(1);
-        // A step that is prime to the number of names: neighbours in time are none in memory.
+        // A step that is prime to the number of names, so that successive names are not neighbours
+        // in memory.
         let name = (self.next as usize).wrapping_mul(7919) % NAMES;
         let addresses = self.table.entry(format!("{name}.example.com")).or_default();
         let address = Ipv4Addr::from_bits(self.next.wrapping_mul(0x9e37_79b1));

@@ -1,5 +1,5 @@
-//! From a proxy that learned an answer to the result "realised": the proxy's link, gRPC
-//! over a unix socket, the core's thread, the kernel's maps and files, and back.
+//! Time from a proxy that learned an answer to the result "realised". It includes the proxy's link,
+//! gRPC over a unix socket, the core's thread, the kernel's maps and files, and the way back.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ use holdfast_e2e::in_memory::{DNS, document, web};
 
 /// Longest wait for anything.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Changes of policy under which answers are measured, at least.
+/// Fewest changes of policy during which answers are measured.
 const CHANGES: usize = 50;
 
 /// In a network namespace of its own.
@@ -79,7 +79,7 @@ impl Drop for Pins {
     }
 }
 
-/// Agent and link, with what a measurement needs of them.
+/// Agent and link, with the data that a measurement needs.
 struct Bench {
     runtime: Runtime,
     core: CoreHandle,
@@ -181,7 +181,7 @@ impl Bench {
             ],
             times,
         ));
-        // Names of a rule each: labels that were not used yet in that block.
+        // Names with a rule each, and labels that are new in that block.
         let mut new = Vec::new();
         for number in (0..50).map(|n| n * 10 + 1) {
             let address = Ipv4Addr::from_bits(0x3000_0000 + (number + 4) * 256 + 9);
@@ -229,13 +229,13 @@ impl Bench {
         ensure!(release == Release::Held, "{name}: {release:?}");
         let (realised, at) = results
             .recv_timeout(RESULT_TIMEOUT)
-            .context("no result came")?;
+            .context("no result arrived")?;
         ensure!(realised == Realised::Yes, "{name}: {realised:?}");
         Ok(at - start)
     }
 }
 
-/// Changes one rule's name again and again, each time when the last change is in force.
+/// Changes one rule's name repeatedly, each time when the last change is in force.
 async fn change(core: &CoreHandle, go_on: &AtomicBool, done: &AtomicUsize) -> Result<()> {
     while go_on.load(Ordering::Relaxed) {
         let document = changing(0, done.load(Ordering::Relaxed))?;
@@ -351,10 +351,10 @@ async fn list(
             .await?;
     }
     core.send(Event::Endpoints(SourceEvent::InitDone)).await?;
-    // Asked behind them all; a large start may take longer than readers wait.
+    // This request is queued behind all changes. A large start may take longer than readers wait.
     let begun = Instant::now();
     while core.summary().await.is_err() {
-        ensure!(begun.elapsed() < RESULT_TIMEOUT, "the core is still at it");
+        ensure!(begun.elapsed() < RESULT_TIMEOUT, "the core is still busy");
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask bench agent`: what the agent's core costs at scale. Fails where P3 or P4
-//! (design: what must hold) is broken.
+//! `cargo xtask bench agent`: cost of the agent's core at scale. Fails if P3 or P4 is broken
+//! (design: what must hold).
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -36,7 +36,7 @@ struct Options {
     json: PathBuf,
 }
 
-/// A workload: its name, and what it measures at a size of 1 or 10 (whole) tenths.
+/// A workload: its name, and the function that measures it at a size of 1 or 10 (full) tenths.
 type Workload = (&'static str, fn(usize) -> Result<Vec<Figure>>);
 
 const WORKLOADS: [Workload; 8] = [
@@ -67,7 +67,7 @@ fn main() -> Result<()> {
     for (name, _) in WORKLOADS {
         let wanted = options.filter.as_ref();
         if wanted.is_none_or(|filter| name.contains(filter.as_str())) {
-            // In a process of its own: memory that another one released is not measured.
+            // In its own process, so that memory that an earlier workload released is not measured.
             report.add(in_process(name, options.short)?);
         }
     }

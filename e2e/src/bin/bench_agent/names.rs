@@ -1,4 +1,4 @@
-//! Names: what an update costs with 2,001 selectors, and a name whose addresses never stay.
+//! Names: cost of an update with 2,001 selectors, and a name whose addresses change all the time.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -13,14 +13,14 @@ use crate::calibration::Calibration;
 use crate::report::Figure;
 use holdfast_e2e::in_memory::{Cost, DNS, Node, config, document, web};
 
-/// Selectors come in pairs of this many.
+/// Number of selector pairs.
 const PAIRS: usize = 1000;
-/// Microseconds that one update of Cilium's name manager takes on this kind of machine.
+/// Microseconds of one update in Cilium's name manager on this kind of machine.
 const PEER: f64 = 179.0;
 /// Promised cost of an update, in units of the calibration of the same run: 3.6 us where a unit
 /// takes 0.3 us, as on two idle cores.
 const PROMISE: f64 = 12.0;
-/// Parts of a run with a calibration after each; the median of their ratios counts.
+/// Parts of a run with a calibration after each. The result is the median of their ratios.
 const PARTS: usize = 20;
 /// Units of a calibration.
 const UNITS: usize = 5_000;
@@ -62,7 +62,7 @@ fn update(node: &mut Node, number: usize, ttl: u32) -> Result<[MappingEvent; 2]>
     ])
 }
 
-/// Updates of so many names, in plans of `batch` mappings; all must be realised.
+/// Updates of this many names, in plans of `batch` mappings. All must be realised.
 fn updates(
     node: &mut Node,
     numbers: std::ops::Range<usize>,
@@ -127,8 +127,8 @@ pub(crate) fn update_rounds(rounds: usize) -> Result<Vec<Figure>> {
         let policy = after.policy_writes - before.policy_writes;
         let micros = per(time, 2 * PAIRS * rounds);
         let addresses = (PAIRS * rounds) as u64;
-        // Both names of an address in one plan: one write. One name per plan: each
-        // changes its labels.
+        // With both names of an address in one plan there is one write. With one name per plan,
+        // each changes its labels.
         let holds = ratio <= PROMISE && ipcache == addresses && policy == 0;
         let promise = format!(
             "P3, at most {PROMISE} calibration units, one ipcache write for each of {addresses} addresses, no policy map write"
@@ -145,7 +145,7 @@ pub(crate) fn update_rounds(rounds: usize) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// The same for as long as addresses expire as fast as they come.
+/// The same, until addresses expire as fast as new ones arrive.
 pub(crate) fn update_and_expire(rounds: usize) -> Result<Vec<Figure>> {
     let config = CoreConfig {
         lease_slack: Duration::from_secs(5),
@@ -153,7 +153,7 @@ pub(crate) fn update_and_expire(rounds: usize) -> Result<Vec<Figure>> {
     };
     let mut node = Node::start(config, &[selectors()?], &vec![web(None); 10])?;
     let step = Duration::from_micros(200);
-    // 15 s and more: what came first has gone.
+    // After 15 s and more the first addresses have expired.
     let warm = 100;
     updates(&mut node, 0..PAIRS * warm, 64, step, 5)?;
     let before = node.counters();

@@ -18,7 +18,7 @@ use holdfast_e2e::in_memory::{DNS, Node, config, document, web};
 
 /// Addresses in one answer.
 const ANSWER: usize = 1000;
-/// Addresses of an endpoint: what a node's pods hold together.
+/// Addresses of one endpoint, which holds those of all pods of a node.
 const ENDPOINTS: usize = 100;
 
 /// Eight /8 blocks, sixteen /16 of each.

@@ -15,12 +15,12 @@ pub(crate) struct Figure {
     pub(crate) identities: Option<u64>,
     pub(crate) ipcache_writes: Option<u64>,
     pub(crate) policy_map_writes: Option<u64>,
-    /// What a peer needs for the same, in the same unit, on this kind of machine.
+    /// Value of another implementation in the same unit on this kind of machine.
     pub(crate) peer: Option<f64>,
     /// The value in units of the calibration of the same run.
     #[serde(default)]
     pub(crate) calibrated: Option<f64>,
-    /// What was promised, and whether it holds.
+    /// The promise, and whether it holds.
     pub(crate) promise: Option<(String, bool)>,
 }
 
@@ -34,7 +34,7 @@ impl Figure {
         }
     }
 
-    /// With what was counted meanwhile.
+    /// Adds the counts of the same time.
     pub(crate) fn counted(mut self, identities: u64, ipcache: u64, policy: u64) -> Self {
         self.identities = Some(identities);
         self.ipcache_writes = Some(ipcache);

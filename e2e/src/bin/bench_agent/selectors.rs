@@ -14,12 +14,12 @@ use holdfast_e2e::in_memory::{Cost, DNS, Node, config, document, web};
 
 /// Rules of one document.
 const DOCUMENT: usize = 100;
-/// First number of the rules of the document that changes.
+/// First rule number of the document that changes.
 const CHANGING: usize = 20_000;
 /// Changes that a figure is the mean of.
 const CHANGES: usize = 20;
 
-/// One rule of a kind that goes round: half names, two fifths blocks, one tenth pods.
+/// A rule whose kind depends on its number: half are names, two fifths blocks, one tenth pods.
 fn rule(number: usize, version: usize) -> String {
     let peer = match number % 10 {
         0..4 => format!("toFQDNs: [{{matchName: \"n{number}v{version}.example.com\"}}]"),
@@ -34,7 +34,7 @@ fn rule(number: usize, version: usize) -> String {
     format!("- {peer}\n  toPorts: [{{ports: [{{port: \"443\", protocol: TCP}}]}}]\n")
 }
 
-/// Documents with these rules for pods `app: web`; the first may ask for every name.
+/// Documents with these rules for pods `app: web`. The first allows queries for every name.
 pub(crate) fn documents(rules: usize) -> Result<Vec<PolicyDocument>> {
     let mut found = Vec::new();
     for first in (0..rules).step_by(DOCUMENT) {
@@ -43,7 +43,7 @@ pub(crate) fn documents(rules: usize) -> Result<Vec<PolicyDocument>> {
     Ok(found)
 }
 
-/// The document that begins with rule `first`, which has a selector for each version.
+/// The document of the rules from `first` on, which has a selector for each version.
 fn part(first: usize, rules: usize, version: usize) -> Result<PolicyDocument> {
     let mut text = if first == 0 {
         dns_to("*", &[&format!("{DNS}/32")])
@@ -56,7 +56,7 @@ fn part(first: usize, rules: usize, version: usize) -> Result<PolicyDocument> {
     document(&egress(&format!("rules-{first}"), "web", &text))
 }
 
-/// A document of which one rule is another in each version.
+/// A document in which one rule differs between versions.
 pub(crate) fn changing(number: usize, version: usize) -> Result<PolicyDocument> {
     let mut text = String::new();
     for other in 0..DOCUMENT {
@@ -66,7 +66,7 @@ pub(crate) fn changing(number: usize, version: usize) -> Result<PolicyDocument> 
     document(&egress("changes", "web", &text))
 }
 
-/// As many selectors as identities, all of them of one endpoint.
+/// As many selectors as identities, all of one endpoint.
 pub(crate) fn cache(selectors: usize) -> Result<Vec<Figure>> {
     let mut endpoints = vec![web(None)];
     endpoints.extend((0..selectors / 10).map(|pod| vec![format!("k8s:pod=p{pod}")]));
@@ -85,15 +85,15 @@ pub(crate) fn cache(selectors: usize) -> Result<Vec<Figure>> {
         per(total.time, selectors),
     )
     .counted(identities, counters.ipcache_writes, counters.policy_writes);
-    // A name in a block: labels that were not used yet.
+    // A name in a block has labels that are not in use yet.
     let (time, ipcache, policy) = new_identities(&mut node, selectors)?;
     let added =
         Figure::new("selectors: one identity more", "us", per(time, 1)).counted(1, ipcache, policy);
     Ok(vec![applied, added])
 }
 
-/// Names in blocks: each has new labels, and one selector more than its
-/// block's selects it. Time, ipcache writes and policy map writes of one.
+/// Names in blocks. Each has new labels, and one selector besides its block's selects it. Returns
+/// time, ipcache writes and policy map writes of one.
 fn new_identities(node: &mut Node, rules: usize) -> Result<(Duration, u64, u64)> {
     let before = (node.counters(), node.identities());
     let mut time = Duration::ZERO;
@@ -120,7 +120,7 @@ fn new_identities(node: &mut Node, rules: usize) -> Result<(Duration, u64, u64)>
     ))
 }
 
-/// Endpoints that all differ in their labels, under the same rules.
+/// Endpoints with different labels under the same rules.
 pub(crate) fn regeneration(endpoints: usize, rules: usize) -> Result<Vec<Figure>> {
     let labels: Vec<_> = (0..endpoints).map(|n| web(Some(n))).collect();
     let mut node = Node::start(config(), &[], &labels)?;

@@ -1,7 +1,6 @@
-//! `cargo xtask bench dns`: the server asked directly, through forwarders that
-//! only move datagrams or bytes, through dnsdist, and through the proxy; in
-//! interleaved rounds in one lab, dnsperf (and a load of our own) as client, NSD
-//! as server.
+//! `cargo xtask bench dns`: compares paths to the server in interleaved rounds in one lab: the
+//! direct path, forwarders that only copy datagrams or bytes, dnsdist, and the proxy. The client is
+//! dnsperf (and a load of our own), the server NSD.
 
 mod paths;
 mod report;
@@ -75,12 +74,12 @@ fn main() -> Result<()> {
     );
     let lab = Lab::new()?;
     for netns in [&lab.node, &lab.world, &lab.a.netns, &lab.b.netns] {
-        // A connection per query leaves more ports in TIME_WAIT than there are.
+        // A connection per query leaves more ports in TIME_WAIT than exist.
         netns.sysctl(&[("net.ipv4.tcp_max_tw_buckets", "1000")])?;
     }
     let fresh = fresh_names(options.rounds * options.rate * STEADY);
     let servers = Servers::start(&lab, known_names().chain(fresh.iter().cloned()))?;
-    // Pod a is asked through the proxy; pod b is not an endpoint.
+    // Queries of pod a go through the proxy. Pod b is not an endpoint.
     let transparent = wanted.iter().any(|p| p.route == Route::ProxyTransparent);
     let programs = start_proxy(&lab, options.workers, transparent)?;
     let under_cilium = wanted
@@ -141,8 +140,8 @@ impl Bench<'_> {
         }
     }
 
-    /// Waits until the path works, and asks every name once: measured is the
-    /// state in which they are known.
+    /// Waits until the path works, and queries every name once. The measurement begins with known
+    /// names.
     fn warm_up(&self, path: &paths::Path) -> Result<()> {
         self.switch(path.route)?;
         let to = path.address();
@@ -199,7 +198,7 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// Has the proxy ask under the address that the path wants, by what the agent would do.
+    /// Switches the proxy to the source address that the path needs, as the agent would.
     fn switch(&self, route: Route) -> Result<()> {
         if !self.transparent || !route.is_proxy() || route == Route::ProxyUnderCilium {
             return Ok(());
@@ -212,7 +211,7 @@ impl Bench<'_> {
             false => {}
         }
         let mode = if wanted { "on" } else { "blocked" };
-        eventually("the proxy knows", Duration::from_secs(10), || {
+        eventually("the proxy has switched", Duration::from_secs(10), || {
             let status = self.lab.sdp_json("one", &["status"])?;
             ensure!(status["transparent"] == mode, "{}", status["transparent"]);
             Ok(())
@@ -256,7 +255,7 @@ fn start_proxy(lab: &Lab, workers: Option<u16>, transparent: bool) -> Result<Pro
     const FLAG: &str = "--dnsproxy-enable-transparent-mode";
     const OUTSIDE: &str = "--transparent-mode-outside-cluster";
     lab.write_policy("web.yaml", &policy())?;
-    // One pod stands for many here.
+    // One pod generates the load of many here.
     let mut options = holdfast_e2e::AgentOptions::default().flag("--endpoint-dns-quota=0");
     if transparent {
         options = options.flag(FLAG).flag(OUTSIDE);
@@ -274,7 +273,7 @@ fn start_proxy(lab: &Lab, workers: Option<u16>, transparent: bool) -> Result<Pro
     Ok(Programs { agent, sdp })
 }
 
-/// On the usual port 100 patterns, on another one 10,000; each name fits one.
+/// On the usual port 100 patterns, on another port 10,000. Each name matches one.
 fn policy() -> String {
     let list = |count| {
         let patterns: Vec<String> = (0..count)
@@ -300,7 +299,7 @@ fn known_names() -> impl Iterator<Item = String> {
     (0..NAMES).map(|n| format!("n{n}.p{}.bench.test", n % PATTERNS))
 }
 
-/// Names that are asked once.
+/// Names that are queried once.
 fn fresh_names(count: u32) -> Vec<String> {
     (0..count)
         .map(|n| format!("f{n}.p{}.bench.test", n % PATTERNS))

@@ -1,4 +1,4 @@
-//! The ways from a pod to the server that are compared.
+//! The compared paths from a pod to the server.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::servers::{SERVER, SERVER6};
 pub(crate) const PORT: u16 = 53;
 /// The server's other port, with 10,000 patterns.
 pub(crate) const PORT_MANY: u16 = 5353;
-/// Where forwarders listen.
+/// Address of the forwarders.
 pub(crate) const FORWARDER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1));
 /// The same, IPv6.
 pub(crate) const FORWARDER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1));
@@ -20,14 +20,14 @@ pub(crate) const RAW_PORT: u16 = 5300;
 /// Port of dnsdist.
 pub(crate) const DNSDIST_PORT: u16 = 5301;
 
-/// What is between client and server.
+/// The program between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     /// No server.
     Direct,
     /// A forwarder that only moves datagrams.
     Raw,
-    /// One that only moves the bytes of connections.
+    /// A forwarder that only copies the bytes of connections.
     RawTcp,
     /// dnsdist as a plain forwarder.
     Dnsdist,
@@ -42,7 +42,7 @@ pub(crate) enum Route {
 }
 
 impl Route {
-    /// Whether holdfast-sdp stands between.
+    /// Whether the path includes holdfast-sdp.
     pub(crate) fn is_proxy(self) -> bool {
         matches!(
             self,
@@ -51,12 +51,12 @@ impl Route {
     }
 }
 
-/// What the load is like.
+/// The kind of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// UDP, IPv4, few source ports; also latency at a steady rate.
     Main,
-    /// Only latency at a steady rate, of names never asked before.
+    /// Only latency at a steady rate, for names that were never queried before.
     New,
     /// UDP over IPv6.
     Ipv6,
@@ -64,7 +64,7 @@ pub(crate) enum Kind {
     ManyPorts,
     /// Many queries on each TCP connection.
     TcpPipelined,
-    /// One query on each TCP connection.
+    /// TCP connections with one query each.
     TcpSingle,
 }
 
@@ -80,7 +80,7 @@ const fn path(name: &'static str, route: Route, kind: Kind) -> Path {
     Path { name, route, kind }
 }
 
-/// In the order of one round: what is compared stands together.
+/// In the order of one round. Compared paths are next to each other.
 pub(crate) const PATHS: [Path; 23] = [
     path("direct", Route::Direct, Kind::Main),
     path("raw_forwarder", Route::Raw, Kind::Main),
@@ -120,7 +120,7 @@ pub(crate) const PATHS: [Path; 23] = [
 ];
 
 impl Path {
-    /// Where the pod sends its queries.
+    /// Address to which the pod sends its queries.
     pub(crate) fn address(&self) -> SocketAddr {
         let v6 = self.kind == Kind::Ipv6;
         let server = if v6 { SERVER6 } else { SERVER };
@@ -148,7 +148,7 @@ impl Path {
         }
     }
 
-    /// The load, up to the options that say how much.
+    /// The load, without the options for its size.
     pub(crate) fn dnsperf(&self, lab: &Lab) -> Command {
         let to = self.address();
         let mut command = self.pod(lab).netns.command("dnsperf");

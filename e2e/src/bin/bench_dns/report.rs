@@ -1,4 +1,4 @@
-//! What was measured: lines while it runs, a table and a file at the end.
+//! Figures: lines during the run, a table and a file at the end.
 
 use std::fmt;
 use std::path::Path as FilePath;
@@ -17,11 +17,11 @@ pub(crate) struct Measured {
     pub(crate) round: u32,
     pub(crate) full: Option<Throughput>,
     pub(crate) steady: Option<Latency>,
-    /// CPU time per answer of the process in the way.
+    /// CPU time per answer of the process on the path.
     pub(crate) cpu: Option<Duration>,
 }
 
-/// Ratios of queries per second: name, of which, over which.
+/// Ratios of queries per second: name, numerator, denominator.
 const RATIOS: [(&str, &str, &str); 16] = [
     ("sdp_over_raw_forwarder", "sdp", "raw_forwarder"),
     ("sdp_over_direct", "sdp", "direct"),
@@ -77,7 +77,7 @@ const RATIOS: [(&str, &str, &str); 16] = [
     ),
 ];
 
-/// Ratios of what a path adds to a percentile over asking directly, to what the raw
+/// Latency that a path adds to the direct path at a percentile, divided by the latency that the raw
 /// forwarder adds.
 const ADDED: [(&str, &str, &str, Percentile); 4] = [
     (
@@ -106,7 +106,7 @@ const ADDED: [(&str, &str, &str, Percentile); 4] = [
     ),
 ];
 
-/// Ratios of CPU time per answer of the process in the way: name, of which, over which.
+/// Ratios of CPU time per answer of the process on the path: name, numerator, denominator.
 const CPU: [(&str, &str, &str); 7] = [
     ("cpu_sdp_over_raw_forwarder", "sdp", "raw_forwarder"),
     ("cpu_under_cilium_over_sdp", "sdp_under_cilium", "sdp"),
@@ -153,8 +153,8 @@ impl Percentile {
     }
 }
 
-/// A ratio taken in each round. The machine's other load changes from round to round, so
-/// the ratio of two medians would compare different moments.
+/// A ratio within each round. The machine's other load changes from round to round, so the ratio of
+/// two medians would compare different times.
 struct Ratio {
     name: &'static str,
     /// One value for each round in which both sides were measured, ascending.
@@ -320,7 +320,7 @@ fn ratios(rounds: u32, all: &[Measured]) -> Vec<Ratio> {
             let added = time(of, round, *percentile)? - time(direct, round, *percentile)?;
             let raw =
                 time("raw_forwarder", round, *percentile)? - time("direct", round, *percentile)?;
-            // A round in which the forwarder added nothing says nothing.
+            // A round in which the forwarder added nothing has no ratio.
             (raw > 0.0).then(|| added / raw)
         })
     });
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_ratio_compares_what_was_measured_in_one_round() {
-        // The machine halves its speed after the first round: no ratio changes.
+        // The machine becomes half as fast after the first round. No ratio changes.
         let mut all = Vec::new();
         for (round, speed) in [100.0, 50.0, 50.0, 50.0, 50.0].into_iter().enumerate() {
             let round = u32::try_from(round).unwrap();

@@ -1,4 +1,4 @@
-//! The server that is asked, and what else stands in its way.
+//! The DNS server, and the other programs on the paths.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -48,12 +48,12 @@ impl Servers {
         })
     }
 
-    /// Whether there is such a way: dnsdist may not be installed.
+    /// Whether the path exists. dnsdist may not be installed.
     pub(crate) fn has(&self, route: Route) -> bool {
         route != Route::Dnsdist || self.dnsdist.is_some()
     }
 
-    /// Who stands in the way, if one process does.
+    /// The process on the path, if it is a single one.
     pub(crate) fn process(&self, route: Route, ipv6: bool) -> Option<u32> {
         match route {
             Route::Raw if ipv6 => Some(self.raw6.id()),

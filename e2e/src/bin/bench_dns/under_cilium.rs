@@ -1,5 +1,5 @@
-//! The proxy under a stand-in Cilium agent: its rules, maps and redirect, in a lab of its own that
-//! is idle while the other one is measured.
+//! The proxy under a stand-in Cilium agent with its rules, maps and redirect. It has a lab of its
+//! own, which is idle while the other lab is measured.
 
 use anyhow::Result;
 use holdfast_e2e::cilium::world::{Rule, World};
@@ -9,12 +9,12 @@ use holdfast_e2e::{Lab, Program, SdpOptions};
 use crate::PATTERNS;
 use crate::servers::{SERVER, SERVER6, start_nsd, widen_ports};
 
-/// Identity of the pod that asks.
+/// Identity of the client pod.
 const POD: u32 = 41_001;
 /// Identity of the server.
 const DNS: u32 = 41_053;
 
-/// What runs there. Programs end before the namespaces go.
+/// The programs and namespaces. Programs are dropped before the namespaces.
 pub(crate) struct UnderCilium {
     pub(crate) sdp: Program,
     _agent: CiliumAgent,

@@ -87,6 +87,13 @@ impl Walk<'_> {
         let text = format!("{} is {}", read.identity, labels.join(","));
         if selectors.is_empty() && self.restricted().is_some() {
             let text = format!("{text}; no selector of the policy selects it");
+            if let Some(block) = read.blocks.first() {
+                let remedy = format!(
+                    "a block covers its address, but means no pods or nodes: {block}; add a rule \
+                     with labels"
+                );
+                return hop("identity", at, HopState::Missing, text, &remedy);
+            }
             let remedy = match self.question.direction {
                 FlowDirection::Egress => {
                     "add an egress rule about it: by name, toCIDR, toEntities or toEndpoints"

@@ -1,4 +1,4 @@
-//! What a pod sends, judged packet by packet.
+//! Verdicts about packets that a pod sends.
 use std::net::IpAddr;
 
 use anyhow::Result;
@@ -7,6 +7,7 @@ use holdfast_e2e::kernel::{
     Verdict, with_kernel, with_stacks,
 };
 use holdfast_e2e::packet::{ACK, Packet, SYN, Transport, arp, echo, ethernet, icmp, raw, tcp, udp};
+use shared_maps::IdentityId;
 use shared_maps::event::Reason;
 use shared_maps::mark;
 use shared_maps::policy::{EGRESS, INGRESS, PRECEDENCE_ALLOW, PolicyKey, PolicyValue};
@@ -75,11 +76,52 @@ fn a_redirect_that_policy_no_longer_has_is_forgotten() {
         assert!(k.redirect(PEER4, 53, UDP)?.is_some());
         k.forget(PolicyKey::new(PEER, EGRESS, UDP, 53, 16))?;
         drops(k, "revoked", &query, Reason::PolicyDenied)?;
-        // The note stays for answers of the proxy that are on their way.
+        // The entry stays for answers of the proxy that are on their way.
         let note = k.redirect(PEER4, 53, UDP)?.expect("a redirect entry");
         assert_eq!(note.proxy_port.get(), 0);
         k.allow(PEER, EGRESS, UDP, 53)?;
         assert_eq!(passes(k, "plain", &query, Reason::Allowed)?.mark, 0);
+        Ok(())
+    });
+}
+
+/// The port of a Service is not the port of its backends.
+#[test]
+fn rules_about_everyone_at_a_port_say_nothing_of_a_service() {
+    let service = IdentityId::SERVICE_MIN.0;
+    with_kernel(|k| {
+        for (_, peer, _) in FAMILIES {
+            k.identity(peer, service)?;
+        }
+        k.allow(0, EGRESS, TCP, 80)?;
+        k.allow(PEER, EGRESS, TCP, 80)?;
+        let all_of_tcp = PolicyKey::new(0, EGRESS, TCP, 0, 0);
+        k.policy(all_of_tcp, PolicyValue::allow(all_of_tcp))?;
+        let to =
+            |(pod, peer, _): (IpAddr, IpAddr, IpAddr), port| frame(pod, peer, tcp(4000, port, SYN));
+        for family in FAMILIES {
+            drops(
+                k,
+                "everyone at port 80",
+                &to(family, 80),
+                Reason::PolicyDenied,
+            )?;
+        }
+        k.allow(service, EGRESS, TCP, 80)?;
+        for family in FAMILIES {
+            passes(k, "its own entry", &to(family, 80), Reason::Allowed)?;
+            drops(k, "another port", &to(family, 81), Reason::PolicyDenied)?;
+        }
+        k.allow(0, EGRESS, 0, 0)?;
+        for family in FAMILIES {
+            passes(k, "everyone, every port", &to(family, 81), Reason::Allowed)?;
+        }
+        let none = PolicyKey::new(service, EGRESS, 0, 0, 0);
+        k.policy(none, PolicyValue::deny(none))?;
+        for family in FAMILIES {
+            passes(k, "its own entry", &to(family, 80), Reason::Allowed)?;
+            drops(k, "every other port", &to(family, 82), Reason::PolicyDeny)?;
+        }
         Ok(())
     });
 }
@@ -180,7 +222,7 @@ fn direction_protocol_and_icmp_type_are_part_of_the_key() {
 }
 
 #[test]
-fn what_the_ipcache_does_not_know_is_world() {
+fn addresses_without_an_ipcache_entry_are_world() {
     for (dual, v4, v6) in [(true, 9, 10), (false, 2, 2)] {
         with_stacks(dual, |k| {
             k.allow(v4, EGRESS, TCP, 80)?;
@@ -223,7 +265,7 @@ fn only_own_addresses_may_be_the_source() {
 }
 
 #[test]
-fn loopback_is_out_of_reach() {
+fn loopback_cannot_be_reached() {
     with_kernel(|k| {
         k.allow(0, EGRESS, 0, 0)?;
         for (src, dst) in [
@@ -240,7 +282,7 @@ fn loopback_is_out_of_reach() {
 }
 
 #[test]
-fn arp_speaks_for_the_pod_only() {
+fn arp_is_about_the_pods_address_only() {
     with_kernel(|k| {
         let gateway = [10, 9, 1, 1];
         let own = arp(MAC, [10, 9, 1, 2], gateway);
@@ -258,7 +300,7 @@ fn arp_speaks_for_the_pod_only() {
 }
 
 #[test]
-fn what_cannot_be_read_is_dropped() {
+fn malformed_packets_are_dropped() {
     with_kernel(|k| {
         k.allow(0, EGRESS, 0, 0)?;
         let good = frame(POD4, PEER4, tcp(4000, 80, ACK));
@@ -297,7 +339,7 @@ fn what_cannot_be_read_is_dropped() {
 }
 
 #[test]
-fn options_and_extension_headers_hide_nothing() {
+fn packets_with_options_and_extension_headers_are_judged() {
     with_kernel(|k| {
         k.redirect_dns()?;
         let marked = mark::to_proxy(PROXY_PORT);
@@ -320,13 +362,13 @@ fn options_and_extension_headers_hide_nothing() {
 }
 
 #[test]
-fn fragments_share_the_fate_of_the_first() {
+fn fragments_get_the_verdict_of_the_first() {
     with_kernel(|k| {
         k.redirect_dns()?;
         k.allow(PEER, EGRESS, UDP, 80)?;
         for (pod, peer, _) in FAMILIES {
             let first = |port| Packet::new(pod, peer, udp(4000, port));
-            // What reads like ports in a later fragment is payload.
+            // In a later fragment, bytes that look like ports are payload.
             let rest = Packet::new(pod, peer, udp(53, 53));
             for (id, port, verdict) in [
                 (1, 53, Ok(Reason::Redirected)),

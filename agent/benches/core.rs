@@ -55,14 +55,14 @@ fn selectors(c: &mut Criterion) {
         cache.add_identity(IdentityId(IdentityId::LOCAL_MIN.0 + number), labels(number));
     }
     let id = IdentityId(IdentityId::LOCAL_MIN.0 + MANY);
-    c.bench_function("selectors: an identity comes and goes", |b| {
+    c.bench_function("selectors: an identity added and removed", |b| {
         b.iter(|| {
             cache.add_identity(id, labels(MANY / 2));
             cache.remove_identity(id)
         });
     });
     let known = Selector::Fqdn(FqdnSelector::Pattern("*.example.com".to_owned()));
-    c.bench_function("selectors: a selector comes and goes", |b| {
+    c.bench_function("selectors: a selector added and removed", |b| {
         b.iter(|| {
             cache.register(&known);
             cache.unregister(&known)

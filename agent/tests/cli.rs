@@ -22,7 +22,7 @@ fn run(arguments: &[&str]) -> Output {
         .expect("holdfast-agent runs")
 }
 
-/// What it said on standard error.
+/// Runs a command that must fail. Returns its standard error.
 fn fails(code: i32, arguments: &[&str], names: &str) -> String {
     let output = run(arguments);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -69,7 +69,7 @@ fn wrong_usage_ends_with_2_and_names_the_flag() {
     fails(2, &["policy", "trace", "--from=a:b", "--to=b"], "--port");
 }
 
-/// None of these may come as far as touching the node.
+/// None of these may change the node.
 #[test]
 fn a_wrong_setting_ends_with_2_and_is_named() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -103,7 +103,7 @@ fn a_wrong_setting_ends_with_2_and_is_named() {
 }
 
 #[test]
-fn asking_an_agent_that_is_not_there_ends_with_1_and_says_so_in_one_line() {
+fn a_request_to_a_missing_agent_ends_with_1_and_one_line() {
     let dir = tempfile::tempdir().expect("a directory");
     let socket = dir.path().join("none.sock");
     let socket = socket.to_str().expect("UTF-8");
@@ -157,7 +157,7 @@ fn asking_an_agent_that_is_not_there_ends_with_1_and_says_so_in_one_line() {
 }
 
 #[test]
-fn maps_that_are_not_there_end_with_1_and_are_named() {
+fn missing_maps_end_with_1_and_are_named() {
     let dir = tempfile::tempdir().expect("a directory");
     let root = dir.path().to_str().expect("UTF-8");
     for (verb, map) in [

@@ -1,5 +1,5 @@
-//! State files of each version that was ever released are read; those of today are what the
-//! newest directory holds. A change of a format needs a new directory, and a reader of the old.
+//! State files of every released version can be read. The newest directory has today's files. A
+//! change of format needs a new directory, and code that reads the old one.
 
 #![expect(clippy::unwrap_used, reason = "a test: what is not there fails it")]
 
@@ -126,7 +126,7 @@ fn endpoint() -> EndpointFile {
     }
 }
 
-/// Files of today, by their place below the state directory.
+/// Files of today, by their path below the state directory.
 fn today() -> BTreeMap<&'static str, String> {
     let servers = BTreeMap::from([(
         IdentityId(16_777_217),
@@ -172,7 +172,7 @@ fn files_of_today_are_those_of_the_newest_directory() {
     }
 }
 
-/// A copy, so that nothing is set aside in the tree.
+/// A copy, so that the test renames no file in the tree.
 fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {

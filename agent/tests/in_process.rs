@@ -1,6 +1,6 @@
 //! The agent in the process of the test: the core on its thread, a datapath in memory, real gRPC
-//! over a unix socket. No root, no kernel maps. Most tests compose the parts that they need;
-//! `whole.rs` starts all of them.
+//! over a unix socket. It needs no root and no kernel maps. Most tests compose only the parts that
+//! they need. `whole.rs` starts all of them.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 #[path = "in_process/admin.rs"]

@@ -1,5 +1,5 @@
-//! docs/src/metrics.md is what the programs say of their metrics:
-//! `cargo xtask docs` writes it. It has all that other pages name.
+//! docs/src/metrics.md matches the programs' metrics (`cargo xtask docs` writes it), and has all
+//! metrics that other pages name.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,7 +31,7 @@ the listed values, never names or addresses.
 [Troubleshooting](troubleshooting.md) lists metrics by symptom, [Operating](operating.md) the alerts.
 ";
 
-/// One metric as a scrape shows it.
+/// One metric in the form of a scrape.
 #[derive(Debug, Default)]
 struct Family {
     name: String,
@@ -102,7 +102,7 @@ fn agent() -> Vec<Family> {
 }
 
 impl Family {
-    /// As samples and queries name it.
+    /// Its name in samples and queries.
     fn exposed(&self) -> String {
         match self.kind.as_str() {
             "counter" => format!("{}_total", self.name),
@@ -204,7 +204,7 @@ fn docs() -> PathBuf {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a switch of this test only")]
-fn the_page_says_what_the_programs_say() {
+fn the_page_matches_the_programs() {
     let (path, page) = (docs().join("metrics.md"), page());
     if std::env::var_os("HOLDFAST_BLESS").is_some() {
         fs::write(&path, &page).expect("the page can be written");
@@ -228,7 +228,7 @@ fn no_two_metrics_of_a_program_share_a_name() {
     }
 }
 
-/// Words of a text that look like metrics; crates (`holdfast_sdp::…`) are not meant.
+/// Words of a text that look like metrics, without crates (`holdfast_sdp::…`).
 fn named(text: &str) -> impl Iterator<Item = &str> {
     text.match_indices(PREFIX).filter_map(|(at, _)| {
         let rest = text.get(at..)?;
@@ -257,7 +257,7 @@ fn metrics_that_documents_name_exist() {
         if is_page && !path.ends_with("metrics.md") {
             let text = fs::read_to_string(&path).expect("a page");
             for name in named(&text) {
-                // The agent's table of netfilter rules is named in the same form.
+                // The name of the agent's netfilter table has the same form.
                 if name == holdfast_agent::datapath::notrack::TABLE {
                     continue;
                 }

@@ -1,5 +1,5 @@
-//! An agent that hangs costs a query the response max delay at most, three of
-//! them in a row and then none, until it answers again.
+//! An agent that hangs delays a query by the response max delay at most. After three delayed
+//! queries in a row, no query waits until the agent answers again.
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -16,7 +16,7 @@ fn late(lab: &Lab) -> Result<f64> {
 }
 
 #[test]
-fn a_stopped_agent_is_served_past_and_told_later() {
+fn answers_do_not_wait_for_a_stopped_agent_and_are_reported_later() {
     with_lab(|lab| {
         for n in 10..18 {
             lab.zone.set(&format!("n{n}.good.test"), &[web4(n)], 600);
@@ -46,7 +46,7 @@ fn a_stopped_agent_is_served_past_and_told_later() {
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(11), 80))?;
         let waited = late(lab)? - before;
-        // On a busy machine the fourth may come before the third's time is noted.
+        // On a busy machine the fourth may arrive before the third's time is recorded.
         ensure!((3.0..=4.0).contains(&waited), "{waited} waited in vain");
         let past = lab.metric(9961, "holdfast_mapping_agent_hung_total", "")?;
         ensure!(
@@ -68,11 +68,11 @@ fn a_stopped_agent_is_served_past_and_told_later() {
 
         programs.agent.signal(Signal::SIGCONT)?;
         for n in 11..17 {
-            eventually("what was learned meanwhile opens", SOON, || {
+            eventually("addresses learned during the hang open", SOON, || {
                 lab.a.expect_open(at(web4(n), 80))
             })?;
         }
-        eventually("it counts as well again", SOON, || {
+        eventually("the agent no longer counts as hung", SOON, || {
             let status = lab.sdp_json("one", &["status"])?;
             ensure!(status.pointer("/mappings/agent_hung") == Some(&Value::Bool(false)));
             Ok(())

@@ -1,5 +1,5 @@
-//! An agent killed and started again changes no identity and breaks no stream;
-//! what was learned while it was away opens when it is back.
+//! An agent that is killed and started again changes no identity and breaks no stream. Addresses
+//! that were learned without it open when it is back.
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -54,7 +54,7 @@ fn a_restart_changes_no_identity_and_cuts_no_stream() {
         lab.audit_settled("good.test", Duration::from_secs(2))?;
         lab.a.expect_open(at(web4(11), 80))?;
 
-        // Asked to end, it leaves everything in force as well.
+        // A terminated agent leaves everything in force as well.
         agent.terminate(Duration::from_secs(10))?;
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(12), 80))?;
@@ -66,16 +66,16 @@ fn a_restart_changes_no_identity_and_cuts_no_stream() {
         let (sent, echoed) = kept.finish();
         assert_eq!(echoed, sent, "datagrams to an open address were lost");
         let (_, echoed) = shut.finish();
-        assert_eq!(echoed, 0, "a closed address answered meanwhile");
+        assert_eq!(echoed, 0, "a closed address answered");
         assert_eq!(lab.web.visits(at(web4(12), UDP_PORT)), 0);
         Ok(())
     });
 }
 
-/// What was cleaned while a proxy could not hear of it is not opened by the proxy that tells it
-/// to the next agent, but by whoever asks again.
+/// A name is cleaned while a proxy is disconnected. The proxy's mapping of it opens nothing at the
+/// next agent. Only a new lookup opens it.
 #[test]
-fn what_was_cleaned_stays_closed_until_it_is_asked_again() {
+fn a_cleaned_name_stays_closed_until_it_is_looked_up_again() {
     with_lab(|lab| {
         for (name, web) in [("old.good.test", web4(10)), ("other.good.test", web4(11))] {
             lab.zone.set(name, &[web], 600);
@@ -91,7 +91,7 @@ fn what_was_cleaned_stays_closed_until_it_is_asked_again() {
         programs.agent.kill_9()?;
         lab.a.expect_open(at(web4(10), 80))?;
         programs.sdp.signal(Signal::SIGCONT)?;
-        // The proxy may have read that its lease is revoked, or tell the name again.
+        // The proxy may have received the revocation, or may report the name again.
         let grace = AgentOptions::default().flag("--identity-restore-grace-period=1s");
         let _agent = lab.start_agent(&grace)?;
         lab.connected("one")?;
@@ -108,10 +108,10 @@ fn what_was_cleaned_stays_closed_until_it_is_asked_again() {
     });
 }
 
-/// A lease is over with the process that holds it, however long the answer's TTL is. While a proxy
-/// hangs, the command says what stays open, until when, and because of which proxy.
+/// A lease ends with the process that holds it, whatever the answer's TTL is. While a proxy hangs,
+/// the command says which addresses stay open, until when, and because of which proxy.
 #[test]
-fn what_is_cleaned_closes_although_its_proxy_died() {
+fn a_cleaned_name_closes_although_its_proxy_died() {
     with_lab(|lab| {
         lab.zone.set("day.good.test", &[web4(10)], 86_400);
         let learn = || {
@@ -154,8 +154,7 @@ fn what_is_cleaned_closes_although_its_proxy_died() {
     });
 }
 
-/// Programs are replaced in place and outlive the agent: not one packet of a
-/// flood finds the pod without.
+/// Programs are replaced in place and outlive the agent. No packet of a flood passes in between.
 #[test]
 fn a_pod_is_never_without_its_programs() {
     with_lab(|lab| {
@@ -168,7 +167,7 @@ fn a_pod_is_never_without_its_programs() {
 
         programs.agent.kill_9()?;
         let agent = lab.start_agent(&AgentOptions::default())?;
-        // Other labels are another identity, which is put into new programs.
+        // Other labels give another identity, which is written into new programs.
         for labels in [CLIENT, WEB, CLIENT] {
             lab.add_endpoint(&lab.a, labels)?;
         }

@@ -1,5 +1,5 @@
-//! Allowed names are answered and refused names do not exist (NXDOMAIN), over UDP and TCP,
-//! IPv4 and IPv6; servers that no rule names are out of reach.
+//! Allowed names are answered and refused names do not exist (NXDOMAIN), over UDP and TCP, IPv4 and
+//! IPv6. Servers that no rule names cannot be reached.
 use std::time::Duration;
 
 use hickory_proto::op::ResponseCode;

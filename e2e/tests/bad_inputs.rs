@@ -1,4 +1,4 @@
-//! Bad inputs give errors that name what is wrong, and lose nothing.
+//! Bad inputs give errors that name the wrong field or file, and change nothing else.
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -59,7 +59,7 @@ fn a_bad_document_is_named_and_the_last_good_one_stays() {
 }
 
 #[test]
-fn an_endpoint_in_a_namespace_that_is_not_there_is_an_error() {
+fn an_endpoint_in_a_missing_namespace_is_an_error() {
     with_lab(|lab| {
         let _agent = lab.start_agent(&AgentOptions::default())?;
         let absent = format!("{}-absent", lab.node.name());
@@ -169,7 +169,7 @@ fn a_map_of_another_layout_is_named_with_both_layouts() {
 }
 
 #[test]
-fn a_corrupt_endpoint_file_costs_only_itself() {
+fn a_corrupt_endpoint_file_affects_only_its_endpoint() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("www.client.test", &[web4(11)], 600);
@@ -220,7 +220,7 @@ fn a_corrupt_endpoint_file_costs_only_itself() {
         let _agent = lab.start_agent(&AgentOptions::default())?;
         says_damaged(lab, &file)?;
         lab.proxies_in_step()?;
-        eventually("the endpoint is served again", SOON, || {
+        eventually("the endpoint's queries are answered again", SOON, || {
             lab.a
                 .ask(&Query::a("www.good.test", DNS4))?
                 .expect(web4(10))
@@ -230,7 +230,7 @@ fn a_corrupt_endpoint_file_costs_only_itself() {
 }
 
 #[test]
-fn a_corrupt_checkpoint_costs_numbers_only() {
+fn a_corrupt_checkpoint_loses_only_identity_numbers() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         let programs = lab.start(&good_names())?;
@@ -266,12 +266,12 @@ fn a_corrupt_checkpoint_costs_numbers_only() {
         let (sent, echoed) = kept.finish();
         ensure!(echoed == sent, "{echoed} of {sent} datagrams came back");
         let (_, echoed) = shut.finish();
-        ensure!(echoed == 0, "a closed address answered meanwhile");
+        ensure!(echoed == 0, "a closed address answered");
         lab.a.expect_open(at(web4(10), 80))
     });
 }
 
-/// The agent counts one damaged file, and `status` names it and where it is now.
+/// The agent counts one damaged file, and `status` has its path and the path to which it was moved.
 fn says_damaged(lab: &Lab, file: &Path) -> Result<()> {
     let counted = lab.metric(9962, "holdfast_restore_damaged_files", "")?;
     ensure!(counted == 1.0, "the agent counts {counted} damaged files");
@@ -298,7 +298,7 @@ fn truncate(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs a client verb that must fail; the error without the command line.
+/// Runs a client command that must fail. Returns its error without the command line.
 fn refused(lab: &Lab, arguments: &[&str]) -> Result<String> {
     let error = lab.agent(arguments).expect_err("refused").to_string();
     let (_, said) = error
@@ -307,8 +307,8 @@ fn refused(lab: &Lab, arguments: &[&str]) -> Result<String> {
     Ok(said.to_owned())
 }
 
-/// Runs a program that must end by itself with a failure; the error that it
-/// names, without the rest of its log.
+/// Runs a program that must end by itself with a failure. Returns its error without the rest of its
+/// log.
 fn ends(lab: &Lab, mut command: Command, name: &str) -> Result<String> {
     command.stdin(Stdio::null());
     let log = lab.directory().join(format!("log/failing-{name}.log"));

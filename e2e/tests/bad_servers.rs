@@ -1,5 +1,5 @@
-//! A DNS server that misbehaves: nothing wrong reaches the pod or opens
-//! anything, and other queries are answered meanwhile.
+//! A faulty DNS server: none of its wrong answers reaches the pod or opens an address, and other
+//! queries are answered at the same time.
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
@@ -56,7 +56,7 @@ fn bad_answers_stop_at_the_proxy() {
             lab.a.ask(&Query::a(&name, DNS4).tcp())?.expect_code(code)?;
         }
 
-        // Truncated over UDP: said so, and the same name over TCP is whole.
+        // Truncated over UDP: the pod gets the TC bit, and the complete answer over TCP.
         lab.zone.set("large.good.test", &[web4(12)], 60);
         lab.zone.manner("large.good.test", Manner::Truncated);
         let large = Query::a("large.good.test", DNS4);
@@ -65,7 +65,7 @@ fn bad_answers_stop_at_the_proxy() {
         lab.a.ask(&large.tcp())?.expect(web4(12))?;
         lab.a.expect_open(at(web4(12), 80))?;
 
-        // A slow name holds up nobody else.
+        // A slow name delays no other query.
         lab.zone.set("slow.good.test", &[web4(13)], 60);
         lab.zone.manner("slow.good.test", Manner::Delay(SLOW));
         std::thread::scope(|scope| {
@@ -83,18 +83,18 @@ fn bad_answers_stop_at_the_proxy() {
                 others += 1;
             }
             slow.join().expect("the slow query's thread")?;
-            ensure!(others > 3, "only {others} queries went through meanwhile");
+            ensure!(others > 3, "only {others} other queries were answered");
             Ok(())
         })?;
         lab.a.expect_open(at(web4(13), 80))
     });
 }
 
-/// Addresses of the world at which nobody serves DNS.
+/// Addresses of the world without a DNS server.
 const CLOSED: [&str; 2] = ["192.0.2.2", "2001:db8:53::2"];
 
 #[test]
-fn a_server_whose_port_is_closed_is_said_to_fail_at_once() {
+fn a_server_whose_port_is_closed_is_reported_as_failed_at_once() {
     with_lab(|lab| {
         let prefixes = ["192.0.2.2/32", "2001:db8:53::2/128"];
         let policy = egress("closed", "web", &dns_to("*.good.test", &prefixes));

@@ -1,5 +1,5 @@
 //! Pods on a Linux bridge (podman, docker, LXC, flannel, k3s) are under the same policy as routed
-//! ones: their queries are judged and answered, wherever the server is.
+//! ones. Their queries are judged and answered, wherever the server is.
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use holdfast_e2e::policy::{WEB, dns_to, egress, good_names, names};
 use holdfast_e2e::{AgentOptions, Lab, Pod, Query, SdpOptions, eventually, with_lab};
 use shared_maps::event::Reason;
 
-/// Servers on the bridge that are no endpoints, and pods that are.
+/// Servers on the bridge that are not endpoints, and pods that are.
 const ON_BRIDGE: &str = "toCIDR: [10.88.0.53/32, \"fd88::35/128\"]";
 const DNS_PODS: &str = "toEndpoints: [{matchLabels: {app: dns}}]";
 const SOON: Duration = Duration::from_secs(10);
@@ -20,7 +20,7 @@ const NODE: [IpAddr; 2] = [
     IpAddr::V6(std::net::Ipv6Addr::new(0xfd88, 0, 0, 0, 0, 0, 0, 1)),
 ];
 
-/// `bridge-nf-call-iptables`: whether netfilter sees what bridges carry, as kubelet wants it.
+/// `bridge-nf-call-iptables`: whether netfilter handles the packets of bridges, as kubelet sets it.
 fn call_netfilter(lab: &Lab, on: &str) -> Result<()> {
     lab.node.sysctl(&[
         ("net.bridge.bridge-nf-call-iptables", on),
@@ -32,7 +32,7 @@ fn over_both(query: &Query) -> [Query; 2] {
     [query.clone(), query.clone().tcp()]
 }
 
-/// Allowed names are answered and open; refused ones are refused and never asked.
+/// Allowed names are answered and open. Refused names are refused and reach no server.
 fn is_judged(lab: &Lab, pod: &Pod, servers: [IpAddr; 2]) -> Result<()> {
     queries_are_judged(lab, pod, servers)?;
     for open in [web4(10), web6(10)] {
@@ -121,24 +121,27 @@ fn a_server_on_the_pods_own_bridge_sees_no_query_of_the_pod_itself() {
         let judged = |pod: &Pod| -> Result<()> {
             is_judged(lab, pod, at_server)?;
             let askers = dns.take_askers();
-            ensure!(askers == NODE.into(), "asked past the proxy, by {askers:?}");
+            ensure!(
+                askers == NODE.into(),
+                "queried without the proxy, by {askers:?}"
+            );
             Ok(())
         };
         judged(&pod).context("endpoint server")?;
-        // As large as many packets: fragments follow the first.
+        // As large as many packets, so that fragments follow the first.
         for server in at_server {
             pod.ask(&Query::a("www.good.test", server).sized(4000))?
                 .expect(web4(10))?;
         }
         call_netfilter(lab, "0")?;
         judged(&pod).context("netfilter does not see the bridge")?;
-        // The bridge takes the lowest address of its ports: that it has another now changes
+        // The bridge uses the lowest address of its ports. It has another one now, which changes
         // nothing for the pod.
         let _lower = bridge.add_port("low", 13, Some("02:00:00:00:00:01"))?;
         let link = lab.node.run("ip", &["link", "show", "cni0"])?;
         ensure!(link.contains("02:00:00:00:00:01"), "{link}");
         queries_are_judged(lab, &pod, at_server).context("the bridge has another address")?;
-        // What else goes through the bridge needs its new address, with or without us.
+        // Other traffic through the bridge needs its new address, with or without Holdfast.
         pod.netns.batch("neighbour flush all")?;
         judged(&pod).context("the bridge has another address")?;
         // The server is under policy as well.
@@ -172,14 +175,14 @@ fn a_resolver_on_the_bridges_own_address_gets_allowed_queries_only() {
             !askers.iter().any(|asker| pods.contains(asker)),
             "{askers:?}"
         );
-        // A pod without policy asks the same server, and is no business of the proxy's.
+        // A pod without policy queries the same server, without the proxy.
         for server in NODE {
             for query in over_both(&Query::a("www.bad.test", server)) {
                 free.ask(&query)?.expect(web4(11))?;
             }
         }
         ensure!(dns.take_askers() == addresses(&free).into());
-        // Nor is one that was let go.
+        // The same holds for a pod whose endpoint was removed.
         let key = format!("cli/{}/eth0", pod.netns.name());
         lab.agent(&["endpoint", "remove", &key])?;
         eventually("the server itself answers", SOON, || {
@@ -217,7 +220,7 @@ fn a_bridge_that_the_node_does_not_use_is_refused_by_name() {
 }
 
 #[test]
-fn a_restart_of_the_agent_goes_on_with_bridged_pods() {
+fn a_restarted_agent_continues_with_bridged_pods() {
     with_lab(|lab| {
         zone(lab);
         let bridge = Bridge::new(lab, "cni0")?;
@@ -236,7 +239,10 @@ fn a_restart_of_the_agent_goes_on_with_bridged_pods() {
         lab.connected("one")?;
         is_judged(lab, &pod, at_server).context("after the restart")?;
         let askers = dns.take_askers();
-        ensure!(askers == NODE.into(), "asked past the proxy, by {askers:?}");
+        ensure!(
+            askers == NODE.into(),
+            "queried without the proxy, by {askers:?}"
+        );
         Ok(())
     });
 }

@@ -1,5 +1,5 @@
-//! CIDR, deny and endpoint rules beside FQDN rules that overlap them
-//! (CFP-28427, "Are overlapping … handled correctly?").
+//! CIDR, deny and endpoint rules together with FQDN rules that overlap them (CFP-28427, "Are
+//! overlapping … handled correctly?").
 use std::time::Duration;
 
 use holdfast_e2e::lab::{DNS4, OTHER_DNS4, UDP_PORT, at, other4, web4, web6};
@@ -37,7 +37,7 @@ fn overlapping_rules_add_up() {
         lab.add_endpoint(&lab.b, CLIENT)?;
         let _pod_web = Web::start(&lab.b.netns, &[], &[80, 443], &[])?;
 
-        // Each DNS server for the names of its own rule.
+        // Each DNS server answers the names of its own rule.
         let other = Query::a("www.other.test", OTHER_DNS4);
         lab.a.ask(&other)?.expect(other4(14))?;
         for (name, server) in [("www.other.test", DNS4), ("www.good.test", OTHER_DNS4)] {
@@ -76,13 +76,13 @@ fn overlapping_rules_add_up() {
             .ask(&Query::a("hole.good.test", DNS4))?
             .expect(other4(11))?;
         lab.a.expect_open(at(other4(11), 80))?;
-        // Deny beats what a name allows.
+        // A deny overrides an allowed name.
         lab.a
             .ask(&Query::a("denied.good.test", DNS4))?
             .expect(web4(13))?;
         lab.a.expect_closed(at(web4(13), 80))?;
         lab.a.expect_closed(at(web4(13), 8080))?;
-        // The identity of the stream's address has changed under it.
+        // The identity of the stream's address has changed during the stream.
         stream.expect_alive()?;
 
         // Pods by label.
@@ -108,13 +108,13 @@ egressDeny:
 fn prefixes_of_ipv6_and_port_ranges() {
     with_lab(|lab| {
         let _programs = lab.start(&egress("ports", "web", PORTS))?;
-        // The world listens at the edges of both ranges as well.
+        // The servers of the world listen at the edges of both ranges as well.
         let edges = [81, 1000, 1001];
         let world: Vec<_> = (10..=14).map(web4).collect();
         let _tcp = Web::start(&lab.world, &[], &edges, &[])?;
         let udp = Web::start(&lab.world, &world, &[], &[6999, 7000, 7776])?;
 
-        // By their number: 10 is listed, 16 and 17 are in the /124, 11 is neither.
+        // By host number: 10 is listed, 16 and 17 are in the /124, and 11 is neither.
         lab.a.expect_open(at(web6(10), 8080))?;
         lab.a.expect_open(at(web6(16), 8080))?;
         lab.a.datagram(at(web6(16), UDP_PORT), SOON)?;
@@ -150,7 +150,7 @@ fn prefixes_of_ipv6_and_port_ranges() {
     });
 }
 
-/// A rule follows the group of blocks that it names, without being written anew.
+/// A rule follows the CiliumCIDRGroup that it names, and needs no edit itself.
 #[test]
 fn a_group_of_blocks_may_change_under_its_rules() {
     const RULES: &str = r#"- toCIDRSet: [{cidrGroupRef: partners, except: ["203.0.113.11/32"]}]

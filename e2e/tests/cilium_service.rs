@@ -1,5 +1,5 @@
-//! What goes between the proxy and a Cilium agent: a stand-in that insists on what
-//! the real one insists on.
+//! The messages between the proxy and a Cilium agent, checked by a stand-in with the real one's
+//! requirements.
 use std::cell::RefCell;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -18,9 +18,9 @@ use holdfast_e2e::{Query, eventually, until, with_lab};
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-/// For the agent's log and metrics: the query, then the answer, whatever it says.
+/// For the agent's log and metrics: the query, then the answer, of any kind.
 #[test]
-fn the_agent_hears_of_every_query_and_answer() {
+fn the_agent_gets_a_report_of_every_query_and_answer() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("target.good.test", &[web4(11)], 60);
@@ -85,7 +85,7 @@ fn the_agent_hears_of_every_query_and_answer() {
             ensure!(details.cnames == ["target.good.test."], "{details:?}");
             ensure!(details.answer_types == [5, 1], "{details:?}");
 
-            // Nothing to learn: told all the same.
+            // An answer without addresses is reported too.
             let none = over(Query::a("none.good.test", server));
             lab.a.ask(&none)?.expect_code(ResponseCode::NXDomain)?;
             let [_, answer] = &received("none.good.test.", tcp, 2)?[..] else {
@@ -116,7 +116,7 @@ fn the_agent_hears_of_every_query_and_answer() {
             "{timeout:?}"
         );
         ensure!(!metrics(timeout).error_message.is_empty(), "{timeout:?}");
-        // Nothing came after what was waited for.
+        // No other message arrived after the expected ones.
         for (name, tcp, many) in expected.take() {
             received(&name, tcp, many)?;
         }
@@ -161,9 +161,9 @@ fn error_codes_release_or_reject() {
     });
 }
 
-/// Each snapshot says everything again, what makes no sense too.
+/// Each snapshot repeats all rules, including a rule that cannot be parsed.
 #[test]
-fn a_rule_that_makes_no_sense_is_told_once() {
+fn a_malformed_rule_is_reported_once() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         place::redirect(lab)?;
@@ -186,7 +186,7 @@ fn a_rule_that_makes_no_sense_is_told_once() {
             .log()
             .matches("a rule of the agent allows nothing")
             .count();
-        ensure!(said == 1, "said {said} times");
+        ensure!(said == 1, "logged {said} times");
         let counted = lab.metric(9971, "holdfast_retrieve_dns_rules_errors_total", "")?;
         ensure!(counted == 1.0, "counted as {counted}");
         let status = lab.sdp_json("one", &["status"])?;
@@ -200,7 +200,7 @@ fn a_rule_that_makes_no_sense_is_told_once() {
 }
 
 #[test]
-fn a_snapshot_of_a_large_cluster_is_taken() {
+fn a_snapshot_of_a_large_cluster_is_accepted() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         place::redirect(lab)?;
@@ -247,9 +247,9 @@ fn the_agent_may_listen_on_ipv6_alone() {
     });
 }
 
-/// What the other tests rest on: such a client would have been noticed.
+/// The other tests depend on this: the stand-in detects such a client.
 #[test]
-fn the_stand_in_sends_a_client_away_that_pings() {
+fn the_stand_in_disconnects_a_client_that_pings() {
     with_lab(|lab| {
         let agent = CiliumAgent::start(&lab.node, world(lab), hurried())?;
         lab.node.enter(|| -> Result<()> {
@@ -275,7 +275,7 @@ fn the_stand_in_sends_a_client_away_that_pings() {
 /// The agent's own timing, for ten minutes: silence, single queries, bursts, changes.
 #[test]
 #[ignore = "nightly: takes ten minutes"]
-fn nobody_is_sent_away_in_ten_minutes() {
+fn no_client_is_disconnected_in_ten_minutes() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 1);
         place::redirect(lab)?;

@@ -1,4 +1,4 @@
-//! Every verb of both programs, for people and as JSON, against one running lab.
+//! Every command of both programs, as text and as JSON, on one running lab.
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -14,7 +14,7 @@ const AGENT: &str = "holdfast-agent";
 const SDP: &str = "holdfast-sdp";
 
 #[test]
-fn every_verb_answers_people_and_programs() {
+fn every_command_has_text_and_json() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10), web6(10)], 600);
         let rules = dns("*.good.test") + &names("*.good.test") + &cidr("198.51.100.0/24");
@@ -231,7 +231,7 @@ fn conntrack_is_listed_where_one_family_is_off() {
     with_lab(|lab| {
         let root = lab.bpf_root().display().to_string();
         let list = ["bpf", "ct", "list", "--bpf-root", &root];
-        // As an agent makes them whose IPv6 is off.
+        // An agent whose IPv6 is off makes such maps.
         std::fs::create_dir_all(lab.pin(""))?;
         for name in [NAME_TCP4, NAME_ANY4] {
             let _map: Map<CtKey4, CtValue> =
@@ -242,7 +242,7 @@ fn conntrack_is_listed_where_one_family_is_off() {
     });
 }
 
-/// The records of the three connections of the beginning: they come with a delay.
+/// The records of the first three connections, which arrive with a delay.
 fn packets(asked: &mut Asked<'_>, id: u64) {
     let own = asked.lab.a.v4;
     let found = eventually("the packets are seen", SOON, || {
@@ -412,7 +412,7 @@ fn wrong_numbers(asked: &mut Asked<'_>) {
     );
 }
 
-/// What was learned is forgotten, and closes.
+/// Learned names are removed, and their addresses close.
 fn cleaning(lab: &Lab, id: u64) -> Result<()> {
     let clean = ["fqdn", "cache", "clean"];
     let none = text(
@@ -449,7 +449,7 @@ fn cleaning(lab: &Lab, id: u64) -> Result<()> {
     Ok(())
 }
 
-/// An endpoint taken away is out of the map, and unrestricted again.
+/// A removed endpoint is not in the map, and is unrestricted again.
 fn removing(lab: &Lab, id: u64) -> Result<()> {
     lab.a.expect_closed(at(web4(11), 80))?;
     let removed = text(lab, AGENT, &["endpoint", "remove", &id.to_string()], 0)?;
@@ -491,7 +491,8 @@ impl<'a> Asked<'a> {
         Self { lab, wrong }
     }
 
-    /// The text must have `tokens`; the JSON, for each of `objects`, an object with its fields.
+    /// The text must contain `tokens`. The JSON must contain, for each of `objects`, an object with
+    /// its fields.
     fn ask(&mut self, program: &str, arguments: &[&str], tokens: &[&str], objects: &[Value]) {
         let people = text(self.lab, program, arguments, 0).and_then(|said| {
             match tokens.iter().find(|token| !said.contains(**token)) {
@@ -521,7 +522,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// It must end with 1 and an error that names `named`.
+    /// It must exit with 1 and an error that contains `named`.
     fn fails(&mut self, program: &str, arguments: &[&str], named: &str) {
         let outcome = run(self.lab, program, arguments).and_then(|done| {
             ensure!(done.code == Some(1), "ended with {:?}: {done:?}", done.code);

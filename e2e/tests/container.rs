@@ -1,4 +1,4 @@
-//! A proxy works with what a container leaves it, or its status names what is missing.
+//! A proxy works with the rights and mounts of a container, or its status names the missing ones.
 use std::process::Command;
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{AgentOptions, Lab, Program, Query, SdpOptions, config, eventually, with_lab};
 
 const SOON: Duration = Duration::from_secs(10);
-/// All that docs/src/privileges.md asks for; DAC_OVERRIDE is not among them.
+/// All capabilities that docs/src/privileges.md requires. DAC_OVERRIDE is not among them.
 const CAPABILITIES: &str = "--bounding-set=-all,+net_raw,+net_bind_service,+dac_read_search,\
                             +setuid,+setgid,+setpcap,+chown,+sys_admin,+bpf,+net_admin";
 
-/// The proxy's command line behind another program in the node's namespace.
+/// The proxy's command line, run by another program in the node's namespace.
 fn behind(lab: &Lab, wrapper: &[&str]) -> Result<Command> {
     let plain = lab.sdp_command(&SdpOptions::default())?;
     let arguments: Vec<_> = plain.get_args().map(ToOwned::to_owned).collect();
@@ -40,7 +40,7 @@ fn agent(lab: &Lab) -> Result<Program> {
 }
 
 #[test]
-fn a_proxy_without_dac_override_starts_again_after_it_gave_root_up() {
+fn a_proxy_without_dac_override_starts_again_after_it_dropped_root() {
     with_lab(|lab| {
         let _agent = agent(lab)?;
         for run in 1..=2 {
@@ -58,7 +58,7 @@ fn a_proxy_without_dac_override_starts_again_after_it_gave_root_up() {
 }
 
 #[test]
-fn a_proxy_that_may_not_call_bpf_says_what_to_allow() {
+fn a_proxy_that_may_not_call_bpf_names_the_remedy() {
     with_lab(|lab| {
         let _agent = agent(lab)?;
         let wrapper = config::program("without_bpf")?;

@@ -1,5 +1,5 @@
-//! A pod that floods the DNS proxy is cut to its quota; another pod loses no query, and
-//! `status`, `observe` and the metrics say which pod it was.
+//! A pod that floods the DNS proxy is limited to its quota. Another pod loses no query. `status`,
+//! `observe` and the metrics name the flooding pod.
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use holdfast_e2e::policy::{CLIENT, dns, egress};
 use holdfast_e2e::{AgentOptions, Query, eventually, with_lab};
 use serde_json::Value;
 
-/// What debug builds of proxy and server answer with ease on a busy machine.
+/// A rate that debug builds of proxy and server can serve on a busy machine.
 const QUOTA: &str = "--endpoint-dns-quota=500";
 const SOON: Duration = Duration::from_secs(10);
 /// Queries of the other pod.
@@ -70,7 +70,7 @@ fn beyond(status: &Value, endpoint: u64) -> Result<u64> {
     beyond.context("beyond")
 }
 
-/// Fresh names as fast as one thread sends them, until it is over.
+/// Fresh names as fast as one thread sends them, until `over` is set.
 fn flood(over: &AtomicBool) -> Result<()> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     let server = SocketAddr::new(DNS4, 53);
@@ -86,7 +86,7 @@ fn flood(over: &AtomicBool) -> Result<()> {
             .get_mut(digits..digits + text.len())
             .context("the name is in the query")?
             .copy_from_slice(text.as_bytes());
-        // A full queue of the interface loses some; the next one follows.
+        // A full queue of the interface drops some; the next query follows.
         let _ = socket.send_to(&query, server);
     }
     Ok(())

@@ -54,7 +54,7 @@ fn files_add_change_and_remove_endpoints() {
         let client = egress("client", "client", &cidr("203.0.113.12/32"));
         lab.write_policy("client.yaml", &client)?;
         let (a, b) = (lab.a.netns.name(), lab.b.netns.name());
-        // One of the three is not there, another one is no endpoint at all.
+        // One of the three pods does not exist, and another document is not an endpoint.
         let absent = document("hf-e2e-absent", WEB);
         let wrong = "netns: somewhere\nlabels: []\n---\n";
         write(lab, &(absent.clone() + &document(a, WEB) + wrong))?;
@@ -83,7 +83,7 @@ fn files_add_change_and_remove_endpoints() {
         assert!(why.contains("hf-e2e-absent"), "{why}");
         assert!(what.contains("labels"), "{what}");
 
-        // Added: the second pod takes the place of the absent one.
+        // Added: the second pod replaces the absent one.
         write(lab, &(document(b, CLIENT) + &document(a, WEB)))?;
         lab.endpoint_id(&lab.b)?;
         // Nothing passes until its programs are attached.
@@ -94,7 +94,7 @@ fn files_add_change_and_remove_endpoints() {
         assert_eq!(unresolved(lab)?, [], "nothing is missing any more");
         lab.a.expect_open(at(web4(10), 80))?;
 
-        // Relabelled: the other policy is its policy, the number stays its own.
+        // Relabelled: the pod gets the other policy and keeps its number.
         let stream = lab.a.stream(at(web4(10), 80))?;
         let before = lxc(lab, &lab.a)?.context("pod a is in the map")?;
         write(lab, &(document(b, CLIENT) + &document(a, CLIENT)))?;
@@ -108,14 +108,14 @@ fn files_add_change_and_remove_endpoints() {
         assert_eq!(after.get("endpoint"), before.get("endpoint"));
         assert_ne!(after.get("identity"), before.get("identity"));
 
-        // Not readable: what was read before stays.
+        // Unreadable: the last contents stay in force.
         write(lab, "netns: [")?;
         eventually("the broken file is reported", SOON, || {
             ensure!(!unresolved(lab)?.is_empty(), "not yet");
             Ok(())
         })?;
 
-        // Removed: only that one goes.
+        // Removed: only that endpoint is removed.
         write(lab, &document(a, CLIENT))?;
         eventually("the removed pod is free", SOON, || {
             lab.b.expect_open(at(web4(11), 80))

@@ -1,5 +1,5 @@
-//! What keeps policy in force cannot be taken away for long: programs, their links and places,
-//! pins, routes, rules, steering. Each is repaired within seconds, counted and named.
+//! The agent repairs everything that enforces policy within seconds: programs, their links and
+//! order, pins, routes, rules and steering. Each repair is counted and named.
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use shared_maps::pin;
 use shared_maps::policy::{PolicyKey, PolicyValue};
 use shared_maps::user::{Globals, Map, MapKind, detach_pinned};
 
-/// What the agent promises.
+/// The agent's promise.
 const REPAIRED: Duration = Duration::from_secs(5);
 const SOON: Duration = Duration::from_secs(10);
 
@@ -31,7 +31,8 @@ fn repairs(lab: &Lab, part: &str) -> Result<f64> {
     lab.metric(AGENT_METRICS, name, &label)
 }
 
-/// Does `harm`, waits until `part` was repaired once more, and checks that policy is in force.
+/// Does `harm`, waits until the agent has repaired `part` once more, and checks that policy is in
+/// force.
 fn repaired(lab: &Lab, part: &str, harm: impl FnOnce() -> Result<()>) -> Result<()> {
     let before = repairs(lab, part)?;
     harm()?;
@@ -45,7 +46,7 @@ fn repaired(lab: &Lab, part: &str, harm: impl FnOnce() -> Result<()>) -> Result<
     in_force(lab)
 }
 
-/// Names are answered by the proxy, what policy allows is open, and the rest is closed.
+/// The proxy answers names, allowed addresses are open, and all others are closed.
 fn in_force(lab: &Lab) -> Result<()> {
     eventually("policy is in force", SOON, || {
         lab.a
@@ -76,7 +77,7 @@ fn pin_of(lab: &Lab, id: EndpointId, program: &str) -> Result<PathBuf> {
     Ok(links.join(format!("{program}_{ifindex}")))
 }
 
-/// Programs of an interface's chain by name, first to last.
+/// Programs of an interface's chain by name, in running order.
 fn chain(lab: &Lab, direction: TcAttachType) -> Result<Vec<String>> {
     lab.node.enter(|| {
         let (_, programs) = SchedClassifier::query_tcx(&lab.a.host_side, direction)?;
@@ -89,10 +90,10 @@ fn chain(lab: &Lab, direction: TcAttachType) -> Result<Vec<String>> {
 
 static OBJECT: &[u8] = include_bytes_aligned!("../../bpf/prebuilt/holdfast-bpf.o");
 
-/// A program that drops nothing: `to_proxy`, which looks for answers to proxies alone.
+/// A program that drops nothing: `to_proxy`, which only handles answers for proxies.
 fn pass_all(lab: &Lab) -> Result<Ebpf> {
-    // The steering object has no such program; the agent's has one that passes what it does not
-    // know: `to_proxy`, loaded without its interface's settings.
+    // The steering object has no such program. The agent's object has `to_proxy`, which passes
+    // unknown packets when it is loaded without its interface's settings.
     let mut ebpf = aya::EbpfLoader::new()
         .default_map_pin_directory(Globals::new(lab.bpf_root()).dir())
         .load(OBJECT)?;
@@ -105,7 +106,7 @@ fn pass_all(lab: &Lab) -> Result<Ebpf> {
 }
 
 #[test]
-fn links_that_something_removed_are_made_again() {
+fn removed_links_are_created_again() {
     with_lab(|lab| {
         let (_programs, id) = start(lab)?;
         for program in ["from_pod", "to_pod"] {
@@ -113,7 +114,7 @@ fn links_that_something_removed_are_made_again() {
             repaired(lab, "programs", || Ok(fs::remove_file(&pin)?))?;
             repaired(lab, "programs", || Ok(detach_pinned(&pin)?))?;
         }
-        // All of them at once, as a clean-up script does.
+        // All of them at once, as a clean-up script would.
         let links = lab.bpf_root().join(pin::LINKS).join(id.to_string());
         repaired(lab, "programs", || Ok(fs::remove_dir_all(&links)?))?;
         let status = lab.agent(&["status"])?;
@@ -123,7 +124,7 @@ fn links_that_something_removed_are_made_again() {
 }
 
 #[test]
-fn a_program_before_ours_is_overtaken_and_named_while_it_fights() {
+fn a_program_before_ours_is_overtaken_and_named_if_it_returns() {
     with_lab(|lab| {
         let (_programs, _id) = start(lab)?;
         let direction = TcAttachType::Ingress;
@@ -147,7 +148,7 @@ fn a_program_before_ours_is_overtaken_and_named_while_it_fights() {
         let order = chain(lab, direction)?;
         ensure!(order == ["from_pod", "to_proxy"], "{order:?}");
 
-        // One that comes again and again is not fought for ever, but named.
+        // The agent names a program that returns repeatedly, and stops removing it.
         eventually(
             "the other program is named",
             Duration::from_secs(20),
@@ -174,7 +175,7 @@ fn a_program_before_ours_is_overtaken_and_named_while_it_fights() {
 }
 
 #[test]
-fn why_says_that_packets_pass_while_no_program_judges_them() {
+fn why_reports_that_packets_pass_while_no_program_judges_them() {
     with_lab(|lab| {
         let (programs, id) = start(lab)?;
         let why = |lab: &Lab| lab.agent(&["why", "10.77.0.11", "203.0.113.12:80"]);
@@ -192,7 +193,7 @@ fn why_says_that_packets_pass_while_no_program_judges_them() {
         programs.agent.signal(Signal::SIGCONT)?;
         in_force(lab)?;
 
-        // It is repaired quickly; until `why` was asked in between, take it away again.
+        // The agent repairs it quickly, so it is removed again until `why` has run in between.
         eventually("why says so", SOON, || {
             let _repaired_meanwhile = fs::remove_file(&pin);
             let open = why(lab)?;
@@ -204,13 +205,13 @@ fn why_says_that_packets_pass_while_no_program_judges_them() {
 }
 
 #[test]
-fn pins_that_went_or_were_exchanged_are_put_back() {
+fn removed_and_replaced_pins_are_restored() {
     with_lab(|lab| {
         let (_programs, id) = start(lab)?;
         let globals = Globals::new(lab.bpf_root());
         let policy = globals.policy_path(id);
         repaired(lab, "programs", || Ok(fs::remove_file(&policy)?))?;
-        // A map that allows everything, in place of the endpoint's.
+        // A map that allows everything replaces the endpoint's.
         repaired(lab, "programs", || {
             fs::remove_file(&policy)?;
             let forged = Map::<PolicyKey, PolicyValue>::open_or_create(
@@ -251,7 +252,7 @@ fn routes_rules_and_forwarding_are_set_again() {
             lab.node.sysctl(&[("net.ipv4.ip_forward", "0")])
         })?;
 
-        // A rule before ours cannot be repaired: it is named.
+        // A rule before ours cannot be repaired. It is named.
         let before = [
             "rule",
             "add",
@@ -283,7 +284,7 @@ fn routes_rules_and_forwarding_are_set_again() {
 }
 
 #[test]
-fn steering_and_netfilter_rules_that_something_removed_are_put_back() {
+fn removed_steering_and_netfilter_rules_are_restored() {
     with_lab(|lab| {
         let (_programs, _id) = start(lab)?;
         for _ in 0..2 {
@@ -349,7 +350,7 @@ fn a_pod_with_net_admin_cannot_take_the_programs_of_its_interface_away() {
             side.run("tc", &words)?;
         }
         side.run("ip", &["link", "set", "dev", "eth0", "xdp", "off"])?;
-        // The lab's end checks that the agent had nothing to repair.
+        // At its end, the lab checks that the agent had nothing to repair.
         in_force(lab)
     });
 }

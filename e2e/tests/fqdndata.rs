@@ -1,4 +1,4 @@
-//! The proxy under an agent that is reached by Cilium's FQDNData service only.
+//! The proxy under an agent that it reaches only over Cilium's FQDNData service.
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ fn rules_and_mappings_cross_fqdndata() {
         lab.audit("good.test", &[9961])?;
         lab.audit_settled("good.test", SOON)?;
 
-        // A policy change comes the same way.
+        // A policy change arrives over the same stream.
         lab.write_policy("more.yaml", &egress("more", "web", &dns("*.more.test")))?;
         lab.zone.set("www.more.test", &[web4(12)], 600);
         eventually("new rules arrive", SOON, || {
@@ -70,7 +70,7 @@ fn rules_and_mappings_cross_fqdndata() {
     });
 }
 
-/// Cilium's proxy listens like this: it shares the port, and takes no slot.
+/// Cilium's proxy listens like this. It shares the port, and has no slot.
 #[test]
 fn a_process_that_only_binds_the_proxy_port_gets_no_query() {
     with_lab(|lab| {
@@ -95,7 +95,7 @@ fn a_process_that_only_binds_the_proxy_port_gets_no_query() {
         ensure!(unheard.is_err(), "{unheard:?}");
         let nothing = received();
         ensure!(nothing.is_err(), "it got a pod's query: {nothing:?}");
-        // It would receive what is sent to the port itself.
+        // It would receive packets that are sent to the port itself.
         lab.node.enter(|| -> Result<()> {
             UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?.send_to(b"here", port)?;
             Ok(())

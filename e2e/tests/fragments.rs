@@ -1,4 +1,4 @@
-//! Queries larger than the link: fragments share the fate of their first one.
+//! Queries larger than the link: later fragments get the verdict of the first.
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4};
 use holdfast_e2e::policy::good_names;
 use holdfast_e2e::{Query, with_lab};

@@ -1,5 +1,5 @@
-//! A state directory without room: what is in force stays, also across a restart; what is new
-//! waits, and `status` says for what.
+//! A full disk under the state directory. Everything in force stays, also across a restart. New
+//! names and blocks wait, and `status` names the file.
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use holdfast_e2e::{AgentOptions, Lab, Query, eventually, shell, with_lab};
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// A small disk in place of the state directory; unmounted when dropped.
+/// A small disk as the state directory, unmounted when dropped.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -46,7 +46,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// `status` names the file, and that there is no room.
+/// `status` names the file, and says that there is no space.
 fn says_full(lab: &Lab, file: &str) -> Result<()> {
     eventually(
         &format!("the full disk is reported, with {file}"),
@@ -62,7 +62,7 @@ fn says_full(lab: &Lab, file: &str) -> Result<()> {
 }
 
 #[test]
-fn a_full_disk_costs_what_is_new_until_there_is_room() {
+fn a_full_disk_delays_only_new_state_until_there_is_room() {
     with_lab(|lab| {
         let disk = SmallDisk::at(&lab.directory().join("state"))?;
         lab.zone.set("www.good.test", &[web4(10)], 600);
@@ -92,7 +92,7 @@ fn a_full_disk_costs_what_is_new_until_there_is_room() {
             .expect(web4(11))?;
         lab.a.expect_open(at(web4(11), 80))?;
         says_full(lab, &file)?;
-        // An identity that is not on disk is in no map: the address stays closed.
+        // An identity that is not on disk is in no map, so the address stays closed.
         let rules = dns("*.good.test") + &names("*.good.test") + &cidr("198.51.100.10/32");
         lab.write_policy("web.yaml", &egress("good-names", "web", &rules))?;
         says_full(lab, "local_allocator_state.json")?;

@@ -1,5 +1,5 @@
-//! Maps that are full: what was in force stays, what finds no room is refused as a whole, said
-//! and tried again.
+//! Full maps: entries in force stay. A change without room is refused as a whole, reported, and
+//! tried again.
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -31,7 +31,7 @@ fn an_address_without_room_is_answered_and_stays_closed_until_there_is() {
         for n in 0..4 {
             lab.a.ask(&Query::a(&format!("crowd{n}.good.test"), DNS4))?;
         }
-        // The answer is not held for ever, what it names is closed, and both are said.
+        // The answer is held for a limited time, its address stays closed, and both are reported.
         lab.a
             .ask(&Query::a("last.good.test", DNS4))?
             .expect(web4(11))?;
@@ -46,7 +46,7 @@ fn an_address_without_room_is_answered_and_stays_closed_until_there_is() {
             "outcome=\"not_realised\"",
         )?;
         ensure!(refused >= 1.0, "{refused} mappings were not realised");
-        // Room: what waits comes in by itself.
+        // After there is room, the waiting entries are written without another event.
         lab.agent(&[
             "fqdn",
             "cache",
@@ -69,7 +69,7 @@ fn an_address_without_room_is_answered_and_stays_closed_until_there_is() {
 }
 
 #[test]
-fn a_policy_without_room_leaves_the_old_one_whole() {
+fn a_policy_without_room_leaves_the_old_one_in_force() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("www.new.test", &[web4(11)], 600);
@@ -121,7 +121,7 @@ fn a_policy_without_room_leaves_the_old_one_whole() {
     });
 }
 
-/// Entries that the node and pod a take.
+/// Entries of the node and pod a.
 fn entries(lab: &Lab) -> Result<usize> {
     Ok(lab
         .bpf_json(&["lxc", "list"])?

@@ -1,10 +1,9 @@
-//! The promises R1 to R4 in a short form: what `cargo xtask bench ha` plays
-//! at full size.
+//! The promises R1 to R4 in a short form of `cargo xtask bench ha`.
 use anyhow::{Result, ensure};
 use holdfast_e2e::ha::{Act, Redirect, Size};
 use holdfast_e2e::{SdpOptions, config, with_lab};
 
-/// Each act keeps its promise in each way of redirecting.
+/// Each act keeps its promise with each redirect.
 fn holds(acts: &[Act], redirects: &[Redirect]) {
     for act in acts {
         for redirect in redirects {
@@ -26,7 +25,7 @@ fn holds_at(act: Act, redirect: Redirect, size: &Size) {
 }
 
 #[test]
-fn the_load_sees_what_is_lost_and_what_is_wrong() {
+fn the_load_detects_lost_and_wrong_answers() {
     holds(&[Act::Broken], &[Redirect::Own]);
 }
 
@@ -46,7 +45,7 @@ fn r1_an_agent_in_a_crash_loop_loses_no_query() {
 }
 
 #[test]
-fn r1_the_builtin_proxy_comes_and_goes_without_loss() {
+fn r1_the_builtin_proxy_starts_and_stops_without_loss() {
     holds(&[Act::BuiltinFlipped], &[Redirect::Own, Redirect::Tproxy]);
 }
 
@@ -106,7 +105,7 @@ fn r3_replicas_replace_one_another_without_steering_maps() {
 }
 
 #[test]
-fn r4_a_killed_replica_loses_only_what_it_had() {
+fn r4_a_killed_replica_loses_only_its_own_queries() {
     holds(&[Act::Killed], &[Redirect::Own, Redirect::Tproxy]);
 }
 
@@ -135,9 +134,9 @@ fn transparent_mode_keeps_the_promises() {
     );
 }
 
-/// More than there are slots, each killed as soon as it is ready.
+/// More replicas than slots, each killed as soon as it is ready.
 #[test]
-fn replicas_that_die_quickly_do_not_use_the_slots_up() {
+fn replicas_that_die_quickly_do_not_occupy_all_slots() {
     with_lab(|lab| {
         let _agent = lab.start_agent(&Default::default())?;
         for round in 0..12 {

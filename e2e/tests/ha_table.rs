@@ -9,7 +9,7 @@ use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, with_lab};
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[test]
-fn each_row_behaves_as_the_table_says() {
+fn each_row_behaves_as_in_the_table() {
     with_lab(|lab| {
         for host in 10..15 {
             lab.zone
@@ -23,7 +23,7 @@ fn each_row_behaves_as_the_table_says() {
         lab.add_endpoint(&lab.a, WEB)?;
         dns_works(lab, 10)?;
 
-        // Agent running, built-in proxy disabled, SDP down: no DNS; traffic goes on.
+        // Agent running, built-in proxy disabled, SDP down: no DNS. Other traffic continues.
         sdp.terminate(LIMIT)?;
         for query in [
             Query::a("row10.good.test", DNS4),
@@ -49,7 +49,7 @@ fn each_row_behaves_as_the_table_says() {
         lab.connected("one")?;
         dns_works(lab, 12)?;
 
-        // Agent down, SDP running: names and policy already there work.
+        // Agent down, SDP running: existing names and policy work.
         agent.kill_9()?;
         for host in 10..13 {
             let query = Query::a(&format!("row{host}.good.test"), DNS4);

@@ -1,10 +1,10 @@
-//! Whatever one pod does, another loses nothing: every attack in a short form,
-//! and in full with `cargo xtask test --tier hostile`.
+//! An attack by one pod costs another pod nothing. Every attack runs in a short form here, and in
+//! full with `cargo xtask test --tier hostile`.
 use anyhow::{Result, ensure};
 use holdfast_e2e::hostile::{Attack, Setup, Size};
 
-/// Highest resident memory of proxy and agent, MiB: the figures of the guide's
-/// "Limits of one pod" (docs/src/security.md).
+/// Highest resident memory of proxy and agent, MiB, as in the guide's "Limits of one pod"
+/// (docs/src/security.md).
 const MEMORY_MB: [u64; 2] = [512, 512];
 
 fn plays(size: &Size) -> Result<()> {
@@ -55,12 +55,12 @@ fn plays(size: &Size) -> Result<()> {
 }
 
 #[test]
-fn a_hostile_pod_takes_nothing_from_another_in_short() {
+fn a_hostile_pod_costs_another_nothing_in_short_form() {
     plays(&Size::short()).unwrap_or_else(|error| panic!("{error:?}"));
 }
 
 #[test]
 #[ignore = "minutes: cargo xtask test --tier hostile"]
-fn a_hostile_pod_takes_nothing_from_another() {
+fn a_hostile_pod_costs_another_nothing() {
     plays(&Size::full()).unwrap_or_else(|error| panic!("{error:?}"));
 }

@@ -1,5 +1,5 @@
-//! An address changes its identity under traffic, and no packet is lost: policy maps know the
-//! new one before the ipcache has it, and the old one until it is gone from there.
+//! An address changes its identity under traffic, and no packet is lost. Policy maps have the new
+//! identity before the ipcache has it, and keep the old one until the ipcache no longer has it.
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -41,7 +41,7 @@ fn no_packet_is_lost_while_an_identity_changes() {
         let datagrams = lab.a.datagrams(at(web4(10), UDP_PORT))?;
         let dropped = lab.counted(Reason::PolicyDenied)?;
         let mut now = identity(lab)?;
-        // Each name has a selector of its own: one label more with each answer.
+        // Each name has a selector of its own, so each answer adds a label.
         let each: String = (0..CHANGES)
             .map(|n| names(&format!("n{n}.good.test")))
             .collect();
@@ -56,7 +56,7 @@ fn no_packet_is_lost_while_an_identity_changes() {
                 .expect(web4(10))?;
             now = changed(lab, now)?;
         }
-        // A block's label, and all selectors of one document away at once.
+        // A block's label is added, and all selectors of one document are removed at once.
         lab.write_policy(
             "block.yaml",
             &egress("block", "web", &cidr("203.0.113.0/24")),
@@ -75,10 +75,10 @@ fn no_packet_is_lost_while_an_identity_changes() {
     });
 }
 
-/// As `--tofqdns-max-identities` says (docs/src/identities.md): nothing that is open closes, and
-/// what more a shared address would open does not.
+/// The limit of `--tofqdns-max-identities` (docs/src/identities.md): no open address closes, and a
+/// shared address opens nothing more.
 #[test]
-fn the_circuit_breaker_cuts_nothing_and_is_told() {
+fn the_circuit_breaker_closes_nothing_and_is_reported() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("both.good.test", &[web4(10)], 600);
@@ -111,7 +111,7 @@ fn the_circuit_breaker_cuts_nothing_and_is_told() {
         assert_eq!(metric("holdfast_identity_limited_total")?, 1.0);
         assert_eq!(metric("holdfast_identity_fqdn")?, 4.0);
         assert_eq!(metric("holdfast_identity_fqdn_combinations")?, 0.0);
-        // One selector less, and nothing is limited any more.
+        // With one selector less, no address is limited.
         lab.remove_policy("second.yaml")?;
         let limited = || metric("holdfast_identity_limited_addresses");
         until("no address is limited", SOON, limited, |now| *now == 0.0)?;

@@ -1,5 +1,4 @@
-//! Ingress rules: who may come in by label and port, and nothing of it touches
-//! what goes out.
+//! Ingress rules by label and port. They do not affect outgoing traffic.
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ spec:
 "#;
 
 #[test]
-fn only_the_named_pods_and_ports_come_in() {
+fn only_the_named_pods_and_ports_are_reached() {
     with_lab(|lab| {
         let _b = Web::start(&lab.b.netns, &[lab.b.v4.into()], &[80, 443], &[7777])?;
         lab.write_policy("in.yaml", &POLICY.replace("APP", "web"))?;
@@ -66,7 +65,7 @@ spec:
     toPorts: [{ports: [{port: "443", protocol: TCP}]}]
 "#;
 
-/// Connects from an address of the world; whether it came about.
+/// Connects from an address of the world. Returns whether it succeeded.
 fn from_world(lab: &Lab, from: IpAddr, to: SocketAddr) -> Result<bool> {
     lab.world.enter(|| -> Result<bool> {
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
@@ -76,7 +75,7 @@ fn from_world(lab: &Lab, from: IpAddr, to: SocketAddr) -> Result<bool> {
 }
 
 #[test]
-fn prefixes_come_in_and_deny_beats_them() {
+fn prefixes_are_allowed_in_and_deny_overrides_them() {
     with_lab(|lab| {
         let own = [lab.b.v4.into(), lab.b.v6.into()];
         let web = Web::start(&lab.b.netns, &own, &[80, 443], &[])?;
@@ -94,14 +93,14 @@ fn prefixes_come_in_and_deny_beats_them() {
             for from in [denied, other] {
                 assert!(!from_world(lab, from, at(b, 80))?, "{from} to {b}");
             }
-            assert_eq!(web.visits(at(b, 80)), 1, "somebody else came in");
+            assert_eq!(web.visits(at(b, 80)), 1, "another connection arrived");
             lab.a.expect_open(at(b, 80))?;
             lab.a.expect_closed(at(b, 443))?;
-            // What goes out is no ingress, not even to a denied prefix.
+            // Outgoing traffic is not ingress, not even to a denied prefix.
             lab.b.expect_open(at(denied, 80))?;
         }
 
-        // Without the deny it comes in.
+        // Without the deny the connection succeeds.
         let (without, _) = PREFIXES.split_once("  ingressDeny").unwrap_or_default();
         lab.write_policy("in.yaml", without)?;
         eventually("the deny is gone", Duration::from_secs(10), || {

@@ -1,5 +1,5 @@
-//! What was learned while the agent was away opens when it is back, although the
-//! proxy that learned it was killed, replaced or left meanwhile.
+//! Addresses that were learned without an agent open when it is back, even if the proxy that
+//! learned them was killed, replaced or stopped.
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -41,9 +41,9 @@ fn number(journal: &Value, key: &str) -> Result<u64> {
         .context("no number")
 }
 
-/// A proxy of this name takes up what others left.
+/// A proxy with this name adopts the journals of others.
 fn takes_up(lab: &Lab, proxy: &str, pairs: u64) -> Result<()> {
-    eventually("it takes up what was left", SOON, || {
+    eventually("it adopts the journals", SOON, || {
         let journal = journal(lab, proxy)?;
         ensure!(number(&journal, "adopted_pairs")? >= pairs, "{journal}");
         Ok(())
@@ -58,14 +58,14 @@ fn files(lab: &Lab) -> Result<Vec<String>> {
 }
 
 #[test]
-fn a_proxy_killed_meanwhile_has_written_it_down() {
+fn a_killed_proxy_has_written_its_mappings_to_the_journal() {
     with_lab(|lab| {
         names(lab);
         let programs = lab.start(&good_names())?;
         learn(lab, 10)?;
         programs.agent.kill_9()?;
         learn(lab, 11)?;
-        // Whoever has the answer may rely on it: no time passes in between.
+        // A client may use the answer at once, so no time passes in between.
         programs.sdp.kill_9()?;
         ensure!(files(lab)?.len() == 1, "{:?}", files(lab)?);
         let sdp = lab.start_sdp(&SdpOptions::new("two", 9971))?;
@@ -83,7 +83,7 @@ fn a_proxy_killed_meanwhile_has_written_it_down() {
             lab.a.expect_open(at(web6(n), 80))?;
         }
 
-        // Once more, for what the first run learned only now.
+        // Again, for the names that the first run learned only now.
         agent.kill_9()?;
         learn(lab, 13)?;
         let agent = lab.start_agent(&AgentOptions::default())?;
@@ -100,7 +100,7 @@ fn a_proxy_killed_meanwhile_has_written_it_down() {
 }
 
 #[test]
-fn another_proxy_takes_it_up_while_it_runs() {
+fn a_running_proxy_adopts_another_journal() {
     with_lab(|lab| {
         names(lab);
         let programs = lab.start(&good_names())?;
@@ -115,7 +115,7 @@ fn another_proxy_takes_it_up_while_it_runs() {
         programs.sdp.kill_9()?;
         takes_up(lab, "two", 2)?;
 
-        // One that leaves in order hands over as well.
+        // A proxy that drains hands over as well.
         learn(lab, 12)?;
         other.terminate(SOON)?;
         ensure!(files(lab)?.len() == 1, "{:?}", files(lab)?);
@@ -140,7 +140,7 @@ fn another_proxy_takes_it_up_while_it_runs() {
     });
 }
 
-/// A small file system for the journal, gone when dropped.
+/// A small file system for the journal, removed when dropped.
 struct Disk(String);
 
 impl Disk {
@@ -159,7 +159,7 @@ impl Drop for Disk {
 }
 
 #[test]
-fn a_full_disk_costs_no_answer_and_is_said() {
+fn a_full_disk_loses_no_answer_and_is_reported() {
     with_lab(|lab| {
         names(lab);
         let disk = Disk::mount(lab)?;
@@ -167,9 +167,9 @@ fn a_full_disk_costs_no_answer_and_is_said() {
         programs.agent.kill_9()?;
         learn(lab, 11)?;
         let ballast = format!("{}/ballast", disk.0);
-        // Fails for want of room: that is what it is for.
+        // Fails when the disk is full, which is the purpose.
         let _ = std::fs::write(&ballast, vec![1; 128 << 10]);
-        // The page that the file has already takes some more of them.
+        // The current page of the file has room for some more of them.
         for n in 0..100 {
             let name = format!("m{n}.{ZONE}");
             lab.zone.set(&name, &[web4(12)], 600);

@@ -39,7 +39,7 @@ fn entry(k: &Kernel, protocol: u8, sport: u16, dport: u16) -> Result<CtValue> {
         .context("no connection entry")
 }
 
-/// Seconds left, allowing for the second that may pass meanwhile.
+/// Seconds left, with a tolerance for the second that may pass in between.
 fn lives(value: &CtValue, expected: u32) -> bool {
     let now = u32::try_from(monotonic_ns() / 1_000_000_000).expect("seconds since boot fit");
     let left = value.lifetime - now;
@@ -120,7 +120,7 @@ fn lifetimes_follow_the_state() {
         assert!(lives(&closed, LIFETIME_CLOSE));
         assert_ne!(closed.flags & FLAG_RX_CLOSING, 0);
 
-        // The same ports again, before the old entry is gone.
+        // The same ports again, before the old entry is removed.
         k.send(&out(tcp(4000, 80, SYN)))?;
         let again = entry(k, TCP, 4000, 80)?;
         assert!(lives(&again, LIFETIME_SYN));
@@ -149,14 +149,14 @@ fn an_expired_entry_is_no_connection() {
         k.send(&out(udp(4000, 80)))?;
         let renewed = entry(k, UDP, 4000, 80)?;
         assert!(lives(&renewed, LIFETIME_ANY));
-        assert_eq!(renewed.packets, 1, "counted anew");
+        assert_eq!(renewed.packets, 1, "a new connection");
         assert!(k.receive(&reply, From::Outside)?.pass);
         Ok(())
     });
 }
 
 #[test]
-fn what_policy_drops_leaves_no_entry() {
+fn dropped_packets_leave_no_entry() {
     with_kernel(|k| {
         k.send(&out(udp(4000, 80)))?;
         k.receive(&back(udp(4000, 80)), From::Outside)?;

@@ -10,7 +10,7 @@ use shared_maps::user::{Map, MapKind};
 use shared_maps::{Be16, FAMILY_IPV4, FAMILY_IPV6};
 
 #[test]
-fn drops_and_new_connections_are_told() {
+fn drops_and_new_connections_are_reported() {
     with_kernel(|k| {
         k.allow(PEER, EGRESS, 6, 80)?;
         let mut reader = EventReader::open(&k.globals())?;
@@ -50,7 +50,7 @@ fn drops_and_new_connections_are_told() {
 }
 
 #[test]
-fn a_flood_is_counted_whole_and_told_in_part() {
+fn a_flood_is_counted_completely_and_reported_in_part() {
     with_kernel(|k| {
         let mut reader = EventReader::open(&k.globals())?;
         let flood = Packet::new(POD4, PEER4, udp(4000, 99)).frame();

@@ -1,4 +1,4 @@
-//! What a pod sends, judged packet by packet.
+//! Verdicts about packets that a pod sends.
 use std::net::IpAddr;
 
 use anyhow::Result;
@@ -76,7 +76,7 @@ fn a_redirect_that_policy_no_longer_has_is_forgotten() {
         assert!(k.redirect(PEER4, 53, UDP)?.is_some());
         k.forget(PolicyKey::new(PEER, EGRESS, UDP, 53, 16))?;
         drops(k, "revoked", &query, Reason::PolicyDenied)?;
-        // The note stays for answers of the proxy that are on their way.
+        // The entry stays for answers of the proxy that are on their way.
         let note = k.redirect(PEER4, 53, UDP)?.expect("a redirect entry");
         assert_eq!(note.proxy_port.get(), 0);
         k.allow(PEER, EGRESS, UDP, 53)?;
@@ -222,7 +222,7 @@ fn direction_protocol_and_icmp_type_are_part_of_the_key() {
 }
 
 #[test]
-fn what_the_ipcache_does_not_know_is_world() {
+fn addresses_without_an_ipcache_entry_are_world() {
     for (dual, v4, v6) in [(true, 9, 10), (false, 2, 2)] {
         with_stacks(dual, |k| {
             k.allow(v4, EGRESS, TCP, 80)?;
@@ -265,7 +265,7 @@ fn only_own_addresses_may_be_the_source() {
 }
 
 #[test]
-fn loopback_is_out_of_reach() {
+fn loopback_cannot_be_reached() {
     with_kernel(|k| {
         k.allow(0, EGRESS, 0, 0)?;
         for (src, dst) in [
@@ -282,7 +282,7 @@ fn loopback_is_out_of_reach() {
 }
 
 #[test]
-fn arp_speaks_for_the_pod_only() {
+fn arp_is_about_the_pods_address_only() {
     with_kernel(|k| {
         let gateway = [10, 9, 1, 1];
         let own = arp(MAC, [10, 9, 1, 2], gateway);
@@ -300,7 +300,7 @@ fn arp_speaks_for_the_pod_only() {
 }
 
 #[test]
-fn what_cannot_be_read_is_dropped() {
+fn malformed_packets_are_dropped() {
     with_kernel(|k| {
         k.allow(0, EGRESS, 0, 0)?;
         let good = frame(POD4, PEER4, tcp(4000, 80, ACK));
@@ -339,7 +339,7 @@ fn what_cannot_be_read_is_dropped() {
 }
 
 #[test]
-fn options_and_extension_headers_hide_nothing() {
+fn packets_with_options_and_extension_headers_are_judged() {
     with_kernel(|k| {
         k.redirect_dns()?;
         let marked = mark::to_proxy(PROXY_PORT);
@@ -362,13 +362,13 @@ fn options_and_extension_headers_hide_nothing() {
 }
 
 #[test]
-fn fragments_share_the_fate_of_the_first() {
+fn fragments_get_the_verdict_of_the_first() {
     with_kernel(|k| {
         k.redirect_dns()?;
         k.allow(PEER, EGRESS, UDP, 80)?;
         for (pod, peer, _) in FAMILIES {
             let first = |port| Packet::new(pod, peer, udp(4000, port));
-            // What reads like ports in a later fragment is payload.
+            // In a later fragment, bytes that look like ports are payload.
             let rest = Packet::new(pod, peer, udp(53, 53));
             for (id, port, verdict) in [
                 (1, 53, Ok(Reason::Redirected)),

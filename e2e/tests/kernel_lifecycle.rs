@@ -1,4 +1,4 @@
-//! The agent's part: maps, pins, links; replaced without a gap.
+//! The agent's side: maps, pins and links, replaced without a gap.
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
@@ -67,7 +67,7 @@ fn attach_replace_detach() {
         let first = attached("hf0")?;
         assert_eq!(first.len(), 2);
 
-        // As after a restart of the agent: a policy set before is in force still.
+        // As after a restart of the agent: a policy that was set before is still in force.
         let key = PolicyKey::new(1, EGRESS, 6, 80, 16);
         k.policy(key, PolicyValue::allow(key))?;
         let mut again = KernelDatapath::prepare(&config(&root, true), Box::new(NoFiles))?;
@@ -86,7 +86,7 @@ fn attach_replace_detach() {
         assert_eq!(second.len(), 2, "replaced, not added to");
         assert!(first.is_disjoint(&second));
 
-        // The interface is made anew: the old links are dead.
+        // The interface is created again, so the old links are dead.
         ip("link del hf0")?;
         ip("link add hf0 type veth peer name hf1")?;
         let ifindex = if_nametoindex("hf0")?;
@@ -99,7 +99,7 @@ fn attach_replace_detach() {
         );
 
         again.apply(&Step::Detach(ENDPOINT))?;
-        // The kernel takes a link that nobody holds apart in its own time.
+        // The kernel removes an unreferenced link after some time.
         let programs = || attached("hf0");
         let limit = Duration::from_secs(5);
         until("no program attached", limit, programs, |seen| {
@@ -125,7 +125,7 @@ fn a_dead_link_is_replaced_under_its_own_pin() {
         ip("link del hf0")?;
         ip(add)?;
         assert!(attached("hf0")?.is_empty());
-        // As an agent leaves it that dies between the two halves of a replacement.
+        // The state that an agent leaves if it is killed between the two halves of a replacement.
         let left = dir.join("from_pod_4711_next");
         PinnedLink::from_pin(dir.join("from_pod_4711"))?
             .unpin()?
@@ -138,7 +138,7 @@ fn a_dead_link_is_replaced_under_its_own_pin() {
     });
 }
 
-/// As a proxy under another agent begins.
+/// The start of a proxy under another agent.
 #[test]
 fn steering_is_provided_where_something_is_missing() {
     with_kernel(|k| {
@@ -157,12 +157,12 @@ fn steering_is_provided_where_something_is_missing() {
         }
         steering_program::provide(globals, 0)?;
         let second = steers()?;
-        assert_ne!(second, first, "it looked at maps that nobody finds");
+        assert_ne!(second, first, "it used maps without pins");
         steering_program::provide(globals, 0)?;
         assert_eq!(steers()?, second);
 
         fs::remove_file(&link)?;
-        // Whoever may open the directory can lock it.
+        // Every user that may open the directory can lock it.
         let dir = fs::File::open(globals.root().join(pin::LINKS))?;
         let _locked = Flock::lock(dir, FlockArg::LockExclusive).map_err(|(_, errno)| errno)?;
         steering_program::provide(globals, 0)?;
@@ -220,7 +220,7 @@ fn a_link_that_cannot_be_updated_is_reported_and_stays() {
 }
 
 #[test]
-fn an_interface_that_is_not_there_is_named() {
+fn a_missing_interface_is_named() {
     with_kernel(|k| {
         let error = k
             .datapath()
@@ -257,7 +257,7 @@ fn a_pin_of_another_shape_is_refused_by_name() {
 }
 
 #[test]
-fn a_full_policy_map_is_an_error_and_keeps_what_it_has() {
+fn a_full_policy_map_is_an_error_and_keeps_its_entries() {
     with_kernel(|k| {
         let path = k.globals().policy_path(ENDPOINT);
         fs::remove_file(&path)?;

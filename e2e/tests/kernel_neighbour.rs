@@ -1,5 +1,5 @@
-//! Neighbour discovery and MLD pass without policy: what a pod may send and be
-//! sent as such a message, by type, direction, destination and hop limit.
+//! Neighbour discovery and MLD pass without policy: the messages that a pod may send and receive,
+//! by type, direction, destination and hop limit.
 use std::net::{IpAddr, Ipv6Addr};
 
 use anyhow::Result;
@@ -28,7 +28,7 @@ const MLD2_REPORT: u8 = 143;
 const PORT_MAC: [u8; 6] = [2, 0, 0, 0, 1, 1];
 const BRIDGE_MAC: [u8; 6] = [2, 0, 0, 0, 1, 2];
 const NEIGHBOUR_MAC: [u8; 6] = [2, 0, 0, 0, 1, 3];
-/// Hop limits of the table: near, routed once, usual, MLD's.
+/// Hop limits of the table: neighbour discovery, routed once, usual, MLD.
 const HOPS: [u8; 4] = [255, 254, 64, 1];
 
 fn ip(text: &str) -> IpAddr {
@@ -42,7 +42,7 @@ fn v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// The option of a link-layer address: of a source (1) or a target (2).
+/// The link-layer address option of a source (1) or a target (2).
 fn link_address(kind: u8, mac: [u8; 6]) -> Vec<u8> {
     [&[kind, 1], mac.as_slice()].concat()
 }
@@ -142,7 +142,7 @@ fn a_pod_sends_messages_to_its_link_only() {
         ("a group of everyone", "ff0e::1", false),
     ];
     with_kernel(|k| {
-        // Policy lets everything pass: these messages are not its business.
+        // Policy allows everything and does not judge these messages.
         k.allow(0, EGRESS, 0, 0)?;
         node_has(k, node)?;
         for (what, to, on_link) in rows {
@@ -166,7 +166,7 @@ fn a_pod_sends_messages_to_its_link_only() {
 }
 
 #[test]
-fn behind_a_bridge_a_pod_reaches_neighbours_past_the_node_only() {
+fn on_a_bridge_a_pod_reaches_neighbours_only_without_the_node() {
     let node = ip("fd09:1::1");
     // Destination; whether it passes to a neighbour's MAC, and to the node's.
     let rows = [
@@ -213,7 +213,7 @@ fn behind_a_bridge_a_pod_reaches_neighbours_past_the_node_only() {
 }
 
 #[test]
-fn a_pod_speaks_for_its_own_addresses_only() {
+fn a_pods_neighbour_messages_are_about_its_own_addresses_only() {
     let all_nodes = ip("ff02::1");
     let nobody = ip("::");
     let other = ip("fd09:1::3");
@@ -278,7 +278,7 @@ fn a_pod_speaks_for_its_own_addresses_only() {
             SpoofedSource,
         ),
         (
-            "advertises from nobody",
+            "advertises from the unspecified address",
             ADVERTISEMENT,
             nobody,
             POD6,
@@ -358,7 +358,7 @@ fn neighbour_messages_have_no_room_for_anything_else() {
             }
             let transport = message_with(SOLICITATION, POD6, &options);
             let inward = Packet::new(PEER6, POD6, transport).hop_limit(255).frame();
-            // Whose MAC is whose at the other end is not known here.
+            // The programs do not have the MACs of the other end.
             let inwards = if expected == SpoofedSource {
                 LinkLocal
             } else {
@@ -389,7 +389,8 @@ fn neighbour_messages_have_no_room_for_anything_else() {
 #[test]
 fn a_pod_is_sent_messages_of_its_link_only() {
     let near = ip("fe80::1");
-    // Source, destination; whether a solicitation or advertisement passes, and one of a router.
+    // Source, destination; whether a solicitation or advertisement passes, and whether a router's
+    // message does.
     let rows = [
         (near, POD6, true, true),
         (near, LINK_LOCAL, true, true),
@@ -418,7 +419,7 @@ fn a_pod_is_sent_messages_of_its_link_only() {
                 }
             }
         }
-        // Options of a router, as radvd and systemd-networkd send them.
+        // Options of a router's message, as radvd and systemd-networkd send them.
         let prefix = [vec![3, 4], vec![0; 30]].concat();
         let mtu = vec![5, 1, 0, 0, 0, 0, 5, 0xdc];
         let servers = [vec![25, 3], vec![0; 22]].concat();
@@ -467,7 +468,7 @@ fn mld_reports_pass_and_nothing_hides_in_them() {
             let report = packet(MLD2_REPORT, ip("fe80::1"), routers, group, hops).frame();
             expect_received(k, "report of the node", &report, expected)?;
         }
-        // A pod is no router; an address of the network is not of the link.
+        // A pod is not a router, and an address of the network is not on the link.
         let query = packet(MLD_QUERY, LINK_LOCAL, ip("ff02::1"), nobody, 1).frame();
         expect_sent(k, "query", &query, SpoofedSource)?;
         let global = packet(MLD2_REPORT, POD6, routers, group, 1).frame();
@@ -512,7 +513,7 @@ fn mld_reports_pass_and_nothing_hides_in_them() {
 }
 
 #[test]
-fn a_chosen_link_local_address_is_the_pod_s_own() {
+fn a_chosen_link_local_address_belongs_to_the_pod() {
     with_kernel(|k| {
         k.allow(0, EGRESS, 0, 0)?;
         let chosen = ip("fe80::a");
@@ -533,7 +534,7 @@ fn a_chosen_link_local_address_is_the_pod_s_own() {
             &ping(ip("fe80:0:0:1::a")),
             SpoofedSource,
         )?;
-        // Without its MAC no link-local address can be made.
+        // Without a MAC there is no link-local address made from it.
         attachment.mac = [0; 6];
         k.reload(&attachment)?;
         expect_sent(k, "MAC not known", &ping(LINK_LOCAL), SpoofedSource)?;

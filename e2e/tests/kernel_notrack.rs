@@ -1,4 +1,4 @@
-//! The node's NAT does not touch redirected queries: the two rules as the kernel has them.
+//! The node's NAT does not change redirected queries: the two rules as the kernel lists them.
 use anyhow::{Context as _, Result, ensure};
 use holdfast_agent::datapath::notrack::{self, Missing};
 use holdfast_e2e::{Netns, shell};
@@ -25,7 +25,7 @@ fn missing(netns: &Netns) -> Result<Option<Missing>> {
 }
 
 #[test]
-fn the_rules_are_made_whole_again_whatever_is_done_to_them() {
+fn the_rules_are_repaired_after_any_change() {
     with_netns("repaired", |netns| {
         ensure!(missing(netns)? == Some(Missing::Table));
         install(netns)?;
@@ -103,9 +103,9 @@ fn other_tables_stay_as_they_are() {
 }
 
 #[test]
-fn a_refusal_says_what_is_wanting() {
+fn a_refusal_by_the_kernel_names_the_reason() {
     with_netns("refused", |netns| {
-        // The owner of a table is the only one who may change it.
+        // Only the owner of a table may change it.
         let mut owner = netns.command("nft");
         owner
             .arg("-i")

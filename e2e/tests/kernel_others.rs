@@ -1,5 +1,5 @@
-//! Other systems on the node: their programs at a pod's interface, and their
-//! rules that rewrite marks of packets.
+//! Other systems on the node: their programs at a pod's interface, and their rules that rewrite
+//! marks of packets.
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn is_empty(socket: &UdpSocket) -> Result<bool> {
 }
 
 #[test]
-fn programs_after_ours_see_allowed_packets_and_none_that_goes_to_the_proxy() {
+fn programs_after_ours_receive_allowed_packets_and_none_for_the_proxy() {
     with_node(|node| {
         node.kernel().allow(0, EGRESS, UDP, PORT)?;
         let proxy = node.proxy(0, KIND_SDP)?;
@@ -59,7 +59,7 @@ fn programs_after_ours_see_allowed_packets_and_none_that_goes_to_the_proxy() {
 }
 
 #[test]
-fn programs_after_ours_see_what_a_pod_is_sent() {
+fn programs_after_ours_receive_packets_to_a_pod() {
     with_node(|node| {
         for (pod, address, _) in FAMILIES {
             let client = node.pod().enter(|| UdpSocket::bind((pod, PORT)))??;
@@ -74,7 +74,7 @@ fn programs_after_ours_see_what_a_pod_is_sent() {
             server.send_to(b"after", (pod, PORT))?;
             counted(node, Reason::Allowed, before + 1)?;
             node.leave_all()?;
-            // What comes behind it arrives first.
+            // The packet that was sent after it arrives first.
             server.send_to(b"last", (pod, PORT))?;
             let mut buffer = [0; 64];
             let length = client.recv(&mut buffer)?;
@@ -84,7 +84,7 @@ fn programs_after_ours_see_what_a_pod_is_sent() {
     });
 }
 
-/// The pod asks over TCP and gets an answer; the proxy closes first.
+/// The pod sends a query over TCP and gets an answer. The proxy closes first.
 fn tcp_exchange(node: &Node<'_>, proxy: &Proxy, server: IpAddr) -> Result<()> {
     let wait = Duration::from_secs(3);
     let to: SocketAddr = (server, 53).into();
@@ -104,7 +104,7 @@ fn tcp_exchange(node: &Node<'_>, proxy: &Proxy, server: IpAddr) -> Result<()> {
 }
 
 #[test]
-fn the_proxy_is_known_by_its_socket_though_others_rewrite_marks_of_packets() {
+fn the_proxy_is_recognised_by_its_socket_although_others_rewrite_marks_of_packets() {
     with_node(|node| {
         let proxy = node.proxy(0, KIND_SDP)?;
         let client = IdentityId(3000);
@@ -116,19 +116,19 @@ fn the_proxy_is_known_by_its_socket_though_others_rewrite_marks_of_packets() {
             let answers = udp_at((peer, 53).into(), MAGIC_FROM_EGRESS_PROXY)?;
             let other = udp_at((peer, 53).into(), 0)?;
 
-            // As a firewall that uses the whole mark.
+            // A firewall that uses the whole mark.
             node.on_output("meta l4proto udp meta mark set 0")?;
             answers.send_to(b"answer", asked_from)?;
             asker.recv(&mut [0; 64]).context("answer of the proxy")?;
 
-            // Nobody becomes the proxy by a rule.
+            // A rule does not turn a sender into the proxy.
             node.on_output("meta l4proto udp meta mark set 0xb00")?;
             let before = node.kernel().counted(Reason::ForgedAnswer)?;
             other.send_to(b"forged", asked_from)?;
             counted(node, Reason::ForgedAnswer, before + 1)?;
             assert!(is_empty(&asker)?, "a forged answer");
 
-            // As Calico by default: its bits carry the identity of our marks.
+            // Calico's default: its bits contain the identity of our marks.
             node.on_output("meta mark set meta mark & 0x0000ffff")?;
             tcp_exchange(node, &proxy, peer)?;
             let query = udp_at((peer, 0).into(), mark::from_proxy(client))?;

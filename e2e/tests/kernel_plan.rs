@@ -1,6 +1,5 @@
-//! The core's plans on the real kernel, one step at a time: between any two
-//! steps nothing passes that is denied before and after, and nothing is cut
-//! that is allowed before and after.
+//! The core's plans on the real kernel, one step at a time. Between any two steps, no packet passes
+//! that is denied before and after the event, and none is dropped that is allowed before and after.
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -39,7 +38,7 @@ const PREFIXES: &str = "\"203.0.113.0/24\", \"2001:db8:113::/64\"";
 
 const PORT: &str = "[{ports: [{port: \"8080\", protocol: TCP}]}]";
 
-/// The packets that the pod sends, in both families: host number, and two ports of the host. Host 53
+/// The packets that the pod sends in both families: host number, and two ports of the host. Host 53
 /// is the DNS server; its port 53 is tried over UDP and TCP. Every table of fates has these rows.
 const TRIED: [(u16, [u16; 2]); 4] = [
     (53, [53, 443]),
@@ -48,7 +47,7 @@ const TRIED: [(u16, [u16; 2]); 4] = [
     (0x13, [80, 8080]),
 ];
 
-/// What happens to a packet.
+/// Fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Proxied,
@@ -87,8 +86,8 @@ const OTHER_LABELS: Fates = [
     [Dropped, Passed],
 ];
 
-/// Names of `good.test`; port 8080 of the network. All of the DNS server, but
-/// its port 53 by the proxy; all of one host but its port 8080.
+/// Names of `good.test`, and port 8080 of the network. All ports of the DNS server, with its port
+/// 53 by the proxy. All ports of one host except 8080.
 fn policy(host: u16, with_names: bool) -> String {
     let servers = DNS.map(|server| prefix(server.parse().expect("constant")));
     let [v4, v6] = web(host).map(prefix);
@@ -117,7 +116,7 @@ fn web(host: u16) -> [IpAddr; 2] {
     ]
 }
 
-/// Identities that prefixes have, and the policy of each identity.
+/// Identities of prefixes, and the policy of each identity.
 #[derive(Default)]
 struct MapState {
     used: BTreeSet<u32>,
@@ -130,7 +129,7 @@ struct Plumbing<'k> {
     now: BootTime,
     ifindex: u32,
     endpoint: Option<EndpointId>,
-    /// Kinds of steps that were taken with packets after them.
+    /// Kinds of steps after which packets were tried.
     checked: Vec<&'static str>,
 }
 
@@ -158,7 +157,7 @@ impl<'k> Plumbing<'k> {
         })
     }
 
-    /// One event, with all parts of it; after each step every fate is the one of `before` or of
+    /// One event with all its parts. After each step, every fate is the one of `before` or of
     /// `after`.
     fn event(&mut self, event: Event, before: Fates, after: Fates) -> Result<()> {
         self.part(event, before, after)?;
@@ -234,7 +233,7 @@ impl<'k> Plumbing<'k> {
         Ok(())
     }
 
-    /// From nothing to all of these policies at once: maps, rules, identities, programs.
+    /// Applies all of these policies at once to an empty node: maps, rules, identities, programs.
     fn begin(&mut self, policies: &[&str]) -> Result<()> {
         self.event(Event::StreamUp(StreamId(1)), NOTHING, NOTHING)?;
         self.event(Event::Policies(SourceEvent::Init), NOTHING, NOTHING)?;
@@ -247,7 +246,7 @@ impl<'k> Plumbing<'k> {
         self.event(Event::Endpoints(SourceEvent::InitDone), NOTHING, FIRST)
     }
 
-    /// What the maps have now.
+    /// The contents of the maps.
     fn read_maps(&self) -> Result<MapState> {
         let globals = self.kernel.globals();
         let endpoint = self.endpoint.context("no endpoint yet")?;
@@ -262,9 +261,9 @@ impl<'k> Plumbing<'k> {
         Ok(maps)
     }
 
-    /// One event that changes no rule; between any two of its steps the policy map has all of an
-    /// identity that a prefix has. Gives how often it had one that no prefix had yet, or had any
-    /// more.
+    /// One event that changes no rule. Between any two of its steps, the policy map has all entries
+    /// of every identity in the ipcache. Returns how often the policy map had an identity that no
+    /// prefix had yet, and how often one that no prefix had any more.
     fn ordered(&mut self, event: Event) -> Result<(usize, usize)> {
         let plan = self.core.plan(self.now, event);
         let mut way = vec![self.read_maps()?];
@@ -377,7 +376,7 @@ fn between_two_steps_nothing_opens_or_closes_too_early() {
 
         // A name gives an address of the allowed prefix an identity of its own.
         node.learn("www.good.test", 0x10, FIRST, FIRST_LEARNED)?;
-        // And one to an address that is denied in part.
+        // Another name gives one to an address that is denied in part.
         node.learn("denied.good.test", 0x13, FIRST_LEARNED, FIRST_LEARNED)?;
         // Names go, the deny moves to another host.
         node.policy(&policy(0x11, false), FIRST_LEARNED, SECOND)?;
@@ -419,7 +418,7 @@ fn the_policy_map_has_an_identity_from_before_the_first_prefix_to_after_the_last
             let (early, _) = node.ordered(event)?;
             ensure!(early > 0, "{name}: no identity came");
         }
-        // One more address with known labels: nothing but the prefix.
+        // Another address with known labels adds only the prefix.
         let event = node.learned("other.good.test", 0x11)?;
         let before = node.read_maps()?;
         node.ordered(event)?;

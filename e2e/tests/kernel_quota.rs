@@ -1,4 +1,4 @@
-//! A flood of one endpoint takes nothing from another one in the datapath.
+//! A flood of one endpoint displaces no entry of another endpoint in the datapath.
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Instant;
 
@@ -28,9 +28,9 @@ const DNS_QUOTA: u32 = 10_000;
 const OTHER: EndpointId = EndpointId(8);
 const OTHER4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 1, 3));
 const OTHER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd09, 1, 0, 0, 0, 0, 0, 3));
-/// More flows than a conntrack map of the tests takes (8,192).
+/// More flows than a conntrack map of the tests can hold (8,192).
 const FLOOD: u16 = 20_000;
-/// Of connections that nobody answered: a 32nd of the map.
+/// Limit of unanswered connections: a 32nd of the map.
 const UNANSWERED: usize = 256;
 
 fn other() -> Attachment {
@@ -47,7 +47,7 @@ fn other() -> Attachment {
     }
 }
 
-/// The other endpoint, whose policy allows all; its programs run from now on.
+/// Loads the programs of the other endpoint, whose policy allows everything.
 fn as_other(k: &mut Kernel) -> Result<()> {
     k.datapath().apply(&Step::CreatePolicyMap(OTHER))?;
     let key = PolicyKey::new(0, EGRESS, 0, 0, 0);
@@ -195,7 +195,7 @@ fn answered_connections_of_one_pod_take_half_of_the_map_at_most() {
         k.send(&frame(OTHER4, PEER4, udp(4000, 443)))?;
         k.receive(&frame(PEER4, OTHER4, udp(443, 4000)), From::Outside)?;
         as_attacker(k)?;
-        // As the agent does every 30 seconds.
+        // The agent does this every 30 seconds.
         assert!(conntrack::scan(&k.globals(), now()?, 3600).complete);
         for port in 1..FLOOD {
             k.pass(&frame(POD4, PEER4, udp(port, 80)))?;
@@ -217,7 +217,7 @@ fn answered_connections_of_one_pod_take_half_of_the_map_at_most() {
 }
 
 #[test]
-fn connections_that_come_and_go_evict_no_connection_of_another_pod() {
+fn short_connections_evict_no_connection_of_another_pod() {
     with_kernel(|k| {
         k.allow(PEER, EGRESS, 0, 0)?;
         as_other(k)?;
@@ -242,7 +242,7 @@ fn connections_that_come_and_go_evict_no_connection_of_another_pod() {
 }
 
 #[test]
-fn what_expired_is_removed_and_held_no_longer() {
+fn expired_pairs_are_removed_and_no_longer_held() {
     with_kernel(|k| {
         k.allow(PEER, EGRESS, 0, 0)?;
         let value = LxcValue {
@@ -269,7 +269,7 @@ fn what_expired_is_removed_and_held_no_longer() {
 }
 
 #[test]
-fn a_flood_of_queries_is_cut_before_the_proxy_and_only_that_pod_s() {
+fn a_flood_of_queries_is_cut_before_the_proxy_and_affects_only_its_pod() {
     with_dns_quota(DNS_QUOTA, |k| {
         k.redirect_dns()?;
         let flood = u32::from(FLOOD);
@@ -284,7 +284,7 @@ fn a_flood_of_queries_is_cut_before_the_proxy_and_only_that_pod_s() {
             let passed = counted(k, Reason::Redirected)? - passed;
             let cut = counted(k, Reason::OverQuota)? - cut;
             assert_eq!(passed + cut, u64::from(flood));
-            // What is left of the burst, and what the rate gave meanwhile.
+            // The rest of the burst, and the packets that the rate allowed since then.
             let due = begun.elapsed().as_secs_f64() * f64::from(DNS_QUOTA);
             let most = (f64::from(DNS_QUOTA) / 4.0 + due) / f64::from(cost) + 2.0;
             let passed = f64::from(u32::try_from(passed)?);
@@ -293,10 +293,10 @@ fn a_flood_of_queries_is_cut_before_the_proxy_and_only_that_pod_s() {
         let cut = beyond(k, ENDPOINT, Limit::ToProxy)?;
         assert_eq!(cut, counted(k, Reason::OverQuota)?);
         assert!(cut > 0);
-        // A connection that is open goes on.
+        // An open connection continues.
         let segment = frame(POD4, PEER4, tcp(4000, 53, ACK));
         assert_eq!(k.send(&segment)?.reason, Reason::Redirected);
-        // What does not go to the proxy has no quota.
+        // Packets that do not go to the proxy have no quota.
         k.allow(PEER, EGRESS, UDP, 80)?;
         assert!(k.send(&frame(POD4, PEER4, udp(4000, 80)))?.pass);
 
@@ -312,7 +312,7 @@ fn a_flood_of_queries_is_cut_before_the_proxy_and_only_that_pod_s() {
             assert_eq!(verdict.reason, Reason::Redirected);
         }
         assert_eq!(beyond(k, OTHER, Limit::ToProxy)?, 0);
-        // A new endpoint of the same number starts with nothing against it.
+        // A new endpoint with the same number starts with an unused quota.
         k.datapath().apply(&Step::RemovePolicyMap(ENDPOINT))?;
         assert_eq!(beyond(k, ENDPOINT, Limit::ToProxy)?, 0);
         Ok(())
@@ -341,7 +341,7 @@ fn a_flood_of_fragments_displaces_no_datagram_of_another_pod() {
 }
 
 #[test]
-fn a_pod_that_asks_everywhere_displaces_no_server_of_another_pod() {
+fn a_pod_that_queries_many_servers_displaces_no_server_of_another_pod() {
     with_kernel(|k| {
         let any = PolicyKey::new(0, EGRESS, UDP, 53, 16);
         let redirect = PolicyValue::dns_redirect(any, holdfast_e2e::kernel::PROXY_PORT);
@@ -361,7 +361,7 @@ fn a_pod_that_asks_everywhere_displaces_no_server_of_another_pod() {
         let notes = notes.entries()?.found;
         assert!(notes.iter().any(|(key, _)| key.server == server));
         assert!(notes.len() <= 1025, "{} notes", notes.len());
-        // The first of the flood's servers has no note any more, and answers all the same.
+        // The flood's first server no longer has a redirect entry, and its answer still arrives.
         let answer = frame(IpAddr::from([11, 0, 0, 0]), POD4, udp(53, 4000));
         let proxy = From::Local(MAGIC_FROM_EGRESS_PROXY);
         assert_eq!(k.receive(&answer, proxy)?.reason, Reason::Reply);

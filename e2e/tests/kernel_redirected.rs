@@ -1,4 +1,4 @@
-//! Flows to the proxy have no connection entry, and nothing misses it.
+//! Flows to the proxy need no connection entry.
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
@@ -46,7 +46,7 @@ fn expect(k: &mut Kernel, frame: &[u8], from: From, pass: bool, reason: Reason) 
     Ok(())
 }
 
-/// Policy lets the pod ask the peer directly, or no longer.
+/// Sets whether policy allows the pod to query the peer directly.
 fn directly(k: &mut Kernel) -> Result<()> {
     for protocol in [TCP, UDP] {
         let key = PolicyKey::new(PEER, EGRESS, protocol, 53, 16);
@@ -124,7 +124,7 @@ fn answers_pass_after_a_program_swap() {
 }
 
 #[test]
-fn answers_pass_although_every_note_was_evicted() {
+fn answers_pass_although_every_redirect_entry_was_evicted() {
     with_kernel(|k| {
         k.redirect_dns()?;
         k.allow(0, INGRESS, 0, 0)?;
@@ -139,7 +139,7 @@ fn answers_pass_although_every_note_was_evicted() {
             expect(k, &segment, PROXY, true, Reason::Reply)?;
             let other = frame(stranger, pod, udp(53, 4000));
             expect(k, &other, From::Outside, true, Reason::Allowed)?;
-            // A query of the proxy carries the identity of the pod that asks.
+            // A query of the proxy carries the identity of the client pod.
             let query = From::Local(mark::from_proxy(IdentityId(3000)));
             expect(k, &answer, query, true, Reason::Allowed)?;
         }
@@ -193,7 +193,7 @@ fn direct_answers_in_flight_pass_when_policy_begins_to_redirect() {
 }
 
 #[test]
-fn entries_of_an_earlier_release_still_tell_its_flows() {
+fn entries_of_an_earlier_release_still_identify_its_flows() {
     with_kernel(|k| {
         let key = CtKey4 {
             daddr: [10, 9, 1, 2],
@@ -212,7 +212,7 @@ fn entries_of_an_earlier_release_still_tell_its_flows() {
         let answer = frame(PEER4, POD4, tcp(53, 4000, ACK));
         expect(k, &answer, From::Outside, false, Reason::ForgedAnswer)?;
         expect(k, &answer, PROXY, true, Reason::Reply)?;
-        // Its next packet ends the entry: closing would not.
+        // Its next packet removes the entry, which closing would not do.
         k.redirect_dns()?;
         asks(k, &frame(POD4, PEER4, tcp(4000, 53, FIN | ACK)))?;
         expect(k, &answer, PROXY, true, Reason::Reply)?;
@@ -260,7 +260,7 @@ fn an_error_of_the_pod_about_a_direct_answer_goes_to_the_server() {
             assert!(k.send(&frame(pod, peer, udp(4001, 53)))?.pass);
             let verdict = k.send(&about(4001))?;
             assert_eq!((verdict.reason, verdict.mark), (Reason::Reply, 0));
-            // The proxy still answers the query that it got before.
+            // The proxy still answers the query that it received before.
             let verdict = k.send(&about(4000))?;
             assert_eq!(
                 (verdict.reason, verdict.mark),
@@ -272,7 +272,7 @@ fn an_error_of_the_pod_about_a_direct_answer_goes_to_the_server() {
 }
 
 #[test]
-fn a_flow_to_the_proxy_is_told_once() {
+fn a_flow_to_the_proxy_is_reported_once() {
     with_kernel(|k| {
         k.redirect_dns()?;
         let mut reader = EventReader::open(&k.globals())?;

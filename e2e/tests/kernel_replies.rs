@@ -1,4 +1,4 @@
-//! Which packets of a pod are replies to connections that the other side opened.
+//! Packets of a pod that are replies to connections that the other side opened.
 use std::net::IpAddr;
 
 use anyhow::Result;
@@ -49,7 +49,7 @@ fn an_unsolicited_datagram_of_a_dns_server_turns_no_query_into_a_reply() {
                 let reason = sends(k, "query", pod, peer, udp(4000, 53))?;
                 assert_eq!(reason, Reason::Redirected, "the query went past the proxy");
             }
-            // Another server program at the same address stays outside the rule.
+            // Another server program at the same address is not covered by the rule.
             receives(k, "other port", peer, pod, udp(5353, 4000))?;
             let reason = sends(k, "its answer", pod, peer, udp(4000, 5353))?;
             assert_eq!(reason, Reason::Reply);
@@ -59,7 +59,7 @@ fn an_unsolicited_datagram_of_a_dns_server_turns_no_query_into_a_reply() {
 }
 
 #[test]
-fn a_policy_that_redirects_from_now_on_ends_replies_to_earlier_datagrams() {
+fn a_policy_that_begins_to_redirect_ends_replies_to_earlier_datagrams() {
     with_kernel(|k| {
         k.allow(0, INGRESS, 0, 0)?;
         for (pod, peer) in FAMILIES {
@@ -87,7 +87,7 @@ fn a_tcp_connection_that_a_dns_server_opened_stays_a_connection() {
                 let reason = sends(k, "its answer", pod, peer, tcp(4000, 53, flags))?;
                 assert_eq!(reason, Reason::Reply);
             }
-            // A segment that opened nothing does not count as a connection.
+            // A segment that opened nothing is not a connection.
             receives(k, "stray", peer, pod, tcp(53, 4001, ACK))?;
             for flags in [SYN, ACK] {
                 let reason = sends(k, "own", pod, peer, tcp(4001, 53, flags))?;
@@ -101,7 +101,7 @@ fn a_tcp_connection_that_a_dns_server_opened_stays_a_connection() {
 #[test]
 fn a_pod_that_is_a_dns_server_answers_the_proxy_of_its_node() {
     with_kernel(|k| {
-        // The proxy asks from a port that the pod's own queries are redirected to.
+        // The proxy queries from a port to which the pod's own queries are redirected.
         let key = PolicyKey::new(0, EGRESS, UDP, 0, 0);
         k.policy(key, PolicyValue::dns_redirect(key, PROXY_PORT))?;
         k.allow(0, INGRESS, 0, 0)?;
@@ -113,7 +113,7 @@ fn a_pod_that_is_a_dns_server_answers_the_proxy_of_its_node() {
             let reason = sends(k, "answer", pod, peer, udp(53, 40000))?;
             assert_eq!(reason, Reason::Reply);
 
-            // An answer of the proxy that no note admits opens nothing.
+            // An answer of the proxy without a redirect entry opens nothing.
             let late = Packet::new(peer, pod, udp(53, 4000)).frame();
             let late = k.receive(&late, From::Local(MAGIC_FROM_EGRESS_PROXY))?;
             assert!(late.pass, "{late:?}");

@@ -1,4 +1,4 @@
-//! What the proxy can and cannot do once it has given root up.
+//! The operations that the proxy can and cannot do after it has dropped root.
 
 use std::{
     collections::BTreeMap,
@@ -81,7 +81,7 @@ impl Drop for TestRoot {
 }
 
 #[test]
-fn what_serving_needs_works_and_nothing_else() -> Result<()> {
+fn only_operations_needed_for_serving_work() -> Result<()> {
     let root = TestRoot::new("sandbox")?;
     let (in_force, outcomes) = root.probe("10094")?;
     ensure!(
@@ -118,7 +118,7 @@ fn what_serving_needs_works_and_nothing_else() -> Result<()> {
 }
 
 #[test]
-fn staying_root_is_a_choice() -> Result<()> {
+fn staying_root_is_an_option() -> Result<()> {
     let root = TestRoot::new("root")?;
     fs::create_dir(root.dir.path().join("journal"))?;
     let (in_force, outcomes) = root.probe("root")?;
@@ -148,7 +148,7 @@ fn a_serving_proxy_is_restricted_in_every_thread_and_opens_new_pins_and_files() 
             "{status}"
         );
 
-        // The agent makes the maps anew: the proxy must open them as it is now.
+        // The agent creates the maps again. The proxy must be able to open them with its rights.
         programs.agent.terminate(SOON)?;
         for name in [lxc::NAME, shared_maps::ipcache::NAME] {
             fs::remove_file(lab.pin(name)).with_context(|| format!("removing pin {name}"))?;
@@ -158,7 +158,7 @@ fn a_serving_proxy_is_restricted_in_every_thread_and_opens_new_pins_and_files() 
             ask("other.good.test", 11)?;
             served_from_agent(lab)
         })?;
-        // And one that starts now, without the agent, reads what root's agent wrote.
+        // A proxy that starts now, without the agent, reads the files of root's agent.
         agent.kill_9()?;
         let two = lab.start_sdp(&SdpOptions::new("two", 9971))?;
         restricted(two.id())?;

@@ -1,5 +1,5 @@
-//! The proxy's look-ups in real pinned maps, and its start from them and the
-//! endpoints' files without any agent.
+//! The proxy's lookups in real pinned maps, and its start from them and the endpoints' files
+//! without any agent.
 
 use std::{
     fs,
@@ -128,7 +128,7 @@ fn maps_that_appear_or_are_replaced_are_found() {
     assert_eq!(
         maps.client(POD),
         QueryClient::Unknown,
-        "a map without a pin is nobody's any more"
+        "a map without a pin is not used"
     );
 }
 
@@ -202,7 +202,7 @@ fn ask(netns: &Netns, socket: &Path, arguments: &[&str]) -> Result<Value> {
 }
 
 #[test]
-fn without_an_agent_it_explains_from_disk_and_maps_and_leaves_when_told() -> Result<()> {
+fn without_an_agent_the_proxy_explains_from_disk_and_maps_and_drains_on_request() -> Result<()> {
     let root = TestRoot::new("start");
     root.lxc().set(&lxc_key(POD), &pod(7, 300))?;
     root.ipcache()

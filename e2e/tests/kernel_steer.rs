@@ -1,7 +1,7 @@
-//! Which proxy socket gets a redirected packet: real sockets, real lookups.
+//! The proxy socket that gets a redirected packet, with real sockets and real lookups.
 //!
-//! Sockets of all proxies share one reuse-port group, as in life: were the
-//! choice left to the kernel's hash, each test would see packets elsewhere.
+//! Sockets of all proxies share one reuse-port group, as in production. If the kernel's hash
+//! selected the socket, each test would see packets elsewhere.
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
@@ -38,7 +38,7 @@ fn live_slots_share_and_a_silent_one_gets_nothing() {
 }
 
 #[test]
-fn the_fallback_serves_only_alone() {
+fn the_fallback_serves_only_without_other_proxies() {
     with_node(|node| {
         let (sdp, agent) = (node.proxy(3, KIND_SDP)?, node.proxy(1, KIND_FALLBACK)?);
         for server in [PEER4, PEER6] {
@@ -55,7 +55,7 @@ fn the_fallback_serves_only_alone() {
 }
 
 #[test]
-fn a_proxy_that_died_loses_its_packets_to_the_living_at_once() {
+fn packets_of_a_dead_proxy_go_to_live_ones_at_once() {
     with_node(|node| {
         let dead: Vec<_> = (0..4)
             .map(|slot| node.proxy(slot, KIND_SDP))
@@ -132,8 +132,8 @@ fn large_queries_arrive_whole() {
     });
 }
 
-/// The pod reconnects from the port of a connection that the proxy closed
-/// first, and whose remains the node still keeps (TIME_WAIT).
+/// The pod reconnects from the port of a connection that the proxy closed first, and that the node
+/// still keeps in TIME_WAIT.
 #[test]
 fn a_reused_port_reaches_the_proxy() {
     with_node(|node| {
@@ -188,8 +188,8 @@ fn tproxy_is_steered_as_well() {
     });
 }
 
-/// All proxies are silent, as after a pause of the whole machine: a query in
-/// the queue of one that may wake beats one that nobody has.
+/// All proxies are silent, as after a pause of the whole machine. A query in the queue of a proxy
+/// that may wake is better than a lost query.
 #[test]
 fn silent_slots_serve_when_none_is_live() {
     with_node(|node| {
@@ -218,7 +218,7 @@ fn a_socket_without_a_slot_gets_no_query_also_where_there_is_no_proxy() {
             node.pod()
                 .enter(|| UdpSocket::bind(any)?.send_to(b"query", (server, 53)))??;
         }
-        // Queries that arrive later show that those before were not on their way any more.
+        // The arrival of later queries shows that no earlier one is still on its way.
         let proxy = node.proxy(5, KIND_SDP)?;
         for server in [PEER4, PEER6] {
             assert_eq!(node.ask(server, [&stranger, &proxy])?, [0, MANY]);
@@ -227,12 +227,12 @@ fn a_socket_without_a_slot_gets_no_query_also_where_there_is_no_proxy() {
     });
 }
 
-/// Connections whose half-open state the node does not keep (as under a flood
-/// of SYNs): their last packet looks for a listener anew.
+/// Connections whose half-open state the node does not keep (as under a flood of SYNs). Their last
+/// packet needs another listener lookup.
 #[test]
 fn connections_made_with_syn_cookies_are_steered() {
     with_node(|node| {
-        // The kernel gives this one to each namespace, for both families; 2: always.
+        // Each namespace has its own value, for both families; 2: always.
         std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "2")?;
         let (a, b) = (node.proxy(1, KIND_SDP)?, node.proxy(5, KIND_SDP)?);
         let check = |node: &mut Node<'_>| -> Result<()> {

@@ -1,4 +1,4 @@
-//! What a pod is sent, judged packet by packet.
+//! Verdicts about packets to a pod.
 use std::net::IpAddr;
 
 use anyhow::Result;
@@ -165,7 +165,7 @@ fn only_the_proxy_answers_for_redirected_servers() {
                 let host = From::Local(mark::MAGIC_HOST);
                 drops(k, "other mark", &answer, host, Reason::ForgedAnswer)?;
             }
-            // To a port that asked nothing: no connection entry is needed.
+            // To a port that sent no query: answers of the proxy need no connection entry.
             let late = frame(peer, pod, udp(53, 4999));
             passes(k, "no entry", &late, proxy, Reason::Reply)?;
         }
@@ -230,7 +230,7 @@ fn icmp_errors_pass_if_they_quote_a_connection() {
                 Reason::PolicyDenied,
             )?;
 
-            // The pod complains about what it received.
+            // The pod sends an ICMP error about a received packet.
             let request = Packet::new(peer, pod, udp(5000, 90));
             passes(k, "in", &request.frame(), From::Outside, Reason::Allowed)?;
             let complaint = frame(pod, peer, unreachable(&request));
@@ -245,7 +245,7 @@ fn icmp_errors_pass_if_they_quote_a_connection() {
 }
 
 #[test]
-fn nobody_outside_complains_about_redirected_queries() {
+fn icmp_errors_from_outside_about_redirected_queries_are_dropped() {
     with_kernel(|k| {
         k.redirect_dns()?;
         for (pod, peer, stranger) in FAMILIES {

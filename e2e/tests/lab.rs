@@ -1,5 +1,5 @@
-//! The lab itself: with no agent everything is open, so whatever is closed in
-//! the other tests is closed by the product.
+//! The lab itself: without an agent everything is open. In the other tests, only the product closes
+//! addresses.
 use std::time::Duration;
 
 use hickory_proto::op::ResponseCode;

@@ -1,6 +1,5 @@
-//! What passes without policy between a pod and its link: neighbour discovery,
-//! duplicate address detection and MLD of a real stack, and nothing that makes
-//! the node look for neighbours.
+//! Messages that pass without policy between a pod and its link: neighbour discovery, duplicate
+//! address detection and MLD of a real stack. None of them makes the node look for neighbours.
 use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::time::Duration;
 
@@ -34,7 +33,7 @@ fn neighbour_messages_of_a_pod_do_not_fill_the_node_s_neighbour_table() {
         lab.zone.set("www.good.test", &[web6(10)], 600);
         let _programs = lab.start(&good_names())?;
         lab.a.ask(&Query::aaaa("www.good.test", DNS6))?;
-        // The pod's stack hands what is for its link to the node.
+        // The pod's stack sends packets for its link to the node.
         let mac = host_mac(lab)?;
         let near = |i: u16| Ipv6Addr::new(0xfe80, 0, 0, 0, 0xbad, 0, 0, 0x1000 + i);
         let far = |i: u16| Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0xbad, 0, 0, 0x1000 + i);
@@ -53,7 +52,7 @@ fn neighbour_messages_of_a_pod_do_not_fill_the_node_s_neighbour_table() {
                     let mut solicitation = vec![135, 0, 0, 0, 0, 0, 0, 0];
                     solicitation.extend(to.octets());
                     let to = SockAddr::from(SocketAddrV6::new(to, 0, 0, index));
-                    // An error of an earlier packet may come back here.
+                    // An error about an earlier packet may be returned here.
                     let _sent = socket.send_to(&solicitation, &to);
                 }
             }
@@ -69,7 +68,7 @@ fn neighbour_messages_of_a_pod_do_not_fill_the_node_s_neighbour_table() {
         })?;
         let now = neighbours(&lab.node)?;
         ensure!(now <= before + 4, "{before} neighbours before, {now} now");
-        // The pod goes on as before.
+        // The pod still works.
         lab.a.ask(&Query::aaaa("www.good.test", DNS6))?;
         Ok(())
     });
@@ -150,7 +149,7 @@ fn a_chosen_link_local_address_a_probe_and_a_report_work() {
         server.send_to(b"hello", from)?;
         client.recv(&mut [0; 16]).context("the node's answer")?;
 
-        // Each side asks the other's address itself whether it is still there.
+        // Each side checks whether the other's address is still there.
         for (netns, neighbour, device) in [
             (&lab.b.netns, node, "eth0"),
             (&lab.node, own, host_side.as_str()),

@@ -1,4 +1,5 @@
-//! A local user of the node opens all the connections that it can: pods and probes notice nothing.
+//! A local user of the node opens as many connections as possible. Pods and probes are not
+//! affected.
 
 use std::fs;
 use std::io::Read as _;
@@ -17,11 +18,11 @@ use socket2::{Domain, Socket, Type};
 
 const SDP: u16 = 9961;
 const AGENT: u16 = 9962;
-/// A connection that the proxy keeps open longer than this was not closed at once.
+/// Age at which a connection of the proxy was not closed at once.
 const LONG: Duration = Duration::from_secs(5);
 /// Far more than the programs accept over HTTP, and more than the usual limit on descriptors.
 const IDLE: usize = 1100;
-/// A user that owns nothing here, and the proxies' own.
+/// A user that owns nothing here, and the proxies' own user.
 const OTHER_USER: u32 = 4711;
 const PROXY_USER: u32 = 10094;
 

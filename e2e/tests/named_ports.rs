@@ -1,4 +1,4 @@
-//! Ports by name: packets go where the receiver's name says, and follow it when it moves.
+//! Ports by name: packets go to the port with the receiver's name, and follow it when it changes.
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ spec:
     toPorts: [{ports: [{port: in, protocol: TCP}]}]
 "#;
 
-/// Adds a pod, or changes what it was added with.
+/// Adds a pod, or changes its labels and named ports.
 fn add(lab: &Lab, pod: &Pod, labels: &str, named: &[&str]) -> Result<()> {
     let netns = pod.netns.name();
     let mut arguments = vec!["endpoint", "add", "--netns", netns, "--labels", labels];
@@ -38,7 +38,7 @@ fn add(lab: &Lab, pod: &Pod, labels: &str, named: &[&str]) -> Result<()> {
     lab.proxies_in_step()
 }
 
-/// What `status` warns of in policies about port names.
+/// Warnings of `status` about port names in policies.
 fn unknown(lab: &Lab) -> Result<Vec<String>> {
     let status = lab.agent_json(&["status"])?;
     let problems = status.get("problems").and_then(Value::as_array);
@@ -69,7 +69,7 @@ fn ports_by_name_follow_their_pods() {
         let moved = lab.a.stream(at(b, 80))?;
         let stays = lab.b.stream(at(a, 90))?;
 
-        // The name means another port now; the pod has another identity by that.
+        // The name now means another port, which gives the pod another identity.
         add(lab, &lab.b, CLIENT, &["http=8080", "other=80"])?;
         eventually("the name has moved", SOON, || {
             lab.a.expect_closed(at(b, 80))?;
@@ -93,7 +93,7 @@ fn ports_by_name_follow_their_pods() {
         }
 
         add(lab, &lab.b, CLIENT, &[])?;
-        eventually("nobody has the name", SOON, || {
+        eventually("no pod has the name", SOON, || {
             lab.a.expect_closed(at(b, 8080))
         })?;
         let [text] = &unknown(lab)?[..] else {
@@ -157,7 +157,7 @@ fn dns_by_port_name_goes_through_the_proxy() {
         let early = good.clone().port(5353).within(Duration::from_millis(300));
         ensure!(lab.a.ask(&early).is_err(), "port 5353 has no name yet");
 
-        // The server's port moves: queries do where its name says.
+        // The server's port changes, and queries follow its name.
         add(lab, &lab.b, CLIENT, &["dns=5353/UDP", "dns-tcp=5353/TCP"])?;
         eventually("the rules have moved", SOON, || {
             lab.a

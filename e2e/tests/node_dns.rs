@@ -14,12 +14,12 @@ const TO_HOST: &str = r#"- toEntities: [host]
     rules: {dns: [{matchPattern: "*.good.test"}]}
 "#;
 
-/// Where a DNS cache of the node usually listens: link-local, reached by no other machine, and
-/// no loopback address.
+/// Usual address of a node's DNS cache: link-local, reached by no other machine, and no loopback
+/// address.
 const NODE_LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 20, 10));
 
 #[test]
-fn a_server_on_the_node_is_asked_through_the_proxy_only() {
+fn a_server_on_the_node_gets_queries_through_the_proxy_only() {
     with_lab(|lab| {
         lab.node
             .batch(&format!("address add {NODE_LOCAL}/32 dev lo"))?;
@@ -51,15 +51,18 @@ fn a_server_on_the_node_is_asked_through_the_proxy_only() {
             .expect(web6(10))?;
         lab.a.expect_open(at(web6(10), 80))?;
 
-        // Without a proxy the node's own server must not answer past it.
+        // Without a proxy, the node's own server must not answer instead of it.
         programs.sdp.kill_9()?;
         let asked = lab.zone.asked("www.good.test");
         for server in servers {
             let quick = Query::a("www.good.test", server).within(Duration::from_millis(500));
-            assert!(lab.a.ask(&quick).is_err(), "{server} answered past it");
+            assert!(
+                lab.a.ask(&quick).is_err(),
+                "{server} answered without a proxy"
+            );
             assert!(
                 lab.a.ask(&quick.tcp()).is_err(),
-                "{server} answered past it"
+                "{server} answered without a proxy"
             );
         }
         assert_eq!(lab.zone.asked("www.good.test"), asked);

@@ -1,4 +1,4 @@
-//! Other nodes and API servers, by the documents that say where they are: entities mean them,
+//! Other nodes and API servers, from the documents with their addresses. Entities select them;
 //! blocks and names do not.
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn api_servers(family: &str, address: IpAddr) -> String {
     )
 }
 
-/// Web may reach nodes and API servers, and one block and one name that nodes are in, too.
+/// Web may reach nodes and API servers, and one block and one name that contain nodes too.
 fn policy() -> String {
     let entities = "- toEntities: [remote-node]\n  toPorts: [{ports: [{port: \"80\", protocol: TCP}]}]\n- toEntities: [kube-apiserver]\n  toPorts: [{ports: [{port: \"8080\", protocol: TCP}]}]\n- toCIDR: [\"203.0.113.12/32\"]\n";
     egress(
@@ -70,7 +70,7 @@ fn entities_mean_nodes_and_api_servers() {
         let _sdp = lab.start_sdp(&SdpOptions::default())?;
         lab.add_endpoint(&lab.a, WEB)?;
         lab.add_endpoint(&lab.b, CLIENT)?;
-        // 12 is a block's, the others are nobody's yet.
+        // 12 belongs to a block, the others to nothing yet.
         for address in [web4(10), web4(11), web6(10)] {
             lab.a.expect_closed(at(address, 80))?;
             lab.a.expect_closed(at(address, 8080))?;
@@ -106,7 +106,7 @@ fn entities_mean_nodes_and_api_servers() {
         );
         ensure!(!from_world(lab, web4(11), at(own[0], 80))?, "11 is outside");
 
-        // No answer makes a node's address one of a name.
+        // No answer gives a node's address the label of a name.
         lab.a
             .ask(&Query::a("node.good.test", DNS4))?
             .expect(web4(10))?;
@@ -122,7 +122,7 @@ fn entities_mean_nodes_and_api_servers() {
             stream.expect_alive()?;
         }
 
-        // The API server is on that node now, too; one that was outside is gone.
+        // The API server is now on that node too. The one outside was removed.
         let moved = node("other", &[web4(10)]) + &api_servers("IPv4", web4(10));
         lab.write_policy("cluster.yaml", &moved)?;
         eventually("the API server has moved", SOON, || {

@@ -1,5 +1,5 @@
-//! Traffic to a learned address opens with the answer: not before, not on
-//! other ports, and the very first packet after it passes.
+//! Traffic to a learned address opens with the answer. It does not open earlier or on other ports,
+//! and the first packet after the answer passes.
 use std::time::Duration;
 
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
@@ -22,7 +22,7 @@ fn the_answer_opens_its_addresses() {
                     .datagram(at(address, 7777), Duration::from_millis(150));
                 assert!(
                     early.is_err(),
-                    "{address} was open before its name was asked"
+                    "{address} was open before its name was looked up"
                 );
                 assert_eq!(lab.web.visits(at(address, 7777)), 0);
 

@@ -1,4 +1,4 @@
-//! ICMP echo: answered where policy allows, dropped and counted where not.
+//! ICMP echo: answered if policy allows it, otherwise dropped and counted.
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -52,7 +52,7 @@ fn echoes_follow_the_policy() {
             assert!(lab.a.ping(to, REFUSED_AFTER).is_err(), "{to} answered");
             assert_eq!(lab.counted(reason)?, before + 1, "to {to}: {reason:?}");
         }
-        // What was told of them names the rule by which each was judged.
+        // The record of each packet names the rule that judged it.
         for (to, kind, by) in [
             (
                 web4(10),
@@ -75,7 +75,7 @@ fn echoes_follow_the_policy() {
                 Ok(())
             })?;
         }
-        // The other pod has no policy: what it sends out passes, and comes in here.
+        // The other pod has no policy. Its packets pass at its own interface and are judged here.
         for own in [lab.a.v4.into(), lab.a.v6.into()] {
             lab.b.ping(own, SOON)?;
         }

@@ -1,5 +1,5 @@
-//! A policy change reaches live proxies and the datapath: what it takes away is
-//! cut, what it gives opens, and a document that cannot be read changes nothing.
+//! A policy change reaches live proxies and the datapath. Removed permissions are cut, new ones
+//! open, and an unreadable document changes nothing.
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -34,7 +34,7 @@ fn changes_take_effect_on_live_programs() {
         lab.a.expect_closed(at(web4(10), 80))?;
         assert_eq!(lab.audit("new.test", &[9961])?, 0);
 
-        // Not readable: the last good version stays in force, and it is said.
+        // Unreadable: the last good version stays in force, and the error is reported.
         lab.write_policy("web.yaml", &only_new.replace("egress:", "egres:"))?;
         let policies = || lab.agent(&["policy", "get"]);
         until("the refused document is reported", SOON, policies, |text| {
@@ -52,7 +52,7 @@ fn changes_take_effect_on_live_programs() {
         lab.a.expect_open(at(web4(10), 80))?;
         assert_eq!(lab.audit(".test", &[9961])?, 0);
 
-        // No policy selects the pod any more: everything is open.
+        // No policy selects the pod any more, so everything is open.
         lab.remove_policy("more.yaml")?;
         lab.remove_policy("web.yaml")?;
         eventually("without policy everything is open", SOON, || {
@@ -65,7 +65,7 @@ fn changes_take_effect_on_live_programs() {
     });
 }
 
-/// Queries enough that each of two proxies gets some of them.
+/// Enough queries that each of two proxies gets some of them.
 fn many(lab: &Lab, query: &Query, code: ResponseCode) -> Result<()> {
     for _ in 0..40 {
         let got = lab.a.ask(query)?.code();
@@ -102,7 +102,7 @@ fn two_proxies_change_together() {
         lab.audit_settled("new.test", SOON)?;
         let asked = lab.zone.asked("www.good.test");
 
-        // The one that was not there for the next change hears of it when it is back.
+        // The proxy that missed the next change receives it when it is back.
         second.kill_9()?;
         lab.write_policy("web.yaml", &good_names())?;
         eventually("the name is back", SOON, || {
@@ -114,7 +114,7 @@ fn two_proxies_change_together() {
         many(lab, &new, ResponseCode::NXDomain)?;
         for port in [9961, 9971] {
             let served = lab.metric(port, "holdfast_dns_queries_total", "")?;
-            assert!(served > 0.0, "the proxy on {port} was never asked");
+            assert!(served > 0.0, "the proxy on {port} received no query");
         }
         Ok(())
     });

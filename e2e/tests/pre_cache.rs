@@ -1,5 +1,5 @@
-//! `--tofqdns-pre-cache`: a name is open to pods that never asked for it, and what is wrong with
-//! the file is told and stops nothing.
+//! `--tofqdns-pre-cache`: a name is open to pods that never looked it up. Errors in the file are
+//! reported and affect only their entries.
 use anyhow::ensure;
 use holdfast_e2e::lab::{at, web4, web6};
 use holdfast_e2e::policy::{WEB, good_names};
@@ -9,7 +9,7 @@ use serde_json::json;
 const LATER: &str = "2100-01-01T00:00:00Z";
 
 #[test]
-fn a_name_in_the_file_is_open_unasked() {
+fn a_name_in_the_file_is_open_without_a_query() {
     with_lab(|lab| {
         let file = lab.directory().join("pre-cache.json");
         let flag = format!("--tofqdns-pre-cache={}", file.display());

@@ -1,5 +1,5 @@
-//! The query log of a live proxy, written by the user it becomes: what a pod asked and how it
-//! ended, a file that is moved away, the last lines before it leaves.
+//! The query log of a live proxy, written by the unprivileged user: the queries of a pod and their
+//! ends, a file that is moved away, and the last lines of a drain.
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn expect(line: &Value, fields: &Value) -> Result<()> {
 }
 
 #[test]
-fn what_pods_ask_is_logged_and_the_file_may_be_moved() {
+fn queries_of_pods_are_logged_and_the_file_may_be_moved() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("last.good.test", &[web4(11)], 600);
@@ -101,7 +101,7 @@ fn what_pods_ask_is_logged_and_the_file_may_be_moved() {
         let last = about(&log, "last.good.test.")?;
         ensure!(last.len() == 1, "{last:?}");
         let [cut] = &about(&log, "lost.good.test.")?[..] else {
-            anyhow::bail!("the query that was under way is not logged once");
+            anyhow::bail!("the query in flight is not logged exactly once");
         };
         expect(cut, &json!({"result": "cut", "answers": 0}))?;
         ensure!(cut.get("rcode").is_none(), "{cut}");

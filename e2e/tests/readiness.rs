@@ -1,5 +1,5 @@
-//! What probes and scrapes see: not ready until everything needed is there,
-//! each need by its name.
+//! Probes and scrapes: a program is not ready until everything needed exists, and it names each
+//! missing part.
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -44,7 +44,7 @@ fn a_proxy_without_agent_files_and_maps_waits_for_files_and_maps() {
         let options = options.flag(&format!("--agent-address=unix://{}", nowhere.display()));
         let _sdp = begin(lab, &options)?;
         waits(lab)?;
-        // The maps come first, the endpoint's file a while later.
+        // The maps are created first, the endpoint's file a while later.
         let _agent = lab.start_agent(&AgentOptions::default())?;
         eventually("the maps are found", SOON, || {
             let (code, body) = lab.http(SDP, "/readyz")?;
@@ -137,7 +137,7 @@ fn begin(lab: &Lab, options: &SdpOptions) -> Result<Program> {
     Program::start("holdfast-sdp", lab.sdp_command(options)?, &log)
 }
 
-/// It listens, is alive, and says of probes and people what it waits for.
+/// It listens, is alive, and says what it waits for, to probes and in `status`.
 fn waits(lab: &Lab) -> Result<()> {
     eventually("only rules and endpoints are missing", SOON, || {
         let (code, body) = lab.http(SDP, "/readyz")?;

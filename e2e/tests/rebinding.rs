@@ -1,5 +1,5 @@
-//! The owner of a name that a pod may look up cannot open the metadata service, or other
-//! addresses of `--tofqdns-refuse-prefix`, by answering with them (DNS rebinding).
+//! The owner of a name that a pod may look up cannot open the metadata service, or other addresses
+//! of `--tofqdns-refuse-prefix`, by answering with them (DNS rebinding).
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ fn an_answer_opens_no_refused_prefix_and_a_cidr_rule_does() {
         lab.a.expect_closed(at(other4(10), 80))?;
         let plumbed = lab.ipcache()?;
         ensure!(!plumbed.contains_key(&METADATA) && !plumbed.contains_key(&other4(10)));
-        // Promise R6 counts what is refused by default as an exception.
+        // For promise R6, refusals by default count as exceptions.
         ensure!(lab.audit("meta.good.test", &[9961])? == 0);
         lab.audit_settled("meta.good.test", SOON)?;
         let id = lab.endpoint_id(&lab.a)?.to_string();

@@ -1,4 +1,4 @@
-//! Maps that something else than the agent wrote: put right within a pass, and counted.
+//! Maps that another program changed: repaired within one run, and counted.
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -32,7 +32,7 @@ fn counts(lab: &Lab, part: &str, wanted: f64) -> Result<()> {
 }
 
 #[test]
-fn entries_that_something_else_wrote_are_mended_and_counted() {
+fn entries_that_another_program_wrote_are_repaired_and_counted() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10), web6(10)], 600);
         let _programs = lab.start(&good_names())?;
@@ -57,7 +57,7 @@ fn entries_that_something_else_wrote_are_mended_and_counted() {
         let closed = IpcacheKey::v4([203, 0, 113, 12], 32);
         let right = ipcache.get(&open)?.context("the address is not there")?;
 
-        // Missing: what is allowed was closed.
+        // Missing: an allowed address is closed.
         ensure!(ipcache.remove(&open)?, "not removed");
         counts(lab, "ipcache", 1.0)?;
         lab.a.expect_open(at(web4(10), 80))?;
@@ -69,7 +69,7 @@ fn entries_that_something_else_wrote_are_mended_and_counted() {
         ipcache.set(&open, &world)?;
         counts(lab, "ipcache", 2.0)?;
         lab.a.expect_open(at(web4(10), 80))?;
-        // Nobody's: what is not allowed was open.
+        // Superfluous: an address is open that is not allowed.
         ipcache.set(&closed, &right)?;
         counts(lab, "ipcache", 3.0)?;
         lab.a.expect_closed(at(web4(12), 80))?;

@@ -1,5 +1,5 @@
-//! A container that restarts into another network namespace passes nothing until it is under
-//! policy again, and neither do processes that it left in the old one.
+//! A container that restarts into another network namespace sends nothing until it is under policy
+//! again. The same holds for processes that it left in the old namespace.
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -28,7 +28,7 @@ fn start(lab: &Lab, options: &[&str]) -> Result<Program> {
     Ok(agent)
 }
 
-/// Pod a's new interface is an endpoint: it reaches the server that policy allows, and its number
+/// Pod a's new interface is an endpoint. It reaches the server that policy allows, and its number
 /// is not `before`.
 fn followed(lab: &Lab, before: u64) -> Result<()> {
     eventually("the new interface is under policy", SOON, || {
@@ -48,8 +48,8 @@ fn none_arrived(lab: &Lab, floods: Vec<Flood>) -> Result<()> {
     Ok(())
 }
 
-/// The namespace of pod a is another one now, whose interface to the node is `inside`. The node's
-/// side of it is down. The pod needs no answer from the node to send packets.
+/// Replaces the namespace of pod a. Its interface to the node is `inside`, and the node's side of
+/// it is down. The pod needs no answer from the node to send packets.
 fn replace_namespace(lab: &Lab, inside: &str) -> Result<()> {
     let name = lab.a.netns.name();
     shell::run("ip", &["netns", "delete", name])?;
@@ -68,7 +68,7 @@ fn replace_namespace(lab: &Lab, inside: &str) -> Result<()> {
     ))
 }
 
-/// The node's side of pod a's new interface comes up.
+/// Sets the node's side of pod a's new interface up.
 fn connect(lab: &Lab) -> Result<()> {
     lab.node.batch(&format!(
         "link set {HOST_SIDE} up\nroute replace {}/32 dev {HOST_SIDE}",
@@ -84,7 +84,7 @@ fn closed_interfaces(lab: &Lab, expected: f64) -> Result<()> {
     })
 }
 
-/// Packets of closed interfaces arrive from now on, and are dropped.
+/// Waits until packets of closed interfaces arrive and are dropped.
 fn dropped_here(lab: &Lab) -> Result<()> {
     let before = lab.counted(Reason::NoEndpoint)?;
     eventually("packets of a closed interface are counted", SOON, || {
@@ -148,7 +148,7 @@ fn processes_in_the_old_namespace_reach_nothing_once_the_new_one_is_followed() {
         closed_interfaces(lab, 1.0)?;
         dropped_here(lab)?;
         none_arrived(lab, vec![left])?;
-        // With the last process of the old namespace the interface goes.
+        // When the last process of the old namespace ends, the interface is removed.
         closed_interfaces(lab, 0.0)
     });
 }
@@ -241,7 +241,7 @@ fn a_pod_that_copies_the_numbers_of_a_pair_of_the_node_stays_under_policy() {
         )?;
         let denied = at(web4(DENIED), 80);
         lab.a.expect_closed(denied)?;
-        // Its way out has another name now.
+        // The interface in the pod has another name now.
         lab.a.netns.batch(
             "link set eth0 down\n\
              link set eth0 name x1\n\

@@ -1,5 +1,5 @@
-//! Two standalone proxies and the agent's built-in one share the port: the
-//! built-in one is the last resort, a dead replica is left out at once.
+//! Two standalone proxies and the agent's built-in one share the port. The built-in one gets
+//! queries only when no other is live, and a dead replica gets none.
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -18,11 +18,14 @@ fn replicas_share_and_replace_one_another() {
         let _agent = lab.start_agent(&AgentOptions::default().with_builtin())?;
         lab.add_endpoint(&lab.a, WEB)?;
         all_answered(lab, 50)?;
-        ensure!(served(lab, AGENT_METRICS)? >= 50.0, "nobody counted them");
+        ensure!(
+            served(lab, AGENT_METRICS)? >= 50.0,
+            "the built-in proxy did not count them"
+        );
 
         let one = lab.start_sdp(&SdpOptions::new("one", 9971))?;
         let two = lab.start_sdp(&SdpOptions::new("two", 9972))?;
-        // None of them by the built-in one, which is the last resort.
+        // The built-in proxy gets none of them while a replica is live.
         eventually(
             "the replicas answer everything",
             Duration::from_secs(20),
@@ -37,7 +40,7 @@ fn replicas_share_and_replace_one_another() {
         for port in [9971, 9972] {
             assert!(
                 served(lab, port)? > 0.0,
-                "the replica on {port} was never asked"
+                "the replica on {port} received no query"
             );
         }
 
@@ -49,7 +52,7 @@ fn replicas_share_and_replace_one_another() {
         load.finish()?;
         lab.audit_settled("good.test", Duration::from_secs(5))?;
 
-        // A killed one is left out as soon as its heartbeat is old.
+        // A killed replica gets no queries once its heartbeat is old.
         let two = lab.start_sdp(&SdpOptions::new("two", 9972))?;
         one.kill_9()?;
         let short = Query::a("www.good.test", DNS4).within(Duration::from_millis(200));
@@ -65,7 +68,7 @@ fn replicas_share_and_replace_one_another() {
         )?;
         all_answered(lab, 100)?;
 
-        // So is one that hangs, and it takes part again when it goes on.
+        // A hanging replica gets none either, and gets queries again when it continues.
         let one = lab.start_sdp(&SdpOptions::new("one", 9971))?;
         one.signal(Signal::SIGSTOP)?;
         eventually(
@@ -92,7 +95,7 @@ fn replicas_share_and_replace_one_another() {
             },
         )?;
 
-        // The last one gone, the built-in proxy takes over.
+        // When the last replica has ended, the built-in proxy takes over.
         one.terminate(Duration::from_secs(15))?;
         all_answered(lab, 100)?;
         lab.audit_settled("good.test", Duration::from_secs(5))

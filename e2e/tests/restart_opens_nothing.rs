@@ -1,5 +1,5 @@
-//! A restart of the agent opens nothing and gives no address to another pod, also if processes,
-//! interfaces, addresses or documents were removed or damaged meanwhile.
+//! A restart of the agent opens nothing and gives no address to another pod, even if processes,
+//! interfaces, addresses or documents were removed or damaged before it.
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn only(app: &str, web: u8) -> String {
     egress(app, app, &cidr(&format!("203.0.113.{web}/32")))
 }
 
-/// The problems in the agent's status name all of these.
+/// The problems in the agent's status contain all of these.
 fn status_names(lab: &Lab, parts: &[&str]) -> Result<()> {
     let status = lab.agent_json(&["status"])?;
     let problems = status.get("problems").context("problems")?.to_string();
@@ -106,7 +106,7 @@ fn a_pod_keeps_its_policy_when_its_process_interface_or_document_is_gone_at_a_re
         tear(&lab.policy_dir().join("web.yaml"), |length| length / 2)?;
         tear(&lab.policy_dir().join("client.yaml"), |_| 0)?;
 
-        // Twice: the second start relies on what the first one found.
+        // Twice, because the second start uses the state that the first one found.
         for _ in 0..2 {
             let agent = lab.start_agent(&AgentOptions::default())?;
             each_reaches_its_server(&pods)?;
@@ -126,7 +126,7 @@ fn a_pod_keeps_its_policy_when_its_process_interface_or_document_is_gone_at_a_re
             ensure!(sent > 0 && echoed == 0, "{echoed} datagrams came through");
         }
 
-        // Documents that are removed while the agent is away take their policy with them.
+        // Documents that are removed while the agent is down take their policy with them.
         std::fs::write(&endpoints, document(&lab.b, "hidden0"))?;
         lab.remove_policy("web.yaml")?;
         lab.write_policy("client.yaml", &only("client", 11))?;

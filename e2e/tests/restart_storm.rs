@@ -1,5 +1,5 @@
-//! kill -9 of the agent at random moments, within plans, just after a confirmation and while it
-//! starts, under load, edits of policy and endpoints that come and go: nobody notices.
+//! kill -9 of the agent at random times, within plans, just after a confirmation and during its
+//! start, under load and edits of policy and endpoints. Pods are not affected.
 use anyhow::{Result, ensure};
 use holdfast_e2e::{config, storm, with_lab};
 
@@ -19,12 +19,12 @@ fn play(kills: u32) {
 }
 
 #[test]
-fn ten_kills_are_not_noticed() {
+fn ten_kills_do_not_affect_pods() {
     play(10);
 }
 
 #[test]
 #[ignore = "nightly: a quarter of an hour"]
-fn two_hundred_kills_are_not_noticed() {
+fn two_hundred_kills_do_not_affect_pods() {
     play(200);
 }

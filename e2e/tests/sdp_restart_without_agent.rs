@@ -1,5 +1,5 @@
-//! A proxy that starts while the agent is dead serves every endpoint from what
-//! lies on disk and in the maps, also one that never asked.
+//! A proxy that starts while the agent is dead serves every endpoint from files and maps, even one
+//! that never sent a query.
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -49,7 +49,7 @@ fn a_proxy_starts_without_an_agent() {
             }
         }
         lab.a.expect_open(at(web4(10), 80))?;
-        // Never asked while the agent ran: nothing opens without it.
+        // Never looked up while the agent ran, so it stays closed without it.
         lab.b.expect_closed(at(web4(11), 80))?;
         Ok(())
     });

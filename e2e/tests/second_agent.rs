@@ -1,4 +1,4 @@
-//! A second agent on the node takes nothing away from the first, and no other user can keep an
+//! A second agent on the node changes nothing of the first one, and no other user can prevent an
 //! agent or a proxy from starting.
 use std::fs;
 use std::path::Path;
@@ -55,7 +55,7 @@ fn refused(mut agent: Program, by: u32) -> Result<()> {
 }
 
 #[test]
-fn a_second_agent_on_the_same_bpf_root_is_refused_and_takes_nothing_away() {
+fn a_second_agent_on_the_same_bpf_root_is_refused_and_removes_nothing() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         let programs = lab.start(&good_names())?;
@@ -91,7 +91,7 @@ fn a_second_agent_on_the_same_bpf_root_is_refused_and_takes_nothing_away() {
 }
 
 #[test]
-fn of_two_agents_that_start_in_the_same_moment_one_runs() {
+fn one_of_two_agents_that_start_at_the_same_time_runs() {
     with_lab(|lab| {
         for round in 0..3 {
             let start = |n: u32| other(lab, &format!("both-{round}-{n}"), lab.bpf_root(), &[]);
@@ -150,7 +150,7 @@ fn locks_are_for_root_and_the_proxies_group_alone() {
         let state = lab.directory().join("state/agent.lock");
         ensure!(!locks(&state, group)?, "anyone locks the state directory");
 
-        // A local user keeps everything locked that he may open.
+        // A local user locks every file that he may open, and keeps the locks.
         let globals = lab.bpf_root().join(pin::GLOBALS);
         let squat = |path: &Path| -> Result<Program> {
             let mut command = Command::new("setpriv");
@@ -228,7 +228,7 @@ fn no_other_user_binds_the_proxy_port_while_no_proxy_runs() {
 }
 
 #[test]
-fn an_agent_says_who_has_the_proxy_port_and_holds_it_once_it_is_free() {
+fn an_agent_names_the_owner_of_the_proxy_port_and_holds_it_once_it_is_free() {
     with_lab(|lab| {
         let taken = lab
             .node
@@ -258,14 +258,14 @@ fn an_agent_says_who_has_the_proxy_port_and_holds_it_once_it_is_free() {
 }
 
 #[test]
-fn an_agent_on_another_bpf_file_system_takes_nothing_away() {
+fn an_agent_on_another_bpf_file_system_removes_nothing() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         let _programs = lab.start(&good_names())?;
         lab.a
             .ask(&Query::a("www.good.test", DNS4))?
             .expect(web4(10))?;
-        // As in a container that has a BPF file system of its own.
+        // A container with a BPF file system of its own.
         let script = "mount -t bpf bpf /sys/fs/bpf && exec \"$0\" \"$@\"";
         let wrapper = [
             "unshare",
@@ -312,7 +312,7 @@ fn a_directory_that_another_user_made_in_the_bpf_root_is_refused_by_name() {
 }
 
 #[test]
-fn root_gives_nothing_away_below_a_directory_of_the_proxys_user() {
+fn root_gives_the_proxys_user_no_other_files() {
     with_lab(|lab| {
         let _agent = lab.start_agent(&AgentOptions::default())?;
         let user = daemon::unix_socket::PROXY_ID;
@@ -324,7 +324,7 @@ fn root_gives_nothing_away_below_a_directory_of_the_proxys_user() {
             fs::create_dir(dir)?;
         }
         nix::unistd::chown(&theirs, Some(Uid::from_raw(user)), None)?;
-        // What a compromised proxy leaves for the next start of root's.
+        // State that a compromised proxy leaves for root's next start.
         std::os::unix::fs::symlink(&secret, theirs.join("journal"))?;
         let journal = format!("--journal-dir={}", theirs.join("journal").display());
         let _sdp = lab.start_sdp(&SdpOptions::default().flag(&journal))?;

@@ -1,11 +1,11 @@
-//! R7: memory is bounded however many names come, and no step holds up answers for long.
+//! R7: memory is bounded for any number of names, and no step delays answers for long.
 
 use holdfast_e2e::soak::{Reading, Size, play};
 
-/// What must not grow.
+/// A quantity that must not grow.
 type Count = (&'static str, fn(&Reading) -> usize);
 
-/// Counts and memory of the second half are no larger than those of the first, by much.
+/// Counts and memory of the second half are at most slightly larger than those of the first.
 fn is_bounded(readings: &[Reading], memory: bool) {
     for reading in readings {
         let summary = &reading.summary;

@@ -1,5 +1,5 @@
-//! The whole product at once: a pod's query crosses datapath, proxy and agent,
-//! opens what was closed, and goes on without the agent.
+//! The whole product at once: a pod's query passes datapath, proxy and agent, opens a closed
+//! address, and still works without the agent.
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::policy::good_names;
 use holdfast_e2e::{Query, SdpOptions, with_lab};

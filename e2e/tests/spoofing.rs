@@ -1,5 +1,4 @@
-//! Who claims to be another: a pod with a false source, and answers that the
-//! proxy did not send.
+//! False senders: a pod with a false source address, and answers that the proxy did not send.
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 const SOON: Duration = Duration::from_secs(5);
 const MANY: u64 = 20;
 
-/// A UDP socket of `netns` that sends from an address it need not have.
+/// A UDP socket of `netns` that sends from an address which the namespace may not have.
 fn transparent(netns: &Netns, from: SocketAddr, mark: u32) -> Result<UdpSocket> {
     netns.enter(|| -> Result<UdpSocket> {
         let socket = Socket::new(Domain::for_address(from), Type::DGRAM, None)?;
@@ -46,7 +45,7 @@ fn a_false_source_reaches_nothing() {
             (web6(10), DNS6, [lab.b.v6.into(), stranger6, web6(11)]),
         ] {
             let open = at(web, UDP_PORT);
-            // The way is there, and its neighbour is known.
+            // The path works, and the neighbour is resolved.
             lab.a.datagram(open, SOON)?;
             let visits = lab.web.visits(open);
             let asked = lab.zone.asked("www.good.test");
@@ -63,13 +62,13 @@ fn a_false_source_reaches_nothing() {
                     Ok(())
                 })?;
             }
-            // What goes the same way behind them arrives.
+            // The packet that was sent after them on the same path arrives.
             lab.a.datagram(open, SOON)?;
             lab.a.ask(&Query::a("www.good.test", dns))?;
             assert_eq!(lab.web.visits(open), visits + 1, "a false source arrived");
             assert_eq!(lab.zone.asked("www.good.test"), asked + 1, "it was asked");
 
-            // An address that the pod gave itself, and TCP from it.
+            // An address that the pod added itself, and TCP from it.
             let [own, ..] = sources;
             let bits = if own.is_ipv4() { 32 } else { 128 };
             let nodad = if own.is_ipv4() { "" } else { "nodad" };
@@ -103,7 +102,7 @@ fn a_false_source_reaches_nothing() {
 fn only_the_proxy_answers_for_a_redirected_server() {
     with_lab(|lab| {
         let programs = lab.start(&good_names())?;
-        // No proxy: nothing but what is sent below answers the pod.
+        // Without a proxy, only the packets below answer the pod.
         programs.sdp.kill_9()?;
         for server in [DNS4, DNS6] {
             let v6 = server.is_ipv6();
@@ -122,16 +121,16 @@ fn only_the_proxy_answers_for_a_redirected_server() {
                 })
             };
             let magic = MAGIC_FROM_EGRESS_PROXY;
-            // Other processes of the node: without a mark, with another's.
+            // Other processes of the node: without a mark, and with other marks.
             for mark in [0, 0x0c00, 0x0f00] {
                 forge(&lab.node, mark, Reason::ForgedAnswer)
                     .with_context(|| format!("from the node with mark {mark:#x}"))?;
             }
-            // Another pod, and a mark does not come with it.
+            // Another pod. Marks do not cross namespaces.
             for mark in [0, magic] {
                 forge(&lab.b.netns, mark, Reason::ForgedAnswer).context("from another pod")?;
             }
-            // The server itself, past the proxy; only IPv4 lets a process write headers.
+            // The server itself, without the proxy. Only over IPv4 can a process write headers.
             if !v6 {
                 let dropped = lab.counted(Reason::ForgedAnswer)?;
                 let packet = Packet::new(server, pod.ip(), udp(53, pod.port())).ip();
@@ -145,7 +144,7 @@ fn only_the_proxy_answers_for_a_redirected_server() {
                 })?;
             }
 
-            // The mark is what makes the difference.
+            // Only the mark differs.
             transparent(&lab.node, at(server, 53), magic)?.send_to(b"proxy", pod)?;
             let mut buffer = [0; 16];
             let (length, from) = asker.recv_from(&mut buffer)?;
@@ -155,7 +154,7 @@ fn only_the_proxy_answers_for_a_redirected_server() {
             assert!(asker.recv_from(&mut buffer).is_err(), "more came");
         }
 
-        // An endpoint that forges an answer is stopped where it starts.
+        // An endpoint that forges an answer is stopped at its own interface.
         lab.add_endpoint(&lab.b, CLIENT)?;
         for (server, pod) in [(DNS4, IpAddr::V4(lab.a.v4)), (DNS6, lab.a.v6.into())] {
             let dropped = lab.counted(Reason::SpoofedSource)?;

@@ -1,5 +1,5 @@
-//! `holdfast-sdp status` on live replicas: who steers, which revision is acknowledged, what went
-//! wrong and how often, how a drain goes.
+//! `holdfast-sdp status` on live replicas: slot owners, the acknowledged revision, errors with
+//! their counts, and the progress of a drain.
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -23,7 +23,7 @@ fn of_one(lab: &Lab) -> Result<Value> {
     lab.sdp_json("one", &["status"])
 }
 
-/// How often the log said that the agent was lost.
+/// Number of log lines about the lost agent.
 fn lost(status: &Value) -> u64 {
     let troubles = status.get("troubles").and_then(Value::as_array);
     let mut about = troubles.into_iter().flatten().filter(|trouble| {
@@ -35,7 +35,7 @@ fn lost(status: &Value) -> u64 {
 }
 
 #[test]
-fn status_tells_of_replicas_agent_troubles_and_drain() {
+fn status_shows_replicas_agent_warnings_and_drain() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.manner("lost.good.test", Manner::Lost);

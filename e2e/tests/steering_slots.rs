@@ -1,4 +1,4 @@
-//! Who holds a slot: a replica that sleeps loses its own to another, and finds a new one.
+//! Ownership of slots: a sleeping replica loses its slot to another, and finds a new one.
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -32,7 +32,7 @@ fn silent_ns(slot: &Slot) -> u64 {
 }
 
 #[test]
-fn a_slot_taken_from_a_sleeper_stays_taken_when_it_wakes() {
+fn a_slot_taken_from_a_sleeping_replica_stays_taken_when_it_wakes() {
     with_lab(|lab| {
         let _agent = lab.start_agent(&Default::default())?;
         lab.add_endpoint(&lab.a, WEB)?;
@@ -59,7 +59,8 @@ fn a_slot_taken_from_a_sleeper_stays_taken_when_it_wakes() {
         let taken = slot(lab, 0)?;
         ensure!(taken.owner == taker.id(), "slot 0 is {taken:?}");
         ensure!(silent_ns(&taken) < HEARTBEAT_DEAD_NS, "slot 0 is silent");
-        // Either slot leads to its own sockets: from 64 ports both replicas are asked, and answer.
+        // Either slot leads to its own sockets: with 64 ports both replicas receive queries, and
+        // answer.
         for _ in 0..64 {
             let answer = lab.a.ask(&Query::a("www.good.test", DNS4))?;
             answer.expect(web4(10))?;

@@ -1,5 +1,5 @@
-//! The resolvers that programs really use get what policy allows and are told
-//! of what it does not: dig, kdig, glibc, musl, dnspython, c-ares.
+//! Widely used resolvers get allowed names and report refused ones: dig, kdig, glibc, musl,
+//! dnspython, c-ares.
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use holdfast_e2e::{AgentOptions, Lab, Program, SdpOptions, shell, with_lab};
 
 /// Addresses of the name whose answer fits no datagram.
 const MANY: u8 = 60;
-/// Addresses of one whose answer fits a datagram, but no packet.
+/// Number of addresses of a name whose answer fits a datagram, but not a packet.
 const LARGE: u8 = 250;
 
-/// What a program said, and how it ended.
+/// Output and exit status of a program.
 #[derive(Debug)]
 struct Said {
     code: Option<i32>,
@@ -63,7 +63,7 @@ fn with_resolv_conf(lab: &Lab, text: &str, program: &[&str]) -> Result<Said> {
     let file = lab.directory().join("resolv.conf");
     std::fs::write(&file, text)?;
     let mut command = lab.a.netns.command("unshare");
-    // Go wants a place for what it builds.
+    // Go needs a directory for its build cache.
     command.env("GOCACHE", lab.directory().join("go"));
     command
         .args(["--mount", "--propagation", "private", "sh", "-c"])
@@ -98,7 +98,7 @@ fn hosts(count: u8) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Nothing refused may have left the node, and what was allowed is open.
+/// No refused query may have left the node, and allowed addresses are open.
 fn expect_judged(lab: &Lab) -> Result<()> {
     ensure!(lab.zone.asked("www.bad.test") == 0, "a refused query left");
     lab.a.expect_open(at(web4(10), 80))?;
@@ -146,7 +146,7 @@ fn dig() {
                 refused.expect_text("status: NXDOMAIN")?;
                 refused.expect_text("EDE: 15 (Blocked)")?;
             }
-            // Cookies: the second query carries what a server might have given.
+            // Cookies: the second query carries a cookie as a server might have returned it.
             let cookie = "+cookie=01020304050607081112131415161718";
             let refused = dig(&[cookie, "www.bad.test", "A"])?;
             refused.expect_text("COOKIE: 01020304050607081112131415161718 (good)")?;
@@ -222,7 +222,7 @@ fn glibc() {
 }
 
 #[test]
-fn glibc_goes_on_with_its_search_list_at_a_refused_name() {
+fn glibc_continues_its_search_list_after_a_refused_name() {
     for reject in [SdpOptions::default(), refuses()] {
         searches(&reject);
     }
@@ -279,7 +279,7 @@ fn musl() {
 }
 
 #[test]
-fn musl_takes_no_notice_of_refused() {
+fn musl_ignores_refused() {
     with_lab(|lab| {
         let _running = start(lab, &refuses())?;
         let program = with_musl(lab)?;
@@ -287,7 +287,7 @@ fn musl_takes_no_notice_of_refused() {
         let conf = format!("nameserver {DNS4}\noptions timeout:1 attempts:1\n");
         let lookup = |name| with_resolv_conf(lab, &conf, &[program, name]);
         lookup("www.good.test")?.expect(&[web4(10), web6(10)])?;
-        // It waits until its time is over.
+        // It waits until its timeout.
         lookup("www.bad.test")?.expect_text("Try again")?;
         expect_judged(lab)
     });
@@ -341,7 +341,7 @@ fn c_ares() {
 }
 
 #[test]
-fn c_ares_goes_on_with_its_search_list_at_a_refused_name() {
+fn c_ares_continues_its_search_list_after_a_refused_name() {
     with_lab(|lab| {
         let _running = start(lab, &SdpOptions::default())?;
         let conf = format!(
@@ -355,7 +355,7 @@ fn c_ares_goes_on_with_its_search_list_at_a_refused_name() {
     });
 }
 
-/// A resolver of a language, as its programs use it: how to run it on a source file.
+/// A resolver of a language as its programs use it: how to run it on a source file.
 struct Language {
     package: &'static str,
     file: &'static str,
@@ -384,11 +384,10 @@ const LANGUAGES: [Language; 3] = [
     },
 ];
 
-/// With a search list, every name that policy allows resolves, and one that it refuses is
-/// reported as missing.
+/// With a search list, every allowed name resolves, and a refused one is reported as missing.
 #[test]
 #[ignore = "needs golang-go, default-jdk-headless and nodejs: cargo xtask test --tier nightly"]
-fn go_java_and_node_go_on_with_their_search_lists_at_a_refused_name() {
+fn go_java_and_node_continue_their_search_lists_after_a_refused_name() {
     with_lab(|lab| {
         let _running = start(lab, &SdpOptions::default())?;
         let conf = format!(
@@ -420,7 +419,7 @@ fn go_java_and_node_go_on_with_their_search_lists_at_a_refused_name() {
     });
 }
 
-/// Runs a script with the system's own Python, which has the packages.
+/// Runs a script with the system's Python, which has the packages.
 fn python(lab: &Lab, script: &str, arguments: &[&str]) -> Result<Said> {
     in_pod(
         lab,

@@ -1,5 +1,5 @@
-//! DNS servers behind an address that the node translates (kube-proxy's ClusterIP): queries are
-//! judged and answered, and the node's connection tracking sees the proxy's own queries only.
+//! DNS servers behind an address that the node translates (kube-proxy's ClusterIP). Queries are
+//! judged and answered, and the node's connection tracking contains only the proxy's own queries.
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ fn queries_to_an_address_that_the_node_translates_are_judged_and_answered() {
 }
 
 #[test]
-fn rules_that_somebody_flushes_are_made_again() {
+fn flushed_rules_are_created_again() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 60);
         lab.zone.set("www.bad.test", &[web4(11)], 60);

@@ -1,4 +1,4 @@
-//! Transparent mode: servers see the pod that asks, and answers find the proxy.
+//! Transparent mode: servers see the client pod's address, and answers reach the proxy.
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
@@ -30,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Longer than any answer of the lab takes.
 const NO_ANSWER: Duration = Duration::from_millis(500);
 
-/// Agent and proxy in transparent mode, also for servers outside, pod a under `policy`.
+/// Agent and proxy in transparent mode, also for servers outside, with pod a under `policy`.
 fn start_with(lab: &Lab, policy: &str) -> Result<Programs> {
     let sdp = SdpOptions::default().flag(FLAG).flag(OUTSIDE);
     let agent = AgentOptions::default().flag(FLAG).flag(OUTSIDE);
@@ -76,7 +76,7 @@ fn fallbacks(lab: &Lab, reason: &str) -> Result<f64> {
 }
 
 #[test]
-fn servers_outside_see_the_pod_where_that_is_wanted() {
+fn servers_outside_see_the_pods_address_where_configured() {
     with_lab(|lab| {
         let _programs = start(lab)?;
         for (server, pod) in [(DNS4, lab.a.v4.into()), (DNS6, lab.a.v6.into())] {
@@ -95,7 +95,7 @@ fn servers_outside_see_the_pod_where_that_is_wanted() {
     });
 }
 
-/// As nodes do where the network does not know pods' addresses.
+/// Masquerading on a node whose network has no routes to pods' addresses.
 const MASQUERADE: &str = "table inet pods { chain post {
     type nat hook postrouting priority srcnat;
     ip saddr 10.77.0.0/24 ip daddr != 10.77.0.0/24 masquerade
@@ -208,10 +208,10 @@ fn a_server_on_the_same_node_sees_the_pod_and_its_policy_judges_it() {
                     lab.a.ask(&query)?.expect(web4(10))?;
                 }
                 assert_eq!(dns.take_askers(), askers([pod]), "{query:?}");
-                // Its own rules let it ask; the server's do not let it in.
+                // Its own rules allow the query, but the server's rules do not.
                 let denied = lab.counted(Reason::PolicyDenied)?;
                 let asked = lab.zone.asked("www.good.test");
-                // Of a datagram the kernel tells the proxy that it was dropped.
+                // For a datagram, the kernel reports the drop to the proxy.
                 if let Ok(reply) = c.ask(&query.clone().within(NO_ANSWER)) {
                     reply.expect_code(ResponseCode::ServFail)?;
                 }
@@ -223,7 +223,7 @@ fn a_server_on_the_same_node_sees_the_pod_and_its_policy_judges_it() {
         lab.a.expect_open(at(web4(10), 80))?;
         assert_eq!(fallbacks(lab, "")?, 0.0);
 
-        // The server's own connections go on, and those to it that no proxy opened.
+        // The server's own connections continue, and connections to it without the proxy.
         lab.b.expect_open(at(web4(11), 80))
     });
 }
@@ -252,7 +252,7 @@ fn large_answers_come_in_fragments() {
 }
 
 #[test]
-fn many_pods_ask_at_once() {
+fn many_pods_send_queries_at_once() {
     with_lab(|lab| {
         let rules = good_names();
         let more: Vec<Pod> = (0..16)
@@ -292,7 +292,7 @@ fn many_pods_ask_at_once() {
     });
 }
 
-/// Takes ports of pod a's address, as if proxies had used them up.
+/// Occupies ports of pod a's address, as if proxies had used all of them.
 fn take_ports(lab: &Lab, ports: std::ops::RangeInclusive<u16>) -> Result<Vec<Socket>> {
     lab.node.enter(|| {
         let mut taken = Vec::new();
@@ -320,7 +320,7 @@ fn take_ports(lab: &Lab, ports: std::ops::RangeInclusive<u16>) -> Result<Vec<Soc
 }
 
 #[test]
-fn a_port_that_is_taken_costs_no_query() {
+fn a_port_in_use_loses_no_query() {
     with_lab(|lab| {
         let _programs = start(lab)?;
         let range = |ports| lab.node.sysctl(&[("net.ipv4.ip_local_port_range", ports)]);
@@ -344,7 +344,7 @@ fn a_port_that_is_taken_costs_no_query() {
 }
 
 #[test]
-fn where_the_pod_s_address_cannot_be_used_the_node_asks_and_it_is_counted() {
+fn queries_have_the_nodes_address_if_the_pods_cannot_be_used_and_are_counted() {
     with_lab(|lab| {
         let _programs = start(lab)?;
         for (family, pod) in [("-4", lab.a.v4.to_string()), ("-6", lab.a.v6.to_string())] {
@@ -366,7 +366,7 @@ fn where_the_pod_s_address_cannot_be_used_the_node_asks_and_it_is_counted() {
 }
 
 #[test]
-fn beside_an_agent_that_was_not_told_the_node_asks() {
+fn with_an_agent_that_lacks_the_setting_queries_have_the_nodes_address() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 60);
         lab.write_policy("web.yaml", &good_names())?;
@@ -396,7 +396,7 @@ fn beside_an_agent_that_was_not_told_the_node_asks() {
 }
 
 #[test]
-fn the_network_s_complaints_reach_the_proxy() {
+fn icmp_errors_of_the_network_reach_the_proxy() {
     with_lab(|lab| {
         // 192.0.2.2 and 2001:db8:53::2 are the world's own addresses, without a DNS server.
         let silent: [IpAddr; 2] = ["192.0.2.2".parse()?, "2001:db8:53::2".parse()?];

@@ -1,5 +1,4 @@
-//! An address closes when its TTL and lease have run out, but not under a live
-//! connection.
+//! An address closes when its TTL and lease have ended, except while a connection is live.
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -50,7 +49,7 @@ fn expiry_closes_unless_a_connection_lives() {
     });
 }
 
-/// Waits on the map, not on connections: those would keep the address alive.
+/// Waits for the map entry and opens no connections, because those would keep the address alive.
 fn gone(lab: &Lab, address: IpAddr, limit: Duration) -> Result<()> {
     eventually(&format!("{address} leaves the ipcache"), limit, || {
         ensure!(!plumbed(lab, address)?, "it is there");

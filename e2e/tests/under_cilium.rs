@@ -1,5 +1,4 @@
-//! The proxy under a Cilium agent: the chart's ConfigMap, TPROXY, and whatever is
-//! mounted or not.
+//! The proxy under a Cilium agent: the chart's ConfigMap, TPROXY, with and without mounts.
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
@@ -18,7 +17,7 @@ use shared_maps::ipcache;
 use shared_maps::steering::{LINK_NAME, SLOTS_NAME, SOCKS_NAME};
 
 #[test]
-fn lives_on_the_agents_tables_alone() {
+fn works_with_the_agents_tables_alone() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10), web6(10)], 600);
         lab.zone.set("www.more.test", &[web4(11)], 600);
@@ -50,7 +49,7 @@ fn lives_on_the_agents_tables_alone() {
             }
         }
 
-        // More rules; then none: first by the explicit form, then by absence.
+        // More rules; then none: first in the explicit form, then by absence.
         let refused = |name: &str| {
             eventually("refused", SOON, || {
                 ask(&lab.a, name, DNS4)?.expect_code(ResponseCode::Refused)
@@ -106,7 +105,7 @@ fn a_returned_agent_gets_what_it_missed() {
         ask(&lab.a, "short.good.test", DNS4)?.expect(web4(13))?;
         ask(&lab.a, "www.bad.test", DNS4)?.expect_code(ResponseCode::Refused)?;
 
-        // The new one knows no endpoint yet, as while it restores them.
+        // The new agent has no endpoint yet, as during its restoration.
         let mut young = world(lab);
         let known = std::mem::take(&mut young.endpoints);
         let agent = CiliumAgent::start(&lab.node, young, hurried())?;
@@ -133,7 +132,7 @@ fn a_returned_agent_gets_what_it_missed() {
     });
 }
 
-/// What it has acknowledged to a pod goes out while it answers nothing, and is sent all the same.
+/// Acknowledged answers are released while the agent answers nothing, and are still sent to it.
 #[test]
 fn an_answer_that_the_agent_has_acknowledged_does_not_wait_for_it() {
     with_lab(|lab| {
@@ -147,7 +146,7 @@ fn an_answer_that_the_agent_has_acknowledged_does_not_wait_for_it() {
         let good = Query::a("www.good.test", DNS4);
         let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
         let released = || lab.metric(9971, "holdfast_mapping_leased_total", "");
-        // The first ones may come before the agent is there, or be acknowledged late.
+        // The first ones may arrive before the agent, or be acknowledged late.
         eventually("an acknowledged answer", SOON, || {
             let before = released()?;
             lab.a.ask(&good)?.expect(web4(10))?;
@@ -177,10 +176,10 @@ fn an_answer_that_the_agent_has_acknowledged_does_not_wait_for_it() {
     });
 }
 
-/// It takes mappings and answers nothing: what is to be told stays one word per name, however
-/// long it lasts, and is told afterwards.
+/// The agent accepts mappings and answers nothing. The queue has one entry per name, however long
+/// this lasts, and is sent afterwards.
 #[test]
-fn an_agent_that_never_answers_costs_neither_memory_nor_mappings() {
+fn an_agent_that_never_answers_causes_no_growth_and_loses_no_mapping() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         let names: Vec<String> = (0..40).map(|n| format!("n{n}.good.test")).collect();
@@ -192,7 +191,7 @@ fn an_agent_that_never_answers_costs_neither_memory_nor_mappings() {
         let good = Query::a("www.good.test", DNS4);
         let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
         agent.hang(true);
-        // Longer than a call may take, and many times as long as refreshes are gathered.
+        // Longer than the time limit of a call, and many times the interval of refreshes.
         let until = Instant::now() + Duration::from_secs(7);
         while Instant::now() < until {
             for name in &names {
@@ -211,7 +210,7 @@ fn an_agent_that_never_answers_costs_neither_memory_nor_mappings() {
         };
         let (hung, many) = waiting()?;
         ensure!(hung, "does not count as hung");
-        // Each name may wait to be told, to be told again, and for a result, twice.
+        // Each name may wait for its first report, its repeated report, and a result, twice.
         ensure!(many <= 4 * 40, "{many} mappings wait");
         let errors = lab.metric(9971, "holdfast_fqdn_mapping_sync_errors_total", "")?;
         ensure!(errors > 0.0, "calls without a result are not counted");
@@ -232,9 +231,9 @@ fn an_agent_that_never_answers_costs_neither_memory_nor_mappings() {
     });
 }
 
-/// No agent of ours is there: the proxy brings the program itself, and says how it stands.
+/// No Holdfast agent exists: the proxy loads the program itself, and reports its state.
 #[test]
-fn steering_is_what_the_status_says() {
+fn the_status_of_steering_is_correct() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         place::redirect(lab)?;
@@ -285,7 +284,7 @@ fn starts_from_files_and_maps_while_the_agent_is_away() {
         place::pin_ipcache(lab, &world)?;
         let regex = "^(?:[-a-zA-Z0-9_]*[.]good[.]test[.])$";
         place::write_file(lab, &lab.a, web, regex, &[DNS4, DNS6])?;
-        // Of the endpoint that had this number before: another identity.
+        // For the previous endpoint with this number: another identity.
         let mut former = client.clone();
         former.identity = 41_999;
         place::write_file(lab, &lab.b, &former, "(?:)", &[])?;
@@ -317,7 +316,7 @@ fn starts_from_files_and_maps_while_the_agent_is_away() {
     });
 }
 
-/// A container as Cilium's chart makes it: two capabilities, nothing mounted.
+/// A container of Cilium's chart: two capabilities, nothing mounted.
 #[test]
 fn the_charts_capabilities_suffice() {
     with_lab(|lab| {
@@ -351,16 +350,16 @@ fn the_charts_capabilities_suffice() {
     });
 }
 
-/// Maps where they are, tables where they are not; rules of an agent replace files.
+/// Mounted maps are used, and tables where no map is mounted. Rules of an agent replace files.
 #[test]
-fn maps_and_tables_mix() {
+fn mounted_maps_and_tables_are_combined() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("www.more.test", &[web4(11)], 600);
         place::redirect(lab)?;
         let mut world = world(lab);
         place::pin_lxc(lab, &world, &[&lab.a, &lab.b])?;
-        // What the agent says of the pod is older than the map.
+        // The agent's data about the pod is older than the map.
         for endpoint in &mut world.endpoints {
             endpoint.addresses.rotate_left(1);
             endpoint.addresses.truncate(1);

@@ -1,5 +1,5 @@
-//! A Cilium agent that restarts, is killed in the middle of its start, or stays away: what policy
-//! allows is answered throughout.
+//! A Cilium agent that restarts, is killed during its start, or stays down. Allowed names are
+//! answered throughout.
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -63,7 +63,7 @@ fn no_start_of_the_agent_costs_a_query_that_policy_allows() {
                 drop(agent);
                 let start = start(lab, &world, maps);
                 if maps && number % 3 == 1 {
-                    // Twice, so that a map which was never filled is followed by another one.
+                    // Twice, so that another map follows a map that was never filled.
                     start.killed_after_the_map()?;
                     start.killed_after_the_map()?;
                 }
@@ -73,7 +73,7 @@ fn no_start_of_the_agent_costs_a_query_that_policy_allows() {
             println!("{starts} starts of the agent, maps {maps}: {right} answered, 0 not");
             eventually("the agent's own word is enough", SOON, || {
                 let left = status(lab, "one", "/maps/former_entries")?;
-                ensure!(left == 0, "{left} entries of the former map");
+                ensure!(left == 0, "{left} entries of the previous map");
                 Ok(())
             })?;
             ask(&lab.a, "www.bad.test", DNS4)?.expect_code(ResponseCode::Refused)?;
@@ -83,7 +83,7 @@ fn no_start_of_the_agent_costs_a_query_that_policy_allows() {
     }
 }
 
-/// Redirection, both pods in the maps, and an agent that serves them.
+/// Sets up redirection, both pods in the maps, and an agent that serves them.
 fn under_cilium(lab: &Lab) -> Result<(World, Map<LxcKey, LxcValue>, CiliumAgent)> {
     place::redirect(lab)?;
     let world = world(lab);
@@ -94,7 +94,7 @@ fn under_cilium(lab: &Lab) -> Result<(World, Map<LxcKey, LxcValue>, CiliumAgent)
 }
 
 #[test]
-fn what_changes_owner_while_the_agent_starts_is_not_answered_as_before() {
+fn an_address_that_changes_owner_during_the_agents_start_is_not_answered_as_before() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         let (world, lxc, agent) = under_cilium(lab)?;
@@ -106,7 +106,7 @@ fn what_changes_owner_while_the_agent_starts_is_not_answered_as_before() {
         ensure!(kept()? == 1, "rules of {} endpoints are kept", kept()?);
         ask(&lab.a, "www.good.test", DNS4)?.expect(web4(10))?;
 
-        // A new map that has one server only, under another identity.
+        // A new map with one server only, under another identity.
         drop(agent);
         place::repin_ipcache(lab)?;
         let other = World {
@@ -134,7 +134,7 @@ fn what_changes_owner_while_the_agent_starts_is_not_answered_as_before() {
 }
 
 #[test]
-fn a_policy_of_any_protocol_costs_only_its_sctp_rows() {
+fn a_policy_of_any_protocol_loses_only_its_sctp_rows() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         place::redirect(lab)?;
@@ -151,7 +151,7 @@ fn a_policy_of_any_protocol_costs_only_its_sctp_rows() {
     });
 }
 
-/// As Cilium's built-in proxy, the other one has rules and no slots.
+/// Like Cilium's built-in proxy, the other one has rules and no slots.
 #[test]
 fn a_proxy_without_rules_leaves_queries_to_the_one_that_has_them() {
     with_lab(|lab| {
@@ -163,7 +163,7 @@ fn a_proxy_without_rules_leaves_queries_to_the_one_that_has_them() {
         let load = Load::start(&lab.a, &good, web4(10), ASKERS)?;
         load.flows(20)?;
 
-        // It finds no agent, and nothing on disk.
+        // It finds no agent, and no files.
         let at = ([127, 0, 0, 1], 10_995).into();
         let journal = lab.directory().join("another-journal");
         let mut late = options(lab, "late")?;
@@ -198,7 +198,8 @@ fn a_proxy_without_rules_leaves_queries_to_the_one_that_has_them() {
         load.flows(200)?;
         let right = load.finish()?;
         println!("beside a proxy that waits for rules: {right} answered, 0 not");
-        // The agent goes, and with its endpoint the only rules do: it could refuse, no more.
+        // The agent removes the endpoint with the only rules and ends. The proxy could only refuse
+        // queries now.
         drop(agent);
         eventually("it has noticed", SOON, || {
             let connection = status(lab, "late", "/agent/connection")?;
@@ -216,7 +217,7 @@ fn a_proxy_without_rules_leaves_queries_to_the_one_that_has_them() {
 }
 
 #[test]
-fn a_start_without_agent_rests_on_what_the_stream_said_last() {
+fn a_start_without_agent_uses_the_last_rules_of_the_stream() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("www.old.test", &[web4(11)], 600);
@@ -224,7 +225,7 @@ fn a_start_without_agent_rests_on_what_the_stream_said_last() {
         let world = world(lab);
         place::pin_lxc(lab, &world, &[&lab.a, &lab.b])?;
         place::pin_ipcache(lab, &world)?;
-        // As the agent leaves it until the next answer: of an earlier policy.
+        // The file of an earlier policy, as the agent leaves it until the next answer.
         let web = &world.endpoints[0];
         let old = "^(?:www[.]old[.]test[.])$";
         place::write_file(lab, &lab.a, web, old, &[DNS4, DNS6])?;
@@ -244,12 +245,12 @@ fn a_start_without_agent_rests_on_what_the_stream_said_last() {
         ask(&lab.a, "www.old.test", DNS4)?.expect_code(ResponseCode::Refused)?;
         sdp.kill_9()?;
 
-        // The agent was killed right after it had made an empty map.
+        // The agent was killed right after it had created an empty map.
         place::repin_ipcache(lab)?;
         let (sdp, _) = first_answer(lab, &options(lab, "three")?, &good)?;
         sdp.kill_9()?;
 
-        // A file that the agent wrote after the stream had ended is newer.
+        // A file that the agent wrote after the end of the stream is newer.
         place::write_file(lab, &lab.a, web, old, &[DNS4, DNS6])?;
         let command = lab.sdp_command(&options(lab, "four")?)?;
         let log = lab.directory().join("log/sdp-four.log");

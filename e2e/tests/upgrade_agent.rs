@@ -1,5 +1,5 @@
-//! The agent of the previous version and this one on one state: maps and files of each are read
-//! by the other, and nothing changes.
+//! The agent of the previous version and this one on one state. Each reads the maps and files of
+//! the other, and nothing changes.
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn options(program: Option<PathBuf>) -> AgentOptions {
 }
 
 #[test]
-fn the_previous_agent_and_this_one_go_on_with_each_other_s_state() {
+fn the_previous_agent_and_this_one_continue_with_each_others_state() {
     let Some(previous) = config::previous_agent() else {
         println!(
             "not played: HOLDFAST_PREVIOUS_AGENT names no holdfast-agent of the previous version"
@@ -55,7 +55,7 @@ fn the_previous_agent_and_this_one_go_on_with_each_other_s_state() {
         let mut agent = lab.start_agent(&options(Some(previous.clone())))?;
         lab.add_endpoint(&lab.a, WEB)?;
         lab.add_endpoint(&lab.b, CLIENT)?;
-        // Whose socket and maps an agent lets which user read has changed since.
+        // The user that may read an agent's socket and maps has changed since.
         let _sdp = lab.start_sdp(&SdpOptions::default().flag("--user=root"))?;
         lab.connected("one")?;
         for pod in [&lab.a, &lab.b] {

@@ -1,5 +1,5 @@
-//! `holdfast-agent why`: each hop from policy to map entry is broken in turn, and the answer
-//! says which one it is, what is there instead, and what to do.
+//! `holdfast-agent why`: each hop from policy to map entry is broken in turn. The answer names the
+//! hop, its actual state, and the remedy.
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use shared_maps::user::{Access, Globals, ipcache_key};
 const SOON: Duration = Duration::from_secs(10);
 const NAME: &str = "www.good.test";
 
-/// What `why` says, and whether it ended with 0. Its two forms must agree.
+/// The answer of `why`, and whether it exited with 0. Its two forms must agree.
 fn why(lab: &Lab, arguments: &[&str]) -> Result<(Value, String)> {
     let program = config::program("holdfast-agent")?.display().to_string();
     let mut command = lab.node.command(&program);
@@ -39,7 +39,7 @@ fn why(lab: &Lab, arguments: &[&str]) -> Result<(Value, String)> {
     Ok((answer, text))
 }
 
-/// The hop that `why` names as missing first, with its text and remedy.
+/// The first missing hop of `why`, with its text and remedy.
 fn missing(answer: &Value) -> Result<(String, String)> {
     let hops = answer
         .get("hops")
@@ -59,7 +59,7 @@ fn missing(answer: &Value) -> Result<(String, String)> {
     ))
 }
 
-/// `why` says no, names `hop` first, and says each of `parts` about it.
+/// `why` says no, names `hop` first, and has each of `parts` in its text.
 fn broken(lab: &Lab, arguments: &[&str], hop: &str, parts: &[&str]) -> Result<()> {
     let (answer, text) = why(lab, arguments)?;
     ensure!(answer.get("allowed") == Some(&json!(false)), "{answer:#}");
@@ -75,7 +75,7 @@ fn broken(lab: &Lab, arguments: &[&str], hop: &str, parts: &[&str]) -> Result<()
     Ok(())
 }
 
-/// `why` says yes, and each of `parts`.
+/// `why` says yes, and its text has each of `parts`.
 fn open(lab: &Lab, arguments: &[&str], parts: &[&str]) -> Result<()> {
     let (answer, text) = why(lab, arguments)?;
     ensure!(answer.get("allowed") == Some(&json!(true)), "{answer:#}");
@@ -115,7 +115,7 @@ fn why_names_the_hop_that_is_broken() {
         let own = lab.a.v4.to_string();
         let want = format!("{NAME}:80");
 
-        // Nobody serves DNS yet: nothing can be learned.
+        // No proxy runs yet, so nothing can be learned.
         broken(
             lab,
             &[&id, &want],
@@ -127,7 +127,7 @@ fn why_names_the_hop_that_is_broken() {
         broken(lab, &[&id, &want], "names", &["look the name up"])?;
         lab.a.ask(&Query::a(NAME, DNS4))?.expect(web4(10))?;
 
-        // All is well, by each way to call the endpoint.
+        // Without a fault, by each way to name the endpoint.
         let key = format!("{}/eth0", lab.a.netns.name());
         let full = format!("cli/{key}");
         for called in [id.as_str(), &own, &full, lab.a.netns.name()] {
@@ -158,7 +158,7 @@ fn why_names_the_hop_that_is_broken() {
             "policy-map",
             &["443/TCP", "TCP 80, UDP 7777", "spec.egress[1]"],
         )?;
-        // The address is of nobody.
+        // The address belongs to no prefix.
         broken(
             lab,
             &[&id, "198.51.100.10:80"],
@@ -173,7 +173,7 @@ fn why_names_the_hop_that_is_broken() {
     });
 }
 
-/// `policy trace` says the same of policy, by endpoint, labels, names and addresses.
+/// `policy trace` agrees about policy, by endpoint, labels, names and addresses.
 fn traced(lab: &Lab, id: &str) -> Result<()> {
     for (from, to) in [(id, NAME), (WEB, "203.0.113.10")] {
         let trace = ["policy", "trace", "--from", from, "--to", to, "--port=80"];
@@ -196,14 +196,14 @@ fn traced(lab: &Lab, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the kernel has is taken away under the agent.
+/// Entries in the kernel are removed without the agent.
 fn learned(lab: &Lab, id: &str, want: &str) -> Result<()> {
     let maps = Globals::new(lab.bpf_root());
     let ipcache = maps.ipcache(Access::ReadWrite)?;
     let entry = ipcache_key(web4(10), 32);
     let value = ipcache.get(&entry)?.context("the address is in the map")?;
     lab.repairs.expect();
-    // Whoever mends the map may be quicker than the question.
+    // The agent may repair the map before `why` reads it.
     eventually("the ipcache is named", SOON, || {
         ipcache.remove(&entry)?;
         broken(
@@ -333,7 +333,7 @@ fn receivers(lab: &Lab, id: &str) -> Result<()> {
 
 fn unknown(lab: &Lab, id: &str) -> Result<()> {
     for (arguments, named) in [
-        (&["nobody", NAME][..], "there is no endpoint nobody"),
+        (&["absent", NAME][..], "there is no endpoint absent"),
         (&["eth0", NAME], "may mean"),
         (&[id, NAME, "--ingress"], "give the sender's address"),
     ] {

@@ -1,5 +1,5 @@
 //! The committed code equals what `proto/` generates.
-//! `HOLDFAST_BLESS=1 cargo test -p fqdn-proto --test bootstrap` writes it anew.
+//! `HOLDFAST_BLESS=1 cargo test -p fqdn-proto --test bootstrap` writes it again.
 
 use std::{fs, path::Path};
 

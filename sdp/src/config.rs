@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_beats_the_file_and_the_file_beats_the_directory() {
+    fn a_flag_overrides_the_file_and_the_file_overrides_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let keys = dir.path().join("keys");
         fs::create_dir(&keys).unwrap();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused() {
+    fn settings_that_cannot_work_are_refused() {
         assert!(matches!(
             resolve(&["--name", "../x"]),
             Err(ConfigError::Name(_))

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_that_is_done_is_told_apart_from_the_deadline() {
+    async fn finished_work_is_distinguished_from_the_deadline() {
         let drain = Drain::default();
         assert!(drain.within(Duration::from_secs(5), async {}).await);
         assert!(!drain.within(Duration::ZERO, std::future::pending()).await);

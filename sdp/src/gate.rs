@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_rules_or_the_word_that_there_are_none_open_the_gate() {
+    fn only_rules_or_a_report_that_there_are_none_open_the_gate() {
         let start = Instant::now();
         let says = |with_rules, sent_rules, after| {
             can_answer(None, with_rules, sent_rules, start + after).is_ok()

@@ -448,7 +448,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_pins_everyone_is_unknown_and_the_reason_is_said() {
+    fn without_pins_every_client_is_unknown_and_the_reason_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let maps = PinnedMaps::open(dir.path(), true);
         let client = IpAddr::from([10, 0, 0, 1]);

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_stays_root_gets_its_directories_too() {
+    fn a_proxy_that_stays_root_gets_its_directories_too() {
         let dir = tempfile::tempdir().expect("a directory");
         let (journal, log) = (dir.path().join("a/journal"), dir.path().join("log"));
         let sandbox = Sandbox {

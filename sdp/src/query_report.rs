@@ -243,7 +243,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_nobody_wants_or_has_no_room_is_dropped_and_counted() {
+    fn unwanted_reports_and_those_without_room_are_dropped_and_counted() {
         let reports = QueryReports::default();
         reports.put(report(Event::Query));
         assert_eq!(reports.stats().dropped.get(), 1);

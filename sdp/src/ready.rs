@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn steering_is_named_once_rules_and_endpoints_are_there() {
+    fn steering_is_named_when_rules_and_endpoints_exist() {
         let ready = Readiness::default();
         ready.block(Need::Steering, "it waits for rules");
         ready.block(Need::Rules, "no agent yet");

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_repeats_is_counted_and_the_oldest_makes_room() {
+    fn repeated_lines_are_counted_and_the_oldest_is_removed() {
         let warnings = RecentWarnings::default();
         let at = |second: u64| second * 1_000_000_000;
         warnings.note(Level::WARN, "twice".to_owned(), at(1));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_is_remembered_from_warnings_on() {
+    fn warnings_and_errors_of_the_log_are_stored() {
         let warnings = RecentWarnings::default();
         let layer = warnings.clone().with_filter(LevelFilter::WARN);
         let registry = tracing_subscriber::registry().with(layer);

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_costs_only_itself() {
+    fn a_damaged_file_affects_no_other_file() {
         let dir = tempfile::tempdir().unwrap();
         put(dir.path(), "7", &endpoint(7, "10.0.0.7", 12, 300));
         put(dir.path(), "8", "{\"ID\":8,");
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_stream_last_said_counts_before_an_older_file_of_the_same_instance() {
+    fn the_last_rules_of_the_stream_override_an_older_file_of_the_same_instance() {
         let dir = tempfile::tempdir().unwrap();
         put(dir.path(), "7", &endpoint(7, "10.0.0.7", 12, 300));
         let mut instance = Instance::new(12, IdentityId(300));

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_was_not_told_blocks_it() {
+    fn an_agent_without_the_setting_blocks_it() {
         let root = tempfile::tempdir().unwrap();
         let (on, off) = (
             Transparent::new(true, false),

@@ -1,6 +1,6 @@
 //! A query whose answer is leased costs no allocation, from socket to socket.
 //!
-//! A program of its own: it counts what every thread of the process allocates.
+//! It is a program of its own, because it counts the allocations of all threads of the process.
 
 #[cfg(test)]
 #[allow(dead_code, unreachable_pub, reason = "shared with other tests")]
@@ -44,9 +44,10 @@ fn leased_answers_pass_without_allocation() {
             assert_eq!(&buffer[..length], &answer[..]);
         }
     };
-    // All four sockets are open, all tables as large as they get.
+    // All four sockets are open, and all tables have their final size.
     (0..50).for_each(|_| round(&pairs));
-    // Sometimes an answer is reported again, which allocates: look for a round without.
+    // Sometimes an answer is reported again, which allocates. The test therefore looks for a round
+    // without reports.
     let round_of_leased = || {
         let (told, region) = (bench.sink.len(), Region::new(ALLOCATOR));
         round(&pairs);

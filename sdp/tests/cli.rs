@@ -54,7 +54,7 @@ fn an_unknown_key_in_a_file_ends_with_2_and_is_named() {
 }
 
 #[test]
-fn asking_a_proxy_that_is_not_there_ends_with_1() {
+fn a_request_to_a_missing_proxy_ends_with_1() {
     let dir = tempfile::tempdir().expect("a directory");
     let socket = dir.path().join("none.sock");
     let socket = socket.to_str().expect("UTF-8");

@@ -1,5 +1,5 @@
-//! The whole proxy in one process, on loopback, without root: real sockets, a
-//! server of our own, a resolver and a mapping sink that do as they are told.
+//! The whole proxy in one process on loopback, without root. It has real sockets, a server of the
+//! test, and a resolver and a mapping sink that the test controls.
 
 #[cfg(test)]
 #[path = "direct/bench.rs"]

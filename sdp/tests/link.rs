@@ -38,7 +38,7 @@ use wire::fqdn_policy_server::{FqdnPolicy, FqdnPolicyServer};
 
 const SERVER: IdentityId = IdentityId(300);
 
-/// What the agent does and saw.
+/// Behaviour of the agent, and the messages that it received.
 #[derive(Default)]
 struct Script {
     start: u64,
@@ -95,7 +95,7 @@ impl FqdnPolicy for Agent {
                 let Some(wire::mapping_up::Kind::Batch(batch)) = message.kind else {
                     continue;
                 };
-                // As an agent does: realised first, on disk later.
+                // In an agent's order: realised first, on disk later.
                 let results = [false, true].map(|durable| {
                     let result = |mapping: &wire::FqdnMapping| wire::MappingResult {
                         sequence: mapping.sequence,
@@ -143,7 +143,7 @@ impl FqdnPolicy for Agent {
     }
 }
 
-/// A running agent; dropped, it is gone as after kill -9.
+/// A running agent. Dropping it has the effect of kill -9.
 struct Running {
     script: Arc<Script>,
     stop: CancellationToken,
@@ -186,7 +186,7 @@ impl Running {
             .cloned()
     }
 
-    /// The mappings that it received, once they are so many.
+    /// The first `number` mappings that it received.
     async fn until_sent(&self, number: usize) -> Vec<wire::FqdnMapping> {
         let sent = || self.script.mappings.lock().clone();
         until_async("mappings at the agent", sent, |sent| sent.len() >= number).await
@@ -448,9 +448,9 @@ async fn answers_are_held_realised_and_then_leased() {
     assert_eq!(mappings[0].endpoint.as_ref().unwrap().ifindex, 3);
 }
 
-/// As under a flood of TCP connections: the runtime of clients gets round to nothing else.
+/// As under a flood of TCP connections, when the runtime of clients has no time for other tasks.
 #[tokio::test]
-async fn a_proxy_that_is_busy_with_clients_takes_the_agents_results_all_the_same() {
+async fn a_proxy_that_is_busy_with_clients_still_handles_the_agents_results() {
     let proxy = Proxy::new();
     let script = Script {
         start: 1,
@@ -461,7 +461,7 @@ async fn a_proxy_that_is_busy_with_clients_takes_the_agents_results_all_the_same
     let _agent = Running::start(&proxy.socket, script);
     let proxy = proxy.run();
     proxy.until_ready().await;
-    // No `await` from here on: nothing runs on this runtime any more.
+    // No `await` after this line: nothing else runs on this runtime.
     for n in 0..100 {
         let (release, result) = proxy.learn(&format!("n{n}.com"));
         assert_eq!(release, Release::Held);
@@ -475,7 +475,7 @@ async fn a_proxy_that_is_busy_with_clients_takes_the_agents_results_all_the_same
 }
 
 #[tokio::test]
-async fn an_agent_that_takes_mappings_and_answers_none_is_hung_after_some() {
+async fn an_agent_that_accepts_mappings_and_answers_none_counts_as_hung_after_some() {
     let proxy = Proxy::new();
     let script = Script {
         start: 1,
@@ -495,7 +495,7 @@ async fn an_agent_that_takes_mappings_and_answers_none_is_hung_after_some() {
 }
 
 #[tokio::test]
-async fn what_was_learned_while_the_agent_was_away_reaches_its_successor() {
+async fn mappings_learned_without_an_agent_reach_the_next_one() {
     let proxy = Proxy::new();
     let script = Script {
         start: 1,

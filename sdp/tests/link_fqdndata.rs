@@ -57,7 +57,7 @@ struct Agent {
     states: Arc<Mutex<Vec<wire::PolicyState>>>,
     acks: Arc<Mutex<Vec<wire::PolicyStateResponse>>>,
     mappings: Arc<Mutex<Vec<wire::FqdnMapping>>>,
-    /// Whether it takes mappings and answers none.
+    /// Whether it accepts mappings without answering them.
     busy: watch::Sender<bool>,
     /// Ends the streams that there are.
     end: Arc<Notify>,
@@ -68,7 +68,7 @@ struct Agent {
 impl FqdnData for Agent {
     type StreamPolicyStateStream = ReceiverStream<Result<wire::PolicyState, Status>>;
 
-    /// As Cilium's: one state, then nothing until its answer came.
+    /// Like Cilium's agent: one state, and no other until it was acknowledged.
     async fn stream_policy_state(
         &self,
         request: Request<Streaming<wire::PolicyStateResponse>>,
@@ -100,7 +100,7 @@ impl FqdnData for Agent {
         let mapping = request.into_inner();
         let unknown = mapping.fqdn.starts_with("unknown");
         self.mappings.lock().push(mapping);
-        // An agent that is gone answers nothing.
+        // An agent that has ended answers nothing.
         let _ = self.busy.subscribe().wait_for(|busy| !busy).await;
         if unknown {
             return Err(Status::unknown("no endpoint"));
@@ -158,7 +158,7 @@ fn mapping(name: &str) -> Mapping {
 /// The result of an answer that is held.
 type Fate = Arc<Mutex<Option<Realised>>>;
 
-/// What the agent logs of an answer.
+/// The agent's log entry of an answer.
 fn report(name: &str, port: u16) -> Option<Box<QueryReport>> {
     Some(Box::new(QueryReport {
         name: Fqdn::normalise(name),
@@ -179,6 +179,10 @@ fn report(name: &str, port: u16) -> Option<Box<QueryReport>> {
     }))
 }
 
+fn directory() -> TempDir {
+    tempfile::tempdir().expect("a directory")
+}
+
 /// A proxy's link, and the agent that serves it.
 struct Proxy {
     agent: Agent,
@@ -193,24 +197,24 @@ impl Proxy {
         Self::start_with(states, |_, _| {}).await
     }
 
-    /// The same with another link: it gets the link and the directory of its files.
+    /// The same with another link, which gets the link's target and the directory of its files.
     async fn start_with(
         states: &[wire::PolicyState],
         change: impl FnOnce(&mut Link, &Path),
     ) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-        let address = AgentAddress::Tcp(listener.local_addr().unwrap().to_string());
-        let mut proxy = Self::new(states, tempfile::tempdir().unwrap(), address);
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+        let address = AgentAddress::Tcp(listener.local_addr().expect("an address").to_string());
+        let mut proxy = Self::new(states, directory(), address);
         change(&mut proxy.link, proxy.dir.path());
         proxy.run(TcpListenerStream::new(listener));
         proxy
     }
 
-    /// Over the unix socket at which a native agent would be.
+    /// Over the unix socket of a native agent.
     fn start_at_native_socket(states: &[wire::PolicyState]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = directory();
         let socket = dir.path().join("agent.sock");
-        let listener = UnixListener::bind(&socket).unwrap();
+        let listener = UnixListener::bind(&socket).expect("a free path");
         let proxy = Self::new(states, dir, AgentAddress::Unix(socket));
         proxy.run(UnixListenerStream::new(listener));
         proxy
@@ -300,7 +304,7 @@ async fn until_fate(fate: &Fate, wanted: Realised) {
 }
 
 #[tokio::test]
-async fn an_agent_without_the_native_service_is_asked_for_the_other() {
+async fn the_link_uses_fqdndata_if_the_agent_has_no_native_service() {
     let proxy = Proxy::start_at_native_socket(&[state("one", &[(7, "*.a.com")])]);
     proxy.until_allowed(7, "x.a.com.").await;
 }
@@ -337,10 +341,10 @@ async fn serves_from_a_cilium_agents_state_alone() {
     until_fate(&proxy.learn("unknown.b.com"), refused).await;
 }
 
-/// Mappings that the agent has acknowledged are sent again while it answers nothing; new ones wait
-/// for its answer.
+/// Acknowledged mappings are sent again while the agent answers nothing. New ones wait for its
+/// answer.
 #[tokio::test]
-async fn a_busy_agent_delays_only_what_it_has_not_acknowledged() {
+async fn a_busy_agent_delays_only_unacknowledged_answers() {
     let rules = [(7, "*.a.com")];
     let proxy = Proxy::start_with(&[state("one", &rules)], |link, _| {
         link.sink = Arc::new(LinkSink::new(0, Duration::from_secs(60)));
@@ -368,7 +372,7 @@ async fn a_busy_agent_delays_only_what_it_has_not_acknowledged() {
     proxy.agent.busy.send_replace(false);
     until_fate(&new, Realised::Yes).await;
 
-    // Another session may be another agent's, which acknowledges what is sent again.
+    // Another session may belong to another agent, which must acknowledge the repeated mappings.
     proxy.agent.busy.send_replace(true);
     proxy.agent.states.lock().push(state("two", &rules));
     proxy.agent.end.notify_waiters();
@@ -379,7 +383,7 @@ async fn a_busy_agent_delays_only_what_it_has_not_acknowledged() {
     assert_eq!(proxy.learn_reported("x.a.com", None).0, Release::Leased);
 }
 
-/// A proxy that is killed right after its first answer under new rules leaves them in the file.
+/// A proxy that is killed right after its first answer under new rules has stored them in the file.
 #[tokio::test]
 async fn rules_are_on_disk_before_they_allow_anything() {
     let proxy = Proxy::start_with(&[state("one", &[(7, "*.a.com")])], |link, dir| {

@@ -1,6 +1,5 @@
-//! What must hold for every input: our readers against an independent decoder,
-//! our matchers against regular expressions, tables built step by step against
-//! tables built at once.
+//! Properties of every input: our parsers against an independent decoder, our matchers against
+//! regular expressions, and tables built step by step against tables built at once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,10 +29,10 @@ use proptest::prelude::*;
 use regex::Regex;
 use shared_maps::{EndpointId, IdentityId};
 
-/// The class that `*` stands for.
+/// The character class of `*`.
 const CLASS: &str = "[-a-zA-Z0-9_]";
 
-/// One alternative of the expression that a pattern stands for, written down as simply as possible.
+/// One alternative of a pattern's expression, written as simply as possible.
 fn alternative(pattern: &str) -> String {
     let lower = pattern.to_ascii_lowercase();
     let full = if lower.ends_with('.') {
@@ -121,7 +120,7 @@ proptest! {
             Err(Unfit::Answer(code)) => reply::to_unfit(&bytes, code, &mut out),
             Err(Unfit::Ignore) => {}
         }
-        // What we send ourselves can be read by others.
+        // Other decoders must be able to parse our messages.
         if !out.is_empty() {
             prop_assert!(Message::from_vec(&out).is_ok(), "{bytes:?} -> {out:?}");
         }
@@ -156,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn answers_teach_what_the_chain_says(
+    fn answers_teach_the_addresses_of_the_chain(
         records in prop::collection::vec((0_usize..5, 0_usize..6, 0_u32..1000, any::<[u8; 4]>()), 0..12),
         code in prop::sample::select(vec![ResponseCode::NoError, ResponseCode::NXDomain]),
     ) {
@@ -222,7 +221,7 @@ proptest! {
     }
 }
 
-/// Addresses and least TTL reachable from name 0; a kind below 5 is a CNAME to that name.
+/// Addresses and lowest TTL reachable from name 0. A kind below 5 is a CNAME to that name.
 fn model(records: &[(usize, usize, u32, [u8; 4])]) -> Option<(Vec<IpAddr>, u32)> {
     let mut addresses = BTreeSet::new();
     let (mut ttl, mut chain_ttl) = (u32::MAX, u32::MAX);

@@ -16,7 +16,7 @@ pub(crate) const SCOPE_LOCAL: u32 = 0x0100_0000;
 pub const SCOPE_REMOTE_NODE: u32 = 0x0200_0000;
 /// Scope byte of Services: the addresses that the node translates to backends. Only
 /// holdfast-agent uses it.
-pub const SCOPE_SERVICE: u32 = 0x0300_0000;
+pub(crate) const SCOPE_SERVICE: u32 = 0x0300_0000;
 /// Mask of the scope byte.
 pub const SCOPE_MASK: u32 = 0xff00_0000;
 

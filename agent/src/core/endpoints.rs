@@ -23,7 +23,9 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoIdentity {
     /// The cluster has to give it one.
-    #[error("its labels have no identity number yet: the cluster is asked for one")]
+    #[error(
+        "its labels have no identity number yet: the agent waits for the number of the cluster"
+    )]
     Awaited,
     /// No number is free.
     #[error("no identity number is left for its labels: use fewer distinct label sets")]

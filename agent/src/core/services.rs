@@ -402,7 +402,7 @@ impl State {
             return Some(IdentityId::UNKNOWN);
         };
         if let Some(identity) = metadata.identity() {
-            // A Service is nobody's backend.
+            // A Service is not a backend.
             return Some(match identity.is_service() {
                 true => IdentityId::UNKNOWN,
                 false => identity,

@@ -1,4 +1,4 @@
-//! The admin socket, asked by the command line's own client.
+//! Requests to the admin socket by the command line's own client.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ fn serve(lab: &Lab) -> Client {
 }
 
 #[tokio::test]
-async fn dumps_show_what_is_in_force() {
+async fn dumps_show_the_policy_in_force() {
     let lab = Lab::start();
     let client = serve(&lab);
     let status: Status = client.get("/v1/status").await.unwrap();
@@ -71,7 +71,7 @@ async fn dumps_show_what_is_in_force() {
 }
 
 #[tokio::test]
-async fn names_that_nobody_learns_are_a_problem() {
+async fn names_that_no_proxy_learns_are_a_problem() {
     let lab = Lab::start();
     let client = serve(&lab);
     let mut named = policy("*.example.com");
@@ -93,7 +93,7 @@ async fn names_that_nobody_learns_are_a_problem() {
 }
 
 #[tokio::test]
-async fn cleaning_a_name_takes_its_address_out() {
+async fn cleaning_a_name_removes_its_address() {
     let lab = Lab::start();
     let client = serve(&lab);
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
@@ -126,7 +126,7 @@ async fn cleaning_a_name_takes_its_address_out() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_done_is_said_with_the_remedy() {
+async fn impossible_requests_are_refused_with_the_remedy() {
     let lab = Lab::start();
     let client = serve(&lab);
     let document = EndpointDocument {

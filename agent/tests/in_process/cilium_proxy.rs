@@ -1,9 +1,12 @@
-//! A stand-in that treats this agent's FQDNData service as Cilium's standalone proxy does:
-//! it acknowledges without a request id, finds endpoints by the first address of an entry
-//! only, ends at a query from an address without an endpoint, forgets no rule that vanished,
-//! takes a batch with a pattern that it cannot compile as a whole or not at all, has no rule
-//! where no server is listed, receives 4 MiB at most, asks a silent connection for a sign of
-//! life and gives it a second.
+//! A stand-in that uses this agent's FQDNData service as Cilium's standalone proxy does:
+//! - It acknowledges without a request id.
+//! - It finds endpoints by the first address of an entry only.
+//! - It ends at a query from an address without an endpoint.
+//! - It does not remove a rule that is absent from a later state.
+//! - It rejects a whole batch if it cannot compile one pattern in it.
+//! - It has no rule if no server is listed.
+//! - It receives 4 MiB at most.
+//! - It pings a silent connection and waits one second for the answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,9 +41,9 @@ use tonic::{
 
 use crate::lab::TEST_TIMEOUT;
 
-/// What grpc-go receives unless told otherwise.
+/// Default limit of grpc-go.
 const RECEIVES: usize = 4 << 20;
-/// How long a silent connection has for its sign of life.
+/// Longest wait for the answer to a ping.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
 /// Port rules of one endpoint: servers by identity, names.
@@ -50,7 +53,7 @@ type Rules = Vec<(BTreeSet<u32>, Names)>;
 #[derive(Debug)]
 struct Names(Option<Vec<SelectorMatcher>>);
 
-/// What the process remembers, whatever connection it came by.
+/// State of the process, over all connections.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     rules: BTreeMap<(u16, u32, u32), Rules>,
@@ -86,7 +89,7 @@ impl Memory {
                 rules.push((servers, Names(names)));
             }
         }
-        // What is absent stays.
+        // Rules that are absent from the batch stay.
         self.rules.extend(batch);
         self.endpoints.clear();
         for info in state
@@ -108,7 +111,7 @@ impl Memory {
             .collect();
     }
 
-    /// Whether it would forward a pod's query; with an unknown source it dies.
+    /// Whether it would forward a pod's query. An unknown source ends it.
     pub(crate) fn allows(&self, client: &str, server: &str, protocol: u32, name: &str) -> bool {
         let client: IpAddr = client.parse().unwrap();
         let server: IpAddr = server.parse().unwrap();
@@ -130,7 +133,7 @@ impl Memory {
         })
     }
 
-    /// Whether it knows the address.
+    /// Whether it has an endpoint with this address.
     pub(crate) fn has_client(&self, client: &str) -> bool {
         self.endpoints.contains_key(&client.parse().unwrap())
     }
@@ -171,7 +174,7 @@ impl CiliumProxy {
         }
     }
 
-    /// Loses its connection and gets another.
+    /// Closes its connection and opens another.
     pub(crate) async fn reconnect(self, agent: SocketAddr) -> Self {
         let memory = self.memory;
         drop(self.link);
@@ -225,7 +228,7 @@ impl CiliumProxy {
     }
 }
 
-/// By way of a relay that counts the pings of the agent.
+/// Connects through a relay that counts the agent's pings.
 async fn connect(agent: SocketAddr) -> Link {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -7,11 +7,12 @@ use holdfast_agent::{
     },
     proxies::{StreamKind, ToStream},
 };
+use polling::until_awaited;
 use tokio::time::timeout;
 
 use crate::lab::{Lab, TEST_TIMEOUT, mapping};
 
-/// Names that are leased: more than a stream's mailbox has messages.
+/// Number of leased names, more than the mailbox of a stream can hold.
 const NAMES: u16 = 5_000;
 
 #[tokio::test]
@@ -34,7 +35,7 @@ async fn a_large_cleaning_closes_no_stream_and_ends_when_all_gave_their_leases_b
 
     let clean = Event::CleanNames(CleanNames::default());
     lab.core.send(clean).await.unwrap();
-    // No stream has fetched anything yet, and all of the cleaning is published.
+    // No stream has received anything yet, and all revocations are published.
     let pending = lab.core.inspect(|core| core.unrevoked(None).len()).await;
     assert_eq!(pending, Ok(usize::from(NAMES)));
     assert_eq!(lab.proxies.closed_slow(), 0, "a stream was closed");
@@ -52,12 +53,9 @@ async fn a_large_cleaning_closes_no_stream_and_ends_when_all_gave_their_leases_b
     for _ in 0..NAMES {
         native.give_back().await;
     }
-    let given_back = async {
-        while lab.core.inspect(|core| core.unrevoked(None).len()).await != Ok(0) {
-            tokio::task::yield_now().await;
-        }
-    };
-    timeout(TEST_TIMEOUT, given_back).await.unwrap();
+    let leased = async || lab.core.inspect(|core| core.unrevoked(None).len()).await;
+    let none_left = until_awaited("no lease is left", leased, |leased| *leased == Ok(0));
+    none_left.await.unwrap();
     assert_eq!(lab.proxies.closed_slow(), 0);
     assert!(lab.core.snapshot().await.unwrap().names.is_empty());
 }

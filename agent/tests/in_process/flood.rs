@@ -1,5 +1,5 @@
-//! A client that sends without end and fetches nothing: its messages wait in its own buffers, not
-//! in the agent, and the other clients are served.
+//! A client that sends without pause and receives nothing. Its messages wait in its own buffers and
+//! not in the agent, and other clients are served.
 
 use std::sync::{
     Arc,
@@ -16,12 +16,12 @@ use crate::lab::{Lab, TEST_TIMEOUT, mapping};
 
 /// Mappings in each of its batches.
 const BATCH: usize = 4096;
-/// Batches that the agent's queue and the connection's buffers may hold; more than a
-/// thousand would fit the queue if only events were counted.
+/// Most batches that the agent's queue and the connection's buffers may hold. If only events were
+/// counted, more than a thousand would fit into the queue.
 const HELD: usize = 32;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_waits_with_its_sender_and_stalls_nobody() {
+async fn a_flood_waits_at_its_sender_and_stalls_no_other_client() {
     let lab = Lab::start_synced().await;
     let endpoint = lab.endpoint().await;
     let mut good = lab.mappings().await;
@@ -86,7 +86,7 @@ async fn a_flood_waits_with_its_sender_and_stalls_nobody() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_refused_and_counted() {
+async fn malformed_mappings_are_refused_and_counted() {
     let lab = Lab::start_synced().await;
     let mut stream = lab.mappings().await;
     let mut nonsense = mapping(lab.endpoint().await, 1, "www.example.com.", [192, 0, 2, 9]);

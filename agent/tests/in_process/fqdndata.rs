@@ -31,7 +31,7 @@ const UDP: u32 = 17;
 const SERVER: &str = "9.9.9.9";
 const SERVER6: &str = "2001:db8::9";
 
-/// As in the product, only sooner.
+/// As in the product, with shorter times.
 fn brisk() -> Timings {
     Timings {
         pace: Duration::from_millis(50),
@@ -78,8 +78,8 @@ fn bystander() -> EndpointSpec {
     }
 }
 
-/// Learned addresses are open on one port, which is not that of DNS: no DNS rule tells them
-/// from the rest of the world.
+/// Learned addresses are open on one port, which is not the port of DNS. Without a DNS rule they
+/// cannot be told apart from the rest of the world.
 fn narrow(pattern: &str) -> PolicyDocument {
     policy_with(
         pattern,
@@ -134,7 +134,7 @@ async fn a_proxy_of_cilium_follows_policy() {
     let shut = |memory: &Memory| !asks(memory, "www.example.org.");
     proxy.until("the revocation", shut).await;
 
-    // A query of a pod that went may still be in the proxy's socket.
+    // A query of a removed pod may still be in the proxy's socket.
     set_policy(&lab, "*.example.com").await;
     proxy.until("rules again", is_open).await;
     let gone = SourceEvent::Delete(dual_stack().key);
@@ -146,7 +146,7 @@ async fn a_proxy_of_cilium_follows_policy() {
 }
 
 #[tokio::test]
-async fn rules_that_went_while_a_proxy_of_cilium_was_away_are_revoked() {
+async fn rules_removed_while_a_proxy_of_cilium_was_disconnected_are_revoked() {
     let lab = Lab::start();
     let agent = serve(&lab, brisk()).await;
     let rules = vec![policy("*.example.com")];
@@ -159,7 +159,7 @@ async fn rules_that_went_while_a_proxy_of_cilium_was_away_are_revoked() {
     set_policy(&lab, "*.example.com").await;
     proxy.until("rules again", is_open).await;
 
-    // The agent is replaced, and the policy has gone meanwhile.
+    // The agent is replaced, and the policy is removed in between.
     let (dir, memory) = lab.stop().await;
     let lab = Lab::start_in(dir, memory);
     let agent = serve(&lab, brisk()).await;
@@ -187,7 +187,7 @@ async fn a_silent_connection_is_pinged_and_stays() {
 }
 
 #[tokio::test]
-async fn a_state_too_large_goes_without_what_decides_nothing() {
+async fn a_state_that_is_too_large_is_sent_without_entries_that_decide_nothing() {
     const SIZE: usize = 1000;
     let lab = Lab::start();
     let timings = Timings {
@@ -218,7 +218,7 @@ async fn a_state_too_large_goes_without_what_decides_nothing() {
 }
 
 #[tokio::test]
-async fn a_state_that_is_too_large_even_so_is_counted() {
+async fn a_state_that_is_still_too_large_is_counted() {
     let lab = Lab::start();
     let timings = Timings {
         limit: 20,
@@ -263,7 +263,10 @@ async fn proxies_are_served_side_by_side_and_one_that_never_acknowledges_gets_no
     silent.acknowledge().await;
     timeout(TEST_TIMEOUT, silent.receive()).await.unwrap();
     let current = |memory: &Memory| asks(memory, "www.example.net.");
-    assert!(current(&silent.memory), "what was between was not sent");
+    assert!(
+        current(&silent.memory),
+        "the states in between were not sent"
+    );
     drop(silent);
     let streams = || {
         let views = lab.proxies.views().into_iter();
@@ -324,7 +327,7 @@ async fn a_mapping_is_realised_before_it_is_answered() {
 }
 
 #[tokio::test]
-async fn what_a_pod_learns_as_soon_as_it_is_there_is_realised() {
+async fn the_first_answers_of_a_new_pod_are_realised() {
     let lab = Lab::start();
     let agent = serve(&lab, brisk()).await;
     let mut client = client_of(agent).await;
@@ -339,7 +342,7 @@ async fn what_a_pod_learns_as_soon_as_it_is_there_is_realised() {
         labels: pod().labels,
         ..bystander()
     };
-    // It comes, and another comes in its place.
+    // It is added, and another endpoint replaces it.
     for ifindex in [43, 44] {
         let spec = EndpointSpec {
             ifindex,
@@ -379,7 +382,7 @@ async fn a_call_ends_in_time_whatever_the_core_waits_for() {
 }
 
 #[tokio::test]
-async fn calls_have_results_again_after_they_were_not_fetched() {
+async fn calls_return_results_again_after_a_pause_of_the_reader() {
     let lab = Lab::start();
     let agent = serve(&lab, brisk()).await;
     let mut client = client_of(agent).await;
@@ -398,7 +401,7 @@ async fn calls_have_results_again_after_they_were_not_fetched() {
         lease_end: None,
         revision: 1,
     };
-    // Nothing else runs on this thread meanwhile.
+    // Nothing else runs on this thread during the loop.
     for _ in 0..100_000 {
         lab.proxies.results(vec![result.clone()]);
     }

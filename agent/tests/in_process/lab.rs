@@ -46,10 +46,10 @@ use tonic::{
     transport::{Channel, Endpoint, Uri},
 };
 
-/// Longest that anything in these tests may take.
+/// Longest wait in these tests.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Policy of endpoints with the label `app=web`: they may ask for and reach `pattern`.
+/// Policy of endpoints with the label `app=web`. They may query and reach `pattern`.
 pub(crate) fn policy(pattern: &str) -> PolicyDocument {
     policy_with(
         pattern,
@@ -57,7 +57,7 @@ pub(crate) fn policy(pattern: &str) -> PolicyDocument {
     )
 }
 
-/// The same endpoints may ask for `pattern`, and reach what `rule` says.
+/// The same endpoints may query `pattern`, and `rule` opens addresses.
 pub(crate) fn policy_with(pattern: &str, rule: &str) -> PolicyDocument {
     let text = format!(
         r#"
@@ -94,13 +94,13 @@ pub(crate) fn pod() -> EndpointSpec {
     }
 }
 
-/// A datapath whose maps the test can look into, with real files.
+/// A datapath with maps that the test can read, and real files.
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) memory: Arc<Mutex<MemoryDatapath>>,
     /// Each step, and whether the core's thread carried it out.
     pub(crate) steps: Arc<Mutex<Vec<(Step, bool)>>>,
-    /// A step that another thread than the core's carries out panics.
+    /// If set, a step outside of the core's thread panics.
     pub(crate) panics: Arc<AtomicBool>,
     files: StateFiles,
 }
@@ -142,14 +142,14 @@ impl Lab {
         Self::start_in(dir, MemoryDatapath::default())
     }
 
-    /// A first start, after which the pod may ask for and reach `*.example.com`.
+    /// A first start with a policy by which the pod may query and reach `*.example.com`.
     pub(crate) async fn start_synced() -> Self {
         let lab = Self::start();
         lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
         lab
     }
 
-    /// A start on what an earlier one left in `dir` and in the maps.
+    /// A start with the state of an earlier run in `dir` and in the maps.
     pub(crate) fn start_in(dir: Arc<TempDir>, memory: MemoryDatapath) -> Self {
         let files = StateFiles::open(&dir.path().join("state")).unwrap();
         let epoch = holdfast_agent::epoch::begin(files.dir()).unwrap();
@@ -207,7 +207,7 @@ impl Lab {
         }
     }
 
-    /// Both sources list what they have.
+    /// Both sources send their contents.
     pub(crate) async fn sync(&self, policies: Vec<PolicyDocument>, endpoints: Vec<EndpointSpec>) {
         let policies = policies.into_iter().map(SourceEvent::Apply);
         for event in wrap(policies) {
@@ -229,7 +229,7 @@ impl Lab {
         self.try_mappings().await.unwrap()
     }
 
-    /// A mapping stream, if the agent takes it.
+    /// A mapping stream, if the agent accepts it.
     pub(crate) async fn try_mappings(&self) -> Result<Mappings, tonic::Status> {
         let stream = Mappings::open(self.connect().await).await?;
         assert_eq!(stream.start, self.epoch.start);
@@ -241,7 +241,7 @@ impl Lab {
         u32::from(self.core.snapshot().await.unwrap().endpoints[0].id)
     }
 
-    /// Stops everything; gives what a restart would find.
+    /// Stops everything. Returns the state for a restart.
     pub(crate) async fn stop(self) -> (Arc<TempDir>, MemoryDatapath) {
         self.stop.cancel();
         self.tasks.close();
@@ -252,7 +252,7 @@ impl Lab {
     }
 }
 
-/// What a start finds in its files and in the maps.
+/// The state that a start reads from files and maps.
 pub(crate) fn found(files: &StateFiles, memory: &MemoryDatapath) -> Found {
     let mut found = Found::default();
     restore::read_files(files, &mut found).unwrap();
@@ -346,7 +346,7 @@ impl Mappings {
         .unwrap()
     }
 
-    /// Waits for a revocation and acknowledges it; gives its name.
+    /// Waits for a revocation and acknowledges it. Returns its name.
     pub(crate) async fn give_back(&mut self) -> String {
         let revoked = tokio::time::timeout(TEST_TIMEOUT, async {
             loop {

@@ -1,5 +1,5 @@
-//! A compromised proxy lies over the real socket: it opens nothing that policy does not
-//! allow, and each lie has its reason.
+//! A compromised proxy sends false mappings over the real socket. It opens nothing that policy does
+//! not allow, and each false mapping gets its reason.
 
 use dns_policy::boot_time::BootTime;
 use fqdn_proto::native::{FqdnMapping, MappingRefusal};
@@ -20,7 +20,7 @@ fn with_addresses(message: &mut FqdnMapping, addresses: &[&str]) {
 }
 
 #[tokio::test]
-async fn lies_open_nothing() {
+async fn false_mappings_open_nothing() {
     let lab = Lab::start();
     let node = "10.0.0.1".parse().unwrap();
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
@@ -52,7 +52,7 @@ async fn lies_open_nothing() {
             |m| m.server_ip = vec![10, 0, 0, 1],
             MappingRefusal::NotAllowed,
         ),
-        // Before the endpoint existed: an answer for the previous owner of the number.
+        // Before the endpoint existed: an answer for the previous endpoint with this number.
         (|m| m.seen_at = 1, MappingRefusal::EndpointUnknown),
         (
             |m| m.endpoint.as_mut().unwrap().client_ip = vec![10, 0, 0, 3],
@@ -71,7 +71,7 @@ async fn lies_open_nothing() {
         assert!(!result.realised && result.lease_end == 0, "lie {sequence}");
         assert_eq!(result.refusal(), reason, "lie {sequence}");
     }
-    // Addresses without an owner outside never carry a name's label.
+    // Local addresses never get a name's label.
     for address in [
         "10.0.0.1",
         "10.0.0.2",
@@ -93,7 +93,7 @@ async fn lies_open_nothing() {
     }
     assert_eq!(lab.datapath.memory.lock().ipcache, before);
 
-    // Time: neither a TTL nor an instant to come buys more than a week.
+    // Neither a TTL nor a time in the future opens an address for more than a week.
     let now = BootTime::now();
     for lie in [
         (|m| m.ttl = u32::MAX) as Lie,

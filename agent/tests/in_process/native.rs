@@ -104,7 +104,7 @@ fn patterns(rules: &EndpointDnsRules) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn hello_tells_epoch_and_port() {
+async fn hello_contains_epoch_and_port() {
     let lab = Lab::start();
     let hello = HelloRequest {
         instance: "one".to_owned(),
@@ -129,7 +129,7 @@ async fn no_rules_before_both_sources_are_synced() {
     ] {
         lab.core.send(event).await.unwrap();
     }
-    // An answer means that the core has taken all of them.
+    // An answer means that the core has received all of them.
     lab.core.summary().await.unwrap();
     assert!(!lab.proxies.watch_rules().borrow().ready);
     lab.core
@@ -201,10 +201,10 @@ async fn an_answer_wakes_no_further_thread_of_the_agent_unless_a_file_is_to_be_w
         let address = [192, 0, 2, sequence];
         mapping(endpoint, sequence.into(), "www.example.com.", address)
     };
-    // The identity of the name's addresses is new: it has to be on disk first.
+    // The identity of the name's addresses is new, so it must be on disk first.
     stream.send(vec![new(1)]).await;
     assert!(stream.result(1).await.realised);
-    // What the core still had to do beside it is over with this.
+    // The core has finished its other work after this.
     lab.core.summary().await.unwrap();
     let written = |step: &Step| matches!(step, Step::Checkpoint(_) | Step::WriteEndpoint(..));
     let steps = std::mem::take(&mut *lab.datapath.steps.lock());
@@ -237,20 +237,20 @@ async fn a_panic_on_a_streams_thread_ends_the_core() {
     lab.datapath.panics.store(true, Ordering::Relaxed);
     let ended = timeout(TEST_TIMEOUT, lab.core.closed());
     let sending = async {
-        // The core's thread may be the one that carries some of them out.
+        // The core's thread may carry out some of them.
         for sequence in 2.. {
             stream.offer(vec![new(sequence)]).await;
             tokio::task::yield_now().await;
         }
     };
     tokio::select! {
-        ended = ended => ended.expect("the core goes on with what a panic left half done"),
+        ended = ended => ended.expect("the core continues the change that a panic interrupted"),
         () = sending => {}
     }
 }
 
 #[tokio::test]
-async fn what_policy_does_not_allow_is_refused_by_reason() {
+async fn mappings_that_policy_does_not_allow_are_refused_with_a_reason() {
     let (lab, endpoint, mut stream) = reporting().await;
     let denied = mapping(endpoint, 1, "www.example.org.", [192, 0, 2, 8]);
     let stranger = mapping(endpoint + 1, 2, "www.example.com.", [192, 0, 2, 8]);
@@ -302,7 +302,8 @@ async fn a_proxy_that_reads_nothing_does_not_hold_another_up() {
     assert_eq!(lab.core.summary().await.unwrap().endpoints, specs.len());
 }
 
-/// Waits until a rules stream for each of these acknowledged revisions is shown, and no other.
+/// Waits until `status` shows a rules stream for each of these acknowledged revisions, and no
+/// other.
 async fn acknowledged(lab: &Lab, mut wanted: Vec<(u64, bool)>) {
     wanted.sort_unstable();
     let shown = || {
@@ -339,7 +340,7 @@ async fn each_stream_has_its_own_revision_and_none_waits_for_another() {
     refusing.answer(second, "no room").await;
     acknowledged(&lab, vec![(second, false), (first, true), (0, false)]).await;
 
-    // The one that refused starts again, the others continue; its events are handled again.
+    // The stream that refused starts again, and the others continue. Its events are handled again.
     apply(&lab, "*.example.net").await;
     let (third, ..) = good.delta().await;
     good.answer(third, "").await;
@@ -365,7 +366,7 @@ async fn after_a_restart_all_wait_for_the_sync_and_get_a_snapshot_at_once() {
         .unwrap();
     apply(&lab, "*.example.org").await;
     lab.core.summary().await.unwrap();
-    // Endpoints of the previous run are restored, and still no rule of them is sent.
+    // Endpoints of the previous run are restored, but none of their rules is sent yet.
     assert_eq!(lab.core.snapshot().await.unwrap().endpoints.len(), 1);
     assert!(!lab.proxies.watch_rules().borrow().ready);
     lab.sync(vec![policy("*.example.org")], vec![pod()]).await;

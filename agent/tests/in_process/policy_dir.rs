@@ -67,11 +67,11 @@ fn a_bad_document_keeps_its_last_good_version() {
     write(dir.path(), "one.yaml", &format!("{broken}---{}", good("b")));
     assert_eq!(words(&source.refresh()), ["rejected 1"]);
 
-    // Text that is no YAML: nothing of the file goes.
+    // Text that is not YAML: no document of the file is removed.
     write(dir.path(), "one.yaml", "{{{");
     assert_eq!(words(&source.refresh()), ["rejected 1"]);
 
-    // Repaired: the document that was left out is removed, and the complaint, too.
+    // Repaired: the removed document and the error disappear.
     write(
         dir.path(),
         "one.yaml",
@@ -87,7 +87,7 @@ fn a_bad_document_keeps_its_last_good_version() {
 }
 
 #[test]
-fn two_files_with_the_same_document_are_told_apart() {
+fn two_files_with_the_same_document_are_distinguished() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "a.yaml", &good("x"));
     write(dir.path(), "b.yaml", &good("x"));
@@ -104,7 +104,7 @@ fn two_files_with_the_same_document_are_told_apart() {
 }
 
 #[test]
-fn a_directory_that_goes_away_takes_nothing_with_it() {
+fn a_directory_that_disappears_removes_no_policy() {
     let dir = tempfile::tempdir().unwrap();
     let policies = dir.path().join("policies");
     fs::create_dir(&policies).unwrap();
@@ -115,7 +115,7 @@ fn a_directory_that_goes_away_takes_nothing_with_it() {
     assert_eq!(words(&source.refresh()), ["rejected 1"]);
 }
 
-/// The source of an agent that starts: with what the last one kept in `state`.
+/// The source of an agent that starts with the state of the last run in `state`.
 fn start(state: &Path, dir: &Path) -> PolicyDir {
     let mut damaged = Vec::new();
     let kept = LastGood::open(state, dir, &mut damaged).unwrap();
@@ -123,7 +123,7 @@ fn start(state: &Path, dir: &Path) -> PolicyDir {
     PolicyDir::with_last_good(dir, kept)
 }
 
-/// Two files: documents a and b in the one, c in the other.
+/// Two files: documents a and b in one, c in the other.
 fn three(dir: &Path) {
     write(dir, "one.yaml", &format!("{}---{}", good("a"), good("b")));
     write(dir, "two.yaml", &good("c"));
@@ -145,11 +145,12 @@ fn a_file_that_is_torn_at_a_start_keeps_its_documents_and_one_that_is_deleted_do
         String::new(),
         "\0\0".to_owned(),
     ] {
-        // Again and again: what a start finds torn it keeps for the next one.
+        // Twice: a start also keeps a torn file for the next start.
         for _ in 0..2 {
             write(dir, "one.yaml", &torn);
             let kept = if torn.contains("toCIDRR") {
-                // Its other document was removed: this text has one, and names it.
+                // The repaired text has one document and names it, so the other document is
+                // removed.
                 vec!["init", "apply a", "apply c", "rejected 1", "done"]
             } else {
                 vec![
@@ -166,7 +167,7 @@ fn a_file_that_is_torn_at_a_start_keeps_its_documents_and_one_that_is_deleted_do
         three(dir);
         start(state, dir).list();
     }
-    // It is there and cannot be read.
+    // The file exists and cannot be read.
     fs::remove_file(dir.join("one.yaml")).unwrap();
     std::os::unix::fs::symlink("/nowhere", dir.join("one.yaml")).unwrap();
     let all = [
@@ -182,7 +183,7 @@ fn a_file_that_is_torn_at_a_start_keeps_its_documents_and_one_that_is_deleted_do
     fs::rename(dir, &elsewhere).unwrap();
     assert_eq!(words(&start(state, dir).list()), all);
     fs::rename(&elsewhere, dir).unwrap();
-    // It is not there.
+    // The file does not exist.
     fs::remove_file(dir.join("one.yaml")).unwrap();
     assert_eq!(
         words(&start(state, dir).list()),
@@ -196,7 +197,7 @@ fn a_file_that_is_torn_at_a_start_keeps_its_documents_and_one_that_is_deleted_do
 }
 
 #[test]
-fn what_was_kept_of_another_directory_is_not_taken() {
+fn versions_stored_for_another_directory_are_not_used() {
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let other = tempfile::tempdir().unwrap();
     three(dir.path());
@@ -212,7 +213,7 @@ fn what_was_kept_of_another_directory_is_not_taken() {
         words(&source.refresh()),
         ["apply d", "rejected 0", "certain"]
     );
-    // Torn after that, it has a version that is good.
+    // A file that is torn later has a good version.
     write(other.path(), "one.yaml", "{{{");
     assert_eq!(words(&source.refresh()), ["rejected 1"]);
 }
@@ -238,11 +239,11 @@ fn a_damaged_version_is_set_aside_and_one_of_a_later_release_stops_the_start() {
 }
 
 #[test]
-fn versions_that_cannot_be_kept_are_a_fault_that_is_named() {
+fn versions_that_cannot_be_stored_are_reported() {
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     three(dir.path());
     let mut source = start(state.path(), dir.path());
-    // A directory in the temporary file's place: no write succeeds, not even as root.
+    // A directory at the temporary file's path makes every write fail, even for root.
     fs::create_dir(state.path().join("policies/0.json.new")).unwrap();
     fs::create_dir(state.path().join("policies/1.json.new")).unwrap();
     let events = source.list();
@@ -271,7 +272,7 @@ fn list(items: &[String]) -> String {
 }
 
 #[test]
-fn of_a_long_list_an_item_that_is_too_large_is_refused_by_name_and_the_rest_counts() {
+fn an_item_of_a_long_list_that_is_too_large_is_refused_by_name_and_the_rest_is_accepted() {
     let dir = tempfile::tempdir().unwrap();
     let good = [pod("a", "10.2.0.1", 2 << 20), pod("b", "10.2.0.2", 2 << 20)];
     let large = [pod("c", "10.2.0.3", 4 << 20), pod("d", "10.2.0.4", 7 << 20)];
@@ -299,7 +300,7 @@ fn of_a_long_list_an_item_that_is_too_large_is_refused_by_name_and_the_rest_coun
     let keys: Vec<_> = errors.iter().map(|error| error.key.as_deref()).collect();
     assert_eq!(keys, [Some("Pod/shop/c"), Some("Pod/shop/d")]);
     assert!(source.refresh().is_empty());
-    // An item that cannot be read keeps its last good version, and only that one.
+    // An unreadable item keeps its last good version only.
     let bad = [
         good[0].replace("10.2.0.1", "10.2.0"),
         good[1].replace("app: web", "app: db"),

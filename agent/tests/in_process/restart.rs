@@ -1,4 +1,4 @@
-//! What survives a restart, whole or damaged.
+//! State after a restart, with complete and damaged files.
 
 use std::fs;
 
@@ -25,7 +25,7 @@ async fn numbers_and_learned_addresses_survive() {
         )])
         .await;
     assert!(stream.result(1).await.realised);
-    // A second result says that it is on disk.
+    // The second result says that it is on disk.
     assert!(stream.result(1).await.durable);
     let key = ipcache_key(address.into(), 32);
     let identity = lab.datapath.memory.lock().ipcache[&key].sec_identity;
@@ -45,7 +45,7 @@ async fn numbers_and_learned_addresses_survive() {
 }
 
 #[tokio::test]
-async fn damaged_files_are_set_aside_and_the_start_goes_on() {
+async fn damaged_files_are_set_aside_and_the_start_continues() {
     let lab = Lab::start_synced().await;
     let endpoint = lab.endpoint().await;
     let (dir, memory) = lab.stop().await;
@@ -78,7 +78,7 @@ async fn damaged_files_are_set_aside_and_the_start_goes_on() {
     let anew = snapshot.endpoints[0].id;
     let config = state.join(anew.to_string()).join("ep_config.json");
     assert!(config.exists(), "written again");
-    // Under a number of which nothing is left; what the old one had is gone.
+    // The endpoint gets a new number, and the old number's data is removed.
     assert_ne!(u32::from(anew), endpoint);
     let memory = lab.datapath.memory.lock();
     assert!(memory.policy.keys().eq([&EndpointId(anew)]));

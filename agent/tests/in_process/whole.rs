@@ -1,4 +1,5 @@
-//! The whole agent as its program composes it, with maps in memory and without the kernel's parts.
+//! The whole agent as its program composes it, with maps in memory and without the parts that use
+//! the kernel.
 
 use std::{fs, io::ErrorKind, os::unix::net::UnixStream, path::PathBuf, sync::Arc};
 
@@ -28,7 +29,7 @@ use tokio::runtime::Handle;
 
 use crate::lab::{Mappings, connect_to, found, mapping, pod};
 
-/// Maps in memory, and the thread that writes files, as the datapath of the kernel has one.
+/// Maps in memory, and the thread that writes files, as in the kernel's datapath.
 struct InMemory {
     maps: Arc<Mutex<MemoryDatapath>>,
     files: BackgroundFiles,
@@ -65,7 +66,7 @@ impl Node {
         self.dir.path().join(name)
     }
 
-    /// Endpoints with the label `app=web` may ask for and reach `pattern`.
+    /// Endpoints with the label `app=web` may query and reach `pattern`.
     fn set_policy(&self, pattern: &str) {
         let text = format!(
             r#"
@@ -98,7 +99,7 @@ spec:
             flag("admin-socket", "run/admin.sock"),
             format!("--sdp-group={}", nix::unistd::getgid()),
             "--metrics-address=off".to_owned(),
-            // Its sockets need the right to bind any address.
+            // Its sockets need permission to bind any address.
             "--disable-builtin-dns-proxy".to_owned(),
         ];
         let Command::Run(arguments) = Cli::try_parse_from(line).unwrap().command else {
@@ -107,7 +108,8 @@ spec:
         Config::try_from(*arguments).unwrap()
     }
 
-    /// Starts an agent; the handle gives its core events that need an interface in the kernel.
+    /// Starts an agent. The handle sends the core the events that would need an interface in the
+    /// kernel.
     async fn start(&self) -> (Agent, CoreHandle, Client) {
         let config = self.config();
         let files = StateFiles::open(&config.state()).unwrap();
@@ -139,7 +141,7 @@ async fn status(admin: &Client, what: &str, wanted: impl Fn(&Status) -> bool) ->
     until_awaited(what, status, wanted).await
 }
 
-/// Stops the agent: all its tasks end, tracked or not, and its sockets and its core with them.
+/// Stops the agent. All its tasks end, tracked or not, and also its sockets and its core.
 async fn stop(node: &Node, agent: Agent, core: CoreHandle) {
     agent.stop().await.unwrap();
     let tasks = || Handle::current().metrics().num_alive_tasks();

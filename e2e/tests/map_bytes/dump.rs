@@ -1,14 +1,14 @@
-//! What bpftool shows of the lab's pinned maps.
+//! The output of bpftool for the lab's pinned maps.
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::{Lab, Netns, shell};
 use serde_json::Value;
 
-/// Of a key or a value.
+/// The bytes of a key or a value.
 pub(crate) type Bytes = Vec<u8>;
 
-/// Fails unless the kernel says the map is of this kind and these sizes.
+/// Fails unless the kernel's map has this kind and these sizes.
 pub(crate) fn shape(
     lab: &Lab,
     map: &str,
@@ -57,7 +57,7 @@ pub(crate) fn dump_sums(lab: &Lab, map: &str) -> Result<BTreeMap<Bytes, (u64, u6
     Ok(sums)
 }
 
-/// What bpftool says of each entry.
+/// Bpftool's output for each entry.
 fn entries(lab: &Lab, map: &str) -> Result<Vec<Value>> {
     let pin = lab.pin(map).display().to_string();
     let text = shell::run("bpftool", &["-j", "map", "dump", "pinned", &pin])?;
@@ -91,7 +91,7 @@ pub(crate) fn long(bytes: &[u8], offset: usize) -> u64 {
     eight.map_or(u64::MAX, u64::from_ne_bytes)
 }
 
-/// One run of bytes.
+/// Concatenates byte strings.
 pub(crate) fn joined(parts: &[&[u8]]) -> Bytes {
     parts.concat()
 }

@@ -1,5 +1,5 @@
-//! Of the maps that the programs write as packets pass: connections, counters,
-//! redirects, fragments; and the entries of the policy map that decide on them.
+//! Maps that the programs write as packets pass: connections, counters, redirects, fragments. Also
+//! the entries of the policy map that judge these packets.
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const DATAGRAM4: u64 = 14 + 20 + 8 + 5;
 /// With an IPv6 header.
 const DATAGRAM6: u64 = 14 + 40 + 8 + 5;
 
-/// Beside names: a prefix with one denied address, and who may come in.
+/// Besides names: a prefix with one denied address, and an ingress rule.
 const RULES: &str = r#"- toCIDR: ["198.51.100.0/24"]
   toPorts: [{ports: [{port: "7777", protocol: UDP}, {port: "8080", endPort: 8087, protocol: TCP}]}]
 egressDeny:
@@ -72,7 +72,7 @@ fn deny_ingress_and_host_entries_show_the_documented_bytes() {
                 "{what}: {key:02x?} -> {value:02x?} is not in {policy:02x?}"
             );
         }
-        // Outgoing connections of the host are its own: no such entry.
+        // Outgoing connections of the host have no such entry.
         let host_out = joined(&[&40_u32.to_ne_bytes(), &1_u32.to_ne_bytes(), &[1, 0, 0, 0]]);
         ensure!(!policy.contains_key(&host_out), "{policy:02x?}");
         Ok(())
@@ -122,7 +122,7 @@ fn connections_show_the_documented_bytes() {
             })?;
         }
 
-        // From pod to pod: out of the one, into the other.
+        // From pod to pod: egress of one, ingress of the other.
         let _server = Web::start(&lab.a.netns, &[], &[80], &[])?;
         let server = at(lab.a.v4.into(), 80);
         let stream = lab.b.connect(server, FIRST_SYN)?;
@@ -208,7 +208,7 @@ fn counters_show_the_documented_bytes() {
                 "{key:02x?} is not {packets} in {stats:02x?}"
             );
         }
-        // One packet per reply; the way back asks no policy.
+        // One packet per reply. No policy entry judges the way back.
         let reasons = dump_sums(lab, "hf_metrics_v1")?;
         ensure!(reasons.len() == 64, "{} reasons", reasons.len());
         let reason = |number: u32| reasons.get(&number.to_ne_bytes()[..]).copied();
@@ -309,7 +309,7 @@ fn redirects_and_fragments_show_the_documented_bytes() {
     });
 }
 
-/// Identities of both pods, the first one's number; and what runs.
+/// Identities of both pods, the first one's number, and the running programs.
 type TwoPods = ((u32, u32, u16), holdfast_e2e::Programs);
 
 /// Both pods under policy, `www.good.test` learned by the first.
@@ -398,7 +398,7 @@ fn rest(value: &[u8], flags: u16, seen: [u8; 2], identity: u32) -> Result<()> {
     Ok(())
 }
 
-/// Sends one datagram and waits for its echo; its own address.
+/// Sends one datagram and waits for its echo. Returns the source address.
 fn echoed(pod: &Pod, to: SocketAddr) -> Result<SocketAddr> {
     pod.netns.enter(|| -> Result<_> {
         let socket = socket(pod, to)?;

@@ -1,4 +1,4 @@
-//! Of the maps that the proxies write: their slots. (Of a sockmap the kernel shows nothing but the shape.)
+//! Maps that the proxies write: their slots. (The kernel shows only the shape of a sockmap.)
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ fn slots_show_the_documented_bytes() {
         }
         ensure!(tcp.values().all(|bits| *bits == 0b11), "TCP: {slots:?}");
 
-        // Whoever leaves clears its slots.
+        // A proxy that ends clears its slots.
         sdp.terminate(Duration::from_secs(15))?;
         let left = self::slots(lab)?;
         ensure!(left.values().all(|slot| slot.kind == FALLBACK), "{left:?}");
@@ -79,7 +79,7 @@ struct Slot {
     proxy_port: u32,
 }
 
-/// Slots that somebody has, each with a fresh heartbeat.
+/// Slots in use, each with a fresh heartbeat.
 fn slots(lab: &Lab) -> Result<BTreeMap<u32, Slot>> {
     let all = dump(lab, "hf_steer_slots_v1")?;
     let now = monotonic_ns();

@@ -1,4 +1,4 @@
-//! Of the maps that the agent writes: endpoints, identities, policy.
+//! Maps that the agent writes: endpoints, identities, policy.
 use anyhow::{Context, ensure};
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
 use holdfast_e2e::policy::good_names;

@@ -1,4 +1,4 @@
-//! The way back: what is an answer to the proxy, and what only pretends to be one.
+//! The return path: real answers to the proxy, and forged ones.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use holdfast_e2e::policy::CLIENT;
 
 use super::*;
 
-/// The ports that the proxy asks `server` from over UDP.
+/// The ports from which the proxy queries `server` over UDP.
 fn ports(lab: &Lab, server: IpAddr) -> Result<Vec<u16>> {
     ports_of(lab, "-Hnua", server)
 }
@@ -28,7 +28,7 @@ fn ports_of(lab: &Lab, sockets: &str, server: IpAddr) -> Result<Vec<u16>> {
 }
 
 #[test]
-fn only_answers_of_the_proxy_s_own_flows_come_to_it() {
+fn the_proxy_gets_only_answers_of_its_own_flows() {
     with_lab(|lab| {
         let _programs = start(lab)?;
         for _ in 0..20 {
@@ -39,7 +39,7 @@ fn only_answers_of_the_proxy_s_own_flows_come_to_it() {
         let ports = ports(lab, DNS4)?;
         let port = *ports.first().context("no socket of the proxy's")?;
         let pod = IpAddr::from(lab.a.v4);
-        // Only IPv4 lets a process write headers.
+        // Only over IPv4 can a process write headers.
         let send = |from: IpAddr, sport, to: IpAddr, dport| -> Result<()> {
             let packet = Packet::new(from, to, udp(sport, dport)).ip();
             lab.world.enter(|| -> Result<()> {
@@ -57,10 +57,10 @@ fn only_answers_of_the_proxy_s_own_flows_come_to_it() {
         };
         let free = (50_000..).find(|p| !ports.contains(p)).context("no port")?;
         let [returned, forged, allowed] = counts()?;
-        // Of the server: to the flow, and to what is no flow.
+        // From the server: to the flow, and to a port without a flow.
         send(DNS4, 53, pod, port)?;
         send(DNS4, 53, pod, free)?;
-        // Of others, and of another port of the server.
+        // From others, and from another port of the server.
         send(OTHER_DNS4, 53, pod, port)?;
         send(DNS4, 5300, pod, port)?;
         eventually("the packets are counted", LIMIT, || {
@@ -69,7 +69,7 @@ fn only_answers_of_the_proxy_s_own_flows_come_to_it() {
             ensure!(now[2] >= allowed + 2, "{now:?}");
             Ok(())
         })?;
-        // What came on the flow is no DNS message.
+        // The message on the flow is not a DNS message.
         eventually("the proxy has got one of them", LIMIT, || {
             let now = lab.metric(SDP_METRICS, "holdfast_dns_answers_total", "unexpected")?;
             ensure!(now == 1.0, "{now}");
@@ -112,7 +112,7 @@ fn answers_come_through_an_interface_without_link_layer_as_well() {
             ensure!(now == returned + 1, "{now}");
             Ok(())
         })?;
-        // Another interface under the same number, sooner than the agent looks.
+        // Another interface gets the same number before the agent checks.
         writeln!(lines, "again")?;
         eventually("the answer is counted again", LIMIT, || {
             writeln!(lines, "{line}")?;
@@ -126,7 +126,7 @@ fn answers_come_through_an_interface_without_link_layer_as_well() {
     });
 }
 
-/// Sends from `from`, an address and port that are another's.
+/// Sends from an address and port of another host.
 fn forge_datagram(netns: &Netns, from: SocketAddr, to: SocketAddr) -> Result<()> {
     netns.enter(|| -> Result<()> {
         let domain = Domain::for_address(from);
@@ -160,7 +160,7 @@ fn forge_segment(netns: &Netns, from: SocketAddr, to: SocketAddr, flags: u8) -> 
 }
 
 #[test]
-fn a_pod_that_forges_answers_is_heard_no_more_than_a_stranger_outside() {
+fn a_pod_that_forges_answers_has_no_more_effect_than_a_host_outside() {
     with_lab(|lab| {
         let _programs = start(lab)?;
         let unexpected = || lab.metric(SDP_METRICS, "holdfast_dns_answers_total", "unexpected");
@@ -172,7 +172,8 @@ fn a_pod_that_forges_answers_is_heard_no_more_than_a_stranger_outside() {
             let port = *ports(lab, server)?.first().context("no socket")?;
             forged.push((server, at(server, 53), at(pod, port)));
         }
-        // Without policy it is like anybody outside: whoever does not know the id says nothing.
+        // Without policy it is like any host outside. A sender that does not guess the id has no
+        // effect.
         for (server, from, to) in &forged {
             let before = unexpected()?;
             forge_datagram(&lab.b.netns, *from, *to)?;
@@ -190,7 +191,7 @@ fn a_pod_that_forges_answers_is_heard_no_more_than_a_stranger_outside() {
         for (server, from, to) in &forged {
             let spoofed = lab.counted(Reason::SpoofedSource)?;
             forge_datagram(&lab.b.netns, *from, *to)?;
-            eventually("the pod is found out", LIMIT, || {
+            eventually("the forged packets of the pod are counted", LIMIT, || {
                 let now = lab.counted(Reason::SpoofedSource)?;
                 ensure!(now == spoofed + 1, "{now}");
                 Ok(())

@@ -1,4 +1,4 @@
-//! Under a Cilium agent answers come back to the address and port that the pod asked from.
+//! Under a Cilium agent, answers reach the address and port from which the pod queried.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Instant;
@@ -14,7 +14,7 @@ use super::*;
 const POD: u32 = 41_001;
 const SERVER: u32 = 41_053;
 
-/// An agent whose pods may ask the lab's servers and pod b for `*.good.test`.
+/// An agent with rules by which pods may query the lab's servers and pod b for `*.good.test`.
 fn start_agent(lab: &Lab, pods: &[&Pod]) -> Result<CiliumAgent> {
     lab.zone.set("www.good.test", &[web4(10)], 60);
     let servers = [DNS4, DNS6, lab.b.v4.into(), lab.b.v6.into()];
@@ -103,7 +103,7 @@ impl Client {
         Ok(())
     }
 
-    /// The next answer: its id and who sent it. It has to come within the limit.
+    /// The next answer: its id and its sender. It must arrive within the limit.
     fn receive(&self, limit: Duration) -> Result<(u16, IpAddr)> {
         self.socket.set_read_timeout(Some(limit))?;
         let mut answer = [0; 512];
@@ -127,8 +127,8 @@ fn one_port_of_a_pod_may_have_many_queries_in_flight() {
         lab.zone.set("slow.good.test", &[web4(10)], 60);
         lab.zone.manner("slow.good.test", slow);
 
-        // As musl does: one socket for both families and all servers. Cilium translates each
-        // datagram to a service by itself, so that the servers may differ.
+        // Like musl: one socket for both families and all servers. Cilium translates each datagram
+        // to a service separately, so the servers may differ.
         let client = Client::new(&lab.a)?;
         let (a, aaaa) = (
             Query::a("slow.good.test", DNS4),
@@ -139,7 +139,7 @@ fn one_port_of_a_pod_may_have_many_queries_in_flight() {
         client.send(7, &a, other)?;
         client.send(7, &aaaa, DNS4)?;
         client.send(7, &aaaa, other)?;
-        // Another id, and the same again as if the first were lost.
+        // Another id, and the same query again as if the first were lost.
         client.send(8, &a, DNS4)?;
         client.send(7, &a, DNS4)?;
         let mut answers = Vec::new();
@@ -180,7 +180,7 @@ fn a_replica_that_takes_over_a_port_in_use_loses_no_answer() {
             Ok(())
         })?;
         let _two = start_proxy(lab, "two", TWO)?;
-        // It leaves, but waits for that answer.
+        // The replica drains, but waits for that answer.
         one.signal(nix::sys::signal::Signal::SIGTERM)?;
         let begun = Instant::now();
         eventually("the other replica has the port's queries", LIMIT, || {
@@ -214,7 +214,7 @@ fn a_pod_with_many_ports_takes_no_sockets_from_another() {
             let bind = |_| UdpSocket::bind(at(lab.a.v4.into(), 0));
             (0..4000).map(bind).collect::<std::io::Result<_>>()
         })??;
-        // Each asks another question: the same one would be sent once for all.
+        // Each sends another question, because equal ones would be sent once.
         for (id, port) in (0..).zip(&ports) {
             let name = format!("n{id}.good.test");
             lab.zone.manner(&name, Answers::Lost);
@@ -224,7 +224,7 @@ fn a_pod_with_many_ports_takes_no_sockets_from_another() {
             ensure!(fallbacks(lab, "too_many_sockets")? > 0.0, "not yet");
             Ok(())
         })?;
-        // Its last queries may be on their way, some of them under the node's address.
+        // Its last queries may be in transit, some with the node's address.
         eventually("the pod's queries have arrived", LIMIT, || {
             lab.dns.take_askers();
             std::thread::sleep(Duration::from_millis(300));
@@ -240,7 +240,7 @@ fn a_pod_with_many_ports_takes_no_sockets_from_another() {
             seen.is_subset(&askers([c.v4.into(), lab.a.v4.into()])),
             "{seen:?}"
         );
-        // Its own queries go on, under the node's address.
+        // Its own queries continue, with the node's address.
         lab.a
             .ask(&Query::a("www.good.test", DNS4))?
             .expect(web4(10))?;
@@ -248,7 +248,7 @@ fn a_pod_with_many_ports_takes_no_sockets_from_another() {
     });
 }
 
-/// Of Cilium's iptables rules the one that brings answers to transparent sockets.
+/// The rule of Cilium's iptables that delivers answers to transparent sockets.
 const CILIUM_RULE: &str = "table inet answers { chain pre {
     type filter hook prerouting priority mangle - 1;
     iifname != lo meta mark & 0xf00 != { 0xe00, 0xf00, 0x800 } meta l4proto { tcp, udp } \
@@ -258,7 +258,7 @@ const CILIUM_RULE: &str = "table inet answers { chain pre {
 ";
 
 #[test]
-fn under_cilium_its_rule_brings_answers_back() {
+fn under_cilium_its_rule_returns_answers() {
     with_lab(|lab| {
         let many: Vec<IpAddr> = (1..=200)
             .map(|host| Ipv4Addr::new(203, 0, 113, host).into())
@@ -267,7 +267,7 @@ fn under_cilium_its_rule_brings_answers_back() {
         let _agent = start_agent(lab, &[&lab.a])?;
         let _sdp = start_proxy(lab, "one", SDP_METRICS)?;
 
-        // Another name: a question that waits for its answer is not sent again at once.
+        // Another name, because a question that waits for its answer is not sent again at once.
         let unheard = lab
             .a
             .ask(&Query::a("lost.good.test", DNS4).within(NO_ANSWER));

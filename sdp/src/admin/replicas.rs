@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_told_by_owner() {
+    fn slots_are_listed_by_owner() {
         let slot = |kind, owner, heartbeat| Slot {
             heartbeat,
             kind,

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_slots_it_says_what_does_not_hold() {
+    fn without_slots_the_status_names_the_missing_properties() {
         let none = SteeringStatus::Unavailable("no pins".to_owned());
         let off = Steering::judge(&none, false);
         assert!(!off.replacement_loses_nothing && !off.failed_are_bypassed);

@@ -289,7 +289,7 @@ mod tests {
     use crate::config::args::MetricsAddress;
 
     #[test]
-    fn yaml_takes_plain_values_and_lists() {
+    fn yaml_accepts_plain_values_and_lists() {
         let text = "tofqdns-proxy-port: 5353\nenable-ipv6: false\nname: n1\nagent-address:\n  - unix:///a\n  - tcp://h:1\n";
         let found = parse_yaml(Path::new("c.yaml"), text).unwrap().settings;
         assert_eq!(found.tofqdns_proxy_port, Some(5353));
@@ -386,7 +386,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_cilium_config_map_is_taken_as_it_is() {
+    fn a_cilium_config_map_is_accepted_unchanged() {
         let dir = config_map(CILIUMS);
         fs::create_dir(dir.path().join("..data")).unwrap();
         let found = read_dir(dir.path()).unwrap();

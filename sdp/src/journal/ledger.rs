@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_what_its_writer_held() {
+    fn a_file_has_the_pairs_of_its_writer() {
         let (ledger, file) = written(&[
             learned("a.", &[1, 2], 10),
             learned("b.", &[3], 10),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revocation_comes_before_what_is_learned_after_it() {
+    fn a_revocation_does_not_affect_later_pairs() {
         let (_, file) = written(&[
             learned("a.", &[1], 10),
             Note::Revoked(None, vec![]),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_durable_goes_unless_it_was_seen_again() {
+    fn durable_pairs_are_removed_unless_seen_again() {
         let key = |note: &Note| match note {
             Note::Learned(m, _) => (m.endpoint, m.name.clone()),
             _ => unreachable!(),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_its_limit_the_soonest_to_end_go_and_are_counted() {
+    fn over_the_limit_the_first_to_end_are_removed_and_counted() {
         let mut ledger = Ledger::new(160);
         let mut out = Vec::new();
         for n in 0..200u32 {

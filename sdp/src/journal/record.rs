@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn written_state_is_read_back() {
         let bytes = file();
         let mut records = read(&bytes, BOOT).unwrap();
         let all: Vec<_> = records.by_ref().collect();
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_told_apart() {
+    fn other_files_are_distinguished() {
         let error = |bytes: &[u8], boot| read(bytes, boot).unwrap_err();
         let bytes = file();
         let other = "ffffffff-53a1-4c0e-9d52-0123456789ab";
@@ -430,7 +430,7 @@ mod tests {
         }
 
         #[test]
-        fn any_mapping_comes_back(
+        fn any_mapping_is_read_back(
             id: u16, ifindex: u32, tcp: bool, seen: u64, ttl: u32, kept_for: u32, port: u16,
             client: IpAddr, server: IpAddr, name in "([a-z0-9-]|\\\\\\.|\\.){1,40}",
             addresses in proptest::collection::vec(any::<IpAddr>(), 0..5),

@@ -97,7 +97,7 @@ fn files(dir: &Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn what_a_killed_process_wrote_is_taken_up_and_written_first() {
+async fn the_journal_of_a_killed_process_is_adopted_and_written_first() {
     let dir = tempfile::tempdir().unwrap();
     let one = start(dir.path(), "one");
     one.write(learned("a."));
@@ -132,7 +132,7 @@ async fn what_a_killed_process_wrote_is_taken_up_and_written_first() {
 }
 
 #[tokio::test]
-async fn half_a_record_costs_nothing_but_itself() {
+async fn half_a_record_loses_no_other_record() {
     let dir = tempfile::tempdir().unwrap();
     let one = start(dir.path(), "one");
     one.write(learned("a."));
@@ -153,7 +153,7 @@ async fn half_a_record_costs_nothing_but_itself() {
 }
 
 #[tokio::test]
-async fn nobody_takes_what_is_in_use_and_an_empty_one_goes() {
+async fn a_journal_in_use_is_not_adopted_and_an_empty_one_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let (one, two) = (start(dir.path(), "one"), start(dir.path(), "two"));
     one.write(learned("a."));
@@ -179,7 +179,7 @@ async fn nobody_takes_what_is_in_use_and_an_empty_one_goes() {
 }
 
 #[tokio::test]
-async fn files_that_mean_nothing_here_are_told_apart() {
+async fn files_of_other_kinds_are_distinguished() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let other_boot = "ffffffff-53a1-4c0e-9d52-0123456789ab";
@@ -250,7 +250,7 @@ async fn a_directory_that_cannot_be_written_leaves_it_in_memory() {
 }
 
 #[tokio::test]
-async fn the_file_stays_small_and_comes_back() {
+async fn the_file_stays_small_and_is_read_back() {
     let dir = tempfile::tempdir().unwrap();
     let one = start(dir.path(), "one");
     one.write(learned("kept."));

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_ends_the_session() {
+    fn a_malformed_message_ends_the_session() {
         let mut assembly = Assembly::default();
         assert!(assembly.push(wire::DnsRulesUpdate::default()).is_err());
         assembly.push(done(1)).unwrap();

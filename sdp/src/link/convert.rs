@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_taken_as_they_are() {
+    fn rules_are_converted_unchanged() {
         let taken = rules(wire_rules(vec![
             selector("a.com", ""),
             selector("", "*.b.com"),
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_by_name() {
+    fn ambiguous_values_are_refused_by_name() {
         let error = |from| rules(from).unwrap_err().to_string();
         assert!(error(wire_rules(vec![selector("a.com", "b.com")])).contains("exactly one"));
         assert!(error(wire_rules(vec![selector("", "")])).contains("exactly one"));

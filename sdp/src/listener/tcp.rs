@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_that_go_on_connecting_do_not_hold_up_a_drain() {
+    async fn clients_that_continue_to_connect_do_not_delay_a_drain() {
         assert!(taken(&CancellationToken::new()).await > 0);
     }
 

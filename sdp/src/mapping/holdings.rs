@@ -179,7 +179,7 @@ mod tests {
     };
 
     #[test]
-    fn entries_that_come_and_go_leave_no_room_taken() {
+    fn added_and_removed_entries_leave_no_room_in_use() {
         let table = RefCell::new(HashMap::<u64, Serial>::new());
         let end_of = |key: &u64, serial| {
             let found = table.borrow().get(key).copied();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_was_extended_goes_after_one_that_was_not() {
+    fn an_extended_entry_is_removed_after_one_that_was_not_extended() {
         let mut holdings = Holdings::new(10);
         let first = holdings.enter(POD, BootTime(100), 'a');
         holdings.enter(POD, BootTime(200), 'b');

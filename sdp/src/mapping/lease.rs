@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn revocation_takes_what_it_names() {
+    fn a_revocation_removes_the_names_that_it_lists() {
         let (name, other) = (Fqdn::normalise("a."), Fqdn::normalise("b."));
         let mut leases = LeaseTable::default();
         leases.grant(POD, &name, &[A, B], BootTime(100), 1);

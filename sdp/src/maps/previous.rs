@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_new_map_lacks_is_answered_from_the_old_one() {
+    fn entries_missing_in_the_new_map_are_answered_from_the_old_one() {
         let previous = after(&[("0.0.0.0/0", 2), ("10.0.0.53/32", 500)]);
         assert_eq!(server(&previous, &table(&[])), Some(500));
         // World for all is no word about this server.
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_the_new_map_gives_away_is_the_new_owners() {
+    fn an_address_with_another_owner_in_the_new_map_belongs_to_it() {
         let previous = after(&[("10.0.0.0/24", 500)]);
         for now in [
             &[("10.0.0.53/32", 600)][..],
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_that_the_new_map_gave_away_once_is_not_answered_as_before() {
+    fn a_prefix_that_once_had_another_owner_in_the_new_map_is_not_answered_as_before() {
         let mut previous = after(&[("10.0.0.53/32", 500), ("10.0.0.54/32", 501)]);
         previous.compare(&table(&[("10.0.0.53/32", 2), ("0.0.0.0/0", 2)]));
         assert_eq!(

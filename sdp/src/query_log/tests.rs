@@ -97,7 +97,7 @@ fn bytes_of_a_name_neither_end_the_line_nor_the_string() {
 }
 
 #[test]
-fn one_in_so_many_is_taken_and_denied_leaves_the_allowed_out() {
+fn one_in_n_is_sampled_and_denied_excludes_allowed() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut config = config(&dir.path().join("q.log"), "1/10");
     let stats = QueryLogStats::default();
@@ -131,7 +131,7 @@ fn one_in_so_many_is_taken_and_denied_leaves_the_allowed_out() {
 }
 
 #[test]
-fn what_waits_is_written_at_the_end() {
+fn waiting_lines_are_written_at_the_end() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("q.log");
     let stats = QueryLogStats::default();
@@ -150,7 +150,7 @@ fn what_waits_is_written_at_the_end() {
 }
 
 #[test]
-fn a_full_queue_drops_counts_and_says_so() {
+fn a_full_queue_drops_lines_counts_and_reports_them() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("q.log");
     let (queue, receiver) = sync_channel(2);
@@ -191,7 +191,7 @@ fn a_full_queue_drops_counts_and_says_so() {
 }
 
 #[test]
-fn a_file_that_is_moved_is_opened_anew_and_kept_if_that_fails() {
+fn a_file_that_is_moved_is_opened_again_and_kept_if_that_fails() {
     let dir = tempfile::tempdir().expect("a directory");
     let place = dir.path().join("logs");
     fs::create_dir(&place).expect("a directory");
@@ -217,7 +217,7 @@ fn a_file_that_is_moved_is_opened_anew_and_kept_if_that_fails() {
 }
 
 #[test]
-fn a_file_that_cannot_be_opened_is_tried_again_and_the_loss_told() {
+fn a_file_that_cannot_be_opened_is_tried_again_and_lost_lines_are_reported() {
     let dir = tempfile::tempdir().expect("a directory");
     let place = dir.path().join("logs");
     let path = place.join("q.log");

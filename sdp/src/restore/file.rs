@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_comes_twice_is_damage() {
+    fn a_repeated_key_is_damage() {
         let error = parse(&br#"{"ID": 7, "ID": 8}"#[..], "boot").unwrap_err();
         assert!(error.to_string().contains("twice"), "{error}");
     }
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn an_odd_row_costs_only_itself() {
+    fn a_malformed_row_affects_no_other_row() {
         let text = r#"{"ID": 7, "IPv4": "10.0.0.7", "IfIndex": 12, "SecLabel": {"id": 300},
             "DNSRulesV2": {"53": [], "25428021": [{"Re": "(?:)", "IPs": null}], "17170485": 5,
               "17891381": [{"Re": 7}, {"Re": "(?:)", "IPs": {"10.0.0": {}}},

@@ -52,7 +52,7 @@ fn work_off(journal: &RulesJournal, at: Instant) -> bool {
 }
 
 #[test]
-fn what_the_stream_said_is_read_by_the_next_proxy() {
+fn rules_of_the_stream_are_read_by_the_next_proxy() {
     let dir = tempfile::tempdir().unwrap();
     let journal = RulesJournal::default();
     journal.open(dir.path(), "one");
@@ -89,7 +89,7 @@ fn what_the_stream_said_is_read_by_the_next_proxy() {
 }
 
 #[test]
-fn a_damaged_file_or_one_of_another_boot_says_nothing() {
+fn a_damaged_file_or_one_of_another_boot_is_ignored() {
     let content = Content::default();
     let bytes = image::write(&content, "boot").unwrap();
     assert_eq!(image::read(&bytes, "boot").unwrap(), Some(content));
@@ -108,7 +108,7 @@ fn a_damaged_file_or_one_of_another_boot_says_nothing() {
 }
 
 #[test]
-fn what_could_not_be_written_is_tried_again_later() {
+fn a_failed_write_is_tried_again_later() {
     let dir = tempfile::tempdir().unwrap();
     let blocked = dir.path().join("file");
     fs::write(&blocked, "").unwrap();
@@ -125,7 +125,7 @@ fn what_could_not_be_written_is_tried_again_later() {
 }
 
 #[test]
-fn a_fifo_in_its_place_keeps_no_proxy_from_starting() {
+fn a_fifo_at_its_path_does_not_prevent_a_start() {
     let dir = tempfile::tempdir().unwrap();
     let journal = RulesJournal::default();
     journal.open(dir.path(), "one");

@@ -87,7 +87,7 @@ fn durable(sequence: u64, lease_secs: Option<u64>, revision: u64) -> MappingResu
 }
 
 #[test]
-fn without_an_agent_the_answer_goes_and_the_mapping_stays() {
+fn without_an_agent_the_answer_is_sent_and_the_mapping_stays() {
     let (sink, seen) = (sink(), Seen::default());
     assert_eq!(learn(&sink, "a.", &seen), Release::AgentAway);
     assert!(sink.next_batch(BootTime::now()).is_empty());
@@ -161,7 +161,7 @@ fn the_lease_of_a_long_answer_is_renewed_before_it_is_too_short() {
 }
 
 #[test]
-fn only_what_somebody_waits_for_wakes_the_sender() {
+fn only_mappings_with_a_waiting_answer_wake_the_sender() {
     let woken = |sink: &LinkSink| {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         std::pin::pin!(sink.has_work())
@@ -239,7 +239,7 @@ fn a_lost_agent_releases_what_is_held_and_voids_leases() {
 }
 
 #[test]
-fn an_agent_without_leases_is_told_nothing_again_where_ttls_count_down() {
+fn an_agent_without_leases_gets_no_repetition_while_ttls_count_down() {
     let sink = sink();
     sink.agent_up(epoch(0), None);
     for ttl in [600, 30, 20] {
@@ -277,7 +277,7 @@ fn the_same_epoch_gets_only_what_is_not_durable_and_a_new_one_all() {
 }
 
 #[test]
-fn live_answers_go_before_replays() {
+fn live_answers_are_sent_before_replays() {
     let (sink, seen) = (sink(), Seen::default());
     for n in 0..700 {
         learn(&sink, &format!("old{n}."), &seen);
@@ -330,7 +330,7 @@ fn a_revocation_is_carried_out_before_it_is_acknowledged() {
 }
 
 #[test]
-fn what_was_revoked_is_not_sent_again() {
+fn revoked_pairs_are_not_sent_again() {
     let (sink, seen) = (sink(), Seen::default());
     sink.agent_up(epoch(1), None);
     sink.rules_applied(epoch(1), 1);
@@ -379,7 +379,7 @@ fn an_answer_that_is_under_way_outlives_a_revocation() {
 }
 
 #[tokio::test]
-async fn leaving_does_not_wait_for_an_agent_that_answers_nothing() {
+async fn a_drain_does_not_wait_for_an_agent_that_answers_nothing() {
     let (sink, seen) = (sink(), Seen::default());
     sink.agent_up(epoch(1), None);
     learn(&sink, "a.", &seen);
@@ -426,7 +426,7 @@ fn refusals_are_passed_on_and_retried_where_it_helps() {
 }
 
 #[test]
-fn what_gets_no_result_is_told_again_and_counts_as_silence() {
+fn a_mapping_without_a_result_is_sent_again_and_counts_as_silence() {
     let (sink, seen) = (LinkSink::new(0, Duration::from_millis(1)), Seen::default());
     sink.agent_up(epoch(1), None);
     let mut sequences = Vec::new();
@@ -449,7 +449,7 @@ fn what_gets_no_result_is_told_again_and_counts_as_silence() {
 
 /// A hung agent of Cilium: each call runs out of time, and few are open at once.
 #[test]
-fn what_nobody_waits_for_stays_with_the_sink_until_there_is_room() {
+fn mappings_without_a_waiting_answer_stay_in_the_sink_until_there_is_room() {
     let (sink, seen) = (LinkSink::new(0, Duration::from_millis(1)), Seen::default());
     sink.agent_up(epoch(1), None);
     for name in ["a.", "b.", "c."] {
@@ -489,7 +489,7 @@ fn what_nobody_waits_for_stays_with_the_sink_until_there_is_room() {
 }
 
 #[test]
-fn silence_does_not_use_a_pairs_tries_up() {
+fn silence_does_not_count_as_a_pairs_attempt() {
     let (sink, seen) = (sink(), Seen::default());
     sink.agent_up(epoch(1), None);
     learn(&sink, "a.", &seen);

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_may_not_waits_and_loses_nothing() {
+    fn a_holder_without_permission_waits_and_loses_nothing() {
         let mut turns = Turns::default();
         (0..2).for_each(|n| turns.push(pod(1), n));
         turns.push(pod(2), 10);

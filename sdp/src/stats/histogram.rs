@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_stage_has_its_place_and_bounds_belong_to_their_bucket() {
+    fn every_stage_has_its_index_and_bounds_belong_to_their_bucket() {
         for (at, (stage, ..)) in Stage::ALL.iter().enumerate() {
             assert_eq!(*stage as usize, at);
         }

@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_answers_teach_only_if_they_say_so() {
+    fn truncated_answers_teach_only_with_the_tc_bit() {
         let mut built = Builder::to("a")
             .record(Q, 1, 5, &[192, 0, 2, 1])
             .record(Q, 1, 5, &[1; 4]);
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn the_question_must_come_back_as_sent() {
+    fn an_answer_must_have_the_question_as_sent() {
         let asked = &plain(1, "wWw.x", 1)[12..];
         assert!(answers(&Builder::to("wWw.x").0, asked));
         assert!(!answers(&Builder::to("www.x").0, asked));

@@ -155,7 +155,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn keepalive_is_taken_out() {
+    fn keepalive_is_removed() {
         let cookie = [0, 10, 0, 2, 1, 2];
         let keepalive = [0, 11, 0, 0];
         let mut bytes = with_edns(plain(1, "a.b", 1), &[&cookie[..], &keepalive].concat());

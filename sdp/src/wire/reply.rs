@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn unfit_keeps_what_can_be_read() {
+    fn unfit_messages_keep_their_readable_fields() {
         let mut bytes = plain(3, "a.b", 1);
         let mut out = Vec::new();
         put_u16(&mut bytes, 2, 0x2100);

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_transfer_is_over() {
+    fn an_answer_that_is_not_a_transfer_ends_at_once() {
         assert_eq!(last(&[&[0]]), Some(0));
         let mut refused = message(&[9]);
         put_u16(&mut refused, 2, 0x8405);

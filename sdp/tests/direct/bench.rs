@@ -1,4 +1,4 @@
-//! What the tests stand on: the proxy under test, its server, its sink.
+//! Fixture of the tests: the proxy under test, its server and its sink.
 
 use std::{
     io::{Read, Write},
@@ -31,7 +31,7 @@ use parking_lot::{Condvar, Mutex};
 use shared_maps::{EndpointId, IdentityId};
 use socket2::{Domain, Socket, Type};
 
-/// How long anything may take that should happen at once.
+/// Longest wait for anything that should happen at once.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An address of endpoint 8.
@@ -93,12 +93,12 @@ impl Sink {
         learned.remove(0)
     }
 
-    /// Mappings that were learned and not taken.
+    /// Number of learned mappings that the test has not taken.
     pub(crate) fn len(&self) -> usize {
         self.learned.lock().len()
     }
 
-    /// Whether nothing was learned that was not taken.
+    /// Whether there is no learned mapping that the test has not taken.
     pub(crate) fn is_empty(&self) -> bool {
         self.learned.lock().is_empty()
     }
@@ -118,7 +118,7 @@ impl MappingSink for Sink {
     }
 }
 
-/// What a bench is made of.
+/// Settings of a bench.
 pub(crate) struct Options {
     pub v6: bool,
     pub(crate) workers: usize,
@@ -245,7 +245,7 @@ impl Bench {
         self.policy.apply(&[], &[EndpointId(8)]);
     }
 
-    /// Gives endpoint 8 the rules that it has at first.
+    /// Gives endpoint 8 its initial rules.
     pub(crate) fn set_neighbour_rules(&self) {
         let rules = RulesOf {
             endpoint: EndpointId(8),
@@ -264,7 +264,7 @@ impl Bench {
         patient(TcpStream::connect(self.proxy).unwrap())
     }
 
-    /// A client over TCP with an address of its own.
+    /// A TCP client with an address of its own.
     pub(crate) fn tcp_client_from(&self, from: IpAddr) -> TcpStream {
         let domain = Domain::for_address(self.proxy);
         let socket = Socket::new(domain, Type::STREAM, None).unwrap();
@@ -273,7 +273,7 @@ impl Bench {
         patient(socket.into())
     }
 
-    /// A client over UDP with an address of its own.
+    /// A UDP client with an address of its own.
     pub(crate) fn client_from(&self, from: IpAddr) -> UdpSocket {
         let client = UdpSocket::bind((from, 0)).unwrap();
         client.connect(self.proxy).unwrap();

@@ -34,7 +34,7 @@ fn denied(bench: &Bench) -> u64 {
 }
 
 #[test]
-fn a_query_that_comes_before_the_rules_is_answered_once_they_are_there() {
+fn a_query_before_the_rules_is_answered_when_they_arrive() {
     let bench = bench(60 * TEST_TIMEOUT);
     let udp = bench.client_from(NEIGHBOUR);
     udp.send(&query(1, "www.good.example", RecordType::A))
@@ -67,7 +67,7 @@ fn a_query_that_comes_before_the_rules_is_answered_once_they_are_there() {
 }
 
 #[test]
-fn a_query_whose_rules_never_come_is_refused() {
+fn a_query_whose_rules_never_arrive_is_refused() {
     let bench = bench(Duration::from_millis(50));
     let udp = bench.client_from(NEIGHBOUR);
     udp.send(&query(1, "www.good.example", RecordType::A))
@@ -98,8 +98,8 @@ fn queries_without_rules_take_a_bounded_share_of_memory() {
 }
 
 #[test]
-fn rules_let_all_queries_on_that_waited_however_many() {
-    // More than one turn lets on, and fewer than the server's socket holds.
+fn new_rules_release_any_number_of_waiting_queries() {
+    // More than one turn retries, and fewer than the server's socket can hold.
     const WAITING: u16 = 400;
     let bench = bench(60 * TEST_TIMEOUT);
     let server = SockRef::from(&bench.server);

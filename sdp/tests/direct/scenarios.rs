@@ -1,4 +1,4 @@
-//! Plays the scenarios of `sdp/tests/scenarios/*.txt`: see CONTRIBUTING.md for their words.
+//! Runs the scenarios of `sdp/tests/scenarios/*.txt`. CONTRIBUTING.md describes their words.
 
 #[path = "scenarios/message.rs"]
 mod message;
@@ -45,7 +45,7 @@ fn directory() -> PathBuf {
 }
 
 #[test]
-fn every_file_is_played() {
+fn every_file_is_run() {
     let mut there: Vec<_> = fs::read_dir(directory())
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -59,7 +59,7 @@ fn every_file_is_played() {
 }
 
 #[test]
-fn what_is_not_understood_is_named_with_its_line() {
+fn an_unknown_word_is_named_with_its_line() {
     for (text, line, word) in [
         ("case a\nask x.example A\nexpekt answer", 3, "expekt"),
         ("case a\n\nask x.example A quickly", 3, "quickly"),
@@ -80,7 +80,7 @@ fn what_is_not_understood_is_named_with_its_line() {
 }
 
 #[test]
-fn what_is_not_so_is_found() {
+fn a_wrong_expectation_is_found() {
     let refused = "ask two: x.example A\nexpect two: REFUSED";
     let twice = format!("{refused}\n{refused}");
     for (text, line, what) in [
@@ -89,7 +89,7 @@ fn what_is_not_so_is_found() {
         ("ask x.example A do\nexpect REFUSED noedns", 3, "wanted"),
         ("ask x.example A do\nexpect REFUSED", 3, "OPT"),
         (&format!("ask x.example A\n{refused}"), 4, "id"),
-        // The second refusal comes after all that the first batch sent.
+        // The second refusal arrives after all messages of the first batch.
         (&format!("ask x.good.example A\n{twice}"), 1, "had got"),
         (
             "ask x.good.example A\nserver answers A 192.0.2.1\nexpect REFUSED",
@@ -123,7 +123,7 @@ fn play(file: &str) {
     assert!(failed.is_empty(), "\n{}", failed.join("\n"));
 }
 
-/// A query and what became of it.
+/// A query and its answers.
 struct Asked {
     ask: Ask,
     id: u16,
@@ -186,7 +186,7 @@ impl Play {
                 Ok(())
             }
             Step::Ask(ask) => self.ask(ask),
-            Step::Server(label, deed) => self.serve(label, deed),
+            Step::Server(label, action) => self.serve(label, action),
             Step::Port { open } => self.setup.port(*open),
             Step::Expect(label, expected) => self.expect(label, expected),
             Step::Learned(None) if self.setup.bench.sink.is_empty() => Ok(()),
@@ -237,10 +237,10 @@ impl Play {
         Ok(())
     }
 
-    fn serve(&mut self, label: &str, deed: &ServerAction) -> Result<(), String> {
-        let asked = self.asked.get_mut(label).ok_or("nobody asked that")?;
+    fn serve(&mut self, label: &str, action: &ServerAction) -> Result<(), String> {
+        let asked = self.asked.get_mut(label).ok_or("no query has this label")?;
         let body = asked.ask.forwarded.get(2..).unwrap_or_default();
-        let received = match (&asked.received, deed) {
+        let received = match (&asked.received, action) {
             (
                 Some(received),
                 ServerAction::Answers(_) | ServerAction::Sends(_) | ServerAction::Closes,
@@ -248,7 +248,7 @@ impl Play {
             (_, ServerAction::Receives) | (None, _) => self.setup.receive_query(body)?,
         };
         asked.received = Some(received.clone());
-        let (bytes, bytewise, wrong) = match deed {
+        let (bytes, bytewise, wrong) = match action {
             ServerAction::Receives => return Ok(()),
             ServerAction::Closes => return self.setup.close(received.from),
             ServerAction::Answers(answer) => (
@@ -265,10 +265,10 @@ impl Play {
         };
         self.setup.reply(received.from, &bytes, bytewise, source)?;
         asked.answer = bytes;
-        if let ServerAction::Answers(answer) = deed
+        if let ServerAction::Answers(answer) = action
             && let Some(edns) = &answer.edns
         {
-            // What the client is to get: without options that end here.
+            // The message for the client, without the options that end at the proxy.
             let mut without = Vec::new();
             edns.write(true, &mut without);
             let mut with = Vec::new();
@@ -281,7 +281,7 @@ impl Play {
     }
 
     fn expect(&mut self, label: &str, expected: &Expected) -> Result<(), String> {
-        let asked = self.asked.get(label).ok_or("nobody asked that")?;
+        let asked = self.asked.get(label).ok_or("no query has this label")?;
         let got = self.setup.receive(&asked.ask.client, asked.ask.tcp)?;
         let got = match (expected, got) {
             (Expected::Closed, None) => return Ok(()),
@@ -376,7 +376,7 @@ fn join(pieces: &[Piece], received: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Whether an answer of the proxy's own is what it should be, to the byte but for the SOA's data.
+/// Checks an answer made by the proxy byte for byte, except for the SOA's data.
 fn check_own(own: &Own, asked: &Asked, got: &[u8]) -> Result<(), String> {
     let sent = &asked.ask.bytes;
     let question = if own.no_question {

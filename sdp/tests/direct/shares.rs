@@ -1,4 +1,4 @@
-//! One pod takes what it can get; the other still gets answers, and memory stays bounded.
+//! One pod uses all that it can get. The other pod still gets answers, and memory stays bounded.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -16,15 +16,15 @@ use crate::bench::{
 
 /// Another address of the endpoint of most tests.
 const SECOND_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9));
-/// More than the kernel's buffers on the way and the proxy's share together.
+/// More than the kernel's buffers on the path and the proxy's share together.
 const FAR_TOO_MUCH: usize = 128 << 20;
 
-/// A proxy with so many places for queries in flight.
+/// A proxy with `limit` places for queries in flight.
 fn with_in_flight(limit: usize) -> Bench {
     with(|options| options.config.in_flight = limit)
 }
 
-/// The same with one place, for which a query waits longer than anything here lasts.
+/// The same with one place. A query waits for it longer than any test lasts.
 fn with_one_place() -> Bench {
     with(|options| {
         options.config.in_flight = 1;
@@ -57,13 +57,13 @@ fn next_code(client: &TcpStream) -> ResponseCode {
     rcode(&receive_frame(client).expect("an answer"))
 }
 
-/// Asks for a zone, takes the query at the server, and returns the server's side with the
+/// Queries a zone, receives the query at the server, and returns the server's side with the
 /// beginning of its answer.
 fn transfer(bench: &Bench, client: &TcpStream) -> (TcpStream, Vec<u8>) {
     send_frames(client, &[&query(1, "www.good.example", RecordType::AXFR)]);
     let server = bench.tcp_at_server();
     let asked = receive_frame(&server).expect("a query");
-    // An SOA of an unfinished zone transfer: more messages belong to it.
+    // The SOA of an unfinished zone transfer, so that more messages belong to it.
     let mut first = answer(&asked, &[]);
     first[7] = 1;
     first.extend_from_slice(&[0xc0, 12, 0, 6, 0, 1, 0, 0, 0, 60, 0, 22, 0, 0]);
@@ -86,8 +86,8 @@ fn middle(first: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes(), &message[..]].concat()
 }
 
-/// Sends `message` again and again until the peer has taken no more for a while, or far too
-/// much. Returns the bytes that it took.
+/// Sends `message` repeatedly until the peer has not read for a while, or has read far too much.
+/// Returns the bytes that it read.
 fn flood(mut server: &TcpStream, message: &[u8]) -> usize {
     const NO_MORE: Duration = Duration::from_millis(300);
     server.set_write_timeout(Some(NO_MORE)).expect("a timeout");
@@ -112,7 +112,7 @@ fn a_server_is_not_read_while_its_answers_wait_for_a_client_that_does_not_read()
     let message = middle(&first);
     let sent = flood(&server, &message);
     assert!(sent < FAR_TOO_MUCH, "the proxy took {sent} bytes");
-    // Nothing of it is lost: once the client reads, all comes.
+    // No message is lost: when the client reads, all arrive.
     drop(receive_frame(&client).unwrap());
     let mut left = sent / message.len() * message.len();
     let mut taken = vec![0; 1 << 16];
@@ -139,7 +139,7 @@ fn connections_that_read_nothing_use_no_more_memory_than_their_pods_share() {
                 send_frames(&server, &[&first]);
                 let message = middle(&first);
                 server.set_write_timeout(Some(TEST_TIMEOUT)).unwrap();
-                // As much as it takes, or until the proxy closes the connection.
+                // As much as the proxy reads, or until it closes the connection.
                 let enough = (16 << 20) / message.len();
                 (0..enough).all(|_| server.write_all(&message).is_ok());
                 drop(client);
@@ -182,7 +182,7 @@ fn unanswered_queries_over_tcp_leave_places_for_another_pod() {
     for _ in 0..4 {
         assert_eq!(next_code(&greedy), ResponseCode::ServFail);
     }
-    // A second connection is of the same pod, whatever its address.
+    // A second connection from another address belongs to the same pod.
     let more = bench.tcp_client_from(SECOND_ADDRESS);
     ask_in_vain(&more, 1);
     assert_eq!(next_code(&more), ResponseCode::ServFail);
@@ -235,7 +235,7 @@ fn a_large_query_that_waits_for_a_place_counts_as_its_pods_memory() {
     large.resize(large.len() + usize::from(PADDING), 0);
     let second = bench.tcp_client();
     send_frames(&second, &[&large]);
-    // Two copies are in buffers, the third one waits; the allowance is less than half of one.
+    // Two copies are in buffers and the third one waits. The allowance is less than half of one.
     until(
         "all three copies count",
         || bench.stats.tcp_bytes.get(),
@@ -248,7 +248,7 @@ fn unanswered_queries_over_both_transports_leave_places_for_another_pod() {
     let bench = with_in_flight(16);
     let greedy = bench.tcp_client();
     ask_in_vain(&greedy, 16);
-    // Queries over UDP that come at the same instant may get places beside those over TCP.
+    // Simultaneous queries over UDP may get places in addition to those over TCP.
     until(
         "the connection has half of the places",
         || bench.stats.queries.get(QueryResult::Shed),

@@ -84,7 +84,7 @@ fn each_answer_is_reported_while_an_agent_wants_reports_although_its_bytes_repea
 }
 
 #[test]
-fn a_query_in_pieces_is_put_together() {
+fn a_query_in_pieces_is_reassembled() {
     let bench = Bench::new(Options::default());
     let mut client = bench.tcp_client();
     let message = query(1, "bad.example", RecordType::A);
@@ -109,7 +109,7 @@ fn more_queries_than_may_wait_are_read_as_others_are_answered() {
     let all: Vec<_> = queries.iter().map(Vec::as_slice).collect();
     send_frames(&client, &all);
     let server = bench.tcp_at_server();
-    // As many as wait at once, and then one for each that is answered.
+    // First as many as can wait at once, and then one for each answer.
     let mut waiting: VecDeque<_> = (0..64).map(|_| receive_frame(&server).unwrap()).collect();
     for id in 0..200_u16 {
         let asked = waiting.pop_front().unwrap();
@@ -161,7 +161,7 @@ fn a_held_answer_waits_and_others_do_not() {
 }
 
 #[test]
-fn what_a_server_left_unanswered_is_asked_once_more() {
+fn queries_that_a_server_left_unanswered_are_sent_once_more() {
     let bench = Bench::new(Options::default());
     let client = bench.tcp_client();
     send_frames(&client, &[&query(1, "a.good.example", RecordType::A)]);
@@ -199,7 +199,7 @@ fn an_unreachable_server_is_servfail() {
 #[test]
 fn connections_are_bounded() {
     let bench = Bench::new(Options::default());
-    // One client alone gets half of eight.
+    // A single client gets half of eight.
     let clients: Vec<_> = (0..4).map(|_| bench.tcp_client()).collect();
     until(
         "four are accepted",
@@ -236,7 +236,7 @@ fn a_drain_ends_connections_between_queries() {
     assert_eq!((report.abandoned, report.cut), (0, 0));
 }
 
-/// What a read within a time brought.
+/// Result of a read with a time limit.
 enum Frame {
     Message(Vec<u8>),
     None,
@@ -258,8 +258,8 @@ fn frame_within(mut stream: &TcpStream) -> Frame {
     }
 }
 
-/// Asks, answers at the server, and checks that the connection ends with the answer: whoever has
-/// read it sees the end.
+/// Sends a query, answers it at the server, and checks that the connection ends with the answer: a
+/// client that has read the answer sees the end.
 fn last_answers(client: &TcpStream, server: &TcpStream, ids: &[u16]) {
     let queries: Vec<_> = ids
         .iter()
@@ -309,7 +309,7 @@ fn a_drain_ends_a_lasting_connection_with_an_answer_and_loses_no_query() {
         || TcpStream::connect(proxy).err(),
         Option::is_some,
     );
-    // Between two queries for a while, and asked again.
+    // The connections are idle for a while, and then send another query.
     last_answers(&clients[0], &servers[0], &[2]);
     last_answers(&clients[1], &servers[1], &[3, 4, 5]);
     let report = runtime.block_on(draining).unwrap();
@@ -317,7 +317,7 @@ fn a_drain_ends_a_lasting_connection_with_an_answer_and_loses_no_query() {
 }
 
 #[test]
-fn a_drain_that_takes_too_long_cuts_and_says_so() {
+fn a_drain_that_takes_too_long_cuts_connections_and_reports_it() {
     let bench = Bench::new(Options::default());
     let busy = bench.tcp_client();
     send_frames(&busy, &[&query(1, "a.good.example", RecordType::A)]);
@@ -335,8 +335,8 @@ fn a_drain_that_takes_too_long_cuts_and_says_so() {
     assert_eq!((stats.in_flight.get(), stats.tcp_connections.get()), (0, 0));
 }
 
-/// Always has two queries in flight, until the connection ends. Returns how many were answered,
-/// and how the connection ended.
+/// Keeps two queries in flight until the connection ends. Returns how many were answered, and how
+/// the connection ended.
 fn pipeline(client: &TcpStream) -> (usize, std::io::Result<usize>) {
     let mut stream = client;
     let mut answered = 0;
@@ -361,14 +361,15 @@ fn pipeline(client: &TcpStream) -> (usize, std::io::Result<usize>) {
 }
 
 #[test]
-fn a_drain_answers_what_a_client_that_always_has_queries_in_flight_has_asked() {
+fn a_drain_answers_all_queries_of_a_client_that_always_has_some_in_flight() {
     let bench = Bench::new(Options::default());
     let client = bench.tcp_client();
     let (report, (answered, end), asked) = std::thread::scope(|scope| {
         let asks = scope.spawn(|| pipeline(&client));
         let server = bench.tcp_at_server();
         let serves = scope.spawn(move || {
-            // Answers a query when the next has come, and the last one when no other comes.
+            // Answers a query when the next one has arrived, and the last one when no other
+            // arrives.
             server
                 .set_read_timeout(Some(Duration::from_millis(100)))
                 .unwrap();
@@ -418,7 +419,7 @@ fn garbage_ends_or_stalls_only_its_own_connection() {
     assert_eq!(rcode(&receive_frame(&good).unwrap()), ResponseCode::Refused);
 }
 
-/// Sends empty messages for as long as the peer takes them.
+/// Sends empty messages as long as the peer reads them.
 fn flood(mut stream: &TcpStream) {
     while stream.write_all(&[0; 1 << 16]).is_ok() {}
 }
@@ -445,7 +446,7 @@ fn a_server_that_never_pauses_does_not_stop_the_clock() {
 }
 
 #[test]
-fn a_client_that_never_pauses_does_not_hold_up_a_drain() {
+fn a_client_that_never_pauses_does_not_delay_a_drain() {
     let bench = Bench::new(Options::default());
     let client = bench.tcp_client();
     std::thread::scope(|scope| {

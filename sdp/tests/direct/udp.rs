@@ -209,7 +209,7 @@ fn ports_and_ids_are_spread() {
     assert!(high.len() > 16, "ids are close together");
 }
 
-/// Answers that all come at once must find room in the sockets' buffers.
+/// Answers that arrive all at once must fit into the sockets' buffers.
 #[test]
 fn many_queries_in_flight_take_more_sockets() {
     let bench = Bench::new(Options::default());
@@ -259,7 +259,7 @@ fn large_queries_and_answers_pass() {
 }
 
 #[test]
-fn manners() {
+fn each_fault_is_passed_or_refused() {
     let bench = Bench::new(Options::default());
     let client = bench.client();
     let good = query(9, "exact.example", RecordType::A);
@@ -287,7 +287,7 @@ fn manners() {
 }
 
 #[test]
-fn a_query_that_nobody_answers_is_given_up_and_counted() {
+fn an_unanswered_query_ends_after_the_timeout_and_is_counted() {
     let mut options = Options::default();
     options.config.timeout = Duration::from_millis(20);
     let bench = Bench::new(options);
@@ -314,7 +314,7 @@ fn a_query_that_nobody_answers_is_given_up_and_counted() {
 }
 
 #[test]
-fn too_many_in_flight_are_shed() {
+fn queries_over_the_limit_in_flight_are_refused() {
     let config = ProxyConfig {
         in_flight: 8,
         ..Options::default().config
@@ -328,7 +328,7 @@ fn too_many_in_flight_are_shed() {
         let name = format!("x{id}.good.example");
         client.send(&query(id, &name, RecordType::A)).unwrap();
     }
-    // One endpoint alone gets half.
+    // A single endpoint gets half.
     for _ in 0..4 {
         assert_eq!(rcode(&receive(&client)), ResponseCode::ServFail);
     }
@@ -422,7 +422,7 @@ fn the_same_question_in_flight_is_sent_once_and_answers_all() {
         || bench.stats.joined.get(),
         |seen| *seen == 1,
     );
-    // Another type is another question, and one that comes again was perhaps lost.
+    // Another type is another question, and the first copy of a repeated query may be lost.
     one.send(&query(3, "a.good.example", RecordType::AAAA))
         .unwrap();
     bench.at_server();
@@ -442,7 +442,7 @@ fn the_same_question_in_flight_is_sent_once_and_answers_all() {
 }
 
 #[test]
-fn edns_is_answered_with_edns_by_us_too() {
+fn answers_of_the_proxy_have_edns_if_the_query_has() {
     let config = ProxyConfig {
         in_flight: 1,
         ..Options::default().config
@@ -511,7 +511,7 @@ fn answer_or_echo(asked: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_leased_answer_that_comes_again_is_told_anew_only_when_leases_changed() {
+fn a_repeated_leased_answer_is_reported_again_only_when_leases_changed() {
     let bench = Bench::new(Options::default());
     bench.sink.set_leases_version(1);
     let ask = || {

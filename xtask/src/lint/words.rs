@@ -12,16 +12,18 @@ use crate::{repository, workspace};
 
 /// Rust folders that are checked.
 const RUST: &[&str] = &[
-    "agent/src",
-    "agent/tests",
-    "bpf/src",
+    "agent",
+    "bpf",
+    "daemon",
     "dns-policy",
-    "e2e/src",
-    "fqdn-proto/src",
+    "e2e",
+    "fqdn-proto",
+    "fuzz",
     "netpol",
-    "sdp/src",
+    "polling",
+    "sdp",
     "shared-maps",
-    "xtask/src",
+    "xtask",
 ];
 
 /// Files and folders in [`RUST`] that are not checked: generated code and this list.

@@ -94,6 +94,10 @@ enum Act {
     /// Another endpoint under the same policies is added.
     AddOther,
     RemoveOther,
+    /// The pod of another node is app=web or app=db now, or is removed.
+    ClusterPod(Option<bool>),
+    /// Its namespace has this label `team` now, or is removed.
+    Team(Option<&'static str>),
     /// These writes fail from now on.
     Fail(Failure),
     /// The pod opens a connection to an address from an answer.
@@ -144,6 +148,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         2 => select(&NAMES).prop_map(Act::Clean),
         1 => Just(Act::RemoveOther),
         1 => Just(Act::AddOther),
+        1 => prop::option::weighted(0.7, any::<bool>()).prop_map(Act::ClusterPod),
+        1 => prop::option::weighted(0.7, select(&["a", "b"])).prop_map(Act::Team),
         1 => select(&Failure::ALL).prop_map(Act::Fail),
         2 => select(&ADDRESSES).prop_map(Act::CloseConnections),
         2 => select(&ADDRESSES).prop_map(Act::OpenConnection),

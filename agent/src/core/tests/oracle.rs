@@ -38,12 +38,14 @@ use crate::{
     source_event::SourceEvent,
 };
 
+mod cluster;
 mod language;
 mod packets;
 mod pod;
 
-use self::language::{ADDRESSES, Addresses, CLUSTER, NAMES, NODE, PORTS, remotes};
+use self::language::{ADDRESSES, Addresses, CLUSTER, NAMES, NODE, PORTS, TEAMS, remotes};
 pub(super) use self::{
+    cluster::{Cluster, ClusterPod},
     language::{Group, Spec},
     packets::{Ends, Fate, Question, check_way, fate, fates, identity, questions},
     pod::Pod,
@@ -68,6 +70,10 @@ pub(super) enum Act {
     Endpoint(u8, Pod),
     /// The endpoint 10.0.0.`<number>` is removed.
     Gone(u8),
+    /// The cluster's pod `p<number>` is this one now, or is removed.
+    ClusterPod(u8, Option<ClusterPod>),
+    /// The namespace's label `team` has this value now, or the namespace is removed.
+    Team(Option<&'static str>),
     /// Endpoint 7 receives an answer: name and address.
     Learn(&'static str, &'static str),
     /// Seconds.
@@ -83,6 +89,8 @@ pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
         1 => select(CLUSTER).prop_map(Act::ApiServers),
         2 => (7u8..10, pod::pod()).prop_map(|(host, pod)| Act::Endpoint(host, pod)),
         1 => (8u8..10).prop_map(Act::Gone),
+        3 => (0u8..3, prop::option::weighted(0.8, cluster::cluster_pod())).prop_map(|(n, pod)| Act::ClusterPod(n, pod)),
+        1 => prop::option::weighted(0.8, select(TEAMS)).prop_map(Act::Team),
         4 => (select(NAMES), select(ADDRESSES)).prop_map(|(n, a)| Act::Learn(n, a)),
         2 => (1u64..150).prop_map(Act::Wait),
     ];
@@ -106,6 +114,7 @@ pub(super) struct World {
     pub(super) node: Node,
     policies: BTreeMap<String, PolicyDocument>,
     endpoints: BTreeMap<u8, Pod>,
+    cluster: Cluster,
     /// Addresses of the other node, and of the API servers.
     nodes: Addresses,
     api_servers: Addresses,
@@ -145,6 +154,7 @@ impl World {
             node,
             policies: [("dns".to_owned(), dns)].into(),
             endpoints: [(7, Pod::WEB)].into(),
+            cluster: Cluster::new(),
             nodes: &[],
             api_servers: &[],
             pairs: BTreeMap::new(),
@@ -157,12 +167,23 @@ impl World {
             Act::Policy(slot, spec) => self.document(&format!("p{slot}"), Some(spec.text())),
             Act::Drop(slot) => self.document(&format!("p{slot}"), None),
             Act::Group(slot, group) => self.group(&format!("g{slot}"), *group),
-            Act::Node(at) => self.node_at(*at),
-            Act::ApiServers(at) => self.api_servers_at(*at),
+            Act::Node(at) => self.node_at(at),
+            Act::ApiServers(at) => self.api_servers_at(at),
             Act::Endpoint(host, pod) => self.host(*host, Some(*pod)),
             Act::Gone(host) => self.host(*host, None),
+            Act::ClusterPod(number, pod) => {
+                let events = self.cluster.pod(*number, *pod);
+                self.events(events);
+                return;
+            }
+            Act::Team(team) => {
+                let events = self.cluster.team(*team);
+                self.events(events);
+                return;
+            }
             Act::Learn(name, address) => {
                 let text = *address;
+                let of_cluster = self.cluster.at(text.parse().unwrap()).is_some();
                 let local = self
                     .node
                     .core
@@ -191,7 +212,7 @@ impl World {
                     Realised::No(Refusal::NotAllowed)
                 };
                 assert_eq!(result.realised, allowed);
-                if !local && has_rules {
+                if !local && !of_cluster && has_rules {
                     let end = result.lease_end.unwrap_or_default().plus_secs(5);
                     let address = text.parse().unwrap();
                     self.pairs.insert((name, address), end);
@@ -209,6 +230,14 @@ impl World {
         let before = self.node.datapath.clone();
         self.node.event(event);
         check_way(&before, &self.node.datapath);
+    }
+
+    fn events(&mut self, events: Vec<Event>) {
+        for event in events {
+            let before = self.node.datapath.clone();
+            self.node.event(event);
+            check_way(&before, &self.node.datapath);
+        }
     }
 
     /// A document comes, changes (`Some`) or goes.
@@ -270,7 +299,7 @@ impl World {
 
     /// Whether an address is another node's.
     fn is_other_node(&self, address: IpAddr) -> bool {
-        self.local(address).is_none() && parse(self.nodes).any(|a| a == address)
+        self.pod_at(address).is_none() && parse(self.nodes).any(|a| a == address)
     }
 
     /// An endpoint comes, changes or goes.
@@ -290,6 +319,9 @@ impl World {
     /// Tells another run of the agent what the sources say.
     pub(super) fn replay(&self, node: &mut Node) {
         node.event(node_addresses());
+        for event in self.cluster.replay() {
+            node.event(event);
+        }
         for document in self.policies.values() {
             node.event(Event::Policies(SourceEvent::Apply(document.clone())));
         }
@@ -375,7 +407,7 @@ impl World {
     fn check_names(&self) {
         let snapshot = self.node.core.snapshot();
         for (name, address) in self.pairs.keys() {
-            if self.local(*address).is_some() || self.is_other_node(*address) {
+            if self.pod_at(*address).is_some() || self.is_other_node(*address) {
                 continue;
             }
             let name = Fqdn::normalise(name);
@@ -416,11 +448,23 @@ impl World {
         found.map(|(_, pod)| *pod)
     }
 
+    /// The pod at an address, here or elsewhere in the cluster.
+    fn pod_at(&self, address: IpAddr) -> Option<Pod> {
+        let own = self.local(address);
+        own.or_else(|| self.cluster.at(address))
+    }
+
+    /// Labels of the pod at an address.
+    fn labels_at(&self, address: IpAddr) -> Option<LabelSet> {
+        let own = self.local(address).map(Pod::labels);
+        own.or_else(|| Some(self.cluster.labels(self.cluster.at(address)?)))
+    }
+
     fn verdict(&self, host: u8, remote: IpAddr, direction: u8, protocol: u8, port: u16) -> Fate {
         let pod = self.endpoints[&host];
         let own = pod.labels();
         let receiver = match direction {
-            EGRESS => self.local(remote),
+            EGRESS => self.pod_at(remote),
             _ => Some(pod),
         };
         let nobody = Pod::WEB;
@@ -475,11 +519,14 @@ impl World {
     }
 
     fn selects(&self, selector: &Selector, remote: IpAddr) -> bool {
-        let local = self.local(remote);
+        let local = self.pod_at(remote);
         let other = self.is_other_node(remote);
         let outside = local.is_none() && !is_node(remote) && !other;
         match selector {
-            Selector::Labels(selector) => local.is_some_and(|pod| selector.matches(&pod.labels())),
+            Selector::Labels(selector) => {
+                let labels = self.labels_at(remote);
+                labels.is_some_and(|labels| selector.matches(&labels))
+            }
             Selector::Cidr(cidr) => {
                 outside
                     && cidr.prefix.contains(&remote)

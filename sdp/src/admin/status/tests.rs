@@ -206,12 +206,12 @@ fn golden(name: &str, shown: &str) {
 }
 
 #[test]
-fn the_screen_of_a_healthy_proxy() {
+fn the_status_of_a_healthy_proxy() {
     golden("status.txt", &healthy().text());
 }
 
 #[test]
-fn the_screen_of_a_proxy_in_trouble() {
+fn the_status_of_a_proxy_with_problems() {
     golden("status-trouble.txt", &troubled().text());
 }
 

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_says_what_the_agent_needs_to_hear() {
+    fn a_mapping_contains_all_that_the_agent_needs() {
         let out = mapping_out(
             &mapping("a.com", &[1], 60, 0),
             IdentityId(400),
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replay_says_what_is_left_of_its_ttl() {
+    fn a_replay_has_the_remaining_ttl() {
         let replay = Mapping {
             replayed: true,
             ..mapping("a.com", &[1], 60, 0)

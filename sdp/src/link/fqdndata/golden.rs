@@ -40,7 +40,7 @@ fn transports(state: &State) -> Vec<Transport> {
 }
 
 #[test]
-fn protocol_any_costs_only_its_sctp_rows() {
+fn protocol_any_loses_only_its_sctp_rows() {
     for (name, sctp) in [
         ("kube-dns-any.bin", 9),
         ("tocidr-any.bin", 1),

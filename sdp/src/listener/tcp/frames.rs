@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_a_slow_peer_has_taken_is_let_go() {
+    async fn bytes_that_a_slow_peer_has_read_are_freed() {
         /// More than the kernel buffers at once.
         const WAITING: usize = 400_000;
         let socket = || {

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_came_for_an_answer_that_is_gone_is_dropped() {
+    fn a_result_for_a_removed_answer_is_dropped() {
         let mut results = Results::default();
         let (awaited, callback) = results.expect();
         callback(Realised::Yes);

@@ -41,7 +41,7 @@ pub(crate) fn ack(seen: u64, until: u64) -> AgentAck {
 }
 
 #[test]
-fn of_two_answers_the_last_one_and_the_longer_one_count() {
+fn two_answers_merge_to_the_later_one_and_the_longer_expiry() {
     let (long, short) = (mapping("a.", &[1], 600, 10), mapping("a.", &[1], 20, 100));
     for order in [[&long, &short], [&short, &long]] {
         let mut pairs = PairTable::new(10);
@@ -62,7 +62,7 @@ fn of_two_answers_the_last_one_and_the_longer_one_count() {
 }
 
 #[test]
-fn what_is_durable_is_no_work_under_a_promise() {
+fn durable_pairs_with_a_lease_are_not_sent_again() {
     let mut pairs = PairTable::new(10);
     let long = mapping("a.", &[1], 600, 10);
     pairs.keep(&long, 0);
@@ -89,7 +89,7 @@ fn what_is_durable_is_no_work_under_a_promise() {
 
 /// Without leases every answer is sent unchanged, also one with a shorter validity.
 #[test]
-fn a_shorter_answer_that_is_durable_too_leaves_nothing_to_tell() {
+fn a_shorter_durable_answer_leaves_nothing_to_send() {
     let long = mapping("a.", &[1], 600, 10);
     let shorter = [mapping("a.", &[1], 20, 100), mapping("a.", &[1], 18, 101)];
     let addresses = &long.addresses;
@@ -115,7 +115,7 @@ fn a_shorter_answer_that_is_durable_too_leaves_nothing_to_tell() {
 
 /// Learned without an agent, cleaned there, asked again: only the last answer opens it.
 #[test]
-fn what_was_refused_and_asked_again_stays_to_be_told() {
+fn a_refused_pair_that_is_looked_up_again_is_sent_again() {
     let (long, short) = (mapping("a.", &[1], 600, 10), mapping("a.", &[1], 20, 100));
     for durable_before in [false, true] {
         let mut pairs = PairTable::new(10);
@@ -152,7 +152,7 @@ fn the_same_pair_is_kept_once_and_replayed_as_seen() {
 }
 
 #[test]
-fn what_is_not_durable_outlives_its_ttl_for_a_while() {
+fn pairs_that_are_not_durable_outlive_their_ttl_for_a_while() {
     let mut pairs = PairTable::new(100);
     let (a, b) = (mapping("a.", &[1], 10, 0), mapping("b.", &[1], 10, 0));
     pairs.keep(&a, 0);
@@ -177,7 +177,7 @@ fn min_ttl_is_a_floor() {
 }
 
 #[test]
-fn the_soonest_to_end_goes_first_when_full() {
+fn the_first_to_end_is_removed_first_when_full() {
     let mut pairs = PairTable::new(160);
     for n in 0..200u32 {
         pairs.keep(&mapping(&format!("n{n}."), &[1], 1000 - n, 0), 0);
@@ -189,7 +189,7 @@ fn the_soonest_to_end_goes_first_when_full() {
 }
 
 #[test]
-fn a_revocation_takes_what_it_names_from_every_endpoint() {
+fn a_revocation_removes_its_names_from_every_endpoint() {
     let mut pairs = PairTable::new(100);
     let (a, b) = (mapping("a.", &[1, 2], 60, 0), mapping("b.", &[1], 60, 0));
     let mut of_another = a.clone();
@@ -267,7 +267,7 @@ fn large_answers_of_one_endpoint_do_not_evict_pairs_of_another() {
 }
 
 #[test]
-fn a_name_with_ever_new_addresses_keeps_those_that_last_longest() {
+fn a_name_with_changing_addresses_keeps_those_that_last_longest() {
     let mut pairs = PairTable::new(100_000);
     for n in 0..20 {
         pairs.keep(&many("a.", n * 1000, 1000, 60 + n), 0);
@@ -283,7 +283,7 @@ fn a_name_with_ever_new_addresses_keeps_those_that_last_longest() {
 }
 
 #[test]
-fn no_mapping_that_is_sent_again_has_more_addresses_than_the_agent_takes() {
+fn no_repeated_mapping_has_more_addresses_than_the_agent_accepts() {
     let mut pairs = PairTable::new(10_000);
     let all = many("a.", 0, 3000, 60);
     pairs.keep(&all, 0);
@@ -301,7 +301,7 @@ proptest::proptest! {
     /// Endpoints keep and lose pairs in any order: the table's counts stay true, and the one
     /// that loses pairs for lack of room is the one that has most.
     #[test]
-    fn pairs_go_from_whoever_has_most(
+    fn pairs_are_removed_from_the_endpoint_with_most(
         events in proptest::collection::vec((1_u16..4, 0_u32..40, 1_u32..30, 0_u8..8), 1..120),
     ) {
         let mut pairs = PairTable::new(100);

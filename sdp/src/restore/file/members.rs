@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_told_apart() {
+    fn members_are_distinguished() {
         let text = r#" {"a": 1 ,"b\"}" :[{"x":"]\\\""},[]],"c":"d,}", "e":{} , "f":null}
         "#;
         let expected = [
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_refused() {
+    fn text_that_is_not_an_object_is_refused() {
         for text in [
             "",
             "[]",

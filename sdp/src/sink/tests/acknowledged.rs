@@ -91,7 +91,7 @@ fn the_same_answer_is_released_at_once_and_sent_again() {
 }
 
 #[test]
-fn a_name_that_is_asked_for_all_the_time_never_waits_again() {
+fn a_name_that_is_looked_up_all_the_time_never_waits_again() {
     let case = Case::new();
     for second in 1..600 {
         assert_eq!(case.at(second, "a."), Release::Leased, "at {second} s");
@@ -100,7 +100,7 @@ fn a_name_that_is_asked_for_all_the_time_never_waits_again() {
 }
 
 #[test]
-fn what_is_renewed_by_nothing_waits_before_its_ttl_ends() {
+fn an_answer_that_is_not_renewed_waits_before_its_ttl_ends() {
     let case = Case::new();
     assert_eq!(case.at(TTL - 11, "a."), Release::Leased);
     assert_eq!(case.at(TTL - 9, "a."), Release::Held);
@@ -209,7 +209,7 @@ fn a_refusal_or_no_result_ends_what_was_acknowledged() {
 
 /// Cilium's agent acknowledges after its own response max delay what it has not plumbed yet.
 #[test]
-fn an_acknowledgement_that_was_long_in_coming_is_none() {
+fn a_late_acknowledgement_does_not_count() {
     // Half of which is over at once.
     let case = Case::new_session(Duration::from_nanos(1));
     assert_eq!(case.at(0, "a."), Release::Held);
@@ -238,7 +238,7 @@ fn our_own_agent_that_grants_no_lease_gives_none() {
 }
 
 #[test]
-fn an_answer_that_the_agent_wants_to_log_is_sent_at_once_with_all_there_is_to_say() {
+fn an_answer_that_the_agent_logs_is_sent_at_once_with_its_report() {
     let case = Case::new();
     let report = || Some(Box::new(query_report::tests::report(Event::Query)));
     for _ in 0..3 {
@@ -260,7 +260,7 @@ fn an_answer_that_the_agent_wants_to_log_is_sent_at_once_with_all_there_is_to_sa
 }
 
 #[test]
-fn what_was_released_and_not_acknowledged_is_sent_to_the_next_session() {
+fn unacknowledged_releases_are_sent_to_the_next_session() {
     let case = Case::new();
     assert_eq!(case.at(1, "a."), Release::Leased);
     case.sink.agent_down();

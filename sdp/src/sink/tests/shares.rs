@@ -87,7 +87,7 @@ fn a_link_that_did_not_run_does_not_make_the_agent_hung() {
 }
 
 #[test]
-fn an_agent_that_the_link_heard_nothing_of_in_time_is_hung_at_the_third_answer() {
+fn an_agent_that_does_not_answer_in_time_counts_as_hung_at_the_third_answer() {
     let delay = Duration::from_millis(100);
     let (sink, mut now) = (LinkSink::new(0, delay), BootTime::now());
     sink.agent_up(epoch(1), None);
@@ -237,7 +237,7 @@ fn a_batch_that_cannot_be_sent_yet_does_not_keep_the_sender_busy() {
 
 /// Names learned for an endpoint while the agent was down, in this process and in the next.
 #[test]
-fn large_answers_of_one_endpoint_cost_another_no_name_while_the_agent_is_away() {
+fn large_answers_of_one_endpoint_lose_no_name_of_another_while_the_agent_is_down() {
     let dir = tempfile::tempdir().unwrap();
     let (sink, journal) = journalled(dir.path());
     let names: Vec<String> = (0..30).map(|n| format!("b{n}.")).collect();

@@ -20,7 +20,7 @@ pub(super) fn journalled(dir: &std::path::Path) -> (Arc<LinkSink>, Arc<crate::jo
 }
 
 #[test]
-fn without_an_agent_a_new_pair_is_written_before_its_answer_goes() {
+fn without_an_agent_a_new_pair_is_written_before_its_answer_is_sent() {
     let dir = tempfile::tempdir().unwrap();
     let (sink, journal) = journalled(dir.path());
     let seen = Seen::default();
@@ -55,7 +55,7 @@ fn without_an_agent_a_new_pair_is_written_before_its_answer_goes() {
 }
 
 #[test]
-fn what_another_process_left_is_sent() {
+fn a_journal_of_another_process_is_sent() {
     let dir = tempfile::tempdir().unwrap();
     let (first, journal) = journalled(dir.path());
     let seen = Seen::default();

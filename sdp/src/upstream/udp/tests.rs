@@ -48,7 +48,7 @@ impl Worker {
 }
 
 #[test]
-fn silent_servers_stop_who_asks_them_and_nobody_else() {
+fn silent_servers_stop_only_their_clients() {
     let mut worker = Worker::new();
     let one = worker.ask_all(1, 2000);
     for id in 2..6 {
@@ -65,7 +65,7 @@ fn silent_servers_stop_who_asks_them_and_nobody_else() {
 }
 
 #[test]
-fn where_no_socket_can_be_had_one_that_is_old_goes_on() {
+fn an_old_socket_is_used_if_no_new_one_can_be_opened() {
     let mut worker = Worker::new();
     let last = 2000 + worker.ask_all(1, 2000) - 1;
     worker.now += TIMEOUT - Duration::from_secs(1);
@@ -78,7 +78,7 @@ fn where_no_socket_can_be_had_one_that_is_old_goes_on() {
 }
 
 #[test]
-fn the_query_that_comes_when_a_socket_is_worn_out_opens_none() {
+fn a_query_that_finds_a_socket_too_old_opens_none() {
     // By number, then by age.
     for (queries, pause) in [(25_000, Duration::ZERO), (200, Duration::from_secs(1))] {
         let mut worker = Worker::new();

@@ -1,4 +1,4 @@
-//! Messages made of words: names, types and records in presentation form, byte by byte.
+//! Messages from words: names, types and records in presentation form, byte by byte.
 
 /// Types with a name of their own here; any other is `TYPE<number>` (RFC 3597, 5).
 const TYPES: [(&str, u16); 27] = [
@@ -61,7 +61,7 @@ pub(crate) fn code(word: &str) -> Option<u16> {
     CODES.iter().find(|(name, _)| *name == word).map(|c| c.1)
 }
 
-/// Bytes of hexadecimal digits; `-` for none, `00*20` for one byte twenty times.
+/// Bytes from hexadecimal digits. `-` is no byte, `00*20` is one byte twenty times.
 pub(crate) fn hex(word: &str) -> Result<Vec<u8>, String> {
     if word == "-" {
         return Ok(Vec::new());
@@ -84,8 +84,8 @@ fn bad(what: &str, word: &str) -> String {
     format!("`{word}` is no {what}")
 }
 
-/// A name on the wire. `\DDD` is a byte, `\.` a dot within a label, `{a*63}` 63 letters `a`.
-/// Its length is not checked: too long is worth a case.
+/// A name on the wire. `\DDD` is a byte, `\.` a dot within a label, `{a*63}` 63 letters `a`. Its
+/// length is not checked, so that cases can have names that are too long.
 pub(crate) fn name(text: &str) -> Result<Vec<u8>, String> {
     let text = &expanded(text).ok_or_else(|| bad("name", text))?;
     let mut wire = Vec::new();
@@ -129,7 +129,7 @@ pub(crate) fn name(text: &str) -> Result<Vec<u8>, String> {
     Ok(wire)
 }
 
-/// Text with each `{what*times}` written out.
+/// Text with each `{…*times}` expanded.
 fn expanded(text: &str) -> Option<String> {
     let Some((before, rest)) = text.split_once('{') else {
         return Some(text.to_owned());
@@ -165,7 +165,7 @@ impl Record {
         out.extend_from_slice(&self.data);
     }
 
-    /// A record of a private type in the additional section: makes a message large.
+    /// A record of a private type in the additional section, which makes a message large.
     pub(crate) fn padding(bytes: usize) -> Self {
         Self {
             owner: Some(vec![0]),

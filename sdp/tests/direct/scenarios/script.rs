@@ -1,4 +1,4 @@
-//! The text of scenarios: one statement a line, every word known.
+//! The text of scenarios: one statement per line. Unknown words are errors.
 
 use std::net::IpAddr;
 
@@ -65,16 +65,16 @@ pub(crate) struct Ask {
     pub(crate) client: String,
     pub(crate) tcp: bool,
     pub(crate) bytewise: bool,
-    /// The bytes are no message: they go out without a length.
+    /// Arbitrary bytes, sent without a length.
     pub(crate) bare: bool,
     pub(crate) id: Option<u16>,
     pub(crate) bytes: Vec<u8>,
-    /// What the server is to get.
+    /// The message that the server must receive.
     pub(crate) forwarded: Vec<u8>,
     pub(crate) edns: Option<Opt>,
 }
 
-/// What the server does with the query of a label.
+/// The server's reaction to the query of a label.
 #[derive(Debug)]
 pub(crate) enum ServerAction {
     Receives,
@@ -103,7 +103,7 @@ pub(crate) struct Answer {
     pub(crate) bytewise: bool,
 }
 
-/// What a forger did not know, or a server gets wrong.
+/// A part of an answer that a forger did not guess, or that a server gets wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrong {
     Id,
@@ -116,7 +116,7 @@ pub(crate) enum Wrong {
 
 #[derive(Debug)]
 pub(crate) enum Expected {
-    /// What the server sent last for this query, byte for byte but for the id.
+    /// The server's last message for this query, byte for byte except for the id.
     Answer,
     Own(Own),
     Closed,
@@ -169,7 +169,7 @@ impl<'a> Words<'a> {
         word.parse().map_err(|_| format!("`{word}` is no {what}"))
     }
 
-    /// A label before a colon, or the one of queries that have none.
+    /// A label before a colon, or the default label.
     fn label(&mut self) -> String {
         let label = self.0.peek().and_then(|word| word.strip_suffix(':'));
         let label = label.map(str::to_owned);
@@ -237,14 +237,14 @@ fn step(mut words: Words<'_>) -> Result<Step, String> {
                 let open = word == "back";
                 return Ok(Step::Port { open });
             }
-            let deed = match word {
+            let action = match word {
                 "hears" => ServerAction::Receives,
                 "closes" => ServerAction::Closes,
                 "answers" => ServerAction::Answers(Box::new(answer(&mut words)?)),
                 "sends" => ServerAction::Sends(pieces(&mut words)?),
                 word => return Err(unknown(word)),
             };
-            Step::Server(label, deed)
+            Step::Server(label, action)
         }
         "expect" => {
             let label = words.label();

@@ -1,4 +1,4 @@
-//! Clients, server and proxy of one case: real sockets, and what came over them.
+//! Clients, server and proxy of one case with their real sockets, and the received messages.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ pub(super) struct Setup {
     pub(super) bench: Bench,
     clients: HashMap<String, Client>,
     connections: Vec<Connection>,
-    /// What the server got and no line has heard yet.
+    /// Messages at the server that no line of the case has mentioned yet.
     unclaimed: Vec<Received>,
 }
 
@@ -26,7 +26,7 @@ struct Client {
     tcp: Option<TcpStream>,
 }
 
-/// One of the server's.
+/// A connection at the server.
 struct Connection {
     stream: TcpStream,
     buffer: Vec<u8>,
@@ -45,7 +45,7 @@ pub(super) enum From {
     Tcp(usize),
 }
 
-/// Where a datagram to the proxy is sent from.
+/// Source of a datagram to the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Server,
@@ -76,7 +76,7 @@ impl Setup {
             })
     }
 
-    /// Sends a query; over TCP on the client's connection, which is opened if there is none.
+    /// Sends a query. Over TCP it uses the client's connection, and opens one if there is none.
     pub(super) fn ask(&mut self, ask: &Ask, bytes: &[u8]) -> Result<(), String> {
         self.client(&ask.client);
         let (bench, client) = (&self.bench, self.clients.get_mut(&ask.client));
@@ -91,7 +91,7 @@ impl Setup {
         write(stream, bytes, ask.bytewise)
     }
 
-    /// What a client gets next; none if its connection was closed.
+    /// The next message at a client. `None` if its connection was closed.
     pub(super) fn receive(&mut self, client: &str, tcp: bool) -> Result<Option<Vec<u8>>, String> {
         let client = self.client(client);
         if tcp {
@@ -132,7 +132,7 @@ impl Setup {
         }
     }
 
-    /// Waits until the server got `body`, which is a query without its id.
+    /// Waits until the server has received `body`, a query without its id.
     pub(super) fn receive_query(&mut self, body: &[u8]) -> Result<Received, String> {
         let found = polling::eventually("the query as it was sent", TEST_TIMEOUT, || {
             self.poll()?;
@@ -144,7 +144,7 @@ impl Setup {
         Ok(self.unclaimed.remove(at))
     }
 
-    /// Takes all that has come to the server.
+    /// Reads all messages that have arrived at the server.
     fn poll(&mut self) -> Result<(), String> {
         let mut bytes = vec![0; 65_535];
         while let Ok((length, from)) = self.bench.server.recv_from(&mut bytes) {
@@ -175,7 +175,7 @@ impl Setup {
         Ok(())
     }
 
-    /// Sends to where a query came from.
+    /// Sends to the source of a query.
     pub(super) fn reply(
         &self,
         to: From,
@@ -217,7 +217,7 @@ impl Setup {
             .map_err(said("binding"))
     }
 
-    /// The server closes the connection that a query came on.
+    /// The server closes the connection of a query.
     pub(super) fn close(&mut self, on: From) -> Result<(), String> {
         let From::Tcp(number) = on else {
             return Err("the query came over UDP: there is nothing to close".to_owned());

@@ -4,6 +4,7 @@ mod addresses;
 mod changes;
 mod checks;
 mod failure;
+mod pods;
 mod settle;
 mod uses;
 
@@ -28,7 +29,7 @@ pub(super) use self::{
 };
 use super::{
     super::{
-        oracle::document,
+        oracle::{Cluster, document},
         restart::again,
         scenario::{Node, spec},
     },
@@ -81,6 +82,7 @@ pub(super) struct World {
     synced: bool,
     /// The other endpoint is there.
     other: bool,
+    cluster: Cluster,
     /// Maps may lack what was written since some writes failed.
     troubled: bool,
     start: u64,
@@ -139,6 +141,7 @@ impl World {
             agent: true,
             synced: false,
             other: false,
+            cluster: Cluster::new(),
             troubled: false,
             start: 1,
             published: None,
@@ -204,6 +207,8 @@ impl World {
             Act::Clean(name) => self.clean(name),
             Act::AddOther => self.other(true),
             Act::RemoveOther => self.other(false),
+            Act::ClusterPod(is_web) => self.cluster_pod(is_web),
+            Act::Team(team) => self.team(team),
             Act::Fail(failure) => {
                 self.node.datapath.fail = failure.steps();
                 self.troubled |= self.node.datapath.fail.is_some();
@@ -520,6 +525,7 @@ impl World {
         self.synced = true;
         self.applied = self.documents.clone();
         self.event(Event::Policies(SourceEvent::Init));
+        self.replay_cluster();
         self.event(Event::Endpoints(SourceEvent::Init));
         for document in self.documents.clone().into_values() {
             self.event(Event::Policies(SourceEvent::Apply(document)));

@@ -89,6 +89,8 @@ policies! {
         "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toPorts: [{ports: [{port: http}, {port: '443', protocol: TCP}]}]\n  egressDeny:\n  - toEntities: [cluster]\n    toPorts: [{ports: [{port: dns, protocol: UDP}]}]\n  ingressDeny:\n  - fromEndpoints: [{}]\n    toPorts: [{ports: [{port: web, protocol: TCP}]}]",
     ToDbByNamedDnsProxiedAndNamedWeb =>
         "endpointSelector: {}\n  egress:\n  - toEndpoints: [{matchLabels: {app: db}}]\n    toPorts: [{ports: [{port: dns}], rules: {dns: [{matchName: ebpf.io}]}}]\n  - toEntities: [all]\n    toPorts: [{ports: [{port: Web, protocol: TCP}, {port: http, protocol: UDP}]}]",
+    WebToTeamAFromTeamB =>
+        "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toEndpoints: [{matchLabels: {'k8s:io.cilium.k8s.namespace.labels.team': a}}]\n  ingress:\n  - fromEndpoints: [{matchLabels: {'k8s:io.cilium.k8s.namespace.labels.team': b}}]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
     ToAllFromAnyBlock =>
         "endpointSelector: {}\n  egress: [{}]\n  ingress:\n  - fromCIDR: [0.0.0.0/0]\n  enableDefaultDeny: {egress: false, ingress: true}",
 }
@@ -149,6 +151,9 @@ pub(super) const ADDRESSES: &[&str] = &[
     "2.2.2.2",
     "10.0.0.9",
 ];
+
+/// Values of the namespace's label `team`.
+pub(super) const TEAMS: &[&str] = &["a", "b"];
 
 pub(super) const PORTS: &[(u8, u16)] = &[(6, 443), (6, 450), (6, 80), (17, 53), (1, 8), (1, 3)];
 

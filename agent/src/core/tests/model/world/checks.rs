@@ -36,6 +36,7 @@ impl World {
 
     pub(in super::super) fn check_end(&mut self) {
         self.come_to_rest();
+        self.check_cluster();
         for answer in &self.answers {
             let Fate::Released(at) = answer.fate else {
                 assert_ne!(answer.fate, Fate::Held(self.now), "it is held for ever");

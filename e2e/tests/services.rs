@@ -171,7 +171,7 @@ fn tracked(lab: &Lab, pods: &[&Pod]) -> Result<Vec<String>> {
         .enter(|| std::fs::read_to_string("/proc/thread-self/net/nf_conntrack"))??;
     let of_pods = |line: &&str| {
         let from = |pod: &&Pod| line.contains(&format!("src={} dst=10.96.0.{DNS} ", pod.v4));
-        line.contains("dport=53 ") && pods.iter().any(|pod| from(pod))
+        line.contains("dport=53 ") && pods.iter().any(from)
     };
     Ok(flows.lines().filter(of_pods).map(str::to_owned).collect())
 }

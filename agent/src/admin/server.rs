@@ -543,7 +543,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_survive_the_way() {
+    fn parameters_survive_encoding() {
         for text in ["*.example.com", "cli/pod 1/eth0", "100%&a=b", "a%zz"] {
             let query = format!("x=1&pattern={}", encode(text));
             assert_eq!(parameter(Some(&query), "pattern").as_deref(), Some(text));

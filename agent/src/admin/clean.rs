@@ -1,4 +1,4 @@
-//! What `fqdn cache clean` reports.
+//! The report of `fqdn cache clean`.
 
 use std::collections::BTreeSet;
 

@@ -54,7 +54,7 @@ const SETTLE: Duration = Duration::from_secs(5);
 const LONG_POLL: u64 = 10;
 const POLL: Duration = Duration::from_millis(10);
 
-/// What the interface shows and changes.
+/// Data and actions of the interface.
 #[derive(Clone)]
 pub struct Admin {
     /// The core.

@@ -63,6 +63,10 @@ pub struct PacketView {
     /// Names that the endpoint learned the remote address for.
     #[serde(default)]
     pub names: Vec<String>,
+    /// The pod or the Service that has the remote address, for example `Pod/shop/web-1`; none if the
+    /// cluster's documents describe none there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
     /// Rules that decide, by the policy in force when this was asked for. Without any: no rule
     /// allows it, or nothing is restricted, or policy has no say.
     #[serde(default)]

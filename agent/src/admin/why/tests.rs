@@ -12,6 +12,7 @@ use super::{AddressRead, Entries, Question, Receiver, matched, target, text::tex
 use crate::{
     admin::model::{HopState, Why},
     core::{
+        service_why::{BackendFound, ServiceFound},
         snapshot::{DnsRulesView, EndpointView, NameView},
         why::{AddressFound, Findings, PeerFound},
     },
@@ -99,6 +100,7 @@ fn read() -> AddressRead {
             verdict: Some(Verdict::Allowed),
             by: vec![rule()],
             about: vec![rule()],
+            service: None,
         },
         entries: Ok(Entries {
             decides: Some((key, PolicyValue::allow(key))),
@@ -282,6 +284,64 @@ fn an_address_that_no_answer_opens_is_reported_as_such() {
         text(&open)
     );
     assert!(!text(&open).contains("MISSING"), "{}", text(&open));
+}
+
+#[test]
+fn a_service_is_followed_to_each_pod_behind_it() {
+    let backend = |who: &str, verdict| BackendFound {
+        service_port: HTTPS.to_string(),
+        who: who.to_owned(),
+        port: Port {
+            number: 8443,
+            ..HTTPS
+        },
+        verdict,
+        by: vec![rule()],
+    };
+    let good = backend("10.2.0.9 (app=db)", Some(Verdict::Allowed));
+    let bad = BackendFound {
+        by: Vec::new(),
+        ..backend("10.2.0.10 (app=old)", Some(Verdict::NoRule))
+    };
+    let late = backend(
+        "10.2.0.11 (pod shop/db-2, which no document describes)",
+        None,
+    );
+    let mut open = read();
+    let service = |backends: &[&BackendFound]| ServiceFound {
+        key: "shop/db".to_owned(),
+        ports: vec![HTTPS.to_string()],
+        backends: backends.iter().map(|backend| (*backend).clone()).collect(),
+    };
+    open.peer.service = Some(service(&[&good, &late]));
+    let passes = text(&why(&found(), &[open.clone()], true));
+    for part in [
+        "Service shop/db (443/TCP)",
+        "443/TCP goes to 10.2.0.9 (app=db) at 8443/TCP: allowed by CiliumNetworkPolicy/shop/web",
+        "left out, its pod is not known yet",
+    ] {
+        assert!(passes.contains(part), "{part}: {passes}");
+    }
+    let mut mixed = open.clone();
+    mixed.peer.service = Some(service(&[&good, &bad]));
+    mixed.peer.verdict = Some(Verdict::NoRule);
+    mixed.entries = Ok(Entries::default());
+    let closed = why(&found(), &[mixed.clone()], true);
+    assert!(!closed.allowed);
+    let says = text(&closed);
+    for part in [
+        "MISSING  backend     443/TCP goes to 10.2.0.10 (app=old) at 8443/TCP: no rule allows it",
+        "a Service is open only if every backend is",
+    ] {
+        assert!(says.contains(part), "{part}: {says}");
+    }
+    assert_eq!(says.matches("do: ").count(), 1, "{says}");
+    mixed.peer.service = Some(ServiceFound {
+        ports: vec!["80/TCP".to_owned()],
+        ..service(&[])
+    });
+    let says = text(&why(&found(), &[mixed], true));
+    assert!(says.contains("has no port 443/TCP, but 80/TCP"), "{says}");
 }
 
 #[test]

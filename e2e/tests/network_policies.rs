@@ -59,6 +59,10 @@ impl<'a> Cluster<'a> {
             "k8s:io.kubernetes.pod.namespace={}",
             name.namespace
         )];
+        labels.push(format!(
+            "k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name={}",
+            name.namespace
+        ));
         labels.extend(own.iter().map(|(key, value)| format!("k8s:{key}={value}")));
         let inherited = namespace.iter();
         labels.extend(

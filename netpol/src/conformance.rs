@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    net::IpAddr,
 };
 
 use serde::Deserialize;
@@ -30,7 +31,7 @@ pub const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sc
 pub struct Case {
     /// Protocol of its section in the suite, and its place there.
     pub id: String,
-    /// What it is about.
+    /// Subject of the case.
     pub case: String,
     /// Its blocks cover pods, so that its verdicts differ from those that Kubernetes expects.
     #[serde(default)]
@@ -55,7 +56,7 @@ pub struct Step {
     /// New labels of pods.
     #[serde(default)]
     pub pods: BTreeMap<String, BTreeMap<String, String>>,
-    /// What is expected then.
+    /// Expected verdicts after the step.
     pub expect: Vec<Expectation>,
 }
 
@@ -75,9 +76,9 @@ pub struct Expectation {
 /// A pod: `namespace/name`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pod {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: &'static str,
-    /// Its name.
+    /// Name of the pod.
     pub name: &'static str,
 }
 
@@ -88,7 +89,7 @@ impl Pod {
         NAMESPACES.into_iter().flat_map(of)
     }
 
-    /// Its labels before any step.
+    /// Labels of the pod before any step.
     pub fn labels(self) -> BTreeMap<String, String> {
         [("pod".to_owned(), self.name.to_owned())].into()
     }
@@ -107,6 +108,28 @@ impl fmt::Display for Pod {
     }
 }
 
+/// The document of a pod that serves [`PORTS`], with these labels and addresses.
+pub fn pod_document(pod: Pod, labels: &BTreeMap<String, String>, addresses: &[IpAddr]) -> Value {
+    let ports = Port::all().map(
+        |port| json!({"name": port.name(), "containerPort": port.number, "protocol": port.word()}),
+    );
+    let addresses = addresses.iter().map(|address| json!({"ip": address}));
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"namespace": pod.namespace, "name": pod.name, "labels": labels},
+        "spec": {"containers": [{"name": "server", "ports": ports.collect::<Vec<_>>()}]},
+        "status": {"phase": "Running", "podIPs": addresses.collect::<Vec<_>>()},
+    })
+}
+
+/// The document of a namespace, with these labels and the one that the API server adds.
+pub fn namespace_document(name: &str, labels: &BTreeMap<String, String>) -> Value {
+    let mut labels = labels.clone();
+    labels.insert("kubernetes.io/metadata.name".to_owned(), name.to_owned());
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+}
+
 /// Labels of a namespace before any step.
 pub fn namespace_labels(namespace: &str) -> BTreeMap<String, String> {
     [("ns".to_owned(), namespace.to_owned())].into()
@@ -115,9 +138,9 @@ pub fn namespace_labels(namespace: &str) -> BTreeMap<String, String> {
 /// A port and its protocol: `80/TCP`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port {
-    /// Its number.
+    /// Port number.
     pub number: u16,
-    /// Its protocol.
+    /// Protocol of the port.
     pub protocol: Protocol,
 }
 

@@ -54,7 +54,7 @@ const SETTLE: Duration = Duration::from_secs(5);
 const LONG_POLL: u64 = 10;
 const POLL: Duration = Duration::from_millis(10);
 
-/// What the interface shows and changes.
+/// Data and actions of the interface.
 #[derive(Clone)]
 pub struct Admin {
     /// The core.
@@ -235,13 +235,14 @@ impl Admin {
 
     /// How the agent is.
     async fn status(&self) -> Result<Status, Refusal> {
-        // Before the counts: those of a ready agent then include the first documents.
+        // After the core has handled earlier events, and before the counts: those of a ready agent
+        // include its first documents.
+        let warnings = self.core.inspect(|core| core.policy_warnings()).await?;
         let ready = self.proxies.watch_rules().borrow().ready;
         let summary = self.core.summary().await?;
         let unresolved = self.endpoints.unresolved();
         let proxies = self.proxies.views();
         let builtin = (self.builtin)();
-        let warnings = self.core.inspect(|core| core.policy_warnings()).await?;
         let mut problems = self.problems(&summary, warnings, &unresolved, &proxies);
         let limits = self.core.inspect(Core::limits).await?;
         let endpoints = self.core.inspect(Core::endpoint_keys).await?;
@@ -543,7 +544,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_survive_the_way() {
+    fn parameters_survive_encoding() {
         for text in ["*.example.com", "cli/pod 1/eth0", "100%&a=b", "a%zz"] {
             let query = format!("x=1&pattern={}", encode(text));
             assert_eq!(parameter(Some(&query), "pattern").as_deref(), Some(text));

@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 
 use super::event::Event;
 use crate::{
-    kubernetes::book::{Book, Changes},
+    kubernetes::{
+        book::{Book, Changes},
+        labels::LabelFilter,
+    },
     policy::{
         document::{Body, PolicyDocument},
         source::PolicyChange,
@@ -18,7 +21,7 @@ const CHUNK: usize = 64;
 
 /// Divides documents by what they are about.
 #[derive(Debug)]
-pub(crate) struct Router {
+pub struct Router {
     book: Book,
     /// Keys of documents that are in the book, with their warnings.
     objects: BTreeSet<String>,
@@ -55,6 +58,13 @@ fn parts(document: &PolicyDocument) -> Parts {
     }
 }
 
+/// With an empty book of the cluster `default`, under Cilium's rules about labels.
+impl Default for Router {
+    fn default() -> Self {
+        Self::new(Book::new(LabelFilter::default(), "default"))
+    }
+}
+
 impl Router {
     /// With an empty book.
     pub(crate) fn new(book: Book) -> Self {
@@ -68,7 +78,7 @@ impl Router {
 
     /// Events for the changes of one reading. Objects come before policies, so that a new policy
     /// meets the labels that it was written for. Without objects there is no event about any.
-    pub(crate) fn route(&mut self, changes: Vec<PolicyChange>) -> Vec<Event> {
+    pub fn route(&mut self, changes: Vec<PolicyChange>) -> Vec<Event> {
         let (mut begin, mut rest) = (Vec::new(), Vec::new());
         let mut is_listing = false;
         for change in changes {

@@ -171,6 +171,7 @@ impl Peer {
 
 #[cfg(test)]
 mod tests {
+    use polling::until_async;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpStream,
@@ -226,12 +227,8 @@ mod tests {
             // The oldest gave way, and the newest are there still.
             let first = idle.first_mut().unwrap();
             assert_eq!(patient(first.read(&mut [0])).await.unwrap(), 0);
-            patient(async {
-                while tasks.len() > LIMITS.connections {
-                    tokio::task::yield_now().await;
-                }
-            })
-            .await;
+            let served = || tasks.len();
+            until_async("the limit holds", served, |n| *n <= LIMITS.connections).await;
             let last = idle.last_mut().unwrap();
             assert!(ask(last).await.ends_with(b"ready"));
             stop.cancel();

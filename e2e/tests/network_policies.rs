@@ -12,7 +12,9 @@ use holdfast_e2e::reachability::{Servers, Target, answering};
 use holdfast_e2e::web::Web;
 use holdfast_e2e::{AgentOptions, Lab, Pod, eventually, with_lab};
 use netpol::conformance::Pod as Name;
-use netpol::conformance::{CASES, Case, NAMESPACES, PORTS, Port, Step, namespace_labels};
+use netpol::conformance::{
+    CASES, Case, NAMESPACES, PORTS, Port, Step, namespace_document, namespace_labels, pod_document,
+};
 use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -24,8 +26,8 @@ struct Cluster<'a> {
     lab: &'a Lab,
     pods: BTreeMap<Name, Pod>,
     _servers: Vec<Servers>,
-    namespaces: BTreeMap<&'static str, Labels>,
-    labels: BTreeMap<Name, Labels>,
+    /// Documents of pods and namespaces, by file.
+    objects: BTreeMap<String, String>,
     /// Policies in force: `namespace/name`.
     policies: BTreeSet<String>,
 }
@@ -47,35 +49,9 @@ impl<'a> Cluster<'a> {
             lab,
             pods,
             _servers: servers,
-            namespaces: BTreeMap::new(),
-            labels: BTreeMap::new(),
+            objects: BTreeMap::new(),
             policies: BTreeSet::new(),
         })
-    }
-
-    /// Gives a pod its labels, if they changed.
-    fn label(&mut self, name: Name, own: &Labels, namespace: &Labels) -> Result<()> {
-        let mut labels = vec![format!(
-            "k8s:io.kubernetes.pod.namespace={}",
-            name.namespace
-        )];
-        labels.extend(own.iter().map(|(key, value)| format!("k8s:{key}={value}")));
-        let inherited = namespace.iter();
-        labels.extend(
-            inherited
-                .map(|(key, value)| format!("k8s:io.cilium.k8s.namespace.labels.{key}={value}")),
-        );
-        let (pod, labels) = (&self.pods[&name], labels.join(","));
-        let mut arguments = vec!["endpoint", "add", "--netns", pod.netns.name()];
-        arguments.extend(["--labels", &labels]);
-        let ports = Port::all().map(|port| format!("{}={port}", port.name()));
-        let ports: Vec<String> = ports.collect();
-        for port in &ports {
-            arguments.extend(["--named-port", port]);
-        }
-        self.lab.agent(&arguments)?;
-        self.lab.endpoint_id(pod)?;
-        Ok(())
     }
 
     /// Labels of pods and namespaces as given, and else as at the start.
@@ -84,29 +60,40 @@ impl<'a> Cluster<'a> {
         pods: &BTreeMap<Name, Labels>,
         namespaces: &BTreeMap<&'static str, Labels>,
     ) -> Result<()> {
-        for name in Name::all() {
-            let own = pods.get(&name).cloned().unwrap_or_else(|| name.labels());
-            let namespace = namespaces.get(name.namespace).cloned();
-            let namespace = namespace.unwrap_or_else(|| namespace_labels(name.namespace));
-            let same = self.labels.get(&name) == Some(&own)
-                && self.namespaces.get(name.namespace) == Some(&namespace);
-            if !same {
-                self.label(name, &own, &namespace)?;
-                self.labels.insert(name, own);
-            }
+        for name in NAMESPACES {
+            let labels = namespaces.get(name).cloned();
+            let labels = labels.unwrap_or_else(|| namespace_labels(name));
+            self.put(
+                format!("namespace-{name}"),
+                &namespace_document(name, &labels),
+            )?;
         }
-        self.namespaces = NAMESPACES
-            .iter()
-            .map(|name| {
-                (
-                    *name,
-                    namespaces
-                        .get(name)
-                        .cloned()
-                        .unwrap_or_else(|| namespace_labels(name)),
-                )
-            })
-            .collect();
+        for name in Name::all() {
+            let labels = pods.get(&name).cloned().unwrap_or_else(|| name.labels());
+            let document = pod_document(name, &labels, &self.addresses(name));
+            self.put(format!("pod-{}-{}", name.namespace, name.name), &document)?;
+        }
+        Ok(())
+    }
+
+    /// Writes an object of the cluster, if it changed.
+    fn put(&mut self, name: String, document: &Value) -> Result<()> {
+        let text = document.to_string();
+        if self.objects.get(&name) != Some(&text) {
+            self.lab.write_policy(&format!("{name}.json"), &text)?;
+            self.objects.insert(name, text);
+        }
+        Ok(())
+    }
+
+    /// Puts the pods under the care of the agent.
+    fn add_endpoints(&self) -> Result<()> {
+        for (name, pod) in &self.pods {
+            let (netns, key) = (pod.netns.name(), name.to_string());
+            self.lab
+                .agent(&["endpoint", "add", "--netns", netns, "--pod", &key])?;
+            self.lab.endpoint_id(pod)?;
+        }
         Ok(())
     }
 
@@ -245,8 +232,10 @@ fn play(cluster: &mut Cluster<'_>, case: &Case) -> Result<usize> {
 #[test]
 fn pods_reach_each_other_as_the_conformance_cases_say() {
     with_lab(|lab| {
-        let _agent = lab.start_agent(&AgentOptions::default())?;
         let mut cluster = Cluster::new(lab)?;
+        cluster.set_labels(&BTreeMap::new(), &BTreeMap::new())?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        cluster.add_endpoints()?;
         let cases = cases(|name| cluster.pods[&name].v4.to_string())?;
         ensure!(cases.len() == 48, "{} cases", cases.len());
         let mut failed = Vec::new();

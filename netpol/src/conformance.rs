@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    net::IpAddr,
 };
 
 use serde::Deserialize;
@@ -105,6 +106,28 @@ impl fmt::Display for Pod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
+}
+
+/// The document of a pod that serves [`PORTS`], with these labels and addresses.
+pub fn pod_document(pod: Pod, labels: &BTreeMap<String, String>, addresses: &[IpAddr]) -> Value {
+    let ports = Port::all().map(
+        |port| json!({"name": port.name(), "containerPort": port.number, "protocol": port.word()}),
+    );
+    let addresses = addresses.iter().map(|address| json!({"ip": address}));
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"namespace": pod.namespace, "name": pod.name, "labels": labels},
+        "spec": {"containers": [{"name": "server", "ports": ports.collect::<Vec<_>>()}]},
+        "status": {"phase": "Running", "podIPs": addresses.collect::<Vec<_>>()},
+    })
+}
+
+/// The document of a namespace, with these labels and the one that the API server adds.
+pub fn namespace_document(name: &str, labels: &BTreeMap<String, String>) -> Value {
+    let mut labels = labels.clone();
+    labels.insert("kubernetes.io/metadata.name".to_owned(), name.to_owned());
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
 }
 
 /// Labels of a namespace before any step.

@@ -205,6 +205,7 @@ mod tests {
     use std::{fs, os::fd::AsRawFd as _};
 
     use nix::sys::epoll::EpollFlags;
+    use polling::until_async;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         runtime::{Builder, Runtime},
@@ -309,11 +310,7 @@ mod tests {
         runtime.block_on(async {
             tokio::select! {
                 never = tasks.run() => match never {},
-                () = async {
-                    while received.try_recv().is_err() {
-                        tokio::task::yield_now().await;
-                    }
-                } => {}
+                _ = until_async("the last message", || received.try_recv().ok(), Option::is_some) => {}
             }
         });
     }

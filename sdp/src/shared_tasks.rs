@@ -235,6 +235,7 @@ mod tests {
         time::Duration,
     };
 
+    use polling::until_async;
     use tokio::{
         runtime::{Builder, Runtime},
         sync::mpsc as queue,
@@ -394,11 +395,11 @@ mod tests {
         runtime.block_on(async {
             tokio::select! {
                 never = tasks.run() => match never {},
-                () = async {
-                    while polls.load(Ordering::Relaxed) < 10 * PASSES {
-                        tokio::task::yield_now().await;
-                    }
-                } => {}
+                _ = until_async(
+                    "the runtime polls the task",
+                    || polls.load(Ordering::Relaxed),
+                    |polls| *polls >= 10 * PASSES,
+                ) => {}
             }
         });
     }

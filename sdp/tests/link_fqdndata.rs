@@ -179,6 +179,10 @@ fn report(name: &str, port: u16) -> Option<Box<QueryReport>> {
     }))
 }
 
+fn directory() -> TempDir {
+    tempfile::tempdir().expect("a directory")
+}
+
 /// A proxy's link, and the agent that serves it.
 struct Proxy {
     agent: Agent,
@@ -198,9 +202,9 @@ impl Proxy {
         states: &[wire::PolicyState],
         change: impl FnOnce(&mut Link, &Path),
     ) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-        let address = AgentAddress::Tcp(listener.local_addr().unwrap().to_string());
-        let mut proxy = Self::new(states, tempfile::tempdir().unwrap(), address);
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+        let address = AgentAddress::Tcp(listener.local_addr().expect("an address").to_string());
+        let mut proxy = Self::new(states, directory(), address);
         change(&mut proxy.link, proxy.dir.path());
         proxy.run(TcpListenerStream::new(listener));
         proxy
@@ -208,9 +212,9 @@ impl Proxy {
 
     /// Over the unix socket of a native agent.
     fn start_at_native_socket(states: &[wire::PolicyState]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = directory();
         let socket = dir.path().join("agent.sock");
-        let listener = UnixListener::bind(&socket).unwrap();
+        let listener = UnixListener::bind(&socket).expect("a free path");
         let proxy = Self::new(states, dir, AgentAddress::Unix(socket));
         proxy.run(UnixListenerStream::new(listener));
         proxy

@@ -235,13 +235,14 @@ impl Admin {
 
     /// How the agent is.
     async fn status(&self) -> Result<Status, Refusal> {
-        // Before the counts: those of a ready agent then include the first documents.
+        // After the core has handled earlier events, and before the counts: those of a ready agent
+        // include its first documents.
+        let warnings = self.core.inspect(|core| core.policy_warnings()).await?;
         let ready = self.proxies.watch_rules().borrow().ready;
         let summary = self.core.summary().await?;
         let unresolved = self.endpoints.unresolved();
         let proxies = self.proxies.views();
         let builtin = (self.builtin)();
-        let warnings = self.core.inspect(|core| core.policy_warnings()).await?;
         let mut problems = self.problems(&summary, warnings, &unresolved, &proxies);
         let limits = self.core.inspect(Core::limits).await?;
         let endpoints = self.core.inspect(Core::endpoint_keys).await?;

@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::show::{counted, print};
 use crate::{
     config::args::Output,
+    kubernetes::{book::Book, labels::LabelFilter},
     policy::{
         cidr_group::group_key,
         document::{PolicyDocument, PolicyError},
@@ -66,12 +67,25 @@ fn read_documents(files: &[PathBuf]) -> Result<Vec<ReadFile>> {
 fn check(read: &[ReadFile]) -> Vec<Checked> {
     let good = read.iter().flat_map(|(_, documents)| documents).flatten();
     let good: Vec<&PolicyDocument> = good.collect();
+    let mut book = Book::new(LabelFilter::default(), "default");
+    good.iter().for_each(|document| book.put(document));
+    book.changes();
+    let mut joined: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (key, warning) in book.warnings() {
+        joined.entry(key).or_default().push(warning);
+    }
     let verdict = |document: &Result<PolicyDocument, PolicyError>| match document {
         Ok(document) => Document {
             key: Some(document.key.clone()),
             valid: true,
             error: None,
-            warnings: warnings(document, &good),
+            warnings: joined
+                .get(&document.key)
+                .into_iter()
+                .flatten()
+                .cloned()
+                .chain(warnings(document, &good))
+                .collect(),
         },
         Err(error) => Document {
             key: error.key.clone(),

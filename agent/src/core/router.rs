@@ -1,7 +1,7 @@
 //! From the documents of `--policy-dir` to events: policies go to the core as they are, objects of
 //! the cluster through the [`Book`].
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::event::Event;
 use crate::{
@@ -19,12 +19,15 @@ use crate::{
 /// Changes of pods or Services that one event carries: so long an answer may wait for them.
 const CHUNK: usize = 64;
 
+/// Warnings that are logged one by one.
+const LOGGED: usize = 50;
+
 /// Divides documents by what they are about.
 #[derive(Debug)]
 pub struct Router {
     book: Book,
-    /// Keys of documents that are in the book, with their warnings.
-    objects: BTreeSet<String>,
+    /// Warnings of the documents that are in the book, by key.
+    objects: BTreeMap<String, Vec<String>>,
     /// Keys of documents that the core has.
     policies: BTreeSet<String>,
     warnings: Vec<String>,
@@ -70,7 +73,7 @@ impl Router {
     pub(crate) fn new(book: Book) -> Self {
         Self {
             book,
-            objects: BTreeSet::new(),
+            objects: BTreeMap::new(),
             policies: BTreeSet::new(),
             warnings: Vec::new(),
         }
@@ -81,7 +84,9 @@ impl Router {
     pub fn route(&mut self, changes: Vec<PolicyChange>) -> Vec<Event> {
         let (mut begin, mut rest) = (Vec::new(), Vec::new());
         let mut is_listing = false;
+        let mut is_touched = false;
         for change in changes {
+            is_touched |= matches!(change, PolicyChange::Document(_));
             match change {
                 PolicyChange::Document(SourceEvent::Init) => {
                     is_listing = true;
@@ -103,7 +108,9 @@ impl Router {
         events.extend(chunks(identities, is_listing).map(Event::Identities));
         events.extend(chunks(pods, is_listing).map(Event::Pods));
         events.extend(chunks(services, is_listing).map(Event::Services));
-        events.extend(self.warn());
+        if is_touched {
+            events.extend(self.warn());
+        }
         events.append(&mut rest);
         events
     }
@@ -113,7 +120,8 @@ impl Router {
         let key = document.key.clone();
         if book {
             self.book.put(&document);
-            self.objects.insert(key.clone());
+            let warnings = document.warnings.clone();
+            self.objects.insert(key.clone(), warnings);
         }
         if core {
             self.policies.insert(key);
@@ -123,7 +131,7 @@ impl Router {
     }
 
     fn remove(&mut self, key: String) -> Option<Event> {
-        if self.objects.remove(&key) {
+        if self.objects.remove(&key).is_some() {
             self.book.remove(&key);
         }
         self.remove_policy(key)
@@ -136,12 +144,24 @@ impl Router {
 
     /// The warnings, if they changed.
     fn warn(&mut self) -> Option<Event> {
-        let warnings = self.book.warnings();
+        let own = self.objects.iter().flat_map(|(key, warnings)| {
+            let warnings = warnings.iter();
+            warnings.map(move |warning| format!("{key}: {warning}"))
+        });
+        let joined = self.book.warnings().into_iter();
+        let joined = joined.map(|(key, warning)| format!("{key}: {warning}"));
+        let warnings: Vec<String> = joined.chain(own).collect();
         if warnings == self.warnings {
             return None;
         }
-        for warning in warnings.iter().filter(|text| !self.warnings.contains(text)) {
+        let known: BTreeSet<&String> = self.warnings.iter().collect();
+        let mut new = warnings.iter().filter(|text| !known.contains(text));
+        for warning in new.by_ref().take(LOGGED) {
             tracing::warn!("{warning}");
+        }
+        let more = new.count();
+        if more > 0 {
+            tracing::warn!(more, "further warnings about objects of the cluster");
         }
         self.warnings.clone_from(&warnings);
         Some(Event::ClusterWarnings(warnings))

@@ -166,22 +166,26 @@ impl Book {
         }
     }
 
-    /// What the author of the documents should know: addresses of several pods, and namespaces
-    /// without a document.
-    pub(crate) fn warnings(&self) -> Vec<String> {
-        let mut found: Vec<String> = self.addresses.conflicts().collect();
+    /// What the author of the documents should know: addresses of several pods, label sets with
+    /// several numbers, and namespaces without a document. Each with the key of a document.
+    pub(crate) fn warnings(&self) -> Vec<(String, String)> {
+        let mut found: Vec<(String, String)> = self.addresses.conflicts().collect();
         found.extend(self.identities.conflicts());
-        let mut unknown: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut unknown: BTreeMap<&str, (&str, usize)> = BTreeMap::new();
         for pod in self.pods.values() {
             if !self.namespaces.contains_key(&pod.namespace) {
-                *unknown.entry(&pod.namespace).or_default() += 1;
+                let first = unknown.entry(&pod.namespace).or_insert((&pod.name, 0));
+                first.1 += 1;
             }
         }
-        found.extend(unknown.into_iter().map(|(namespace, pods)| {
-            format!(
-                "there is no Namespace document for {namespace}: its pods ({pods}) have no labels \
-                 of their namespace, and rules with a namespaceSelector do not select them"
-            )
+        found.extend(unknown.into_iter().map(|(namespace, (first, pods))| {
+            let key = format!("Pod/{namespace}/{first}");
+            let warning = format!(
+                "metadata.namespace: there is no Namespace document for {namespace}: its pods \
+                 ({pods}) have no labels of their namespace, and rules with a namespaceSelector do \
+                 not select them"
+            );
+            (key, warning)
         }));
         found
     }

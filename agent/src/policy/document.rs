@@ -86,7 +86,7 @@ impl PolicyDocument {
 }
 
 /// A document that is refused, and why.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{source_name}{}: {field}: {reason}; {remedy}", .key.as_ref().map(|k| format!(" ({k})")).unwrap_or_default())]
 pub struct PolicyError {
     /// Where it came from.

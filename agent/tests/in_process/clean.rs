@@ -7,6 +7,7 @@ use holdfast_agent::{
     },
     proxies::{StreamKind, ToStream},
 };
+use polling::until_awaited;
 use tokio::time::timeout;
 
 use crate::lab::{Lab, TEST_TIMEOUT, mapping};
@@ -52,12 +53,9 @@ async fn a_large_cleaning_closes_no_stream_and_ends_when_all_gave_their_leases_b
     for _ in 0..NAMES {
         native.give_back().await;
     }
-    let given_back = async {
-        while lab.core.inspect(|core| core.unrevoked(None).len()).await != Ok(0) {
-            tokio::task::yield_now().await;
-        }
-    };
-    timeout(TEST_TIMEOUT, given_back).await.unwrap();
+    let leased = async || lab.core.inspect(|core| core.unrevoked(None).len()).await;
+    let none_left = until_awaited("no lease is left", leased, |leased| *leased == Ok(0));
+    none_left.await.unwrap();
     assert_eq!(lab.proxies.closed_slow(), 0);
     assert!(lab.core.snapshot().await.unwrap().names.is_empty());
 }

@@ -167,8 +167,8 @@ impl World {
             Act::Policy(slot, spec) => self.document(&format!("p{slot}"), Some(spec.text())),
             Act::Drop(slot) => self.document(&format!("p{slot}"), None),
             Act::Group(slot, group) => self.group(&format!("g{slot}"), *group),
-            Act::Node(at) => self.node_at(*at),
-            Act::ApiServers(at) => self.api_servers_at(*at),
+            Act::Node(at) => self.node_at(at),
+            Act::ApiServers(at) => self.api_servers_at(at),
             Act::Endpoint(host, pod) => self.host(*host, Some(*pod)),
             Act::Gone(host) => self.host(*host, None),
             Act::ClusterPod(number, pod) => {

@@ -35,7 +35,7 @@ fn a_pod_has_the_number_that_a_document_gives_its_labels() {
     assert_eq!(member.node.identity("10.2.0.9"), Some(IdentityId(5000)));
     let warned = |member: &Member| member.node.core.policy_warnings().join("; ");
     member.put(&(identity(6000, "x") + &identity(6001, "x")));
-    assert!(warned(&member).contains("CiliumIdentity/6000 and CiliumIdentity/6001"));
+    assert!(warned(&member).contains("CiliumIdentity/6000: security-labels: CiliumIdentity/6001"));
 }
 
 #[test]

@@ -60,17 +60,18 @@ impl Addresses {
     }
 
     /// Addresses of several pods, in words.
-    pub(super) fn conflicts(&self) -> impl Iterator<Item = String> {
+    pub(super) fn conflicts(&self) -> impl Iterator<Item = (String, String)> {
         let shared = self.claims.iter().filter(|(_, claims)| claims.len() > 1);
         shared.map(|(address, claims)| {
             let holder = self.holder(*address).map(AsRef::as_ref).unwrap_or_default();
             let others = claims.iter().map(|claim| &*claim.pod);
             let others: Vec<&str> = others.filter(|pod| *pod != holder).collect();
-            format!(
-                "Pod/{holder}: status.podIP {address} is also the address of Pod/{}: {holder} counts \
-                 (the younger, or the first by name); remove the document of the pod that is gone",
+            let warning = format!(
+                "status.podIP: {address} is also the address of Pod/{}: {holder} counts (the younger, \
+                 or the first by name); remove the document of the pod that is gone",
                 others.join(", Pod/")
-            )
+            );
+            (format!("Pod/{holder}"), warning)
         })
     }
 }

@@ -74,19 +74,19 @@ impl Identities {
     }
 
     /// Label sets with several numbers, in words.
-    pub(super) fn conflicts(&self) -> impl Iterator<Item = String> {
+    pub(super) fn conflicts(&self) -> impl Iterator<Item = (String, String)> {
         let several = self.numbers.iter().filter(|(_, numbers)| numbers.len() > 1);
         several.map(|(labels, numbers)| {
-            let names: Vec<String> = numbers
-                .iter()
-                .map(|id| format!("CiliumIdentity/{}", id.0))
-                .collect();
-            format!(
-                "{}: security-labels are the same ({}): the lowest number counts; remove the other \
-                 documents",
-                names.join(" and "),
+            let mut names = numbers.iter().map(|id| format!("CiliumIdentity/{}", id.0));
+            let first = names.next().unwrap_or_default();
+            let others: Vec<String> = names.collect();
+            let warning = format!(
+                "security-labels: {} has the same ({}): {first} counts, as the lowest number; remove \
+                 the other documents",
+                others.join(" and "),
                 labels.texts().join(",")
-            )
+            );
+            (first, warning)
         })
     }
 }

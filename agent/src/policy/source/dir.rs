@@ -6,7 +6,7 @@
 //! ([`LastGood`]), so that this holds across a restart, too.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     hash::{BuildHasher as _, RandomState},
     path::{Path, PathBuf},
 };
@@ -20,6 +20,9 @@ use crate::{
     source_event::SourceEvent,
     watched_dir::{self, Stamp},
 };
+
+/// Refused documents that are logged one by one.
+const LOGGED: usize = 100;
 
 /// What the directory held when it was read last.
 #[derive(Debug)]
@@ -197,8 +200,14 @@ impl PolicyDir {
         if errors == self.rejected {
             return None;
         }
-        for error in errors.iter().filter(|error| !self.rejected.contains(error)) {
+        let known: HashSet<&PolicyError> = self.rejected.iter().collect();
+        let mut new = errors.iter().filter(|error| !known.contains(error));
+        for error in new.by_ref().take(LOGGED) {
             tracing::warn!(%error, "policy document refused; its last good version, if there is one, remains in force");
+        }
+        let more = new.count();
+        if more > 0 {
+            tracing::warn!(more, "further policy documents refused");
         }
         self.rejected.clone_from(&errors);
         Some(PolicyChange::Rejected(errors))
@@ -313,12 +322,10 @@ impl File {
         };
         let mut unsaved =
             self.good.len() != before.len() || !before.iter().all(|(key, good)| same(key, good));
+        let bad = self.errors.iter().filter_map(|error| error.key.as_ref());
+        let bad: HashSet<&String> = bad.collect();
         for (key, good) in before {
-            let bad = self
-                .errors
-                .iter()
-                .any(|error| error.key.as_ref() == Some(&key));
-            if (nameless || bad) && !self.good.contains_key(&key) {
+            if (nameless || bad.contains(&key)) && !self.good.contains_key(&key) {
                 self.good.insert(key, good);
                 unsaved = true;
             }

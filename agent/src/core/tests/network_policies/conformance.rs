@@ -1,24 +1,26 @@
-//! The cases of Kubernetes' own suite, each with the reachability of 9 pods on 2 ports and 3
-//! protocols.
+//! The cases of Kubernetes' own suite: documents of policies, pods and namespaces give 9 pods on
+//! two nodes their reachability on 2 ports and 3 protocols.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
 use daemon::yaml;
 use netpol::{
-    conformance::{CASES, Case, NAMESPACES, Pod, Port, Step, namespace_labels},
+    conformance::{
+        CASES, Case, NAMESPACES, Pod, Port, Step, namespace_document, namespace_labels,
+        pod_document,
+    },
     policy::Protocol,
 };
+use serde_json::Value;
 
-use super::{Maps, Node, PodSpec, apply, delete};
+use super::{Maps, Node, spec};
+use crate::{
+    core::tests::pods::{Member, router},
+    endpoint::spec::EndpointSpec,
+};
 
-/// Labels of a namespace or of a pod.
-type Labels = BTreeMap<String, String>;
-
-struct Cluster {
-    node: Node,
-    namespaces: BTreeMap<&'static str, Labels>,
-    pods: BTreeMap<Pod, Labels>,
-}
+/// Two nodes that get the same documents.
+struct Cluster([Member; 2]);
 
 fn host(pod: Pod) -> u8 {
     let at = Pod::all().position(|other| other == pod).unwrap();
@@ -29,57 +31,67 @@ fn address(pod: Pod) -> IpAddr {
     format!("10.0.0.{}", host(pod)).parse().unwrap()
 }
 
+/// The pods called c run on the second node.
+fn node_of(pod: Pod) -> usize {
+    usize::from(pod.name == "c")
+}
+
 impl Cluster {
     fn new() -> Self {
-        let mut node = Node::new();
-        node.begin();
-        let mut cluster = Self {
-            node,
-            namespaces: NAMESPACES.map(|name| (name, namespace_labels(name))).into(),
-            pods: Pod::all().map(|pod| (pod, pod.labels())).collect(),
-        };
-        cluster.endpoints();
-        cluster.node.sync();
+        let mut cluster = Self([0, 1].map(|_| {
+            let mut node = Node::new();
+            node.begin();
+            Member {
+                node,
+                router: router(),
+            }
+        }));
+        for name in NAMESPACES {
+            cluster.put(&namespace_document(name, &namespace_labels(name)));
+        }
+        for pod in Pod::all() {
+            cluster.put(&pod_document(pod, &pod.labels(), &[address(pod)]));
+            cluster.0[node_of(pod)].node.endpoint(EndpointSpec {
+                labels: Vec::new(),
+                pod: Some(pod.to_string()),
+                ..spec(&pod.to_string(), host(pod), "none")
+            });
+        }
+        for member in &mut cluster.0 {
+            member.node.sync();
+        }
         cluster
     }
 
-    fn endpoints(&mut self) {
-        for (pod, labels) in &self.pods {
-            let ports = Port::all().map(|port| format!("{}={port}", port.name()));
-            let spec = PodSpec {
-                key: pod.to_string(),
-                host: host(*pod),
-                namespace: pod.namespace,
-                labels,
-                namespace_labels: &self.namespaces[pod.namespace],
-                ports: &ports.collect::<Vec<_>>(),
-            };
-            self.node.endpoint(spec.endpoint());
+    fn put(&mut self, document: &Value) {
+        for member in &mut self.0 {
+            member.put(&document.to_string());
         }
     }
 
     fn take(&mut self, step: &Step) {
         for (_, document) in step.policies() {
-            apply(&mut self.node, &document);
+            self.put(&document);
         }
         for key in &step.delete {
-            let (namespace, name) = key.split_once('/').unwrap();
-            delete(&mut self.node, namespace, name);
+            for member in &mut self.0 {
+                member.delete(&format!("NetworkPolicy/{key}"));
+            }
         }
         for (name, labels) in &step.namespaces {
-            *self.namespaces.get_mut(name.as_str()).unwrap() = labels.clone();
+            self.put(&namespace_document(name, labels));
         }
         for (name, labels) in &step.pods {
             let mut pods = Pod::all();
             let pod = pods.find(|pod| pod.to_string() == *name).unwrap();
-            self.pods.insert(pod, labels.clone());
+            self.put(&pod_document(pod, labels, &[address(pod)]));
         }
-        self.endpoints();
     }
 
     /// Packets whose fate is not the expected one.
     fn differences(&self, step: &Step) -> Vec<String> {
-        let maps = Maps::of(&self.node, Pod::all().map(address));
+        let maps = self.0.each_ref();
+        let maps = maps.map(|member| Maps::of(&member.node, Pod::all().map(address)));
         let mut found = Vec::new();
         for (from, to) in Pod::all().flat_map(|from| Pod::all().map(move |to| (from, to))) {
             // A packet of a pod to itself does not leave the pod.
@@ -90,7 +102,10 @@ impl Cluster {
                     Protocol::Udp => 17,
                     Protocol::Sctp => 132,
                 };
-                let open = maps.passes(address(from), address(to), protocol, port.number);
+                // Each node judges its own pods.
+                let passes =
+                    |maps: &Maps| maps.passes(address(from), address(to), protocol, port.number);
+                let open = maps.iter().all(passes);
                 if open != expected {
                     let is = if open { "open" } else { "closed" };
                     found.push(format!("{from} > {to} {port} is {is}"));

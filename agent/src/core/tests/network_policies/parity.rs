@@ -12,7 +12,7 @@ use super::{
 const SETS: usize = 1_000;
 const PACKETS: usize = 1_000;
 /// Changes of one cluster, and packets judged after each.
-const CHANGES: usize = 1_000;
+const CHANGES: usize = 500;
 const PACKETS_AFTER_A_CHANGE: usize = 200;
 
 #[test]

@@ -116,7 +116,11 @@ fn r4_a_stopped_replica_is_bypassed_within_a_second() {
 
 #[test]
 fn r9_services_answer_while_their_pods_are_replaced_without_an_agent() {
-    holds(&[Act::BackendsReplaced], &[Redirect::Services]);
+    let size = Size {
+        faults: 1,
+        ..Size::short()
+    };
+    holds_at(Act::BackendsReplaced, Redirect::Services, &size);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use super::Row;
 use super::connections::Connections;
@@ -35,17 +35,18 @@ pub(super) const fn vips(host: u8) -> [IpAddr; 2] {
 /// Replaces all backends of both Services while the agent is down, then starts the agent.
 pub(super) fn replaced(setup: &Setup) -> Result<Vec<Row>> {
     let lab = &setup.lab;
-    let mut backends = Backends::start(lab, 0)?;
+    let all = (0..=setup.size.faults).map(|round| Backends::start(lab, round));
+    let mut all = all.collect::<Result<Vec<_>>>()?.into_iter();
+    let mut backends = all.next().context("the first pods")?;
     backends.enter(lab)?;
     let mut agent = setup.agent(&setup.agent_options())?;
     let _replica = setup.replica(1)?;
     let load = setup.load()?;
     let connections = Connections::start(setup.clients(), vips(SHOP), SHOP_PORT)?;
-    for round in 0..setup.size.faults {
+    for next in all {
         load.flows()?;
         connections.flow()?;
         agent.kill_9()?;
-        let next = Backends::start(lab, round + 1)?;
         next.enter(lab)?;
         std::mem::replace(&mut backends, next).leave(lab)?;
         load.flows()?;
@@ -80,7 +81,7 @@ struct Backends {
 }
 
 impl Backends {
-    /// Pods with addresses that no earlier round had. They answer.
+    /// Pods with addresses of their own. No Service leads to them yet.
     fn start(lab: &Lab, round: u32) -> Result<Self> {
         let host = FIRST + 2 * u8::try_from(round)?;
         let dns = lab.add_pod(&format!("dns{round}"), host)?;
@@ -89,13 +90,6 @@ impl Backends {
         let addresses = both(&dns);
         let nsd = nsd::start_in(lab, &dns.netns, &name, &addresses, zone::ZONE, &records)?;
         let web = Web::start(&shop.netns, &[], &[SHOP_TARGET], &[])?;
-        for address in addresses {
-            let query = Query::a(&zone::name(0), address);
-            eventually("a new backend answers", LEAVES, || {
-                let reply = lab.node.enter(|| query.send())??;
-                reply.expect(zone::v4(0).into())
-            })?;
-        }
         Ok(Self {
             round,
             nsd,
@@ -107,6 +101,13 @@ impl Backends {
 
     /// The cluster and the node have these pods in the place of those before.
     fn enter(&self, lab: &Lab) -> Result<()> {
+        for address in both(&self.dns) {
+            let query = Query::a(&zone::name(0), address);
+            eventually("a new backend answers", LEAVES, || {
+                let reply = lab.node.enter(|| query.send())??;
+                reply.expect(zone::v4(0).into())
+            })?;
+        }
         lab.write_policy("cluster.yaml", &self.documents())?;
         let ports = [
             (DNS, "udp", 53, &self.dns, 53),

@@ -57,6 +57,7 @@ mod rollback;
 pub mod router;
 mod rules;
 mod service_warnings;
+pub(crate) mod service_why;
 mod services;
 pub mod snapshot;
 mod state;

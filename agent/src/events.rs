@@ -63,6 +63,10 @@ pub struct PacketView {
     /// Names that the endpoint learned the remote address for.
     #[serde(default)]
     pub names: Vec<String>,
+    /// The pod or the Service that has the remote address, for example `Pod/shop/web-1`; none if the
+    /// cluster's documents describe none there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
     /// Rules that decide, by the policy in force when this was asked for. Without any: no rule
     /// allows it, or nothing is restricted, or policy has no say.
     #[serde(default)]
@@ -237,7 +241,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_slow_reader_is_told_what_it_missed() {
+    async fn a_slow_reader_gets_the_number_of_missed_events() {
         let events = Events::default();
         for _ in 0..KEPT + 10 {
             events.push(PacketView::default());

@@ -132,6 +132,21 @@ impl Sample {
             count(summary.policies),
         )?;
         out.gauge(
+            "cluster_pods",
+            "Pods that documents of the cluster describe",
+            count(summary.pods),
+        )?;
+        out.gauge(
+            "cluster_services",
+            "Services with an address that documents of the cluster describe",
+            count(summary.services),
+        )?;
+        out.gauge(
+            "cluster_services_mixed",
+            "Services that are closed to an endpoint because policy treats their backends differently; `holdfast-agent status` says which backend",
+            count(summary.services_mixed),
+        )?;
+        out.gauge(
             "policy_refused",
             "Policy documents refused; the last good version of each stays in force",
             count(summary.policies_rejected),

@@ -50,6 +50,7 @@ use self::{
 /// A function that reads the core, run on the core's thread.
 type Inspection = Box<dyn FnOnce(&Core) + Send>;
 
+#[expect(clippy::large_enum_variant, reason = "nearly every input is an event")]
 enum Input {
     Event(Event),
     Snapshot(oneshot::Sender<Snapshot>),

@@ -7,9 +7,10 @@ use std::{
     os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
+use dns_policy::wall_time;
 use nix::fcntl::OFlag;
 use notify::{RecursiveMode, Watcher as _};
 use tokio::sync::Notify;
@@ -113,9 +114,8 @@ impl Stamp {
     /// it is small, or changed just now.
     pub(crate) fn of(path: &Path) -> Option<Self> {
         let metadata = fs::metadata(path).ok()?;
-        let changed = u64::try_from(metadata.ctime()).ok()?;
-        let changed = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(changed))?;
-        let age = SystemTime::now().duration_since(changed).ok()?;
+        let changed = Duration::from_secs(u64::try_from(metadata.ctime()).ok()?);
+        let age = Duration::from_nanos(wall_time::now()).checked_sub(changed)?;
         if metadata.len() <= LARGE || age <= CLOCK {
             return None;
         }

@@ -171,7 +171,7 @@ fn tracked(lab: &Lab, pods: &[&Pod]) -> Result<Vec<String>> {
         .enter(|| std::fs::read_to_string("/proc/thread-self/net/nf_conntrack"))??;
     let of_pods = |line: &&str| {
         let from = |pod: &&Pod| line.contains(&format!("src={} dst=10.96.0.{DNS} ", pod.v4));
-        line.contains("dport=53 ") && pods.iter().any(|pod| from(pod))
+        line.contains("dport=53 ") && pods.iter().any(from)
     };
     Ok(flows.lines().filter(of_pods).map(str::to_owned).collect())
 }
@@ -290,9 +290,50 @@ fn policy_about_pods_holds_at_the_addresses_of_their_services() {
         ] {
             ensure!(status.contains(part), "{part}: {status}");
         }
+        is_explained(lab)?;
         node_local_cache(lab, &[&lab.a, &bridged])?;
         backends_change(lab, &services[1], &db, far)
     });
+}
+
+/// `why` and `observe` go from a Service to the pods behind it.
+fn is_explained(lab: &Lab) -> Result<()> {
+    let id = lab.endpoint_id(&lab.a)?.to_string();
+    for (host, parts) in [
+        (
+            DB,
+            [
+                "Service default/db",
+                "10.77.0.21 (app=db) at 8080/TCP: allowed",
+                "CiliumNetworkPolicy/default/web spec.egress[0]",
+            ],
+        ),
+        (
+            MIXED,
+            [
+                "Service default/mixed",
+                "(app=old) at 8080/TCP: no rule allows it",
+                "not allowed",
+            ],
+        ),
+    ] {
+        let vip = at(vips(host)[0], 80).to_string();
+        let text = lab
+            .agent(&["why", &id, &vip])
+            .unwrap_or_else(|e| format!("{e:#}"));
+        for part in parts {
+            ensure!(text.contains(part), "{part}: {text}");
+        }
+    }
+    let seen = lab.agent(&["observe"])?;
+    for part in [
+        "Service/default/db",
+        "Service/default/mixed",
+        "Service/default/dns",
+    ] {
+        ensure!(seen.contains(part), "{part}: {seen}");
+    }
+    Ok(())
 }
 
 /// NodeLocal DNSCache listens on an address of the node that stands for the DNS Service.

@@ -6,13 +6,14 @@ use std::{
     io::{BufRead as _, BufReader},
     path::PathBuf,
     process::{Command, Stdio},
-    sync::{Arc, Mutex},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::ValueEnum;
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::{fuzz, previous, process, repository, setup, workspace};
@@ -205,7 +206,7 @@ fn side_by_side(jobs: Vec<Job>, limit: Duration) -> Result<Tally> {
     let lane = || -> Result<Tally> {
         let mut tally = Tally::default();
         loop {
-            let next = queue.lock().map_err(|_| anyhow!("a lane panicked"))?.next();
+            let next = queue.lock().next();
             let Some(job) = next else { return Ok(tally) };
             tally.add(&observe(
                 &job.name,
@@ -323,8 +324,8 @@ fn observe(
             tally.read(&line);
             if output == Output::AtOnce {
                 println!("{line}");
-            } else if let Ok(mut kept) = reader_kept.lock() {
-                kept.push(line);
+            } else {
+                reader_kept.lock().push(line);
             }
         }
         tally
@@ -348,10 +349,8 @@ fn observe(
         reader.join().unwrap_or_default()
     };
     let seconds = start.elapsed().as_secs();
-    if let Ok(kept) = kept.lock()
-        && output == Output::AtItsEnd
-    {
-        println!("\n{name} ({seconds} s)\n{}", kept.join("\n"));
+    if output == Output::AtItsEnd {
+        println!("\n{name} ({seconds} s)\n{}", kept.lock().join("\n"));
     }
     if hung {
         tally.fail(format!("{name}: no end after {seconds} s"));

@@ -62,6 +62,9 @@ fn line(packet: &PacketView) -> String {
         packet.remote_identity,
         packet.length,
     );
+    if let Some(object) = &packet.object {
+        text.push_str(&format!(" {object}"));
+    }
     if !packet.names.is_empty() {
         text.push_str(&format!(" {}", packet.names.join(",")));
     }

@@ -40,6 +40,7 @@ impl Core {
             let known = names.get(&id).zip(packet.remote());
             let known = known.and_then(|(names, remote)| names.get(&remote));
             packet.names = known.cloned().unwrap_or_default();
+            packet.object = packet.remote().and_then(|remote| self.object_at(remote));
             let Some(port) = packet.port().filter(|_| packet.is_judged()) else {
                 continue;
             };

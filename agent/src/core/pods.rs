@@ -141,7 +141,7 @@ impl State {
     pub(super) fn retry_pods(&mut self) {
         for key in std::mem::take(&mut self.pods.without_identity) {
             if let Some(pod) = self.pods.known.remove(&key) {
-                self.exchange_pod(Some(pod.at.clone()), pod);
+                self.exchange_pod(Some(pod.at.clone()), &pod);
             }
         }
     }
@@ -184,7 +184,7 @@ impl State {
         let pods: Vec<_> = pods.map(|(key, _)| Arc::clone(key)).collect();
         for key in pods {
             if let Some(pod) = self.pods.known.remove(&key) {
-                self.exchange_pod(Some(pod.at.clone()), pod);
+                self.exchange_pod(Some(pod.at.clone()), &pod);
             }
         }
         self.renumber_endpoints(&changed);
@@ -205,18 +205,18 @@ impl State {
             },
             identity: None,
         });
-        self.exchange_pod(Some(pod), before);
+        self.exchange_pod(Some(pod), &before);
     }
 
     fn remove_pod(&mut self, key: &str) {
         if let Some(pod) = self.pods.known.remove(key) {
-            self.exchange_pod(None, pod);
+            self.exchange_pod(None, &pod);
         }
     }
 
     /// Puts `now` in the place of `before`. The new identity is acquired before the old one is
     /// released, so that one that stays is never without a holder.
-    fn exchange_pod(&mut self, now: Option<PodAt>, before: KnownPod) {
+    fn exchange_pod(&mut self, now: Option<PodAt>, before: &KnownPod) {
         let wants = now.as_ref().filter(|pod| !pod.addresses.is_empty());
         let identity = wants.and_then(|pod| self.acquire_pod(&pod.labels).ok());
         self.pods.without_identity.remove(&before.at.key);

@@ -2,17 +2,27 @@
 
 use std::collections::BTreeMap;
 
-use shared_maps::IdentityId;
+use shared_maps::{
+    IdentityId,
+    policy::{EGRESS, INGRESS},
+};
 
 use super::{policy_model::Subject, services::SKEW, state::State};
 use crate::{
+    identity::scopes::is_remote_node,
     kubernetes::service_at::{BackendAt, PortAt, ServiceAt},
     labels::K8S,
-    policy::compute::service::{self, Backend},
+    policy::{
+        compute::service::{self, Backend},
+        document::Body,
+    },
 };
 
 /// Endpoints that a warning names.
 const NAMED: usize = 5;
+
+/// Port of DNS Services.
+const DNS_PORT: u16 = 53;
 
 /// A backend that policy does not allow.
 struct Refused<'a> {
@@ -40,6 +50,8 @@ impl State {
                 .collect(),
             false => BTreeMap::new(),
         };
+        found.extend(self.dns_on_nodes());
+        found.extend(self.closed_to_other_nodes());
         for (_, subject) in self.policy.subjects() {
             for id in subject.mixed_services() {
                 let text = by_identity.get(id).and_then(|at| self.mixed(subject, at));
@@ -47,6 +59,100 @@ impl State {
             }
         }
         found
+    }
+
+    /// DNS Services that are closed because their pods use their nodes' network: no label selects
+    /// these.
+    fn dns_on_nodes(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for (at, _) in self.services.iter() {
+            let ports = at.ports.iter().filter(|port| port.port == DNS_PORT);
+            let on_nodes = ports.filter(|port| {
+                let mut backends = port.backends.iter();
+                !port.backends.is_empty()
+                    && backends
+                        .all(|backend| self.known_behind(&at.key, backend).is_some_and(is_node))
+            });
+            for port in on_nodes {
+                let closed = self.policy.subjects().find(|(_, subject)| {
+                    let restricted = subject.policy().egress.enforced;
+                    restricted
+                        && port
+                            .backends
+                            .iter()
+                            .any(|backend| !self.is_allowed(subject, at, port, backend))
+                });
+                let Some(id) = closed.and_then(|(_, subject)| subject.endpoints().first()) else {
+                    continue;
+                };
+                let (number, protocol) = (port.port, port.protocol.as_str());
+                found.push(format!(
+                    "Service {} is closed to endpoint {id} at {number}/{protocol}: its pods use the \
+                     network of their nodes, and toEndpoints does not select nodes: allow the \
+                     entities host and remote-node there",
+                    at.key
+                ));
+                break;
+            }
+        }
+        found
+    }
+
+    /// Pods behind DNS Services whose ingress policy drops queries that proxies of other nodes
+    /// forward.
+    fn closed_to_other_nodes(&self) -> Vec<String> {
+        let own = self.config.node_name.as_deref();
+        let mut documents = self.policy.repository().iter();
+        let has_others = documents.any(|document| match &document.body {
+            Body::Node(node) => own != Some(node.name.as_str()),
+            _ => false,
+        });
+        let mut found = Vec::new();
+        if !has_others {
+            return found;
+        }
+        for (at, _) in self.services.iter() {
+            let ports = at.ports.iter().filter(|port| port.port == DNS_PORT);
+            let backends = ports.flat_map(|port| port.backends.iter().map(move |b| (port, b)));
+            let closed = backends.filter_map(|(port, backend)| {
+                let id = self.endpoints.by_address(backend.address)?;
+                let subject = self.policy.subject(self.endpoints.get(id)?.identity)?;
+                let of = Backend {
+                    identity: IdentityId::REMOTE_NODE,
+                    port: backend.port.unwrap_or(port.port),
+                };
+                let protocol = port.protocol.number();
+                let open = service::allows(subject.all_entries(), INGRESS, protocol, of);
+                (!open).then_some((id, of.port, port.protocol.as_str()))
+            });
+            let first = closed.into_iter().next();
+            found.extend(first.map(|(id, port, protocol)| {
+                format!(
+                    "endpoint {id} is behind Service {}, and its ingress policy does not allow \
+                     remote-node at {port}/{protocol}: DNS queries that the proxies of other nodes \
+                     forward are dropped: add fromEntities: [remote-node]",
+                    at.key
+                )
+            }));
+        }
+        found
+    }
+
+    fn is_allowed(
+        &self,
+        subject: &Subject,
+        at: &ServiceAt,
+        port: &PortAt,
+        backend: &BackendAt,
+    ) -> bool {
+        let Some(identity) = self.known_behind(&at.key, backend) else {
+            return true;
+        };
+        let of = Backend {
+            identity,
+            port: backend.port.unwrap_or(port.port),
+        };
+        service::allows(subject.all_entries(), EGRESS, port.protocol.number(), of)
     }
 
     fn mixed(&self, subject: &Subject, at: &ServiceAt) -> Option<String> {
@@ -88,7 +194,7 @@ impl State {
                     identity,
                     port: backend.port.unwrap_or(port.port),
                 };
-                match service::allows(subject.all_entries(), port.protocol.number(), of) {
+                match service::allows(subject.all_entries(), EGRESS, port.protocol.number(), of) {
                     true => is_mixed = true,
                     false => {
                         refused.get_or_insert(Refused {
@@ -116,7 +222,12 @@ impl State {
     }
 
     /// A backend for people: its address, and its labels or its pod.
-    fn described(&self, at: &ServiceAt, backend: &BackendAt, identity: IdentityId) -> String {
+    pub(super) fn described(
+        &self,
+        at: &ServiceAt,
+        backend: &BackendAt,
+        identity: IdentityId,
+    ) -> String {
         let address = backend.address;
         if self.services.unknown_since(&at.key, address).is_some() {
             let pod = backend.pod.as_deref().unwrap_or_default();
@@ -132,4 +243,14 @@ impl State {
         });
         format!("{address} ({})", texts.collect::<Vec<_>>().join(","))
     }
+}
+
+/// Whether an identity is this node's or another node's.
+fn is_node(identity: IdentityId) -> bool {
+    let reserved = [
+        IdentityId::HOST,
+        IdentityId::REMOTE_NODE,
+        IdentityId::KUBE_APISERVER,
+    ];
+    reserved.contains(&identity) || is_remote_node(identity)
 }

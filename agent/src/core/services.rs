@@ -9,7 +9,7 @@
 //! later than the other. Then no rule selects it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     net::IpAddr,
     sync::Arc,
 };
@@ -335,9 +335,8 @@ impl State {
             let (at, identity) = (Arc::clone(&known.at), known.identity);
             let mut identities: BTreeMap<IpAddr, Option<IdentityId>> = BTreeMap::new();
             for backend in at.ports.iter().flat_map(|port| &port.backends) {
-                if !identities.contains_key(&backend.address) {
-                    let found = self.identity_behind(backend);
-                    identities.insert(backend.address, found);
+                if let Entry::Vacant(entry) = identities.entry(backend.address) {
+                    entry.insert(self.identity_behind(backend));
                 }
             }
             let service = self.service_of(&key, &at, &identities);

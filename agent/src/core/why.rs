@@ -10,6 +10,7 @@ use shared_maps::{EndpointId, IdentityId};
 
 use super::{
     Core,
+    service_why::ServiceFound,
     snapshot::{DnsRulesView, EndpointView, NameView},
     state::State,
 };
@@ -101,6 +102,8 @@ pub struct PeerFound {
     pub by: Vec<RuleView>,
     /// Rules about the identity, whatever the port.
     pub about: Vec<RuleView>,
+    /// The Service whose identity it is, with its backends.
+    pub(crate) service: Option<ServiceFound>,
 }
 
 impl Core {
@@ -205,6 +208,9 @@ impl Core {
         else {
             return PeerFound::default();
         };
+        if peer.is_service() && direction == FlowDirection::Egress {
+            return state.service_peer(own, peer, port);
+        }
         let side = side_of(own.policy(), direction);
         let known = labels.as_ref().map(LabelSet::texts);
         let subject = Subject::new(peer, labels.unwrap_or_else(|| LabelSet::new(Vec::new())));
@@ -221,7 +227,13 @@ impl Core {
                 .iter()
                 .map(RuleView::of)
                 .collect(),
+            service: None,
         }
+    }
+
+    /// What there is on an address, for people: the Service or the pod that has it.
+    pub(crate) fn object_at(&self, address: IpAddr) -> Option<String> {
+        self.state.object_at(address)
     }
 }
 

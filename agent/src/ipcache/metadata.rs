@@ -50,6 +50,15 @@ pub enum Owner {
 }
 
 impl Owner {
+    /// Whether it is a Service or a pod of the cluster.
+    pub(crate) fn is_object(&self) -> bool {
+        match self {
+            Self::Service(_) | Self::ExternalService(_) => true,
+            Self::Object(Source::Kubernetes, _) => true,
+            _ => false,
+        }
+    }
+
     /// Where it has its knowledge from.
     pub const fn source(&self) -> Source {
         match self {
@@ -261,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_say_the_same_are_resolved_once() {
+    fn names_with_equal_labels_are_resolved_once() {
         let mut metadata = Metadata::default();
         assert!(metadata.set(name(0), labels("fqdn:*.example")));
         for n in 1..1000 {
@@ -282,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_says_labels_or_an_identity() {
+    fn an_owner_adds_labels_or_an_identity() {
         let mut metadata = Metadata::default();
         let id = IdentityId(300);
         assert!(metadata.set(Owner::Restored, labels("k8s:a=b")));

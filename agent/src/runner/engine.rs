@@ -22,6 +22,10 @@ const LOGGED: usize = 10;
 const FEW: usize = 16;
 
 /// What became of an event that a stream's thread tried to carry out.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives on the stack, for one match"
+)]
 pub(super) enum AtOnce {
     /// Everything is done.
     Done,

@@ -12,6 +12,7 @@ use super::{AddressRead, Entries, Question, Receiver, matched, target, text::tex
 use crate::{
     admin::model::{HopState, Why},
     core::{
+        service_why::{BackendFound, ServiceFound},
         snapshot::{DnsRulesView, EndpointView, NameView},
         why::{AddressFound, Findings, PeerFound},
     },
@@ -99,6 +100,7 @@ fn read() -> AddressRead {
             verdict: Some(Verdict::Allowed),
             by: vec![rule()],
             about: vec![rule()],
+            service: None,
         },
         entries: Ok(Entries {
             decides: Some((key, PolicyValue::allow(key))),
@@ -150,7 +152,7 @@ fn missing(why: &Why, hop: &str, says: &str) {
 
 /// The fields are documented in docs/src/why.md; new ones may be added.
 #[test]
-fn programs_read_the_same_for_ever() {
+fn the_json_matches_the_golden_file() {
     let why = why(&found(), &[read()], true);
     let golden = include_str!("../../../tests/data/why.json");
     let golden: serde_json::Value = serde_json::from_str(golden).unwrap();
@@ -169,7 +171,7 @@ fn programs_read_the_same_for_ever() {
 }
 
 #[test]
-fn each_thing_that_lacks_is_said() {
+fn each_missing_hop_is_named() {
     let read = read();
     let all = std::slice::from_ref(&read);
     let mut lacks = found();
@@ -226,7 +228,7 @@ fn each_thing_that_lacks_is_said() {
 }
 
 #[test]
-fn packets_that_no_program_judges_pass_whatever_policy_says() {
+fn packets_that_no_program_judges_pass_under_any_policy() {
     let mut closed = read();
     closed.entries = Ok(Entries::default());
     let closed = [closed];
@@ -256,7 +258,7 @@ fn packets_that_no_program_judges_pass_whatever_policy_says() {
 }
 
 #[test]
-fn an_address_that_no_answer_opens_is_said_to_be_one() {
+fn an_address_that_no_answer_opens_is_reported_as_such() {
     let mut refused = found();
     refused.names.clear();
     refused.addresses[0].address = [169, 254, 169, 254].into();
@@ -285,6 +287,64 @@ fn an_address_that_no_answer_opens_is_said_to_be_one() {
 }
 
 #[test]
+fn a_service_is_followed_to_each_pod_behind_it() {
+    let backend = |who: &str, verdict| BackendFound {
+        service_port: HTTPS.to_string(),
+        who: who.to_owned(),
+        port: Port {
+            number: 8443,
+            ..HTTPS
+        },
+        verdict,
+        by: vec![rule()],
+    };
+    let good = backend("10.2.0.9 (app=db)", Some(Verdict::Allowed));
+    let bad = BackendFound {
+        by: Vec::new(),
+        ..backend("10.2.0.10 (app=old)", Some(Verdict::NoRule))
+    };
+    let late = backend(
+        "10.2.0.11 (pod shop/db-2, which no document describes)",
+        None,
+    );
+    let mut open = read();
+    let service = |backends: &[&BackendFound]| ServiceFound {
+        key: "shop/db".to_owned(),
+        ports: vec![HTTPS.to_string()],
+        backends: backends.iter().map(|backend| (*backend).clone()).collect(),
+    };
+    open.peer.service = Some(service(&[&good, &late]));
+    let passes = text(&why(&found(), &[open.clone()], true));
+    for part in [
+        "Service shop/db (443/TCP)",
+        "443/TCP goes to 10.2.0.9 (app=db) at 8443/TCP: allowed by CiliumNetworkPolicy/shop/web",
+        "left out, its pod is not known yet",
+    ] {
+        assert!(passes.contains(part), "{part}: {passes}");
+    }
+    let mut mixed = open.clone();
+    mixed.peer.service = Some(service(&[&good, &bad]));
+    mixed.peer.verdict = Some(Verdict::NoRule);
+    mixed.entries = Ok(Entries::default());
+    let closed = why(&found(), &[mixed.clone()], true);
+    assert!(!closed.allowed);
+    let says = text(&closed);
+    for part in [
+        "MISSING  backend     443/TCP goes to 10.2.0.10 (app=old) at 8443/TCP: no rule allows it",
+        "a Service is open only if every backend is",
+    ] {
+        assert!(says.contains(part), "{part}: {says}");
+    }
+    assert_eq!(says.matches("do: ").count(), 1, "{says}");
+    mixed.peer.service = Some(ServiceFound {
+        ports: vec!["80/TCP".to_owned()],
+        ..service(&[])
+    });
+    let says = text(&why(&found(), &[mixed], true));
+    assert!(says.contains("has no port 443/TCP, but 80/TCP"), "{says}");
+}
+
+#[test]
 fn a_block_that_covers_a_pod_is_named_and_opens_nothing() {
     let mut pod = read();
     pod.peer = PeerFound {
@@ -307,7 +367,7 @@ fn a_block_that_covers_a_pod_is_named_and_opens_nothing() {
 }
 
 #[test]
-fn a_map_that_cannot_be_read_is_no_allowance() {
+fn an_unreadable_map_allows_nothing() {
     let mut blind = read();
     blind.ipcache = Err("no such map".to_owned());
     blind.entries = Err("no such map".to_owned());
@@ -372,7 +432,7 @@ fn many_addresses_count_and_are_not_shown_one_by_one() {
 }
 
 #[test]
-fn nothing_restricted_needs_nothing() {
+fn an_unrestricted_endpoint_needs_no_entry() {
     let mut free = found();
     free.endpoint.egress_enforced = false;
     free.endpoint.policies.clear();
@@ -387,7 +447,7 @@ fn nothing_restricted_needs_nothing() {
 }
 
 #[test]
-fn a_look_up_tells_which_key_it_found() {
+fn a_lookup_returns_the_key_that_it_found() {
     for (protocol, port, bits) in [(6, 8080, 12), (6, 443, 16), (17, 0, 0), (0, 0, 0)] {
         let key = PolicyKey::new(300, EGRESS, protocol, port, bits);
         let asked = PolicyKey::new(300, EGRESS, protocol.max(6), port | 3, 16);

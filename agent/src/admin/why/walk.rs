@@ -3,6 +3,7 @@
 mod asking;
 mod programs;
 mod reaching;
+mod service;
 
 use std::net::IpAddr;
 
@@ -95,11 +96,10 @@ impl Walk<'_> {
         let mut ends = Vec::new();
         let (mut passing, mut failing) = (0, 0);
         for (found, read) in self.found.addresses.iter().zip(self.read) {
-            let mut way = vec![
-                self.ipcache(found, read),
-                self.identity(found, read),
-                self.policy_map(found, read),
-            ];
+            let mut way = vec![self.ipcache(found, read), self.identity(found, read)];
+            let service = read.peer.service.iter();
+            way.extend(service.flat_map(|service| self.service(found.address, service)));
+            way.push(self.policy_map(found, read));
             way.extend(read.receiver.as_ref().map(|r| self.receiver(found, r)));
             let end = self.end(found, read, first_missing(&way));
             if end.passes == Some(true) {

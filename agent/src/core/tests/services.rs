@@ -19,7 +19,11 @@ use super::{
 };
 use crate::{
     core::{CoreConfig, Event},
-    policy::{parse::parse_documents, source::PolicyChange},
+    policy::{
+        parse::parse_documents,
+        source::PolicyChange,
+        trace::{FlowDirection, Port, Verdict},
+    },
     source_event::SourceEvent,
 };
 
@@ -477,4 +481,114 @@ fn a_restart_keeps_the_numbers_of_services_and_writes_nothing() {
             assert!(!member.node.datapath.policy[&member.node.id()].contains_key(&key));
         }
     }
+}
+
+#[test]
+fn dns_pods_on_their_nodes_network_are_named() {
+    let rules = "[{toEndpoints: [{matchLabels: {app: dns}}], toPorts: [{ports: [{port: \"53\", protocol: UDP}]}]}]";
+    let mut member = Member::new(&egress(rules));
+    member
+        .node
+        .event(Event::NodeAddresses(vec!["192.0.2.1".parse().unwrap()]));
+    let dns = service(
+        "dns",
+        &format!("clusterIP: {VIP}"),
+        "{port: 53, protocol: UDP}",
+    );
+    member.put(
+        &(dns
+            + &slice(
+                "dns",
+                &[("dns-0", "192.0.2.1")],
+                "{port: 53, protocol: UDP}",
+            )),
+    );
+    assert_eq!(at(&member.node, VIP, UDP, 53), Fate::Dropped);
+    let text = warnings(&member);
+    for part in ["Service default/dns", "53/UDP", "host and remote-node"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    set_policy(&mut member, "[{toEntities: [host, remote-node]}]");
+    assert_eq!(at(&member.node, VIP, UDP, 53), Fate::Passed);
+    assert!(!warnings(&member).contains("Service default/dns"));
+}
+
+#[test]
+fn an_ingress_policy_that_drops_other_nodes_queries_is_named() {
+    let from = |from: &str| {
+        format!(
+            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: dns}}\nspec:\n  endpointSelector: {{matchLabels: {{app: web}}}}\n  ingress: [{from}]\n"
+        )
+    };
+    let pods = "{fromEndpoints: [{matchLabels: {app: client}}]}";
+    let mut member = Member::new(&from(pods));
+    let dns = service(
+        "dns",
+        &format!("clusterIP: {VIP}"),
+        "{port: 53, protocol: UDP}",
+    );
+    member.put(
+        &(dns
+            + &slice(
+                "dns",
+                &[("web-0", "10.0.0.7")],
+                "{port: 5353, protocol: UDP}",
+            )),
+    );
+    assert!(
+        !warnings(&member).contains("remote-node"),
+        "there is no other node"
+    );
+    member.put("---\napiVersion: v1\nkind: Node\nmetadata: {name: other}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.2}]}\n");
+    let text = warnings(&member);
+    for part in [
+        "endpoint 1",
+        "Service default/dns",
+        "5353/UDP",
+        "fromEntities: [remote-node]",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    member.put(&from(&format!("{pods}, {{fromEntities: [remote-node]}}")));
+    assert!(!warnings(&member).contains("remote-node"));
+}
+
+#[test]
+fn why_goes_from_a_service_to_each_backend_and_its_rule() {
+    let mut member = Member::new(&egress(&format!("[{}]", to("db", 8080, "TCP"))));
+    let pods = pod("db-0", "db", "10.2.0.9") + &pod("db-1", "old", "10.2.0.10");
+    member.put(&(pods + &db(&[("db-0", "10.2.0.9")])));
+    let (id, service) = (member.node.id(), member.node.identity(VIP).unwrap());
+    let ask = |member: &Member, number: u16| {
+        let port = Port {
+            protocol: TCP,
+            number,
+        };
+        member
+            .node
+            .core
+            .peer(id, FlowDirection::Egress, service, Some(port))
+    };
+    let found = ask(&member, 80);
+    assert_eq!(found.verdict, Some(Verdict::Allowed));
+    assert_eq!(found.by.len(), 1);
+    assert_eq!(found.by[0].rule, "spec.egress[0]");
+    let of = found.service.unwrap();
+    assert_eq!(
+        (of.key.as_str(), of.ports),
+        ("default/db", vec!["80/TCP".to_owned()])
+    );
+    assert_eq!(of.backends[0].who, "10.2.0.9 (app=db)");
+    assert_eq!(of.backends[0].port.to_string(), "8080/TCP");
+    assert_eq!(ask(&member, 81).verdict, Some(Verdict::NoRule));
+    member.put(&db(&[("db-0", "10.2.0.9"), ("db-1", "10.2.0.10")]));
+    let found = ask(&member, 80);
+    assert_eq!(found.verdict, Some(Verdict::NoRule));
+    let verdicts = found.service.unwrap().backends;
+    let verdicts: Vec<_> = verdicts.iter().map(|backend| backend.verdict).collect();
+    assert_eq!(verdicts, [Some(Verdict::Allowed), Some(Verdict::NoRule)]);
+    let object = |address: &str| member.node.core.object_at(address.parse().unwrap());
+    assert_eq!(object(VIP).as_deref(), Some("Service/default/db"));
+    assert_eq!(object("10.2.0.9").as_deref(), Some("Pod/default/db-0"));
+    assert_eq!(object("1.1.1.1"), None);
 }

@@ -26,7 +26,7 @@ fn book() -> Book {
     Book::new(LabelFilter::default(), "default")
 }
 
-fn lines(changes: Changes) -> Vec<String> {
+fn lines(changes: &Changes) -> Vec<String> {
     let pods = changes.pods.iter().map(|change| match change {
         SourceEvent::Apply(pod) => {
             let addresses: Vec<String> = pod.addresses.iter().map(ToString::to_string).collect();
@@ -52,7 +52,7 @@ fn a_namespaces_labels_reach_its_pods() {
     let mut book = book();
     book.put(&pod("web-0", "10.2.0.9", NOON, "web"));
     assert_eq!(
-        lines(book.changes()),
+        lines(&book.changes()),
         [format!("Pod/shop/web-0 10.2.0.9 k8s:app=web,{FIXED}")]
     );
     let [(key, warning)] = book.warnings().try_into().unwrap();
@@ -67,12 +67,12 @@ fn a_namespaces_labels_reach_its_pods() {
             "Pod/shop/web-0 10.2.0.9 k8s:app=web,k8s:io.cilium.k8s.namespace.labels.team={team},{FIXED}"
         )
     };
-    assert_eq!(lines(book.changes()), [team("a")]);
+    assert_eq!(lines(&book.changes()), [team("a")]);
     assert!(book.warnings().is_empty());
     book.put(&namespace("b"));
-    assert_eq!(lines(book.changes()), [team("b")]);
+    assert_eq!(lines(&book.changes()), [team("b")]);
     book.put(&namespace("b"));
-    assert_eq!(lines(book.changes()), [] as [&str; 0]);
+    assert_eq!(lines(&book.changes()), [] as [&str; 0]);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn of_two_pods_with_one_address_the_younger_counts_and_both_are_named() {
     book.changes();
     book.put(&young);
     assert_eq!(
-        lines(book.changes()),
+        lines(&book.changes()),
         [
             format!("Pod/shop/b 10.2.0.9 k8s:app=young,{FIXED}"),
             format!("Pod/shop/a  k8s:app=old,{FIXED}"),
@@ -97,7 +97,7 @@ fn of_two_pods_with_one_address_the_younger_counts_and_both_are_named() {
     assert!(warning.contains("Pod/shop/a"), "{warning}");
     book.remove(&young.key);
     assert_eq!(
-        lines(book.changes()),
+        lines(&book.changes()),
         [
             format!("Pod/shop/a 10.2.0.9 k8s:app=old,{FIXED}"),
             "gone shop/b".to_owned()
@@ -112,30 +112,30 @@ fn of_two_pods_with_one_address_the_younger_counts_and_both_are_named() {
     let mut book = self::book();
     book.put(&without("b"));
     book.put(&without("a"));
-    let found = lines(book.changes());
+    let found = lines(&book.changes());
     assert!(found[0].starts_with("Pod/shop/a 10.2.0.9"), "{found:?}");
 }
 
 #[test]
-fn a_pod_counts_before_what_cilium_says_of_it() {
+fn a_pod_document_overrides_its_ciliumendpoint() {
     let mut book = book();
     let endpoint = read(
         "apiVersion: cilium.io/v2\nkind: CiliumEndpoint\nmetadata: {name: web-0, namespace: shop}\nstatus: {identity: {labels: [\"k8s:app=web\"]}, networking: {addressing: [{ipv4: 10.2.0.9}]}}\n",
     );
     book.put(&endpoint);
     assert_eq!(
-        lines(book.changes()),
+        lines(&book.changes()),
         ["CiliumEndpoint/shop/web-0 10.2.0.9 k8s:app=web"]
     );
     let pod = pod("web-0", "10.2.0.8", NOON, "web");
     book.put(&pod);
     assert_eq!(
-        lines(book.changes()),
+        lines(&book.changes()),
         [format!("Pod/shop/web-0 10.2.0.8 k8s:app=web,{FIXED}")]
     );
     book.remove(&pod.key);
     assert_eq!(
-        lines(book.changes()),
+        lines(&book.changes()),
         ["CiliumEndpoint/shop/web-0 10.2.0.9 k8s:app=web"]
     );
 }
@@ -219,7 +219,7 @@ proptest! {
     /// After any history, with changes read at any moment, what was returned is what a book
     /// returns that gets the remaining documents at once.
     #[test]
-    fn any_history_ends_as_the_whole_read_at_once(acts in acts(), reads in any::<u64>()) {
+    fn any_history_ends_in_the_state_of_a_single_read(acts in acts(), reads in any::<u64>()) {
         let mut book = book();
         let mut documents: BTreeMap<String, PolicyDocument> = BTreeMap::new();
         let (mut pods, mut services) = (BTreeMap::new(), BTreeMap::new());

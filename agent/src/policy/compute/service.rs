@@ -78,20 +78,26 @@ impl Service {
     }
 }
 
-/// Whether entries say that a backend is allowed.
-pub(crate) fn allows(of: &BTreeMap<IdentityId, Entries>, protocol: u8, backend: Backend) -> bool {
-    verdict_on(of, protocol, backend).is_some_and(|value| !value.is_deny())
+/// Whether entries say that a peer is allowed in a direction.
+pub(crate) fn allows(
+    of: &BTreeMap<IdentityId, Entries>,
+    direction: u8,
+    protocol: u8,
+    peer: Backend,
+) -> bool {
+    verdict_on(of, direction, protocol, peer).is_some_and(|value| !value.is_deny())
 }
 
 fn verdict_on(
     of: &BTreeMap<IdentityId, Entries>,
+    direction: u8,
     protocol: u8,
     backend: Backend,
 ) -> Option<&PolicyValue> {
     let lookup = |id: u32| {
         longest(
             of.get(&IdentityId(id))?.iter(),
-            EGRESS,
+            direction,
             protocol,
             backend.port,
         )
@@ -103,7 +109,7 @@ fn verdict_on(
 pub(crate) fn verdict(of: &BTreeMap<IdentityId, Entries>, port: &ServicePort) -> PortVerdict {
     let (mut open, mut redirected) = (0, false);
     for backend in &port.backends {
-        match verdict_on(of, port.protocol, *backend) {
+        match verdict_on(of, EGRESS, port.protocol, *backend) {
             Some(value) if !value.is_deny() => {
                 open += 1;
                 redirected |= value.proxy_port != shared_maps::Be16::ZERO;

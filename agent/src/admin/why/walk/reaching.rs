@@ -85,6 +85,10 @@ impl Walk<'_> {
             }
         }
         let text = format!("{} is {}", read.identity, labels.join(","));
+        if read.peer.service.is_some() {
+            // Policy is about the pods behind it.
+            return hop("identity", at, HopState::Found, text, "");
+        }
         if selectors.is_empty() && self.restricted().is_some() {
             let text = format!("{text}; no selector of the policy selects it");
             if let Some(block) = read.blocks.first() {

@@ -1,0 +1,201 @@
+//! What the model has on a Service as a peer of an endpoint: each backend, and the rules about it.
+
+use std::net::IpAddr;
+
+use shared_maps::{IdentityId, policy::PolicyKey};
+
+use super::{policy_model::Subject as Endpoint, state::State, why::PeerFound};
+use crate::{
+    kubernetes::service_at::{BackendAt, PortAt, ServiceAt},
+    labels::LabelSet,
+    policy::{
+        model::Side,
+        rule::Peers,
+        trace::{self, FlowDirection, Match, Port, RuleView, Verdict},
+    },
+    selector::selector::Subject,
+};
+
+/// A Service and the backends of the ports in question.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct ServiceFound {
+    /// `namespace/name`.
+    pub(crate) key: String,
+    /// Ports that it has, as `80/TCP`.
+    pub(crate) ports: Vec<String>,
+    /// Backends of the port asked for, or of every port.
+    pub(crate) backends: Vec<BackendFound>,
+}
+
+/// A backend of a Service.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct BackendFound {
+    /// Port of the Service, as `80/TCP`.
+    pub(crate) service_port: String,
+    /// Address, and its labels or its pod.
+    pub(crate) who: String,
+    /// Its own port.
+    pub(crate) port: Port,
+    /// What policy says of it; none while it is left out, because its pod is unknown.
+    pub(crate) verdict: Option<Verdict>,
+    /// Rules that make the verdict.
+    pub(crate) by: Vec<RuleView>,
+}
+
+impl State {
+    /// What there is on an address, for people: the Service or the pod that has it.
+    pub(super) fn object_at(&self, address: IpAddr) -> Option<String> {
+        let metadata = self.ipcache.get(address.into())?;
+        metadata.identity()?;
+        let owners = metadata.owners().into_iter();
+        let objects = owners.filter(|owner| owner.is_object());
+        objects.map(ToString::to_string).next()
+    }
+
+    pub(super) fn service_peer(
+        &self,
+        own: &Endpoint,
+        id: IdentityId,
+        port: Option<Port>,
+    ) -> PeerFound {
+        let labels = self.policy.labels_of(id).map(LabelSet::texts);
+        let service = self.services.iter().find(|(_, known)| *known == Some(id));
+        let Some((at, _)) = service else {
+            return PeerFound {
+                labels,
+                ..PeerFound::default()
+            };
+        };
+        let side = &own.policy().egress;
+        let asked = |known: &&PortAt| port.is_none_or(|port| port == port_of(known));
+        let ports = at.ports.iter().filter(asked);
+        let backends: Vec<BackendFound> = ports
+            .flat_map(|port| port.backends.iter().map(move |backend| (port, backend)))
+            .map(|(port, backend)| self.backend_found(own, at, port, backend))
+            .collect();
+        let mut about: Vec<RuleView> = Vec::new();
+        for backend in at.ports.iter().flat_map(|port| &port.backends) {
+            let subject = self.subject_behind(at, backend);
+            for rule in trace::about(side, FlowDirection::Egress, own.labels(), &subject) {
+                let rule = RuleView::of(&rule);
+                if !about.contains(&rule) {
+                    about.push(rule);
+                }
+            }
+        }
+        let (verdict, by) = match port {
+            None => (None, Vec::new()),
+            Some(_) => {
+                let (verdict, by) = together(own, id, &backends);
+                (Some(verdict), by)
+            }
+        };
+        let ports = at.ports.iter().map(|port| port_of(port).to_string());
+        PeerFound {
+            labels,
+            verdict,
+            by,
+            about,
+            service: Some(ServiceFound {
+                key: at.key.to_string(),
+                ports: ports.collect(),
+                backends,
+            }),
+        }
+    }
+
+    fn subject_behind(&self, at: &ServiceAt, backend: &BackendAt) -> Subject {
+        let identity = self.known_behind(&at.key, backend);
+        let identity = identity.unwrap_or(IdentityId::UNKNOWN);
+        let labels = self.policy.labels_of(identity).cloned();
+        Subject::new(
+            identity,
+            labels.unwrap_or_else(|| LabelSet::new(Vec::new())),
+        )
+    }
+
+    fn backend_found(
+        &self,
+        own: &Endpoint,
+        at: &ServiceAt,
+        port: &PortAt,
+        backend: &BackendAt,
+    ) -> BackendFound {
+        let subject = self.subject_behind(at, backend);
+        let number = Port {
+            protocol: port.protocol.number(),
+            number: backend.port.unwrap_or(port.port),
+        };
+        let is_known = self.known_behind(&at.key, backend).is_some();
+        let side = &own.policy().egress;
+        let decision = is_known
+            .then(|| trace::judge(side, FlowDirection::Egress, own.labels(), &subject, number));
+        BackendFound {
+            service_port: port_of(port).to_string(),
+            who: self.described(at, backend, subject.id),
+            port: number,
+            verdict: decision.as_ref().map(|decision| decision.verdict),
+            by: decision
+                .iter()
+                .flat_map(|decision| &decision.by)
+                .map(RuleView::of)
+                .collect(),
+        }
+    }
+}
+
+fn port_of(port: &PortAt) -> Port {
+    Port {
+        protocol: port.protocol.number(),
+        number: port.port,
+    }
+}
+
+/// What the backends of one port make together.
+fn together(own: &Endpoint, id: IdentityId, backends: &[BackendFound]) -> (Verdict, Vec<RuleView>) {
+    let known = || {
+        backends
+            .iter()
+            .filter_map(|backend| Some((backend.verdict?, &backend.by)))
+    };
+    let closed = known().find(|(verdict, _)| !verdict.passes());
+    let proxied = known().find(|(verdict, _)| *verdict == Verdict::Proxied);
+    match closed.or(proxied).or_else(|| known().next()) {
+        Some((verdict, by)) => (verdict, by.clone()),
+        None => everything(own, id),
+    }
+}
+
+/// What becomes of a port of a Service without backends, or that the Service does not have.
+fn everything(own: &Endpoint, id: IdentityId) -> (Verdict, Vec<RuleView>) {
+    let side: &Side = &own.policy().egress;
+    let all = PolicyKey::new(id.0, shared_maps::policy::EGRESS, 0, 0, 0);
+    if own
+        .entries(id)
+        .is_some_and(|entries| entries.contains_key(&all))
+    {
+        return (Verdict::Denied, Vec::new());
+    }
+    let everyone = side
+        .rules
+        .iter()
+        .filter(|rule| rule.rule.peers == Peers::Any && rule.rule.ports.is_empty());
+    let found = everyone.max_by_key(|rule| rule.rule.deny);
+    let Some(rule) = found else {
+        let verdict = match side.enforced {
+            true => Verdict::NoRule,
+            false => Verdict::NotRestricted,
+        };
+        return (verdict, Vec::new());
+    };
+    let verdict = match rule.rule.deny {
+        true => Verdict::Denied,
+        false => Verdict::Allowed,
+    };
+    let view = RuleView::of(&Match {
+        rule,
+        selector: None,
+        receiver: None,
+    });
+    (verdict, vec![view])
+}

@@ -485,7 +485,7 @@ mod tests {
     use crate::config::{Cli, Command};
 
     #[test]
-    fn the_core_gets_what_the_flags_say() {
+    fn the_core_gets_the_values_of_the_flags() {
         let line = [
             "holdfast-agent",
             "run",

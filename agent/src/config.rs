@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn conntrack_sizes_are_taken_within_bounds() {
+    fn conntrack_sizes_are_accepted_within_bounds() {
         let config = run(&[
             "--bpf-ct-global-tcp-max=524288",
             "--bpf-ct-global-any-max=1024",

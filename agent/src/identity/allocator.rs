@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_had_on_request_while_it_is_withheld_and_its_labels_are_new() {
+    fn a_withheld_number_can_be_requested_for_new_labels() {
         let held = |n: u32| {
             (
                 IdentityId(16_777_217 + n),
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn exhaustion_is_an_error_and_takes_withheld_numbers_last() {
+    fn exhaustion_is_an_error_and_uses_withheld_numbers_last() {
         let restored = vec![(IdentityId(257), set("k8s:old"))];
         let mut allocator = NodeLocal::new(IdentityId(256), IdentityId(258), restored);
         assert_eq!(

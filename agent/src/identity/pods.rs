@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_held_for_a_restart_is_the_clusters_to_give() {
+    fn a_number_withheld_after_a_restart_can_be_given_by_the_cluster() {
         let [web, db] = ["k8s:app=web", "k8s:app=db"].map(set);
         let mut numbers = Assigned::new(vec![(IdentityId(300), db.clone())]);
         numbers.learn(IdentityId(300), Some(&web));

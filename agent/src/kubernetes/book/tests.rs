@@ -117,7 +117,7 @@ fn of_two_pods_with_one_address_the_younger_counts_and_both_are_named() {
 }
 
 #[test]
-fn a_pod_counts_before_what_cilium_says_of_it() {
+fn a_pod_document_overrides_its_ciliumendpoint() {
     let mut book = book();
     let endpoint = read(
         "apiVersion: cilium.io/v2\nkind: CiliumEndpoint\nmetadata: {name: web-0, namespace: shop}\nstatus: {identity: {labels: [\"k8s:app=web\"]}, networking: {addressing: [{ipv4: 10.2.0.9}]}}\n",
@@ -220,7 +220,7 @@ proptest! {
     /// After any history, with changes read at any moment, what was returned is what a book
     /// returns that gets the remaining documents at once.
     #[test]
-    fn any_history_ends_as_the_whole_read_at_once(acts in acts(), reads in any::<u64>()) {
+    fn any_history_ends_in_the_state_of_a_single_read(acts in acts(), reads in any::<u64>()) {
         let mut book = book();
         let mut documents: BTreeMap<String, PolicyDocument> = BTreeMap::new();
         let (mut pods, mut services) = (BTreeMap::new(), BTreeMap::new());

@@ -217,6 +217,7 @@ fn acts() -> impl Strategy<Value = Vec<(bool, PolicyDocument)>> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     /// After any history, with changes read at any moment, what was returned is what a book
     /// returns that gets the remaining documents at once.
     #[test]

@@ -53,7 +53,8 @@ pub struct ClusterArgs {
     pub k8s_service_cidr: Vec<IpNet>,
     /// A block of addresses of pods, of all nodes. An address in it that is no endpoint's and that no
     /// document describes is reserved:unmanaged, not the world, and no block or name of a policy
-    /// selects it; several with commas
+    /// selects it. A backend of a Service outside of these blocks is judged by its address at once,
+    /// although it names a pod that no document describes; several with commas
     #[arg(
         long,
         value_name = "CIDR",

@@ -54,7 +54,7 @@ mod restore;
 mod retry;
 mod revocations;
 mod rollback;
-pub(crate) mod router;
+pub mod router;
 mod rules;
 mod service_warnings;
 pub(crate) mod service_why;

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_agent_is_told_who_has_the_directory() {
+    fn a_second_agent_gets_an_error_with_the_owner_of_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let first = StateDirLock::take(dir.path()).unwrap();
         let mode = fs::metadata(dir.path().join(LOCK_FILE)).unwrap();

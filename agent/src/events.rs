@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_slow_reader_is_told_what_it_missed() {
+    async fn a_slow_reader_gets_the_number_of_missed_events() {
         let events = Events::default();
         for _ in 0..KEPT + 10 {
             events.push(PacketView::default());

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_are_no_named_port_are_told() {
+    fn texts_that_are_not_a_named_port_are_refused() {
         for bad in [
             "http",
             "http=",
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_carry_them() {
+    fn labels_contain_them() {
         let texts = ["dns=53/UDP", "dns-tcp=53/TCP", "http=80/TCP", "sig=9/SCTP"];
         let ports = NamedPorts::parse(&texts).unwrap();
         let labels = LabelSet::new(ports.labels());

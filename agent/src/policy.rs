@@ -11,7 +11,7 @@
 
 pub(crate) mod ask;
 pub(crate) mod cidr_group;
-pub(crate) mod cluster;
+pub mod cluster;
 pub(crate) mod compute;
 pub mod document;
 mod kinds;

@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_of_one_kind_do_not_shut_out_another() {
+    fn streams_of_one_kind_leave_room_for_another() {
         let proxies = Proxies::default();
         let admit = |kind| proxies.admit(kind, "x", None);
         let guards: Vec<_> = std::iter::from_fn(|| admit(StreamKind::FqdnData))
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_that_fetches_nothing_is_closed_and_others_go_on() {
+    async fn a_stream_that_reads_nothing_is_closed_and_others_continue() {
         let proxies = Proxies::default();
         let (slow, mut slow_results) = proxies.open_results(StreamKind::Mappings, "slow", None);
         let (good, mut good_results) = proxies.open_results(StreamKind::Mappings, "good", None);

@@ -30,14 +30,14 @@ use self::guests::{Guest, Guests};
 /// Pause after a failed accept: the process is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What the peers of one socket may use.
+/// Limits for the peers of one socket.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Connections at once. For one more, the oldest idle connection of the peer with most
     /// connections is closed.
     pub connections: usize,
-    /// From a connection's start, or the end of an answer, until the next request's headers have
-    /// come.
+    /// Longest time from a connection's start, or the end of an answer, until the next request's
+    /// headers have arrived.
     pub headers_within: Duration,
     /// A connection's life.
     pub life: Duration,
@@ -62,7 +62,7 @@ pub enum Socket {
     Unix(UnixListener),
 }
 
-/// Who shares a limit of connections.
+/// Key of a limit on connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Peer {
     /// An address; of IPv6 the network (/64) that one host has to itself.

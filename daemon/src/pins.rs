@@ -27,14 +27,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// Who may open a directory that [`make`] makes.
+/// Users that may open a directory of [`make`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MayOpen {
     /// Everyone; a directory that is there keeps its mode.
     Everyone,
-    /// Its owner alone.
+    /// The owner.
     Owner,
-    /// Its owner, and this group.
+    /// The owner, and this group.
     Group(u32),
 }
 
@@ -59,9 +59,9 @@ pub enum PinDirError {
     Foreign {
         /// The directory.
         path: PathBuf,
-        /// Its owner.
+        /// Owner of the directory.
         uid: u32,
-        /// Its mode.
+        /// Mode of the directory.
         mode: u32,
     },
 }

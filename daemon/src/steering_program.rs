@@ -60,7 +60,7 @@ pub enum SteerError {
     /// The kernel refused the program.
     #[error("program {NAME}: {0}")]
     Program(String),
-    /// Its link could not be pinned.
+    /// The link could not be pinned.
     #[error("pin {path}: {reason}", path = .path.display())]
     Pin {
         /// The pin.
@@ -110,7 +110,7 @@ fn provide_or_update(globals: &Globals, group: u32) -> Result<(), SteerError> {
     attach(globals, ours)
 }
 
-/// Where the program's link is pinned: while it is there, packets are steered.
+/// Path of the program's link. While the pin exists, packets are steered.
 pub fn link_pin(globals: &Globals) -> PathBuf {
     globals.root().join(pin::LINKS).join(LINK_NAME)
 }
@@ -141,7 +141,7 @@ pub fn replace(globals: &Globals) -> Result<u32, SteerError> {
     Ok(program.info().map_err(|error| refused(&error))?.id())
 }
 
-/// What is wrong about the program of this number, which [`replace`] put here; none if it steers.
+/// Fault of the program with this number, which [`replace`] attached. `None` if it steers.
 pub fn fault(globals: &Globals, program: u32) -> Option<String> {
     let path = link_pin(globals);
     let link = match PinnedLink::read(&path) {
@@ -188,7 +188,7 @@ pub fn make_maps(globals: &Globals) -> Result<(), MapError> {
     ids_of_maps(globals).map(|_| ())
 }
 
-/// The same; their numbers.
+/// Numbers of these maps.
 fn ids_of_maps(globals: &Globals) -> Result<[u32; 4], MapError> {
     let entries = redirect::MAX_ENTRIES;
     let path = globals.path(redirect::NAME);
@@ -262,7 +262,8 @@ pub fn pin_over(link: FdLink, path: &Path) -> Result<(), String> {
     let mut next = path.as_os_str().to_owned();
     next.push("_next");
     let next = PathBuf::from(next);
-    // One that was left here halfway goes last too: the new link is attached already.
+    // A remainder of an interrupted replacement is removed last, because its new link is attached
+    // already.
     match fs::remove_file(&next) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(tail(&error)),
         _ => {}

@@ -28,7 +28,7 @@ pub enum YamlError {
     /// libyaml's words, and the line at which the document begins.
     #[error("is not valid YAML or JSON: {reason}{}", begins(*.line))]
     Syntax {
-        /// What is wrong, and where, counted from `line`.
+        /// The error and its place, counted from `line`.
         reason: String,
         /// Line of the text at which the document begins.
         line: usize,
@@ -51,7 +51,7 @@ pub enum YamlError {
 }
 
 impl YamlError {
-    /// What to do.
+    /// The remedy.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Syntax { .. } => "correct the syntax",
@@ -80,7 +80,7 @@ pub struct Document<'a> {
     max: Max,
 }
 
-/// What the length of a text is held against.
+/// Limit on the length of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Max {
     Document,
@@ -300,7 +300,7 @@ fn size(value: &Value) -> usize {
     }
 }
 
-/// What may still be built, and why it ended early.
+/// Remaining size of the document, and the reason of an early end.
 struct Budget {
     left: Cell<usize>,
     fault: Cell<Option<YamlError>>,

@@ -1,13 +1,15 @@
-//! The promises R1 to R4 under load: acts on agent and proxies, and the outcome of every query
+//! The promises R1 to R4 and R9 under load: acts on agent and proxies, and the outcome of every query
 //! during them. `cargo xtask bench ha` runs all acts at full size, the tests `ha_*` in a short
 //! form.
 
 mod agent;
 mod calibration;
+mod connections;
 mod dropped;
 mod failures;
 mod in_flight;
 mod replicas;
+mod services;
 mod setup;
 mod start;
 
@@ -107,6 +109,9 @@ pub enum Act {
     Killed,
     /// One replica of two stopped.
     Stopped,
+    /// All pods behind a DNS Service and a web Service replaced on other nodes, while the agent is
+    /// down. They have other addresses. Then the agent starts again.
+    BackendsReplaced,
 }
 
 /// One row of the table.
@@ -229,6 +234,7 @@ impl Act {
             Self::RolledWithoutMaps => "R3 rolling without steering maps",
             Self::Killed => "R4 replica killed",
             Self::Stopped => "R4 replica stopped",
+            Self::BackendsReplaced => "R9 backends replaced",
         }
     }
 
@@ -251,6 +257,7 @@ impl Act {
             Self::RolledWithoutMaps => replicas::without_maps(&setup),
             Self::Killed => failures::killed(&setup),
             Self::Stopped => failures::stopped(&setup),
+            Self::BackendsReplaced => services::replaced(&setup),
         };
         if played
             .as_ref()

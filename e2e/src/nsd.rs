@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use anyhow::Result;
 
 use crate::lab::Lab;
+use crate::netns::Netns;
 use crate::process::Program;
 
 /// Most simultaneous connections: those of four pods, and remains of a drain.
@@ -14,12 +15,13 @@ const RECEIVE_BUFFER: u32 = 16 << 20;
 
 /// Serves one zone on port 53 of addresses of the world.
 pub(crate) fn start(lab: &Lab, addresses: &[IpAddr], zone: &str, records: &str) -> Result<Program> {
-    start_as(lab, "nsd", addresses, zone, records)
+    start_in(lab, &lab.world, "nsd", addresses, zone, records)
 }
 
-/// The same, as a further server called `name`.
-pub(crate) fn start_as(
+/// The same in another namespace, or as a further server, called `name`.
+pub(crate) fn start_in(
     lab: &Lab,
+    netns: &Netns,
     name: &str,
     addresses: &[IpAddr],
     zone: &str,
@@ -42,7 +44,7 @@ pub(crate) fn start_as(
     );
     let file = directory.join("nsd.conf");
     std::fs::write(&file, configuration)?;
-    let mut command = lab.world.command("nsd");
+    let mut command = netns.command("nsd");
     command.arg("-d").arg("-c").arg(&file);
     let log = lab.directory().join(format!("log/{name}.log"));
     Program::start("nsd", command, &log)

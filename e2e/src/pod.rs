@@ -57,15 +57,7 @@ impl Pod {
 
     /// Connects with the first SYN and gets an echo, or fails.
     pub fn expect_open(&self, to: SocketAddr) -> Result<()> {
-        let mut stream = self.connect(to, FIRST_SYN)?;
-        stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-        stream.write_all(b"hello")?;
-        let mut echo = [0; 5];
-        stream
-            .read_exact(&mut echo)
-            .with_context(|| format!("echo from {to}"))?;
-        ensure!(&echo == b"hello", "wrong echo from {to}");
-        Ok(())
+        self.netns.enter(|| echo(to))?
     }
 
     /// Fails if a connection succeeds.
@@ -324,4 +316,18 @@ impl Drop for Stream {
             let _ = thread.join();
         }
     }
+}
+
+/// Connects with the first SYN from the namespace of this thread and gets an echo, or fails.
+pub(crate) fn echo(to: SocketAddr) -> Result<()> {
+    let stream = TcpStream::connect_timeout(&to, FIRST_SYN);
+    let mut stream = stream.with_context(|| format!("connect to {to}"))?;
+    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    stream.write_all(b"hello")?;
+    let mut echo = [0; 5];
+    stream
+        .read_exact(&mut echo)
+        .with_context(|| format!("echo from {to}"))?;
+    ensure!(&echo == b"hello", "wrong echo from {to}");
+    Ok(())
 }

@@ -1,6 +1,8 @@
 //! Service addresses that the lab's node translates to the address of a server, as kube-proxy does
 //! in its nftables and iptables modes.
 
+pub(crate) mod flows;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::Result;

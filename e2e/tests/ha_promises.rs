@@ -1,4 +1,4 @@
-//! The promises R1 to R4 in a short form of `cargo xtask bench ha`.
+//! The promises R1 to R4 and R9 in a short form of `cargo xtask bench ha`.
 use anyhow::{Result, ensure};
 use holdfast_e2e::ha::{Act, Redirect, Size};
 use holdfast_e2e::{SdpOptions, config, with_lab};
@@ -82,13 +82,9 @@ fn servers_behind_a_service_address_lose_no_query_while_proxies_or_the_agent_are
 
 #[test]
 fn r3_the_previous_version_and_this_one_replace_one_another_without_loss() {
-    let previous = config::previous_sdp();
-    if previous.is_none() {
-        println!("not played: HOLDFAST_PREVIOUS_SDP names no holdfast-sdp of the previous version");
-        return;
-    }
+    let previous = config::previous_sdp().expect("the previous version");
     let size = Size {
-        previous,
+        previous: Some(previous),
         ..Size::short()
     };
     holds_at(Act::RolledVersions, Redirect::Own, &size);
@@ -112,6 +108,15 @@ fn r4_a_killed_replica_loses_only_its_own_queries() {
 #[test]
 fn r4_a_stopped_replica_is_bypassed_within_a_second() {
     holds(&[Act::Stopped], &[Redirect::Own, Redirect::Tproxy]);
+}
+
+#[test]
+fn r9_services_answer_while_their_pods_are_replaced_without_an_agent() {
+    let size = Size {
+        faults: 1,
+        ..Size::short()
+    };
+    holds_at(Act::BackendsReplaced, Redirect::Services, &size);
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sc
 pub struct Case {
     /// Protocol of its section in the suite, and its place there.
     pub id: String,
-    /// What it is about.
+    /// Subject of the case.
     pub case: String,
     /// Its blocks cover pods, so that its verdicts differ from those that Kubernetes expects.
     #[serde(default)]
@@ -56,7 +56,7 @@ pub struct Step {
     /// New labels of pods.
     #[serde(default)]
     pub pods: BTreeMap<String, BTreeMap<String, String>>,
-    /// What is expected then.
+    /// Expected verdicts after the step.
     pub expect: Vec<Expectation>,
 }
 
@@ -76,9 +76,9 @@ pub struct Expectation {
 /// A pod: `namespace/name`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pod {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: &'static str,
-    /// Its name.
+    /// Name of the pod.
     pub name: &'static str,
 }
 
@@ -89,7 +89,7 @@ impl Pod {
         NAMESPACES.into_iter().flat_map(of)
     }
 
-    /// Its labels before any step.
+    /// Labels of the pod before any step.
     pub fn labels(self) -> BTreeMap<String, String> {
         [("pod".to_owned(), self.name.to_owned())].into()
     }
@@ -138,9 +138,9 @@ pub fn namespace_labels(namespace: &str) -> BTreeMap<String, String> {
 /// A port and its protocol: `80/TCP`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port {
-    /// Its number.
+    /// Port number.
     pub number: u16,
-    /// Its protocol.
+    /// Protocol of the port.
     pub protocol: Protocol,
 }
 

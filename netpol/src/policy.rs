@@ -15,9 +15,9 @@ pub struct NetworkPolicy {
     pub name: String,
     /// Pods of its namespace that it restricts.
     pub pods: Selector,
-    /// What these pods may receive.
+    /// Traffic that these pods may receive.
     pub ingress: Direction,
-    /// What these pods may send.
+    /// Traffic that these pods may send.
     pub egress: Direction,
     /// Remarks for the author: the document is valid, but may not mean what it seems to mean.
     pub warnings: Vec<Warning>,
@@ -35,7 +35,7 @@ pub enum Direction {
 /// An element of `ingress` or `egress`: traffic with one of the peers on one of the ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Its field, for example `spec.ingress[0]`.
+    /// Field of the rule, for example `spec.ingress[0]`.
     pub path: String,
     /// The other side.
     pub peers: Peers,
@@ -57,7 +57,7 @@ pub enum Peers {
 pub enum Peer {
     /// Pods that both selectors select.
     Pods {
-        /// Their namespaces.
+        /// Namespaces of the pods.
         namespaces: Namespaces,
         /// The pods in these namespaces.
         pods: Selector,
@@ -186,7 +186,7 @@ impl Block {
         }
     }
 
-    /// Its field.
+    /// Field of the rule.
     pub fn path(&self) -> &str {
         &self.path
     }

@@ -32,9 +32,9 @@ pub const KIND: &str = "NetworkPolicy";
 pub struct Refusal {
     /// Path of the field, for example `spec.ingress[0].from[1].ipBlock.except[0]`.
     pub field: String,
-    /// What is wrong with it.
+    /// Error in the field.
     pub reason: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 

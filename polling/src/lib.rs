@@ -58,7 +58,7 @@ pub fn until<T: Debug>(what: &str, mut see: impl FnMut() -> T, wanted: impl Fn(&
     }
 }
 
-/// As [`until`], between whose probes other tasks run.
+/// Like [`until`], but other tasks run between the probes.
 #[track_caller]
 pub fn until_async<T: Debug>(
     what: &str,
@@ -68,7 +68,7 @@ pub fn until_async<T: Debug>(
     until_awaited(what, async move || see(), wanted)
 }
 
-/// As [`until_async`], for values that are themselves awaited, such as answers.
+/// Like [`until_async`], for probes that are async, such as requests.
 #[track_caller]
 pub fn until_awaited<T: Debug>(
     what: &str,

@@ -286,7 +286,7 @@ fn explain_bind(error: &ListenError, port: u16) -> anyhow::Error {
     }
 }
 
-/// Where a program steers, who has no slot gets no packets.
+/// If a steering program is active, a proxy without slots gets no packets.
 fn note_steering(shared: &Shared) {
     let program = steering_program::link_pin(&Globals::new(&shared.config.bpf_root));
     match &*shared.steering.lock() {

@@ -8,12 +8,12 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// As a number, for the kernel to give back.
+    /// The key as a number that the kernel can return.
     pub(crate) const fn to_u64(self) -> u64 {
         ((self.generation as u64) << 32) | self.index as u64
     }
 
-    /// From [`Self::to_u64`].
+    /// The key of a number from [`Self::to_u64`].
     pub(crate) fn from_u64(number: u64) -> Self {
         let half = |n: u64| u32::try_from(n & 0xffff_ffff).unwrap_or_default();
         Self {

@@ -40,7 +40,7 @@ pub(crate) const MOST_WORKERS_BY_DEFAULT: usize = MAX_WORKERS / 4;
 pub struct Config {
     /// Port of the listeners.
     pub proxy_port: u16,
-    /// Where the agent may be, in the order of trying.
+    /// Addresses of the agent, in the order in which they are tried.
     pub agent: Vec<AgentAddress>,
     /// Root of the BPF file system.
     pub bpf_root: PathBuf,
@@ -50,9 +50,9 @@ pub struct Config {
     pub name: String,
     /// Admin socket.
     pub admin_socket: PathBuf,
-    /// Where metrics are served.
+    /// Address of the metrics page.
     pub metrics: MetricsAddress,
-    /// Where the mapping journal lives.
+    /// Directory of the mapping journal.
     pub journal_dir: PathBuf,
     /// Bound of leaving.
     pub drain_timeout: Duration,
@@ -68,11 +68,11 @@ pub struct Config {
     pub concurrency_grace: Duration,
     /// Ask servers under pods' addresses.
     pub transparent: bool,
-    /// Those outside of the cluster, too.
+    /// Whether transparent mode includes servers outside of the cluster.
     pub transparent_outside: bool,
-    /// What acknowledgements of an agent without leases count for.
+    /// Effect of acknowledgements of an agent without leases.
     pub acknowledgements: Acknowledgements,
-    /// As whom to run.
+    /// User to run as.
     pub user: RunAs,
     /// Which proxy gets a query.
     pub steering: SteeringMode,
@@ -88,7 +88,7 @@ pub struct Config {
     pub log_level: String,
     /// Form of the log.
     pub log_format: LogFormat,
-    /// What of the sources was not used, for the log.
+    /// Settings of the sources that are not used, for the log.
     pub notes: Vec<String>,
 }
 

@@ -32,7 +32,7 @@ impl Descriptors {
         Self(usize::try_from(now).unwrap_or(usize::MAX))
     }
 
-    /// As many TCP connections as there are descriptors for, `wanted` at most.
+    /// The number of TCP connections for which there are descriptors, at most `wanted`.
     pub fn tcp_connections(self, wanted: usize) -> usize {
         let fit = (self.0 / PER_CONNECTION).clamp(1, wanted.max(1));
         if fit < wanted {

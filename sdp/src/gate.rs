@@ -72,7 +72,7 @@ pub(crate) fn can_answer(
 pub(crate) struct BoundPorts(Vec<File>);
 
 impl BoundPorts {
-    /// Of this network namespace.
+    /// Opens the gate of this network namespace.
     pub(crate) fn open() -> io::Result<Self> {
         let files = ["/proc/net/udp", "/proc/net/udp6"].map(File::open);
         Ok(Self(files.into_iter().collect::<Result<_, _>>()?))

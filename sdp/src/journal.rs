@@ -314,7 +314,7 @@ impl Journal {
         (notes, std::mem::take(&mut queue.waiting))
     }
 
-    /// What was taken is written.
+    /// Records that the taken entries are written.
     pub fn written(&self) {
         let queue = self.queue.lock();
         self.pending

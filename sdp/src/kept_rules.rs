@@ -21,7 +21,7 @@ pub struct KeptRules {
     /// Endpoints whose rules are in force here, and the instance. An agent can name an endpoint
     /// before `cilium_lxc` has it.
     of: BTreeMap<EndpointId, Option<Instance>>,
-    /// Those that the present session has named.
+    /// Endpoints that the present session has named.
     named: BTreeSet<EndpointId>,
 }
 
@@ -186,7 +186,7 @@ mod tests {
             assert_eq!(kept.review(&instances(now)), [WEB], "{now:?}");
             assert!(kept.is_empty());
         }
-        // Where only the agent's tables say who an endpoint is, no interface is known.
+        // If only the agent's tables have the endpoint, its interface is unknown.
         assert!(
             after_an_agent()
                 .review(&instances(&[(7, 0, 300, 7)]))

@@ -56,7 +56,7 @@ const STAY_NATIVE: Duration = Duration::from_secs(30);
 /// Everything the link moves data between.
 #[derive(Clone, Debug)]
 pub struct Link {
-    /// Where the agent may be, in the order of trying.
+    /// Addresses of the agent, in the order in which they are tried.
     pub addresses: Vec<AgentAddress>,
     /// Name of this proxy.
     pub instance: String,
@@ -64,13 +64,13 @@ pub struct Link {
     pub proxy_port: u16,
     /// Rules in force.
     pub policy: Arc<PolicyHandle>,
-    /// Where mappings wait.
+    /// The queue of mappings.
     pub sink: Arc<LinkSink>,
-    /// Where a Cilium agent's tables go.
+    /// Receives a Cilium agent's tables.
     pub maps: Arc<PinnedMaps>,
-    /// What an agent of Cilium wants to hear besides.
+    /// Query reports for a Cilium agent.
     pub reports: Arc<QueryReports>,
-    /// Where a Cilium agent's rules are kept for a start without it.
+    /// File with a Cilium agent's rules for a start without it.
     pub rules_journal: Arc<RulesJournal>,
     /// How the link stands.
     pub state: Arc<LinkState>,
@@ -93,7 +93,7 @@ pub(crate) enum SessionError {
     Status {
         /// The call.
         what: &'static str,
-        /// What it said.
+        /// The agent's error.
         status: Box<tonic::Status>,
     },
     /// The agent ended a stream.
@@ -174,7 +174,7 @@ impl Link {
         self.state.writing_rules().end_session();
     }
 
-    /// One session; returns when it is over.
+    /// Runs one session until it ends.
     async fn session(&self, address: &AgentAddress) -> SessionError {
         let error = match address {
             AgentAddress::Unix(_) => native::session(self, address).await,

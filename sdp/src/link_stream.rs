@@ -42,7 +42,7 @@ pub struct ReadNow(Arc<Request>);
 #[derive(Debug, Default)]
 struct Request {
     pending: AtomicBool,
-    /// Of the task that waits for data.
+    /// Waker of the task that waits for data.
     reader: Mutex<Option<Waker>>,
 }
 

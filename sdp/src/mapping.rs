@@ -1,4 +1,4 @@
-//! What an answer taught us, and the port through which the agent learns it.
+//! Mappings from answers, and the interface by which the agent receives them.
 
 mod holdings;
 pub(crate) mod lease;
@@ -25,14 +25,14 @@ pub enum Release {
     Held,
 }
 
-/// Where mappings go: the gRPC link of a standalone proxy, or the core of the
-/// agent that the proxy is built into.
+/// Receives mappings: the gRPC link of a standalone proxy, or the core of the agent with a built-in
+/// proxy.
 pub trait MappingSink: Send + Sync + 'static {
     /// Takes a mapping. `on_realised` is called only after [`Release::Held`].
     /// Must not block.
     fn learn(&self, mapping: Mapping, on_realised: OnRealised) -> Release;
 
-    /// The same, with what else the agent may want to hear of the answer.
+    /// Like `learn`, with a report of the answer for the agent.
     fn learn_reported(
         &self,
         mapping: Mapping,

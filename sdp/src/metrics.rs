@@ -43,7 +43,7 @@ impl Metrics {
         Self { registry }
     }
 
-    /// Those of a proxy that has done nothing yet, for the documentation.
+    /// The metrics of a new proxy, for the documentation.
     pub fn blank() -> Result<Self, ConfigError> {
         let settings = Settings {
             name: Some("sdp".to_owned()),

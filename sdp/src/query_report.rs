@@ -56,7 +56,7 @@ pub struct QueryReport {
 pub struct Times {
     /// Here, without waiting.
     pub processing: Duration,
-    /// Of that: asking policy.
+    /// The part of it for the policy check.
     pub policy_check: Duration,
     /// Waiting for the server.
     pub upstream: Duration,

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use parking_lot::Mutex;
 
-/// What must be there before the proxy is ready.
+/// A requirement for readiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Need {
     /// Sockets bound and read.
@@ -31,7 +31,7 @@ impl fmt::Display for Need {
     }
 }
 
-/// What is missing, and why. Cheap to clone; all clones are one.
+/// The missing requirements with their reasons. Cheap to clone; all clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     missing: Arc<Mutex<BTreeMap<Need, String>>>,
@@ -58,8 +58,8 @@ impl Readiness {
         self.missing.lock().contains_key(&need)
     }
 
-    /// What is missing, with the reason. Slots are taken only once there are rules and endpoints:
-    /// while one of these is missing, steering is not listed.
+    /// The missing requirements with their reasons. Slots are taken only when there are rules and
+    /// endpoints. While one of these is missing, steering is not listed.
     pub fn missing(&self) -> Vec<(Need, String)> {
         let missing = self.missing.lock();
         let follows = [Need::Rules, Need::Endpoints]

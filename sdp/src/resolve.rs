@@ -10,11 +10,11 @@ use shared_maps::{EndpointId, IdentityId};
 pub enum QueryClient {
     /// An endpoint of this node.
     Endpoint {
-        /// Its number.
+        /// Number of the endpoint.
         id: EndpointId,
-        /// Its identity.
+        /// Identity of the endpoint.
         identity: IdentityId,
-        /// Its host-side interface: tells instances of one number apart.
+        /// Host-side interface. It distinguishes instances with the same number.
         ifindex: u32,
     },
     /// The node itself (flag HOST in `cilium_lxc`).
@@ -48,12 +48,12 @@ impl LookupCache {
         self.servers.clear();
     }
 
-    /// As [`Resolver::client`].
+    /// Like [`Resolver::client`].
     pub fn client(&mut self, resolver: &dyn Resolver, client: IpAddr) -> QueryClient {
         once(&mut self.clients, client, || resolver.client(client))
     }
 
-    /// As [`Resolver::server`].
+    /// Like [`Resolver::server`].
     pub fn server(&mut self, resolver: &dyn Resolver, server: IpAddr) -> IdentityId {
         once(&mut self.servers, server, || resolver.server(server))
     }

@@ -30,7 +30,7 @@ pub(crate) const FILE_NAME: &str = "ep_config.json";
 /// Bytes that are read of a file at most; what is used is a small part of it.
 const LARGEST: u64 = 64 << 20;
 
-/// What was found on disk.
+/// The rules and endpoints on disk.
 #[derive(Debug, Default)]
 pub struct Restored {
     /// Rules of the endpoints whose files can be used.
@@ -264,13 +264,13 @@ mod tests {
 
     #[test]
     fn the_file_of_the_node_itself_is_not_listed_as_skipped() {
-        // As a Cilium agent 1.20 wrote it, without what is not read.
+        // A file of a Cilium 1.20 agent, without the fields that are not read.
         let host = r#"{"ID":3079,"IfName":"cilium_host","IfIndex":5,"IPv6":"","IPv4":"",
             "SecLabel":{"id":1,"labels":{"host":{"key":"host","source":"reserved"}}},
             "Options":{"map":{"Debug":0}},"DNSHistory":[],"DNSZombies":{}}"#;
         let dir = tempfile::tempdir().unwrap();
         put(dir.path(), "3079", host);
-        // Of an endpoint without addresses that is not the node.
+        // An endpoint without addresses that is not the node.
         put(dir.path(), "9", &endpoint(9, "", 12, 300));
         let restored = load(dir.path(), lxc);
         let skipped: Vec<_> = restored.skipped.iter().map(|s| &s.path).collect();

@@ -36,16 +36,16 @@ pub(crate) const MOST_PREFIXES: usize = 16_384;
 /// How often the file's time is set while the stream lives.
 const TOUCHED_EVERY: Duration = Duration::from_secs(2);
 
-/// One endpoint's rules, and the instance that they are for.
+/// The rules of one endpoint with their instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The instance.
     pub instance: Instance,
-    /// Its rules.
+    /// Rules of the endpoint.
     pub rules: RulesOf,
 }
 
-/// What the file says.
+/// Content of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
     /// By endpoint.
@@ -115,8 +115,8 @@ impl RulesJournal {
         }
     }
 
-    /// What the file says, and until when the stream vouched for it. `None`: there is none, or it
-    /// is of another boot.
+    /// Content of the file, and the time until which the stream confirmed it. `None` if there is no
+    /// file, or if it is of another boot.
     pub fn read(&self) -> Result<Option<(Content, SystemTime)>, ImageError> {
         let Some(paths) = self.state.lock().paths.clone() else {
             return Ok(None);
@@ -134,7 +134,7 @@ impl RulesJournal {
         Ok(content.map(|content| (content, until)))
     }
 
-    /// What was taken from the file stays in it until the agent says something else.
+    /// Adopted content stays in the file until the agent sends newer rules.
     pub fn adopt(&self, content: Content) {
         self.state.lock().content = content;
     }
@@ -168,13 +168,13 @@ impl RulesJournal {
         self.state.lock().live = false;
     }
 
-    /// What is to be done now, if anything. [`Self::done`] is called afterwards.
+    /// The next work, if there is any. [`Self::done`] is called after it.
     pub fn work(&self, now: Instant) -> Option<Work> {
         let mut state = self.state.lock();
         let due = state
             .touched
             .is_none_or(|at| now.saturating_duration_since(at) >= TOUCHED_EVERY);
-        // What could not be written is tried again as rarely as the time is set.
+        // A failed write is tried again only as often as the time is written.
         let write = state.dirty && (due || state.problem.is_none());
         let touch = state.live && !state.dirty && due;
         if state.busy || !(write || touch) {

@@ -74,7 +74,7 @@ impl LinkSink {
         Self::with_journal(min_ttl, max_delay, Arc::default())
     }
 
-    /// The same, with a journal for what no agent has made durable.
+    /// The same, with a journal for mappings that no agent has made durable.
     pub fn with_journal(min_ttl: u32, max_delay: Duration, journal: Arc<Journal>) -> Self {
         Self {
             state: Mutex::new(State::new(min_ttl, Arc::clone(&journal))),
@@ -87,7 +87,7 @@ impl LinkSink {
         }
     }
 
-    /// The same, with what acknowledgements of an agent without leases count for.
+    /// Sets the effect of acknowledgements of an agent without leases.
     #[must_use]
     pub fn with_acknowledgements(self, count: Acknowledgements) -> Self {
         self.state.lock().acknowledgements = count;
@@ -195,12 +195,12 @@ impl LinkSink {
         self.link.store(link.map(Arc::new));
     }
 
-    /// What to send now.
+    /// The next mappings to send.
     pub fn next_batch(&self, now: BootTime) -> Batch {
         self.next_batch_in(now, Room::default())
     }
 
-    /// The same, no more than there is room for.
+    /// The same, limited to the available room.
     pub fn next_batch_in(&self, now: BootTime, room: Room) -> Batch {
         let mut calls = Calls::new();
         let mut state = self.state.lock();

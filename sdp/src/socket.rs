@@ -20,7 +20,7 @@ const RECEIVE_BUFFER: usize = 4 << 20;
 /// Connections waiting to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// What was being done when a socket call failed, and why it failed.
+/// A failed socket call, with its purpose and its reason.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {source}")]
 pub(crate) struct SocketError {
@@ -167,7 +167,7 @@ pub(crate) fn udp_upstream(
     let socket = open(server, Type::DGRAM)?;
     set_mark(&socket, identity)?;
     bind_source(&socket, source)?;
-    // As much as an ordinary user may have: the kernel cuts it down to net.core.rmem_max.
+    // As much as an unprivileged user may have: the kernel limits it to net.core.rmem_max.
     socket
         .set_recv_buffer_size(RECEIVE_BUFFER)
         .step("cannot set the receive buffer")?;
@@ -179,7 +179,7 @@ pub(crate) fn udp_upstream(
 pub(crate) enum FlowPort {
     /// None has it now. Later ones of [`Self::Shared`] may.
     New,
-    /// The same worker has it for other servers.
+    /// The same worker has the address for other servers.
     Shared,
 }
 

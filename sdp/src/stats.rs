@@ -110,17 +110,17 @@ impl Default for Level {
 }
 
 impl Level {
-    /// One more.
+    /// Adds one.
     pub fn up(&self) {
         self.0.add(0, 1);
     }
 
-    /// One less.
+    /// Subtracts one.
     pub fn down(&self) {
         self.0.add(0, u64::MAX);
     }
 
-    /// From `old` to `new`, for one of those that add up to the level.
+    /// Changes one of the parts of the level from `old` to `new`.
     pub fn change(&self, old: usize, new: usize) {
         let [old, new] = [old, new].map(|n| u64::try_from(n).unwrap_or(u64::MAX));
         self.0.add(0, new.wrapping_sub(old));

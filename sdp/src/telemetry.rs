@@ -13,9 +13,9 @@ pub enum TelemetryError {
     /// The filter does not parse.
     #[error("--log-level {filter:?}: {reason} (use error, warn, info, debug or trace)")]
     Filter {
-        /// As given.
+        /// The filter's text.
         filter: String,
-        /// What is wrong.
+        /// Error in the filter.
         reason: String,
     },
 }

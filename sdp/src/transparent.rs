@@ -178,7 +178,7 @@ mod tests {
         let cluster = [
             IdentityId::ENDPOINT_MIN,
             IdentityId(41_053),
-            // Of another cluster of a mesh.
+            // An identity of another cluster of a mesh.
             IdentityId(0x0003_0100),
             IdentityId::REMOTE_NODE,
         ];

@@ -116,13 +116,13 @@ impl Header {
 /// A resource record, by position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// Where its owner name starts.
+    /// Start of the owner name.
     pub(crate) owner: usize,
     pub(crate) rtype: u16,
     pub(crate) class: u16,
     /// TTL, or the extended flags of an OPT record.
     pub(crate) ttl: u32,
-    /// Where its data starts.
+    /// Start of the data.
     pub(crate) data: usize,
     /// Length of its data.
     pub(crate) data_len: usize,

@@ -19,7 +19,7 @@ const OBJECTS: [&str; 2] = ["holdfast-bpf", "holdfast-steer"];
 const PREBUILT: &str = "bpf/prebuilt";
 const STAMP: &str = "bpf/prebuilt/holdfast-bpf.stamp";
 const BUILT: &str = "target/bpf/bpfel-unknown-none/release";
-/// What the objects depend on, besides the pinned dependencies.
+/// Sources of the objects, besides the pinned dependencies.
 const SOURCES: [&str; 3] = ["bpf/Cargo.toml", "bpf/src", "shared-maps/src"];
 /// Not compiled into the objects.
 const NOT_SOURCES: [&str; 2] = ["shared-maps/src/user.rs", "shared-maps/src/user"];
@@ -83,7 +83,7 @@ fn committed(root: &Path, object: &str) -> PathBuf {
     root.join(PREBUILT).join(object).with_extension("o")
 }
 
-/// Where [`compile`] leaves an object.
+/// Path of an object of [`compile`].
 fn stripped(root: &Path, object: &str) -> PathBuf {
     root.join("target/bpf").join(object).with_extension("o")
 }

@@ -12,7 +12,7 @@ pub(super) struct Package {
     pub(super) why: &'static str,
 }
 
-/// What demo, benchmarks and the tests of `e2e` call.
+/// Tools of demo, benchmarks and the tests of `e2e`.
 pub(super) const LAB: &[Package] = &[
     Package {
         name: "iproute2",
@@ -88,7 +88,7 @@ pub(super) const NIGHTLY: &[Package] = &[
     },
 ];
 
-/// What only the benchmarks compare with.
+/// Programs that only the benchmarks compare with.
 pub(super) const BENCH: &[Package] = &[Package {
     name: "dnsdist",
     why: "a forwarder to compare with, in `bench dns`",
@@ -129,7 +129,7 @@ pub(super) fn newest(packages: &[&Package]) -> Result<()> {
         .context("`apt-get update`: is the network up and /etc/apt/sources.list right?")?;
     let _services = ServicesStayOff::new()?;
     for package in packages {
-        // One by one, so that the failing package is the one named.
+        // One by one, so that the error names the failing package.
         apt_get(&[
             "install",
             "-qq",

@@ -22,7 +22,7 @@ const PARTS: &[&str] = &[
 
 /// Benchmarks that start no other program of the workspace.
 const WITHIN_ONE_PROCESS: &[&str] = &["bench_agent", "bench_datapath", "bench_rules"];
-/// What the others start.
+/// Programs that the others start.
 const PROGRAMS: &[&str] = &[
     "--package",
     "holdfast-agent",
@@ -76,7 +76,7 @@ pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
     if bin == OF_THE_CORE && args.is_empty() {
         let criterion = workspace::target_dir()?.join("criterion");
         if criterion.exists() {
-            // Of an earlier run, maybe with others.
+            // Figures of an earlier run, which may have other benchmarks.
             fs::remove_dir_all(&criterion)?;
         }
         process::run(process::command("cargo", PARTS))?;

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 
 use crate::{packages, process, progress::step};
 
-/// What can be set up by itself.
+/// A part of the setup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Part {
     /// Tools and mounts of demo, benchmarks and tests
@@ -37,7 +37,7 @@ pub(crate) fn run(only: Option<Part>) -> Result<()> {
     Ok(())
 }
 
-/// What demo, benchmarks and the tests of `e2e` need; quick when it is all there.
+/// Tools of demo, benchmarks and the tests of `e2e`. Quick if all are installed.
 pub(crate) fn lab() -> Result<()> {
     process::require_root("`cargo xtask setup`")?;
     packages::install(packages::LAB)?;
@@ -45,12 +45,12 @@ pub(crate) fn lab() -> Result<()> {
     bpffs()
 }
 
-/// What benchmarks need besides.
+/// Additional tools of the benchmarks.
 pub(crate) fn bench() -> Result<()> {
     packages::install(packages::BENCH)
 }
 
-/// What the nightly tests need besides.
+/// Additional tools of the nightly tests.
 pub(crate) fn nightly() -> Result<()> {
     packages::install(packages::NIGHTLY)
 }

@@ -32,7 +32,7 @@ const PRODUCTION: [&str; 8] = [
 ];
 /// Code that a generator wrote.
 const GENERATED: &str = "fqdn-proto/src/gen";
-/// Where structs with state have few fields.
+/// Folder in which structs with state have few fields.
 const CORE: &str = "agent/src/core";
 /// Structs of the core without state of their own: settings, counters, and views that are sent
 /// as JSON.
@@ -53,7 +53,7 @@ struct Figures {
     unsafe_files: Vec<String>,
 }
 
-/// One file while it is read.
+/// State of the parser for one file.
 struct File<'a> {
     name: &'a str,
     figures: &'a mut Figures,

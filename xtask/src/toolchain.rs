@@ -29,7 +29,7 @@ pub(crate) enum Toolchain {
 /// The most wanted first.
 const ORDER: [Toolchain; 3] = [Toolchain::Nightly, Toolchain::Active, Toolchain::Debian];
 
-/// What the choice depends on.
+/// Inputs of the choice.
 trait Probe {
     /// Major version of LLVM of a toolchain that has the sources; none if it
     /// is not installed or lacks them.
@@ -81,7 +81,7 @@ impl Toolchain {
         }
     }
 
-    /// Its `cargo`, ready for arguments; the environment chooses the compiler.
+    /// The toolchain's `cargo`, ready for arguments. The environment selects the compiler.
     pub(crate) fn cargo(self) -> Command {
         match self {
             Self::Nightly => {
@@ -116,12 +116,12 @@ impl Toolchain {
         })
     }
 
-    /// What `rustc -vV` says.
+    /// Output of `rustc -vV`.
     pub(crate) fn version(self) -> Result<String> {
         process::output(self.rustc(&["-vV"]))
     }
 
-    /// Where its libraries lie.
+    /// Path of its libraries.
     pub(crate) fn sysroot(self) -> Result<PathBuf> {
         let sysroot = process::output(self.rustc(&["--print", "sysroot"]))?;
         Ok(PathBuf::from(sysroot.trim()))

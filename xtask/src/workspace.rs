@@ -1,4 +1,4 @@
-//! Where things are in this repository.
+//! Paths in this repository.
 
 use std::path::{Path, PathBuf};
 
@@ -71,7 +71,7 @@ pub(crate) fn targets<'m>(
         .filter_map(|target| target["name"].as_str())
 }
 
-/// Where cargo builds.
+/// Cargo's build directory.
 pub(crate) fn target_dir() -> Result<PathBuf> {
     let metadata = metadata(false)?;
     metadata["target_directory"]

@@ -1,4 +1,4 @@
-//! What `fqdn cache clean` reports.
+//! The report of `fqdn cache clean`.
 
 use std::collections::BTreeSet;
 
@@ -63,7 +63,7 @@ mod tests {
     use crate::core::event::StreamId;
 
     #[test]
-    fn what_stays_open_is_told_with_its_end_and_its_cause() {
+    fn names_that_stay_open_are_listed_with_their_end_and_cause() {
         let none = done("forgot 1 of 1".to_owned(), &[], &[]);
         assert_eq!(none.message, "forgot 1 of 1");
         assert!(none.still_open.is_empty());

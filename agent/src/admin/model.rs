@@ -1,4 +1,5 @@
-//! What the admin interface gives beyond the core's snapshot. The CLI reads the same types.
+//! Data of the admin interface in addition to the core's snapshot. The command line uses the same
+//! types.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +16,7 @@ use crate::{
 pub struct Status {
     /// Version of the agent.
     pub version: String,
-    /// Its process.
+    /// Process id of the agent.
     pub pid: u32,
     /// Boot id and start count of this run.
     pub epoch: EpochView,
@@ -38,7 +39,7 @@ pub struct Status {
     /// Quotas of the datapath that endpoints reached.
     #[serde(default)]
     pub quotas: Vec<QuotaView>,
-    /// What was repaired of the node's part of the datapath.
+    /// Repairs of the node's part of the datapath.
     #[serde(default)]
     pub repairs: Vec<RepairsView>,
 }
@@ -64,9 +65,9 @@ pub struct Policies {
 /// Answer to a change.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Done {
-    /// What was done, in words.
+    /// The result, in words.
     pub message: String,
-    /// Of `fqdn cache clean`: what is still open, a thousand at most.
+    /// For `fqdn cache clean`: names that are still open, a thousand at most.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub still_open: Vec<StillOpen>,
 }
@@ -94,7 +95,7 @@ pub struct Failed {
 pub struct Why {
     /// The endpoint's number.
     pub endpoint: u16,
-    /// Its key.
+    /// Key of the endpoint.
     pub key: String,
     /// `egress`: the endpoint sends; `ingress`: it receives.
     pub direction: String,
@@ -112,7 +113,7 @@ pub struct Why {
     pub rules: Vec<RuleView>,
 }
 
-/// One thing that was looked for.
+/// One hop that was checked.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Hop {
     /// `endpoint`, `programs`, `policy`, `dns`, `selector`, `names`, `ipcache`, `identity`, `policy-map` or
@@ -122,9 +123,9 @@ pub struct Hop {
     pub address: Option<String>,
     /// Whether it is there.
     pub state: HopState,
-    /// What was found, and where.
+    /// The finding, and its place.
     pub text: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: Option<String>,
 }
 

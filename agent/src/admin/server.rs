@@ -54,7 +54,7 @@ const SETTLE: Duration = Duration::from_secs(5);
 const LONG_POLL: u64 = 10;
 const POLL: Duration = Duration::from_millis(10);
 
-/// What the interface shows and changes.
+/// Data and actions of the interface.
 #[derive(Clone)]
 pub struct Admin {
     /// The core.
@@ -544,7 +544,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_survive_the_way() {
+    fn parameters_survive_encoding() {
         for text in ["*.example.com", "cli/pod 1/eth0", "100%&a=b", "a%zz"] {
             let query = format!("x=1&pattern={}", encode(text));
             assert_eq!(parameter(Some(&query), "pattern").as_deref(), Some(text));

@@ -36,7 +36,7 @@ pub(crate) struct Question {
     pub target: Target,
     /// Destination port; none = which ports are open?
     pub port: Option<Port>,
-    /// Who sends.
+    /// Direction of the packet.
     pub direction: FlowDirection,
 }
 
@@ -54,7 +54,7 @@ pub(crate) enum WhyError {
     /// Several are.
     #[error("{text} may mean {}: give the number", .found.join(" or "))]
     Ambiguous {
-        /// What was asked for.
+        /// Text of the endpoint argument.
         text: String,
         /// `number (key)` of each.
         found: Vec<String>,
@@ -70,13 +70,13 @@ pub(crate) enum WhyError {
     Cut(#[from] tokio::task::JoinError),
 }
 
-/// What the kernel has, or why it cannot be read.
+/// Data from the kernel, or the reason why it cannot be read.
 pub(crate) type Read<T> = Result<T, String>;
 
 /// An address, with endpoint and identity that `cilium_lxc` has for it.
 type LxcRead = (IpAddr, Option<(u16, u32)>);
 
-/// What the kernel has on one address of the target.
+/// Data of the kernel about one address of the target.
 #[derive(Clone, Debug)]
 struct AddressRead {
     /// Identity of the longest entry of the ipcache; none = no entry.

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    sync::LazyLock,
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -21,6 +22,9 @@ use crate::{
     },
     watched_dir,
 };
+
+/// The labels that make identities under an agent without `--labels`.
+static FILTER: LazyLock<LabelFilter> = LazyLock::new(LabelFilter::default);
 
 #[derive(Serialize)]
 struct Checked {
@@ -196,6 +200,7 @@ fn warnings(document: &PolicyDocument, all: &[&PolicyDocument]) -> Vec<String> {
     let missing = missing.map(|name| format!("these files have no CiliumCIDRGroup {name}"));
     own.chain(lint::unlearned_in(document, all))
         .chain(blocks_without_pods(document, all))
+        .chain(lint::labels_of_no_identity(document, |l| FILTER.keeps(l)))
         .chain(missing)
         .collect()
 }

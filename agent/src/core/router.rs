@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::event::Event;
 use crate::{
-    kubernetes::book::{Book, Changes},
+    kubernetes::{
+        book::{Book, Changes},
+        labels::LabelFilter,
+    },
     policy::{
         document::{Body, PolicyDocument},
         source::PolicyChange,
@@ -21,7 +24,7 @@ const LOGGED: usize = 50;
 
 /// Divides documents by what they are about.
 #[derive(Debug)]
-pub(crate) struct Router {
+pub struct Router {
     book: Book,
     /// Warnings of the documents that are in the book, by key.
     objects: BTreeMap<String, Vec<String>>,
@@ -58,6 +61,13 @@ fn parts(document: &PolicyDocument) -> Parts {
     }
 }
 
+/// With an empty book of the cluster `default`, under Cilium's rules about labels.
+impl Default for Router {
+    fn default() -> Self {
+        Self::new(Book::new(LabelFilter::default(), "default"))
+    }
+}
+
 impl Router {
     /// With an empty book.
     pub(crate) fn new(book: Book) -> Self {
@@ -71,7 +81,7 @@ impl Router {
 
     /// Events for the changes of one reading. Objects come before policies, so that a new policy
     /// meets the labels that it was written for. Without objects there is no event about any.
-    pub(crate) fn route(&mut self, changes: Vec<PolicyChange>) -> Vec<Event> {
+    pub fn route(&mut self, changes: Vec<PolicyChange>) -> Vec<Event> {
         let (mut begin, mut rest) = (Vec::new(), Vec::new());
         let mut is_listing = false;
         let mut is_touched = false;

@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pin_says_why_its_interface_is_closed() {
+    fn a_pin_contains_why_its_interface_is_closed() {
         for why in Why::ALL {
             for (_, prefix) in why.hooks() {
                 assert_eq!(Why::of_pin(&format!("{prefix}_17")), Some((why, 17)));

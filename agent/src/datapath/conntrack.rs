@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_endpoint_is_on_the_side_that_the_direction_says() {
+    fn the_endpoint_is_on_the_side_of_the_direction() {
         let mut key = CtKey4 {
             daddr: [10, 0, 0, 1],
             saddr: [192, 0, 2, 1],

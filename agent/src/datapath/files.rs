@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_write_leaves_the_old_file_whole() {
+    fn a_failed_write_leaves_the_old_file_intact() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         write_atomic(&path, b"old").unwrap();

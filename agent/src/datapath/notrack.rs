@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named_as_nft_names_it() {
+    fn missing_parts_are_named_as_in_nft() {
         assert_eq!(
             Missing::Table.to_string(),
             "nftables table inet holdfast_v1 is missing or dormant"

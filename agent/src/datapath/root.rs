@@ -145,14 +145,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elsewhere_than_bpffs_is_refused_with_the_remedy() {
+    fn a_directory_outside_of_bpffs_is_refused_with_the_remedy() {
         let dir = tempfile::tempdir().unwrap();
         let error = BpfRootLock::take(dir.path()).unwrap_err();
         assert!(error.to_string().contains("mount -t bpf"), "{error}");
     }
 
     #[test]
-    fn who_writes_a_map_is_read_from_its_descriptors() {
+    fn the_writers_of_a_map_are_read_from_its_descriptors() {
         let info = "pos:\t0\nflags:\t02000002\nmnt_id:\t16\nino:\t5\nmap_type:\t1\nmap_id:\t77\n";
         assert!(is_writer(info, 77));
         assert!(!is_writer(info, 7));

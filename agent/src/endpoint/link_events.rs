@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_takes_its_interface_up_and_down_causes_one_event() {
+    fn a_pod_that_sets_its_interface_up_and_down_causes_one_event() {
         use RouteNetlinkMessage::{DelLink, NewLink};
         let mut known = HashMap::new();
         assert!(changes(&mut known, message(NewLink, "lxc7")));

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_files_are_read_back() {
         let cleanings = [
             Cleaning {
                 endpoint: None,

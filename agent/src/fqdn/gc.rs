@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn dies_after_two_scans_that_found_nothing() {
+    fn a_zombie_ends_after_two_scans_that_found_no_connection() {
         let z = zombie("a", 0, 100);
         assert!(!is_dead(
             &z,
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn stays_while_its_name_has_an_address_alive() {
+    fn a_zombie_stays_while_its_name_has_a_live_address() {
         let one: IpAddr = "1.1.1.1".parse().unwrap();
         let other: IpAddr = "2.2.2.2".parse().unwrap();
         let scans = ConntrackScans {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_valuable_go_beyond_the_limit() {
+    fn the_least_valuable_are_removed_over_the_limit() {
         let one: IpAddr = "1.1.1.1".parse().unwrap();
         let other: IpAddr = "2.2.2.2".parse().unwrap();
         let zombies =

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_index_finds_what_asking_each_one_finds() {
+    fn the_index_finds_the_same_as_a_full_search() {
         let selectors = [
             FqdnSelector::Name("www.cilium.io".into()),
             FqdnSelector::Pattern("*.cilium.io".into()),

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cilium_dumps_is_read() {
+    fn dumps_of_cilium_are_read() {
         let text = br#"[
             {"fqdn":"WWW.cilium.io.","lookup-time":"2026-11-22T01:00:00.5Z",
              "expiration-time":"2026-11-22T02:00:00+01:00","ttl":3600,
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_taken_than_its_share_of_the_ipcache() {
+    fn pairs_over_its_share_of_the_ipcache_are_skipped() {
         let entry = |name: &str, expires, addresses: &[u8]| PreCached {
             name: Fqdn::normalise(name),
             lookup: 0,
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_and_the_rest_is_used() {
+    fn wrong_entries_are_named_and_the_rest_is_used() {
         let good = r#"{"fqdn":"a.test","expiration-time":"2026-01-01T00:00:00Z","ips":[]}"#;
         let text = format!(
             r#"[{good},{{"fqdn":"b.test","expiration-time":"soon"}},{{"ips":["192.0.2.1"]}},

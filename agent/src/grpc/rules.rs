@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_comes_in_chunks_and_ends_with_done() {
+    fn a_snapshot_is_sent_in_chunks_and_ends_with_done() {
         let shared = rules(2000);
         let endpoints = (1..=100)
             .map(|id| (EndpointId(id), Arc::clone(&shared)))
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delta_names_what_changed_and_what_went() {
+    fn a_delta_names_changed_and_removed_endpoints() {
         let kept = rules(1);
         let before = table(
             1,

@@ -132,8 +132,8 @@ impl NodeLocal {
         })
     }
 
-    /// Identity of `labels` with the number `id`; none if other labels have it. Other numbers of
-    /// these labels stay until their references are gone.
+    /// Identity of `labels` with the number `id`; none if other labels have it, or had it before
+    /// the restart. Other numbers of these labels stay until their references are gone.
     pub(crate) fn acquire_number(&mut self, labels: &LabelSet, id: IdentityId) -> Option<Acquired> {
         match self.slots.get_mut(&id) {
             Some(slot) if slot.labels != *labels => return None,
@@ -149,7 +149,11 @@ impl NodeLocal {
             }
             None => {}
         }
-        let was_theirs = self.withheld.get(&id) == Some(labels);
+        let held_for = self.withheld.get(&id);
+        if held_for.is_some_and(|owner| owner != labels) {
+            return None;
+        }
+        let was_theirs = held_for.is_some();
         self.unhold(id);
         self.allot(labels, id);
         Some(Acquired {
@@ -407,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_had_on_request_while_it_is_withheld_and_its_labels_are_new() {
+    fn a_withheld_number_can_be_requested_for_new_labels() {
         let held = |n: u32| {
             (
                 IdentityId(16_777_217 + n),
@@ -431,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn exhaustion_is_an_error_and_takes_withheld_numbers_last() {
+    fn exhaustion_is_an_error_and_uses_withheld_numbers_last() {
         let restored = vec![(IdentityId(257), set("k8s:old"))];
         let mut allocator = NodeLocal::new(IdentityId(256), IdentityId(258), restored);
         assert_eq!(

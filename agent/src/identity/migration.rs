@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn each_set_takes_the_steps_that_it_lacks() {
+    fn each_label_set_goes_through_its_missing_steps() {
         let steps: [Migrate; 2] = [
             |labels| with(&labels, "two"),
             |labels| with(&labels, "three"),

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_say_the_same_are_resolved_once() {
+    fn names_with_equal_labels_are_resolved_once() {
         let mut metadata = Metadata::default();
         assert!(metadata.set(name(0), labels("fqdn:*.example")));
         for n in 1..1000 {
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_says_labels_or_an_identity() {
+    fn an_owner_adds_labels_or_an_identity() {
         let mut metadata = Metadata::default();
         let id = IdentityId(300);
         assert!(metadata.set(Owner::Restored, labels("k8s:a=b")));

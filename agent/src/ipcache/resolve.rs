@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_is_not_of_the_world() {
+    fn the_node_does_not_belong_to_the_world() {
         let mut map = PrefixMap::default();
         put(&mut map, "0.0.0.0/0", Owner::World, &["reserved:world"]);
         put(&mut map, "10.0.0.0/8", Owner::Policy, &["cidr:10.0.0.0/8"]);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_inside_is_neither_world_nor_blocks_nor_names() {
+    fn addresses_inside_are_neither_world_nor_blocks_nor_names() {
         for inside in INSIDE {
             let mut map = PrefixMap::default();
             let label = format!("reserved:{inside}");

@@ -6,14 +6,14 @@
 pub(crate) mod endpoint;
 pub(crate) mod identity;
 mod metadata;
-pub(crate) mod namespace;
+pub mod namespace;
 pub(crate) mod node;
-pub(crate) mod pod;
+pub mod pod;
 mod read;
-pub(crate) mod service;
-pub(crate) mod slice;
+pub mod service;
+pub mod slice;
 
-pub(crate) use self::read::Protocol;
+pub use self::read::Protocol;
 
 #[cfg(test)]
 mod tests;

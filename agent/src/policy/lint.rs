@@ -8,8 +8,11 @@ use super::{
     rule::{PeerRule, Peers, Rule},
 };
 use crate::{
-    labels::LabelSet,
-    selector::{cache::SelectorCache, selector::Selector},
+    labels::{K8S, Label, LabelSet},
+    selector::{
+        cache::SelectorCache,
+        selector::{Operator, Selector},
+    },
 };
 
 /// What names without DNS rules lack.
@@ -124,4 +127,36 @@ pub(crate) fn unlearned_in(document: &PolicyDocument, all: &[&PolicyDocument]) -
         "{}: toFQDNs without any DNS rule: {LEARNS_NOTHING}",
         path.path
     ))
+}
+
+/// Labels that selectors ask for and that Pod documents do not give to identities: such a selector
+/// selects no pod. `gives` says whether a label is part of an identity.
+pub(crate) fn labels_of_no_identity(
+    document: &PolicyDocument,
+    gives: impl Fn(&Label) -> bool,
+) -> Vec<String> {
+    let rules = document.rules().iter();
+    let selectors = rules.flat_map(|rule| {
+        let peers = rule.selectors().filter_map(|selector| match selector {
+            Selector::Labels(labels) => Some(labels),
+            _ => None,
+        });
+        [&rule.subject].into_iter().chain(peers)
+    });
+    let wanted = selectors.flat_map(|selector| &selector.requirements);
+    let keys = wanted.filter_map(|requirement| {
+        let present = matches!(requirement.operator, Operator::In(_) | Operator::Exists);
+        let source = requirement.source.as_deref().unwrap_or(K8S);
+        let is_left_out = || !gives(&Label::new(K8S, &requirement.key, ""));
+        (present && source == K8S && is_left_out()).then_some(requirement.key.as_str())
+    });
+    let keys: BTreeSet<&str> = keys.collect();
+    let text = |key: &str| {
+        format!(
+            "a selector asks for the label {key}, which is not part of a pod's identity: it \
+             selects no Pod document; select another label, or start the agent with \
+             --labels that includes it"
+        )
+    };
+    keys.into_iter().map(text).collect()
 }

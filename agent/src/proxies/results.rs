@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cleaning_of_any_number_of_names_is_taken() {
+    async fn a_cleaning_of_any_number_of_names_is_accepted() {
         let revocation = Arc::new(Revocation {
             id: 1,
             streams: Vec::new(),

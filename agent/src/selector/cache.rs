@@ -271,7 +271,7 @@ mod tests {
     proptest! {
         /// Entries that the index leaves out would not have been selected.
         #[test]
-        fn selects_as_if_each_selector_were_asked_of_each_identity(
+        fn selects_like_each_selector_matched_against_each_identity(
             acts in prop::collection::vec(
                 (some_selector(), 0u32..6, prop::sample::subsequence(LABELS.to_vec(), 0..5), 0..4),
                 1..40,

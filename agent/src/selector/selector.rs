@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn label_selectors_mean_endpoints_unless_they_say_reserved() {
+    fn label_selectors_select_endpoints_unless_they_name_a_reserved_label() {
         let everything = Selector::Labels(LabelSelector::default());
         assert!(everything.matches(&subject(300, &["k8s:app=web"])));
         assert!(!everything.matches(&subject(16_777_217, &["cidr:10.0.0.0/8", "reserved:world"])));

@@ -35,7 +35,7 @@ struct Open<P> {
     busy: Arc<AtomicBool>,
 }
 
-/// One connection; dropped when it is over.
+/// One connection. Dropping it releases its place.
 #[derive(Debug)]
 pub(super) struct Guest<P: Copy + Eq + Hash + Ord> {
     guests: Guests<P>,

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::{is_blank, lines};
 
-/// Where the items of a list are in its text, and what is left without them.
+/// Ranges of a list's items in its text, and the rest of the text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Outline {
     pub(super) items: Vec<Item>,
@@ -17,7 +17,7 @@ pub(super) struct Outline {
     pub(super) rest: String,
 }
 
-/// Where one item is.
+/// Range of one item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Item {
     pub(super) at: Range<usize>,
@@ -49,7 +49,7 @@ fn begins_item(content: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(is_blank))
 }
 
-/// Of a text in block style.
+/// Finds the items of a text in block style.
 fn in_block(text: &str) -> Option<Outline> {
     let mut items: Vec<Item> = Vec::new();
     let mut indent = None;
@@ -96,7 +96,7 @@ fn in_block(text: &str) -> Option<Outline> {
     Some(Outline { items, rest })
 }
 
-/// Of a JSON text that begins at `from`.
+/// Finds the items of a JSON text that begins at `from`.
 fn in_json(text: &str, from: usize) -> Option<Outline> {
     let mut scan = Scan { text, at: from };
     scan.expect(b'{')?;

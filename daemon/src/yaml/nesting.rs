@@ -19,7 +19,7 @@ pub(super) fn is_deeper_than(text: &str, limit: usize) -> bool {
 /// Characters that a key without `?` may be long.
 const LONGEST_KEY: usize = 1024;
 
-/// Where a scalar began that may turn out to be a key.
+/// Start of a scalar that may be a key.
 #[derive(Clone, Copy)]
 struct Key {
     column: isize,

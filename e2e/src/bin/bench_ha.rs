@@ -1,4 +1,4 @@
-//! `cargo xtask bench ha`: checks the promises R1 to R4 under their load. Fails if one is broken.
+//! `cargo xtask bench ha`: checks the promises R1 to R4 and R9 under their load. Fails if one is broken.
 
 use std::path::PathBuf;
 
@@ -30,7 +30,7 @@ struct Options {
 }
 
 /// Acts, each with its redirect.
-const PLAYED: [(Act, Redirect); 33] = [
+const PLAYED: [(Act, Redirect); 34] = [
     (Act::Broken, Redirect::Own),
     (Act::Calm, Redirect::Own),
     (Act::AgentKilled, Redirect::Own),
@@ -64,6 +64,7 @@ const PLAYED: [(Act, Redirect); 33] = [
     (Act::BuiltinFlipped, Redirect::Translated),
     (Act::Rolled, Redirect::Translated),
     (Act::RolledWithoutAgent, Redirect::Translated),
+    (Act::BackendsReplaced, Redirect::Services),
 ];
 
 fn main() -> Result<()> {

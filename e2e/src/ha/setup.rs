@@ -8,7 +8,7 @@ use holdfast_agent::datapath::events::Counters;
 use shared_maps::steering::{LINK_NAME, SLOTS_NAME, SOCKS_NAME};
 use shared_maps::user::{Globals, monotonic_ns};
 
-use super::Size;
+use super::{Size, services};
 use crate::bridge::Bridge;
 use crate::dns::probe::Query;
 use crate::lab::{DNS4, DNS6, Lab};
@@ -35,7 +35,8 @@ const LOST_AFTER: Duration = Duration::from_secs(5);
 const TRANSPARENT: &str = "--dnsproxy-enable-transparent-mode";
 /// The lab's servers are outside of the cluster.
 const OUTSIDE: &str = "--transparent-mode-outside-cluster";
-const NAMES: Names = Names {
+const SERVICE_CIDRS: &str = "--k8s-service-cidr=10.96.0.0/16,fd96::/64";
+pub(super) const NAMES: Names = Names {
     hot: 500,
     all: 20_000,
     others_percent: 5,
@@ -57,6 +58,8 @@ pub enum Redirect {
     /// Like [`Self::Own`], with servers behind service addresses that the node translates. Two pods
     /// are routed, two are at ports of a bridge.
     Translated,
+    /// Like [`Self::Translated`]. The policy is about the pods behind the Services.
+    Services,
 }
 
 impl Redirect {
@@ -69,6 +72,7 @@ impl Redirect {
             Self::Alone => "TPROXY, proxies alone",
             Self::Bridged => "own redirect, bridge",
             Self::Translated => "own redirect, translated server",
+            Self::Services => "own redirect, Services",
         }
     }
 }
@@ -76,7 +80,8 @@ impl Redirect {
 /// Everything but agent and proxies, which the acts start.
 #[derive(Debug)]
 pub struct Setup {
-    _nsd: Program,
+    /// None where an act has servers of its own.
+    _nsd: Option<Program>,
     /// Beside the lab's own two, or in their place.
     pods: Vec<Pod>,
     /// The lab.
@@ -107,12 +112,15 @@ impl Setup {
             let range = ("net.ipv4.ip_local_port_range", "43000 65000");
             pod.netns.sysctl(&[range])?;
         }
-        let nsd = nsd::start(
-            &lab,
-            &[SERVER4, SERVER6],
-            zone::ZONE,
-            &zone::zone_file(&NAMES),
-        )?;
+        let nsd = match redirect {
+            Redirect::Services => None,
+            _ => Some(nsd::start(
+                &lab,
+                &[SERVER4, SERVER6],
+                zone::ZONE,
+                &zone::zone_file(&NAMES),
+            )?),
+        };
         if redirect == Redirect::Translated {
             let (from, to) = (servers(redirect), servers(Redirect::Own));
             let services = [
@@ -167,6 +175,7 @@ impl Setup {
     pub(super) fn agent_options(&self) -> AgentOptions {
         match self.redirect {
             Redirect::Transparent => AgentOptions::default().flag(TRANSPARENT).flag(OUTSIDE),
+            Redirect::Services => AgentOptions::default().flag(SERVICE_CIDRS),
             _ => AgentOptions::default(),
         }
     }
@@ -200,7 +209,11 @@ impl Setup {
             servers: self.servers().fast.to_vec(),
             udp_rate: self.size.udp_rate,
             tcp_rate: self.size.tcp_rate,
-            lasting: self.size.lasting,
+            // A lasting connection ends with its server.
+            lasting: match self.redirect {
+                Redirect::Services => 0,
+                _ => self.size.lasting,
+            },
             names: NAMES,
             lost_after: LOST_AFTER,
         };
@@ -299,6 +312,10 @@ fn servers(redirect: Redirect) -> Servers {
             fast: [service4(10), service6(10)],
             slow: [service4(11), service6(11)],
         },
+        Redirect::Services => Servers {
+            fast: services::vips(services::DNS),
+            slow: services::vips(services::DNS),
+        },
         _ => Servers {
             fast: [SERVER4, SERVER6],
             slow: [DNS4, DNS6],
@@ -309,7 +326,7 @@ fn servers(redirect: Redirect) -> Servers {
 fn add_pods(lab: &Lab, redirect: Redirect) -> Result<Vec<Pod>> {
     let bridged = match redirect {
         Redirect::Bridged => ["p", "q", "r", "s"].as_slice(),
-        Redirect::Translated => &["p", "q"],
+        Redirect::Translated | Redirect::Services => &["p", "q"],
         _ => return Ok(vec![lab.add_pod("c", 13)?, lab.add_pod("d", 14)?]),
     };
     let bridge = Bridge::new(lab, "cni0")?;
@@ -319,6 +336,9 @@ fn add_pods(lab: &Lab, redirect: Redirect) -> Result<Vec<Pod>> {
 }
 
 fn dns_rules(redirect: Redirect, pattern: &str) -> String {
+    if redirect == Redirect::Services {
+        return services::rules(pattern);
+    }
     let Servers { fast, slow } = servers(redirect);
     let blocks = [fast, slow].concat().into_iter().map(|server| {
         let length = if server.is_ipv4() { 32 } else { 128 };

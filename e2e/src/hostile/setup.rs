@@ -97,7 +97,14 @@ impl Setup {
                 zone::ZONE,
                 &zone::zone_file(&load),
             )?,
-            nsd::start_as(&lab, "nsd-attacker", &[SERVER], ZONE, &attacker_zone())?,
+            nsd::start_in(
+                &lab,
+                &lab.world,
+                "nsd-attacker",
+                &[SERVER],
+                ZONE,
+                &attacker_zone(),
+            )?,
         ];
         lab.write_policy("b.yaml", &egress("good-names", "web", &victim_rules()))?;
         lab.write_policy(

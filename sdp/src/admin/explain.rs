@@ -25,7 +25,7 @@ use crate::{
     shared_state::Shared,
 };
 
-/// What is asked.
+/// The question.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ExplainQuestion {
     /// Client's address.
@@ -40,18 +40,18 @@ pub(crate) struct ExplainQuestion {
     pub tcp: bool,
 }
 
-/// From the client to the verdict.
+/// The answer: every step from the client to the verdict.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Explanation {
     /// Client's address.
     pub client: IpAddr,
     /// `endpoint`, `host` or `unknown`.
     pub who: String,
-    /// Its number, if an endpoint.
+    /// Number of the client's endpoint, if it has one.
     pub endpoint: Option<u16>,
-    /// Its identity, if an endpoint.
+    /// Identity of the client's endpoint, if it has one.
     pub identity: Option<u32>,
-    /// Its host-side interface, if an endpoint.
+    /// Host-side interface of the client's endpoint, if it has one.
     pub ifindex: Option<u32>,
     /// Name as it is judged.
     pub name: String,
@@ -63,7 +63,7 @@ pub(crate) struct Explanation {
     pub port: u16,
     /// `udp` or `tcp`.
     pub protocol: String,
-    /// Where the rules come from.
+    /// Source of the rules.
     pub rules_from: RulesOrigin,
     /// The endpoint's rules for this port, each judged alone.
     pub rules: Vec<JudgedRule>,
@@ -145,7 +145,7 @@ pub(super) fn answer(shared: &Shared, question: &ExplainQuestion) -> Explanation
     explanation
 }
 
-/// What the rule would say if it were the only one.
+/// The verdict of this rule if it were the only one.
 fn judge(rule: &SelectorRule, question: &Question<'_>, server_given: bool) -> JudgedRule {
     let alone = PolicyHandle::new();
     let port = PortRules {

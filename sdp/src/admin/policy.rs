@@ -9,7 +9,7 @@ use shared_maps::EndpointId;
 use super::status::rules_text;
 use crate::{link::state::RulesOrigin, shared_state::Shared};
 
-/// What is asked.
+/// Filter of the view.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PolicyQuestion {
     /// Only this endpoint.
@@ -19,7 +19,7 @@ pub(crate) struct PolicyQuestion {
 /// Rules in force.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PolicyAnswer {
-    /// Where they come from.
+    /// Source of the rules.
     pub rules: RulesOrigin,
     /// Rules by endpoint.
     pub endpoints: Vec<EndpointView>,
@@ -28,9 +28,9 @@ pub(crate) struct PolicyAnswer {
 /// Rules of one endpoint.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct EndpointView {
-    /// Its number.
+    /// Endpoint number.
     pub endpoint: u16,
-    /// Its rules; no entry for a port and transport denies it.
+    /// Rules of the endpoint. A port and transport without an entry is denied.
     pub ports: Vec<PortView>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct RuleView {
 }
 
 impl RuleView {
-    /// Of a rule.
+    /// The view of a rule.
     pub(crate) fn of(rule: &SelectorRule) -> Self {
         Self {
             selector: rule.selector.clone(),

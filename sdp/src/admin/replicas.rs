@@ -8,7 +8,7 @@ use shared_maps::{
     user::{Access, Globals, Map, MapKind, monotonic_ns},
 };
 
-/// One proxy of this node, as the steering maps show it.
+/// One proxy of this node, from the steering maps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Replica {
     /// Process.
@@ -17,7 +17,7 @@ pub(crate) struct Replica {
     pub is_this: bool,
     /// Whether it is an agent's built-in proxy, which serves when no other does.
     pub fallback: bool,
-    /// Its slots; one per worker.
+    /// Slots of the proxy, one per worker.
     pub slots: Vec<u32>,
     /// Age of the oldest heartbeat of its slots, milliseconds.
     pub silent_ms: u64,

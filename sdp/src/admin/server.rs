@@ -191,7 +191,7 @@ mod tests {
         );
         let listener = UnixListener::bind(&path).unwrap();
         assert!(!remove_left(&path).unwrap() && path.exists());
-        // As a process that is killed leaves it.
+        // A killed process leaves its socket like this.
         drop(listener);
         assert!(remove_left(&path).unwrap() && !path.exists());
         fs::write(&path, "not a socket").unwrap();

@@ -41,7 +41,7 @@ pub(crate) struct Status {
     pub uptime_seconds: u64,
     /// Whether nothing is missing.
     pub ready: bool,
-    /// What is missing.
+    /// Missing requirements.
     pub missing: Vec<Missing>,
     /// Whether it is on its way out.
     pub leaving: bool,
@@ -56,7 +56,7 @@ pub(crate) struct Status {
     /// Threads that serve UDP.
     #[serde(default)]
     pub workers: usize,
-    /// What is under way.
+    /// Work in progress.
     #[serde(default)]
     pub under_way: Work,
     /// Link to the agent.
@@ -72,16 +72,16 @@ pub(crate) struct Status {
     /// Every proxy of this node that has steering slots.
     #[serde(default)]
     pub replicas: Vec<Replica>,
-    /// Under whose address servers are asked.
+    /// Source address of queries to servers.
     #[serde(default)]
     pub transparent: Mode,
-    /// What the process may still do.
+    /// Remaining rights of the process.
     pub privileges: Privileges,
     /// Endpoints' files that were not used at the start.
     pub skipped_files: Vec<Skipped>,
-    /// Where mappings that are not durable are kept.
+    /// State of the journal, which stores mappings that are not durable.
     pub journal: JournalStatus,
-    /// Where a Cilium agent's rules are kept for a start without it.
+    /// State of the file with a Cilium agent's rules for a start without it.
     #[serde(default)]
     pub rules_journal: RulesJournalStatus,
     /// The query log, if it is on.
@@ -104,7 +104,7 @@ pub(crate) struct Draining {
     pub limit_ms: u64,
 }
 
-/// What is under way.
+/// Work in progress.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Work {
     /// Queries that wait for their server.
@@ -127,7 +127,7 @@ pub(crate) struct Missing {
 /// One counter.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Counted {
-    /// Of what.
+    /// Name of the counter.
     pub result: String,
     /// How many.
     pub count: u64,

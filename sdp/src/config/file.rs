@@ -59,7 +59,7 @@ pub enum FileError {
     Syntax {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error in the file.
         reason: String,
     },
     /// A key is no setting.
@@ -77,7 +77,7 @@ pub enum FileError {
         path: PathBuf,
         /// The key.
         key: String,
-        /// What is wrong.
+        /// Error in the value.
         reason: String,
     },
     /// Cilium's switch for this proxy is off.
@@ -97,7 +97,7 @@ pub(crate) struct FromFile {
 /// Reads `--config`.
 pub(crate) fn read_yaml(path: &Path) -> Result<FromFile, FileError> {
     let mut text = String::new();
-    // One byte more than allowed shows that a file is too long; a device has no end.
+    // One byte more than allowed shows that a file is too long. A device has no end.
     let most = u64::try_from(MAX_FILE + 1).unwrap_or(u64::MAX);
     let read = fs::File::open(path).and_then(|file| file.take(most).read_to_string(&mut text));
     read.map_err(|source| FileError::Read {
@@ -229,7 +229,7 @@ fn is_true(path: &Path, key: &str, text: &str) -> Result<bool, FileError> {
     })
 }
 
-/// As strconv.ParseBool of Go reads it.
+/// Parses a boolean like Go's strconv.ParseBool.
 fn go_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -355,7 +355,7 @@ mod tests {
         dir
     }
 
-    /// What the chart writes, and what clusters of all sizes put beside it.
+    /// Settings of the chart, and others that clusters add to it.
     const CILIUMS: &[(&str, &str)] = &[
         ("debug", "False"),
         ("enable-ipv4", "true"),

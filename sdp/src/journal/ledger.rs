@@ -1,5 +1,5 @@
-//! What a journal holds: pairs that no agent has made durable. Pure; what goes to
-//! the file is given back as bytes.
+//! The content of a journal: pairs that no agent has made durable. It does no I/O and returns the
+//! bytes for the file.
 
 use std::net::IpAddr;
 
@@ -96,7 +96,7 @@ impl Ledger {
         out
     }
 
-    /// What it holds and what has not ended.
+    /// The pairs that have not ended.
     pub fn mappings(&self, now: BootTime) -> Vec<Written> {
         let keys = self.pairs.keys(true).into_iter();
         keys.flat_map(|key| self.pairs.unexpired(&key, now))

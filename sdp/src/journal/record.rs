@@ -42,12 +42,12 @@ pub enum HeaderError {
     /// Shorter than a header, or not a journal, or its checksum is wrong.
     #[error("its header is damaged")]
     Damaged,
-    /// Of a later release.
+    /// The file is of a later release.
     #[error(
         "it has version {0}; this release reads up to {VERSION}: a proxy of that release adopts it"
     )]
     Newer(u16),
-    /// Of another boot: addresses, interfaces and instants in it mean nothing now.
+    /// The file is of another boot. Its addresses, interfaces and times are not valid.
     #[error("it is of an earlier boot")]
     OtherBoot,
 }

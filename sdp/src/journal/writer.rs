@@ -26,10 +26,10 @@ const RETRY: u64 = 2;
 /// Mappings given to the sink at once.
 const GIVEN: usize = 256;
 
-/// Where what other processes left goes.
+/// Receives the mappings from journals of other processes.
 pub(super) type Adopt = Box<dyn Fn(Vec<Written>) + Send>;
 
-/// What the thread works with.
+/// State of the writer thread.
 pub(super) struct Writer {
     pub(super) dir: PathBuf,
     pub(super) name: String,

@@ -19,7 +19,7 @@ pub(super) struct Complete {
     pub(super) content: Result<Content, RulesError>,
 }
 
-/// What a revision says.
+/// Content of a revision.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Exactly these rules.

@@ -8,7 +8,7 @@ use backon::{BackoffBuilder, ConstantBuilder};
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
 
 const EAGER: Duration = Duration::from_millis(125);
-/// So many eager waits last 10 s at least.
+/// Number of short waits, which last 10 s or more in total.
 const EAGER_TIMES: usize = 80;
 const CALM: Duration = Duration::from_millis(500);
 

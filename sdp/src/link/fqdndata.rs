@@ -185,7 +185,7 @@ struct Rules {
     link: Link,
     epoch: Epoch,
     states: u64,
-    /// What could not be used of the last state.
+    /// Unusable parts of the last state.
     odd: BTreeSet<String>,
 }
 

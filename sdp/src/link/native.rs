@@ -46,7 +46,7 @@ impl Drop for EndWithSession<'_> {
     }
 }
 
-/// What ends only with an error.
+/// Type of a loop that ends only with an error.
 pub(super) enum Never {}
 
 /// The tasks of mappings run in `tasks`: a worker that learned something sends it itself.

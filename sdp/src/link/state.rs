@@ -12,7 +12,7 @@ use crate::{
     stats::Count,
 };
 
-/// Where the rules in force come from.
+/// Source of the rules in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case", tag = "from")]
 pub enum RulesOrigin {
@@ -26,7 +26,7 @@ pub enum RulesOrigin {
     },
     /// The agent.
     Agent {
-        /// Its epoch.
+        /// Epoch of the agent.
         epoch: Epoch,
         /// Policy revision.
         revision: u64,
@@ -50,9 +50,9 @@ pub struct Connection {
     pub address: String,
     /// Which service.
     pub service: Service,
-    /// What the agent says of itself.
+    /// Version from the agent's hello.
     pub agent_version: String,
-    /// Its epoch.
+    /// Epoch of the agent.
     pub epoch: Epoch,
     /// Port it redirects to, where that is not ours.
     pub other_proxy_port: Option<u16>,
@@ -67,7 +67,7 @@ pub struct LinkStatus {
     pub last_error: Option<String>,
     /// Sessions so far.
     pub sessions: u64,
-    /// Where the rules in force come from.
+    /// Source of the rules in force.
     pub rules: RulesOrigin,
     /// The last revision that was acknowledged in this session.
     pub acked_revision: Option<u64>,
@@ -174,7 +174,7 @@ impl LinkState {
         };
     }
 
-    /// What the agent has sent.
+    /// How much of its rules the agent has sent.
     pub fn sent_rules(&self) -> SentRules {
         *self.sent_rules.lock()
     }

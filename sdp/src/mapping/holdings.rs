@@ -36,7 +36,7 @@ struct Expiry<K> {
 }
 
 impl<K: Clone> Holdings<K> {
-    /// Of a table with `limit` entries at most.
+    /// An empty index for a table with at most `limit` entries.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             entries: Quota::new(limit),

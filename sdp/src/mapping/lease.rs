@@ -29,7 +29,7 @@ pub(crate) struct Needed {
     pub renewed: Option<BootTime>,
 }
 
-/// As long as the answer's client may use it, but no longer than leases are given for.
+/// As long as the client may use the answer, but no longer than leases last.
 pub(crate) fn needed(from: BootTime, lasts: Duration) -> Needed {
     let most = LONGEST_LEASE - MARGIN;
     let until = from.plus(lasts.min(most));

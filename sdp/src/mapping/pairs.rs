@@ -53,7 +53,7 @@ const EVICTED_AT_ONCE: usize = 32;
 /// A name that an endpoint asked for.
 pub(crate) type Key = (EndpointInstance, Fqdn);
 
-/// What of a mapping is on no disk yet.
+/// The part of a mapping that is not on disk yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unwritten {
     /// Nothing worth a write.
@@ -64,7 +64,7 @@ pub(crate) enum Unwritten {
     Pair,
 }
 
-/// Where a mapping comes from.
+/// Source of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     Answer,
@@ -112,7 +112,7 @@ impl PairTable {
         self.take(mapping, min_ttl, Source::Answer);
     }
 
-    /// The same for an answer whose pairs the agent has promised to keep open for its time.
+    /// The same for an answer whose pairs have leases for its whole TTL.
     pub(crate) fn keep_leased(&mut self, mapping: &Mapping, min_ttl: u32) {
         self.take(mapping, min_ttl, Source::Leased);
     }
@@ -423,7 +423,7 @@ impl PairTable {
         )
     }
 
-    /// Those of a mapping's pairs that no agent has made durable.
+    /// The mapping's pairs that no agent has made durable.
     pub(crate) fn undurable(&self, mapping: &Mapping) -> Vec<IpAddr> {
         let asked = self.names.get(&mapping.name);
         let Some(name) = asked.and_then(|asked| asked.get(&mapping.endpoint)) else {
@@ -444,7 +444,7 @@ impl PairTable {
             .collect()
     }
 
-    /// What an endpoint has learned of a name since an agent last made it durable.
+    /// Mappings of a name that an endpoint has learned since an agent last made it durable.
     pub(crate) fn unsettled(&self, key: &Key) -> Vec<Mapping> {
         let found = self.mappings(key, |pair| !pair.is_settled()).into_iter();
         found

@@ -13,7 +13,7 @@ pub(crate) const WITHIN: Duration = Duration::from_millis(250);
 /// Answers that one worker remembers; two with the same index replace each other.
 const ANSWERS: usize = 4096;
 
-/// One worker's.
+/// The recent answers of one worker.
 #[derive(Debug)]
 pub(crate) struct Repeats {
     hasher: RandomState,

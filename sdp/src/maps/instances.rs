@@ -8,14 +8,14 @@ use std::{
 
 use shared_maps::{EndpointId, IdentityId};
 
-/// One endpoint as `cilium_lxc` has it.
+/// One endpoint, from `cilium_lxc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// Its host-side interface; 0 where no map says.
+    /// Host-side interface; 0 if no map has it.
     pub ifindex: u32,
-    /// Its identity.
+    /// Identity of the endpoint.
     pub identity: IdentityId,
-    /// Its addresses.
+    /// Addresses of the endpoint.
     pub addresses: BTreeSet<IpAddr>,
 }
 

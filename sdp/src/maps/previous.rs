@@ -105,8 +105,8 @@ impl PreviousTables {
         };
         let mut found = now(full);
         for _ in 0..MAX_LOOKUPS {
-            // Where shorter prefixes say something else, the present source has one that is as
-            // long.
+            // If shorter prefixes have another owner, the present source has one of the same
+            // length.
             let covering = length.checked_sub(1).and_then(&now);
             if found == covering {
                 return Some(previous);

@@ -51,7 +51,7 @@ pub(super) fn prepare(path: &Path, owner: Option<(Uid, Gid)>) -> io::Result<()> 
     Ok(())
 }
 
-/// Whose directories may lie on the way.
+/// Owners that are allowed for directories on the path.
 enum Trust {
     Anyone,
     /// Root's and this process's.

@@ -10,7 +10,7 @@ use landlock::{
 /// The newest set of rights we know; an older kernel enforces those it has.
 const RIGHTS: ABI = ABI::V6;
 
-/// What the libraries read: kernel settings, and how names of hosts are resolved.
+/// Files that libraries read: kernel settings, and the resolution of host names.
 const SYSTEM: [&str; 9] = [
     "/proc/sys",
     "/etc/hosts",
@@ -57,7 +57,7 @@ pub(super) fn restrict(
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// What is not there cannot be opened later either.
+/// A file that does not exist now cannot be opened later either.
 fn allow(
     rules: RulesetCreated,
     path: &Path,

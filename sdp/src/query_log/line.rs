@@ -16,7 +16,7 @@ use crate::wire::{Header, Rcode};
 pub struct Entry {
     /// When it was judged, nanoseconds of Unix time.
     pub time: u64,
-    /// The same instant.
+    /// The same time, monotonic.
     pub asked: Instant,
     /// Endpoint number and identity of the client, if found.
     pub endpoint: Option<(u16, u32)>,
@@ -49,7 +49,7 @@ pub struct QueryEnd {
     pub rcode: Option<u16>,
     /// Records in its answer section.
     pub answers: u16,
-    /// From the query to the answer's release.
+    /// Time from the query to the answer's release.
     pub took: Duration,
     /// The part of it during which the answer waited for the agent.
     pub held: Duration,

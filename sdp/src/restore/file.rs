@@ -32,12 +32,12 @@ use self::{
 /// Newest version of `HoldfastDNSRules` that is understood.
 pub const VERSION: u64 = 1;
 
-/// What is used of a file.
+/// The used parts of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct EndpointFile {
     /// Number.
     pub id: EndpointId,
-    /// Its addresses.
+    /// Addresses of the endpoint.
     pub addresses: Vec<IpAddr>,
     /// Host-side interface.
     pub ifindex: u32,
@@ -49,7 +49,7 @@ pub struct EndpointFile {
     pub skipped: SkippedRows,
 }
 
-/// What is wrong with a file.
+/// Error in a file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// It cannot be read.
@@ -58,7 +58,7 @@ pub enum FileError {
     /// It is no JSON object, or ends too early.
     #[error("damaged: {0}")]
     Syntax(String),
-    /// The same key twice.
+    /// A key occurs twice.
     #[error("damaged: it has {0} twice")]
     Twice(String),
     /// Not JSON, or a field of another type.
@@ -67,9 +67,9 @@ pub enum FileError {
     /// A field's text cannot be read.
     #[error("damaged: {field} is {value:?}")]
     Field {
-        /// Its name.
+        /// Name of the field.
         field: &'static str,
-        /// Its text.
+        /// Text of the value.
         value: String,
     },
     /// Written by a newer version.
@@ -82,7 +82,7 @@ pub enum FileError {
     Name {
         /// Selector of the rule.
         selector: String,
-        /// What is wrong.
+        /// Error in the value.
         reason: String,
     },
 }

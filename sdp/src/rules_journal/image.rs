@@ -28,7 +28,7 @@ pub enum ImageError {
     /// Its JSON cannot be read or written.
     #[error("damaged: {0}")]
     Json(#[from] serde_json::Error),
-    /// Of a later release.
+    /// The file is of a later release.
     #[error("it has version {0}; this release reads up to {VERSION}: upgrade holdfast-sdp")]
     Newer(u32),
     /// More than is kept.
@@ -36,7 +36,7 @@ pub enum ImageError {
     TooLarge(usize),
 }
 
-/// What is written of all that.
+/// The written form.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Saved {
     endpoints: Vec<SavedEndpoint>,
@@ -115,7 +115,7 @@ fn text(name: &NameRule) -> String {
     }
 }
 
-/// What the file says; `None` if it is of another boot.
+/// Content of the file. `None` if it is of another boot.
 pub(super) fn read(bytes: &[u8], boot_id: &str) -> Result<Option<Content>, ImageError> {
     let line = bytes.iter().position(|byte| *byte == b'\n');
     let (head, body) = line

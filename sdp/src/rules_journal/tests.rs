@@ -1,4 +1,4 @@
-//! What a start without an agent finds in the file, and what it refuses.
+//! Rules from the file at a start without an agent, and files that are refused.
 
 use std::collections::BTreeSet;
 
@@ -77,7 +77,7 @@ fn rules_of_the_stream_are_read_by_the_next_proxy() {
     at += TOUCHED_EVERY;
     assert!(!work_off(&journal, at));
 
-    // Of an endpoint that is gone nothing is left.
+    // Nothing remains of a removed endpoint.
     journal.note(&[], &KeptRules::default(), BTreeMap::new());
     assert!(work_off(&journal, at));
     assert!(next.read().unwrap().unwrap().0.entries.is_empty());

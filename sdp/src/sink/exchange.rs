@@ -38,10 +38,10 @@ pub enum Promise {
     ForItsTtl,
 }
 
-/// What an acknowledgement of [`Promise::ForItsTtl`] counts for.
+/// Effect of an acknowledgement of [`Promise::ForItsTtl`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Acknowledgements {
-    /// The same answer to the same endpoint as well, while the TTL runs.
+    /// It also covers the same answer to the same endpoint while the TTL runs.
     #[default]
     Reused,
     /// The answer that it is about.
@@ -64,14 +64,14 @@ pub struct Outgoing {
     pub mapping: Mapping,
     /// No answer waits for the result.
     pub leased: bool,
-    /// What else there is to say of the answer it is from.
+    /// A report of the answer for the agent, if it wants one.
     pub report: Option<Box<QueryReport>>,
 }
 
 /// How many mappings there is room for.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// Of answers that clients wait for.
+    /// Room for answers that clients wait for.
     pub live: usize,
     /// Others, approximately.
     pub others: usize,
@@ -87,7 +87,7 @@ impl Default for Room {
     }
 }
 
-/// What to send next.
+/// The next mappings to send.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     /// Mappings, live ones first.

@@ -1,4 +1,4 @@
-//! What the sink knows, and what it decides: pure, under the sink's lock.
+//! State and decisions of the sink. It does no I/O and runs under the sink's lock.
 
 mod batch;
 mod coverage;
@@ -41,7 +41,7 @@ const HELD: usize = 16_384;
 /// waits here, where endpoints take turns. One endpoint alone has some 50 names on their way,
 /// which the agent takes in about a millisecond.
 const WINDOW: usize = 1024;
-/// What a name costs the agent besides its addresses.
+/// Cost of a name for the agent in addition to its addresses.
 const NAME: usize = 8;
 /// Mappings sent and not answered for which no client waits, approximately: an answer that comes
 /// while thousands of names are sent again does not wait long behind them in the agent.
@@ -204,8 +204,8 @@ impl State {
         if coverage == Coverage::Leased {
             self.pairs.keep_leased(&mapping, self.min_ttl);
         } else {
-            // One that is to be renewed is sent although the agent has it. So is one that was
-            // acknowledged: no later TTL is promised.
+            // An answer whose lease must be renewed is sent although the agent has it. So is an
+            // acknowledged one, because no later TTL is promised.
             self.pairs.keep(&mapping, self.min_ttl);
         }
         let unwritten = self.pairs.take_unwritten(&mapping, away);
@@ -242,7 +242,7 @@ impl State {
             self.refresh(&mapping, now);
             &stats.agent_hung
         };
-        // What only this process knows is written before the client knows it.
+        // A mapping that only this process has is written before the client gets the answer.
         let may_wait = self.journal.may_wait(now, at.max_delay);
         let waits = match note {
             Some(note) if may_wait && unwritten == Unwritten::Pair => {
@@ -488,7 +488,7 @@ pub(super) fn call(calls: Calls) {
     }
 }
 
-/// What a mapping costs the agent, in units of one address. One large mapping leaves room for
+/// Cost of a mapping for the agent, in units of one address. One large mapping leaves room for
 /// another endpoint's.
 fn work(addresses: &[IpAddr]) -> usize {
     (NAME + addresses.len()).min(WINDOW / 2)

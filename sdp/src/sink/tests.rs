@@ -1,4 +1,4 @@
-//! What the sink decides, without a runtime or a network.
+//! Decisions of the sink, without a runtime or a network.
 
 use std::sync::Arc;
 
@@ -71,13 +71,13 @@ fn nothing_came(sink: &LinkSink, now: BootTime) {
     sink.tick(now);
 }
 
-/// As a link with little room takes them.
+/// A batch for a link with little room.
 fn next_batch_with(sink: &LinkSink, now: BootTime, others: usize) -> Batch {
     let live = usize::MAX;
     sink.next_batch_in(now, Room { live, others })
 }
 
-/// What follows once the mapping is on the agent's disk.
+/// The agent's result after the mapping is on its disk.
 fn durable(sequence: u64, lease_secs: Option<u64>, revision: u64) -> MappingResult {
     let grant = Grant {
         durable: true,

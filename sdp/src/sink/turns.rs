@@ -39,7 +39,7 @@ impl<T> Turns<T> {
     /// The next item, of a holder that may have one sent.
     pub(super) fn pop(&mut self, may: impl Fn(Holder) -> bool) -> Option<(Holder, T)> {
         let at = self.order.iter().position(|holder| may(*holder))?;
-        // Those that may not keep their place behind the one that had its turn.
+        // Holders that may not take a turn keep their place behind the one that did.
         self.order.rotate_left(at);
         let holder = self.order.pop_front()?;
         let item = self.take_first(holder)?;

@@ -182,13 +182,13 @@ impl RecvBatch {
         header.map_or(0, |h| usize::try_from(h.msg_len).unwrap_or(0).min(ROOM))
     }
 
-    /// Who sent datagram `at`.
+    /// Sender of datagram `at`.
     pub(crate) fn from(&self, at: usize) -> Option<SocketAddr> {
         let name = self.names.get(at).filter(|_| at < self.received)?;
         address(name)
     }
 
-    /// Where datagram `at` was sent to before it was redirected.
+    /// Destination of datagram `at` before it was redirected.
     pub(crate) fn original(&self, at: usize) -> Option<SocketAddr> {
         self.control(at, |level, kind, data| match (level, kind) {
             (libc::SOL_IP, libc::IP_ORIGDSTADDR) => {
@@ -221,7 +221,7 @@ impl RecvBatch {
 #[derive(Clone, Copy)]
 pub(crate) struct Datagram<'a> {
     pub(crate) bytes: &'a [u8],
-    /// Where to; `None` on a connected socket.
+    /// Destination; `None` on a connected socket.
     pub(crate) to: Option<SocketAddr>,
     /// Source address, if not the socket's own.
     pub(crate) source: Option<IpAddr>,

@@ -65,9 +65,9 @@ pub enum Stage {
     Processing,
     /// Reading and judging a query that is refused.
     ProcessingDenied,
-    /// Of these, what policy took.
+    /// The part of these for the policy check.
     PolicyCheck,
-    /// The same, of a query that is refused.
+    /// The same, for a query that is refused.
     PolicyCheckDenied,
 }
 
@@ -85,7 +85,7 @@ impl Stage {
     ];
 }
 
-/// What the labels of [`Stages`] mean.
+/// Meanings of the labels of [`Stages`].
 pub(crate) const STAGE_MEANINGS: [(&str, &str, &str); 8] = [
     ("error", "allow", "Queries that policy allows."),
     ("error", "denied", "Queries that policy refuses."),

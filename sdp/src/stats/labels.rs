@@ -12,7 +12,7 @@ pub trait Label: Copy + fmt::Debug + Send + Sync + 'static {
     fn index(self) -> usize;
     /// Text of the value.
     fn text(self) -> &'static str;
-    /// What it means, in a sentence.
+    /// Its meaning, in a sentence.
     fn meaning(self) -> &'static str;
 }
 
@@ -34,7 +34,7 @@ macro_rules! label {
 }
 
 label! {
-    /// What became of a query that reached us.
+    /// Outcome of a query that reached the proxy.
     QueryResult = "result" {
         /// Allowed and sent on to its server; counted again as shed or upstream_error if that failed.
         Forwarded => "forwarded",
@@ -66,7 +66,7 @@ label! {
 }
 
 label! {
-    /// What became of something an upstream server sent.
+    /// Outcome of a message from a server.
     AnswerResult = "result" {
         /// Released at once: no addresses, or the way to each was open.
         Released => "released",
@@ -99,7 +99,7 @@ label! {
         OtherPort => "other_port",
         /// No port of the pod's address was free; on Cilium's datapath, the pod's own port was not.
         NoPort => "no_port",
-        /// As many sockets as there may be were busy.
+        /// The maximal number of sockets was busy.
         TooManySockets => "too_many_sockets",
         /// The kernel does not let us.
         NotPermitted => "not_permitted",

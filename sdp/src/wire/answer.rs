@@ -60,7 +60,7 @@ fn is_extended_error(message: &[u8], header: Header) -> bool {
         .is_some_and(|edns| edns.extended_rcode != 0)
 }
 
-/// What an answer says of its question's name.
+/// Addresses and TTL for the name of the question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Learned {
     /// Addresses of the name, reached along its CNAME chain; each once, the first
@@ -91,7 +91,7 @@ impl Learned {
 #[error("the server's answer cannot be decoded")]
 pub struct Malformed;
 
-/// What to make of an answer, besides passing it on.
+/// Results of parsing an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
     /// Addresses, if the code is 0 and there are any.
@@ -247,7 +247,7 @@ pub struct AnswerSection {
     pub rcode: u8,
     /// Least TTL of addresses and aliases, if there are any, seconds.
     pub ttl: Option<u32>,
-    /// What aliases lead to, in order.
+    /// Names that aliases lead to, in order.
     pub cnames: Vec<String>,
     /// Types of the records, in order.
     pub types: Vec<u16>,

@@ -13,7 +13,7 @@ const FULL_COOKIE: std::ops::RangeInclusive<usize> = 16..=40;
 /// Flag DO in the extended flags (RFC 3225).
 const FLAG_DNSSEC_OK: u32 = 0x8000;
 
-/// What matters of an OPT record.
+/// The used parts of an OPT record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edns {
     /// UDP payload size its sender takes, bytes.
@@ -25,14 +25,14 @@ pub struct Edns {
     /// Upper eight bits of the response code.
     pub extended_rcode: u8,
     has_keepalive: bool,
-    /// Where the data of a cookie that a server had a part in lies.
+    /// Range of the data of a cookie with a server part.
     cookie: Option<Range<usize>>,
-    /// Where the data of the record lies.
+    /// Range of the data of the record.
     data: Range<usize>,
 }
 
 impl Edns {
-    /// Of an OPT record. `None` if its options do not fill its data.
+    /// Parses an OPT record. `None` if its options do not fill its data.
     pub(super) fn of(message: &[u8], record: &Record) -> Option<Self> {
         let data = record.data..record.data + record.data_len;
         let mut has_keepalive = false;

@@ -17,12 +17,12 @@ pub struct Query<'a> {
     pub qtype: u16,
     /// Class asked for.
     pub qclass: u16,
-    /// Its OPT record.
+    /// OPT record of the query.
     pub edns: Option<Edns>,
     question_end: usize,
 }
 
-/// What is to be done with bytes that are no query to judge.
+/// Reaction to a message that is not a query which can be judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
     /// Nothing: no header, or a response (answering could loop).

@@ -130,7 +130,7 @@ fn local(document: &Path, target: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// What is wrong with a span that names a source file; none if it names none.
+/// Error in a span that names a source file. `None` if it names none.
 fn code_reference(span: &str) -> Option<String> {
     let (file, item) = match span.split_once(".rs::") {
         Some((stem, item)) => (format!("{stem}.rs"), Some(item)),
@@ -151,7 +151,7 @@ fn code_reference(span: &str) -> Option<String> {
     }
 }
 
-/// What is wrong with a span that names a case of a scenario; none if it names none.
+/// Error in a span that names a case of a scenario. `None` if it names none.
 fn scenario(span: &str) -> Option<String> {
     let (stem, case) = span.split_once(".txt::")?;
     let file = format!("{SCENARIOS}/{stem}.txt");
@@ -164,7 +164,7 @@ fn scenario(span: &str) -> Option<String> {
     (!is_there).then(|| format!("`{file}` has no case `{case}`"))
 }
 
-/// What is wrong with a row of duties: section, duty, whether it is held, tests.
+/// Error in a row of duties: section, duty, whether it is held, tests.
 fn duty(line: &str) -> Option<String> {
     let cells: Vec<&str> = line.strip_prefix("| ")?.split(" | ").collect();
     let [_, _, held, tests] = cells[..] else {

@@ -16,7 +16,7 @@ use syn::{
 use super::{GENERATED, is_for_tests};
 use crate::{repository, workspace};
 
-/// What the libraries of the workspace make public, and the names that their users have.
+/// Public items of the workspace's libraries, and the names that their users contain.
 #[derive(Default)]
 struct Libraries {
     /// Public items of each library: name, file.

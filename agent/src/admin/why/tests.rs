@@ -152,7 +152,7 @@ fn missing(why: &Why, hop: &str, says: &str) {
 
 /// The fields are documented in docs/src/why.md; new ones may be added.
 #[test]
-fn programs_read_the_same_for_ever() {
+fn the_json_matches_the_golden_file() {
     let why = why(&found(), &[read()], true);
     let golden = include_str!("../../../tests/data/why.json");
     let golden: serde_json::Value = serde_json::from_str(golden).unwrap();
@@ -171,7 +171,7 @@ fn programs_read_the_same_for_ever() {
 }
 
 #[test]
-fn each_thing_that_lacks_is_said() {
+fn each_missing_hop_is_named() {
     let read = read();
     let all = std::slice::from_ref(&read);
     let mut lacks = found();
@@ -228,7 +228,7 @@ fn each_thing_that_lacks_is_said() {
 }
 
 #[test]
-fn packets_that_no_program_judges_pass_whatever_policy_says() {
+fn packets_that_no_program_judges_pass_under_any_policy() {
     let mut closed = read();
     closed.entries = Ok(Entries::default());
     let closed = [closed];
@@ -258,7 +258,7 @@ fn packets_that_no_program_judges_pass_whatever_policy_says() {
 }
 
 #[test]
-fn an_address_that_no_answer_opens_is_said_to_be_one() {
+fn an_address_that_no_answer_opens_is_reported_as_such() {
     let mut refused = found();
     refused.names.clear();
     refused.addresses[0].address = [169, 254, 169, 254].into();
@@ -367,7 +367,7 @@ fn a_block_that_covers_a_pod_is_named_and_opens_nothing() {
 }
 
 #[test]
-fn a_map_that_cannot_be_read_is_no_allowance() {
+fn an_unreadable_map_allows_nothing() {
     let mut blind = read();
     blind.ipcache = Err("no such map".to_owned());
     blind.entries = Err("no such map".to_owned());
@@ -432,7 +432,7 @@ fn many_addresses_count_and_are_not_shown_one_by_one() {
 }
 
 #[test]
-fn nothing_restricted_needs_nothing() {
+fn an_unrestricted_endpoint_needs_no_entry() {
     let mut free = found();
     free.endpoint.egress_enforced = false;
     free.endpoint.policies.clear();
@@ -447,7 +447,7 @@ fn nothing_restricted_needs_nothing() {
 }
 
 #[test]
-fn a_look_up_tells_which_key_it_found() {
+fn a_lookup_returns_the_key_that_it_found() {
     for (protocol, port, bits) in [(6, 8080, 12), (6, 443, 16), (17, 0, 0), (0, 0, 0)] {
         let key = PolicyKey::new(300, EGRESS, protocol, port, bits);
         let asked = PolicyKey::new(300, EGRESS, protocol.max(6), port | 3, 16);

@@ -12,7 +12,6 @@ use super::{
 use crate::{
     core::{CoreConfig, router::Router},
     datapath::{memory::MemoryDatapath, plan::Step},
-    kubernetes::{book::Book, labels::LabelFilter},
     policy::{parse::parse_documents, source::PolicyChange},
     source_event::SourceEvent,
 };
@@ -58,7 +57,7 @@ pub(super) struct Member {
 }
 
 pub(super) fn router() -> Router {
-    Router::new(Book::new(LabelFilter::default(), "default"))
+    Router::default()
 }
 
 impl Member {

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_later_is_reported_and_written_before_the_end() {
+    fn delayed_writes_are_reported_and_done_before_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateFiles::open(dir.path()).unwrap();
         let file = state
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_for_now_comes_after_those_for_later() {
+    fn an_immediate_write_is_done_after_earlier_delayed_ones() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateFiles::open(dir.path()).unwrap();
         let file = state

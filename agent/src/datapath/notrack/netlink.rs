@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_may_give_more_than_was_asked_for_but_not_other_values() {
+    fn the_kernel_may_return_more_attributes_but_no_other_values() {
         let wanted = Attribute::Nest(4, vec![Attribute::number(1, 7)]);
         let more = Attribute::Nest(4, vec![Attribute::number(2, 9), Attribute::number(1, 7)]);
         let other = Attribute::Nest(4, vec![Attribute::number(1, 8)]);
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_answer_is_no_answer() {
+    fn a_truncated_answer_is_not_read() {
         let mut whole = Vec::new();
         Message::get_table().emit(7, 0, &mut whole);
         assert!(

@@ -63,7 +63,7 @@ fn file() -> EndpointFile {
 }
 
 #[test]
-fn what_is_written_reads_back() {
+fn written_versions_are_read_back() {
     let servers = [(IdentityId(300), vec!["10.0.0.53/32".parse().unwrap()])].into();
     let text = render(&file(), &servers, 10);
     assert_eq!(parse(&text).unwrap(), file());
@@ -116,7 +116,7 @@ fn ciliums_key_holds_addresses_and_expressions() {
 }
 
 #[test]
-fn a_server_nobody_knows_is_not_any_server() {
+fn a_server_without_a_prefix_is_not_any_server() {
     let text = render(&file(), &ServerAddresses::new(), 10);
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["DNSRulesV2"]["17891381"].as_array().unwrap().len(), 1);

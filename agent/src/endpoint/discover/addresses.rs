@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_bridge_port_a_link_local_address_that_came_later_does_not_count() {
+    fn on_a_bridge_port_a_link_local_address_that_is_added_later_does_not_count() {
         let present = ["fe80::1".parse().unwrap(), "fe80::a".parse().unwrap()];
         let known = known(7, "10.0.0.7");
         assert_eq!(known.link_locals(HostSide::Port, 7, &present), present[1..]);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_bridge_port_an_address_that_came_later_does_not_count() {
+    fn on_a_bridge_port_an_address_that_is_added_later_does_not_count() {
         let present = [ip("10.0.0.53"), ip("10.0.0.7")];
         let candidates = known(7, "10.0.0.7").candidates(HostSide::Port, 7, &present);
         assert_eq!(candidates, [ip("10.0.0.7")]);

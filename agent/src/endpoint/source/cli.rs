@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_damage_is_set_aside() {
+    fn written_files_are_read_back_and_damaged_ones_set_aside() {
         let dir = tempfile::tempdir().unwrap();
         let file = CliFile::in_dir(dir.path());
         assert!(documents(&file).is_empty());

@@ -155,7 +155,7 @@ impl Gate for Remembered {
 }
 
 #[test]
-fn a_closed_interface_opens_when_it_is_under_policy_or_its_document_goes() {
+fn a_closed_interface_opens_when_it_is_under_policy_or_its_document_is_removed() {
     let gate = Remembered::default();
     let closed = Arc::clone(&gate.0);
     let mut gated = Gated::new(Some(Box::new(gate)));

@@ -54,7 +54,7 @@ fn a_pair_outlives_its_lease_by_the_margin() {
 }
 
 #[test]
-fn the_later_expiry_wins_whatever_the_order() {
+fn the_later_expiry_wins_in_any_order() {
     for order in [[(0, 100), (50, 10)], [(50, 10), (0, 100)]] {
         let mut cache = cache(10, 0);
         for (at, ttl) in order {
@@ -66,7 +66,7 @@ fn the_later_expiry_wins_whatever_the_order() {
 }
 
 #[test]
-fn an_expired_address_in_use_stays_until_conntrack_lets_go() {
+fn an_expired_address_in_use_stays_until_its_connections_end() {
     let mut cache = cache(10, 100);
     let address: IpAddr = "1.1.1.1".parse().unwrap();
     learn(&mut cache, EP, "1.1.1.1", 0, 10, 0);
@@ -126,7 +126,7 @@ fn too_many_addresses_of_a_name_make_zombies_of_the_soonest() {
 }
 
 #[test]
-fn a_revoked_lease_keeps_nothing() {
+fn a_revoked_lease_keeps_no_pair() {
     let mut cache = cache(10, 0);
     let (name, address) = (Fqdn::normalise("a.b"), "1.1.1.1".parse().unwrap());
     learn(&mut cache, EP, "1.1.1.1", 0, 10, 70);
@@ -178,7 +178,7 @@ fn addresses_that_change_one_by_one_seldom_cause_a_sort() {
 }
 
 #[test]
-fn what_an_endpoint_holds_is_counted() {
+fn pairs_of_an_endpoint_are_counted() {
     let counted = |cache: &NameCache| {
         let Some(names) = cache.endpoint(EP) else {
             return;

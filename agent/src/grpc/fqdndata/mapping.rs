@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_text_addresses_and_leaves_nonsense_out() {
+    fn reads_text_addresses_and_skips_malformed_ones() {
         let client = client(&request()).unwrap();
         let mapping = read(&request(), client, &location()).unwrap().unwrap();
         assert_eq!(mapping.addresses, [IpAddr::from([192, 0, 2, 1])]);

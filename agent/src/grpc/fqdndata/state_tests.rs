@@ -92,7 +92,7 @@ fn assert_revoked(state: &PolicyState) {
 }
 
 #[test]
-fn rules_that_vanish_are_revoked_while_their_endpoint_is_there() {
+fn removed_rules_are_revoked_while_their_endpoint_exists() {
     let mut sent_rules = SentRules::default();
     let rules = table(Servers::Any, NameRules::All);
     build(&rules, &directory(), &mut sent_rules, NOW);
@@ -122,7 +122,7 @@ fn rules_that_vanish_are_revoked_while_their_endpoint_is_there() {
 }
 
 #[test]
-fn rules_of_the_run_before_are_revoked() {
+fn rules_of_the_previous_run_are_revoked() {
     let directory = Directory {
         former: [(EndpointId(7), 53, Transport::Udp)].into(),
         ..directory()
@@ -133,7 +133,7 @@ fn rules_of_the_run_before_are_revoked() {
 }
 
 #[test]
-fn addresses_of_an_endpoint_that_went_are_known_for_a_moment() {
+fn addresses_of_a_removed_endpoint_stay_for_a_moment() {
     let mut sent_rules = SentRules::default();
     let none = RulesTable::default();
     build(&none, &directory(), &mut sent_rules, NOW);
@@ -188,7 +188,7 @@ fn found(state: &PolicyState, address: &str) -> u32 {
 }
 
 #[test]
-fn what_is_left_out_changes_no_verdict() {
+fn omitted_entries_change_no_verdict() {
     let net = |text: &str| text.parse::<IpNet>().unwrap();
     let directory = Directory {
         prefixes: vec![

@@ -59,7 +59,7 @@ fn labels_that_differ_from_pod_to_pod_make_no_identity() {
 }
 
 #[test]
-fn rules_of_ones_own_are_added_to_the_usual_ones() {
+fn extra_rules_are_added_to_the_default_ones() {
     let excluding = with(&["!k8s:build-.*", "k8s:!rev"]);
     assert!(!keeps(&excluding, "k8s:build-id=7") && !keeps(&excluding, "k8s:revision=7"));
     assert!(keeps(&excluding, "k8s:app=web") && keeps(&excluding, "cidr:build-id=7"));

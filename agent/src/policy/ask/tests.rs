@@ -143,7 +143,7 @@ fn port_names_are_those_of_the_receiver() {
 
 /// The fields are documented in docs/src/policy.md; new ones may be added.
 #[test]
-fn programs_read_the_same_for_ever() {
+fn the_json_matches_the_golden_file() {
     let trace = ask(WEB, "www.example.com", "443/TCP");
     let golden = include_str!("../../../tests/data/trace.json");
     let golden: serde_json::Value = serde_json::from_str(golden).unwrap();

@@ -2,8 +2,10 @@
 use serde_json::{Value, json};
 
 use super::{blocks_without_pods, read};
+use crate::labels::Label;
 use crate::policy::{
     document::PolicyDocument,
+    lint,
     parse::parse_value,
     rule::{Direction, Peers, Rule},
 };
@@ -194,4 +196,25 @@ fn validate_names_the_pods_that_a_block_covers_and_does_not_mean() {
     );
     // The pods are known, and the block covers none of them.
     assert_eq!(remark(&[pod("b", "10.1.0.1")]), None);
+}
+
+#[test]
+fn validate_names_labels_that_no_pod_has_in_its_identity() {
+    let spec = json!({
+        "podSelector": {"matchLabels": {"app": "web", "statefulset.kubernetes.io/pod-name": "web-0"}},
+        "ingress": [{"from": [
+            {"podSelector": {"matchExpressions": [
+                {"key": "pod-template-hash", "operator": "Exists"},
+                {"key": "pod-template-generation", "operator": "DoesNotExist"},
+            ]}},
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "shop"}}},
+            {"namespaceSelector": {"matchLabels": {"topology.kubernetes.io/zone": "a"}}},
+        ]}],
+    });
+    let document = parse_value(&document(&spec), "test").unwrap();
+    let gives = |label: &Label| !label.key().contains("pod-");
+    let found = lint::labels_of_no_identity(&document, gives);
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert!(found[0].contains("the label pod-template-hash,"));
+    assert!(found[1].contains("the label statefulset.kubernetes.io/pod-name,"));
 }

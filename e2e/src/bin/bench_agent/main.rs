@@ -1,5 +1,4 @@
-//! `cargo xtask bench agent`: cost of the agent's core at scale. Fails if P3 or P4 is broken
-//! (design: what must hold).
+//! `cargo xtask bench agent`: cost of the agent's core at scale. Fails if a promise is broken.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -8,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 
 mod calibration;
+mod cluster;
 mod latency;
 mod names;
 mod parts;
@@ -39,7 +39,7 @@ struct Options {
 /// A workload: its name, and the function that measures it at a size of 1 or 10 (full) tenths.
 type Workload = (&'static str, fn(usize) -> Result<Vec<Figure>>);
 
-const WORKLOADS: [Workload; 8] = [
+const WORKLOADS: [Workload; 10] = [
     ("names-update", |tenths| names::update_rounds(100 * tenths)),
     ("names-expire", |tenths| {
         names::update_and_expire(100 * tenths)
@@ -52,6 +52,10 @@ const WORKLOADS: [Workload; 8] = [
     ("selectors", |tenths| selectors::cache(1_000 * tenths)),
     ("rules", |tenths| {
         selectors::regeneration(25 * tenths, 100 * tenths)
+    }),
+    ("cluster-pods", |tenths| cluster::pods(100 * tenths)),
+    ("cluster-services", |tenths| {
+        cluster::services(500 * tenths, 25 * tenths)
     }),
     ("kernel", |tenths| {
         latency::realised(25 * tenths, 100 * tenths, 200 * tenths)

@@ -131,7 +131,7 @@ pub(crate) fn table(count: usize) -> Result<Vec<Figure>> {
     ])
 }
 
-fn bytes(memory: u64, count: usize) -> f64 {
+pub(crate) fn bytes(memory: u64, count: usize) -> f64 {
     let kib = u32::try_from(memory / 1024).unwrap_or(u32::MAX);
     let count = u32::try_from(count).unwrap_or(u32::MAX);
     f64::from(kib) * 1024.0 / f64::from(count)

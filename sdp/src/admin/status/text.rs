@@ -231,7 +231,7 @@ fn agent_text(agent: &LinkStatus) -> String {
     }
 }
 
-/// Where rules come from, in words.
+/// Source of the rules, in words.
 pub(crate) fn rules_text(rules: &RulesOrigin) -> String {
     match rules {
         RulesOrigin::Nowhere => "none".to_owned(),

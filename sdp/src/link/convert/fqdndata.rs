@@ -36,7 +36,7 @@ const TYPE_AAAA: u32 = 28;
 pub(in crate::link) struct State {
     pub(in crate::link) rules: Vec<RulesOf>,
     pub(in crate::link) tables: AgentTables,
-    /// What could not be used: it allows nothing.
+    /// Parts that could not be used. They allow nothing.
     pub(in crate::link) odd: Vec<String>,
     /// Servers of a row that are of another transport: `protocol: ANY` names SCTP, too.
     pub(in crate::link) skipped: u64,

@@ -38,14 +38,14 @@ const CALL_WITHIN: Duration = Duration::from_secs(5);
 /// How often it is noted that nothing more came, while an answer waits for a result.
 const BEAT: Duration = Duration::from_millis(10);
 
-/// What a call told the agent.
+/// Content of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CallKind {
     /// A mapping that a pod waits for.
     Live(u64),
     /// A mapping that no client waits for.
     Replay(u64),
-    /// What happened, for its log.
+    /// An event for the agent's log.
     Report,
 }
 

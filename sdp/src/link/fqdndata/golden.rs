@@ -1,4 +1,4 @@
-//! What an agent of Cilium 1.20-dev sent and wrote on a node with real pods: as it was recorded.
+//! Messages and files of a Cilium 1.20-dev agent on a node with real pods, as they were recorded.
 
 use std::{fs, net::IpAddr, path::Path};
 
@@ -17,7 +17,7 @@ use crate::{
 
 /// The pod that policy is about.
 const WEB: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 244, 1, 166));
-/// Its endpoint.
+/// The endpoint of the recording.
 const ENDPOINT: EndpointId = EndpointId(4055);
 /// The server outside the cluster, by `toCIDR`.
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(172, 30, 0, 53));

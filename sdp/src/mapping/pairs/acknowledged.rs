@@ -14,7 +14,8 @@ use super::{Key, PairTable};
 /// of Cilium keep 50 or more, which may be of two proxies.
 const MOST_ADDRESSES: usize = 16;
 
-/// One connection to an agent. Another one may be to another agent, which knows nothing.
+/// One connection to an agent. Another connection may be to another agent, which has none of the
+/// data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Session(u32);
 
@@ -25,7 +26,7 @@ impl Session {
     }
 }
 
-/// What an agent said of a pair.
+/// An agent's acknowledgement of a pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Acknowledged {
     until: BootTime,
@@ -38,7 +39,7 @@ impl Acknowledged {
         Self { until, session }
     }
 
-    /// Of two of one session the longer one counts, as in the agent's cache.
+    /// Of two acknowledgements of one session the longer one counts, as in the agent's cache.
     fn and(self, later: Self) -> Self {
         if self.session == later.session && self.until > later.until {
             self

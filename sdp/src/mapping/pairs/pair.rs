@@ -25,16 +25,16 @@ impl AgentAck {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
-    /// Its place among those that end.
+    /// Index among the pairs by expiry.
     pub(super) serial: Serial,
-    /// Of the answer that came last, whichever lasts longest.
+    /// Time of the last answer, or of the answer that lasts longest.
     pub(super) seen_at: BootTime,
     pub(super) ttl: u32,
     pub(super) expires: BootTime,
     /// The durable part: the last and the longest of the answers that were sent to an agent. Each
     /// answer is sent unchanged, so these may be two answers.
     pub(super) durable: AgentAck,
-    /// What an agent without leases has acknowledged.
+    /// Acknowledgement of an agent without leases.
     pub(super) acknowledged: Acknowledged,
     pub(super) tries: u8,
     /// Until when a disk, the agent's or the journal's, says that it counts.
@@ -88,7 +88,7 @@ impl Pair {
         merged
     }
 
-    /// From the last answer to the end, whole seconds.
+    /// Seconds from the last answer to the end.
     pub(super) fn lasts(&self) -> u32 {
         seconds_between(self.seen_at, self.expires)
     }

@@ -1,4 +1,4 @@
-//! What is kept, and until when.
+//! Which pairs are stored, and until when.
 
 use shared_maps::EndpointId;
 

@@ -17,9 +17,9 @@ use super::FileError;
 /// Rows that were passed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SkippedRows {
-    /// Of another transport: `protocol: ANY` names SCTP, too.
+    /// Entries of another transport: `protocol: ANY` includes SCTP.
     pub other_transport: u64,
-    /// What is wrong with each of the others.
+    /// Errors in the other entries.
     pub odd: Vec<String>,
 }
 

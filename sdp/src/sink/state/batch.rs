@@ -65,13 +65,14 @@ impl State {
             self.queued.give_back(holder, 1);
             let coverage = self.coverage(&waiting.mapping, now);
             if matches!(coverage, Coverage::Leased | Coverage::Acknowledged) {
-                // The same pair was realised while this answer waited for its turn.
+                // The same pair was realised while this answer waited.
                 stats.leased.add(1);
                 self.send_later(coverage, waiting.mapping, waiting.report, now);
                 calls.push((waiting.on_realised, Realised::Yes));
                 continue;
             }
-            // One that is larger than the share goes out when its endpoint has nothing on its way.
+            // A mapping that is larger than the share is sent when nothing of its endpoint is on
+            // the wire.
             self.on_wire.add(holder, work(&waiting.mapping.addresses));
             let mut out = self.send(waiting.mapping, Wait::Held, now);
             out.report = waiting.report;

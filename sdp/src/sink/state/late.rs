@@ -51,7 +51,7 @@ impl State {
         late
     }
 
-    /// The same with answers whose mappings were not even sent.
+    /// The same, including answers whose mappings were not sent yet.
     pub(in crate::sink) fn expire_queued(
         &mut self,
         now: BootTime,

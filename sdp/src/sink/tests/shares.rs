@@ -1,11 +1,11 @@
-//! What one endpoint, or a busy machine, costs the answers of others.
+//! Delay of one endpoint's answers by another endpoint or a busy machine.
 
 use polling::until;
 
 use super::{with_journal::journalled, *};
 use crate::mapping::steps;
 
-/// What all workers wait for while one of them holds the sink's lock.
+/// All workers wait while one of them holds the sink's lock.
 #[test]
 fn an_answer_costs_the_sink_a_few_steps_for_each_of_its_addresses() {
     const ADDRESSES: u32 = 1024;
@@ -22,7 +22,7 @@ fn an_answer_costs_the_sink_a_few_steps_for_each_of_its_addresses() {
         }
     };
     let most = |steps: usize| steps / usize::try_from(ADDRESSES).unwrap();
-    // One name with ever new addresses, and each of them twice: new, then under its lease.
+    // One name with new addresses, each of them twice: new, then under its lease.
     for n in (0..ANSWERS).flat_map(|n| [n, n]) {
         let before = steps::taken();
         let release = sink.learn(answer(n), Box::new(|_| {}));
@@ -130,7 +130,7 @@ fn an_endpoint_with_thousands_of_answers_waiting_delays_no_other() {
         .position(|out| out.mapping.name.as_str() == "b.");
     assert_eq!(at, Some(1), "after one of the other");
 
-    // What one endpoint has on its way is bounded; results make room again.
+    // The mappings of one endpoint on the wire are bounded. Results free room.
     let sent = || sink.next_batch(BootTime::now()).mappings;
     let mut on_wire = batch.mappings;
     while let more = sent()

@@ -23,7 +23,7 @@ const ROOM: usize = 128;
 /// Most sockets per worker with the node's address. Of those that wait for answers, an endpoint may
 /// open as many as there are free ones, so that silent servers stop only their clients.
 const MAX_SOCKETS: usize = 512;
-/// The same, of pods' addresses.
+/// The same for sockets with pods' addresses.
 pub(super) const MAX_TRANSPARENT: usize = 2048;
 /// Queries after which a socket is replaced.
 const MAX_QUERIES: u32 = 10_000;

@@ -1,0 +1,220 @@
+//! R9: Services answer while the agent is down and every pod behind them is replaced on other nodes.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::Row;
+use super::connections::Connections;
+use super::setup::{LEAVES, NAMES, Setup};
+use crate::dns::probe::Query;
+use crate::lab::{Lab, NODE4, NODE6, at};
+use crate::pod::Pod;
+use crate::process::Program;
+use crate::service::{self, ServicePort, flows, service4, service6};
+use crate::traffic::names as zone;
+use crate::wait::eventually;
+use crate::web::Web;
+use crate::{nsd, shell};
+
+/// The number of the DNS Service among the lab's Services, and that of the web Service.
+pub(super) const DNS: u8 = 10;
+pub(super) const SHOP: u8 = 20;
+/// Port of the web Service, and of the pods behind it.
+pub(super) const SHOP_PORT: u16 = 80;
+const SHOP_TARGET: u16 = 8080;
+/// Address of the first pod of another node ends in this.
+const FIRST: u8 = 31;
+
+/// Addresses of a Service.
+pub(super) const fn vips(host: u8) -> [IpAddr; 2] {
+    [service4(host), service6(host)]
+}
+
+/// Replaces all backends of both Services while the agent is down, then starts the agent.
+pub(super) fn replaced(setup: &Setup) -> Result<Vec<Row>> {
+    let lab = &setup.lab;
+    let all = (0..=setup.size.faults).map(|round| Backends::start(lab, round));
+    let mut all = all.collect::<Result<Vec<_>>>()?.into_iter();
+    let mut backends = all.next().context("the first pods")?;
+    backends.enter(lab)?;
+    let mut agent = setup.agent(&setup.agent_options())?;
+    let _replica = setup.replica(1)?;
+    let load = setup.load()?;
+    let connections = Connections::start(setup.clients(), vips(SHOP), SHOP_PORT)?;
+    for next in all {
+        load.flows()?;
+        connections.flow()?;
+        agent.kill_9()?;
+        next.enter(lab)?;
+        std::mem::replace(&mut backends, next).leave(lab)?;
+        load.flows()?;
+        connections.flow()?;
+        agent = lab.start_agent(&setup.agent_options())?;
+        lab.proxies_in_step()?;
+    }
+    load.flows()?;
+    connections.flow()?;
+    let opened = connections.finish()?;
+    let report = load.finish()?;
+    let note = format!(
+        "{} times; {} connections to the web Service, {} of them failed; {}",
+        setup.size.faults,
+        opened.tried,
+        opened.failed,
+        setup.drops()?
+    );
+    let mut row = Row::none_lost(String::new(), &report, note);
+    row.holds &= opened.failed == 0;
+    row.samples.extend(opened.samples);
+    Ok(vec![row])
+}
+
+/// One pod behind each Service, on another node: the agent of this node has no endpoint for it.
+struct Backends {
+    round: u32,
+    nsd: Program,
+    _web: Web,
+    dns: Pod,
+    shop: Pod,
+}
+
+impl Backends {
+    /// Pods with addresses of their own. No Service leads to them yet.
+    fn start(lab: &Lab, round: u32) -> Result<Self> {
+        let host = FIRST + 2 * u8::try_from(round)?;
+        let dns = lab.add_pod(&format!("dns{round}"), host)?;
+        let shop = lab.add_pod(&format!("shop{round}"), host + 1)?;
+        let (name, records) = (format!("nsd-{round}"), zone::zone_file(&NAMES));
+        let addresses = both(&dns);
+        let nsd = nsd::start_in(lab, &dns.netns, &name, &addresses, zone::ZONE, &records)?;
+        let web = Web::start(&shop.netns, &[], &[SHOP_TARGET], &[])?;
+        Ok(Self {
+            round,
+            nsd,
+            _web: web,
+            dns,
+            shop,
+        })
+    }
+
+    /// The cluster and the node have these pods in the place of those before.
+    fn enter(&self, lab: &Lab) -> Result<()> {
+        for address in both(&self.dns) {
+            let query = Query::a(&zone::name(0), address);
+            eventually("a new backend answers", LEAVES, || {
+                let reply = lab.node.enter(|| query.send())??;
+                reply.expect(zone::v4(0).into())
+            })?;
+        }
+        lab.write_policy("cluster.yaml", &self.documents())?;
+        let ports = [
+            (DNS, "udp", 53, &self.dns, 53),
+            (DNS, "tcp", 53, &self.dns, 53),
+            (SHOP, "tcp", SHOP_PORT, &self.shop, SHOP_TARGET),
+        ];
+        let ports = ports
+            .into_iter()
+            .flat_map(|(host, protocol, port, pod, target)| {
+                let both = vips(host).into_iter().zip(both(pod));
+                both.map(move |(vip, backend)| ServicePort {
+                    protocol,
+                    at: at(vip, port),
+                    backends: vec![at(backend, target)],
+                })
+            });
+        service::kube_proxy(lab, &ports.collect::<Vec<_>>())
+    }
+
+    /// Ends the pods when no connection leads to them any more.
+    fn leave(self, lab: &Lab) -> Result<()> {
+        self.pass_late_answers(lab)?;
+        let addresses: BTreeSet<IpAddr> = both(&self.dns)
+            .into_iter()
+            .chain(both(&self.shop))
+            .collect();
+        eventually("no flow leads to the old backends", LEAVES, || {
+            flows::forget(lab, &addresses)
+        })?;
+        let status = self.nsd.terminate(LEAVES)?;
+        ensure!(status.success(), "the old DNS server: {status}");
+        Ok(())
+    }
+
+    /// When kube-proxy removes a UDP flow, the node no longer translates an answer that is on its way,
+    /// and the answer is lost. This is not a loss that the agent or a proxy could prevent, so the node
+    /// of the lab passes these answers.
+    fn pass_late_answers(&self, lab: &Lab) -> Result<()> {
+        let [four, six] = vips(DNS);
+        let [old4, old6] = both(&self.dns);
+        let table = format!(
+            "table inet late {{ }}\ndelete table inet late\ntable inet late {{\n\
+             chain pre {{ type filter hook prerouting priority mangle;\n\
+             ct state new udp sport 53 ip saddr {old4} ip saddr set {four} ip daddr set {NODE4}\n\
+             ct state new udp sport 53 ip6 saddr {old6} ip6 saddr set {six} ip6 daddr set {NODE6}\n\
+             }}\n}}\n"
+        );
+        shell::feed(lab.node.command("nft").args(["-f", "-"]), &table)?;
+        Ok(())
+    }
+
+    fn documents(&self) -> String {
+        let round = self.round;
+        let dns = [("dns", "UDP", 53, 53), ("dns-tcp", "TCP", 53, 53)];
+        let shop = [("http", "TCP", SHOP_PORT, SHOP_TARGET)];
+        let all = [
+            ("dns", DNS, &self.dns, dns.as_slice()),
+            ("shop", SHOP, &self.shop, &shop),
+        ];
+        let all = all.into_iter().map(|(name, host, pod, ports)| {
+            let list = |target: bool| {
+                let ports = ports.iter().map(|(name, protocol, port, to)| {
+                    let number = if target { to } else { port };
+                    format!("{{name: {name}, protocol: {protocol}, port: {number}}}")
+                });
+                ports.collect::<Vec<_>>().join(", ")
+            };
+            let [four, six] = vips(host);
+            let [pod4, pod6] = both(pod);
+            let slices = [("IPv4", pod4), ("IPv6", pod6)].map(|(family, address)| {
+                format!(
+                    "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+                     metadata: {{name: {name}-{}, labels: {{kubernetes.io/service-name: {name}}}}}\n\
+                     addressType: {family}\n\
+                     endpoints: [{{addresses: [\"{address}\"], targetRef: {{kind: Pod, namespace: default, name: {name}-{round}}}}}]\n\
+                     ports: [{}]\n",
+                    family.to_lowercase(),
+                    list(true)
+                )
+            });
+            format!(
+                "---\napiVersion: v1\nkind: Pod\n\
+                 metadata: {{name: {name}-{round}, labels: {{app: {name}}}}}\n\
+                 spec: {{nodeName: other-{round}}}\n\
+                 status: {{phase: Running, podIPs: [{{ip: {pod4}}}, {{ip: \"{pod6}\"}}]}}\n\
+                 ---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
+                 spec: {{clusterIPs: [{four}, \"{six}\"], ports: [{}]}}\n{}",
+                list(false),
+                slices.concat()
+            )
+        });
+        all.collect()
+    }
+}
+
+fn both(pod: &Pod) -> [IpAddr; 2] {
+    [pod.v4.into(), pod.v6.into()]
+}
+
+/// Egress rules of the clients: by the labels and ports of the pods behind the Services.
+pub(super) fn rules(pattern: &str) -> String {
+    format!(
+        "- toEndpoints: [{{matchLabels: {{app: dns}}}}]\n\
+         \x20 toPorts:\n\
+         \x20 - ports: [{{port: \"53\", protocol: ANY}}]\n\
+         \x20   rules: {{dns: [{{matchPattern: \"{pattern}\"}}]}}\n\
+         - toEndpoints: [{{matchLabels: {{app: shop}}}}]\n\
+         \x20 toPorts: [{{ports: [{{port: \"{SHOP_TARGET}\", protocol: TCP}}]}}]\n"
+    )
+}

@@ -391,6 +391,7 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         boot_unix_ns: boot_unix_ns(),
         node_name: Some(config.node_name.clone()),
         cluster_blocks: config.cluster_blocks.clone(),
+        pod_blocks: config.pod_blocks.clone(),
         service_aliases: config.service_aliases.clone(),
         proxy_port: config.proxy_port,
         enable_policy: config.enable_policy,

@@ -61,6 +61,8 @@ pub struct Config {
     pub service_aliases: Vec<(IpAddr, String)>,
     /// Blocks of the cluster's pods and Services.
     pub cluster_blocks: Vec<IpNet>,
+    /// Those of pods.
+    pub pod_blocks: Vec<IpNet>,
     /// Directory of endpoint documents.
     pub endpoint_dir: Option<PathBuf>,
     /// Socket of the native gRPC service.
@@ -171,6 +173,7 @@ impl TryFrom<RunArgs> for Config {
                 .into_iter()
                 .map(|alias| (alias.address, alias.service))
                 .collect(),
+            pod_blocks: args.cluster.pod_cidr.clone(),
             cluster_blocks: [args.cluster.k8s_service_cidr, args.cluster.pod_cidr].concat(),
             endpoint_dir: args.endpoint_dir,
             sdp_socket: args.sdp_socket,

@@ -305,3 +305,54 @@ fn help_teaches() {
     }
     assert_eq!(run(&["--version"]).status.code(), Some(0));
 }
+
+#[test]
+fn trace_by_files_knows_that_a_block_does_not_mean_the_pods_in_the_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("cluster.yaml");
+    let text = "apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web, namespace: shop}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  policyTypes: [Egress]
+  egress: [{to: [{ipBlock: {cidr: 10.0.0.0/8}}]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: db-0, namespace: shop, labels: {app: db}}
+status: {podIP: 10.2.0.9}
+";
+    fs::write(&file, text).unwrap();
+    let file = file.display().to_string();
+    let trace = |to: &str| {
+        let from = "--from=k8s:app=web,k8s:io.kubernetes.pod.namespace=shop";
+        let arguments = [
+            "policy",
+            "trace",
+            "--policy-file",
+            &file,
+            from,
+            "--port=80",
+            "--to",
+            to,
+        ];
+        let output = run(&arguments);
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+        )
+    };
+    let (code, text) = trace("10.2.0.8");
+    assert_eq!(code, Some(0), "{text}");
+    assert!(
+        text.contains("NetworkPolicy/shop/web spec.egress[0]"),
+        "{text}"
+    );
+    let (code, text) = trace("10.2.0.9");
+    assert_eq!(code, Some(1), "{text}");
+    assert!(
+        text.contains("k8s:app=db") && text.contains("no rule is about it"),
+        "{text}"
+    );
+}

@@ -10,13 +10,20 @@ pub fn keep() -> bool {
 }
 
 /// `holdfast-sdp` of the previous version (`HOLDFAST_PREVIOUS_SDP`).
-pub fn previous_sdp() -> Option<PathBuf> {
-    variable("HOLDFAST_PREVIOUS_SDP").map(PathBuf::from)
+pub fn previous_sdp() -> Result<PathBuf> {
+    previous("HOLDFAST_PREVIOUS_SDP")
 }
 
 /// `holdfast-agent` of the previous version (`HOLDFAST_PREVIOUS_AGENT`).
-pub fn previous_agent() -> Option<PathBuf> {
-    variable("HOLDFAST_PREVIOUS_AGENT").map(PathBuf::from)
+pub fn previous_agent() -> Result<PathBuf> {
+    previous("HOLDFAST_PREVIOUS_AGENT")
+}
+
+fn previous(name: &str) -> Result<PathBuf> {
+    let path = variable(name).map(PathBuf::from);
+    path.with_context(|| {
+        format!("{name} is not set: `cargo xtask test --tier netns` builds the previous version and sets it")
+    })
 }
 
 /// Seed of random choices: `HOLDFAST_SEED`, or the clock.

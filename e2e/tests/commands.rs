@@ -590,9 +590,8 @@ fn has(value: &Value, object: &Value) -> bool {
     };
     match value {
         Value::Object(fields) => {
-            wanted
-                .iter()
-                .all(|(name, value)| fields.get(name) == Some(value))
+            let mut wanted = wanted.iter();
+            wanted.all(|(name, value)| fields.get(name) == Some(value))
                 || fields.values().any(|value| has(value, object))
         }
         Value::Array(items) => items.iter().any(|item| has(item, object)),

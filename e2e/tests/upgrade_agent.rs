@@ -40,12 +40,7 @@ fn options(program: Option<PathBuf>) -> AgentOptions {
 
 #[test]
 fn the_previous_agent_and_this_one_continue_with_each_others_state() {
-    let Some(previous) = config::previous_agent() else {
-        println!(
-            "not played: HOLDFAST_PREVIOUS_AGENT names no holdfast-agent of the previous version"
-        );
-        return;
-    };
+    let previous = config::previous_agent().expect("the previous version");
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10), web6(10)], 600);
         let rules = dns("*.good.test") + &names("*.good.test") + &cidr("198.51.100.0/24");

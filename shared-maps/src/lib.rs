@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Every key and value is `repr(C)` with explicit padding. It has no `bool`, enum or `Option`.
-//! [`layout`] checks its size and field offsets at compile time. Fields that are big-endian on the
+//! `layout.rs` checks its size and field offsets at compile time. Fields that are big-endian on the
 //! wire are of type [`Be16`] or byte arrays. Every other integer is in host byte order.
 //!
 //! The crate is `no_std` and has no dependencies. The feature `user` adds typed readers and writers

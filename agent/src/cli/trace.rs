@@ -1,18 +1,24 @@
 //! `policy trace`: by the running agent's policies, or by files.
 
+use std::net::IpAddr;
+
 use anyhow::{Context as _, Result, bail};
 use dns_policy::name::Fqdn;
+use shared_maps::IdentityId;
 
 use super::{client::Client, show::print};
 use crate::{
     admin::server::encode,
     config::args::TraceArgs,
+    kubernetes::{book::Book, labels::LabelFilter},
     named_port::NamedPorts,
     policy::{
         ask::{self, Peer, Step, To, Trace},
         parse::parse_documents,
         repository::Repository,
     },
+    selector::selector::Subject,
+    source_event::SourceEvent,
     watched_dir,
 };
 
@@ -58,11 +64,13 @@ fn receiver(args: &TraceArgs) -> Result<String> {
 
 fn by_files(args: &TraceArgs, to: &str) -> Result<Trace> {
     let mut repository = Repository::default();
+    let mut book = Book::new(LabelFilter::default(), "default");
     for file in &args.policy_files {
         let text = watched_dir::read_file(file)
             .with_context(|| format!("{} cannot be read", file.display()))?;
         for document in parse_documents(&text, &file.display().to_string()) {
             let document = document?;
+            book.put(&document);
             let key = document.key.clone();
             if repository.insert(document.into()).is_some() {
                 bail!(
@@ -83,7 +91,22 @@ fn by_files(args: &TraceArgs, to: &str) -> Result<Trace> {
         Peer::Address(address) => To::Address(address),
         Peer::Name(name) => To::Name(Fqdn::normalise(&name)),
     };
-    Ok(ask::trace(&repository, &from, &to, args.port, None))
+    let known = match to {
+        To::Address(address) => pod_at(&mut book, address),
+        To::Labels(_) | To::Name(_) => None,
+    };
+    Ok(ask::trace(&repository, &from, &to, args.port, known))
+}
+
+/// The pod that has an address by the documents: blocks do not mean it.
+fn pod_at(book: &mut Book, address: IpAddr) -> Option<Subject> {
+    let pods = book.changes().pods.into_iter();
+    let mut pods = pods.filter_map(|event| match event {
+        SourceEvent::Apply(pod) => Some(pod),
+        _ => None,
+    });
+    let pod = pods.find(|pod| pod.addresses.contains(&address))?;
+    Some(Subject::new(IdentityId::ENDPOINT_MIN, pod.labels))
 }
 
 /// As people read it.

@@ -20,7 +20,7 @@ pub struct ClusterArgs {
     #[arg(long, value_name = "NAME", default_value = "default", value_parser = cluster_name, env = "HOLDFAST_CLUSTER_NAME")]
     pub cluster_name: String,
     /// Which labels of a Pod document make the pod's identity, in addition to Cilium's rules, in
-    /// the grammar of Cilium's --labels: [!][source:]regex, several with a space between them; the
+    /// the grammar of Cilium's --labels: `[!][source:]regex`, several with a space between them; the
     /// regex matches from the start of a key, and ! excludes. If a rule includes, labels that no
     /// rule includes are left out. Pods that differ only in excluded labels share an identity
     #[arg(
@@ -53,7 +53,8 @@ pub struct ClusterArgs {
     pub k8s_service_cidr: Vec<IpNet>,
     /// A block of addresses of pods, of all nodes. An address in it that is no endpoint's and that no
     /// document describes is reserved:unmanaged, not the world, and no block or name of a policy
-    /// selects it; several with commas
+    /// selects it. A backend of a Service outside of these blocks is judged by its address at once,
+    /// although it names a pod that no document describes; several with commas
     #[arg(
         long,
         value_name = "CIDR",

@@ -36,6 +36,8 @@ pub struct CoreConfig {
     /// Blocks of the cluster's pods and Services: an address there of which nothing else is known is
     /// unmanaged, not the world.
     pub cluster_blocks: Vec<IpNet>,
+    /// Those of pods; empty if they are unknown.
+    pub pod_blocks: Vec<IpNet>,
     /// Addresses beside those of its document that a Service has: (address, `namespace/name`).
     pub service_aliases: Vec<(IpAddr, String)>,
     /// Port of the DNS proxy.
@@ -97,6 +99,7 @@ impl Default for CoreConfig {
             boot_unix_ns: 0,
             node_name: None,
             cluster_blocks: Vec::new(),
+            pod_blocks: Vec::new(),
             service_aliases: Vec::new(),
             proxy_port: 10094,
             enable_policy: PolicyMode::Default,

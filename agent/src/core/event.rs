@@ -40,9 +40,9 @@ pub enum Event {
     /// them is known. Or it does no more. Until then endpoints of the last run open no further
     /// than they were.
     PoliciesUncertain(bool),
-    /// Changes of pods of the cluster, in order. The key is [`PodAt::key`].
+    /// Changes of pods of the cluster, in order. The key is the pod's `namespace/name`.
     Pods(Vec<SourceEvent<PodAt>>),
-    /// Changes of Services, in order. The key is [`ServiceAt::key`].
+    /// Changes of Services, in order. The key is the Service's `namespace/name`.
     Services(Vec<SourceEvent<ServiceAt>>),
     /// Changes of the numbers that the cluster has for label sets of pods, in order. The key is the
     /// number.

@@ -47,6 +47,8 @@ use crate::{
     labels::{CIDR, CIDR_GROUP, FQDN, Label, LabelSet, RESERVED, SERVICE},
 };
 
+/// Source of the label that stands for the lost labels of a number.
+const LOST: &str = "lost";
 /// What a restored address keeps at least, seconds.
 const AT_LEAST: u64 = 30;
 
@@ -62,6 +64,7 @@ impl State {
                 pods.push((file.identity, file.labels.clone()));
             }
         }
+        pods.extend(pods_without_checkpoint(&restored, &pods));
         let (local, requested) = restored_local(&restored, &World::new(dual));
         let limits = Limits {
             per_name: config.max_ips_per_name,
@@ -376,6 +379,24 @@ fn numbers(restored: &Restored) -> impl Iterator<Item = (IpNet, IdentityId)> {
     ipcache
         .chain(older)
         .filter_map(|(key, id)| Some((prefix_of(key)?, id)))
+}
+
+/// Numbers of pods that are in the maps and that neither the checkpoint nor a file has: no other
+/// label set gets one of them while entries of the run before are there.
+fn pods_without_checkpoint(
+    restored: &Restored,
+    known: &[(IdentityId, LabelSet)],
+) -> Vec<(IdentityId, LabelSet)> {
+    let known: BTreeSet<IdentityId> = known.iter().map(|(id, _)| *id).collect();
+    let maps = restored.policy_maps.iter().flat_map(|(_, map)| map);
+    let peers = maps.map(|(key, _)| IdentityId(key.sec_label));
+    let found: BTreeSet<IdentityId> = numbers(restored)
+        .map(|(_, id)| id)
+        .chain(peers)
+        .filter(|id| id.is_endpoint() && !known.contains(id))
+        .collect();
+    let lost = |id: IdentityId| LabelSet::new(vec![Label::new(LOST, &id.0.to_string(), "")]);
+    found.into_iter().map(|id| (id, lost(id))).collect()
 }
 
 type Numbered = (Vec<(IdentityId, LabelSet)>, BTreeMap<IpNet, IdentityId>);

@@ -2,7 +2,10 @@
 
 use std::net::IpAddr;
 
-use shared_maps::{IdentityId, policy::PolicyKey};
+use shared_maps::{
+    IdentityId,
+    policy::{EGRESS, PolicyKey},
+};
 
 use super::{policy_model::Subject as Endpoint, state::State, why::PeerFound};
 use crate::{
@@ -55,10 +58,21 @@ impl State {
     pub(super) fn service_peer(
         &self,
         own: &Endpoint,
+        direction: FlowDirection,
         id: IdentityId,
         port: Option<Port>,
     ) -> PeerFound {
         let labels = self.policy.labels_of(id).map(LabelSet::texts);
+        if direction == FlowDirection::Ingress {
+            let all = everything(&own.policy().ingress);
+            let (verdict, by) = port.map(|_| all).unzip();
+            return PeerFound {
+                labels,
+                verdict,
+                by: by.unwrap_or_default(),
+                ..PeerFound::default()
+            };
+        }
         let service = self.services.iter().find(|(_, known)| *known == Some(id));
         let Some((at, _)) = service else {
             return PeerFound {
@@ -162,20 +176,21 @@ fn together(own: &Endpoint, id: IdentityId, backends: &[BackendFound]) -> (Verdi
     let proxied = known().find(|(verdict, _)| *verdict == Verdict::Proxied);
     match closed.or(proxied).or_else(|| known().next()) {
         Some((verdict, by)) => (verdict, by.clone()),
-        None => everything(own, id),
+        None => {
+            let all = PolicyKey::new(id.0, EGRESS, 0, 0, 0);
+            match own
+                .entries(id)
+                .is_some_and(|entries| entries.contains_key(&all))
+            {
+                true => (Verdict::Denied, Vec::new()),
+                false => everything(&own.policy().egress),
+            }
+        }
     }
 }
 
-/// What becomes of a port of a Service without backends, or that the Service does not have.
-fn everything(own: &Endpoint, id: IdentityId) -> (Verdict, Vec<RuleView>) {
-    let side: &Side = &own.policy().egress;
-    let all = PolicyKey::new(id.0, shared_maps::policy::EGRESS, 0, 0, 0);
-    if own
-        .entries(id)
-        .is_some_and(|entries| entries.contains_key(&all))
-    {
-        return (Verdict::Denied, Vec::new());
-    }
+/// What becomes of packets that only rules about every peer, protocol and port are about.
+fn everything(side: &Side) -> (Verdict, Vec<RuleView>) {
     let everyone = side
         .rules
         .iter()

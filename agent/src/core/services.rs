@@ -417,7 +417,12 @@ impl State {
             && identity < IdentityId::ENDPOINT_MIN
             && identity != IdentityId::UNMANAGED
             && !identity.is_world();
-        let is_known = backend.pod.is_none() || is_node || is_remote_node(identity);
+        // An author of slices may name any pod: that opens no address where pods cannot be.
+        let blocks = &self.config.pod_blocks;
+        let may_be_pod =
+            blocks.is_empty() || blocks.iter().any(|block| block.contains(&backend.address));
+        let names_pod = backend.pod.is_some() && may_be_pod;
+        let is_known = !names_pod || is_node || is_remote_node(identity);
         is_known.then_some(identity)
     }
 }

@@ -146,7 +146,7 @@ pub struct Counters {
     pub reconciled: Reconciled,
 }
 
-/// What comparing the datapath with the model found ([`crate::core::Core::look`]).
+/// What comparing the datapath with the model found ([`crate::core::Core::next_query`]).
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Reconciled {
     /// Passes over everything.

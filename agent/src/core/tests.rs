@@ -19,6 +19,7 @@ mod merge;
 mod model;
 mod named_ports;
 mod network_policies;
+mod objects_under_attack;
 mod oracle;
 mod overlaps;
 mod pod_identities;

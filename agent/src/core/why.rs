@@ -208,8 +208,8 @@ impl Core {
         else {
             return PeerFound::default();
         };
-        if peer.is_service() && direction == FlowDirection::Egress {
-            return state.service_peer(own, peer, port);
+        if peer.is_service() {
+            return state.service_peer(own, direction, peer, port);
         }
         let side = side_of(own.policy(), direction);
         let known = labels.as_ref().map(LabelSet::texts);

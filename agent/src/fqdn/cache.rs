@@ -1,6 +1,7 @@
 //! The learned pairs: for each endpoint while they are valid or in use, and for the node as
 //! pairs (name, address) that must stay plumbed.
 
+mod expired;
 mod limits;
 
 use std::{
@@ -13,7 +14,7 @@ use dns_policy::{boot_time::BootTime, name::Fqdn};
 use foldhash::HashMap;
 use shared_maps::EndpointId;
 
-pub(crate) use self::limits::Limits;
+pub(crate) use self::{expired::Expired, limits::Limits};
 use super::gc::{self, ConntrackScans, Zombie};
 use crate::labels::LabelSet;
 
@@ -590,15 +591,6 @@ impl NameCache {
         }
         self.due = due.into();
     }
-}
-
-/// What a step of expiry did.
-#[derive(Debug, Default)]
-pub(crate) struct Expired {
-    /// Pairs that nothing keeps any more.
-    pub pairs: Vec<NamePair>,
-    /// Endpoints whose history changed.
-    pub endpoints: Vec<EndpointId>,
 }
 
 #[cfg(test)]

@@ -132,8 +132,8 @@ impl NodeLocal {
         })
     }
 
-    /// Identity of `labels` with the number `id`; none if other labels have it. Other numbers of
-    /// these labels stay until their references are gone.
+    /// Identity of `labels` with the number `id`; none if other labels have it, or had it before
+    /// the restart. Other numbers of these labels stay until their references are gone.
     pub(crate) fn acquire_number(&mut self, labels: &LabelSet, id: IdentityId) -> Option<Acquired> {
         match self.slots.get_mut(&id) {
             Some(slot) if slot.labels != *labels => return None,
@@ -149,7 +149,11 @@ impl NodeLocal {
             }
             None => {}
         }
-        let was_theirs = self.withheld.get(&id) == Some(labels);
+        let held_for = self.withheld.get(&id);
+        if held_for.is_some_and(|owner| owner != labels) {
+            return None;
+        }
+        let was_theirs = held_for.is_some();
         self.unhold(id);
         self.allot(labels, id);
         Some(Acquired {

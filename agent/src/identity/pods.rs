@@ -54,7 +54,8 @@ pub(crate) enum Asked {
 ///
 /// A label set whose number the cluster changes moves to it. A number that the cluster gives to
 /// one label set while another one has it here moves in two steps: the other one gets another
-/// number, and once the datapath has the old one no more, the first one gets it.
+/// number, and once the datapath has the old one no more, the first one gets it. So does a number
+/// that had another meaning before a restart: the grace ends first.
 #[derive(Debug)]
 pub(crate) struct Assigned {
     local: NodeLocal,
@@ -142,6 +143,9 @@ impl PodIdentities for Assigned {
     }
 
     fn release_withheld(&mut self) {
+        let freed = self.local.withheld().map(|(id, _)| id);
+        let owners = freed.filter_map(|id| self.by_number.get(&id));
+        self.renumbered.extend(owners.cloned());
         self.local.release_withheld();
     }
 }
@@ -208,11 +212,15 @@ mod tests {
     }
 
     #[test]
-    fn a_number_withheld_after_a_restart_can_be_given_by_the_cluster() {
+    fn a_number_that_had_another_meaning_before_a_restart_is_given_after_the_grace() {
         let [web, db] = ["k8s:app=web", "k8s:app=db"].map(set);
         let mut numbers = Assigned::new(vec![(IdentityId(300), db.clone())]);
         numbers.learn(IdentityId(300), Some(&web));
         assert_ne!(have(&mut numbers, &db), 300);
+        assert_ne!(have(&mut numbers, &web), 300);
+        numbers.renumbered();
+        numbers.release_withheld();
+        assert_eq!(numbers.renumbered(), [web.clone()].into());
         assert_eq!(have(&mut numbers, &web), 300);
     }
 }

@@ -48,9 +48,10 @@ impl PodSpec<'_> {
         let inherited = self.namespace_labels.iter();
         let inherited = inherited
             .map(|(key, value)| Label::new(K8S, &format!("{NAMESPACE_LABELS}{key}"), value));
-        let namespace = Label::new(K8S, NAMESPACE_KEY, self.namespace);
+        let name = format!("{NAMESPACE_LABELS}kubernetes.io/metadata.name");
+        let namespace = [NAMESPACE_KEY, &name].map(|key| Label::new(K8S, key, self.namespace));
         let ports = NamedPorts::parse(self.ports).unwrap().labels();
-        let labels = own.chain(inherited).chain([namespace]).chain(ports);
+        let labels = own.chain(inherited).chain(namespace).chain(ports);
         EndpointSpec {
             labels: labels.map(|label| label.to_string()).collect(),
             ..spec(&self.key, self.host, "unused=")

@@ -23,7 +23,7 @@ use super::scenario::{Node, mapping, spec};
 use crate::{
     core::{CoreConfig, Event, Restored},
     datapath::memory::MemoryDatapath,
-    labels::{CIDR_GROUP, Label, LabelSet},
+    labels::LabelSet,
     policy::{
         cidr_group::group_key,
         compute::dns_rules,
@@ -31,10 +31,9 @@ use crate::{
         mode::PolicyMode,
         model::EndpointPolicy,
         parse::parse_documents,
-        rule::{Direction, Peers},
         trace::{FlowDirection, Port, Verdict},
     },
-    selector::selector::{Entity, FqdnSelector, Selector, group_label},
+    selector::selector::{FqdnSelector, Selector},
     source_event::SourceEvent,
 };
 
@@ -42,8 +41,11 @@ mod cluster;
 mod language;
 mod packets;
 mod pod;
+mod reading;
 
-use self::language::{ADDRESSES, Addresses, CLUSTER, NAMES, NODE, PORTS, TEAMS, remotes};
+use self::language::{
+    ADDRESSES, Addresses, CLUSTER, NAMES, NODE, PORTS, SERVICES, ServicePort, TEAMS, remotes,
+};
 pub(super) use self::{
     cluster::{Cluster, ClusterPod},
     language::{Group, Spec},
@@ -74,6 +76,8 @@ pub(super) enum Act {
     ClusterPod(u8, Option<ClusterPod>),
     /// The namespace's label `team` has this value now, or the namespace is removed.
     Team(Option<&'static str>),
+    /// The Service has these ports and backends now, or is removed.
+    Service(Option<&'static [ServicePort]>),
     /// Endpoint 7 receives an answer: name and address.
     Learn(&'static str, &'static str),
     /// Seconds.
@@ -91,6 +95,7 @@ pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
         1 => (8u8..10).prop_map(Act::Gone),
         3 => (0u8..3, prop::option::weighted(0.8, cluster::cluster_pod())).prop_map(|(n, pod)| Act::ClusterPod(n, pod)),
         1 => prop::option::weighted(0.8, select(TEAMS)).prop_map(Act::Team),
+        3 => prop::option::weighted(0.8, select(SERVICES)).prop_map(Act::Service),
         4 => (select(NAMES), select(ADDRESSES)).prop_map(|(n, a)| Act::Learn(n, a)),
         2 => (1u64..150).prop_map(Act::Wait),
     ];
@@ -178,6 +183,11 @@ impl World {
             }
             Act::Team(team) => {
                 let events = self.cluster.team(*team);
+                self.events(events);
+                return;
+            }
+            Act::Service(ports) => {
+                let events = self.cluster.serve(*ports);
                 self.events(events);
                 return;
             }
@@ -458,118 +468,6 @@ impl World {
     fn labels_at(&self, address: IpAddr) -> Option<LabelSet> {
         let own = self.local(address).map(Pod::labels);
         own.or_else(|| Some(self.cluster.labels(self.cluster.at(address)?)))
-    }
-
-    fn verdict(&self, host: u8, remote: IpAddr, direction: u8, protocol: u8, port: u16) -> Fate {
-        let pod = self.endpoints[&host];
-        let own = pod.labels();
-        let receiver = match direction {
-            EGRESS => self.pod_at(remote),
-            _ => Some(pod),
-        };
-        let nobody = Pod::WEB;
-        let rules = self.policies.values().flat_map(|document| document.rules());
-        let sides: Vec<&Direction> = rules
-            .filter(|rule| rule.subject.matches(&own))
-            .map(|rule| {
-                if direction == EGRESS {
-                    &rule.egress
-                } else {
-                    &rule.ingress
-                }
-            })
-            .collect();
-        let restricted = match pod.mode {
-            Some(PolicyMode::Never) => return Fate::Passed,
-            Some(PolicyMode::Always) => true,
-            Some(PolicyMode::Default) | None => sides.iter().any(|side| side.default_deny),
-        };
-        let mut fates = Vec::new();
-        for rule in sides.iter().flat_map(|side| &side.peers) {
-            let meant = match &rule.peers {
-                Peers::Any => true,
-                Peers::Selectors(list) => {
-                    list.iter().any(|selector| self.selects(selector, remote))
-                }
-            };
-            let ports: Vec<_> = rule
-                .ports
-                .iter()
-                .filter(|p| receiver.unwrap_or(nobody).is_at(p, protocol, port))
-                .collect();
-            if !meant || (ports.is_empty() && !rule.ports.is_empty()) {
-                continue;
-            }
-            if rule.deny {
-                return Fate::Dropped;
-            }
-            let proxied = ports.iter().any(|p| p.dns.is_some());
-            fates.push(if proxied { Fate::Proxied } else { Fate::Passed });
-        }
-        if fates.contains(&Fate::Proxied) {
-            Fate::Proxied
-        } else if !fates.is_empty() || !restricted {
-            Fate::Passed
-        } else if direction == INGRESS && is_node(remote) {
-            // What the node itself sends needs no rule.
-            Fate::Passed
-        } else {
-            Fate::Dropped
-        }
-    }
-
-    fn selects(&self, selector: &Selector, remote: IpAddr) -> bool {
-        let local = self.pod_at(remote);
-        let other = self.is_other_node(remote);
-        let outside = local.is_none() && !is_node(remote) && !other;
-        match selector {
-            Selector::Labels(selector) => {
-                let labels = self.labels_at(remote);
-                labels.is_some_and(|labels| selector.matches(&labels))
-            }
-            Selector::Cidr(cidr) => {
-                outside
-                    && cidr.prefix.contains(&remote)
-                    && !cidr.except.iter().any(|except| except.contains(&remote))
-            }
-            Selector::Group(group) => {
-                let holds = |document: &&PolicyDocument| {
-                    let blocks = document
-                        .group()
-                        .into_iter()
-                        .flat_map(|group| &group.prefixes);
-                    blocks.into_iter().any(|block| block.contains(&remote))
-                };
-                let selected = |document: &&PolicyDocument| {
-                    let own = document.group().into_iter().flat_map(|group| &group.own);
-                    let own = own.map(|(key, value)| Label::new(CIDR_GROUP, key, value));
-                    let name = document.key.rsplit('/').next().map(group_label);
-                    group
-                        .labels
-                        .matches(&LabelSet::new(own.chain(name).collect()))
-                };
-                let mut documents = self.policies.values().filter(holds);
-                outside
-                    && documents.any(|document| selected(&document))
-                    && !group.except.iter().any(|except| except.contains(&remote))
-            }
-            Selector::Fqdn(fqdn) => {
-                let live = self.pairs.keys().filter(|(_, address)| *address == remote);
-                outside
-                    && live
-                        .clone()
-                        .any(|(n, _)| matcher(fqdn).matches(&Fqdn::normalise(n)))
-            }
-            Selector::Entity(Entity::World | Entity::WorldIpv4) => outside,
-            Selector::Entity(Entity::Cluster) => !outside,
-            Selector::Entity(Entity::Host) => is_node(remote),
-            Selector::Entity(Entity::RemoteNode) => other,
-            Selector::Entity(Entity::KubeApiserver) => {
-                local.is_none() && parse(self.api_servers).any(|a| a == remote)
-            }
-            // No endpoint here is one of these.
-            Selector::Entity(_) => false,
-        }
     }
 }
 

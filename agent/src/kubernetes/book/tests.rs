@@ -62,9 +62,10 @@ fn a_namespaces_labels_reach_its_pods() {
         "{warning}"
     );
     book.put(&namespace("a"));
+    const NAMESPACE: &str = "k8s:io.cilium.k8s.namespace.labels";
     let team = |team| {
         format!(
-            "Pod/shop/web-0 10.2.0.9 k8s:app=web,k8s:io.cilium.k8s.namespace.labels.team={team},{FIXED}"
+            "Pod/shop/web-0 10.2.0.9 k8s:app=web,{NAMESPACE}.kubernetes.io/metadata.name=shop,{NAMESPACE}.team={team},{FIXED}"
         )
     };
     assert_eq!(lines(&book.changes()), [team("a")]);

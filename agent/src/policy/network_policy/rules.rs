@@ -108,9 +108,24 @@ fn pods(namespaces: &Namespaces, pods: &selector::Selector, own: &str) -> LabelS
                 requirements.insert(requirement(NAMESPACE_KEY, &Condition::Exists));
             }
             requirements.extend(selector.requirements().map(of_namespace));
+            if selector.requirements().any(is_about_absence) {
+                let known = format!("{NAMESPACE_LABELS}{NAMESPACE_NAME}");
+                requirements.insert(requirement(&known, &Condition::Exists));
+            }
         }
     }
     LabelSelector { requirements }
+}
+
+/// Whether a namespace without the label meets the requirement. Then it selects only pods whose
+/// namespace's labels are known: otherwise a namespace without a document would be one without
+/// labels.
+fn is_about_absence(wanted: &selector::Requirement) -> bool {
+    let absent = matches!(
+        wanted.condition,
+        Condition::NotIn(_) | Condition::DoesNotExist
+    );
+    absent && wanted.key != NAMESPACE_NAME
 }
 
 /// A requirement on the labels of a pod's namespace. The name of the namespace is a label that

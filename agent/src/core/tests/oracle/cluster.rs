@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use proptest::{prelude::*, sample::select};
 
 use super::{
-    language::{ADDRESSES, PORT_NAMES},
+    language::{ADDRESSES, PORT_NAMES, ServicePort, VIP},
     pod::Pod,
 };
 use crate::{
@@ -42,6 +42,7 @@ pub(in crate::core::tests) struct Cluster {
     /// By number: the greater, the younger.
     pods: BTreeMap<u8, ClusterPod>,
     team: Option<&'static str>,
+    service: Option<&'static [ServicePort]>,
 }
 
 fn router() -> Router {
@@ -55,6 +56,7 @@ impl Cluster {
             documents: BTreeMap::new(),
             pods: BTreeMap::new(),
             team: None,
+            service: None,
         }
     }
 
@@ -108,6 +110,63 @@ impl Cluster {
             )),
             None => self.remove("Namespace/default"),
         }
+    }
+
+    /// The Service has these ports now; none = there is no Service.
+    pub(in crate::core::tests) fn serve(
+        &mut self,
+        ports: Option<&'static [ServicePort]>,
+    ) -> Vec<Event> {
+        let mut changes = Vec::new();
+        let is_slice = |key: &&String| key.starts_with("EndpointSlice/");
+        let mut gone: Vec<String> = self.documents.keys().filter(is_slice).cloned().collect();
+        self.service = ports;
+        if ports.is_none() {
+            gone.push("Service/default/s".to_owned());
+        }
+        for key in gone {
+            self.documents.remove(&key);
+            changes.push(PolicyChange::Document(SourceEvent::Delete(key)));
+        }
+        let Some(ports) = ports else {
+            return self.router.route(changes);
+        };
+        let mut texts = Vec::new();
+        let mut of_service = Vec::new();
+        for (n, (protocol, port, to, backends)) in ports.iter().enumerate() {
+            let protocol = if *protocol == 6 { "TCP" } else { "UDP" };
+            of_service.push(format!(
+                "{{name: p{n}, port: {port}, protocol: {protocol}}}"
+            ));
+            let backends = backends.iter().map(|at| format!("{{addresses: [{at}]}}"));
+            let backends: Vec<String> = backends.collect();
+            let text = format!(
+                "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: s-{n}, labels: {{kubernetes.io/service-name: s}}}}\naddressType: IPv4\nendpoints: [{}]\nports: [{{name: p{n}, port: {to}, protocol: {protocol}}}]\n",
+                backends.join(", ")
+            );
+            texts.push(text);
+        }
+        let ports = of_service.join(", ");
+        let service = format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: s}}\nspec: {{clusterIP: {VIP}, ports: [{ports}]}}\n"
+        );
+        texts.push(service);
+        for text in texts {
+            let document = parse_documents(&text, "test").remove(0).unwrap();
+            self.documents
+                .insert(document.key.clone(), document.clone());
+            changes.push(PolicyChange::Document(SourceEvent::Apply(document)));
+        }
+        self.router.route(changes)
+    }
+
+    /// Ports of the Service at an address.
+    pub(in crate::core::tests) fn service_at(
+        &self,
+        address: IpAddr,
+    ) -> Option<&'static [ServicePort]> {
+        self.service
+            .filter(|_| VIP.parse::<IpAddr>() == Ok(address))
     }
 
     fn put(&mut self, text: &str) -> Vec<Event> {

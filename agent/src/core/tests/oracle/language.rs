@@ -152,6 +152,28 @@ pub(super) const ADDRESSES: &[&str] = &[
     "10.0.0.9",
 ];
 
+/// Address of the Service: outside, and within blocks that policies name, while there is none.
+pub(super) const VIP: &str = "1.1.9.9";
+
+/// A port of the Service: protocol, port, port of the backends, and their addresses.
+pub(in crate::core::tests) type ServicePort = (u8, u16, u16, &'static [&'static str]);
+
+/// Ports that the Service may have.
+pub(super) const SERVICES: &[&[ServicePort]] = &[
+    &[(6, 443, 450, &["1.1.1.1", "10.0.0.8"])],
+    &[
+        (6, 443, 443, &["10.0.0.8"]),
+        (17, 53, 53, &["10.0.0.8", "10.0.0.9"]),
+    ],
+    &[(6, 80, 443, &["1.1.1.2", NODE]), (6, 450, 80, &["2.2.2.2"])],
+    &[(6, 80, 80, &[]), (6, 443, 443, &["1.1.1.2"])],
+    &[(17, 53, 53, &["10.9.0.53"]), (6, 443, 53, &["10.9.0.53"])],
+    &[
+        (6, 80, 80, &["10.0.0.9", "1.1.1.200"]),
+        (6, 443, 443, &["10.0.0.9"]),
+    ],
+];
+
 /// Values of the namespace's label `team`.
 pub(super) const TEAMS: &[&str] = &["a", "b"];
 

@@ -1,0 +1,228 @@
+//! Objects of the cluster that are lost, renamed, renumbered or written by a stranger: no packet
+//! passes that policy does not allow, at any step on the way.
+
+use shared_maps::policy::EGRESS;
+
+use super::{
+    oracle::{Fate, Question, fate},
+    pods::{Member, WEB_TO_DB, pod, router},
+    restart::again,
+    scenario::spec,
+};
+use crate::{
+    core::{CoreConfig, Event},
+    datapath::{memory::MemoryDatapath, plan::Datapath as _},
+    policy::{parse::parse_documents, source::PolicyChange},
+    source_event::SourceEvent,
+};
+
+/// Whether the endpoint may send to this TCP port.
+fn passes(datapath: &MemoryDatapath, remote: &str, port: u16) -> bool {
+    let Some(endpoint) = datapath.policy.keys().next() else {
+        return false;
+    };
+    let question = Question {
+        endpoint: *endpoint,
+        remote: remote.parse().unwrap(),
+        direction: EGRESS,
+        protocol: 6,
+        port,
+    };
+    fate(datapath, question) == Some(Fate::Passed)
+}
+
+/// Starts the agent again with these documents. Gives the node before its first step.
+fn start_again(
+    member: &Member,
+    lose: impl Fn(&mut MemoryDatapath),
+    text: &str,
+) -> (MemoryDatapath, Member) {
+    let mut node = again(&member.node, CoreConfig::default(), &[107]);
+    lose(&mut node.datapath);
+    // What is lost is lost before the start.
+    let mut node = again(&node, CoreConfig::default(), &[107]);
+    let start = node.datapath.clone();
+    node.begin();
+    let mut member = Member {
+        node,
+        router: router(),
+    };
+    let mut listing = vec![PolicyChange::Document(SourceEvent::Init)];
+    let documents = parse_documents(text, "test").into_iter();
+    listing.extend(
+        documents.map(|document| PolicyChange::Document(SourceEvent::Apply(document.unwrap()))),
+    );
+    listing.push(PolicyChange::Document(SourceEvent::InitDone));
+    member.change(listing);
+    member.node.endpoint(spec("web", 7, "app=web"));
+    member.node.event(Event::Endpoints(SourceEvent::InitDone));
+    (start, member)
+}
+
+/// The first step after which the endpoint may send there, if there is one.
+fn opens_at(
+    start: &MemoryDatapath,
+    end: &MemoryDatapath,
+    remote: &str,
+    port: u16,
+) -> Option<usize> {
+    let mut now = start.clone();
+    end.log.iter().position(|step| {
+        now.apply(step).unwrap();
+        passes(&now, remote, port)
+    })
+}
+
+fn identity(number: u32, app: &str) -> String {
+    format!(
+        "---\napiVersion: cilium.io/v2\nkind: CiliumIdentity\nmetadata: {{name: \"{number}\"}}\nsecurity-labels: {{\"k8s:app\": {app}, \"k8s:io.kubernetes.pod.namespace\": default, \"k8s:io.cilium.k8s.policy.cluster\": default}}\n"
+    )
+}
+
+fn service(name: &str, address: &str, backend: &str) -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: {address}, ports: [{{port: 80}}]}}\n---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: {name}-x, labels: {{kubernetes.io/service-name: {name}}}}}\naddressType: IPv4\nendpoints: [{{addresses: [\"{backend}\"]}}]\nports: [{{port: 5432}}]\n"
+    )
+}
+
+#[test]
+fn a_lost_checkpoint_gives_no_pods_number_to_another_pod_while_entries_are_left() {
+    let mut member = Member::new(WEB_TO_DB);
+    member.put(&(pod("db-0", "db", "10.2.0.9") + &pod("other-0", "other", "10.2.0.10")));
+    assert!(passes(&member.node.datapath, "10.2.0.9", 5432));
+    assert!(!passes(&member.node.datapath, "10.2.0.10", 5432));
+    let lose = |datapath: &mut MemoryDatapath| datapath.endpoint_checkpoint = None;
+    let text = WEB_TO_DB.to_owned() + &pod("other-0", "other", "10.2.0.10");
+    let (start, after) = start_again(&member, lose, &text);
+    assert_eq!(
+        opens_at(&start, &after.node.datapath, "10.2.0.10", 5432),
+        None
+    );
+    // Both, in another order of numbers.
+    let text = text + &pod("db-0", "db", "10.2.0.9") + &pod("aaa", "aaa", "10.2.0.7");
+    let (start, after) = start_again(&member, lose, &text);
+    for address in ["10.2.0.10", "10.2.0.7"] {
+        assert_eq!(
+            opens_at(&start, &after.node.datapath, address, 5432),
+            None,
+            "{address}"
+        );
+    }
+}
+
+#[test]
+fn a_number_that_the_cluster_gave_to_other_labels_meanwhile_opens_nothing() {
+    let mut member = Member::new(WEB_TO_DB);
+    let both = pod("db-0", "db", "10.2.0.9") + &pod("other-0", "other", "10.2.0.10");
+    member.put(&(identity(300, "db") + &identity(301, "other") + &both));
+    assert!(passes(&member.node.datapath, "10.2.0.9", 5432));
+    let text = WEB_TO_DB.to_owned() + &identity(301, "db") + &identity(300, "other") + &both;
+    for lose in [false, true] {
+        let (start, mut after) = start_again(
+            &member,
+            |datapath| {
+                if lose {
+                    datapath.endpoint_checkpoint = None;
+                }
+            },
+            &text,
+        );
+        after.node.tick(after.node.now.plus_secs(60));
+        let at = opens_at(&start, &after.node.datapath, "10.2.0.10", 5432);
+        assert_eq!(at, None, "checkpoint lost: {lose}");
+        assert!(passes(&after.node.datapath, "10.2.0.9", 5432));
+    }
+}
+
+#[test]
+fn a_services_number_opens_no_other_service_after_a_restart() {
+    let mut member = Member::new(WEB_TO_DB);
+    let pods = pod("db-0", "db", "10.2.0.9") + &pod("other-0", "other", "10.2.0.10");
+    let shut = service("shut", "10.96.0.11", "10.2.0.10");
+    member.put(&(pods.clone() + &service("open", "10.96.0.10", "10.2.0.9") + &shut));
+    assert!(passes(&member.node.datapath, "10.96.0.10", 80));
+    assert!(!passes(&member.node.datapath, "10.96.0.11", 80));
+    for lose in [false, true] {
+        for text in [
+            shut.clone(),
+            shut.clone() + &service("aaa", "10.96.0.12", "10.2.0.10"),
+            shut.clone() + &service("renamed", "10.96.0.10", "10.2.0.9"),
+        ] {
+            let text = WEB_TO_DB.to_owned() + &pods + &text;
+            let (start, after) = start_again(
+                &member,
+                |datapath| {
+                    if lose {
+                        datapath.checkpoint = None;
+                    }
+                },
+                &text,
+            );
+            for address in ["10.96.0.11", "10.96.0.12"] {
+                let at = opens_at(&start, &after.node.datapath, address, 80);
+                assert_eq!(at, None, "{address}, checkpoint lost: {lose}");
+            }
+        }
+    }
+}
+
+/// A NetworkPolicy that lets `app=web` send to all namespaces but those of `team: a`.
+const NOT_TO_TEAM_A: &str = r"
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  policyTypes: [Egress]
+  egress:
+  - to: [{namespaceSelector: {matchExpressions: [{key: team, operator: NotIn, values: [a]}]}}]
+";
+
+#[test]
+fn a_namespace_without_a_document_is_not_one_without_labels() {
+    let mut member = Member::new(NOT_TO_TEAM_A);
+    let namespace = |team: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: default, labels: {{team: {team}}}}}\n"
+        )
+    };
+    member.put(&pod("db-0", "db", "10.2.0.9"));
+    assert!(
+        !passes(&member.node.datapath, "10.2.0.9", 80),
+        "its labels are unknown"
+    );
+    member.put(&namespace("b"));
+    assert!(passes(&member.node.datapath, "10.2.0.9", 80));
+    member.put(&namespace("a"));
+    assert!(!passes(&member.node.datapath, "10.2.0.9", 80));
+    member.delete("Namespace/default");
+    assert!(
+        !passes(&member.node.datapath, "10.2.0.9", 80),
+        "its labels are unknown again"
+    );
+}
+
+#[test]
+fn a_slice_that_names_a_pod_opens_no_address_where_pods_cannot_be() {
+    let config = CoreConfig {
+        pod_blocks: vec!["10.2.0.0/16".parse().unwrap()],
+        ..CoreConfig::default()
+    };
+    let mut member = Member::with(config, WEB_TO_DB);
+    let slice = |backends: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: x}}\nspec: {{clusterIP: 10.96.0.10, ports: [{{port: 80}}]}}\n---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: x, labels: {{kubernetes.io/service-name: x}}}}\naddressType: IPv4\nendpoints: [{{addresses: [10.2.0.9]}}{backends}]\nports: [{{port: 5432}}]\n"
+        )
+    };
+    let named = |address: &str| {
+        format!(
+            ", {{addresses: [{address}], targetRef: {{kind: Pod, namespace: default, name: no}}}}"
+        )
+    };
+    member.put(&(pod("db-0", "db", "10.2.0.9") + &slice("")));
+    assert!(passes(&member.node.datapath, "10.96.0.10", 80));
+    member.put(&slice(&named("10.2.0.10")));
+    assert!(passes(&member.node.datapath, "10.96.0.10", 80));
+    member.put(&slice(&named("1.1.1.1")));
+    assert!(!passes(&member.node.datapath, "10.96.0.10", 80));
+}

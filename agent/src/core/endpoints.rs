@@ -350,8 +350,14 @@ impl State {
         }
         if endpoint.labels != *labels {
             let before = endpoint.identity;
-            let Ok(identity) = self.acquire_pod(labels) else {
-                return;
+            let wanted = endpoint.spec.clone();
+            let identity = match self.acquire_pod(labels) {
+                Ok(identity) => identity,
+                Err(lacking) => {
+                    // What is in force stays.
+                    self.endpoints.wait(wanted, lacking.to_string());
+                    return;
+                }
             };
             self.exchange_identity(id, before, identity, labels);
         }

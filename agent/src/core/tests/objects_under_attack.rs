@@ -226,3 +226,24 @@ fn a_slice_that_names_a_pod_opens_no_address_where_pods_cannot_be() {
     member.put(&slice(&named("1.1.1.1")));
     assert!(!passes(&member.node.datapath, "10.96.0.10", 80));
 }
+
+#[test]
+fn an_endpoint_whose_new_labels_have_no_number_is_named() {
+    let mut member = Member::new(WEB_TO_DB);
+    member.put(&pod("p", "db", "10.0.0.8"));
+    member.node.endpoint(crate::endpoint::spec::EndpointSpec {
+        labels: Vec::new(),
+        pod: Some("default/p".into()),
+        ..spec("p", 8, "unused=")
+    });
+    assert!(passes(&member.node.datapath, "10.0.0.8", 5432));
+    let mut n = 0;
+    let labels = |n: u32| crate::labels::LabelSet::parse(&[format!("k8s:n={n}")]).unwrap();
+    while member.node.core.state.acquire_pod(&labels(n)).is_ok() {
+        n += 1;
+    }
+    member.put(&pod("p", "other", "10.0.0.8"));
+    let waiting = member.node.core.state.endpoints.waiting();
+    let reasons: Vec<&String> = waiting.map(|(_, reason)| reason).collect();
+    assert!(reasons[0].contains("no identity number"), "{reasons:?}");
+}

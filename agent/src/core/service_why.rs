@@ -73,7 +73,11 @@ impl State {
                 ..PeerFound::default()
             };
         }
-        let service = self.services.iter().find(|(_, known)| *known == Some(id));
+        let service = self
+            .cluster
+            .services
+            .iter()
+            .find(|(_, known)| *known == Some(id));
         let Some((at, _)) = service else {
             return PeerFound {
                 labels,

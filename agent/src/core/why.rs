@@ -150,7 +150,7 @@ impl Core {
                 findings
                     .elsewhere
                     .retain(|view| !own.contains(&&view.address));
-                findings.refused = state.closed.refused_of(name);
+                findings.refused = state.learned.closed.refused_of(name);
             }
             Target::Address(address) => findings.names = state.names_of(*address),
         }
@@ -273,7 +273,7 @@ impl Core {
                     format!("policy {key}: there is no CiliumCIDRGroup {name}: it selects nothing")
                 })
         });
-        let cluster = state.pods.warnings().iter().cloned();
+        let cluster = state.cluster.pods.warnings().iter().cloned();
         let cluster = cluster.chain(state.service_warnings());
         let node = state.config.node_name.as_deref();
         let unlike = state.policy.repository().iter().filter_map(|document| {

@@ -114,10 +114,11 @@ impl From<WhyError> for Refusal {
     fn from(error: WhyError) -> Self {
         let status = match &error {
             WhyError::Away(_) => StatusCode::SERVICE_UNAVAILABLE,
-            WhyError::NoEndpoint(_) => StatusCode::NOT_FOUND,
-            WhyError::Ambiguous { .. } | WhyError::IngressName | WhyError::Label(_) => {
-                StatusCode::BAD_REQUEST
-            }
+            WhyError::NoEndpoint(_) | WhyError::NoPod(_) => StatusCode::NOT_FOUND,
+            WhyError::Ambiguous { .. }
+            | WhyError::Service { .. }
+            | WhyError::IngressName
+            | WhyError::Label(_) => StatusCode::BAD_REQUEST,
             WhyError::Cut(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self::new(status, error.to_string())

@@ -46,9 +46,9 @@ pub(crate) enum WhyError {
     /// The core does not answer.
     #[error(transparent)]
     Away(#[from] CoreAway),
-    /// No endpoint has this number, key, name or address.
+    /// No endpoint has this number, key, pod, name or address.
     #[error(
-        "there is no endpoint {0}: give its number, key, name or address; `endpoint list` shows them"
+        "there is no endpoint {0}: give its number, key, pod, name or address; `endpoint list` shows them"
     )]
     NoEndpoint(String),
     /// Several are.
@@ -59,6 +59,23 @@ pub(crate) enum WhyError {
         /// `number (key)` of each.
         found: Vec<String>,
     },
+    /// Policy is not about the address of a Service.
+    #[error(
+        "{address} is the address of Service {name}, and policy is about the pods behind it: ask \
+         about one of them, or use `holdfast-agent why`, which judges each"
+    )]
+    Service {
+        /// The address.
+        address: IpAddr,
+        /// `namespace/name`.
+        name: String,
+    },
+    /// No pod is called so.
+    #[error(
+        "there is no endpoint and no document Pod/{0}: `endpoint list` shows the endpoints, and \
+         `kubectl get pods -o yaml` prints pods for --policy-dir"
+    )]
+    NoPod(String),
     /// Names mean nothing to ingress.
     #[error("ingress policy has no names: give the sender's address")]
     IngressName,
@@ -204,10 +221,22 @@ pub(crate) async fn trace(
         Peer::Labels(labels) => (To::Labels(labels), None),
         Peer::Address(address) => {
             let known = core.inspect(move |core| core.subject_at(address)).await?;
+            if let Some(service) = known.as_ref().filter(|known| known.id.is_service()) {
+                let mut labels = service.labels.iter();
+                let name = labels.next().map(|label| label.key().to_owned());
+                let name = name.unwrap_or_default();
+                return Err(WhyError::Service { address, name });
+            }
             (To::Address(address), known)
         }
         Peer::Name(name) => match endpoint(to).await? {
             Some(labels) => (To::Labels(labels), None),
+            // No DNS name has a slash.
+            None if name.contains('/') => {
+                let pod = name.clone();
+                let labels = core.inspect(move |core| core.labels_of_pod(&pod)).await?;
+                (To::Labels(labels.ok_or(WhyError::NoPod(name))?), None)
+            }
             None => (To::Name(Fqdn::normalise(&name)), None),
         },
     };

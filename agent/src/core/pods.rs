@@ -48,7 +48,7 @@ impl Pods {
     }
 
     /// Labels of the pod `namespace/name`.
-    fn labels_of(&self, key: &str) -> Option<&LabelSet> {
+    pub(super) fn labels_of(&self, key: &str) -> Option<&LabelSet> {
         self.known.get(key).map(|pod| &pod.at.labels)
     }
 

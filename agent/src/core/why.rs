@@ -107,7 +107,7 @@ pub struct PeerFound {
 }
 
 impl Core {
-    /// Endpoints that a person may mean: by number, key, a part of the key, or address.
+    /// Endpoints that a person may mean: by number, key, a part of the key, pod, or address.
     pub fn endpoints_called(&self, text: &str) -> Vec<(EndpointId, String)> {
         let state = &self.state;
         let all = || state.endpoints.iter();
@@ -115,6 +115,7 @@ impl Core {
         let exact = |endpoint: &&Endpoint| {
             endpoint.id.0.to_string() == text
                 || endpoint.spec.key == text
+                || endpoint.spec.pod.as_deref() == Some(text)
                 || address.is_some_and(|wanted| endpoint.addresses().any(|own| own == wanted))
         };
         let part = |endpoint: &&Endpoint| endpoint.spec.key.split('/').any(|part| part == text);
@@ -307,6 +308,11 @@ impl Core {
     pub fn labels_of(&self, endpoint: EndpointId) -> Option<LabelSet> {
         let endpoint = self.state.endpoints.get(endpoint)?;
         Some(endpoint.labels.clone())
+    }
+
+    /// Labels of the pod `namespace/name`.
+    pub fn labels_of_pod(&self, pod: &str) -> Option<LabelSet> {
+        self.state.pods.labels_of(pod).cloned()
     }
 
     /// What selectors see at an address; none if it has no identity.

@@ -51,6 +51,8 @@ pub(crate) struct Book {
     /// Pods as Cilium describes them. A [`Pod`] of the same name counts before.
     endpoints: BTreeMap<Arc<str>, Arc<CiliumEndpoint>>,
     namespaces: BTreeMap<String, Arc<Namespace>>,
+    /// How many of `pods` each namespace has, whether it has a document or not.
+    pods_of: BTreeMap<String, usize>,
     identities: Identities,
     services: Services,
     addresses: Addresses,
@@ -71,6 +73,7 @@ impl Book {
             pods: BTreeMap::new(),
             endpoints: BTreeMap::new(),
             namespaces: BTreeMap::new(),
+            pods_of: BTreeMap::new(),
             identities: Identities::default(),
             services: Services::default(),
             addresses: Addresses::default(),
@@ -85,7 +88,9 @@ impl Book {
         match &document.body {
             Body::Pod(pod) => {
                 let key = self.touch(&pod.namespace, &pod.name);
-                self.pods.insert(key, Arc::clone(pod));
+                if self.pods.insert(key, Arc::clone(pod)).is_none() {
+                    *self.pods_of.entry(pod.namespace.clone()).or_default() += 1;
+                }
             }
             Body::Endpoint(endpoint) => {
                 let key = self.touch(&endpoint.namespace, &endpoint.name);
@@ -108,8 +113,9 @@ impl Book {
         let (kind, key) = key.split_once('/').unwrap_or((key, ""));
         match kind {
             "Pod" => {
-                if let Some((key, _)) = self.pods.remove_entry(key) {
+                if let Some((key, pod)) = self.pods.remove_entry(key) {
                     self.touched.insert(key);
+                    self.forget_pod_of(&pod.namespace);
                 }
             }
             "CiliumEndpoint" => {
@@ -171,15 +177,11 @@ impl Book {
     pub(crate) fn warnings(&self) -> Vec<(String, String)> {
         let mut found: Vec<(String, String)> = self.addresses.conflicts().collect();
         found.extend(self.identities.conflicts());
-        let mut unknown: BTreeMap<&str, (&str, usize)> = BTreeMap::new();
-        for pod in self.pods.values() {
-            if !self.namespaces.contains_key(&pod.namespace) {
-                let first = unknown.entry(&pod.namespace).or_insert((&pod.name, 0));
-                first.1 += 1;
-            }
-        }
-        found.extend(unknown.into_iter().map(|(namespace, (first, pods))| {
-            let key = format!("Pod/{namespace}/{first}");
+        let unknown = self.pods_of.iter();
+        let unknown = unknown.filter(|(namespace, _)| !self.namespaces.contains_key(*namespace));
+        found.extend(unknown.map(|(namespace, pods)| {
+            let first = self.pods_in(namespace).next();
+            let key = format!("Pod/{}", first.map(AsRef::as_ref).unwrap_or_default());
             let warning = format!(
                 "metadata.namespace: there is no Namespace document for {namespace}: its pods \
                  ({pods}) have no labels of their namespace, and rules with a namespaceSelector do \
@@ -198,10 +200,24 @@ impl Book {
     }
 
     fn touch_namespace(&mut self, name: &str) {
-        let first: Arc<str> = format!("{name}/").into();
-        let pods = self.pods.range(Arc::clone(&first)..);
-        let pods = pods.take_while(|(key, _)| key.starts_with(&*first));
-        self.touched.extend(pods.map(|(key, _)| Arc::clone(key)));
+        let pods: Vec<_> = self.pods_in(name).map(Arc::clone).collect();
+        self.touched.extend(pods);
+    }
+
+    /// Keys of the pods of a namespace.
+    fn pods_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<str>> {
+        let first: Arc<str> = format!("{namespace}/").into();
+        let pods = self.pods.range(Arc::clone(&first)..).map(|(key, _)| key);
+        pods.take_while(move |key| key.starts_with(&*first))
+    }
+
+    fn forget_pod_of(&mut self, namespace: &str) {
+        if let Some(pods) = self.pods_of.get_mut(namespace) {
+            *pods -= 1;
+            if *pods == 0 {
+                self.pods_of.remove(namespace);
+            }
+        }
     }
 
     /// Notes the addresses of touched pods. Gives these pods, and those whose addresses change with

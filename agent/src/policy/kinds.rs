@@ -202,7 +202,12 @@ pub(in crate::policy) fn head(value: &Value) -> Checked<(&'static Kind, String, 
         ));
     };
     let text = |field: &str| map.get(field).and_then(Value::as_str).unwrap_or_default();
-    let kind = by_name(text("kind"))?;
+    let metadata = |field: &str| {
+        let value = map.get("metadata").and_then(|m| m.get(field));
+        let value = value.and_then(Value::as_str);
+        value.filter(|text| !text.is_empty())
+    };
+    let kind = by_name(text("kind"), metadata("name"))?;
     let known = |key: &&String| {
         let general = ["apiVersion", "kind", "metadata"];
         general.contains(&key.as_str()) || kind.fields.contains(&key.as_str())
@@ -224,11 +229,6 @@ pub(in crate::policy) fn head(value: &Value) -> Checked<(&'static Kind, String, 
             ),
         ));
     }
-    let metadata = |field: &str| {
-        let value = map.get("metadata").and_then(|m| m.get(field));
-        let value = value.and_then(Value::as_str);
-        value.filter(|text| !text.is_empty())
-    };
     let name = metadata("name")
         .ok_or_else(|| Fault::new("metadata.name", "is missing", "give the document a name"))?
         .to_owned();
@@ -260,14 +260,15 @@ pub(in crate::policy) fn kept(value: &Value) -> Cow<'_, Value> {
     }
 }
 
-fn by_name(name: &str) -> Checked<&'static Kind> {
+fn by_name(name: &str, of: Option<&str>) -> Checked<&'static Kind> {
+    let of = of.map(|of| format!(" {of}")).unwrap_or_default();
     KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| {
         let names: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
         Fault::new(
             "kind",
             &format!("`{name}` is not supported"),
             &format!(
-                "remove the document, or write it as one of {}",
+                "remove the document{of}, or write it as one of {}",
                 names.join(", ")
             ),
         )

@@ -326,7 +326,15 @@ fn an_endpoint_that_is_a_pod_follows_its_document() {
         labels.contains(&"gen:io.cilium.k8s.named-ports=pg.TCP.5432".to_owned()),
         "{labels:?}"
     );
-    let id = member.node.core.state.endpoints.by_key("db").unwrap();
+    let core = &member.node.core;
+    let id = core.state.endpoints.by_key("db").unwrap();
+    // A question may name the pod.
+    assert_eq!(
+        core.endpoints_called("default/db-0"),
+        [(id, "db".to_owned())]
+    );
+    assert_eq!(core.labels_of_pod("default/db-0"), core.labels_of(id));
+    assert_eq!(core.labels_of_pod("default/no"), None);
     // Labels of the pod and of its namespace change, and the endpoint stays the same one.
     member.put(&named.replace("app: db", "app: other"));
     assert!(!member.may_connect("10.0.0.8"));

@@ -12,6 +12,8 @@ use std::{
 pub(super) struct Addresses {
     claims: BTreeMap<IpAddr, Vec<Claim>>,
     of: BTreeMap<Arc<str>, Vec<IpAddr>>,
+    /// Addresses that several pods claim.
+    shared: BTreeSet<IpAddr>,
 }
 
 #[derive(Debug)]
@@ -34,6 +36,9 @@ impl Addresses {
             if let Some(claims) = self.claims.get_mut(&address) {
                 claims.retain(|claim| claim.pod != *pod);
                 others.extend(claims.iter().map(|claim| Arc::clone(&claim.pod)));
+                if claims.len() < 2 {
+                    self.shared.remove(&address);
+                }
                 if claims.is_empty() {
                     self.claims.remove(&address);
                 }
@@ -44,6 +49,9 @@ impl Addresses {
             others.extend(claims.iter().map(|claim| Arc::clone(&claim.pod)));
             let pod = Arc::clone(pod);
             claims.push(Claim { pod, created });
+            if claims.len() > 1 {
+                self.shared.insert(*address);
+            }
         }
         if !addresses.is_empty() {
             self.of.insert(Arc::clone(pod), addresses.to_vec());
@@ -61,7 +69,8 @@ impl Addresses {
 
     /// Addresses of several pods, in words.
     pub(super) fn conflicts(&self) -> impl Iterator<Item = (String, String)> {
-        let shared = self.claims.iter().filter(|(_, claims)| claims.len() > 1);
+        let shared = self.shared.iter();
+        let shared = shared.filter_map(|address| Some((address, self.claims.get(address)?)));
         shared.map(|(address, claims)| {
             let holder = self.holder(*address).map(AsRef::as_ref).unwrap_or_default();
             let others = claims.iter().map(|claim| &*claim.pod);

@@ -197,8 +197,7 @@ pub struct TraceArgs {
     /// Sender: labels (k8s:app=web,k8s:tier=front), or an endpoint of the running agent
     #[arg(long)]
     pub from: String,
-    /// Receiver: labels, an address, a DNS name, an endpoint of the running agent, or one of its
-    /// pods (shop/db-0)
+    /// Receiver: labels, an address, a DNS name, or an endpoint or pod of the running agent
     #[arg(long)]
     pub to: String,
     /// Destination port: 443, 443/TCP, 53/UDP, 8/ICMP (the type)

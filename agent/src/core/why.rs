@@ -312,7 +312,7 @@ impl Core {
 
     /// Labels of the pod `namespace/name`.
     pub fn labels_of_pod(&self, pod: &str) -> Option<LabelSet> {
-        self.state.pods.labels_of(pod).cloned()
+        self.state.cluster.pods.labels_of(pod).cloned()
     }
 
     /// What selectors see at an address; none if it has no identity.

@@ -15,7 +15,7 @@ use dns_policy::reject_code::RejectCode;
 use ipnet::IpNet;
 
 pub use args::{Cli, ClientArgs, Command, RunArgs};
-pub use cluster_args::ClusterArgs;
+pub use cluster_args::{ClusterArgs, ServiceAlias};
 pub use max_identities::MaxIdentities;
 
 use crate::{
@@ -167,12 +167,7 @@ impl TryFrom<RunArgs> for Config {
             node_name: args.cluster.node_name.unwrap_or_else(host_name),
             cluster_name: args.cluster.cluster_name,
             label_rules: args.cluster.labels,
-            service_aliases: args
-                .cluster
-                .k8s_dns_alias
-                .into_iter()
-                .map(|alias| (alias.address, alias.service))
-                .collect(),
+            service_aliases: by_address(args.cluster.k8s_dns_alias),
             pod_blocks: args.cluster.pod_cidr.clone(),
             cluster_blocks: [args.cluster.k8s_service_cidr, args.cluster.pod_cidr].concat(),
             endpoint_dir: args.endpoint_dir,
@@ -211,6 +206,13 @@ impl TryFrom<RunArgs> for Config {
             reconcile_interval: args.reconcile_interval,
         })
     }
+}
+
+fn by_address(aliases: Vec<ServiceAlias>) -> Vec<(IpAddr, String)> {
+    let aliases = aliases.into_iter();
+    aliases
+        .map(|alias| (alias.address, alias.service))
+        .collect()
 }
 
 fn check_families(args: &RunArgs) -> Result<(), ConfigError> {

@@ -137,7 +137,7 @@ impl Core {
             Event::Pods(events) => state.on_pods(events),
             Event::Services(events) => state.on_services(events),
             Event::Identities(events) => state.on_identities(events),
-            Event::ClusterWarnings(warnings) => state.pods.warn(warnings),
+            Event::ClusterWarnings(warnings) => state.cluster.pods.warn(warnings),
             Event::Endpoints(event) => state.on_endpoint(event),
             Event::NodeAddresses(addresses) => state.on_node_addresses(&addresses),
             Event::Mappings(mappings) => {
@@ -218,7 +218,7 @@ impl Core {
         if !failed.is_empty()
             || state.retry.has_prefixes()
             || state.numbers.budget().limited() > 0
-            || state.pods.lacks_identities()
+            || state.cluster.pods.lacks_identities()
         {
             state.retry.schedule(state.now);
         }
@@ -230,11 +230,11 @@ impl Core {
         let state = &self.state;
         let file = state.files.next_due();
         let times = [
-            state.names.next_deadline(),
+            state.learned.names.next_deadline(),
             state.retry.next(),
             state.restored_until(),
             state.leases.next_end(),
-            state.services.next_expiry(),
+            state.cluster.services.next_expiry(),
         ];
         let file = file.filter(|_| state.restoration.is_synced());
         times.into_iter().chain([file]).flatten().min()

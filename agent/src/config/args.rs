@@ -588,8 +588,7 @@ pub struct RunArgs {
     pub conntrack_gc_interval: Duration,
     /// Time between two runs of the reconciler, which compares the maps with the model. Programs,
     /// routes, steering and pins are checked every two seconds, or at this interval if it is shorter
-    #[arg(long, value_parser = duration::parse, default_value = "30s",
-          env = "HOLDFAST_RECONCILE_INTERVAL")]
+    #[arg(long, value_parser = duration::parse, default_value = "30s", env = "HOLDFAST_RECONCILE_INTERVAL")]
     pub reconcile_interval: Duration,
     /// Log as JSON lines
     #[arg(long, default_value_t = false)]

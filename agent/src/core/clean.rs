@@ -49,12 +49,14 @@ impl State {
     /// Whether what a proxy sends was cleaned since it was seen.
     pub(super) fn was_cleaned(&self, mapping: &Mapping) -> bool {
         let endpoint = mapping.endpoint.id;
-        self.closed.covers(endpoint, &mapping.name, mapping.seen_at)
+        self.learned
+            .closed
+            .covers(endpoint, &mapping.name, mapping.seen_at)
     }
 
     /// Plans to write the cleaned names, so that they stay cleaned after a restart.
     pub(super) fn keep_cleaned(&mut self, plan: &mut Plan) {
-        if let Some(text) = self.closed.take_unsaved(&self.config.boot_id) {
+        if let Some(text) = self.learned.closed.take_unsaved(&self.config.boot_id) {
             self.step(plan, Step::KeepCleaned(text), Undo::Cleaned);
         }
     }
@@ -71,7 +73,7 @@ impl State {
             return;
         };
         let mut forget = Vec::new();
-        for (id, names) in self.names.endpoints() {
+        for (id, names) in self.learned.names.endpoints() {
             if cleaned.endpoint().is_some_and(|only| only != id) {
                 continue;
             }
@@ -92,12 +94,15 @@ impl State {
         let mut revoke: BTreeMap<_, Vec<IpAddr>> = Default::default();
         let known = match cleaned.endpoint() {
             Some(_) => Vec::new(),
-            None => self.names.forget_known(|name| cleaned.is_of_name(name)),
+            None => self
+                .learned
+                .names
+                .forget_known(|name| cleaned.is_of_name(name)),
         };
-        self.closed.add(cleaned, self.now);
+        self.learned.closed.add(cleaned, self.now);
         for (name, address) in known {
             self.forget_restored(&name, address);
-            let gone = self.names.release(&name, address, self.now);
+            let gone = self.learned.names.release(&name, address, self.now);
             self.unlabel(gone.into_iter().collect());
             if self.note_revoking(&name, address) {
                 revoke.entry(name).or_default().push(address);
@@ -106,7 +111,7 @@ impl State {
         for (id, name, address) in forget {
             // What a restart kept of the address goes too.
             self.forget_restored(&name, address);
-            let gone = self.names.forget(id, &name, address, self.now);
+            let gone = self.learned.names.forget(id, &name, address, self.now);
             self.unlabel(gone.into_iter().collect());
             if self.note_revoking(&name, address) {
                 revoke.entry(name).or_default().push(address);
@@ -167,6 +172,7 @@ impl State {
     fn note_revoking(&mut self, name: &Fqdn, address: IpAddr) -> bool {
         let now = self.now;
         let pair = self
+            .learned
             .names
             .name_mut(name)
             .and_then(|entry| entry.pairs.get_mut(&address));

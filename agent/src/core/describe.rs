@@ -59,7 +59,7 @@ impl Core {
 
     fn names_among(&self, endpoint: EndpointId, remotes: &HashSet<IpAddr>) -> Names {
         let mut found = Names::new();
-        let Some(names) = self.state.names.endpoint(endpoint) else {
+        let Some(names) = self.state.learned.names.endpoint(endpoint) else {
             return found;
         };
         let mut note = |address: &IpAddr, name: &dns_policy::name::Fqdn| {

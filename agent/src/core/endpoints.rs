@@ -208,7 +208,7 @@ impl State {
                 reason = Some(format!(
                     "its address {address} is this node's: give it another one"
                 ));
-            } else if let Some(service) = self.services.at_cluster_ip(*address) {
+            } else if let Some(service) = self.cluster.services.at_cluster_ip(*address) {
                 reason = Some(format!(
                     "its address {address} is that of Service {service}: give it another one"
                 ));
@@ -429,7 +429,7 @@ impl State {
         self.restoration.hold_mut().forget(id);
         self.leave_subject(endpoint.identity, id);
         self.numbers.release_endpoint(endpoint.identity);
-        let gone = self.names.remove_endpoint(id, self.now);
+        let gone = self.learned.names.remove_endpoint(id, self.now);
         self.unlabel(gone);
         self.files.leave(id);
         self.endpoints.leave(endpoint);

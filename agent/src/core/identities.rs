@@ -47,7 +47,7 @@ impl State {
         }
         self.retry.remove(prefix);
         if self.ipcache.get(prefix).and_then(|m| m.desired) != was {
-            self.services.note_identity(prefix);
+            self.cluster.services.note_identity(prefix);
         }
         if let Some(before) = before
             && self.numbers.release_local(before)

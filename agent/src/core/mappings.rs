@@ -77,7 +77,7 @@ impl State {
         let mut leased =
             self.leases.is_open(event.stream) && lease_end > self.now && !self.is_crowded();
         let mut left_out = mapping.addresses.len().saturating_sub(TAKEN_ADDRESSES);
-        let labels = match self.names.name(&mapping.name) {
+        let labels = match self.learned.names.name(&mapping.name) {
             Some(entry) => entry.labels.clone(),
             None => self.policy.labels_of_name(&mapping.name),
         };
@@ -87,13 +87,14 @@ impl State {
                 continue;
             }
             if !self
+                .learned
                 .names
                 .make_room(endpoint, &mapping.name, address, self.now)
             {
                 left_out += 1;
                 continue;
             }
-            leased &= self.names.learn(&Answer {
+            leased &= self.learned.names.learn(&Answer {
                 endpoint,
                 name: &mapping.name,
                 labels: labels.as_ref(),
@@ -148,7 +149,7 @@ impl State {
     fn may_learn(&mut self, name: &Fqdn, address: IpAddr) -> bool {
         if self.config.refused_prefixes.covering(address).is_some() {
             self.counters.addresses_refused += 1;
-            self.closed.note_refused(name, address);
+            self.learned.closed.note_refused(name, address);
             return false;
         }
         self.is_plumbed(address)
@@ -191,7 +192,7 @@ impl State {
     /// lease outlive the endpoints and names that they are counted for.
     fn is_crowded(&self) -> bool {
         let max = self.config.ipcache_max;
-        let used = self.names.pairs().max(self.ipcache.realised());
+        let used = self.learned.names.pairs().max(self.ipcache.realised());
         used >= max - max / SCARCE
     }
 
@@ -314,7 +315,7 @@ impl State {
 
     pub(super) fn revoke_leases(&mut self, plan: &mut Plan, name: Fqdn, addresses: Vec<IpAddr>) {
         self.counters.revocations += 1;
-        let pairs = self.names.name(&name).into_iter();
+        let pairs = self.learned.names.name(&name).into_iter();
         let pairs = pairs.flat_map(|entry| &entry.pairs);
         let ends = pairs
             .filter(|(address, _)| addresses.contains(address))
@@ -328,7 +329,7 @@ impl State {
         let now = self.now;
         for pending in self.leases.take_ended(now) {
             for address in pending.addresses {
-                let gone = self.names.revoked(&pending.name, address, now);
+                let gone = self.learned.names.revoked(&pending.name, address, now);
                 self.unlabel(gone.into_iter().collect());
             }
         }
@@ -338,20 +339,20 @@ impl State {
     pub(super) fn on_alive(&mut self, gc_start: BootTime, alive: &[(IpAddr, IpAddr)]) {
         for (local, remote) in alive {
             if let Some(id) = self.endpoints.by_address(*local) {
-                self.names.mark_alive(id, *remote, gc_start);
+                self.learned.names.mark_alive(id, *remote, gc_start);
             }
         }
     }
 
     /// The pass read every conntrack map to its end.
     pub(super) fn on_pass_complete(&mut self, gc_start: BootTime) {
-        let expired = self.names.scanned(gc_start, self.now);
+        let expired = self.learned.names.scanned(gc_start, self.now);
         self.release(expired);
     }
 
     /// Removes expired pairs, unless the inbox has a mapping that renews them.
     pub(super) fn expire(&mut self) {
-        let expired = self.names.expire(self.now);
+        let expired = self.learned.names.expire(self.now);
         self.release(expired);
     }
 

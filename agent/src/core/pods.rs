@@ -90,7 +90,7 @@ impl State {
                 }
                 SourceEvent::InitDone => {
                     let seen = self.restoration.pods().end();
-                    let known = self.pods.known.keys();
+                    let known = self.cluster.pods.known.keys();
                     let gone: Vec<_> = known
                         .filter(|key| !seen.contains(&***key))
                         .cloned()
@@ -132,15 +132,15 @@ impl State {
             Err(error) => return Some(Err(error)),
         };
         if let Some(pod) = &spec.pod {
-            labels.extend(self.pods.labels_of(pod)?.iter().cloned());
+            labels.extend(self.cluster.pods.labels_of(pod)?.iter().cloned());
         }
         Some(Ok(in_namespace(labels)))
     }
 
     /// Tries those again for which no number was free.
     pub(super) fn retry_pods(&mut self) {
-        for key in std::mem::take(&mut self.pods.without_identity) {
-            if let Some(pod) = self.pods.known.remove(&key) {
+        for key in std::mem::take(&mut self.cluster.pods.without_identity) {
+            if let Some(pod) = self.cluster.pods.known.remove(&key) {
                 self.exchange_pod(Some(pod.at.clone()), &pod);
             }
         }
@@ -179,11 +179,11 @@ impl State {
         if changed.is_empty() {
             return false;
         }
-        let pods = self.pods.known.iter();
+        let pods = self.cluster.pods.known.iter();
         let pods = pods.filter(|(_, pod)| changed.contains(&pod.at.labels));
         let pods: Vec<_> = pods.map(|(key, _)| Arc::clone(key)).collect();
         for key in pods {
-            if let Some(pod) = self.pods.known.remove(&key) {
+            if let Some(pod) = self.cluster.pods.known.remove(&key) {
                 self.exchange_pod(Some(pod.at.clone()), &pod);
             }
         }
@@ -197,7 +197,7 @@ impl State {
             IpAddr::V4(_) => config.enable_ipv4,
             IpAddr::V6(v6) => config.enable_ipv6 && !v6.is_unicast_link_local(),
         });
-        let before = self.pods.known.remove(&pod.key);
+        let before = self.cluster.pods.known.remove(&pod.key);
         let before = before.unwrap_or_else(|| KnownPod {
             at: PodAt {
                 addresses: Vec::new(),
@@ -209,7 +209,7 @@ impl State {
     }
 
     fn remove_pod(&mut self, key: &str) {
-        if let Some(pod) = self.pods.known.remove(key) {
+        if let Some(pod) = self.cluster.pods.known.remove(key) {
             self.exchange_pod(None, &pod);
         }
     }
@@ -219,10 +219,13 @@ impl State {
     fn exchange_pod(&mut self, now: Option<PodAt>, before: &KnownPod) {
         let wants = now.as_ref().filter(|pod| !pod.addresses.is_empty());
         let identity = wants.and_then(|pod| self.acquire_pod(&pod.labels).ok());
-        self.pods.without_identity.remove(&before.at.key);
+        self.cluster.pods.without_identity.remove(&before.at.key);
         if let Some(pod) = wants {
             if identity.is_none() {
-                self.pods.without_identity.insert(Arc::clone(&pod.key));
+                self.cluster
+                    .pods
+                    .without_identity
+                    .insert(Arc::clone(&pod.key));
             }
             // An address of the cluster is never the world, although no policy selects it then.
             let claim = Claim::Identity(identity.unwrap_or(IdentityId::UNMANAGED));
@@ -244,7 +247,10 @@ impl State {
         }
         if let Some(at) = now {
             let key = Arc::clone(&at.key);
-            self.pods.known.insert(key, KnownPod { at, identity });
+            self.cluster
+                .pods
+                .known
+                .insert(key, KnownPod { at, identity });
         }
     }
 }

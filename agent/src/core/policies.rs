@@ -89,7 +89,7 @@ impl State {
         let matching: Vec<Fqdn> = if let SelectorKey::Exact(name) = matcher.key() {
             vec![Fqdn::normalise(name)]
         } else {
-            let names = self.names.names().map(|(name, _)| name);
+            let names = self.learned.names.names().map(|(name, _)| name);
             names.filter(|n| matcher.matches(n)).cloned().collect()
         };
         for name in matching {
@@ -100,7 +100,7 @@ impl State {
 
     /// Gives all addresses of a name these labels of its, or none.
     pub(super) fn label_name(&mut self, name: &Fqdn, labels: Option<LabelSet>) {
-        let Some(entry) = self.names.name_mut(name) else {
+        let Some(entry) = self.learned.names.name_mut(name) else {
             return;
         };
         for address in entry.pairs.keys() {

@@ -324,7 +324,7 @@ impl ReconcileRun {
         };
         let mut wrong: Vec<(Fqdn, Option<LabelSet>)> = Vec::new();
         let (mut room, mut more) = (BATCH, false);
-        for (name, entry) in state.names.names().skip(at.names) {
+        for (name, entry) in state.learned.names.names().skip(at.names) {
             if room == 0 {
                 more = true;
                 break;

@@ -22,15 +22,13 @@ use super::{
     leases::Leases,
     lxc_table::LxcTable,
     plan::Plan,
-    pods::Pods,
     policy_model::PolicyModel,
     publication::Publication,
     restoration::Restoration,
     retry::Retry,
     rollback::Undo,
-    services::Services,
     snapshot::Counters,
-    state::State,
+    state::{ClusterObjects, Learned, State},
 };
 use crate::{
     datapath::plan::Step,
@@ -77,14 +75,15 @@ impl State {
             ipcache: Ipcache::new(dual),
             numbers: IdentityNumbers::new(local.clone(), pods),
             policy: PolicyModel::new(config.enable_policy, config.proxy_port),
-            names: NameCache::new(limits),
+            learned: Learned {
+                names: NameCache::new(limits),
+                closed: ClosedNames::default(),
+            },
             endpoints: EndpointTable::new(restored.policy_map_sizes.clone()),
             lxc: LxcTable::new(&restored.lxc),
-            pods: Pods::default(),
-            services: Services::default(),
+            cluster: ClusterObjects::default(),
             leases: Leases::default(),
             retry: Retry::default(),
-            closed: ClosedNames::default(),
             publication: Publication::default(),
             files: EndpointFiles::default(),
             restoration: Restoration::new(
@@ -100,6 +99,7 @@ impl State {
         state.claim_cluster();
         let cleaned = restored.cleaned.clone();
         state
+            .learned
             .closed
             .restore(cleaned, &state.config.boot_id, state.now);
         state.restore_pre_cached(&restored.pre_cache);
@@ -243,13 +243,14 @@ impl State {
             let until = instant(entry.expires);
             let over = until <= self.now
                 || self
+                    .learned
                     .closed
                     .covers_on_node(&entry.name, instant(entry.lookup));
             for address in entry.addresses.iter().copied() {
                 if over || !self.is_plumbed(address) {
                     left_out += 1;
                 } else {
-                    self.names.know_until(&entry.name, address, until);
+                    self.learned.names.know_until(&entry.name, address, until);
                     kept += 1;
                 }
             }
@@ -269,7 +270,7 @@ impl State {
         let mut cleaned = false;
         for entry in &file.history {
             let seen = instant(entry.lookup).min(self.now);
-            if self.closed.covers(file.id, &entry.name, seen) {
+            if self.learned.closed.covers(file.id, &entry.name, seen) {
                 cleaned = true;
                 continue;
             }
@@ -277,7 +278,7 @@ impl State {
                 if !self.is_plumbed(address) {
                     continue;
                 }
-                self.names.learn(&Answer {
+                self.learned.names.learn(&Answer {
                     endpoint: file.id,
                     name: &entry.name,
                     labels: None,
@@ -298,11 +299,12 @@ impl State {
             let (alive, pending) = (instant(entry.alive_at), instant(entry.delete_pending_at));
             for name in &entry.names {
                 // The time of the look-up is unknown: no later than the expiry.
-                if self.closed.covers(file.id, name, pending) {
+                if self.learned.closed.covers(file.id, name, pending) {
                     cleaned = true;
                     continue;
                 }
-                self.names
+                self.learned
+                    .names
                     .restore_zombie(file.id, name, entry.address, alive, pending);
             }
         }

@@ -40,7 +40,7 @@ impl State {
             Undo::Checkpoint => {
                 self.numbers.undo_checkpoint();
             }
-            Undo::Cleaned => self.closed.undo_save(),
+            Undo::Cleaned => self.learned.closed.undo_save(),
             Undo::File(id, before) => {
                 let unsaved = plan.take_undurable(id);
                 self.files.undo_write(id, before, unsaved, later);

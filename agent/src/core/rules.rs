@@ -28,7 +28,11 @@ use crate::{
 impl State {
     /// An endpoint learned something: its file is due.
     pub(super) fn file_soon(&mut self, id: EndpointId) {
-        let pairs = self.names.endpoint(id).map_or(0, |names| names.held);
+        let pairs = self
+            .learned
+            .names
+            .endpoint(id)
+            .map_or(0, |names| names.held);
         self.files.mark_due_soon(id, pairs, self.now);
     }
 
@@ -122,7 +126,7 @@ impl State {
     }
 
     fn file_of(&self, endpoint: &Endpoint, rules: &Arc<EndpointRules>) -> EndpointFile {
-        let names = self.names.endpoint(endpoint.id);
+        let names = self.learned.names.endpoint(endpoint.id);
         let history = names.map(|names| self.history_of(names));
         let zombies = names.map(|names| self.zombies_of(names));
         EndpointFile {

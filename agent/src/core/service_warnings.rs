@@ -35,7 +35,7 @@ impl State {
     /// Services with the address of another one, and Services that are closed because policy treats
     /// their backends differently.
     pub(super) fn service_warnings(&self) -> Vec<String> {
-        let contested = self.services.contested().map(|(address, first, other)| {
+        let contested = self.cluster.services.contested().map(|(address, first, other)| {
             format!(
                 "Service {other}: its address {address} is that of Service {first}, which had it \
                  first and keeps it: give one of them another address"
@@ -44,6 +44,7 @@ impl State {
         let mut found: Vec<String> = contested.collect();
         let by_identity: BTreeMap<IdentityId, &ServiceAt> = match self.policy.has_mixed_services() {
             true => self
+                .cluster
                 .services
                 .iter()
                 .filter_map(|(at, id)| Some((id?, at)))
@@ -65,7 +66,7 @@ impl State {
     /// these.
     fn dns_on_nodes(&self) -> Vec<String> {
         let mut found = Vec::new();
-        for (at, _) in self.services.iter() {
+        for (at, _) in self.cluster.services.iter() {
             let ports = at.ports.iter().filter(|port| port.port == DNS_PORT);
             let on_nodes = ports.filter(|port| {
                 let mut backends = port.backends.iter();
@@ -111,7 +112,7 @@ impl State {
         if !has_others {
             return found;
         }
-        for (at, _) in self.services.iter() {
+        for (at, _) in self.cluster.services.iter() {
             let ports = at.ports.iter().filter(|port| port.port == DNS_PORT);
             let backends = ports.flat_map(|port| port.backends.iter().map(move |b| (port, b)));
             let closed = backends.filter_map(|(port, backend)| {
@@ -211,7 +212,11 @@ impl State {
 
     /// Identity by which a backend is judged; none while it is left out.
     pub(super) fn known_behind(&self, service: &str, backend: &BackendAt) -> Option<IdentityId> {
-        match self.services.unknown_since(service, backend.address) {
+        match self
+            .cluster
+            .services
+            .unknown_since(service, backend.address)
+        {
             Some(since) if since.plus_secs(SKEW) > self.now => None,
             Some(_) => Some(IdentityId::UNKNOWN),
             None => {
@@ -229,7 +234,12 @@ impl State {
         identity: IdentityId,
     ) -> String {
         let address = backend.address;
-        if self.services.unknown_since(&at.key, address).is_some() {
+        if self
+            .cluster
+            .services
+            .unknown_since(&at.key, address)
+            .is_some()
+        {
             let pod = backend.pod.as_deref().unwrap_or_default();
             return format!("{address} (pod {pod}, which no document describes)");
         }

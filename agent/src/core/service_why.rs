@@ -73,30 +73,23 @@ impl State {
                 ..PeerFound::default()
             };
         }
-        let service = self.services.iter().find(|(_, known)| *known == Some(id));
+        let service = self
+            .cluster
+            .services
+            .iter()
+            .find(|(_, known)| *known == Some(id));
         let Some((at, _)) = service else {
             return PeerFound {
                 labels,
                 ..PeerFound::default()
             };
         };
-        let side = &own.policy().egress;
         let asked = |known: &&PortAt| port.is_none_or(|port| port == port_of(known));
         let ports = at.ports.iter().filter(asked);
         let backends: Vec<BackendFound> = ports
             .flat_map(|port| port.backends.iter().map(move |backend| (port, backend)))
             .map(|(port, backend)| self.backend_found(own, at, port, backend))
             .collect();
-        let mut about: Vec<RuleView> = Vec::new();
-        for backend in at.ports.iter().flat_map(|port| &port.backends) {
-            let subject = self.subject_behind(at, backend);
-            for rule in trace::about(side, FlowDirection::Egress, own.labels(), &subject) {
-                let rule = RuleView::of(&rule);
-                if !about.contains(&rule) {
-                    about.push(rule);
-                }
-            }
-        }
         let (verdict, by) = match port {
             None => (None, Vec::new()),
             Some(_) => {
@@ -109,13 +102,28 @@ impl State {
             labels,
             verdict,
             by,
-            about,
+            about: self.rules_about_backends(own, at),
             service: Some(ServiceFound {
                 key: at.key.to_string(),
                 ports: ports.collect(),
                 backends,
             }),
         }
+    }
+
+    fn rules_about_backends(&self, own: &Endpoint, at: &ServiceAt) -> Vec<RuleView> {
+        let side = &own.policy().egress;
+        let mut about: Vec<RuleView> = Vec::new();
+        for backend in at.ports.iter().flat_map(|port| &port.backends) {
+            let subject = self.subject_behind(at, backend);
+            for rule in trace::about(side, FlowDirection::Egress, own.labels(), &subject) {
+                let rule = RuleView::of(&rule);
+                if !about.contains(&rule) {
+                    about.push(rule);
+                }
+            }
+        }
+        about
     }
 
     fn subject_behind(&self, at: &ServiceAt, backend: &BackendAt) -> Subject {

@@ -185,7 +185,7 @@ impl State {
                 SourceEvent::Delete(key) => self.remove_service(&key),
                 SourceEvent::InitDone => {
                     let seen = self.restoration.services().end();
-                    let known = self.services.known.keys();
+                    let known = self.cluster.services.known.keys();
                     let gone = known.filter(|key| !seen.contains(&***key));
                     for key in gone.cloned().collect::<Vec<_>>() {
                         self.remove_service(&key);
@@ -198,13 +198,13 @@ impl State {
     /// The addresses of the node right now. One that is a Service's is no address of the node, even
     /// if an interface has it.
     pub(super) fn on_node_addresses(&mut self, addresses: &[IpAddr]) {
-        self.services.node = addresses.iter().copied().collect();
+        self.cluster.services.node = addresses.iter().copied().collect();
         self.apply_node_addresses();
     }
 
     fn apply_node_addresses(&mut self) {
-        let own = self.services.node.iter().copied();
-        let own = own.filter(|address| self.services.at_cluster_ip(*address).is_none());
+        let own = self.cluster.services.node.iter().copied();
+        let own = own.filter(|address| self.cluster.services.at_cluster_ip(*address).is_none());
         let own: Vec<IpAddr> = own.collect();
         self.set_node_addresses(&own);
     }
@@ -212,7 +212,7 @@ impl State {
     fn put_service(&mut self, mut at: ServiceAt) {
         self.keep_families(&mut at);
         let key = Arc::clone(&at.key);
-        let before = self.services.known.remove(&key);
+        let before = self.cluster.services.known.remove(&key);
         let had = before.as_ref().and_then(|before| before.identity);
         let has_address = at.addresses().next().is_some();
         let identity = match had {
@@ -233,7 +233,7 @@ impl State {
     }
 
     fn remove_service(&mut self, key: &str) {
-        let Some((key, before)) = self.services.known.remove_entry(key) else {
+        let Some((key, before)) = self.cluster.services.known.remove_entry(key) else {
             return;
         };
         self.exchange_service(&key, Some(&before.at), None);
@@ -288,17 +288,18 @@ impl State {
         };
         let at = new.as_ref().map(|new| Arc::clone(&new.at));
         let (was, is) = (addresses(old), addresses(at.as_deref()));
-        self.services
+        self.cluster
+            .services
             .index(key, &backends(old), &backends(at.as_deref()));
-        self.services.hold(key, &was, &is);
+        self.cluster.services.hold(key, &was, &is);
         if let Some(new) = new {
-            self.services.dirty.insert(Arc::clone(key));
-            self.services.known.insert(Arc::clone(key), new);
+            self.cluster.services.dirty.insert(Arc::clone(key));
+            self.cluster.services.known.insert(Arc::clone(key), new);
         }
         let mut node_changed = false;
         for address in was.union(&is) {
             self.claim_service_address(*address);
-            node_changed |= self.services.node.contains(address);
+            node_changed |= self.cluster.services.node.contains(address);
         }
         if node_changed {
             self.apply_node_addresses();
@@ -306,8 +307,8 @@ impl State {
     }
 
     fn claim_service_address(&mut self, address: IpAddr) {
-        let wanted = self.services.claim_of(address);
-        let has = self.services.claimed.get(&address).cloned();
+        let wanted = self.cluster.services.claim_of(address);
+        let has = self.cluster.services.claimed.get(&address).cloned();
         if wanted == has {
             return;
         }
@@ -316,9 +317,12 @@ impl State {
             Some((owner, identity)) => {
                 let claim = Claim::Identity(identity);
                 self.ipcache.claim(prefix, owner.clone(), claim);
-                self.services.claimed.insert(address, (owner, identity));
+                self.cluster
+                    .services
+                    .claimed
+                    .insert(address, (owner, identity));
             }
-            None => drop(self.services.claimed.remove(&address)),
+            None => drop(self.cluster.services.claimed.remove(&address)),
         }
         let owner = wanted.map(|(owner, _)| owner);
         if let Some((old, _)) = has.filter(|(old, _)| Some(old) != owner.as_ref()) {
@@ -328,8 +332,8 @@ impl State {
 
     /// Renders the Services again whose backends may have other identities.
     pub(super) fn follow_backends(&mut self) {
-        for key in self.services.take_dirty(self.now) {
-            let Some(known) = self.services.known.get(&key) else {
+        for key in self.cluster.services.take_dirty(self.now) {
+            let Some(known) = self.cluster.services.known.get(&key) else {
                 continue;
             };
             let (at, identity) = (Arc::clone(&known.at), known.identity);
@@ -355,7 +359,7 @@ impl State {
         identities: &BTreeMap<IpAddr, Option<IdentityId>>,
     ) -> Service {
         let now = self.now;
-        let Some(known) = self.services.known.get_mut(key) else {
+        let Some(known) = self.cluster.services.known.get_mut(key) else {
             return Service::default();
         };
         let before = std::mem::take(&mut known.unknown);
@@ -389,7 +393,8 @@ impl State {
         };
         let next = known.unknown.keys().filter_map(until);
         let next = next.filter(|until| *until > now).min();
-        self.services
+        self.cluster
+            .services
             .expiries
             .extend(next.map(|at| (at, Arc::clone(key))));
         service

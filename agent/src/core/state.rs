@@ -24,17 +24,29 @@ pub(super) struct State {
     pub ipcache: Ipcache,
     pub numbers: IdentityNumbers,
     pub policy: PolicyModel,
-    pub names: NameCache,
+    pub learned: Learned,
     pub endpoints: EndpointTable,
     pub lxc: LxcTable,
-    pub pods: Pods,
-    pub services: Services,
+    pub cluster: ClusterObjects,
     pub leases: Leases,
     pub retry: Retry,
-    pub closed: ClosedNames,
     pub publication: Publication,
     pub files: EndpointFiles,
     pub counters: Counters,
+}
+
+/// What answers gave, and what they may not open.
+#[derive(Debug)]
+pub(super) struct Learned {
+    pub names: NameCache,
+    pub closed: ClosedNames,
+}
+
+/// Objects of the cluster that have addresses, besides the endpoints of this node.
+#[derive(Debug, Default)]
+pub(super) struct ClusterObjects {
+    pub pods: Pods,
+    pub services: Services,
 }
 
 impl State {

@@ -43,7 +43,11 @@ impl Core {
             endpoints.max().unwrap_or_default()
         };
         let of_names = |used: fn(&EndpointNames) -> usize| {
-            let endpoints = state.names.endpoints().map(|(_, names)| used(names));
+            let endpoints = state
+                .learned
+                .names
+                .endpoints()
+                .map(|(_, names)| used(names));
             endpoints.max().unwrap_or_default()
         };
         vec![
@@ -126,17 +130,17 @@ impl State {
             fqdn_identities_max: self.config.max_fqdn_identities,
             addresses_limited: self.numbers.budget().limited(),
             endpoint_identities: self.numbers.endpoints_len(),
-            pods: self.pods.len(),
-            pods_without_identity: self.pods.without_identity().count(),
-            services: self.services.len(),
+            pods: self.cluster.pods.len(),
+            pods_without_identity: self.cluster.pods.without_identity().count(),
+            services: self.cluster.services.len(),
             services_mixed: self.policy.mixed_services().len(),
             ipcache_entries: self.ipcache.realised(),
             ipcache_max: self.config.ipcache_max,
             policy_map_max: self.config.policy_map_max,
             selectors: self.policy.selectors().len(),
-            names_live: self.names.live(),
-            names_zombies: self.names.zombies(),
-            pairs: self.names.pairs(),
+            names_live: self.learned.names.live(),
+            names_zombies: self.learned.names.zombies(),
+            pairs: self.learned.names.pairs(),
             pending_steps: self.retry.failed_steps() + self.files.failures().count(),
             endpoint_problems: self.endpoint_problems(),
             trouble: self
@@ -282,9 +286,10 @@ impl State {
         wanted: impl Fn(&Fqdn, &IpAddr) -> bool,
     ) -> Vec<NameView> {
         let mut found = Vec::new();
-        for (id, names) in self.names.endpoints() {
+        for (id, names) in self.learned.names.endpoints() {
             let lease = |name: &Fqdn, address: &IpAddr| {
                 let pair = self
+                    .learned
                     .names
                     .name(name)
                     .and_then(|entry| entry.pairs.get(address));

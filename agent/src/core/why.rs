@@ -151,7 +151,7 @@ impl Core {
                 findings
                     .elsewhere
                     .retain(|view| !own.contains(&&view.address));
-                findings.refused = state.closed.refused_of(name);
+                findings.refused = state.learned.closed.refused_of(name);
             }
             Target::Address(address) => findings.names = state.names_of(*address),
         }
@@ -274,7 +274,7 @@ impl Core {
                     format!("policy {key}: there is no CiliumCIDRGroup {name}: it selects nothing")
                 })
         });
-        let cluster = state.pods.warnings().iter().cloned();
+        let cluster = state.cluster.pods.warnings().iter().cloned();
         let cluster = cluster.chain(state.service_warnings());
         let node = state.config.node_name.as_deref();
         let unlike = state.policy.repository().iter().filter_map(|document| {
@@ -312,7 +312,7 @@ impl Core {
 
     /// Labels of the pod `namespace/name`.
     pub fn labels_of_pod(&self, pod: &str) -> Option<LabelSet> {
-        self.state.pods.labels_of(pod).cloned()
+        self.state.cluster.pods.labels_of(pod).cloned()
     }
 
     /// What selectors see at an address; none if it has no identity.

@@ -52,11 +52,10 @@ pub enum Owner {
 impl Owner {
     /// Whether it is a Service or a pod of the cluster.
     pub(crate) fn is_object(&self) -> bool {
-        match self {
-            Self::Service(_) | Self::ExternalService(_) => true,
-            Self::Object(Source::Kubernetes, _) => true,
-            _ => false,
-        }
+        matches!(
+            self,
+            Self::Service(_) | Self::ExternalService(_) | Self::Object(Source::Kubernetes, _)
+        )
     }
 
     /// Where it has its knowledge from.

@@ -90,7 +90,7 @@ struct LearnedState {
 }
 
 fn learned_state(node: &Node) -> LearnedState {
-    let names = &node.core.state.names;
+    let names = &node.core.state.learned.names;
     let (mut lookups, mut zombies) = (BTreeMap::new(), BTreeMap::new());
     for (id, of) in names.endpoints() {
         for (name, addresses) in &of.names {

@@ -65,6 +65,9 @@ fn policies_mean_pods_of_other_nodes() {
             pod("shop", "cart", "cart", &[web4(11)]),
         ];
         write(lab, &[&others[..], std::slice::from_ref(&own_pod)].concat())?;
+        eventually("pods of other nodes are selected", SOON, || {
+            lab.a.expect_open(at(db[0], 8080))
+        })?;
         lab.agent(&[
             "endpoint",
             "add",
@@ -74,9 +77,6 @@ fn policies_mean_pods_of_other_nodes() {
             "default/db-1",
         ])?;
         lab.endpoint_id(&lab.b)?;
-        eventually("pods of other nodes are selected", SOON, || {
-            lab.a.expect_open(at(db[0], 8080))
-        })?;
         for address in [db, own].concat() {
             lab.a.expect_open(at(address, 8080))?;
             lab.a.expect_closed(at(address, 80))?;

@@ -146,7 +146,10 @@ struct Disk(String);
 impl Disk {
     fn mount(lab: &Lab) -> Result<Self> {
         let at = lab.directory().join("journal").display().to_string();
-        shell::run("mount", &["-t", "tmpfs", "-o", "size=64k", "journal", &at])?;
+        shell::run(
+            "mount",
+            &["-t", "tmpfs", "-o", "size=64k,mode=700", "journal", &at],
+        )?;
         Ok(Self(at))
     }
 }

@@ -29,10 +29,11 @@ const FUZZ_FOR: Duration = Duration::from_secs(60);
 /// Test programs that run at the same time. Most of their time they wait.
 const LANES: usize = 2;
 /// Programs of the kernel and netns tiers that keep both CPUs busy or count lost queries.
-const ALONE: [&str; 4] = [
+const ALONE: [&str; 5] = [
     "under_cilium_restart",
     "dns_quota",
     "ha_promises",
+    HOSTILE,
     "restart_storm",
 ];
 

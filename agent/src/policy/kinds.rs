@@ -250,6 +250,45 @@ pub(in crate::policy) fn head(value: &Value) -> Checked<(&'static Kind, String, 
     Ok((kind, key, Head { namespace, name }))
 }
 
+/// Groups of Kubernetes whose objects are no policies. kubectl prints them beside those that are
+/// read.
+const WITHOUT_POLICIES: [&str; 12] = [
+    "", // v1
+    "apiextensions.k8s.io",
+    "apiregistration.k8s.io",
+    "apps",
+    "autoscaling",
+    "batch",
+    "coordination.k8s.io",
+    "discovery.k8s.io",
+    "events.k8s.io",
+    "rbac.authorization.k8s.io",
+    "scheduling.k8s.io",
+    "storage.k8s.io",
+];
+
+/// Key of an object of [`WITHOUT_POLICIES`] whose kind is not read.
+pub(in crate::policy) fn key_of_other(value: &Value) -> Option<String> {
+    let text = |field: &str| value.get(field)?.as_str().filter(|text| !text.is_empty());
+    let metadata = |field: &str| value.get("metadata")?.get(field)?.as_str();
+    let kind = text("kind").filter(|kind| !is_read(kind))?;
+    let group = text("apiVersion")?.rsplit_once('/');
+    let group = group.map_or("", |(group, _)| group);
+    if !WITHOUT_POLICIES.contains(&group) {
+        return None;
+    }
+    let name = metadata("name").filter(|name| !name.is_empty())?;
+    Some(match metadata("namespace") {
+        Some(namespace) => format!("{kind}/{namespace}/{name}"),
+        None => format!("{kind}/{name}"),
+    })
+}
+
+/// Whether documents of this kind are read.
+pub(in crate::policy) fn is_read(kind: &str) -> bool {
+    KINDS.iter().any(|known| known.name == kind)
+}
+
 /// The fields of a document that mean something: its reader reads the same from them.
 pub(in crate::policy) fn kept(value: &Value) -> Cow<'_, Value> {
     let name = value.get("kind").and_then(Value::as_str);

@@ -108,7 +108,8 @@ pub(super) fn parse_value(value: &Value, source: &str) -> Result<PolicyDocument,
 }
 
 fn document(value: &Value, source: &str) -> Result<PolicyDocument, (Option<String>, Fault)> {
-    let (kind, key, head) = kinds::head(value).map_err(|fault| (None, fault))?;
+    let (kind, key, head) =
+        kinds::head(value).map_err(|fault| (kinds::key_of_other(value), fault))?;
     let with_key = |fault| (Some(key.clone()), fault);
     yaml::check_size(value)
         .map_err(|fault| with_key(Fault::new("document", &fault.to_string(), fault.remedy())))?;

@@ -329,3 +329,32 @@ fn objects_of_a_cluster_keep_their_last_good_version_across_a_restart() {
         ["init", "apply a", "apply b", "rejected 1", "done"]
     );
 }
+
+#[test]
+fn an_object_of_a_kind_that_is_not_read_keeps_no_other_document_of_its_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (pod("a", "10.2.0.1", 0), pod("b", "10.2.0.2", 0));
+    let deployment = "- apiVersion: apps/v1\n  kind: Deployment\n  metadata:\n    name: web\n    namespace: shop\n  spec:\n    replicas: 1\n".to_owned();
+    let file = |items: &[&String]| list(&items.iter().map(|i| (*i).clone()).collect::<Vec<_>>());
+    write(dir.path(), "cluster.yaml", &file(&[&a, &b, &deployment]));
+    let mut source = PolicyDir::new(dir.path());
+    assert_eq!(
+        words(&source.list()),
+        ["init", "apply a", "apply b", "rejected 1", "done"]
+    );
+
+    write(dir.path(), "cluster.yaml", &file(&[&a, &deployment]));
+    assert_eq!(words(&source.refresh()), ["delete b"]);
+
+    // A misspelt kind: the document of this name keeps its last good version.
+    let misspelt = a.replace("kind: Pod", "kind: Pdo");
+    write(dir.path(), "cluster.yaml", &file(&[&misspelt, &deployment]));
+    assert_eq!(words(&source.refresh()), ["rejected 2"]);
+
+    // A kind of a group with policies may be a policy.
+    let policy = "- apiVersion: networking.k8s.io/v1\n  kind: NetworkPolcy\n  metadata:\n    name: web\n    namespace: shop\n".to_owned();
+    write(dir.path(), "cluster.yaml", &file(&[&a, &policy]));
+    assert_eq!(words(&source.refresh()), ["rejected 1"]);
+    write(dir.path(), "cluster.yaml", &file(&[&policy]));
+    assert_eq!(words(&source.refresh()), [] as [&str; 0]);
+}

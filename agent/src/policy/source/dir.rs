@@ -15,6 +15,7 @@ use super::{PolicyChange, last_good::LastGood};
 use crate::{
     policy::{
         document::{PolicyDocument, PolicyError},
+        kinds,
         parse::{parse_value, parse_with_json},
     },
     source_event::SourceEvent,
@@ -324,17 +325,28 @@ impl File {
             self.good.len() != before.len() || !before.iter().all(|(key, good)| same(key, good));
         let bad = self.errors.iter().filter_map(|error| error.key.as_ref());
         let bad: HashSet<&String> = bad.collect();
+        // One whose kind is not read may be one whose kind was read before: the name tells.
+        let others = bad.iter().filter_map(|key| name_of_other(key));
+        let others: HashSet<&str> = others.collect();
         for (key, good) in before {
-            if (nameless || bad.contains(&key)) && !self.good.contains_key(&key) {
+            let name = key.split_once('/').map_or("", |(_, name)| name);
+            let is_bad = nameless || bad.contains(&key) || others.contains(name);
+            if is_bad && !self.good.contains_key(&key) {
                 self.good.insert(key, good);
                 unsaved = true;
             }
         }
         let unknown = |error: &PolicyError| match &error.key {
-            Some(key) => !self.good.contains_key(key),
+            Some(key) => name_of_other(key).is_none() && !self.good.contains_key(key),
             None => !known,
         };
         self.lacks = self.errors.iter().any(unknown);
         self.unsaved |= unsaved;
     }
+}
+
+/// Namespace and name in the key of a document whose kind is not read.
+fn name_of_other(key: &str) -> Option<&str> {
+    let (kind, name) = key.split_once('/')?;
+    (!kinds::is_read(kind)).then_some(name)
 }

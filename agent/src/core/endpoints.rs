@@ -354,7 +354,7 @@ impl State {
             let identity = match self.acquire_pod(labels) {
                 Ok(identity) => identity,
                 Err(lacking) => {
-                    // What is in force stays.
+                    // The endpoint keeps its identity.
                     self.endpoints.wait(wanted, lacking.to_string());
                     return;
                 }

@@ -1,5 +1,5 @@
 //! From the documents of `--policy-dir` to events: policies go to the core as they are, objects of
-//! the cluster through the [`Book`].
+//! the cluster through the `Book`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

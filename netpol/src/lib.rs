@@ -12,7 +12,7 @@
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
-pub(crate) mod name;
+pub mod name;
 pub mod policy;
 pub mod read;
 pub mod selector;

@@ -38,17 +38,17 @@ impl fmt::Display for PortName {
 }
 
 /// Whether a text is a DNS label (RFC 1123): the name of a namespace.
-pub(crate) fn is_dns_label(text: &str) -> bool {
+pub fn is_dns_label(text: &str) -> bool {
     text.len() <= LABEL_MAX && is_dns_part(text)
 }
 
-/// Whether a text is a DNS subdomain (RFC 1123): the name of a policy, the prefix of a label key.
-pub(crate) fn is_dns_subdomain(text: &str) -> bool {
+/// Whether a text is a DNS subdomain (RFC 1123): the name of an object, the prefix of a label key.
+pub fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= SUBDOMAIN_MAX && text.split('.').all(is_dns_part)
 }
 
 /// Whether a text is the key of a label: `app`, `example.com/app`.
-pub(crate) fn is_label_key(text: &str) -> bool {
+pub fn is_label_key(text: &str) -> bool {
     match text.split_once('/') {
         Some((prefix, name)) => is_dns_subdomain(prefix) && is_label_name(name),
         None => is_label_name(text),
@@ -56,7 +56,7 @@ pub(crate) fn is_label_key(text: &str) -> bool {
 }
 
 /// Whether a text is the value of a label. The empty text is one.
-pub(crate) fn is_label_value(text: &str) -> bool {
+pub fn is_label_value(text: &str) -> bool {
     text.is_empty() || is_label_name(text)
 }
 

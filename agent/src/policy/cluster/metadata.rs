@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use dns_policy::wall_time;
+use netpol::name::{is_dns_label, is_dns_subdomain, is_label_key, is_label_value};
 use serde_json::Value;
 
 use super::read::optional_text;
@@ -20,20 +21,16 @@ pub(super) struct Metadata {
     pub(super) created: Option<u64>,
 }
 
-/// Octets of a DNS subdomain, and of a label of one (RFC 1123).
-const SUBDOMAIN_MAX: usize = 253;
-const LABEL_MAX: usize = 63;
-
 /// Checks the names of a document and reads its metadata.
 pub(super) fn read(head: &Head, value: &Value) -> Checked<Metadata> {
     let named = "write letters in lower case, digits, dashes and dots, at most 253, as Kubernetes \
                  does";
-    if !is_subdomain(&head.name) {
+    if !is_dns_subdomain(&head.name) {
         let reason = format!("`{}` is not a name in Kubernetes", head.name);
         return Err(Fault::new("metadata.name", &reason, named));
     }
     if let Some(namespace) = head.namespace.as_deref()
-        && (!is_subdomain(namespace) || namespace.contains('.') || namespace.len() > LABEL_MAX)
+        && !is_dns_label(namespace)
     {
         let reason = format!("`{namespace}` is not a namespace's name");
         let remedy = "write letters in lower case, digits and dashes, at most 63";
@@ -68,7 +65,7 @@ pub(super) fn labels(path: &str, value: Option<&Value>) -> Checked<BTreeMap<Stri
     for (key, value) in mapping(path, value)?.into_iter().flatten() {
         let field = format!("{path}.{key}");
         let value = text(&field, value)?;
-        if !is_key(key) {
+        if !is_label_key(key) {
             let remedy = "write at most 63 letters, digits, dashes, underscores and dots, with a \
                           letter or digit at both ends; a DNS name and a slash may stand before";
             return Err(Fault::new(
@@ -77,7 +74,7 @@ pub(super) fn labels(path: &str, value: Option<&Value>) -> Checked<BTreeMap<Stri
                 remedy,
             ));
         }
-        if !value.is_empty() && !is_name(value) {
+        if !is_label_value(value) {
             let reason = format!("`{value}` is not a label value in Kubernetes");
             let remedy = "write at most 63 letters, digits, dashes, underscores and dots, with a \
                           letter or digit at both ends, or nothing";
@@ -86,33 +83,4 @@ pub(super) fn labels(path: &str, value: Option<&Value>) -> Checked<BTreeMap<Stri
         found.insert(key.clone(), value.to_owned());
     }
     Ok(found)
-}
-
-/// A qualified name: `name` or `dns.name/name`.
-fn is_key(key: &str) -> bool {
-    match key.split_once('/') {
-        Some((prefix, name)) => is_subdomain(prefix) && is_name(name),
-        None => is_name(key),
-    }
-}
-
-fn is_name(text: &str) -> bool {
-    let end = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
-    text.len() <= LABEL_MAX
-        && end(text.bytes().next())
-        && end(text.bytes().next_back())
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
-}
-
-fn is_subdomain(text: &str) -> bool {
-    let known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_label = |label: &str| {
-        !label.is_empty()
-            && label.bytes().all(known)
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-    };
-    text.len() <= SUBDOMAIN_MAX && text.split('.').all(is_label)
 }

@@ -243,11 +243,19 @@ pub(in crate::policy) fn head(value: &Value) -> Checked<(&'static Kind, String, 
         }
         _ => None,
     };
-    let key = match &namespace {
-        Some(namespace) => format!("{}/{namespace}/{name}", kind.name),
-        None => format!("{}/{name}", kind.name),
-    };
+    let key = key(kind.name, namespace.as_deref(), &name);
     Ok((kind, key, Head { namespace, name }))
+}
+
+fn key(kind: &str, namespace: Option<&str>, name: &str) -> String {
+    match namespace {
+        Some(namespace) => format!("{kind}/{namespace}/{name}"),
+        None => format!("{kind}/{name}"),
+    }
+}
+
+fn find(name: &str) -> Option<&'static Kind> {
+    KINDS.iter().find(|kind| kind.name == name)
 }
 
 /// Groups of Kubernetes whose objects are no policies. kubectl prints them beside those that are
@@ -278,21 +286,17 @@ pub(in crate::policy) fn key_of_other(value: &Value) -> Option<String> {
         return None;
     }
     let name = metadata("name").filter(|name| !name.is_empty())?;
-    Some(match metadata("namespace") {
-        Some(namespace) => format!("{kind}/{namespace}/{name}"),
-        None => format!("{kind}/{name}"),
-    })
+    Some(key(kind, metadata("namespace"), name))
 }
 
 /// Whether documents of this kind are read.
 pub(in crate::policy) fn is_read(kind: &str) -> bool {
-    KINDS.iter().any(|known| known.name == kind)
+    find(kind).is_some()
 }
 
 /// The fields of a document that mean something: its reader reads the same from them.
 pub(in crate::policy) fn kept(value: &Value) -> Cow<'_, Value> {
-    let name = value.get("kind").and_then(Value::as_str);
-    let kind = KINDS.iter().find(|kind| Some(kind.name) == name);
+    let kind = value.get("kind").and_then(Value::as_str).and_then(find);
     match kind.filter(|kind| !kind.kept.is_empty()) {
         Some(kind) => Cow::Owned(prune(value, &[&HEAD, kind.kept].concat())),
         None => Cow::Borrowed(value),
@@ -301,7 +305,7 @@ pub(in crate::policy) fn kept(value: &Value) -> Cow<'_, Value> {
 
 fn by_name(name: &str, of: Option<&str>) -> Checked<&'static Kind> {
     let of = of.map(|of| format!(" {of}")).unwrap_or_default();
-    KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| {
+    find(name).ok_or_else(|| {
         let names: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
         Fault::new(
             "kind",

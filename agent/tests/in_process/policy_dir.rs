@@ -351,6 +351,19 @@ fn an_object_of_a_kind_that_is_not_read_keeps_no_other_document_of_its_file() {
     write(dir.path(), "cluster.yaml", &file(&[&misspelt, &deployment]));
     assert_eq!(words(&source.refresh()), ["rejected 2"]);
 
+    // The same without a namespace, which is `default`.
+    let in_default = |kind: &str| {
+        format!(
+            "- apiVersion: v1\n  kind: {kind}\n  metadata:\n    name: c\n  status:\n    phase: Running\n    podIP: 10.2.0.3\n"
+        )
+    };
+    write(dir.path(), "other.yaml", &file(&[&in_default("Pod")]));
+    assert_eq!(words(&source.refresh()), ["apply c"]);
+    write(dir.path(), "other.yaml", &file(&[&in_default("Pdo")]));
+    assert_eq!(words(&source.refresh()), ["rejected 3"]);
+    fs::remove_file(dir.path().join("other.yaml")).unwrap();
+    assert_eq!(words(&source.refresh()), ["delete c", "rejected 2"]);
+
     // A kind of a group with policies may be a policy.
     let policy = "- apiVersion: networking.k8s.io/v1\n  kind: NetworkPolcy\n  metadata:\n    name: web\n    namespace: shop\n".to_owned();
     write(dir.path(), "cluster.yaml", &file(&[&a, &policy]));

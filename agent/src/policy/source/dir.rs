@@ -330,7 +330,11 @@ impl File {
         let others: HashSet<&str> = others.collect();
         for (key, good) in before {
             let name = key.split_once('/').map_or("", |(_, name)| name);
-            let is_bad = nameless || bad.contains(&key) || others.contains(name);
+            let in_default = name.strip_prefix("default/");
+            let is_bad = nameless
+                || bad.contains(&key)
+                || others.contains(name)
+                || in_default.is_some_and(|name| others.contains(name));
             if is_bad && !self.good.contains_key(&key) {
                 self.good.insert(key, good);
                 unsaved = true;

@@ -8,7 +8,7 @@
 //! ```
 //! Reasons and guarantees: docs/design/0007-journal.md.
 
-mod directory;
+pub(crate) mod directory;
 mod file;
 pub mod ledger;
 pub(crate) mod record;

@@ -13,7 +13,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, OpenOptions},
     io::{self, Read as _, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
     time::{Duration, Instant, SystemTime},
@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use shared_maps::{EndpointId, IdentityId, user::boot_id};
 
 pub use self::image::ImageError;
-use crate::{kept_rules::KeptRules, maps::instances::Instance, regular_file};
+use crate::{journal::directory, kept_rules::KeptRules, maps::instances::Instance, regular_file};
 
 /// Name of the file in the journal's directory.
 pub(crate) const FILE_NAME: &str = "cilium-rules";
@@ -126,6 +126,9 @@ impl RulesJournal {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
+        if let Some(dir) = paths.path.parent() {
+            directory::check(dir)?;
+        }
         let until = file.metadata()?.modified()?;
         let mut bytes = Vec::new();
         let limit = u64::try_from(LARGEST).unwrap_or(u64::MAX);
@@ -251,10 +254,7 @@ impl Work {
             return Err(ImageError::TooLarge(bytes.len()));
         }
         if let Some(dir) = path.parent() {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(dir)?;
+            directory::make(dir)?;
         }
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);

@@ -1,5 +1,5 @@
 //! The journal's directory: only this program and root may write to it, because a journal in it
-//! is accepted as the mappings of a proxy that ended.
+//! is accepted as the mappings of a proxy that ended, and the rules in it as those of the agent.
 
 use std::{
     fs::{self, DirBuilder},
@@ -15,13 +15,13 @@ use nix::unistd::Uid;
 const WORLD_WRITABLE: u32 = 0o002;
 
 /// Makes the directory if it is missing, and checks it.
-pub(super) fn make(dir: &Path) -> io::Result<()> {
+pub(crate) fn make(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     check(dir)
 }
 
 /// Refuses a directory that another user could write to.
-pub(super) fn check(dir: &Path) -> io::Result<()> {
+pub(crate) fn check(dir: &Path) -> io::Result<()> {
     let found = fs::metadata(dir)?;
     let own = Uid::effective().as_raw();
     if ![0, own, PROXY_ID].contains(&found.uid()) {

@@ -13,6 +13,7 @@ use std::{
 };
 
 use super::{directory, record::HEADER};
+use crate::regular_file;
 
 /// Ending of journal files.
 const ENDING: &str = "journal";
@@ -137,7 +138,7 @@ impl Orphan {
     }
 
     fn open(path: &Path) -> Option<Self> {
-        let file = File::open(path).ok()?;
+        let file = regular_file::open(path, OpenOptions::new().read(true)).ok()?;
         // Between opening and locking another one may have taken it up and removed it.
         (lock(&file).is_ok() && is_at(&file, path)).then(|| Self {
             path: path.to_owned(),

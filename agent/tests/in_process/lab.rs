@@ -51,15 +51,23 @@ pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Policy of endpoints with the label `app=web`. They may query and reach `pattern`.
 pub(crate) fn policy(pattern: &str) -> PolicyDocument {
-    policy_with(
-        pattern,
-        &format!("toFQDNs: [{{matchPattern: \"{pattern}\"}}]"),
-    )
+    policy_with(pattern, &reaches(pattern))
+}
+
+/// A rule that opens the addresses of `pattern`.
+pub(crate) fn reaches(pattern: &str) -> String {
+    format!("toFQDNs: [{{matchPattern: \"{pattern}\"}}]")
 }
 
 /// The same endpoints may query `pattern`, and `rule` opens addresses.
 pub(crate) fn policy_with(pattern: &str, rule: &str) -> PolicyDocument {
-    let text = format!(
+    let text = policy_text(pattern, rule);
+    parse_documents(&text, "test").pop().unwrap().unwrap()
+}
+
+/// The document of [`policy_with`].
+pub(crate) fn policy_text(pattern: &str, rule: &str) -> String {
+    format!(
         r#"
 apiVersion: cilium.io/v2
 kind: CiliumClusterwideNetworkPolicy
@@ -73,8 +81,7 @@ spec:
       rules: {{dns: [{{matchPattern: "{pattern}"}}]}}
   - {rule}
 "#
-    );
-    parse_documents(&text, "test").pop().unwrap().unwrap()
+    )
 }
 
 /// An endpoint with the label `app=web`.

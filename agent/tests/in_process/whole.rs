@@ -27,7 +27,7 @@ use shared_maps::user::{Globals, ipcache_key};
 use tempfile::TempDir;
 use tokio::runtime::Handle;
 
-use crate::lab::{Mappings, connect_to, found, mapping, pod};
+use crate::lab::{Mappings, connect_to, found, mapping, pod, policy_text, reaches};
 
 /// Maps in memory, and the thread that writes files, as in the kernel's datapath.
 struct InMemory {
@@ -68,21 +68,7 @@ impl Node {
 
     /// Endpoints with the label `app=web` may query and reach `pattern`.
     fn set_policy(&self, pattern: &str) {
-        let text = format!(
-            r#"
-apiVersion: cilium.io/v2
-kind: CiliumClusterwideNetworkPolicy
-metadata: {{name: web}}
-spec:
-  endpointSelector: {{matchLabels: {{app: web}}}}
-  egress:
-  - toEntities: [world]
-    toPorts:
-    - ports: [{{port: "53", protocol: UDP}}]
-      rules: {{dns: [{{matchPattern: "{pattern}"}}]}}
-  - toFQDNs: [{{matchPattern: "{pattern}"}}]
-"#
-        );
+        let text = policy_text(pattern, &reaches(pattern));
         fs::write(self.path("policies/web.yaml"), text).unwrap();
     }
 

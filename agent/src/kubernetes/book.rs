@@ -115,7 +115,7 @@ impl Book {
             "Pod" => {
                 if let Some((key, pod)) = self.pods.remove_entry(key) {
                     self.touched.insert(key);
-                    self.forget_pod_of(&pod.namespace);
+                    drop_one(&mut self.pods_of, &pod.namespace);
                 }
             }
             "CiliumEndpoint" => {
@@ -145,7 +145,7 @@ impl Book {
                 *self.sets.entry(pod.labels.clone()).or_default() += 1;
             }
             if let Some(pod) = &before {
-                self.drop_set(&pod.labels);
+                drop_one(&mut self.sets, &pod.labels);
             }
             match (before, now) {
                 (None, None) => {}
@@ -211,15 +211,6 @@ impl Book {
         pods.take_while(move |key| key.starts_with(&*first))
     }
 
-    fn forget_pod_of(&mut self, namespace: &str) {
-        if let Some(pods) = self.pods_of.get_mut(namespace) {
-            *pods -= 1;
-            if *pods == 0 {
-                self.pods_of.remove(namespace);
-            }
-        }
-    }
-
     /// Notes the addresses of touched pods. Gives these pods, and those whose addresses change with
     /// them.
     fn give_addresses(&mut self) -> BTreeSet<Arc<str>> {
@@ -272,13 +263,14 @@ impl Book {
         labels.extend(pod.ports.labels());
         LabelSet::new(labels)
     }
+}
 
-    fn drop_set(&mut self, labels: &LabelSet) {
-        if let Some(users) = self.sets.get_mut(labels) {
-            *users -= 1;
-            if *users == 0 {
-                self.sets.remove(labels);
-            }
+/// Counts one less of `key`.
+fn drop_one<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
         }
     }
 }

@@ -11,6 +11,7 @@
 pub mod admin;
 pub mod app;
 pub mod cli;
+pub(crate) mod cni;
 pub mod config;
 pub mod core;
 pub mod datapath;
@@ -28,6 +29,7 @@ pub(crate) mod kubernetes;
 pub mod labels;
 pub(crate) mod lane;
 pub(crate) mod liveness;
+pub(crate) mod local_http;
 pub mod metrics;
 pub mod named_port;
 pub(crate) mod node;

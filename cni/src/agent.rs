@@ -33,7 +33,7 @@ pub(crate) fn insist(config: &Config, mut body: Value) -> Result<(), Failure> {
             fields.insert("waitMs".to_owned(), json!(left.as_millis()));
         }
         let failed = match request(config, &body, left + SLACK) {
-            Ok(answer) => return judge(answer),
+            Ok(answer) => return judge(&answer),
             Err(error) => error,
         };
         if Instant::now() + PAUSE >= deadline {
@@ -46,7 +46,7 @@ pub(crate) fn insist(config: &Config, mut body: Value) -> Result<(), Failure> {
 /// Sends a request once.
 pub(crate) fn once(config: &Config, body: &Value) -> Result<(), Failure> {
     let answer = request(config, body, SLACK).map_err(|error| away(config, &error))?;
-    judge(answer)
+    judge(&answer)
 }
 
 fn away(config: &Config, error: &io::Error) -> Failure {
@@ -57,7 +57,7 @@ fn away(config: &Config, error: &io::Error) -> Failure {
     ))
 }
 
-fn judge(answer: Answer) -> Result<(), Failure> {
+fn judge(answer: &Answer) -> Result<(), Failure> {
     match answer.status {
         200 => Ok(()),
         503 | 504 => Err(Failure::again(&answer.error)),

@@ -4,32 +4,18 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// Where the plugin finds the agent by default; the plugin's own default.
-const SOCKET: &str = "/run/holdfast/cni.sock";
-
 /// Flags about the CNI plugin.
 #[derive(Clone, Debug, Args)]
 pub struct CniArgs {
     /// Socket on which the CNI plugin holdfast-cni asks for pods to be put under policy, for root only.
-    /// Without it and --cni-conf-dir the agent does not serve the plugin; with --cni-conf-dir the default
-    /// is /run/holdfast/cni.sock
+    /// The plugin's own default is /run/holdfast/cni.sock. Without this flag the agent does not serve it
     #[arg(long, value_name = "FILE", env = "HOLDFAST_CNI_SOCKET")]
     pub cni_socket: Option<PathBuf>,
-    /// Directory of the node's CNI configuration, for example /etc/cni/net.d. The agent writes
-    /// 05-holdfast.conflist there once it is ready: the first configuration of the directory, with
-    /// holdfast-cni as its last plugin. The other files stay as they are
-    #[arg(long, value_name = "DIR", env = "HOLDFAST_CNI_CONF_DIR")]
-    pub cni_conf_dir: Option<PathBuf>,
-    /// Directory of the node's CNI plugins, for example /opt/cni/bin. The agent copies holdfast-cni
-    /// there, from the directory of its own program
-    #[arg(long, value_name = "DIR", env = "HOLDFAST_CNI_BIN_DIR")]
-    pub cni_bin_dir: Option<PathBuf>,
 }
 
 impl CniArgs {
     /// The plugin's socket; none = the plugin is not served.
     pub(super) fn socket(&self) -> Option<PathBuf> {
-        let default = self.cni_conf_dir.as_ref().map(|_| PathBuf::from(SOCKET));
-        self.cni_socket.clone().or(default)
+        self.cni_socket.clone()
     }
 }

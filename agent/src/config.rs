@@ -19,7 +19,9 @@ pub use cluster_args::{ClusterArgs, ServiceAlias};
 pub use max_identities::MaxIdentities;
 
 use crate::{
-    datapath::kernel::MapSizes, fqdn::refused::RefusedPrefixes, kubernetes::labels::LabelRule,
+    datapath::kernel::MapSizes,
+    fqdn::refused::RefusedPrefixes,
+    kubernetes::{external_ips::ExternalIps, labels::LabelRule},
     policy::mode::PolicyMode,
 };
 
@@ -59,6 +61,8 @@ pub struct Config {
     pub label_rules: Vec<LabelRule>,
     /// Further addresses of Services: (address, `namespace/name`).
     pub service_aliases: Vec<(IpAddr, String)>,
+    /// Whether `spec.externalIPs` of Services count.
+    pub external_ips: ExternalIps,
     /// Blocks of the cluster's pods and Services.
     pub cluster_blocks: Vec<IpNet>,
     /// Those of pods.
@@ -168,6 +172,7 @@ impl TryFrom<RunArgs> for Config {
             cluster_name: args.cluster.cluster_name,
             label_rules: args.cluster.labels,
             service_aliases: by_address(args.cluster.k8s_dns_alias),
+            external_ips: args.cluster.k8s_external_ips,
             pod_blocks: args.cluster.pod_cidr.clone(),
             cluster_blocks: [args.cluster.k8s_service_cidr, args.cluster.pod_cidr].concat(),
             endpoint_dir: args.endpoint_dir,

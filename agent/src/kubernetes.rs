@@ -7,6 +7,7 @@
 //! ```
 
 pub(crate) mod book;
+pub(crate) mod external_ips;
 pub(crate) mod labels;
 pub(crate) mod pod_at;
 pub(crate) mod service_at;

@@ -68,11 +68,14 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
         "no: sources are not synced yet"
     };
     let repaired = reconciler(&counters.reconciled, &status.repairs);
-    vec![
+    let mut rows = vec![
         ("Agent", process(status)),
         ("Ready", ready.to_owned()),
         ("Endpoints", endpoint_counts(summary)),
         ("Policies", policy_counts(summary)),
+    ];
+    rows.extend(cluster_counts(summary).map(|counts| ("Cluster", counts)));
+    rows.extend([
         ("Identities", identity_counts(summary)),
         ("Ipcache", ipcache_use(summary)),
         ("Names", name_counts(summary)),
@@ -80,7 +83,25 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
         ("Datapath", datapath_steps(summary)),
         ("Reconciler", repaired),
         ("Built-in DNS proxy", status.builtin_dns_proxy.clone()),
-    ]
+    ]);
+    rows
+}
+
+/// None without objects of a cluster.
+fn cluster_counts(summary: &Summary) -> Option<String> {
+    let Summary {
+        pods,
+        namespaces,
+        services,
+        network_policies,
+        ..
+    } = summary;
+    (pods + namespaces + services + network_policies > 0).then(|| {
+        format!(
+            "{pods} pods, {namespaces} namespaces, {services} Services, {network_policies} \
+             NetworkPolicies"
+        )
+    })
 }
 
 /// A line for each row, the values below each other.

@@ -237,6 +237,49 @@ fn dns_rules_about_pods_hold_at_their_services_address() {
 }
 
 #[test]
+fn names_that_several_rules_together_allow_at_every_backend_are_allowed_at_the_service() {
+    let rule = |app: &str, names: &str| {
+        format!(
+            "{{toEndpoints: [{{matchLabels: {{app: {app}}}}}], toPorts: [{{ports: [{{port: \"53\", protocol: UDP}}], rules: {{dns: [{names}]}}}}]}}"
+        )
+    };
+    let (good, other) = ("{matchPattern: '*.good.test'}", "{matchName: a.other.test}");
+    let port = "{port: 53, protocol: UDP}";
+    let backends = [("one-0", "10.2.0.9"), ("two-0", "10.2.0.10")];
+    let objects = pod("one-0", "one", "10.2.0.9")
+        + &pod("two-0", "two", "10.2.0.10")
+        + &service("dns", &format!("clusterIP: {VIP}"), port)
+        + &slice("dns", &backends, port);
+    for (rules, wanted) in [
+        (vec![rule("one", good), rule("two", good)], 1),
+        (
+            vec![rule("one", &format!("{good}, {other}")), rule("two", good)],
+            1,
+        ),
+        (vec![rule("one", good), rule("two", other)], 0),
+        (vec![rule("one", good), to("two", 53, "UDP")], 1),
+        (
+            vec![rule("one", good), rule("two", other), rule("two", good)],
+            1,
+        ),
+    ] {
+        let mut member = Member::new(&egress(&format!("[{}]", rules.join(", "))));
+        member.put(&objects);
+        assert_eq!(at(&member.node, VIP, UDP, 53), Fate::Proxied);
+        let id = member.node.identity(VIP).unwrap();
+        let (_, subject) = member.node.core.state.policy.subjects().next().unwrap();
+        let at_port = subject.dns().ports.iter().filter(|at| at.port == 53);
+        let of_service = at_port.flat_map(|at| &at.rules);
+        let of_service = of_service.filter(|rule| rule.servers == Servers::Identities([id].into()));
+        let names = of_service.map(|rule| match &rule.names {
+            NameRules::Names(names) => names.len(),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(names.sum::<usize>(), wanted, "{rules:?}");
+    }
+}
+
+#[test]
 fn a_backend_whose_pod_is_unknown_is_left_out_for_half_a_minute() {
     let mut member = Member::with(
         with_pod_blocks(),

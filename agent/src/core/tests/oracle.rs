@@ -110,6 +110,19 @@ pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..25)
 }
 
+/// Acts of a cluster under NetworkPolicies.
+fn cluster_acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        6 => (0u8..3, prop::option::weighted(0.8, policy(VOCABULARY))).prop_map(|(slot, policy)| Act::NetworkPolicy(slot, policy)),
+        1 => (0u8..4, select(Spec::ALL)).prop_map(|(slot, spec)| Act::Policy(slot, spec)),
+        3 => (7u8..10, pod::pod()).prop_map(|(host, pod)| Act::Endpoint(host, learning(host, pod))),
+        3 => (0u8..3, prop::option::weighted(0.8, cluster::cluster_pod())).prop_map(|(n, pod)| Act::ClusterPod(n, pod)),
+        2 => prop::option::weighted(0.6, select(TEAMS)).prop_map(Act::Team),
+        2 => prop::option::weighted(0.8, select(SERVICES)).prop_map(Act::Service),
+    ];
+    prop::collection::vec(act, 8..25)
+}
+
 /// The endpoint that learns names stays in the namespace of the policies that allow it to.
 fn learning(host: u8, pod: Pod) -> Pod {
     match host {
@@ -512,6 +525,19 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn every_history_ends_as_if_computed_from_scratch(acts in acts(), part in parts()) {
+        let mut world = World::new();
+        world.node.in_parts(part);
+        for act in &acts {
+            world.act(act);
+            world.check_end();
+        }
+    }
+
+    #[test]
+    fn every_history_of_network_policies_ends_as_if_computed_from_scratch(
+        acts in cluster_acts(),
+        part in parts(),
+    ) {
         let mut world = World::new();
         world.node.in_parts(part);
         for act in &acts {

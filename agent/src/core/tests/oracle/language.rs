@@ -106,6 +106,7 @@ pub(super) const VOCABULARY: &Vocabulary = &Vocabulary {
     of_pods: &[("app", &["web", "db"]), ("gone", &["never"])],
     of_namespaces: &[
         ("team", &["a", "b"]),
+        ("team", &["b", "a"]),
         ("kubernetes.io/metadata.name", &[DEFAULT, SHOP]),
     ],
     blocks: &[

@@ -9,6 +9,7 @@
 //! It behaves as a kube-apiserver 1.36 was seen to behave (`e2e/tests/apiserver.rs`). It refuses
 //! each request that no role allows.
 
+mod chart;
 mod credentials;
 mod discovery;
 mod failure;
@@ -53,13 +54,14 @@ use self::server::Shared;
 use self::store::Store;
 use crate::netns::Netns;
 
+/// Namespace of the agents.
+pub const NAMESPACE: &str = "kube-system";
+/// Their ServiceAccount.
+const ACCOUNT: &str = "holdfast-agent";
 /// Token of the agent at first.
 const TOKEN: &str = "token-of-the-agent";
 /// Token of the user that may do everything.
 const ADMIN: &str = "token-of-the-admin";
-
-/// CRDs and roles for tests that bring none.
-const DOCUMENTS: &str = include_str!("apiserver/documents.yaml");
 
 /// A running server. Dropping it ends it.
 #[derive(Debug)]
@@ -73,14 +75,15 @@ pub struct ApiServer {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Roles and CRDs of the chart.
 impl Default for Options {
     fn default() -> Self {
         Self {
-            documents: documents(DOCUMENTS).expect("documents.yaml is YAML"),
+            documents: chart::of_release(NAMESPACE, ACCOUNT).expect("the chart has YAML"),
             bookmarks_every: Duration::from_secs(1),
             streaming_lists: StreamingLists::default(),
             starts_for: Duration::from_secs(1),
-            account: ("kube-system".to_owned(), "holdfast-agent".to_owned()),
+            account: (NAMESPACE.to_owned(), ACCOUNT.to_owned()),
         }
     }
 }

@@ -538,19 +538,20 @@ fn writes_are_checked_as_a_real_server_checks_them() -> Result<()> {
         );
 
         // The event of an object without namespace is in `default`.
-        let event = |namespace: &str| {
-            json!({
-                "apiVersion": "v1", "kind": "Event",
-                "metadata": {"generateName": "web.", "namespace": namespace},
-                "involvedObject": {"kind": "CiliumClusterwideNetworkPolicy", "name": "web"},
-            })
-        };
+        let event = json!({
+            "apiVersion": "events.k8s.io/v1", "kind": "Event",
+            "metadata": {"generateName": "web."}, "eventTime": "2026-01-01T00:00:00.000000Z",
+            "reportingController": "c", "reportingInstance": "n1", "action": "a", "reason": "r",
+            "type": "Warning", "regarding": {"kind": "CiliumClusterwideNetworkPolicy", "name": "web"},
+        });
+        let events = "/apis/events.k8s.io/v1/namespaces";
         for (namespace, code) in [("default", 201), ("shop", 422)] {
-            let path = format!("/api/v1/namespaces/{namespace}/events");
-            let answer = agent.post(&path, &event(namespace)).await?;
+            let answer = agent
+                .post(&format!("{events}/{namespace}/events"), &event)
+                .await?;
             ensure!(answer.code == code, "{answer:?}");
         }
-        let wrong = json!({"status": {"conditions": [{"type": "Valid", "status": "No"}]}});
+        let wrong = json!({"status": {"conditions": [{"type": "Valid"}]}});
         server.put(policy(json!({})))?;
         let refused = agent
             .patch(&format!("{POLICIES}/web/status"), &wrong)

@@ -30,5 +30,6 @@ mod rebinding;
 mod reconcile;
 mod restart;
 mod scenario;
+mod service_backends;
 mod services;
 mod upgrade;

@@ -130,8 +130,12 @@ impl Services {
         identity: IdentityId,
         now: BootTime,
     ) -> Option<IdentityId> {
-        let behind = addresses.iter().filter_map(|address| self.behind(*address));
-        let services: BTreeSet<Arc<str>> = behind.flatten().cloned().collect();
+        let mut services: BTreeSet<Arc<str>> = BTreeSet::new();
+        for address in &addresses {
+            let behind = self.behind(*address).into_iter().flatten();
+            let naming = behind.filter(|key| self.names_pod(key, *address, pod));
+            services.extend(naming.cloned());
+        }
         if services.is_empty() {
             return Some(identity);
         }
@@ -210,6 +214,15 @@ impl State {
 }
 
 impl Services {
+    /// Whether slices of a Service name a pod at an address.
+    fn names_pod(&self, service: &str, address: IpAddr, pod: &Arc<str>) -> bool {
+        let Some(known) = self.get(service) else {
+            return false;
+        };
+        let mut backends = known.at.ports.iter().flat_map(|port| &port.backends);
+        backends.any(|backend| backend.address == address && backend.pod.as_ref() == Some(pod))
+    }
+
     fn exceptions(
         &mut self,
         behind: &BTreeMap<IpAddr, Behind>,

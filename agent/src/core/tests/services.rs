@@ -29,7 +29,7 @@ use crate::{
 
 pub(super) const VIP: &str = "10.96.0.10";
 const TCP: u8 = 6;
-const UDP: u8 = 17;
+pub(super) const UDP: u8 = 17;
 
 /// With 10.2.0.0/16 for pods.
 pub(super) fn with_pod_blocks() -> CoreConfig {
@@ -234,78 +234,6 @@ fn dns_rules_about_pods_hold_at_their_services_address() {
     let everyone = "[{toPorts: [{ports: [{port: \"53\", protocol: UDP}], rules: {dns: [{matchPattern: '*.bad.test'}]}}]}]";
     set_policy(&mut member, everyone);
     assert_eq!(at(&member.node, VIP, UDP, 53), Fate::Dropped);
-}
-
-#[test]
-fn names_that_several_rules_together_allow_at_every_backend_are_allowed_at_the_service() {
-    let rule = |app: &str, names: &str| {
-        format!(
-            "{{toEndpoints: [{{matchLabels: {{app: {app}}}}}], toPorts: [{{ports: [{{port: \"53\", protocol: UDP}}], rules: {{dns: [{names}]}}}}]}}"
-        )
-    };
-    let (good, other) = ("{matchPattern: '*.good.test'}", "{matchName: a.other.test}");
-    let port = "{port: 53, protocol: UDP}";
-    let backends = [("one-0", "10.2.0.9"), ("two-0", "10.2.0.10")];
-    let objects = pod("one-0", "one", "10.2.0.9")
-        + &pod("two-0", "two", "10.2.0.10")
-        + &service("dns", &format!("clusterIP: {VIP}"), port)
-        + &slice("dns", &backends, port);
-    for (rules, wanted) in [
-        (vec![rule("one", good), rule("two", good)], 1),
-        (
-            vec![rule("one", &format!("{good}, {other}")), rule("two", good)],
-            1,
-        ),
-        (vec![rule("one", good), rule("two", other)], 0),
-        (vec![rule("one", good), to("two", 53, "UDP")], 1),
-        (
-            vec![rule("one", good), rule("two", other), rule("two", good)],
-            1,
-        ),
-    ] {
-        let mut member = Member::new(&egress(&format!("[{}]", rules.join(", "))));
-        member.put(&objects);
-        assert_eq!(at(&member.node, VIP, UDP, 53), Fate::Proxied);
-        let id = member.node.identity(VIP).unwrap();
-        let (_, subject) = member.node.core.state.policy.subjects().next().unwrap();
-        let at_port = subject.dns().ports.iter().filter(|at| at.port == 53);
-        let of_service = at_port.flat_map(|at| &at.rules);
-        let of_service = of_service.filter(|rule| rule.servers == Servers::Identities([id].into()));
-        let names = of_service.map(|rule| match &rule.names {
-            NameRules::Names(names) => names.len(),
-            other => panic!("{other:?}"),
-        });
-        assert_eq!(names.sum::<usize>(), wanted, "{rules:?}");
-    }
-}
-
-#[test]
-fn a_backend_whose_pod_is_unknown_is_left_out_for_half_a_minute() {
-    let mut member = Member::with(
-        with_pod_blocks(),
-        &egress(&format!("[{}]", to("db", 8080, "TCP"))),
-    );
-    let two = [("db-0", "10.2.0.9"), ("db-1", "10.2.0.10")];
-    member.put(&(pod("db-0", "db", "10.2.0.9") + &db(&two)));
-    assert!(is_open(&member, VIP, 80), "the slice is ahead of the pod");
-    let due = member.node.now.plus_secs(30);
-    assert_eq!(member.node.core.next_deadline(), Some(due));
-    member.node.tick(member.node.now.plus_secs(29));
-    assert!(is_open(&member, VIP, 80));
-    member.node.tick(due);
-    assert!(!is_open(&member, VIP, 80));
-    assert!(warnings(&member).contains("db-1"), "{}", warnings(&member));
-    member.put(&pod("db-1", "db", "10.2.0.10"));
-    assert!(is_open(&member, VIP, 80));
-    // A pod that goes before the slice does not close the Service.
-    member.delete("Pod/default/db-1");
-    assert!(is_open(&member, VIP, 80));
-    member.put(&db(&two[..1]));
-    member.node.tick(member.node.now.plus_secs(60));
-    assert!(is_open(&member, VIP, 80));
-    // The last one: nothing is left to reach.
-    member.put(&db(&[]));
-    assert!(!is_open(&member, VIP, 80));
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! ```
 
 mod bpf;
+mod charts;
 mod docs;
 mod fuzz;
 mod linker;
@@ -86,6 +87,12 @@ enum Task {
     },
     /// Write the pages that are generated from code: docs/src/metrics.md
     Docs,
+    /// Check the Helm charts; part of lint
+    Charts {
+        /// Write the files that are made from others: copies of templates, tables of values
+        #[arg(long)]
+        write: bool,
+    },
     /// Build the committed eBPF objects
     Bpf {
         /// Build and compare with the committed object, change nothing
@@ -119,6 +126,8 @@ fn run(task: Task) -> Result<()> {
             Ok(())
         }
         Task::Docs => docs::write(),
+        Task::Charts { write: true } => charts::run(charts::Derived::Write),
+        Task::Charts { write: false } => charts::run(charts::Derived::Check),
         Task::Bpf { check } => bpf::build(check),
     }
 }

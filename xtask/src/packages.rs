@@ -88,6 +88,30 @@ pub(super) const NIGHTLY: &[Package] = &[
     },
 ];
 
+/// Tools of `cargo xtask image`.
+pub(super) const IMAGE: &[Package] = &[
+    Package {
+        name: "binutils",
+        why: "strip and readelf: programs without their symbols",
+    },
+    Package {
+        name: "umoci",
+        why: "makes an image of a directory, without a container engine",
+    },
+    Package {
+        name: "skopeo",
+        why: "makes an archive of an image",
+    },
+    Package {
+        name: "containerd",
+        why: "runs the images once",
+    },
+    Package {
+        name: "runc",
+        why: "containerd starts containers with it",
+    },
+];
+
 /// Programs that only the benchmarks compare with.
 pub(super) const BENCH: &[Package] = &[Package {
     name: "dnsdist",

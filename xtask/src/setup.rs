@@ -56,6 +56,11 @@ pub(crate) fn bench() -> Result<()> {
     packages::install(packages::BENCH)
 }
 
+/// Tools that make and run the container images.
+pub(crate) fn image() -> Result<()> {
+    packages::install(packages::IMAGE)
+}
+
 /// Additional tools of the nightly tests.
 pub(crate) fn nightly() -> Result<()> {
     packages::install(packages::NIGHTLY)

@@ -83,7 +83,9 @@ fn a_proxy_that_may_not_call_bpf_names_the_remedy() {
 
 /// The capabilities that a chart gives the proxy, for setpriv.
 fn of_chart(file: &str) -> Result<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts").join(file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../charts")
+        .join(file);
     let text = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
     let section = text.rsplit_once("capabilities:\n").context("a list")?.1;
     let names = section

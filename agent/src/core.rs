@@ -56,6 +56,7 @@ mod revocations;
 mod rollback;
 pub mod router;
 mod rules;
+mod service_backends;
 mod service_warnings;
 pub(crate) mod service_why;
 mod services;

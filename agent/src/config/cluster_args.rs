@@ -53,8 +53,9 @@ pub struct ClusterArgs {
     pub k8s_service_cidr: Vec<IpNet>,
     /// A block of addresses of pods, of all nodes. An address in it that is no endpoint's and that no
     /// document describes is reserved:unmanaged, not the world, and no block or name of a policy
-    /// selects it. A backend of a Service outside of these blocks is judged by its address at once,
-    /// although it names a pod that no document describes; several with commas
+    /// selects it. A backend of a Service that names a pod which no document describes is left out
+    /// for 30 seconds in these blocks, and judged by its address outside of them. Blocks of Node and
+    /// CiliumNode documents count too; several with commas
     #[arg(
         long,
         value_name = "CIDR",

@@ -243,7 +243,14 @@ impl State {
             }
         }
         if let Some(old) = before.identity {
-            self.numbers.release_endpoint(old);
+            let lost = before.at.addresses.iter().copied();
+            let lost = lost.filter(|at| !wants.is_some_and(|pod| pod.addresses.contains(at)));
+            let lost: Vec<IpAddr> = lost.collect();
+            let services = &mut self.cluster.services;
+            let released = services.depart(&before.at.key, lost, old, self.now);
+            if let Some(released) = released {
+                self.numbers.release_endpoint(released);
+            }
         }
         if let Some(at) = now {
             let key = Arc::clone(&at.key);

@@ -7,7 +7,11 @@ use shared_maps::{
     policy::{EGRESS, INGRESS},
 };
 
-use super::{policy_model::Subject, services::SKEW, state::State};
+use super::{
+    policy_model::Subject,
+    service_backends::{Exception, SKEW},
+    state::State,
+};
 use crate::{
     identity::scopes::is_remote_node,
     kubernetes::service_at::{BackendAt, PortAt, ServiceAt},
@@ -35,13 +39,14 @@ impl State {
     /// Services with the address of another one, and Services that are closed because policy treats
     /// their backends differently.
     pub(super) fn service_warnings(&self) -> Vec<String> {
+        let mut found: Vec<String> = self.without_pod_blocks().into_iter().collect();
         let contested = self.cluster.services.contested().map(|(address, first, other)| {
             format!(
                 "Service {other}: its address {address} is that of Service {first}, which had it \
                  first and keeps it: give one of them another address"
             )
         });
-        let mut found: Vec<String> = contested.collect();
+        found.extend(contested);
         let by_identity: BTreeMap<IdentityId, &ServiceAt> = match self.policy.has_mixed_services() {
             true => self
                 .cluster
@@ -60,6 +65,25 @@ impl State {
             }
         }
         found
+    }
+
+    /// Services are there, and nothing says where pods can be.
+    fn without_pod_blocks(&self) -> Option<String> {
+        let count = self.cluster.services.len();
+        let mut documents = self.policy.repository().iter();
+        let has_blocks = !self.config.pod_blocks.is_empty()
+            || documents.any(|document| match &document.body {
+                Body::Node(node) => !node.pod_blocks.is_empty(),
+                _ => false,
+            });
+        (count > 0 && !has_blocks).then(|| {
+            format!(
+                "there are Services ({count}), and the blocks of pods are not known: a new pod \
+                 closes its Service to restricted endpoints until the pod's document is read, and \
+                 until then its address is the world: start the agent with --pod-cidr, or add the \
+                 Node documents with spec.podCIDRs"
+            )
+        })
     }
 
     /// DNS Services that are closed because their pods use their nodes' network: no label selects
@@ -212,13 +236,10 @@ impl State {
 
     /// Identity by which a backend is judged; none while it is left out.
     pub(super) fn known_behind(&self, service: &str, backend: &BackendAt) -> Option<IdentityId> {
-        match self
-            .cluster
-            .services
-            .unknown_since(service, backend.address)
-        {
-            Some(since) if since.plus_secs(SKEW) > self.now => None,
-            Some(_) => Some(IdentityId::UNKNOWN),
+        match self.cluster.services.exception(service, backend.address) {
+            Some(Exception::Unknown(since)) if since.plus_secs(SKEW) > self.now => None,
+            Some(Exception::Unknown(_)) => Some(IdentityId::UNKNOWN),
+            Some(Exception::Departed(identity)) => Some(identity),
             None => {
                 let identity = self.ipcache.identity_of(backend.address);
                 Some(identity.unwrap_or(IdentityId::UNKNOWN))
@@ -234,12 +255,8 @@ impl State {
         identity: IdentityId,
     ) -> String {
         let address = backend.address;
-        if self
-            .cluster
-            .services
-            .unknown_since(&at.key, address)
-            .is_some()
-        {
+        let exception = self.cluster.services.exception(&at.key, address);
+        if let Some(Exception::Unknown(_)) = exception {
             let pod = backend.pod.as_deref().unwrap_or_default();
             return format!("{address} (pod {pod}, which no document describes)");
         }

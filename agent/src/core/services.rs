@@ -2,14 +2,12 @@
 //!
 //! A packet to a Service is judged before the node translates it. The identity's entries follow from
 //! those of the identities behind it ([`super::policy_model`]); here they are read from the addresses
-//! of its backends, whenever one of these changes.
+//! of its backends, whenever one of these changes ([`super::service_backends`]).
 //!
-//! An address belongs to the first Service that has it. A backend that names a pod which no document
-//! describes is left out for [`SKEW`]: pods and slices come from different sources, one a little
-//! later than the other. Then no rule selects it.
+//! An address belongs to the first Service that has it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::Arc,
 };
@@ -18,18 +16,16 @@ use dns_policy::boot_time::BootTime;
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
-use super::state::State;
+use super::{
+    service_backends::{DepartedPods, Exception, Graces, SKEW},
+    state::State,
+};
 use crate::{
-    identity::scopes::is_remote_node,
     ipcache::metadata::{Claim, Owner},
-    kubernetes::service_at::{BackendAt, ServiceAt},
+    kubernetes::service_at::ServiceAt,
     labels::{Label, LabelSet, SERVICE},
-    policy::compute::service::{Backend, Service, ServicePort},
     source_event::SourceEvent,
 };
-
-/// How long a backend whose pod is unknown is left out, seconds.
-pub(super) const SKEW: u64 = 30;
 
 /// The Services that the cluster has.
 #[derive(Debug, Default)]
@@ -45,17 +41,19 @@ pub(super) struct Services {
     dirty: BTreeSet<Arc<str>>,
     /// When unknown backends are no longer left out.
     expiries: BTreeSet<(BootTime, Arc<str>)>,
+    pub(super) graces: Graces,
+    pub(super) departed: DepartedPods,
     /// Addresses of the node, as they were reported.
     node: BTreeSet<IpAddr>,
 }
 
 #[derive(Debug)]
-struct KnownService {
-    at: Arc<ServiceAt>,
+pub(super) struct KnownService {
+    pub(super) at: Arc<ServiceAt>,
     /// None while it has no address, or while no number is free.
-    identity: Option<IdentityId>,
-    /// Backends whose pods are unknown, and since when.
-    unknown: BTreeMap<IpAddr, BootTime>,
+    pub(super) identity: Option<IdentityId>,
+    /// Backends that are not judged by the identities of their addresses.
+    exceptions: BTreeMap<IpAddr, Exception>,
 }
 
 impl ServiceAt {
@@ -89,9 +87,42 @@ impl Services {
         }
     }
 
-    /// Since when a backend's pod is unknown, if it is.
-    pub(super) fn unknown_since(&self, service: &str, backend: IpAddr) -> Option<BootTime> {
-        self.known.get(service)?.unknown.get(&backend).copied()
+    pub(super) fn get(&self, key: &str) -> Option<&KnownService> {
+        self.known.get(key)
+    }
+
+    /// Services with a backend at an address.
+    pub(super) fn behind(&self, address: IpAddr) -> Option<&BTreeSet<Arc<str>>> {
+        self.behind.get(&address)
+    }
+
+    /// Why a backend is not judged by the identity of its address.
+    pub(super) fn exception(&self, service: &str, backend: IpAddr) -> Option<Exception> {
+        self.known.get(service)?.exceptions.get(&backend).copied()
+    }
+
+    /// Notes the backends of a Service that are not judged by the identities of their addresses.
+    pub(super) fn set_exceptions(
+        &mut self,
+        key: &Arc<str>,
+        exceptions: BTreeMap<IpAddr, Exception>,
+        now: BootTime,
+    ) {
+        let ends = exceptions.values().filter_map(|exception| match exception {
+            Exception::Unknown(since) => Some(since.plus_secs(SKEW)),
+            Exception::Departed(_) => None,
+        });
+        let next = ends.filter(|until| *until > now).min();
+        self.expiries.extend(next.map(|at| (at, Arc::clone(key))));
+        if let Some(known) = self.known.get_mut(key) {
+            known.exceptions = exceptions;
+        }
+    }
+
+    /// Renders these Services again at a time.
+    pub(super) fn look_again(&mut self, at: BootTime, services: BTreeSet<Arc<str>>) {
+        self.expiries
+            .extend(services.into_iter().map(|key| (at, key)));
     }
 
     /// Addresses that several Services have: the address, its Service, and another one.
@@ -119,7 +150,7 @@ impl Services {
         self.dirty.extend(services.cloned());
     }
 
-    fn take_dirty(&mut self, now: BootTime) -> BTreeSet<Arc<str>> {
+    pub(super) fn take_dirty(&mut self, now: BootTime) -> BTreeSet<Arc<str>> {
         while let Some((at, key)) = self.expiries.pop_first() {
             if at > now {
                 self.expiries.insert((at, key));
@@ -224,7 +255,7 @@ impl State {
         let service = KnownService {
             at: Arc::new(at),
             identity,
-            unknown: before.map(|before| before.unknown).unwrap_or_default(),
+            exceptions: before.map(|before| before.exceptions).unwrap_or_default(),
         };
         self.exchange_service(&key, old.as_deref(), Some(service));
         if let Some(gone) = had.filter(|_| identity.is_none()) {
@@ -328,106 +359,5 @@ impl State {
         if let Some((old, _)) = has.filter(|(old, _)| Some(old) != owner.as_ref()) {
             self.ipcache.unclaim(prefix, &old);
         }
-    }
-
-    /// Renders the Services again whose backends may have other identities.
-    pub(super) fn follow_backends(&mut self) {
-        for key in self.cluster.services.take_dirty(self.now) {
-            let Some(known) = self.cluster.services.known.get(&key) else {
-                continue;
-            };
-            let (at, identity) = (Arc::clone(&known.at), known.identity);
-            let mut identities: BTreeMap<IpAddr, Option<IdentityId>> = BTreeMap::new();
-            for backend in at.ports.iter().flat_map(|port| &port.backends) {
-                if let Entry::Vacant(entry) = identities.entry(backend.address) {
-                    entry.insert(self.identity_behind(backend));
-                }
-            }
-            let service = self.service_of(&key, &at, &identities);
-            if let Some(identity) = identity {
-                let touched = self.policy.put_service(identity, Some(service));
-                self.mark_dirty_peers(&touched);
-            }
-        }
-    }
-
-    /// The Service as policy sees it. Notes since when backends are unknown.
-    fn service_of(
-        &mut self,
-        key: &Arc<str>,
-        at: &ServiceAt,
-        identities: &BTreeMap<IpAddr, Option<IdentityId>>,
-    ) -> Service {
-        let now = self.now;
-        let Some(known) = self.cluster.services.known.get_mut(key) else {
-            return Service::default();
-        };
-        let before = std::mem::take(&mut known.unknown);
-        let unknown = identities.iter().filter(|(_, identity)| identity.is_none());
-        known.unknown = unknown
-            .map(|(address, _)| (*address, before.get(address).copied().unwrap_or(now)))
-            .collect();
-        let until = |address: &IpAddr| known.unknown.get(address).map(|at| at.plus_secs(SKEW));
-        let identity_of = |backend: &BackendAt| match identities.get(&backend.address)? {
-            Some(identity) => Some(*identity),
-            None => until(&backend.address)
-                .is_none_or(|until| until <= now)
-                .then_some(IdentityId::UNKNOWN),
-        };
-        let ports = at.ports.iter().map(|port| ServicePort {
-            protocol: port.protocol.number(),
-            port: port.port,
-            backends: port
-                .backends
-                .iter()
-                .filter_map(|backend| {
-                    Some(Backend {
-                        identity: identity_of(backend)?,
-                        port: backend.port.unwrap_or(port.port),
-                    })
-                })
-                .collect(),
-        });
-        let service = Service {
-            ports: ports.collect(),
-        };
-        let next = known.unknown.keys().filter_map(until);
-        let next = next.filter(|until| *until > now).min();
-        self.cluster
-            .services
-            .expiries
-            .extend(next.map(|at| (at, Arc::clone(key))));
-        service
-    }
-
-    /// Identity of a backend; none if the pod that it names is unknown.
-    pub(super) fn identity_behind(&mut self, backend: &BackendAt) -> Option<IdentityId> {
-        let Some((prefix, metadata)) = self.ipcache.longest_claimed(backend.address) else {
-            return Some(IdentityId::UNKNOWN);
-        };
-        if let Some(identity) = metadata.identity() {
-            // A Service is not a backend.
-            return Some(match identity.is_service() {
-                true => IdentityId::UNKNOWN,
-                false => identity,
-            });
-        }
-        if metadata.desired.is_none() && self.restoration.is_synced() {
-            self.resolve(prefix);
-        }
-        let metadata = self.ipcache.get(prefix);
-        let identity = metadata.and_then(|metadata| metadata.desired);
-        let identity = identity.unwrap_or(IdentityId::UNKNOWN);
-        let is_node = identity != IdentityId::UNKNOWN
-            && identity < IdentityId::ENDPOINT_MIN
-            && identity != IdentityId::UNMANAGED
-            && !identity.is_world();
-        // An author of slices may name any pod: that opens no address where pods cannot be.
-        let blocks = &self.config.pod_blocks;
-        let may_be_pod =
-            blocks.is_empty() || blocks.iter().any(|block| block.contains(&backend.address));
-        let names_pod = backend.pod.is_some() && may_be_pod;
-        let is_known = !names_pod || is_node || is_remote_node(identity);
-        is_known.then_some(identity)
     }
 }

@@ -97,7 +97,9 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         placement: Placement::ClusterWide,
         fields: &["spec", "status"],
         kept: ALL,
-        read: |head, value, _| Ok(Body::Node(node::read_cilium(&head.name, value)?)),
+        read: |head, value, warnings| {
+            Ok(Body::Node(node::read_cilium(&head.name, value, warnings)?))
+        },
     },
     Kind {
         name: "CiliumEndpoint",
@@ -155,7 +157,7 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         placement: Placement::ClusterWide,
         fields: &["spec", "status"],
         kept: &["spec.podCIDR", "spec.podCIDRs", "status.addresses"],
-        read: |head, value, _| Ok(Body::Node(node::read(&head.name, value)?)),
+        read: |head, value, warnings| Ok(Body::Node(node::read(&head.name, value, warnings)?)),
     },
     Kind {
         name: "Service",

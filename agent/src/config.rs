@@ -2,7 +2,9 @@
 
 pub(crate) mod args;
 mod cluster_args;
+mod dir;
 mod max_identities;
+pub(crate) mod why_args;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -16,6 +18,7 @@ use ipnet::IpNet;
 
 pub use args::{Cli, ClientArgs, Command, RunArgs};
 pub use cluster_args::{ClusterArgs, ServiceAlias};
+pub use dir::{ParseError, Parsed, parse};
 pub use max_identities::MaxIdentities;
 
 use crate::{

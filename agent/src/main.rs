@@ -2,11 +2,10 @@
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use daemon::one_line::OneLine;
 use holdfast_agent::{
     app, cli,
-    config::{Cli, Command, Config, RunArgs},
+    config::{self, Command, Config, ParseError, RunArgs},
 };
 use tracing_subscriber::EnvFilter;
 
@@ -14,7 +13,11 @@ use tracing_subscriber::EnvFilter;
 const WORKERS: usize = 2;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let parsed = match config::parse(std::env::args_os()) {
+        Ok(parsed) => parsed,
+        Err(ParseError::Usage(error)) => error.exit(),
+        Err(error) => return failed(2, &error.to_string()),
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .thread_name("agent-rim")
@@ -24,10 +27,14 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return failed(1, &format!("cannot start the runtime: {error}")),
     };
-    match cli.command {
+    match parsed.cli.command {
         Command::Run(args) => {
             if let Err(reason) = log(&args) {
                 return failed(2, &reason);
+            }
+            if !parsed.ignored.is_empty() {
+                let keys = parsed.ignored.join(", ");
+                tracing::info!("--config-dir: keys of other programs, ignored: {keys}");
             }
             let config = match Config::try_from(*args) {
                 Ok(config) => config,

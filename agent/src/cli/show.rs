@@ -15,6 +15,7 @@ use crate::{
         SelectorView, Summary,
     },
     datapath::{quota::QuotaView, upkeep::RepairsView},
+    kubernetes::health::ClusterView,
     proxies::ProxyView,
 };
 
@@ -74,7 +75,7 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
         ("Endpoints", endpoint_counts(summary)),
         ("Policies", policy_counts(summary)),
     ];
-    rows.extend(cluster_counts(summary).map(|counts| ("Cluster", counts)));
+    rows.extend(cluster_counts(summary).map(|counts| ("Objects", counts)));
     rows.extend([
         ("Identities", identity_counts(summary)),
         ("Ipcache", ipcache_use(summary)),
@@ -84,7 +85,23 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
         ("Reconciler", repaired),
         ("Built-in DNS proxy", status.builtin_dns_proxy.clone()),
     ]);
+    if let Some(cluster) = &status.cluster {
+        rows.push(("Cluster", cluster_source(cluster)));
+    }
     rows
+}
+
+/// The API server, and how many objects there are of each kind.
+fn cluster_source(cluster: &ClusterView) -> String {
+    let counts = cluster.watches.iter().map(|watch| match &watch.reason {
+        None => format!("{} {}", watch.objects, watch.kind),
+        Some(_) => format!(
+            "{} {} (stale for {} s)",
+            watch.objects, watch.kind, watch.stale_seconds
+        ),
+    });
+    let counts: Vec<String> = counts.collect();
+    format!("{}: {}", cluster.server, counts.join(", "))
 }
 
 /// None without objects of a cluster.

@@ -10,7 +10,7 @@ use super::{
     restart::{again, restarted},
 };
 use crate::{
-    core::{CoreConfig, Event, service_backends::SKEW},
+    core::{CoreConfig, Event},
     datapath::plan::Datapath as _,
 };
 
@@ -22,8 +22,7 @@ proptest! {
         for act in &acts {
             world.act(act);
         }
-        // No pod that went counts as a backend any more; the last learned names reach the files.
-        world.node.tick(world.node.now.plus_secs(SKEW));
+        // The last learned names reach the files.
         world.node.tick(world.node.now.plus_secs(6));
         let before = world.node.datapath.clone();
         let mut node = again(&world.node, config(), &[107, 108, 109]);

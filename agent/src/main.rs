@@ -6,6 +6,7 @@ use daemon::one_line::OneLine;
 use holdfast_agent::{
     app, cli,
     config::{self, Command, Config, ParseError, RunArgs},
+    kubernetes::client::ClientError,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -64,6 +65,7 @@ fn needs_root(result: anyhow::Result<()>) -> ExitCode {
 fn done(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<ClientError>() => failed(2, &explain(&error)),
         Err(error) => failed(1, &explain(&error)),
     }
 }

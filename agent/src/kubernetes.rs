@@ -23,6 +23,8 @@ pub(crate) mod labels;
 mod own_node;
 pub(crate) mod pod_at;
 pub(crate) mod resource;
+#[cfg(all(test, feature = "kubernetes"))]
+mod scripted;
 pub(crate) mod service_at;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod start;

@@ -27,7 +27,7 @@ const LOGGED: usize = 50;
 #[derive(Debug)]
 pub struct Router {
     book: Book,
-    /// Warnings of the documents that are in the book, by key.
+    /// Warnings of documents that are in the book, by key; none of those without.
     objects: BTreeMap<String, Vec<String>>,
     /// Keys of documents that the core has.
     policies: BTreeSet<String>,
@@ -130,8 +130,10 @@ impl Router {
         let key = document.key.clone();
         if book {
             self.book.put(&document);
-            let warnings = document.warnings.clone();
-            self.objects.insert(key.clone(), warnings);
+            match document.warnings.is_empty() {
+                true => drop(self.objects.remove(&key)),
+                false => drop(self.objects.insert(key.clone(), document.warnings.clone())),
+            }
         }
         if core {
             let unknown = lint::labels_of_no_identity(&document, |label| self.book.gives(label));
@@ -146,9 +148,8 @@ impl Router {
     }
 
     fn remove(&mut self, key: String) -> Option<Event> {
-        if self.objects.remove(&key).is_some() {
-            self.book.remove(&key);
-        }
+        self.objects.remove(&key);
+        self.book.remove(&key);
         self.remove_policy(key)
     }
 

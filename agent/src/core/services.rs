@@ -78,6 +78,12 @@ impl Services {
         self.known.len()
     }
 
+    /// Addresses of the Service `namespace/name`.
+    pub(super) fn addresses_of(&self, key: &str) -> Vec<IpAddr> {
+        let service = self.known.get(key);
+        service.map_or_else(Vec::new, |service| service.at.addresses().collect())
+    }
+
     /// Every Service.
     pub(super) fn iter(&self) -> impl Iterator<Item = &ServiceAt> {
         self.known.values().map(|service| &*service.at)

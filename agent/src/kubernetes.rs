@@ -16,12 +16,15 @@ pub mod client;
 pub mod client;
 #[cfg(feature = "kubernetes")]
 mod decode;
+pub(crate) mod external_ips;
 pub mod health;
 pub(crate) mod labels;
 #[cfg(feature = "kubernetes")]
 mod own_node;
 pub(crate) mod pod_at;
 pub(crate) mod resource;
+#[cfg(all(test, feature = "kubernetes"))]
+mod scripted;
 pub(crate) mod service_at;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod start;

@@ -1,6 +1,6 @@
 //! Events to the core, and its effects.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use dns_policy::{
     boot_time::BootTime,
@@ -49,10 +49,14 @@ pub enum Event {
     Identities(Vec<SourceEvent<CiliumIdentity>>),
     /// What the author of the cluster's objects should know; replaces the list before.
     ClusterWarnings(Vec<String>),
+    /// How many namespaces have an object.
+    Namespaces(usize),
     /// Change of an endpoint. The key is [`EndpointSpec::key`].
     Endpoints(SourceEvent<EndpointSpec>),
     /// All addresses of the node itself right now.
     NodeAddresses(Vec<IpAddr>),
+    /// What interfaces of the node say about its Services.
+    NodeInterfaces(NodeInterfaces),
     /// Answers that proxies saw.
     Mappings(Vec<MappingEvent>),
     /// Result of a pass over the conntrack maps.
@@ -81,6 +85,15 @@ pub enum Event {
     Tick,
     /// [`crate::core::Core::change_in_progress`]: the next part of a change of policy.
     ContinueChange,
+}
+
+/// Interfaces of the node that belong to Services.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeInterfaces {
+    /// Addresses of `nodelocaldns`, where NodeLocal DNSCache listens.
+    pub local_dns: BTreeSet<IpAddr>,
+    /// There is `kube-ipvs0`: kube-proxy is in IPVS mode.
+    pub has_ipvs: bool,
 }
 
 impl From<PolicyChange> for Event {

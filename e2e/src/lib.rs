@@ -9,6 +9,7 @@
 //!
 //! Needs root. A missing privilege is a failure, never a skipped test.
 
+pub mod apiserver;
 pub(crate) mod audit;
 pub mod bench;
 pub mod bridge;

@@ -33,6 +33,7 @@ use crate::{
     },
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError, Unresolved},
     events::Events,
+    kubernetes::health::ClusterHealth,
     local_http,
     policy::{
         ask::Trace,
@@ -73,6 +74,8 @@ pub struct Admin {
     pub damaged: Arc<Vec<String>>,
     /// How the node's part of the datapath is.
     pub conditions: Conditions,
+    /// How the watches of the cluster are, if it is a source.
+    pub cluster: Option<ClusterHealth>,
 }
 
 /// An answer that is not 200.
@@ -114,7 +117,9 @@ impl From<WhyError> for Refusal {
     fn from(error: WhyError) -> Self {
         let status = match &error {
             WhyError::Away(_) => StatusCode::SERVICE_UNAVAILABLE,
-            WhyError::NoEndpoint(_) | WhyError::NoPod(_) => StatusCode::NOT_FOUND,
+            WhyError::NoEndpoint(_) | WhyError::NoPod(_) | WhyError::NoTarget(_) => {
+                StatusCode::NOT_FOUND
+            }
             WhyError::Ambiguous { .. }
             | WhyError::Service { .. }
             | WhyError::IngressName
@@ -216,6 +221,8 @@ impl Admin {
         let proxies = self.proxies.views();
         let builtin = (self.builtin)();
         let mut problems = self.problems(&summary, warnings, &unresolved, &proxies);
+        let cluster = self.cluster.as_ref().map(ClusterHealth::view);
+        problems.extend(cluster.iter().flat_map(problems::cluster_source));
         let limits = self.core.inspect(Core::limits).await?;
         let endpoints = self.core.inspect(Core::endpoint_keys).await?;
         let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {
@@ -239,6 +246,7 @@ impl Admin {
             limits,
             repairs: Part::ALL.map(|part| self.conditions.repairs(part)).to_vec(),
             quotas,
+            cluster,
         })
     }
 
@@ -306,7 +314,7 @@ impl Admin {
         };
         let question = Question {
             endpoint: wanted("endpoint")?,
-            target: why::target(&wanted("target")?),
+            target: why::target(&self.core, &wanted("target")?).await?,
             port: port.map_err(|error| bad(error.to_string()))?,
             direction,
         };

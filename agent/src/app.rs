@@ -29,7 +29,7 @@ use crate::{
         upkeep::{self, Conditions, Upkeep},
     },
     dnsproxy::{BuiltinProxy, Ports},
-    document_source,
+    document_source::{self, Sources},
     endpoint::{
         config_file::EndpointFile,
         source::{EndpointBook, cli::CliFile, polls},
@@ -43,7 +43,12 @@ use crate::{
         server::{About, Native},
     },
     health::{self, Health},
-    kubernetes::{book::Book, labels::LabelFilter},
+    kubernetes::{
+        Here,
+        book::Book,
+        client::{self, Api},
+        labels::LabelFilter,
+    },
     lane::Lane,
     liveness, node,
     policy::source::{dir::PolicyDir, last_good::LastGood},
@@ -61,6 +66,10 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Runs until SIGTERM or SIGINT. The datapath stays attached.
 pub async fn run(mut config: Config) -> Result<()> {
     Descriptors::raise();
+    let api = match &config.kubernetes {
+        Some(settings) => Some(Api::connect(settings).await?),
+        None => None,
+    };
     let lock = StateDirLock::take(&config.state_dir)?;
     let bpf_root = config.bpf_root.clone();
     refuse_beside_cilium(&config.bpf_root)?;
@@ -136,6 +145,7 @@ pub async fn run(mut config: Config) -> Result<()> {
             channel,
             conditions,
             gate: Some(Box::new(gate)),
+            api,
         },
     )
     .await?;
@@ -182,6 +192,8 @@ pub struct Parts {
     pub conditions: Conditions,
     /// Closes interfaces of pods that are not found; `None` in tests without a kernel.
     pub gate: Option<Box<dyn Gate>>,
+    /// Client of the API server; `None` = no cluster.
+    pub api: Option<Api>,
 }
 
 /// Tasks of an agent that did not end.
@@ -213,6 +225,7 @@ impl Agent {
             channel,
             conditions,
             gate,
+            api,
         } = parts;
         let epoch = epoch::begin(files.dir())?;
         let sdp_listener =
@@ -267,7 +280,19 @@ impl Agent {
         )?;
         let filter = LabelFilter::new(config.label_rules.clone());
         let book = Book::new(filter, &config.cluster_name);
-        document_source::start(policies, book, &core, &tasks, &stop);
+        let watches = api.map(|api| {
+            let here = Here {
+                node: config.node_name.clone(),
+                has_service_blocks: config.has_service_blocks,
+            };
+            client::start(&api, here, &tasks, &stop)
+        });
+        let cluster = watches.as_ref().map(|watches| watches.health.clone());
+        let sources = Sources {
+            directory: policies,
+            cluster: watches,
+        };
+        document_source::start(sources, book, &core, &tasks, &stop);
         tasks.spawn(liveness::run(
             maps.clone(),
             core.clone(),
@@ -333,6 +358,7 @@ impl Agent {
             builtin: describe(builtin.clone()),
             damaged: Arc::clone(&damaged),
             conditions: conditions.clone(),
+            cluster: cluster.clone(),
         };
         tasks.spawn(admin.serve(admin_listener, tasks.clone(), stop.clone()));
         if let Some(listener) = metrics_listener {
@@ -344,6 +370,7 @@ impl Agent {
                 maps,
                 builtin: builtin.as_ref().map(|proxy| proxy.stats().clone()),
                 conditions,
+                cluster,
             };
             tasks.spawn(health.serve(listener, tasks.clone(), stop.clone()));
         }

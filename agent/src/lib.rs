@@ -24,7 +24,7 @@ pub mod grpc;
 pub(crate) mod health;
 pub mod identity;
 pub mod ipcache;
-pub(crate) mod kubernetes;
+pub mod kubernetes;
 pub mod labels;
 pub(crate) mod lane;
 pub(crate) mod liveness;

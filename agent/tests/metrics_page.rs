@@ -11,6 +11,7 @@ use std::{
 use holdfast_agent::{
     core::snapshot::Summary,
     datapath::upkeep::{Condition, Part},
+    kubernetes::health::WatchHealth,
     metrics::{self, Scrape, meanings},
     proxies::Proxies,
 };
@@ -97,6 +98,10 @@ fn agent() -> Vec<Family> {
             .map(|reason| (reason, Counter::default()))
             .into(),
         conditions: Part::ALL.map(|part| (part, Condition::default())).into(),
+        watches: vec![WatchHealth {
+            kind: "Pod".to_owned(),
+            ..WatchHealth::default()
+        }],
     };
     families(&metrics::text(scrape, &Proxies::default(), None).expect("text"))
 }

@@ -1,4 +1,5 @@
 //! A proxy works with the rights and mounts of a container, or its status names the missing ones.
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -77,5 +78,52 @@ fn a_proxy_that_may_not_call_bpf_names_the_remedy() {
             ensure!(code != 200, "ready without maps");
             Ok(())
         })
+    });
+}
+
+/// The capabilities that a chart gives the proxy, for setpriv.
+fn of_chart(file: &str) -> Result<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../charts")
+        .join(file);
+    let text = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
+    let section = text.rsplit_once("capabilities:\n").context("a list")?.1;
+    let names = section
+        .lines()
+        .map_while(|line| line.trim_start().strip_prefix("- "))
+        .map(|name| format!(",+{}", name.to_lowercase()));
+    Ok(format!("--bounding-set=-all{}", names.collect::<String>()))
+}
+
+#[test]
+fn the_probes_of_the_chart_work_with_the_capabilities_of_the_chart() {
+    with_lab(|lab| {
+        let _agent = agent(lab)?;
+        let capabilities = of_chart("holdfast/values.yaml")?;
+        ensure!(capabilities.contains("+net_raw"), "{capabilities}");
+        ensure!(!capabilities.contains("dac_override"), "{capabilities}");
+        let mut sdp = start(lab, &["setpriv", &capabilities])?;
+        let probe = |verb: &str| -> Result<String> {
+            let socket = lab.sdp_admin("one");
+            let mut command = Command::new("setpriv");
+            command.arg(&capabilities).arg("--inh-caps=-all");
+            command.arg(config::program("holdfast-sdp")?);
+            command.arg("--admin-socket").arg(socket).arg(verb);
+            let output = command.output()?;
+            let error = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "{verb}: {error}");
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        eventually("the proxy is ready", SOON, || {
+            sdp.check_alive()?;
+            let text = probe("ready")?;
+            ensure!(text.starts_with("ready"), "{text}");
+            Ok(())
+        })?;
+        ensure!(probe("alive")?.starts_with("alive"));
+        sdp.terminate(SOON)?;
+        let error = probe("alive").expect_err("the proxy has ended").to_string();
+        ensure!(error.contains("no proxy runs with this socket"), "{error}");
+        Ok(())
     });
 }

@@ -36,6 +36,7 @@ use crate::{
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError, Unresolved},
     events::Events,
     grpc::peer::{Allowed, Checked},
+    kubernetes::health::ClusterHealth,
     policy::{
         ask::Trace,
         trace::{FlowDirection, Port},
@@ -75,6 +76,8 @@ pub struct Admin {
     pub damaged: Arc<Vec<String>>,
     /// How the node's part of the datapath is.
     pub conditions: Conditions,
+    /// How the watches of the cluster are, if it is a source.
+    pub cluster: Option<ClusterHealth>,
 }
 
 /// An answer that is not 200.
@@ -245,6 +248,8 @@ impl Admin {
         let proxies = self.proxies.views();
         let builtin = (self.builtin)();
         let mut problems = self.problems(&summary, warnings, &unresolved, &proxies);
+        let cluster = self.cluster.as_ref().map(ClusterHealth::view);
+        problems.extend(cluster.iter().flat_map(problems::cluster_source));
         let limits = self.core.inspect(Core::limits).await?;
         let endpoints = self.core.inspect(Core::endpoint_keys).await?;
         let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {
@@ -268,6 +273,7 @@ impl Admin {
             limits,
             repairs: Part::ALL.map(|part| self.conditions.repairs(part)).to_vec(),
             quotas,
+            cluster,
         })
     }
 

@@ -15,6 +15,7 @@ use crate::{
         SelectorView, Summary,
     },
     datapath::{quota::QuotaView, upkeep::RepairsView},
+    kubernetes::health::ClusterView,
     proxies::ProxyView,
 };
 
@@ -68,7 +69,7 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
         "no: sources are not synced yet"
     };
     let repaired = reconciler(&counters.reconciled, &status.repairs);
-    vec![
+    let mut rows = vec![
         ("Agent", process(status)),
         ("Ready", ready.to_owned()),
         ("Endpoints", endpoint_counts(summary)),
@@ -80,7 +81,24 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
         ("Datapath", datapath_steps(summary)),
         ("Reconciler", repaired),
         ("Built-in DNS proxy", status.builtin_dns_proxy.clone()),
-    ]
+    ];
+    if let Some(cluster) = &status.cluster {
+        rows.push(("Cluster", cluster_source(cluster)));
+    }
+    rows
+}
+
+/// The API server, and how many objects there are of each kind.
+fn cluster_source(cluster: &ClusterView) -> String {
+    let counts = cluster.watches.iter().map(|watch| match &watch.reason {
+        None => format!("{} {}", watch.objects, watch.kind),
+        Some(_) => format!(
+            "{} {} (stale for {} s)",
+            watch.objects, watch.kind, watch.stale_seconds
+        ),
+    });
+    let counts: Vec<String> = counts.collect();
+    format!("{}: {}", cluster.server, counts.join(", "))
 }
 
 /// A line for each row, the values below each other.

@@ -1,8 +1,8 @@
 //! Flags about the cluster that this node is part of.
 
-use std::{net::IpAddr, str::FromStr};
+use std::{net::IpAddr, path::PathBuf, str::FromStr};
 
-use clap::Args;
+use clap::{ArgAction, Args};
 use ipnet::IpNet;
 
 use crate::kubernetes::labels::LabelRule;
@@ -12,6 +12,20 @@ const NAME_MAX: usize = 32;
 
 #[derive(Clone, Debug, Args)]
 pub struct ClusterArgs {
+    /// Read pods, namespaces, Services, nodes and policies from the Kubernetes API: with the service
+    /// account of this pod, or with --kubeconfig. --policy-dir may be read as well; of two documents
+    /// of one kind and name that of the cluster counts
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
+          require_equals = true, action = ArgAction::Set, env = "HOLDFAST_KUBERNETES")]
+    pub kubernetes: bool,
+    /// Kubeconfig with the address of the API server and the account to use there; its current
+    /// context counts. Without it: the service account of this pod
+    #[arg(long, value_name = "FILE", env = "HOLDFAST_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// URL of the API server, for example https://192.0.2.1:6443, in the place of the kubeconfig's
+    /// or of KUBERNETES_SERVICE_HOST: an address that does not depend on kube-proxy
+    #[arg(long, value_name = "URL", env = "HOLDFAST_K8S_API_SERVER")]
+    pub k8s_api_server: Option<String>,
     /// Name of this node in Node, CiliumNode and Pod documents [default: the host name]
     #[arg(long, value_name = "NAME", env = "HOLDFAST_NODE_NAME")]
     pub node_name: Option<String>,

@@ -41,7 +41,7 @@ struct Parts {
 
 fn parts(document: &PolicyDocument) -> Parts {
     match &document.body {
-        Body::Rules(_) | Body::Group(_) | Body::Node(_) => Parts {
+        Body::Rules(_) | Body::Group(_) | Body::Node(_) | Body::ServiceCidr(_) => Parts {
             core: true,
             book: false,
         },

@@ -104,7 +104,7 @@ impl Book {
             Body::Service(service) => self.services.put_service(service),
             Body::Slice(slice) => self.services.put_slice(slice),
             Body::Identity(identity) => self.identities.put(identity),
-            Body::Rules(_) | Body::Group(_) | Body::Node(_) => {}
+            Body::Rules(_) | Body::Group(_) | Body::Node(_) | Body::ServiceCidr(_) => {}
         }
     }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{
     cidr_group,
-    cluster::{endpoint, identity, namespace, node, pod, service, slice},
+    cluster::{endpoint, identity, namespace, node, pod, service, service_cidr, slice},
     document::Body,
     network_policy,
     prune::prune,
@@ -176,6 +176,14 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         read: |head, value, _| Ok(Body::Service(Arc::new(service::read(head, value)?))),
     },
     Kind {
+        name: "ServiceCIDR",
+        versions: &["networking.k8s.io/v1"],
+        placement: Placement::ClusterWide,
+        fields: &["spec", "status"],
+        kept: &["spec.cidrs"],
+        read: |_, value, _| Ok(Body::ServiceCidr(service_cidr::read(value)?)),
+    },
+    Kind {
         name: "EndpointSlice",
         versions: &["discovery.k8s.io/v1"],
         placement: Placement::Namespaced,
@@ -303,6 +311,11 @@ pub(in crate::policy) fn kept(value: &Value) -> Cow<'_, Value> {
         Some(kind) => Cow::Owned(prune(value, &[&HEAD, kind.kept].concat())),
         None => Cow::Borrowed(value),
     }
+}
+
+/// Paths of the fields of a kind that have a meaning; empty = all of the document.
+pub(crate) fn kept_fields(kind: &str) -> &'static [&'static str] {
+    find(kind).map_or(ALL, |kind| kind.kept)
 }
 
 fn by_name(name: &str, of: Option<&str>) -> Checked<&'static Kind> {

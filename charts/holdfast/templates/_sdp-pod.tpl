@@ -87,14 +87,14 @@ spec:
         exec:
           command: [holdfast-sdp, ready]
         periodSeconds: 5
-        timeoutSeconds: 5
+        timeoutSeconds: 7
         failureThreshold: 2
       livenessProbe:
         exec:
           command: [holdfast-sdp, alive]
         initialDelaySeconds: 10
         periodSeconds: 10
-        timeoutSeconds: 5
+        timeoutSeconds: 7
         failureThreshold: 6
       securityContext:
         privileged: false

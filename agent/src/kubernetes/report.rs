@@ -28,7 +28,6 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub(in crate::kubernetes) use self::condition::is_marked;
-pub(crate) use self::plan::Refusals;
 
 use self::{
     lease::{Sight, Step},
@@ -37,6 +36,7 @@ use self::{
 use super::{
     client::{Api, RequestError, chain},
     health::ClusterHealth,
+    refusals::Refusals,
     resource::{RESOURCES, Resource},
 };
 
@@ -225,7 +225,9 @@ impl Reporter {
         }
         let path = format!("{}/{}", self.leases(), lease::NAME);
         let lease = self.send("GET", &path, JSON, None).await;
-        let released = lease.ok().and_then(|lease| lease::released(&lease, &self.node));
+        let released = lease
+            .ok()
+            .and_then(|lease| lease::released(&lease, &self.node));
         if let Some(released) = released
             && let Err(error) = self.send("PUT", &path, JSON, Some(&released)).await
         {
@@ -290,7 +292,9 @@ impl Reporter {
         let now = micro_time();
         let again = |count| event::series(count, &now);
         if count > 1 {
-            let patched = self.send("PATCH", &path, MERGE_PATCH, Some(&again(count))).await;
+            let patched = self
+                .send("PATCH", &path, MERGE_PATCH, Some(&again(count)))
+                .await;
             // Events live for an hour.
             if present(patched)?.is_some() {
                 return Ok(());
@@ -427,7 +431,8 @@ mod tests {
 
     #[test]
     fn a_key_names_the_path_of_its_object_and_an_odd_one_none() {
-        let path = |key: &str| Place::of(key).map(|place| format!("{}/{}", place.path(), place.name));
+        let path =
+            |key: &str| Place::of(key).map(|place| format!("{}/{}", place.path(), place.name));
         assert_eq!(
             path("CiliumNetworkPolicy/shop/web").as_deref(),
             Some("/apis/cilium.io/v2/namespaces/shop/ciliumnetworkpolicies/web")
@@ -436,8 +441,19 @@ mod tests {
             path("CiliumClusterwideNetworkPolicy/web").as_deref(),
             Some("/apis/cilium.io/v2/ciliumclusterwidenetworkpolicies/web")
         );
-        assert_eq!(path("Pod/a/b").as_deref(), Some("/api/v1/namespaces/a/pods/b"));
-        for odd in ["", "Pod", "Pod/", "Pod/a/?", "Pod/a/b/c", "Pod/../b", "Secret/a/b"] {
+        assert_eq!(
+            path("Pod/a/b").as_deref(),
+            Some("/api/v1/namespaces/a/pods/b")
+        );
+        for odd in [
+            "",
+            "Pod",
+            "Pod/",
+            "Pod/a/?",
+            "Pod/a/b/c",
+            "Pod/../b",
+            "Secret/a/b",
+        ] {
             assert_eq!(path(odd), None, "{odd}");
         }
     }

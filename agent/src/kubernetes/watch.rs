@@ -23,6 +23,7 @@ use super::{
     client::{Api, RequestError, chain},
     decode::{Fields, Line, Page, line, page},
     health::ClusterHealth,
+    report::is_marked,
     resource::{Absence, Resource},
 };
 use crate::{
@@ -291,8 +292,13 @@ impl Watch {
             map.insert("kind".to_owned(), self.resource.kind.into());
             map.insert("apiVersion".to_owned(), self.resource.version.into());
         }
+        let is_marked = is_marked(object.get("status"));
         let document = parse_object(&object, &key);
-        Seen::Put { key, document }
+        Seen::Put {
+            key,
+            document,
+            is_marked,
+        }
     }
 
     /// The key of an object, also of one that cannot be read.

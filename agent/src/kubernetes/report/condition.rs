@@ -102,7 +102,11 @@ mod tests {
         assert_eq!(condition["lastTransitionTime"], "now");
         let of_cilium = json!({"type": "Valid", "status": "False", "message": "x"});
         for conditions in [json!([]), json!(null), json!([of_cilium]), json!("odd")] {
-            assert_eq!(patch(&object(&conditions), None, "now"), None, "{conditions}");
+            assert_eq!(
+                patch(&object(&conditions), None, "now"),
+                None,
+                "{conditions}"
+            );
             assert!(!is_marked(Some(&json!({"conditions": conditions}))));
         }
         assert_eq!(patch(&json!({}), None, "now"), None);

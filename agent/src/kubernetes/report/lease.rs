@@ -115,9 +115,15 @@ mod tests {
         let mut sight = Sight::default();
         let start = Instant::now();
         let late = start + DURATION;
-        assert_eq!(sight.step(Some(&lease("n2", "1")), "n1", start, "now"), Step::Wait);
+        assert_eq!(
+            sight.step(Some(&lease("n2", "1")), "n1", start, "now"),
+            Step::Wait
+        );
         // It was renewed meanwhile.
-        assert_eq!(sight.step(Some(&lease("n2", "2")), "n1", late, "now"), Step::Wait);
+        assert_eq!(
+            sight.step(Some(&lease("n2", "2")), "n1", late, "now"),
+            Step::Wait
+        );
         let step = sight.step(Some(&lease("n2", "2")), "n1", late + DURATION, "now");
         assert_eq!(holder(&step), Some("n1"));
         let Step::Update(taken) = step else {
@@ -131,7 +137,12 @@ mod tests {
     fn a_free_lease_and_our_own_are_taken_at_once() {
         let now = Instant::now();
         let step = |lease: Option<&Value>| Sight::default().step(lease, "n1", now, "now");
-        for free in [None, Some(lease("", "1")), Some(lease("n1", "1")), Some(json!({}))] {
+        for free in [
+            None,
+            Some(lease("", "1")),
+            Some(lease("n1", "1")),
+            Some(json!({})),
+        ] {
             assert_eq!(holder(&step(free.as_ref())), Some("n1"), "{free:?}");
         }
         let released = released(&lease("n1", "1"), "n1").unwrap();

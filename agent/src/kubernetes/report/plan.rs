@@ -4,15 +4,13 @@
 //! and a kind of writes that fails is tried again later and later.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use crate::policy::document::PolicyError;
+use crate::kubernetes::refusals::Refusals;
 
-/// Refused objects that are reported.
-const REPORTED: usize = 500;
 /// Time between two Events of one refusal: shorter than the hour that Events live.
 const REPEAT: Duration = Duration::from_mins(30);
 /// Shortest time between two writes about one object.
@@ -23,38 +21,6 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(10), Duration::from_min
 const CONDITIONS: (u32, Duration) = (10, Duration::from_millis(500));
 /// Events: at once, and time for each.
 const EVENTS: (u32, Duration) = (10, Duration::from_secs(6));
-
-/// The objects of the cluster that are refused now, and the policies that carry a condition which
-/// says so.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Refusals {
-    /// Message by key of the document.
-    pub(crate) refused: BTreeMap<String, Arc<str>>,
-    /// Keys.
-    pub(crate) marked: BTreeSet<String>,
-}
-
-impl Refusals {
-    /// The first objects of all.
-    pub(crate) fn of<'a>(
-        refused: impl Iterator<Item = &'a PolicyError>,
-        marked: impl Iterator<Item = &'a String>,
-    ) -> Self {
-        let refused = refused.filter_map(|error| {
-            let message = format!("{}: {}; {}", error.field, error.reason, error.remedy);
-            Some((error.key.clone()?, Arc::from(message)))
-        });
-        Self {
-            refused: refused.take(REPORTED).collect(),
-            marked: marked.take(REPORTED).cloned().collect(),
-        }
-    }
-
-    /// Whether there is nothing to write.
-    pub(super) fn is_empty(&self) -> bool {
-        self.refused.is_empty() && self.marked.is_empty()
-    }
-}
 
 /// One write.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -176,7 +142,11 @@ impl Plan {
         })
     }
 
-    fn condition(&self, key: &str, message: Option<Arc<str>>) -> Option<(Instant, Option<Instant>, Write)> {
+    fn condition(
+        &self,
+        key: &str,
+        message: Option<Arc<str>>,
+    ) -> Option<(Instant, Option<Instant>, Write)> {
         if !has_condition(key) {
             return None;
         }
@@ -232,7 +202,10 @@ impl Plan {
 /// Whether objects of a kind have the condition.
 fn has_condition(key: &str) -> bool {
     let kind = key.split('/').next();
-    matches!(kind, Some("CiliumNetworkPolicy" | "CiliumClusterwideNetworkPolicy"))
+    matches!(
+        kind,
+        Some("CiliumNetworkPolicy" | "CiliumClusterwideNetworkPolicy")
+    )
 }
 
 /// Spreads writes of one kind over time.

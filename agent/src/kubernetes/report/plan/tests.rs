@@ -25,7 +25,12 @@ fn play(
     loop {
         match plan.next(now) {
             Next::Write(write) => {
-                let of = (now - start, write.what, write.key.clone(), write.message.is_some());
+                let of = (
+                    now - start,
+                    write.what,
+                    write.key.clone(),
+                    write.message.is_some(),
+                );
                 writes.push(of);
                 let outcome = outcome(&write);
                 plan.done(write, outcome, now);
@@ -54,7 +59,9 @@ fn a_refused_policy_gets_one_condition_and_an_event_that_is_repeated() {
     );
     // Another message is another condition and another Event.
     plan.set(refusals(&[(WEB, "spec: worse")], &[WEB]));
-    let writes = play(&mut plan, start + REPEAT, Duration::from_mins(1), |_| Outcome::Done);
+    let writes = play(&mut plan, start + REPEAT, Duration::from_mins(1), |_| {
+        Outcome::Done
+    });
     let whats: Vec<_> = writes.iter().map(|(_, what, ..)| *what).collect();
     assert_eq!(whats, [What::Condition, What::Event(1)]);
 }
@@ -65,7 +72,10 @@ fn a_policy_that_is_accepted_again_gets_a_condition_and_no_event() {
     let mut plan = Plan::new(start);
     plan.set(refusals(&[], &[WEB]));
     let writes = play(&mut plan, start, REPEAT, |_| Outcome::Done);
-    assert_eq!(writes, [(Duration::ZERO, What::Condition, WEB.to_owned(), false)]);
+    assert_eq!(
+        writes,
+        [(Duration::ZERO, What::Condition, WEB.to_owned(), false)]
+    );
     plan.set(refusals(&[], &[]));
     assert_eq!(plan.next(start), Next::Nothing);
 }
@@ -74,7 +84,10 @@ fn a_policy_that_is_accepted_again_gets_a_condition_and_no_event() {
 fn other_kinds_have_events_only() {
     let start = Instant::now();
     let mut plan = Plan::new(start);
-    plan.set(refusals(&[("NetworkPolicy/shop/web", "x"), ("Pod/shop/a", "y")], &[]));
+    plan.set(refusals(
+        &[("NetworkPolicy/shop/web", "x"), ("Pod/shop/a", "y")],
+        &[],
+    ));
     let writes = play(&mut plan, start, Duration::from_secs(1), |_| Outcome::Done);
     assert!(writes.iter().all(|(_, what, ..)| *what == What::Event(1)));
     assert_eq!(writes.len(), 2);
@@ -83,7 +96,9 @@ fn other_kinds_have_events_only() {
 #[test]
 fn many_refusals_are_spread_over_time() {
     let start = Instant::now();
-    let keys: Vec<String> = (0..500).map(|n| format!("CiliumNetworkPolicy/shop/{n:03}")).collect();
+    let keys: Vec<String> = (0..500)
+        .map(|n| format!("CiliumNetworkPolicy/shop/{n:03}"))
+        .collect();
     let all: Vec<_> = keys.iter().map(|key| (key.as_str(), "bad")).collect();
     let mut plan = Plan::new(start);
     plan.set(refusals(&all, &[]));
@@ -111,10 +126,14 @@ fn writes_that_are_refused_are_tried_again_later_and_later_and_hold_up_no_other_
         What::Condition => Outcome::Failed,
         What::Event(_) => Outcome::Done,
     });
-    let conditions = writes.iter().filter(|(_, what, ..)| *what == What::Condition);
+    let conditions = writes
+        .iter()
+        .filter(|(_, what, ..)| *what == What::Condition);
     // 0, 10, 30, 70, 150, 310, 630 s, then every ten minutes.
     assert_eq!(conditions.count(), 11);
-    let events = writes.iter().filter(|(_, what, ..)| matches!(what, What::Event(_)));
+    let events = writes
+        .iter()
+        .filter(|(_, what, ..)| matches!(what, What::Event(_)));
     assert_eq!(events.count(), 3);
 }
 
@@ -122,18 +141,29 @@ fn writes_that_are_refused_are_tried_again_later_and_later_and_hold_up_no_other_
 fn a_conflict_is_tried_again_soon_and_a_new_holder_writes_all_again() {
     let start = Instant::now();
     let mut plan = Plan::new(start);
-    plan.set(refusals(&[("CiliumClusterwideNetworkPolicy/web", "bad")], &[]));
+    plan.set(refusals(
+        &[("CiliumClusterwideNetworkPolicy/web", "bad")],
+        &[],
+    ));
     let mut conflicts = 2;
-    let writes = play(&mut plan, start, Duration::from_mins(5), |write| match write.what {
-        What::Condition if conflicts > 0 => {
-            conflicts -= 1;
-            Outcome::Conflict
-        }
-        _ => Outcome::Done,
-    });
+    let writes = play(
+        &mut plan,
+        start,
+        Duration::from_mins(5),
+        |write| match write.what {
+            What::Condition if conflicts > 0 => {
+                conflicts -= 1;
+                Outcome::Conflict
+            }
+            _ => Outcome::Done,
+        },
+    );
     assert_eq!(writes.len(), 4);
     assert_eq!(writes.last().map(|(at, ..)| *at), Some(PER_OBJECT * 2));
     plan.forget();
     let later = start + Duration::from_mins(5);
-    assert_eq!(play(&mut plan, later, PER_OBJECT, |_| Outcome::Done).len(), 2);
+    assert_eq!(
+        play(&mut plan, later, PER_OBJECT, |_| Outcome::Done).len(),
+        2
+    );
 }

@@ -20,8 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use http_body_util::{BodyExt as _, Limited};
-use hyper::Request;
+use hyper::Method;
 use jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -34,19 +33,12 @@ use self::{
     plan::{Next, Outcome, Plan, What, Write},
 };
 use super::{
-    client::{Api, RequestError, chain},
+    client::{Api, RequestError},
     health::ClusterHealth,
     refusals::Refusals,
     resource::{RESOURCES, Resource},
 };
 
-/// Media type of all patches.
-const MERGE_PATCH: &str = "application/merge-patch+json";
-const JSON: &str = "application/json";
-/// Octets of an answer: an object has at most 1.5 MB.
-const ANSWER_MAX: usize = 4 << 20;
-/// Time for one request with its answer.
-const ANSWER_TIME: Duration = Duration::from_secs(30);
 /// Longest time before an agent asks for the Lease, so that not all ask at once.
 const FIRST: Duration = Duration::from_secs(3);
 /// First and longest time until the Lease is asked for again after a failure.
@@ -204,10 +196,10 @@ impl Reporter {
     async fn take_lease(&self, sight: &mut Sight, now: Instant) -> Result<bool, RequestError> {
         let leases = self.leases();
         let path = format!("{leases}/{}", lease::NAME);
-        let lease = present(self.send("GET", &path, JSON, None).await)?;
+        let lease = present(self.api.json(Method::GET, &path, None).await)?;
         let written = match sight.step(lease.as_ref(), &self.node, now, &micro_time()) {
-            Step::Create(lease) => self.send("POST", &leases, JSON, Some(&lease)).await,
-            Step::Update(lease) => self.send("PUT", &path, JSON, Some(&lease)).await,
+            Step::Create(lease) => self.api.json(Method::POST, &leases, Some(&lease)).await,
+            Step::Update(lease) => self.api.json(Method::PUT, &path, Some(&lease)).await,
             Step::Wait => return Ok(false),
         };
         match written {
@@ -224,12 +216,12 @@ impl Reporter {
             return;
         }
         let path = format!("{}/{}", self.leases(), lease::NAME);
-        let lease = self.send("GET", &path, JSON, None).await;
+        let lease = self.api.json(Method::GET, &path, None).await;
         let released = lease
             .ok()
             .and_then(|lease| lease::released(&lease, &self.node));
         if let Some(released) = released
-            && let Err(error) = self.send("PUT", &path, JSON, Some(&released)).await
+            && let Err(error) = self.api.json(Method::PUT, &path, Some(&released)).await
         {
             tracing::debug!(%error, lease = lease::NAME, "Lease not released; it ends by itself");
         }
@@ -268,7 +260,7 @@ impl Reporter {
                     return Ok(());
                 };
                 let path = format!("{}/{}/status", place.path(), place.name);
-                self.send("PATCH", &path, MERGE_PATCH, Some(&patch)).await?;
+                self.api.json(Method::PATCH, &path, Some(&patch)).await?;
             }
             (What::Event(count), Some(message)) => {
                 self.write_event(&object, message, count).await?;
@@ -293,7 +285,8 @@ impl Reporter {
         let again = |count| event::series(count, &now);
         if count > 1 {
             let patched = self
-                .send("PATCH", &path, MERGE_PATCH, Some(&again(count)))
+                .api
+                .json(Method::PATCH, &path, Some(&again(count)))
                 .await;
             // Events live for an hour.
             if present(patched)?.is_some() {
@@ -301,10 +294,10 @@ impl Reporter {
             }
         }
         let event = event::event(object, note, &self.node, &now);
-        match self.send("POST", &events, JSON, Some(&event)).await {
+        match self.api.json(Method::POST, &events, Some(&event)).await {
             Err(error) if error.code() == Some(409) => {
                 let patch = again(count.max(2));
-                self.send("PATCH", &path, MERGE_PATCH, Some(&patch)).await?;
+                self.api.json(Method::PATCH, &path, Some(&patch)).await?;
             }
             other => {
                 other?;
@@ -320,7 +313,7 @@ impl Reporter {
             place.path(),
             place.name
         );
-        let mut list = self.send("GET", &path, JSON, None).await?;
+        let mut list = self.api.json(Method::GET, &path, None).await?;
         let items = list.get_mut("items").and_then(Value::as_array_mut);
         let item = items.and_then(|items| items.pop());
         Ok(item.filter(Value::is_object).map(|mut object| {
@@ -334,32 +327,6 @@ impl Reporter {
     fn leases(&self) -> String {
         let namespace = self.api.namespace();
         format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases")
-    }
-
-    async fn send(
-        &self,
-        method: &str,
-        path: &str,
-        media: &str,
-        body: Option<&Value>,
-    ) -> Result<Value, RequestError> {
-        let body = body.map(|body| body.to_string().into_bytes());
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("content-type", media)
-            .body(body.unwrap_or_default());
-        let request = request.map_err(|error| RequestError::Unreadable(chain(&error)))?;
-        let read = async {
-            let body = Limited::new(self.api.send(request).await?.into_body(), ANSWER_MAX);
-            let body = body.collect().await;
-            let body = body.map_err(|error| RequestError::Unreachable(chain(&*error)))?;
-            let answer = serde_json::from_slice(&body.to_bytes());
-            answer.map_err(|error| RequestError::Unreadable(error.to_string()))
-        };
-        let late = |_| RequestError::Unreachable(format!("no answer within {ANSWER_TIME:?}"));
-        let answer = tokio::time::timeout(ANSWER_TIME, read).await;
-        answer.map_err(late)?
     }
 }
 

@@ -77,7 +77,7 @@ mod tests {
         let event_of = event(&object, "spec: bad", "n1", "now");
         assert_eq!(event_of["metadata"]["namespace"], "shop");
         assert_eq!(event_of["regarding"]["uid"], "1");
-        assert_eq!(name(&object, "spec: bad"), "web.8bab0cdaab41ae5b");
+        assert_eq!(name(&object, "spec: bad"), "web.c4d23592f30b3428");
         assert_ne!(name(&object, "spec: worse"), name(&object, "spec: bad"));
         let mut cluster = object.clone();
         cluster["metadata"] = json!({"name": "a".repeat(253), "uid": "1"});

@@ -51,6 +51,7 @@ use crate::{
     },
     lane::Lane,
     liveness, node,
+    own_interfaces::{self, OwnInterfaces},
     policy::source::{dir::PolicyDir, last_good::LastGood},
     proxies::{Proxies, RulesTable},
     restore::{self, Found},
@@ -265,10 +266,11 @@ impl Agent {
         let rim_stop = CancellationToken::new();
         tracing::info!(start = epoch.start, ?config, "agent starting");
 
-        let addresses = node::addresses().context("listing the node's addresses")?;
-        core.send(Event::NodeAddresses(addresses.iter().copied().collect()))
-            .await?;
-        tasks.spawn(node::run(core.clone(), addresses, stop.clone()));
+        let interfaces = own_interfaces::list().context("listing the node's addresses")?;
+        for event in node::changes(&OwnInterfaces::default(), &interfaces) {
+            core.send(event).await?;
+        }
+        tasks.spawn(node::run(core.clone(), interfaces, stop.clone()));
         let endpoints = endpoint_source(
             &config,
             files.dir(),
@@ -420,6 +422,7 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         cluster_blocks: config.cluster_blocks.clone(),
         pod_blocks: config.pod_blocks.clone(),
         service_aliases: config.service_aliases.clone(),
+        external_ips: config.external_ips,
         proxy_port: config.proxy_port,
         enable_policy: config.enable_policy,
         enable_ipv4: config.ipv4,

@@ -24,7 +24,7 @@ pub use max_identities::MaxIdentities;
 use crate::{
     datapath::kernel::MapSizes,
     fqdn::refused::RefusedPrefixes,
-    kubernetes::{ApiSettings, labels::LabelRule},
+    kubernetes::{ApiSettings, external_ips::ExternalIps, labels::LabelRule},
     policy::mode::PolicyMode,
 };
 
@@ -66,6 +66,8 @@ pub struct Config {
     pub label_rules: Vec<LabelRule>,
     /// Further addresses of Services: (address, `namespace/name`).
     pub service_aliases: Vec<(IpAddr, String)>,
+    /// Whether `spec.externalIPs` of Services count.
+    pub external_ips: ExternalIps,
     /// Blocks of the cluster's pods and Services.
     pub cluster_blocks: Vec<IpNet>,
     /// Blocks of Services are given.
@@ -179,6 +181,7 @@ impl TryFrom<RunArgs> for Config {
             cluster_name: args.cluster.cluster_name,
             label_rules: args.cluster.labels,
             service_aliases: by_address(args.cluster.k8s_dns_alias),
+            external_ips: args.cluster.k8s_external_ips,
             has_service_blocks: !args.cluster.k8s_service_cidr.is_empty(),
             pod_blocks: args.cluster.pod_cidr.clone(),
             cluster_blocks: [args.cluster.k8s_service_cidr, args.cluster.pod_cidr].concat(),

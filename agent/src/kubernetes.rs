@@ -16,6 +16,7 @@ pub mod client;
 pub mod client;
 #[cfg(feature = "kubernetes")]
 mod decode;
+pub(crate) mod external_ips;
 pub mod health;
 pub(crate) mod labels;
 #[cfg(feature = "kubernetes")]
@@ -25,6 +26,8 @@ pub(crate) mod refusals;
 #[cfg(feature = "kubernetes")]
 mod report;
 pub(crate) mod resource;
+#[cfg(all(test, feature = "kubernetes"))]
+mod scripted;
 pub(crate) mod service_at;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod start;

@@ -31,6 +31,7 @@ pub(crate) mod liveness;
 pub mod metrics;
 pub mod named_port;
 pub(crate) mod node;
+pub(crate) mod own_interfaces;
 pub mod policy;
 pub mod proxies;
 pub mod restore;

@@ -167,7 +167,9 @@ fn table(out: &mut String, families: &[Family]) {
     let mut documented: Vec<(&String, &Vec<String>, Vec<&Family>)> = Vec::new();
     for family in families {
         for (label, values) in family.labels() {
-            if matches!(label.as_str(), "version" | "name") {
+            // Kinds of Kubernetes speak for themselves.
+            let is_kind = label == "kind" && family.name.contains("_kubernetes_");
+            if is_kind || matches!(label.as_str(), "version" | "name") {
                 continue;
             }
             let of_reasons = |of: &Family| meaning(of, label, &values[0]);

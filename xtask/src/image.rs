@@ -72,7 +72,7 @@ pub(crate) fn run(profile: Profile) -> Result<Vec<String>> {
     let home = workspace::target_dir()?.join("image");
     fs::create_dir_all(&home)?;
     let programs = build(profile)?;
-    let base = base::root(&home)?;
+    let base = base::root(&home, profile)?;
     let mut archives = Vec::new();
     for image in IMAGES {
         let archive = make(&home, &base, &programs, image)
@@ -122,9 +122,14 @@ fn build(profile: Profile) -> Result<[PathBuf; 2]> {
     ])
 }
 
+/// The image's files.
+fn root(home: &Path, image: Image) -> PathBuf {
+    home.join(format!("{}.root", image.program))
+}
+
 /// The archive of an image.
 fn make(home: &Path, base: &Path, programs: &[PathBuf; 2], image: Image) -> Result<PathBuf> {
-    let root = home.join("root");
+    let root = root(home, image);
     if root.exists() {
         fs::remove_dir_all(&root)?;
     }
@@ -181,7 +186,7 @@ fn check(
         "entry point {entry}"
     );
     passed.push("user 0:0, entry point is the program".to_owned());
-    let root = home.join("root");
+    let root = root(home, image);
     for file in ["LICENSE", "third-party.txt"] {
         let path = root.join("usr/share/doc/holdfast").join(file);
         ensure!(

@@ -117,7 +117,9 @@ impl From<WhyError> for Refusal {
     fn from(error: WhyError) -> Self {
         let status = match &error {
             WhyError::Away(_) => StatusCode::SERVICE_UNAVAILABLE,
-            WhyError::NoEndpoint(_) | WhyError::NoPod(_) => StatusCode::NOT_FOUND,
+            WhyError::NoEndpoint(_) | WhyError::NoPod(_) | WhyError::NoTarget(_) => {
+                StatusCode::NOT_FOUND
+            }
             WhyError::Ambiguous { .. }
             | WhyError::Service { .. }
             | WhyError::IngressName
@@ -342,7 +344,7 @@ impl Admin {
         };
         let question = Question {
             endpoint: wanted("endpoint")?,
-            target: why::target(&wanted("target")?),
+            target: why::target(&self.core, &wanted("target")?).await?,
             port: port.map_err(|error| bad(error.to_string()))?,
             direction,
         };

@@ -74,6 +74,9 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
         ("Ready", ready.to_owned()),
         ("Endpoints", endpoint_counts(summary)),
         ("Policies", policy_counts(summary)),
+    ];
+    rows.extend(cluster_counts(summary).map(|counts| ("Objects", counts)));
+    rows.extend([
         ("Identities", identity_counts(summary)),
         ("Ipcache", ipcache_use(summary)),
         ("Names", name_counts(summary)),
@@ -81,7 +84,7 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
         ("Datapath", datapath_steps(summary)),
         ("Reconciler", repaired),
         ("Built-in DNS proxy", status.builtin_dns_proxy.clone()),
-    ];
+    ]);
     if let Some(cluster) = &status.cluster {
         rows.push(("Cluster", cluster_source(cluster)));
     }
@@ -99,6 +102,23 @@ fn cluster_source(cluster: &ClusterView) -> String {
     });
     let counts: Vec<String> = counts.collect();
     format!("{}: {}", cluster.server, counts.join(", "))
+}
+
+/// None without objects of a cluster.
+fn cluster_counts(summary: &Summary) -> Option<String> {
+    let Summary {
+        pods,
+        namespaces,
+        services,
+        network_policies,
+        ..
+    } = summary;
+    (pods + namespaces + services + network_policies > 0).then(|| {
+        format!(
+            "{pods} pods, {namespaces} namespaces, {services} Services, {network_policies} \
+             NetworkPolicies"
+        )
+    })
 }
 
 /// A line for each row, the values below each other.

@@ -5,7 +5,7 @@ use std::{net::IpAddr, path::PathBuf, str::FromStr};
 use clap::{ArgAction, Args};
 use ipnet::IpNet;
 
-use crate::kubernetes::labels::LabelRule;
+use crate::kubernetes::{external_ips::ExternalIps, labels::LabelRule};
 
 /// Octets of a cluster's name, as in Cilium.
 const NAME_MAX: usize = 32;
@@ -54,6 +54,12 @@ pub struct ClusterArgs {
         env = "HOLDFAST_K8S_DNS_ALIAS"
     )]
     pub k8s_dns_alias: Vec<ServiceAlias>,
+    /// What spec.externalIPs of Services mean. The author of a Service may write any address there; an
+    /// address of a node, a pod, an API server, another Service or a DNS server that a policy names
+    /// is never judged as the Service. Where they are not needed, enable Kubernetes' admission plugin
+    /// DenyServiceExternalIPs
+    #[arg(long, value_enum, default_value_t = ExternalIps::Judge, env = "HOLDFAST_K8S_EXTERNAL_IPS")]
+    pub k8s_external_ips: ExternalIps,
     /// A block of addresses of Services, as kube-apiserver's --service-cluster-ip-range. An address
     /// in it that no Service document has is reserved:unmanaged, not the world, and no block or name
     /// of a policy selects it; several with commas

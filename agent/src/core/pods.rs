@@ -52,6 +52,13 @@ impl Pods {
         self.known.get(key).map(|pod| &pod.at.labels)
     }
 
+    /// Addresses of the pod `namespace/name`.
+    pub(super) fn addresses_of(&self, key: &str) -> &[IpAddr] {
+        self.known
+            .get(key)
+            .map_or(&[], |pod| pod.at.addresses.as_slice())
+    }
+
     /// Whether pods wait for a number.
     pub(super) fn lacks_identities(&self) -> bool {
         !self.without_identity.is_empty()

@@ -19,7 +19,7 @@ use shared_maps::IdentityId;
 
 use super::{services::Services, state::State};
 use crate::{
-    kubernetes::service_at::{BackendAt, ServiceAt},
+    kubernetes::service_at::{BackendAt, Family, ServiceAt},
     policy::compute::service::{Backend, Service, ServicePort},
 };
 
@@ -130,8 +130,12 @@ impl Services {
         identity: IdentityId,
         now: BootTime,
     ) -> Option<IdentityId> {
-        let behind = addresses.iter().filter_map(|address| self.behind(*address));
-        let services: BTreeSet<Arc<str>> = behind.flatten().cloned().collect();
+        let mut services: BTreeSet<Arc<str>> = BTreeSet::new();
+        for address in &addresses {
+            let behind = self.behind(*address).into_iter().flatten();
+            let naming = behind.filter(|key| self.names_pod(key, *address, pod));
+            services.extend(naming.cloned());
+        }
         if services.is_empty() {
             return Some(identity);
         }
@@ -161,62 +165,23 @@ impl State {
             let Some(known) = self.cluster.services.get(&key) else {
                 continue;
             };
-            let (at, identity) = (Arc::clone(&known.at), known.identity);
+            let (at, identities) = (Arc::clone(&known.at), known.identities.clone());
             let mut behind: BTreeMap<IpAddr, Behind> = BTreeMap::new();
             for backend in at.ports.iter().flat_map(|port| &port.backends) {
                 if let Entry::Vacant(entry) = behind.entry(backend.address) {
                     entry.insert(self.behind_address(backend));
                 }
             }
-            let service = self.service_of(&key, &at, &behind);
-            if let Some(identity) = identity {
+            let exceptions = self.cluster.services.exceptions(&behind, self.now);
+            for (family, identity) in identities {
+                let service = service_of(&at, family, &behind, &exceptions, self.now);
                 let touched = self.policy.put_service(identity, Some(service));
                 self.mark_dirty_peers(&touched);
             }
+            self.cluster
+                .services
+                .set_exceptions(&key, exceptions, self.now);
         }
-    }
-
-    /// The Service as policy sees it. Notes the backends that are not judged by their address.
-    fn service_of(
-        &mut self,
-        key: &Arc<str>,
-        at: &ServiceAt,
-        behind: &BTreeMap<IpAddr, Behind>,
-    ) -> Service {
-        let now = self.now;
-        let exceptions = self.cluster.services.exceptions(behind, now);
-        let identity_of = |backend: &BackendAt| match exceptions.get(&backend.address) {
-            Some(Exception::Unknown(since)) => {
-                let is_over = since.plus_secs(SKEW) <= now;
-                is_over.then_some(IdentityId::UNKNOWN)
-            }
-            Some(Exception::Departed(identity)) => Some(*identity),
-            None => match behind.get(&backend.address)? {
-                Behind::Known(identity) => Some(*identity),
-                Behind::Departed(_) | Behind::UnknownPod => None,
-            },
-        };
-        let ports = at.ports.iter().map(|port| ServicePort {
-            protocol: port.protocol.number(),
-            port: port.port,
-            backends: port
-                .backends
-                .iter()
-                .filter_map(|backend| {
-                    Some(Backend {
-                        identity: identity_of(backend)?,
-                        port: backend.port.unwrap_or(port.port),
-                    })
-                })
-                .collect(),
-        });
-        let service = Service {
-            ports: ports.collect(),
-        };
-        self.cluster
-            .services
-            .set_exceptions(key, exceptions, self.now);
-        service
     }
 
     /// What is behind the address of a backend.
@@ -249,6 +214,15 @@ impl State {
 }
 
 impl Services {
+    /// Whether slices of a Service name a pod at an address.
+    fn names_pod(&self, service: &str, address: IpAddr, pod: &Arc<str>) -> bool {
+        let Some(known) = self.get(service) else {
+            return false;
+        };
+        let mut backends = known.at.ports.iter().flat_map(|port| &port.backends);
+        backends.any(|backend| backend.address == address && backend.pod.as_ref() == Some(pod))
+    }
+
     fn exceptions(
         &mut self,
         behind: &BTreeMap<IpAddr, Behind>,
@@ -267,5 +241,42 @@ impl Services {
         let exceptions = exceptions.collect();
         self.graces = graces;
         exceptions
+    }
+}
+
+/// The Service as policy sees it at the addresses of a family.
+fn service_of(
+    at: &ServiceAt,
+    family: Family,
+    behind: &BTreeMap<IpAddr, Behind>,
+    exceptions: &BTreeMap<IpAddr, Exception>,
+    now: BootTime,
+) -> Service {
+    let identity_of = |backend: &BackendAt| match exceptions.get(&backend.address) {
+        Some(Exception::Unknown(since)) => {
+            let is_over = since.plus_secs(SKEW) <= now;
+            is_over.then_some(IdentityId::UNKNOWN)
+        }
+        Some(Exception::Departed(identity)) => Some(*identity),
+        None => match behind.get(&backend.address)? {
+            Behind::Known(identity) => Some(*identity),
+            Behind::Departed(_) | Behind::UnknownPod => None,
+        },
+    };
+    let ports = at.ports.iter().map(|port| {
+        let backends = port.backends_of(family).filter_map(|backend| {
+            Some(Backend {
+                identity: identity_of(backend)?,
+                port: backend.port.unwrap_or(port.port),
+            })
+        });
+        ServicePort {
+            protocol: port.protocol.number(),
+            port: port.port,
+            backends: backends.collect(),
+        }
+    });
+    Service {
+        ports: ports.collect(),
     }
 }

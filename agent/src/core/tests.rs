@@ -30,6 +30,7 @@ mod rebinding;
 mod reconcile;
 mod restart;
 mod scenario;
+mod service_addresses;
 mod service_backends;
 mod services;
 mod upgrade;

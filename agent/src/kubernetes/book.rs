@@ -20,7 +20,7 @@ use super::{
     service_at::ServiceAt,
 };
 use crate::{
-    labels::LabelSet,
+    labels::{Label, LabelSet},
     policy::{
         cluster::{
             endpoint::CiliumEndpoint, identity::CiliumIdentity, namespace::Namespace, pod::Pod,
@@ -190,6 +190,21 @@ impl Book {
             (key, warning)
         }));
         found
+    }
+
+    /// Whether it has pods.
+    pub(crate) fn has_pods(&self) -> bool {
+        !self.pods.is_empty()
+    }
+
+    /// How many namespaces have a document.
+    pub(crate) fn namespaces(&self) -> usize {
+        self.namespaces.len()
+    }
+
+    /// Whether a label of a pod makes its identity.
+    pub(crate) fn gives(&self, label: &Label) -> bool {
+        self.filter.keeps(label)
     }
 
     /// Notes a pod; gives its key.

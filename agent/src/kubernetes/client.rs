@@ -312,3 +312,69 @@ pub(crate) fn chain(error: &dyn Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn refused(kubeconfig: &str, server: Option<&str>) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config");
+        if !kubeconfig.is_empty() {
+            std::fs::write(&path, kubeconfig).unwrap();
+        }
+        let settings = ApiSettings {
+            kubeconfig: Some(path.clone()),
+            server: server.map(str::to_owned),
+        };
+        let error = Api::connect(&settings).await.unwrap_err().to_string();
+        error.replace(&path.display().to_string(), "FILE")
+    }
+
+    const GOOD: &str = r#"{"apiVersion": "v1", "kind": "Config", "current-context": "x",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}]}"#;
+
+    #[tokio::test]
+    async fn a_kubeconfig_that_cannot_be_used_is_named_with_a_remedy() {
+        for (text, reason) in [
+            ("", "No such file"),
+            ("{", "parse"),
+            ("{}", "context"),
+            (&GOOD.replace("http://127.0.0.1:1", "not a url"), "url"),
+            (
+                &GOOD.replace(r#""name": "c","#, r#""name": "other","#),
+                "cluster",
+            ),
+        ] {
+            let error = refused(text, None).await;
+            assert!(error.starts_with("--kubeconfig FILE: "), "{error}");
+            assert!(error.contains(reason), "{error}");
+            assert!(
+                error.ends_with("`kubectl --kubeconfig FILE get namespaces` can use"),
+                "{error}"
+            );
+        }
+        for url in ["192.0.2.1:6443", "http://192.0.2.1", "x y"] {
+            let error = refused(GOOD, Some(url)).await;
+            assert!(
+                error.starts_with(&format!("--k8s-api-server {url}: ")),
+                "{error}"
+            );
+            assert!(error.contains("https://192.0.2.1:6443"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_does_not_answer_may_come() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config");
+        std::fs::write(&path, GOOD).unwrap();
+        let settings = ApiSettings {
+            kubeconfig: Some(path),
+            server: None,
+        };
+        assert!(Api::connect(&settings).await.is_ok());
+    }
+}

@@ -21,7 +21,7 @@ use super::{
     client::{Api, RequestError},
     health::ClusterHealth,
 };
-use crate::node;
+use crate::own_interfaces;
 
 /// Between two looks at the addresses of this node.
 const LOOK: Duration = Duration::from_secs(5);
@@ -46,7 +46,7 @@ async fn keep(api: Api, name: String, health: ClusterHealth) {
     let mut written: Option<BTreeSet<IpAddr>> = None;
     let mut again = Instant::now();
     loop {
-        let addresses = match node::addresses() {
+        let addresses = match own_interfaces::list().map(|all| all.addresses) {
             Ok(addresses) => reachable(&addresses),
             Err(error) => {
                 tracing::warn!(%error, "cannot list the node's addresses");
@@ -238,68 +238,4 @@ fn merged(found: &Value, wanted: &Value) -> Option<Value> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn node() -> Value {
-        json!({
-            "metadata": {"name": "n1", "uid": "u"},
-            "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]},
-            "status": {"addresses": [
-                {"type": "InternalIP", "address": "192.0.2.1"},
-                {"type": "ExternalIP", "address": "198.51.100.1"},
-                {"type": "Hostname", "address": "n1"},
-            ]},
-        })
-    }
-
-    fn addresses(all: &[&str]) -> BTreeSet<IpAddr> {
-        all.iter().map(|text| text.parse().unwrap()).collect()
-    }
-
-    #[test]
-    fn the_object_has_every_address_of_the_node_with_its_type_and_belongs_to_the_node() {
-        let own = reachable(&addresses(&[
-            "127.0.0.1",
-            "::1",
-            "fe80::1",
-            "192.0.2.1",
-            "10.244.1.1",
-        ]));
-        let wanted = wanted("n1", &node(), &own);
-        let all = json!([
-            {"type": "CiliumInternalIP", "ip": "10.244.1.1"},
-            {"type": "InternalIP", "ip": "192.0.2.1"},
-            {"type": "ExternalIP", "ip": "198.51.100.1"},
-        ]);
-        assert_eq!(wanted["spec"]["addresses"], all);
-        assert_eq!(wanted["spec"]["ipam"]["podCIDRs"], json!(["10.244.1.0/24"]));
-        let owner = &wanted["metadata"]["ownerReferences"][0];
-        assert_eq!(
-            (&owner["kind"], &owner["uid"]),
-            (&json!("Node"), &json!("u"))
-        );
-    }
-
-    #[test]
-    fn it_is_written_only_if_it_differs_and_keeps_what_others_added() {
-        let own = addresses(&["192.0.2.1"]);
-        let wanted_now = wanted("n1", &node(), &own);
-        let mut found = wanted_now.clone();
-        found["metadata"]["resourceVersion"] = json!("7");
-        found["spec"]["health"] = json!({"ipv4": "10.244.1.9"});
-        assert_eq!(merged(&found, &wanted_now), None);
-        let later = wanted("n1", &node(), &addresses(&["192.0.2.1", "192.0.2.2"]));
-        let merged_now = merged(&found, &later).unwrap();
-        assert_eq!(merged_now["spec"]["addresses"], later["spec"]["addresses"]);
-        assert_eq!(merged_now["spec"]["health"], found["spec"]["health"]);
-        assert_eq!(merged_now["metadata"]["resourceVersion"], "7");
-    }
-
-    #[test]
-    fn one_that_another_program_made_is_left_alone() {
-        let wanted = wanted("n1", &node(), &addresses(&["192.0.2.1"]));
-        let found = json!({"metadata": {"name": "n1"}, "spec": {"addresses": []}});
-        assert_eq!(merged(&found, &wanted), None);
-    }
-}
+mod tests;

@@ -319,6 +319,11 @@ pub(crate) fn kept_fields(kind: &str) -> &'static [&'static str] {
 }
 
 fn by_name(name: &str, of: Option<&str>) -> Checked<&'static Kind> {
+    if name.is_empty() {
+        let reason = "is missing: the document ends early, or is no object of Kubernetes";
+        let remedy = "write the file again, under another name, and rename it when it is complete";
+        return Err(Fault::new("kind", reason, remedy));
+    }
     let of = of.map(|of| format!(" {of}")).unwrap_or_default();
     find(name).ok_or_else(|| {
         let names: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();

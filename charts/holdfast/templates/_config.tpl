@@ -33,6 +33,7 @@ identity-restore-grace-period: {{ .Values.agent.identityRestoreGracePeriod | quo
 bpf-policy-map-max: {{ int64 .Values.agent.maps.policy | quote }}
 bpf-ipcache-map-max: {{ int64 .Values.agent.maps.ipcache | quote }}
 {{- if eq .Values.cni.mode "chained" }}
+cni-socket: /run/holdfast/cni.sock
 cni-conf-dir: {{ .Values.cni.confDir | quote }}
 cni-bin-dir: {{ .Values.cni.binDir | quote }}
 {{- end }}

@@ -8,10 +8,11 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use super::text;
+use super::{Profile, text};
 use crate::{packages, process};
 
-const PACKAGES: [&str; 3] = ["libc6", "libgcc-s1", "ca-certificates"];
+/// The last one has the licence of libgcc-s1.
+const PACKAGES: [&str; 4] = ["libc6", "libgcc-s1", "ca-certificates", "gcc-12-base"];
 /// Directory of the libraries below `lib`.
 const LIBRARIES: &str = "x86_64-linux-gnu";
 /// Libraries of [`PACKAGES`] that programs need; the others are for debugging.
@@ -28,11 +29,14 @@ const WANTED: [&str; 10] = [
     "librt.so.1",
 ];
 
-/// Makes it in `home`, unless that was done before.
-pub(super) fn root(home: &Path) -> Result<PathBuf> {
+/// Makes it in `home`. For tests, that of an earlier run will do.
+pub(super) fn root(home: &Path, profile: Profile) -> Result<PathBuf> {
     let base = home.join("base");
     if base.exists() {
-        return Ok(base);
+        if profile == Profile::Debug {
+            return Ok(base);
+        }
+        fs::remove_dir_all(&base)?;
     }
     let debian = unpacked(home)?;
     let part = home.join("base.part");
@@ -64,7 +68,8 @@ pub(super) fn root(home: &Path) -> Result<PathBuf> {
         fs::create_dir_all(&doc)?;
         let copyright = Path::new("usr/share/doc").join(package).join("copyright");
         // Some are links to another package's.
-        let from = fs::canonicalize(debian.join(&copyright))?;
+        let from = fs::canonicalize(debian.join(&copyright))
+            .with_context(|| copyright.display().to_string())?;
         fs::copy(from, doc.join("copyright"))?;
     }
     fs::rename(part, &base)?;

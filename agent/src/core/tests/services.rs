@@ -29,7 +29,7 @@ use crate::{
 
 pub(super) const VIP: &str = "10.96.0.10";
 const TCP: u8 = 6;
-const UDP: u8 = 17;
+pub(super) const UDP: u8 = 17;
 
 /// With 10.2.0.0/16 for pods.
 pub(super) fn with_pod_blocks() -> CoreConfig {
@@ -234,35 +234,6 @@ fn dns_rules_about_pods_hold_at_their_services_address() {
     let everyone = "[{toPorts: [{ports: [{port: \"53\", protocol: UDP}], rules: {dns: [{matchPattern: '*.bad.test'}]}}]}]";
     set_policy(&mut member, everyone);
     assert_eq!(at(&member.node, VIP, UDP, 53), Fate::Dropped);
-}
-
-#[test]
-fn a_backend_whose_pod_is_unknown_is_left_out_for_half_a_minute() {
-    let mut member = Member::with(
-        with_pod_blocks(),
-        &egress(&format!("[{}]", to("db", 8080, "TCP"))),
-    );
-    let two = [("db-0", "10.2.0.9"), ("db-1", "10.2.0.10")];
-    member.put(&(pod("db-0", "db", "10.2.0.9") + &db(&two)));
-    assert!(is_open(&member, VIP, 80), "the slice is ahead of the pod");
-    let due = member.node.now.plus_secs(30);
-    assert_eq!(member.node.core.next_deadline(), Some(due));
-    member.node.tick(member.node.now.plus_secs(29));
-    assert!(is_open(&member, VIP, 80));
-    member.node.tick(due);
-    assert!(!is_open(&member, VIP, 80));
-    assert!(warnings(&member).contains("db-1"), "{}", warnings(&member));
-    member.put(&pod("db-1", "db", "10.2.0.10"));
-    assert!(is_open(&member, VIP, 80));
-    // A pod that goes before the slice does not close the Service.
-    member.delete("Pod/default/db-1");
-    assert!(is_open(&member, VIP, 80));
-    member.put(&db(&two[..1]));
-    member.node.tick(member.node.now.plus_secs(60));
-    assert!(is_open(&member, VIP, 80));
-    // The last one: nothing is left to reach.
-    member.put(&db(&[]));
-    assert!(!is_open(&member, VIP, 80));
 }
 
 #[test]

@@ -1,96 +1,32 @@
 //! Against a server that gives scripted answers.
 
-use std::{collections::VecDeque, convert::Infallible, sync::Arc};
-
-use http_body_util::Full;
-use hyper::{
-    Request as HttpRequest, Response, body::Bytes, server::conn::http1, service::service_fn,
-};
-use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
 use serde_json::json;
-use tokio::net::TcpListener;
 
 use super::*;
-use crate::kubernetes::{ApiSettings, resource::RESOURCES};
+use crate::kubernetes::{
+    resource::RESOURCES,
+    scripted::{Server, refusal},
+};
 
-/// A server whose answers are written down before.
-struct Server {
-    api: Api,
-    requests: Arc<Mutex<Vec<String>>>,
-    answers: Arc<Mutex<VecDeque<(u16, String)>>>,
-    _dir: tempfile::TempDir,
-}
-
-impl Server {
-    /// After the last answer, the server refuses with 503.
-    async fn start(answers: Vec<(u16, String)>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let requests: Arc<Mutex<Vec<String>>> = Arc::default();
-        // The first request is the client's check.
-        let first = (200, "{}".to_owned());
-        let answers: VecDeque<_> = [first].into_iter().chain(answers).collect();
-        let answers = Arc::new(Mutex::new(answers));
-        let (log, script) = (Arc::clone(&requests), Arc::clone(&answers));
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let (log, script) = (Arc::clone(&log), Arc::clone(&script));
-                let service = service_fn(move |request: HttpRequest<_>| {
-                    let _: &hyper::body::Incoming = request.body();
-                    log.lock().push(request.uri().to_string());
-                    let next = script.lock().pop_front();
-                    let (code, body) = next.unwrap_or((503, "{}".to_owned()));
-                    let mut response = Response::new(Full::new(Bytes::from(body)));
-                    *response.status_mut() = code.try_into().unwrap();
-                    async move { Ok::<_, Infallible>(response) }
-                });
-                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
-            }
-        });
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("kubeconfig");
-        let text = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        });
-        std::fs::write(&path, text.to_string()).unwrap();
-        let settings = ApiSettings {
-            kubeconfig: Some(path),
-            server: None,
-        };
-        Self {
-            api: Api::connect(&settings).await.unwrap(),
-            requests,
-            answers,
-            _dir: dir,
-        }
-    }
-
-    /// Starts a watch of namespaces.
-    fn watch(&self, kind: &str) -> Started {
-        let resource = RESOURCES.iter().find(|one| one.kind == kind).unwrap();
-        let health = ClusterHealth::new("server");
-        let (send, batches) = mpsc::channel(64);
-        let watch = Watch {
-            api: self.api.clone(),
-            resource,
-            health: health.clone(),
-            send,
-            has_service_blocks: false,
-        };
-        let stop = CancellationToken::new();
-        tokio::spawn(watch.run(stop.clone()));
-        Started {
-            kind: resource.kind,
-            batches,
-            health,
-            _stop: stop.drop_guard(),
-        }
+/// Starts a watch.
+fn watch_of(server: &Server, kind: &str) -> Started {
+    let resource = RESOURCES.iter().find(|one| one.kind == kind).unwrap();
+    let health = ClusterHealth::new("server");
+    let (send, batches) = mpsc::channel(64);
+    let watch = Watch {
+        api: server.api.clone(),
+        resource,
+        health: health.clone(),
+        send,
+        has_service_blocks: false,
+    };
+    let stop = CancellationToken::new();
+    tokio::spawn(watch.run(stop.clone()));
+    Started {
+        kind: resource.kind,
+        batches,
+        health,
+        _stop: stop.drop_guard(),
     }
 }
 
@@ -154,13 +90,6 @@ fn lines(lines: &[(&str, Value)]) -> (u16, String) {
     (200, lines.map(|line| format!("{line}\n")).collect())
 }
 
-fn refusal(code: u16, message: &str) -> (u16, String) {
-    (
-        code,
-        json!({"kind": "Status", "code": code, "message": message}).to_string(),
-    )
-}
-
 #[tokio::test]
 async fn pages_are_one_list_and_the_watch_goes_on_from_its_version() {
     let server = Server::start(vec![
@@ -174,7 +103,7 @@ async fn pages_are_one_list_and_the_watch_goes_on_from_its_version() {
         lines(&[("MODIFIED", namespace("b", 11))]),
     ])
     .await;
-    let mut watch = server.watch("Namespace");
+    let mut watch = watch_of(&server, "Namespace");
     assert_eq!(watch.next().await, ["listing", "Namespace/a"]);
     assert_eq!(watch.next().await, ["Namespace/b", "listed"]);
     assert_eq!(watch.next().await, ["Namespace/c"]);
@@ -190,7 +119,7 @@ async fn pages_are_one_list_and_the_watch_goes_on_from_its_version() {
     ];
     for (request, wanted) in requests.iter().zip(wanted) {
         assert!(
-            request.starts_with("/api/v1/namespaces?") && request.contains(wanted),
+            request.starts_with("GET /api/v1/namespaces?") && request.contains(wanted),
             "{request}"
         );
     }
@@ -210,7 +139,7 @@ async fn a_version_that_is_too_old_leads_to_a_new_list() {
         list("346", "", &[namespace("b", 3)]),
     ])
     .await;
-    let mut watch = server.watch("Namespace");
+    let mut watch = watch_of(&server, "Namespace");
     assert_eq!(watch.next().await, ["listing", "Namespace/a", "listed"]);
     assert_eq!(watch.next().await, ["listing", "Namespace/b", "listed"]);
 }
@@ -224,7 +153,7 @@ async fn a_list_that_breaks_off_begins_again() {
         list("3", "", &[namespace("b", 3)]),
     ])
     .await;
-    let mut watch = server.watch("Namespace");
+    let mut watch = watch_of(&server, "Namespace");
     assert_eq!(watch.next().await, ["listing", "Namespace/a"]);
     assert_eq!(watch.next().await, ["listing", "Namespace/b", "listed"]);
 }
@@ -232,7 +161,7 @@ async fn a_list_that_breaks_off_begins_again() {
 #[tokio::test]
 async fn a_refusal_names_the_verb_and_the_remedy() {
     let server = Server::start(vec![refusal(403, "namespaces is forbidden")]).await;
-    let watch = server.watch("Namespace");
+    let watch = watch_of(&server, "Namespace");
     watch
         .until_stale("the verb list on namespaces is missing")
         .await;
@@ -241,12 +170,12 @@ async fn a_refusal_names_the_verb_and_the_remedy() {
         refusal(403, "ciliumnodes is forbidden"),
     ])
     .await;
-    let watch = server.watch("CiliumNode");
+    let watch = watch_of(&server, "CiliumNode");
     watch
         .until_stale("the verb watch on ciliumnodes.cilium.io is missing")
         .await;
     let server = Server::start(vec![refusal(401, "Unauthorized")]).await;
-    let watch = server.watch("Namespace");
+    let watch = watch_of(&server, "Namespace");
     watch.until_stale("does not accept the token").await;
 }
 
@@ -260,7 +189,7 @@ async fn an_odd_object_is_refused_by_name_and_the_watch_goes_on() {
         lines(&[("ADDED", good)]),
     ])
     .await;
-    let mut watch = server.watch("Pod");
+    let mut watch = watch_of(&server, "Pod");
     let seen = watch.next().await;
     assert!(
         seen[1].starts_with("refused cluster (Pod/n/odd): spec"),
@@ -273,7 +202,7 @@ async fn an_odd_object_is_refused_by_name_and_the_watch_goes_on() {
 #[tokio::test]
 async fn a_quiet_watch_is_fresh_again_once_the_server_answers() {
     let server = Server::start(vec![list("5", "", &[])]).await;
-    let mut watch = server.watch("Namespace");
+    let mut watch = watch_of(&server, "Namespace");
     assert_eq!(watch.next().await, ["listing", "listed"]);
     watch.until_stale("503").await;
     let bookmark = json!({"metadata": {"resourceVersion": "8"}});

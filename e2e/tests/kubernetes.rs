@@ -14,11 +14,12 @@ const SOON: Duration = Duration::from_secs(20);
 /// Until a restarted watch must follow: its longest pause is 30 s.
 const FOLLOWS: Duration = Duration::from_secs(45);
 /// Every kind that is watched.
-const KINDS: [&str; 9] = [
+const KINDS: [&str; 10] = [
     "namespaces",
     "pods",
     "services",
     "endpointslices",
+    "servicecidrs",
     "networkpolicies",
     "ciliumnetworkpolicies",
     "ciliumclusterwidenetworkpolicies",

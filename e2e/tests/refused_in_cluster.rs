@@ -196,7 +196,7 @@ fn an_agent_that_does_not_have_the_lease_writes_nothing_and_one_without_the_righ
                 status.contains("ciliumclusterwidenetworkpolicies/status"),
                 "{status}"
             );
-            ensure!(status.contains("rbac"), "{status}");
+            ensure!(status.contains("ClusterRole"), "{status}");
             Ok(())
         })?;
         eventually("Events are written all the same", SOON, || {

@@ -158,7 +158,9 @@ impl Reporter {
             return;
         };
         let remedy = match error.code() {
-            Some(403) => "; add the missing verb to the agent's roles (chart value rbac.create)",
+            Some(403) => {
+                "; add the missing verb to the agent's ClusterRole or Role, which the chart makes"
+            }
             _ => "; the agent tries again",
         };
         let problem = format!("{what} for refused objects cannot be written: {error}{remedy}");

@@ -106,7 +106,11 @@ fn the_agent_works_with_the_capabilities_of_the_chart() {
         let capabilities = of_chart("agent")?;
         ensure!(capabilities.contains("+sys_admin"), "{capabilities}");
         ensure!(!capabilities.contains("sys_module"), "{capabilities}");
-        let plain = lab.agent_command(&AgentOptions::default())?;
+        let options = AgentOptions {
+            builtin: true,
+            ..AgentOptions::default()
+        };
+        let plain = lab.agent_command(&options)?;
         let log = lab.directory().join("log/agent.log");
         let command = behind(&plain, &["setpriv", &capabilities])?;
         let mut agent = Program::start("holdfast-agent", command, &log)?;
@@ -117,8 +121,11 @@ fn the_agent_works_with_the_capabilities_of_the_chart() {
             Ok(())
         })?;
         lab.add_endpoint(&lab.a, WEB)?;
-        let allowed = lab.a.ask(&Query::a("www.good.test", DNS4))?;
-        allowed.expect(web4(10))?;
+        eventually("the pod gets an answer", SOON, || {
+            lab.a
+                .ask(&Query::a("www.good.test", DNS4))?
+                .expect(web4(10))
+        })?;
         agent.terminate(SOON)?;
         Ok(())
     });

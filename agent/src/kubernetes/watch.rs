@@ -96,7 +96,10 @@ impl Watch {
                 Some(version) => self.follow(&fields, version).await,
             };
             let lasted = begin.elapsed();
-            let is_unreachable = matches!(&done, Err(WatchError::Request(RequestError::Unreachable(_))));
+            let is_unreachable = matches!(
+                &done,
+                Err(WatchError::Request(RequestError::Unreachable(_)))
+            );
             if follows && lasted >= IN_ORDER && !is_unreachable {
                 backoff = Backoff::default();
             }

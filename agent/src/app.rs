@@ -51,6 +51,7 @@ use crate::{
     },
     lane::Lane,
     liveness, node,
+    own_interfaces::{self, OwnInterfaces},
     policy::source::{dir::PolicyDir, last_good::LastGood},
     proxies::{Proxies, RulesTable},
     restore::{self, Found},
@@ -265,8 +266,8 @@ impl Agent {
         let rim_stop = CancellationToken::new();
         tracing::info!(start = epoch.start, ?config, "agent starting");
 
-        let interfaces = node::interfaces().context("listing the node's addresses")?;
-        for event in node::changes(&node::Interfaces::default(), &interfaces) {
+        let interfaces = own_interfaces::list().context("listing the node's addresses")?;
+        for event in node::changes(&OwnInterfaces::default(), &interfaces) {
             core.send(event).await?;
         }
         tasks.spawn(node::run(core.clone(), interfaces, stop.clone()));

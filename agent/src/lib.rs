@@ -8,6 +8,11 @@
 //!                                           └─► snapshots ─► admin, metrics
 //! ```
 
+#![cfg_attr(
+    not(feature = "kubernetes"),
+    allow(dead_code, reason = "parts that only the client uses")
+)]
+
 pub mod admin;
 pub mod app;
 pub mod cli;
@@ -31,6 +36,7 @@ pub(crate) mod liveness;
 pub mod metrics;
 pub mod named_port;
 pub(crate) mod node;
+pub(crate) mod own_interfaces;
 pub mod policy;
 pub mod proxies;
 pub mod restore;

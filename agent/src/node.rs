@@ -1,47 +1,27 @@
-//! The node's own addresses, and interfaces that say something about its Services.
+//! The node's own addresses and interfaces, sent to the core whenever they change.
 
-use std::{
-    collections::BTreeSet,
-    io,
-    net::{IpAddr, SocketAddrV4, SocketAddrV6},
-    time::Duration,
-};
+use std::time::Duration;
 
-use nix::ifaddrs::InterfaceAddress;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    core::event::{Event, NodeInterfaces},
+    core::event::Event,
+    own_interfaces::{self, OwnInterfaces},
     runner::CoreHandle,
 };
 
 /// Addresses of a node change rarely; a late one is labelled at most this much later.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Interface of NodeLocal DNSCache.
-const LOCAL_DNS: &str = "nodelocaldns";
-
-/// Interface on which kube-proxy puts the addresses of Services in IPVS mode.
-const IPVS: &str = "kube-ipvs0";
-
-/// The node's interfaces at one time.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Interfaces {
-    /// Addresses of all, loopback included.
-    pub addresses: BTreeSet<IpAddr>,
-    /// What they say about Services.
-    pub of_services: NodeInterfaces,
-}
-
 /// Sends the core the node's addresses and interfaces whenever they differ from `current`.
-pub(crate) async fn run(core: CoreHandle, mut current: Interfaces, stop: CancellationToken) {
+pub(crate) async fn run(core: CoreHandle, mut current: OwnInterfaces, stop: CancellationToken) {
     let mut ticker = tokio::time::interval(INTERVAL);
     loop {
         tokio::select! {
             _ = ticker.tick() => {}
             () = stop.cancelled() => return,
         }
-        match interfaces() {
+        match own_interfaces::list() {
             Ok(now) => {
                 for event in changes(&current, &now) {
                     if core.send(event).await.is_err() {
@@ -55,13 +35,8 @@ pub(crate) async fn run(core: CoreHandle, mut current: Interfaces, stop: Cancell
     }
 }
 
-/// The interfaces of this network namespace.
-pub(crate) fn interfaces() -> io::Result<Interfaces> {
-    Ok(collect(nix::ifaddrs::getifaddrs()?))
-}
-
 /// What is new in `now`.
-pub(crate) fn changes(before: &Interfaces, now: &Interfaces) -> Vec<Event> {
+pub(crate) fn changes(before: &OwnInterfaces, now: &OwnInterfaces) -> Vec<Event> {
     let mut events = Vec::new();
     if before.addresses != now.addresses {
         events.push(Event::NodeAddresses(
@@ -72,77 +47,4 @@ pub(crate) fn changes(before: &Interfaces, now: &Interfaces) -> Vec<Event> {
         events.push(Event::NodeInterfaces(now.of_services.clone()));
     }
     events
-}
-
-fn collect(found: impl Iterator<Item = InterfaceAddress>) -> Interfaces {
-    let mut all = Interfaces::default();
-    for interface in found {
-        all.of_services.has_ipvs |= interface.interface_name == IPVS;
-        let Some(address) = address_of(&interface) else {
-            continue;
-        };
-        all.addresses.insert(address);
-        let is_link_local = match address {
-            IpAddr::V4(_) => false,
-            IpAddr::V6(v6) => v6.is_unicast_link_local(),
-        };
-        if interface.interface_name == LOCAL_DNS && !is_link_local {
-            all.of_services.local_dns.insert(address);
-        }
-    }
-    all
-}
-
-fn address_of(interface: &InterfaceAddress) -> Option<IpAddr> {
-    let address = interface.address.as_ref()?;
-    let v4 = address
-        .as_sockaddr_in()
-        .map(|a| IpAddr::V4(*SocketAddrV4::from(*a).ip()));
-    v4.or_else(|| {
-        address
-            .as_sockaddr_in6()
-            .map(|a| IpAddr::V6(*SocketAddrV6::from(*a).ip()))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use nix::{net::if_::InterfaceFlags, sys::socket::SockaddrStorage};
-
-    use super::*;
-
-    fn interface(name: &str, address: Option<&str>) -> InterfaceAddress {
-        let address = address.map(|text| {
-            let address: std::net::SocketAddr = text.parse().unwrap();
-            SockaddrStorage::from(address)
-        });
-        InterfaceAddress {
-            interface_name: name.to_owned(),
-            flags: InterfaceFlags::empty(),
-            address,
-            netmask: None,
-            broadcast: None,
-            destination: None,
-        }
-    }
-
-    #[test]
-    fn interfaces_of_nodelocal_dns_and_of_ipvs_are_found_by_name() {
-        let found = collect(
-            [
-                interface("eth0", Some("192.0.2.1:0")),
-                interface("nodelocaldns", None),
-                interface("nodelocaldns", Some("169.254.20.10:0")),
-                interface("nodelocaldns", Some("[fe80::1]:0")),
-                interface("kube-ipvs0", None),
-            ]
-            .into_iter(),
-        );
-        assert_eq!(found.addresses.len(), 3);
-        let local: IpAddr = "169.254.20.10".parse().unwrap();
-        assert_eq!(found.of_services.local_dns, [local].into());
-        assert!(found.of_services.has_ipvs);
-        assert_eq!(changes(&Interfaces::default(), &found).len(), 2);
-        assert!(changes(&found, &found).is_empty());
-    }
 }

@@ -56,7 +56,7 @@ pub struct ClusterArgs {
     pub k8s_dns_alias: Vec<ServiceAlias>,
     /// What spec.externalIPs of Services mean. The author of a Service may write any address there; an
     /// address of a node, a pod, an API server, another Service or a DNS server that a policy names
-    /// is never judged as the Service. Where nobody needs them, enable Kubernetes' admission plugin
+    /// is never judged as the Service. Where they are not needed, enable Kubernetes' admission plugin
     /// DenyServiceExternalIPs
     #[arg(long, value_enum, default_value_t = ExternalIps::Judge, env = "HOLDFAST_K8S_EXTERNAL_IPS")]
     pub k8s_external_ips: ExternalIps,

@@ -1,6 +1,6 @@
 //! Events to the core, and its effects.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::net::IpAddr;
 
 use dns_policy::{
     boot_time::BootTime,
@@ -14,6 +14,7 @@ use crate::{
     datapath::files::background::NamesWritten,
     endpoint::spec::EndpointSpec,
     kubernetes::{pod_at::PodAt, service_at::ServiceAt},
+    own_interfaces::NodeInterfaces,
     policy::{
         cluster::identity::CiliumIdentity,
         document::{PolicyDocument, PolicyError},
@@ -85,15 +86,6 @@ pub enum Event {
     Tick,
     /// [`crate::core::Core::change_in_progress`]: the next part of a change of policy.
     ContinueChange,
-}
-
-/// Interfaces of the node that belong to Services.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeInterfaces {
-    /// Addresses of `nodelocaldns`, where NodeLocal DNSCache listens.
-    pub local_dns: BTreeSet<IpAddr>,
-    /// There is `kube-ipvs0`: kube-proxy is in IPVS mode.
-    pub has_ipvs: bool,
 }
 
 impl From<PolicyChange> for Event {

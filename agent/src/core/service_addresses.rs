@@ -137,7 +137,7 @@ impl ServiceAddresses {
 }
 
 impl Services {
-    /// What the ipcache shall have for an address.
+    /// The owner and the identity that the ipcache must have for an address.
     fn claim_of(&self, address: IpAddr) -> Option<(Owner, IdentityId)> {
         let addresses = self.addresses();
         let (standing, key) = addresses.holders.get(&address)?.first()?;

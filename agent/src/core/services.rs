@@ -17,7 +17,6 @@ use ipnet::IpNet;
 use shared_maps::IdentityId;
 
 use super::{
-    event::NodeInterfaces,
     service_addresses::{ServiceAddresses, Standing},
     service_backends::{DepartedPods, Exception, Graces, SKEW},
     state::State,
@@ -28,6 +27,7 @@ use crate::{
         service_at::{Family, ServiceAt},
     },
     labels::{Label, LabelSet, SERVICE},
+    own_interfaces::NodeInterfaces,
     source_event::SourceEvent,
 };
 

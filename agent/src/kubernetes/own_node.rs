@@ -21,7 +21,7 @@ use super::{
     client::{Api, RequestError},
     health::ClusterHealth,
 };
-use crate::node;
+use crate::own_interfaces;
 
 /// Between two looks at the addresses of this node.
 const LOOK: Duration = Duration::from_secs(5);
@@ -46,7 +46,7 @@ async fn keep(api: Api, name: String, health: ClusterHealth) {
     let mut written: Option<BTreeSet<IpAddr>> = None;
     let mut again = Instant::now();
     loop {
-        let addresses = match node::interfaces().map(|all| all.addresses) {
+        let addresses = match own_interfaces::list().map(|all| all.own) {
             Ok(addresses) => reachable(&addresses),
             Err(error) => {
                 tracing::warn!(%error, "cannot list the node's addresses");

@@ -9,9 +9,10 @@ use super::{
     services::{VIP, db, egress, is_open, pod, service, set_policy, slice, to, warnings},
 };
 use crate::{
-    core::{CoreConfig, Event, event::NodeInterfaces},
+    core::{CoreConfig, Event},
     datapath::plan::Step,
     kubernetes::external_ips::ExternalIps,
+    own_interfaces::NodeInterfaces,
 };
 
 const OUTSIDE: &str = "203.0.113.9";

@@ -44,7 +44,7 @@ fn an_unknown_address_in_the_block_of_a_node_is_not_the_world() {
     assert!(!is_open(&member, "10.3.0.9", 80));
     member.delete("Node/third");
     assert!(is_open(&member, "10.3.0.9", 80));
-    // A block that nobody's pods can be in changes nothing.
+    // A block without pods changes nothing.
     member.put(&node("0.0.0.0/0"));
     assert!(is_open(&member, "10.3.0.9", 80));
     let text = warnings(&member);
@@ -112,7 +112,7 @@ fn a_pod_that_went_keeps_its_labels_as_a_backend_for_half_a_minute() {
     assert!(is_open(&member, VIP, 80), "the slice is behind the pod");
     assert!(
         !is_open(&member, "10.2.0.10", 8080),
-        "by itself, the address is nobody's"
+        "by itself, the address is unknown"
     );
     assert!(!warnings(&member).contains("Service default/db is closed"));
     member.node.tick(member.node.now.plus_secs(29));

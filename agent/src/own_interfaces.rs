@@ -19,6 +19,9 @@ const IPVS: &str = "kube-ipvs0";
 pub(crate) struct OwnInterfaces {
     /// Addresses of all, loopback included.
     pub addresses: BTreeSet<IpAddr>,
+    /// Those that are the node's: without addresses of Services that kube-proxy or NodeLocal
+    /// DNSCache puts on interfaces of its own.
+    pub own: BTreeSet<IpAddr>,
     /// What they say about Services.
     pub of_services: NodeInterfaces,
 }
@@ -45,6 +48,9 @@ fn collect(found: impl Iterator<Item = InterfaceAddress>) -> OwnInterfaces {
             continue;
         };
         all.addresses.insert(address);
+        if ![LOCAL_DNS, IPVS].contains(&interface.interface_name.as_str()) {
+            all.own.insert(address);
+        }
         let is_link_local = match address {
             IpAddr::V4(_) => false,
             IpAddr::V6(v6) => v6.is_unicast_link_local(),
@@ -98,10 +104,12 @@ mod tests {
                 interface("nodelocaldns", Some("169.254.20.10:0")),
                 interface("nodelocaldns", Some("[fe80::1]:0")),
                 interface("kube-ipvs0", None),
+                interface("kube-ipvs0", Some("10.96.0.10:0")),
             ]
             .into_iter(),
         );
-        assert_eq!(found.addresses.len(), 3);
+        assert_eq!(found.addresses.len(), 4);
+        assert_eq!(found.own, ["192.0.2.1".parse().unwrap()].into());
         let local: IpAddr = "169.254.20.10".parse().unwrap();
         assert_eq!(found.of_services.local_dns, [local].into());
         assert!(found.of_services.has_ipvs);

@@ -46,7 +46,7 @@ async fn keep(api: Api, name: String, health: ClusterHealth) {
     let mut written: Option<BTreeSet<IpAddr>> = None;
     let mut again = Instant::now();
     loop {
-        let addresses = match own_interfaces::list().map(|all| all.addresses) {
+        let addresses = match own_interfaces::list().map(|all| all.own) {
             Ok(addresses) => reachable(&addresses),
             Err(error) => {
                 tracing::warn!(%error, "cannot list the node's addresses");

@@ -23,6 +23,7 @@ use super::{
     client::{Api, RequestError, chain},
     decode::{Fields, Line, Page, line, page},
     health::ClusterHealth,
+    report::is_marked,
     resource::{Absence, Resource},
 };
 use crate::{
@@ -40,8 +41,9 @@ const LINE_MAX: usize = 16 << 20;
 const PAGE_TIME: Duration = Duration::from_secs(60);
 /// After this time the server ends a watch, seconds.
 const WATCH_SECONDS: u32 = 240;
-/// How much longer the end of a watch may take.
-const MARGIN: Duration = Duration::from_secs(10);
+/// A watch that is silent for so long begins again: the server sends a bookmark each minute, and a
+/// connection to a machine without power does not end.
+const SILENCE: Duration = Duration::from_secs(120);
 /// A watch that lasted so long was in order.
 const IN_ORDER: Duration = Duration::from_secs(10);
 /// First and longest time between two attempts.
@@ -95,7 +97,11 @@ impl Watch {
                 Some(version) => self.follow(&fields, version).await,
             };
             let lasted = begin.elapsed();
-            if lasted >= IN_ORDER {
+            let is_unreachable = matches!(
+                &done,
+                Err(WatchError::Request(RequestError::Unreachable(_)))
+            );
+            if follows && lasted >= IN_ORDER && !is_unreachable {
                 backoff = Backoff::default();
             }
             let error = match done {
@@ -291,8 +297,13 @@ impl Watch {
             map.insert("kind".to_owned(), self.resource.kind.into());
             map.insert("apiVersion".to_owned(), self.resource.version.into());
         }
+        let is_marked = is_marked(object.get("status"));
         let document = parse_object(&object, &key);
-        Seen::Put { key, document }
+        Seen::Put {
+            key,
+            document,
+            is_marked,
+        }
     }
 
     /// The key of an object, also of one that cannot be read.
@@ -341,7 +352,6 @@ impl Lines {
 
     /// The next line; none if the server ended the watch, or was silent for too long.
     async fn next(&mut self) -> Result<Option<Vec<u8>>, RequestError> {
-        let silence = Duration::from_secs(u64::from(WATCH_SECONDS)) + MARGIN;
         loop {
             let rest = self.read.get(self.searched..).unwrap_or_default();
             if let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
@@ -359,7 +369,7 @@ impl Lines {
                 let reason = format!("a line of a watch is longer than {LINE_MAX} bytes");
                 return Err(RequestError::Unreadable(reason));
             }
-            match tokio::time::timeout(silence, self.body.frame()).await {
+            match tokio::time::timeout(SILENCE, self.body.frame()).await {
                 Err(_) | Ok(None) => return Ok(None),
                 Ok(Some(Ok(frame))) => {
                     if let Ok(data) = frame.into_data() {

@@ -47,7 +47,7 @@ impl Started {
             Seen::Listing => "listing".to_owned(),
             Seen::Listed => "listed".to_owned(),
             Seen::Gone(key) => format!("-{key}"),
-            Seen::Put { key, document } => match document {
+            Seen::Put { key, document, .. } => match document {
                 Ok(document) => {
                     assert_eq!(document.key, key);
                     key

@@ -30,7 +30,11 @@ fn bad(name: &str) -> Seen {
 fn seen(name: &str, value: &serde_json::Value) -> Seen {
     let key = key(name);
     let document = parse_object(value, &key);
-    Seen::Put { key, document }
+    Seen::Put {
+        key,
+        document,
+        is_marked: false,
+    }
 }
 
 fn key(name: &str) -> String {

@@ -15,6 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin::server::Admin,
+    cni::server::CniServer,
     config::Config,
     core::{Core, CoreConfig, Event},
     datapath::{
@@ -29,7 +30,7 @@ use crate::{
         upkeep::{self, Conditions, Upkeep},
     },
     dnsproxy::{BuiltinProxy, Ports},
-    document_source,
+    document_source::{self, Sources},
     endpoint::{
         config_file::EndpointFile,
         source::{EndpointBook, cli::CliFile, polls},
@@ -43,9 +44,15 @@ use crate::{
         server::{About, Native},
     },
     health::{self, Health},
-    kubernetes::{book::Book, labels::LabelFilter},
+    kubernetes::{
+        Here,
+        book::Book,
+        client::{self, Api},
+        labels::LabelFilter,
+    },
     lane::Lane,
     liveness, node,
+    own_interfaces::{self, OwnInterfaces},
     policy::source::{dir::PolicyDir, last_good::LastGood},
     proxies::{Proxies, RulesTable},
     restore::{self, Found},
@@ -61,6 +68,10 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Runs until SIGTERM or SIGINT. The datapath stays attached.
 pub async fn run(mut config: Config) -> Result<()> {
     Descriptors::raise();
+    let api = match &config.kubernetes {
+        Some(settings) => Some(Api::connect(settings).await?),
+        None => None,
+    };
     let lock = StateDirLock::take(&config.state_dir)?;
     let bpf_root = config.bpf_root.clone();
     refuse_beside_cilium(&config.bpf_root)?;
@@ -136,6 +147,7 @@ pub async fn run(mut config: Config) -> Result<()> {
             channel,
             conditions,
             gate: Some(Box::new(gate)),
+            api,
         },
     )
     .await?;
@@ -182,6 +194,8 @@ pub struct Parts {
     pub conditions: Conditions,
     /// Closes interfaces of pods that are not found; `None` in tests without a kernel.
     pub gate: Option<Box<dyn Gate>>,
+    /// Client of the API server; `None` = no cluster.
+    pub api: Option<Api>,
 }
 
 /// Tasks of an agent that did not end.
@@ -213,11 +227,16 @@ impl Agent {
             channel,
             conditions,
             gate,
+            api,
         } = parts;
         let epoch = epoch::begin(files.dir())?;
         let sdp_listener =
             peer::bind(&config.sdp_socket, Some(config.sdp_group)).context("--sdp-socket")?;
         let admin_listener = peer::bind(&config.admin_socket, None).context("--admin-socket")?;
+        let cni_listener = match &config.cni_socket {
+            Some(socket) => Some(peer::bind(socket, None).context("--cni-socket")?),
+            None => None,
+        };
         let metrics_listener = match config.metrics_address {
             Some(address) => Some(health::bind(address).await.map_err(anyhow::Error::msg)?),
             None => None,
@@ -252,10 +271,11 @@ impl Agent {
         let rim_stop = CancellationToken::new();
         tracing::info!(start = epoch.start, ?config, "agent starting");
 
-        let addresses = node::addresses().context("listing the node's addresses")?;
-        core.send(Event::NodeAddresses(addresses.iter().copied().collect()))
-            .await?;
-        tasks.spawn(node::run(core.clone(), addresses, stop.clone()));
+        let interfaces = own_interfaces::list().context("listing the node's addresses")?;
+        for event in node::changes(&OwnInterfaces::default(), &interfaces) {
+            core.send(event).await?;
+        }
+        tasks.spawn(node::run(core.clone(), interfaces, stop.clone()));
         let endpoints = endpoint_source(
             &config,
             files.dir(),
@@ -267,7 +287,19 @@ impl Agent {
         )?;
         let filter = LabelFilter::new(config.label_rules.clone());
         let book = Book::new(filter, &config.cluster_name);
-        document_source::start(policies, book, &core, &tasks, &stop);
+        let watches = api.map(|api| {
+            let here = Here {
+                node: config.node_name.clone(),
+                has_service_blocks: config.has_service_blocks,
+            };
+            client::start(&api, here, &tasks, &stop)
+        });
+        let cluster = watches.as_ref().map(|watches| watches.health.clone());
+        let sources = Sources {
+            directory: policies,
+            cluster: watches,
+        };
+        document_source::start(sources, book, &core, &tasks, &stop);
         tasks.spawn(liveness::run(
             maps.clone(),
             core.clone(),
@@ -333,8 +365,13 @@ impl Agent {
             builtin: describe(builtin.clone()),
             damaged: Arc::clone(&damaged),
             conditions: conditions.clone(),
+            cluster: cluster.clone(),
         };
         tasks.spawn(admin.serve(admin_listener, tasks.clone(), stop.clone()));
+        if let Some(listener) = cni_listener {
+            let server = CniServer::new(core.clone(), Arc::clone(&endpoints));
+            tasks.spawn(server.serve(listener, tasks.clone(), stop.clone()));
+        }
         if let Some(listener) = metrics_listener {
             let health = Health {
                 core: core.clone(),
@@ -344,6 +381,7 @@ impl Agent {
                 maps,
                 builtin: builtin.as_ref().map(|proxy| proxy.stats().clone()),
                 conditions,
+                cluster,
             };
             tasks.spawn(health.serve(listener, tasks.clone(), stop.clone()));
         }
@@ -393,6 +431,7 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         cluster_blocks: config.cluster_blocks.clone(),
         pod_blocks: config.pod_blocks.clone(),
         service_aliases: config.service_aliases.clone(),
+        external_ips: config.external_ips,
         proxy_port: config.proxy_port,
         enable_policy: config.enable_policy,
         enable_ipv4: config.ipv4,

@@ -2,7 +2,10 @@
 
 pub(crate) mod args;
 mod cluster_args;
+mod cni_args;
+mod dir;
 mod max_identities;
+pub(crate) mod why_args;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -16,10 +19,14 @@ use ipnet::IpNet;
 
 pub use args::{Cli, ClientArgs, Command, RunArgs};
 pub use cluster_args::{ClusterArgs, ServiceAlias};
+pub use cni_args::CniArgs;
+pub use dir::{ParseError, Parsed, parse};
 pub use max_identities::MaxIdentities;
 
 use crate::{
-    datapath::kernel::MapSizes, fqdn::refused::RefusedPrefixes, kubernetes::labels::LabelRule,
+    datapath::kernel::MapSizes,
+    fqdn::refused::RefusedPrefixes,
+    kubernetes::{ApiSettings, external_ips::ExternalIps, labels::LabelRule},
     policy::mode::PolicyMode,
 };
 
@@ -51,6 +58,8 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// Directory of policy documents.
     pub policy_dir: Option<PathBuf>,
+    /// The API server that the cluster is read from.
+    pub kubernetes: Option<ApiSettings>,
     /// Name of this node.
     pub node_name: String,
     /// Name of this node's cluster.
@@ -59,8 +68,12 @@ pub struct Config {
     pub label_rules: Vec<LabelRule>,
     /// Further addresses of Services: (address, `namespace/name`).
     pub service_aliases: Vec<(IpAddr, String)>,
+    /// Whether `spec.externalIPs` of Services count.
+    pub external_ips: ExternalIps,
     /// Blocks of the cluster's pods and Services.
     pub cluster_blocks: Vec<IpNet>,
+    /// Blocks of Services are given.
+    pub has_service_blocks: bool,
     /// Those of pods.
     pub pod_blocks: Vec<IpNet>,
     /// Directory of endpoint documents.
@@ -71,6 +84,8 @@ pub struct Config {
     pub sdp_group: u32,
     /// Socket of the admin interface.
     pub admin_socket: PathBuf,
+    /// Socket of the CNI plugin; `None` = off.
+    pub cni_socket: Option<PathBuf>,
     /// Address of metrics and health; `None` = off.
     pub metrics_address: Option<SocketAddr>,
     /// Port that DNS queries are redirected to.
@@ -154,6 +169,7 @@ impl TryFrom<RunArgs> for Config {
         check_directories(&args)?;
         check_intervals(&args)?;
         let map_sizes = map_sizes(&args)?;
+        let kubernetes = kubernetes(&args.cluster)?;
         let metrics_address = metrics_address(&args.metrics_address)?;
         let refused_prefixes =
             RefusedPrefixes::of(&args.tofqdns_refuse_prefix).map_err(|reason| ConfigError {
@@ -164,16 +180,20 @@ impl TryFrom<RunArgs> for Config {
             bpf_root: args.bpf_root,
             state_dir: args.state_dir,
             policy_dir: args.policy_dir,
+            kubernetes,
             node_name: args.cluster.node_name.unwrap_or_else(host_name),
             cluster_name: args.cluster.cluster_name,
             label_rules: args.cluster.labels,
             service_aliases: by_address(args.cluster.k8s_dns_alias),
+            external_ips: args.cluster.k8s_external_ips,
+            has_service_blocks: !args.cluster.k8s_service_cidr.is_empty(),
             pod_blocks: args.cluster.pod_cidr.clone(),
             cluster_blocks: [args.cluster.k8s_service_cidr, args.cluster.pod_cidr].concat(),
             endpoint_dir: args.endpoint_dir,
             sdp_socket: args.sdp_socket,
             sdp_group: args.sdp_group,
             admin_socket: args.admin_socket,
+            cni_socket: args.cni.socket(),
             metrics_address,
             proxy_port: args.tofqdns_proxy_port,
             disable_builtin_dns_proxy: args.disable_builtin_dns_proxy,
@@ -206,6 +226,24 @@ impl TryFrom<RunArgs> for Config {
             reconcile_interval: args.reconcile_interval,
         })
     }
+}
+
+fn kubernetes(args: &ClusterArgs) -> Result<Option<ApiSettings>, ConfigError> {
+    if args.kubernetes {
+        return Ok(Some(ApiSettings {
+            kubeconfig: args.kubeconfig.clone(),
+            server: args.k8s_api_server.clone(),
+        }));
+    }
+    let flag = match (&args.kubeconfig, &args.k8s_api_server) {
+        (Some(_), _) => "kubeconfig",
+        (None, Some(_)) => "k8s-api-server",
+        (None, None) => return Ok(None),
+    };
+    Err(ConfigError {
+        flag,
+        reason: "has no effect without --kubernetes; add that, or leave this out".to_owned(),
+    })
 }
 
 fn by_address(aliases: Vec<ServiceAlias>) -> Vec<(IpAddr, String)> {

@@ -56,10 +56,13 @@ mod revocations;
 mod rollback;
 pub mod router;
 mod rules;
+mod service_addresses;
+mod service_backends;
 mod service_warnings;
 pub(crate) mod service_why;
 mod services;
 pub mod snapshot;
+pub(crate) mod standing;
 mod state;
 mod view;
 pub(crate) mod why;
@@ -138,6 +141,8 @@ impl Core {
             Event::Services(events) => state.on_services(events),
             Event::Identities(events) => state.on_identities(events),
             Event::ClusterWarnings(warnings) => state.cluster.pods.warn(warnings),
+            Event::Namespaces(namespaces) => state.cluster.namespaces = namespaces,
+            Event::NodeInterfaces(interfaces) => state.on_node_interfaces(interfaces),
             Event::Endpoints(event) => state.on_endpoint(event),
             Event::NodeAddresses(addresses) => state.on_node_addresses(&addresses),
             Event::Mappings(mappings) => {
@@ -219,6 +224,7 @@ impl Core {
             || state.retry.has_prefixes()
             || state.numbers.budget().limited() > 0
             || state.cluster.pods.lacks_identities()
+            || state.endpoints.lacks_identities()
         {
             state.retry.schedule(state.now);
         }
@@ -318,6 +324,7 @@ impl State {
         }
         self.retry_limited();
         self.retry_pods();
+        self.retry_endpoints();
     }
 
     /// Notes which endpoints have their address in `cilium_lxc` and their programs attached.

@@ -1,19 +1,77 @@
-//! The task that reads the documents of `--policy-dir` and sends their changes to the core.
+//! The task that reads documents, those of `--policy-dir` and those of the cluster, and sends their
+//! changes to the core.
+
+use std::sync::Arc;
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     core::{event::Event, router::Router},
-    kubernetes::book::Book,
-    policy::source::dir::PolicyDir,
+    kubernetes::{Watches, book::Book, refusals::Refusals, resource::RESOURCES},
+    policy::source::{
+        cluster::{Batch, ClusterDocuments},
+        dir::PolicyDir,
+        merge::Merged,
+    },
     runner::CoreHandle,
     source_event::SourceEvent,
     watched_dir::WatchedDir,
 };
 
-/// Starts the task that reads the directory. Without one the listing is empty.
+/// Batches of watches that are routed at once.
+const BATCHES: usize = 64;
+
+/// Where documents come from.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    /// The directory.
+    pub(crate) directory: Option<(WatchedDir, PolicyDir)>,
+    /// The watches of the cluster.
+    pub(crate) cluster: Option<Watches>,
+}
+
+/// What is read next.
+enum Wake {
+    Directory,
+    Cluster(Vec<Batch>),
+}
+
+/// State of the task, apart from what it waits for.
+struct Reader {
+    directory: Option<PolicyDir>,
+    merged: Merged,
+    router: Router,
+    has_listed: bool,
+}
+
+impl Reader {
+    fn read(&mut self, wake: Wake) -> Vec<Event> {
+        let changes = match wake {
+            Wake::Cluster(batches) => self.merged.watched(batches),
+            Wake::Directory => {
+                let changes = match (&mut self.directory, self.has_listed) {
+                    (Some(directory), false) => directory.list(),
+                    (Some(directory), true) => directory.refresh(),
+                    (None, _) => Vec::new(),
+                };
+                self.has_listed = true;
+                self.merged.directory(changes)
+            }
+        };
+        self.router.route(changes)
+    }
+
+    /// The refused objects of the cluster, if they changed.
+    fn take_refusals(&mut self) -> Option<Refusals> {
+        let documents = self.merged.cluster_mut()?;
+        let changed = documents.is_complete() && documents.take_refusals_changed();
+        changed.then(|| Refusals::of(documents.refused(), documents.marked()))
+    }
+}
+
+/// Starts the task. Without any source the listing is empty.
 pub(crate) fn start(
-    policies: Option<(WatchedDir, PolicyDir)>,
+    sources: Sources,
     book: Book,
     core: &CoreHandle,
     tasks: &TaskTracker,
@@ -22,42 +80,83 @@ pub(crate) fn start(
     let core = core.clone();
     let stop = stop.clone();
     tasks.spawn(async move {
-        let Some((watched, mut source)) = policies else {
+        let Sources { directory, cluster } = sources;
+        if directory.is_none() && cluster.is_none() {
             for event in [SourceEvent::Init, SourceEvent::InitDone] {
                 let _stopped = core.send(Event::Policies(event)).await;
             }
             return;
+        }
+        let (watched, directory) = directory.unzip();
+        let (mut batches, cluster) = match cluster {
+            Some(Watches {
+                batches,
+                health,
+                refusals,
+            }) => (Some(batches), Some((health, refusals))),
+            None => (None, None),
         };
-        let mut router = Router::new(book);
-        let mut first = true;
+        let kinds = || RESOURCES.iter().map(|resource| resource.kind);
+        let documents = cluster.is_some().then(|| ClusterDocuments::new(kinds()));
+        let mut merged = Merged::new(documents);
+        if directory.is_none() {
+            merged.without_directory();
+        }
+        let mut reader = Reader {
+            directory,
+            merged,
+            router: Router::new(book),
+            has_listed: false,
+        };
+        let mut wake = Wake::Directory;
         loop {
             let looked = tokio::task::spawn_blocking(move || {
-                let changes = if first {
-                    source.list()
-                } else {
-                    source.refresh()
-                };
-                let events = router.route(changes);
-                (source, router, events)
+                let events = reader.read(wake);
+                (reader, events)
             });
-            let Ok((read, routed, events)) = looked.await else {
+            let Ok((read, events)) = looked.await else {
                 tracing::error!(
                     "reading the policies panicked (a bug); the policies in force remain"
                 );
                 return;
             };
-            source = read;
-            router = routed;
-            first = false;
+            reader = read;
+            if let (Some((health, refused)), Some(documents)) = (&cluster, reader.merged.cluster())
+            {
+                for kind in kinds() {
+                    health.set_objects(kind, documents.count(kind));
+                }
+                if let Some(refusals) = reader.take_refusals() {
+                    refused.send_replace(Arc::new(refusals));
+                }
+            }
             for event in events {
                 if core.send(event).await.is_err() {
                     return;
                 }
             }
-            tokio::select! {
-                () = watched.changed() => {}
+            wake = tokio::select! {
+                () = changed(watched.as_ref()) => Wake::Directory,
+                batches = received(batches.as_mut()) => Wake::Cluster(batches),
                 () = stop.cancelled() => return,
-            }
+            };
         }
     });
+}
+
+async fn changed(watched: Option<&WatchedDir>) {
+    match watched {
+        Some(watched) => watched.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn received(batches: Option<&mut tokio::sync::mpsc::Receiver<Batch>>) -> Vec<Batch> {
+    let mut received = Vec::new();
+    if let Some(batches) = batches
+        && batches.recv_many(&mut received, BATCHES).await > 0
+    {
+        return received;
+    }
+    std::future::pending().await
 }

@@ -16,6 +16,7 @@ use crate::{
         upkeep::{Conditions, Part},
     },
     endpoint::source::EndpointBook,
+    kubernetes::health::ClusterHealth,
     metrics::{self, Scrape},
     proxies::Proxies,
     runner::CoreHandle,
@@ -43,6 +44,8 @@ pub(crate) struct Health {
     pub builtin: Option<Stats>,
     /// How the node's part of the datapath is.
     pub conditions: Conditions,
+    /// How the watches of the cluster are, if it is a source.
+    pub cluster: Option<ClusterHealth>,
 }
 
 /// Binds the address, or says which flag to change.
@@ -123,6 +126,11 @@ impl Health {
             conditions: Part::ALL
                 .map(|part| (part, self.conditions.of(part)))
                 .to_vec(),
+            watches: self
+                .cluster
+                .as_ref()
+                .map(ClusterHealth::watches)
+                .unwrap_or_default(),
         };
         match metrics::text(scrape, &self.proxies, self.builtin.as_ref()) {
             Ok(text) => answer(StatusCode::OK, OPENMETRICS, text),

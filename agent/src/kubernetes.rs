@@ -2,11 +2,70 @@
 //! backends.
 //!
 //! ```text
-//!  documents (later: watches) ─► book (pods × namespaces, slices × services) ─► PodAt, ServiceAt
-//!                                  └─ labels: which of a pod's labels make its identity
+//!  API server ─► watch (one for each kind) ─► documents ─┐
+//!                                                        ├─► book (pods × namespaces, slices × services)
+//!  --policy-dir ─► documents ────────────────────────────┘     └─► PodAt, ServiceAt
+//!                                  labels: which of a pod's labels make its identity
 //! ```
 
 pub(crate) mod book;
+#[cfg(feature = "kubernetes")]
+pub mod client;
+#[cfg(not(feature = "kubernetes"))]
+#[path = "kubernetes/no_client.rs"]
+pub mod client;
+#[cfg(feature = "kubernetes")]
+mod decode;
+pub(crate) mod external_ips;
+pub mod health;
 pub(crate) mod labels;
+#[cfg(feature = "kubernetes")]
+mod own_node;
 pub(crate) mod pod_at;
+pub(crate) mod refusals;
+#[cfg(feature = "kubernetes")]
+mod report;
+pub(crate) mod resource;
+#[cfg(all(test, feature = "kubernetes"))]
+mod scripted;
 pub(crate) mod service_at;
+#[cfg(feature = "kubernetes")]
+pub(crate) mod start;
+#[cfg(feature = "kubernetes")]
+mod watch;
+
+use std::{path::PathBuf, sync::Arc};
+
+use tokio::sync::{mpsc, watch as channel};
+
+use self::{health::ClusterHealth, refusals::Refusals};
+use crate::policy::source::cluster::Batch;
+
+/// Where the API server is, and with which account it is asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ApiSettings {
+    /// Kubeconfig; none = the service account of this pod.
+    pub kubeconfig: Option<PathBuf>,
+    /// URL of the server, in the place of the kubeconfig's or the environment's.
+    pub server: Option<String>,
+}
+
+/// What the watches have to know of this node.
+#[derive(Clone, Debug)]
+pub(crate) struct Here {
+    /// Name of this node.
+    pub(crate) node: String,
+    /// `--k8s-service-cidr` is given.
+    pub(crate) has_service_blocks: bool,
+}
+
+/// Watches that run.
+#[derive(Debug)]
+pub(crate) struct Watches {
+    /// What they see.
+    pub(crate) batches: mpsc::Receiver<Batch>,
+    /// How they are.
+    pub(crate) health: ClusterHealth,
+    /// Takes the refused objects, which are reported in the cluster.
+    pub(crate) refusals: channel::Sender<Arc<Refusals>>,
+}

@@ -22,6 +22,8 @@ pub(crate) const UNSPEC: &str = "unspec";
 pub(crate) const NAMESPACE_KEY: &str = "io.kubernetes.pod.namespace";
 /// Key prefix under which a pod carries the labels of its namespace.
 pub(crate) const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
+/// The label that the API server gives to every namespace, with the namespace's name as value.
+pub(crate) const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// Namespace of an endpoint whose labels name none.
 const DEFAULT_NAMESPACE: &str = "default";

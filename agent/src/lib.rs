@@ -8,9 +8,15 @@
 //!                                           └─► snapshots ─► admin, metrics
 //! ```
 
+#![cfg_attr(
+    not(feature = "kubernetes"),
+    allow(dead_code, reason = "parts that only the client uses")
+)]
+
 pub mod admin;
 pub mod app;
 pub mod cli;
+pub(crate) mod cni;
 pub mod config;
 pub mod core;
 pub mod datapath;
@@ -24,13 +30,15 @@ pub mod grpc;
 pub(crate) mod health;
 pub mod identity;
 pub mod ipcache;
-pub(crate) mod kubernetes;
+pub mod kubernetes;
 pub mod labels;
 pub(crate) mod lane;
 pub(crate) mod liveness;
+pub(crate) mod local_http;
 pub mod metrics;
 pub mod named_port;
 pub(crate) mod node;
+pub(crate) mod own_interfaces;
 pub mod policy;
 pub mod proxies;
 pub mod restore;

@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use daemon::one_line::OneLine;
 use holdfast_agent::{
     app, cli,
-    config::{Cli, Command, Config, RunArgs},
+    config::{self, Command, Config, ParseError, RunArgs},
+    kubernetes::client::ClientError,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -14,7 +14,11 @@ use tracing_subscriber::EnvFilter;
 const WORKERS: usize = 2;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let parsed = match config::parse(std::env::args_os()) {
+        Ok(parsed) => parsed,
+        Err(ParseError::Usage(error)) => error.exit(),
+        Err(error) => return failed(2, &error.to_string()),
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .thread_name("agent-rim")
@@ -24,10 +28,14 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return failed(1, &format!("cannot start the runtime: {error}")),
     };
-    match cli.command {
+    match parsed.cli.command {
         Command::Run(args) => {
             if let Err(reason) = log(&args) {
                 return failed(2, &reason);
+            }
+            if !parsed.ignored.is_empty() {
+                let keys = parsed.ignored.join(", ");
+                tracing::info!("--config-dir: keys of other programs, ignored: {keys}");
             }
             let config = match Config::try_from(*args) {
                 Ok(config) => config,
@@ -57,6 +65,7 @@ fn needs_root(result: anyhow::Result<()>) -> ExitCode {
 fn done(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<ClientError>() => failed(2, &explain(&error)),
         Err(error) => failed(1, &explain(&error)),
     }
 }

@@ -17,6 +17,7 @@ use shared_maps::event::{Counter, Reason};
 use crate::{
     core::snapshot::Summary,
     datapath::upkeep::{Condition, Part},
+    kubernetes::health::WatchHealth,
     proxies::Proxies,
 };
 
@@ -37,6 +38,8 @@ pub struct Scrape {
     pub packets: Vec<(Reason, Counter)>,
     /// Parts of the datapath beside the endpoints' own.
     pub conditions: Vec<(Part, Condition)>,
+    /// Watches of the cluster; empty where it is no source.
+    pub watches: Vec<WatchHealth>,
 }
 
 impl prometheus_client::collector::Collector for Sample {
@@ -85,6 +88,7 @@ impl Sample {
         let mut out = Writer { encoder };
         self.agent(&mut out)?;
         self.policies(&mut out)?;
+        self.cluster(&mut out)?;
         self.identities(&mut out)?;
         self.names(&mut out)?;
         self.writes(&mut out)?;
@@ -122,6 +126,34 @@ impl Sample {
             "Host-side interfaces that are closed, because their endpoint is not found or not under policy yet",
             count(self.scrape.closed_interfaces),
         )
+    }
+
+    fn cluster(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
+        let of_each = |value: fn(&WatchHealth) -> u64| -> Vec<_> {
+            let watches = self.scrape.watches.iter();
+            watches
+                .map(|watch| ([("kind", watch.kind.as_str())], value(watch)))
+                .collect()
+        };
+        for (name, help, values) in [
+            (
+                "kubernetes_objects",
+                "Objects of the cluster that are read from its API server; those that are refused are left out",
+                of_each(|watch| count(watch.objects)),
+            ),
+            (
+                "kubernetes_watch_stale_seconds",
+                "How long a watch has not followed the API server, seconds; 0 = it does",
+                of_each(|watch| watch.stale_seconds),
+            ),
+        ] {
+            let values: Vec<_> = values
+                .iter()
+                .map(|(labels, value)| (&labels[..], *value))
+                .collect();
+            out.labelled(name, help, &values)?;
+        }
+        Ok(())
     }
 
     fn policies(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
@@ -428,7 +460,7 @@ impl Sample {
 type Value = fn(Counter) -> u64;
 
 /// Values of one family with their labels.
-type Labelled<'a> = (&'a [(&'static str, &'static str)], u64);
+type Labelled<'a> = (&'a [(&'static str, &'a str)], u64);
 
 struct Writer<'a, 'e> {
     encoder: &'a mut DescriptorEncoder<'e>,
@@ -515,6 +547,12 @@ mod tests {
                     fault: Some("a rule is missing".to_owned()),
                 },
             )],
+            watches: vec![WatchHealth {
+                kind: "Pod".to_owned(),
+                objects: 7,
+                stale_seconds: 9,
+                ..WatchHealth::default()
+            }],
         };
         let text = text(scrape, &Proxies::default(), None).unwrap();
         for line in [
@@ -528,6 +566,8 @@ mod tests {
             "holdfast_drop_bytes_total{reason=\"policy_denied\"} 500",
             "holdfast_reconcile_differences_total{part=\"programs\"} 0",
             "holdfast_reconcile_differences_total{part=\"routes\"} 2",
+            "holdfast_kubernetes_objects{kind=\"Pod\"} 7",
+            "holdfast_kubernetes_watch_stale_seconds{kind=\"Pod\"} 9",
             "holdfast_datapath_broken{part=\"routes\"} 1",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");

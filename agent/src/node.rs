@@ -1,36 +1,32 @@
-//! The node's own addresses.
+//! The node's own addresses and interfaces, sent to the core whenever they change.
 
-use std::{
-    collections::BTreeSet,
-    io,
-    net::{IpAddr, SocketAddrV4, SocketAddrV6},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::{core::event::Event, runner::CoreHandle};
+use crate::{
+    core::event::Event,
+    own_interfaces::{self, OwnInterfaces},
+    runner::CoreHandle,
+};
 
 /// Addresses of a node change rarely; a late one is labelled at most this much later.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Tells the core the node's addresses whenever they differ from `told`.
-pub(crate) async fn run(core: CoreHandle, mut current: BTreeSet<IpAddr>, stop: CancellationToken) {
+/// Sends the core the node's addresses and interfaces whenever they differ from `current`.
+pub(crate) async fn run(core: CoreHandle, mut current: OwnInterfaces, stop: CancellationToken) {
     let mut ticker = tokio::time::interval(INTERVAL);
     loop {
         tokio::select! {
             _ = ticker.tick() => {}
             () = stop.cancelled() => return,
         }
-        match addresses() {
-            Ok(now) if now == current => {}
+        match own_interfaces::list() {
             Ok(now) => {
-                if core
-                    .send(Event::NodeAddresses(now.iter().copied().collect()))
-                    .await
-                    .is_err()
-                {
-                    return;
+                for event in changes(&current, &now) {
+                    if core.send(event).await.is_err() {
+                        return;
+                    }
                 }
                 current = now;
             }
@@ -39,20 +35,16 @@ pub(crate) async fn run(core: CoreHandle, mut current: BTreeSet<IpAddr>, stop: C
     }
 }
 
-/// Addresses of the interfaces of this network namespace, loopback included.
-pub(crate) fn addresses() -> io::Result<BTreeSet<IpAddr>> {
-    let found = nix::ifaddrs::getifaddrs()?;
-    Ok(found
-        .filter_map(|interface| interface.address)
-        .filter_map(|address| {
-            let v4 = address
-                .as_sockaddr_in()
-                .map(|a| IpAddr::V4(*SocketAddrV4::from(*a).ip()));
-            v4.or_else(|| {
-                address
-                    .as_sockaddr_in6()
-                    .map(|a| IpAddr::V6(*SocketAddrV6::from(*a).ip()))
-            })
-        })
-        .collect())
+/// What is new in `now`.
+pub(crate) fn changes(before: &OwnInterfaces, now: &OwnInterfaces) -> Vec<Event> {
+    let mut events = Vec::new();
+    if before.addresses != now.addresses {
+        events.push(Event::NodeAddresses(
+            now.addresses.iter().copied().collect(),
+        ));
+    }
+    if before.of_services != now.of_services {
+        events.push(Event::NodeInterfaces(now.of_services.clone()));
+    }
+    events
 }

@@ -14,7 +14,7 @@ pub(crate) mod cidr_group;
 pub mod cluster;
 pub(crate) mod compute;
 pub mod document;
-mod kinds;
+pub(crate) mod kinds;
 pub(crate) mod lint;
 pub(crate) mod mode;
 pub(crate) mod model;

@@ -11,6 +11,7 @@ use std::{
 use holdfast_agent::{
     core::snapshot::Summary,
     datapath::upkeep::{Condition, Part},
+    kubernetes::health::WatchHealth,
     metrics::{self, Scrape, meanings},
     proxies::Proxies,
 };
@@ -97,6 +98,10 @@ fn agent() -> Vec<Family> {
             .map(|reason| (reason, Counter::default()))
             .into(),
         conditions: Part::ALL.map(|part| (part, Condition::default())).into(),
+        watches: vec![WatchHealth {
+            kind: "Pod".to_owned(),
+            ..WatchHealth::default()
+        }],
     };
     families(&metrics::text(scrape, &Proxies::default(), None).expect("text"))
 }
@@ -162,7 +167,9 @@ fn table(out: &mut String, families: &[Family]) {
     let mut documented: Vec<(&String, &Vec<String>, Vec<&Family>)> = Vec::new();
     for family in families {
         for (label, values) in family.labels() {
-            if matches!(label.as_str(), "version" | "name") {
+            // Kinds of Kubernetes speak for themselves.
+            let is_kind = label == "kind" && family.name.contains("_kubernetes_");
+            if is_kind || matches!(label.as_str(), "version" | "name") {
                 continue;
             }
             let of_reasons = |of: &Family| meaning(of, label, &values[0]);

@@ -1,8 +1,9 @@
 //! What both programs need to run on a node: sockets that anyone may connect to, shares of a
-//! limit, YAML of limited size, log lines, directories of pins, and the steering program.
+//! limit, YAML of limited size, directories of settings, log lines, directories of pins, and the steering program.
 //! Nothing here knows endpoints' rules or DNS messages.
 #![warn(missing_docs)]
 
+pub mod config_dir;
 pub mod http_server;
 pub mod one_line;
 pub mod pins;

@@ -9,10 +9,12 @@
 //!
 //! Needs root. A missing privilege is a failure, never a skipped test.
 
+pub mod apiserver;
 pub(crate) mod audit;
 pub mod bench;
 pub mod bridge;
 pub mod cilium;
+pub mod cni;
 pub mod config;
 pub mod dns;
 pub mod ha;

@@ -1,4 +1,5 @@
 //! A proxy works with the rights and mounts of a container, or its status names the missing ones.
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,9 +13,8 @@ const SOON: Duration = Duration::from_secs(10);
 const CAPABILITIES: &str = "--bounding-set=-all,+net_raw,+net_bind_service,+dac_read_search,\
                             +setuid,+setgid,+setpcap,+chown,+sys_admin,+bpf,+net_admin";
 
-/// The proxy's command line, run by another program in the node's namespace.
-fn behind(lab: &Lab, wrapper: &[&str]) -> Result<Command> {
-    let plain = lab.sdp_command(&SdpOptions::default())?;
+/// A command line in the node's namespace, run by another program there.
+fn behind(plain: &Command, wrapper: &[&str]) -> Result<Command> {
     let arguments: Vec<_> = plain.get_args().map(ToOwned::to_owned).collect();
     let at = arguments
         .iter()
@@ -28,7 +28,8 @@ fn behind(lab: &Lab, wrapper: &[&str]) -> Result<Command> {
 
 fn start(lab: &Lab, wrapper: &[&str]) -> Result<Program> {
     let log = lab.directory().join("log/sdp-one.log");
-    Program::start("holdfast-sdp", behind(lab, wrapper)?, &log)
+    let plain = lab.sdp_command(&SdpOptions::default())?;
+    Program::start("holdfast-sdp", behind(&plain, wrapper)?, &log)
 }
 
 fn agent(lab: &Lab) -> Result<Program> {
@@ -77,5 +78,88 @@ fn a_proxy_that_may_not_call_bpf_names_the_remedy() {
             ensure!(code != 200, "ready without maps");
             Ok(())
         })
+    });
+}
+
+/// The capabilities that the chart gives a program, for setpriv.
+fn of_chart(program: &str) -> Result<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/holdfast/values.yaml");
+    let text = std::fs::read_to_string(path)?;
+    let section = text
+        .split_once(&format!("\n{program}:\n"))
+        .and_then(|(_, values)| values.split_once("capabilities:\n"));
+    let names = section
+        .context("a list of capabilities")?
+        .1
+        .lines()
+        .map_while(|line| line.trim_start().strip_prefix("- "))
+        .filter_map(|line| line.split_whitespace().next())
+        .map(|name| format!(",+{}", name.to_lowercase()));
+    Ok(format!("--bounding-set=-all{}", names.collect::<String>()))
+}
+
+#[test]
+fn the_agent_works_with_the_capabilities_of_the_chart() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 60);
+        lab.write_policy("web.yaml", &good_names())?;
+        let capabilities = of_chart("agent")?;
+        ensure!(capabilities.contains("+sys_admin"), "{capabilities}");
+        ensure!(!capabilities.contains("sys_module"), "{capabilities}");
+        let options = AgentOptions {
+            builtin: true,
+            ..AgentOptions::default()
+        };
+        let plain = lab.agent_command(&options)?;
+        let log = lab.directory().join("log/agent.log");
+        let command = behind(&plain, &["setpriv", &capabilities])?;
+        let mut agent = Program::start("holdfast-agent", command, &log)?;
+        eventually("the agent is ready", SOON, || {
+            agent.check_alive()?;
+            let (code, body) = lab.http(9962, "/readyz")?;
+            ensure!(code == 200, "{code}: {body}");
+            Ok(())
+        })?;
+        lab.add_endpoint(&lab.a, WEB)?;
+        eventually("the pod gets an answer", SOON, || {
+            lab.a
+                .ask(&Query::a("www.good.test", DNS4))?
+                .expect(web4(10))
+        })?;
+        agent.terminate(SOON)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn the_probes_of_the_chart_work_with_the_capabilities_of_the_chart() {
+    with_lab(|lab| {
+        let _agent = agent(lab)?;
+        let capabilities = of_chart("sdp")?;
+        ensure!(capabilities.contains("+net_raw"), "{capabilities}");
+        ensure!(!capabilities.contains("dac_override"), "{capabilities}");
+        let mut sdp = start(lab, &["setpriv", &capabilities])?;
+        let probe = |verb: &str| -> Result<String> {
+            let socket = lab.sdp_admin("one");
+            let mut command = Command::new("setpriv");
+            command.arg(&capabilities).arg("--inh-caps=-all");
+            command.arg(config::program("holdfast-sdp")?);
+            command.arg("--admin-socket").arg(socket).arg(verb);
+            let output = command.output()?;
+            let error = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "{verb}: {error}");
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        eventually("the proxy is ready", SOON, || {
+            sdp.check_alive()?;
+            let text = probe("ready")?;
+            ensure!(text.starts_with("ready"), "{text}");
+            Ok(())
+        })?;
+        ensure!(probe("alive")?.starts_with("alive"));
+        sdp.terminate(SOON)?;
+        let error = probe("alive").expect_err("the proxy has ended").to_string();
+        ensure!(error.contains("no proxy runs with this socket"), "{error}");
+        Ok(())
     });
 }

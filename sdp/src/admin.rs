@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{metrics::Metrics, shared_state::Shared};
 
+mod as_owner;
 pub mod client;
 pub(crate) mod explain;
 pub(crate) mod policy;

@@ -9,7 +9,7 @@ mod words;
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 
-use crate::{bpf, process, style, workspace};
+use crate::{bpf, charts, process, style, workspace};
 
 /// One check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -30,6 +30,8 @@ pub(crate) enum Check {
     Doc,
     /// The committed eBPF object is what `bpf/` builds
     Bpf,
+    /// The Helm charts: rendered, validated, compared with the programs and the guide
+    Charts,
     /// Figures of `cargo xtask style`; printed, never a failure
     Style,
 }
@@ -83,6 +85,7 @@ fn one(check: Check) -> Result<()> {
             process::run(command)
         }
         Check::Bpf => bpf::build(true),
+        Check::Charts => charts::run(charts::Derived::Check),
         Check::Style => style::run(),
     }
 }

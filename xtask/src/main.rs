@@ -7,8 +7,10 @@
 //! ```
 
 mod bpf;
+mod charts;
 mod docs;
 mod fuzz;
+mod image;
 mod linker;
 mod lint;
 mod packages;
@@ -54,7 +56,7 @@ enum Task {
     },
     /// Print figures about the shape of the production code, with their limits
     Style,
-    /// Run the tests; without --tier: unit, kernel and netns, as CI does
+    /// Run the tests; without --tier: unit, kernel, netns and image, as CI does
     Test {
         /// Only this tier
         #[arg(long, value_enum)]
@@ -86,6 +88,18 @@ enum Task {
     },
     /// Write the pages that are generated from code: docs/src/metrics.md
     Docs,
+    /// Check the Helm charts; part of lint
+    Charts {
+        /// Write the files that are made from others: copies of templates, tables of values
+        #[arg(long)]
+        write: bool,
+    },
+    /// Build the two container images into target/image, and run them in containerd; needs root
+    Image {
+        /// Which build of the programs
+        #[arg(long, value_enum, default_value_t = image::Profile::Release)]
+        profile: image::Profile,
+    },
     /// Build the committed eBPF objects
     Bpf {
         /// Build and compare with the committed object, change nothing
@@ -119,6 +133,14 @@ fn run(task: Task) -> Result<()> {
             Ok(())
         }
         Task::Docs => docs::write(),
+        Task::Charts { write: true } => charts::run(charts::Derived::Write),
+        Task::Charts { write: false } => charts::run(charts::Derived::Check),
+        Task::Image { profile } => {
+            for check in image::run(profile)? {
+                println!("  ok: {check}");
+            }
+            Ok(())
+        }
         Task::Bpf { check } => bpf::build(check),
     }
 }

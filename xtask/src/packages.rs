@@ -7,9 +7,9 @@ use anyhow::{Context as _, Result, bail};
 use crate::{process, progress::step};
 
 /// A package and what it is for.
-pub(super) struct Package {
-    pub(super) name: &'static str,
-    pub(super) why: &'static str,
+pub(crate) struct Package {
+    pub(crate) name: &'static str,
+    pub(crate) why: &'static str,
 }
 
 /// Tools of demo, benchmarks and the tests of `e2e`.
@@ -88,6 +88,30 @@ pub(super) const NIGHTLY: &[Package] = &[
     },
 ];
 
+/// Tools of `cargo xtask image`.
+pub(super) const IMAGE: &[Package] = &[
+    Package {
+        name: "binutils",
+        why: "strip and readelf: programs without their symbols",
+    },
+    Package {
+        name: "umoci",
+        why: "makes an image of a directory, without a container engine",
+    },
+    Package {
+        name: "skopeo",
+        why: "makes an archive of an image",
+    },
+    Package {
+        name: "containerd",
+        why: "runs the images once",
+    },
+    Package {
+        name: "runc",
+        why: "containerd starts containers with it",
+    },
+];
+
 /// Programs that only the benchmarks compare with.
 pub(super) const BENCH: &[Package] = &[Package {
     name: "dnsdist",
@@ -112,7 +136,7 @@ pub(super) fn install(packages: &[Package]) -> Result<()> {
 }
 
 /// Installs them, or brings those that are installed up to date.
-pub(super) fn newest(packages: &[&Package]) -> Result<()> {
+pub(crate) fn newest(packages: &[&Package]) -> Result<()> {
     if !process::installed("apt-get") {
         let names: Vec<&str> = packages.iter().map(|package| package.name).collect();
         bail!(
@@ -125,8 +149,7 @@ pub(super) fn newest(packages: &[&Package]) -> Result<()> {
     for package in packages {
         step(&format!("install {}", package.name), package.why);
     }
-    apt_get(&["update", "-qq"])
-        .context("`apt-get update`: is the network up and /etc/apt/sources.list right?")?;
+    update()?;
     let _services = ServicesStayOff::new()?;
     for package in packages {
         // One by one, so that the error names the failing package.
@@ -145,6 +168,12 @@ pub(super) fn newest(packages: &[&Package]) -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// Brings the package lists up to date.
+pub(crate) fn update() -> Result<()> {
+    apt_get(&["update", "-qq"])
+        .context("`apt-get update`: is the network up and /etc/apt/sources.list right?")
 }
 
 /// Whether the package lists of this machine have it.

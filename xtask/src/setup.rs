@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 pub(crate) use cargo_tool::CargoTool;
 use clap::ValueEnum;
 
-use crate::{packages, process, progress::step};
+use crate::{charts, packages, process, progress::step};
 
 /// A part of the setup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -20,6 +20,8 @@ pub(crate) enum Part {
     Bpf,
     /// What lint calls besides the Rust toolchain
     Lint,
+    /// helm, promtool and the schemas of Kubernetes, below target/
+    Charts,
 }
 
 /// Sets up `only`, or everything.
@@ -33,6 +35,10 @@ pub(crate) fn run(only: Option<Part>) -> Result<()> {
     }
     if wanted(Part::Lint) {
         cargo_tool::CARGO_DENY.install()?;
+    }
+    if wanted(Part::Charts) {
+        charts::Tools::install()?;
+        step("tools of the charts are there", "helm, promtool, schemas");
     }
     Ok(())
 }
@@ -48,6 +54,11 @@ pub(crate) fn lab() -> Result<()> {
 /// Additional tools of the benchmarks.
 pub(crate) fn bench() -> Result<()> {
     packages::install(packages::BENCH)
+}
+
+/// Tools that make and run the container images.
+pub(crate) fn image() -> Result<()> {
+    packages::install(packages::IMAGE)
 }
 
 /// Additional tools of the nightly tests.

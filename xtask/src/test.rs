@@ -16,7 +16,7 @@ use clap::ValueEnum;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::{fuzz, previous, process, repository, setup, workspace};
+use crate::{fuzz, image, previous, process, repository, setup, workspace};
 use tally::Tally;
 
 /// A test program that runs longer hangs: it is ended and counts as failed.
@@ -52,17 +52,19 @@ pub(crate) enum Tier {
     Kernel,
     /// Root: whole nodes in network namespaces, minutes
     Netns,
+    /// Root: the container images of debug builds, made and run, seconds
+    Image,
     /// Root: every attack of one pod on another at full strength, minutes
     Hostile,
     /// Root: every fuzzer for a minute, and what is marked `#[ignore]`, hours
     Nightly,
 }
 
-/// Runs `tier`, or unit, kernel and netns, and prints the sum.
+/// Runs `tier`, or unit, kernel, netns and image, and prints the sum.
 pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
     let tiers = match tier {
         Some(tier) => vec![tier],
-        None => vec![Tier::Unit, Tier::Kernel, Tier::Netns],
+        None => vec![Tier::Unit, Tier::Kernel, Tier::Netns, Tier::Image],
     };
     if tiers.iter().any(|tier| *tier != Tier::Unit) {
         process::require_root("every tier but `unit`")?;
@@ -75,6 +77,7 @@ pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
         let tally = match tier {
             Tier::Unit => unit(filter)?,
             Tier::Kernel | Tier::Netns | Tier::Hostile => e2e(tier, filter)?,
+            Tier::Image => images()?,
             Tier::Nightly => {
                 setup::nightly()?;
                 let mut tally = fuzzers()?;
@@ -132,13 +135,24 @@ fn fuzzers() -> Result<Tally> {
     Ok(tally)
 }
 
+/// The images, of the programs that the tiers before have built.
+fn images() -> Result<Tally> {
+    heading("image");
+    let mut tally = Tally::default();
+    match image::run(image::Profile::Debug) {
+        Ok(passed) => tally.passed = u64::try_from(passed.len())?,
+        Err(error) => tally.fail(format!("image: {error:#}")),
+    }
+    Ok(tally)
+}
+
 /// Tests of `e2e`.
 fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
     heading(match tier {
         Tier::Kernel => "kernel",
         Tier::Nightly => "nightly",
         Tier::Hostile => "hostile",
-        Tier::Unit | Tier::Netns => "netns",
+        Tier::Unit | Tier::Netns | Tier::Image => "netns",
     });
     let programs = test_programs()?;
     let mut total = Tally::default();
@@ -162,7 +176,7 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
         let of_tier = match tier {
             Tier::Nightly => true,
             Tier::Hostile => program.name == HOSTILE,
-            Tier::Unit | Tier::Kernel | Tier::Netns => {
+            Tier::Unit | Tier::Kernel | Tier::Netns | Tier::Image => {
                 program.name.starts_with("kernel_") == (tier == Tier::Kernel)
             }
         };

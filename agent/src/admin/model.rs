@@ -7,6 +7,7 @@ use crate::{
     core::snapshot::{LimitView, PolicyView, RejectedView, Summary},
     datapath::{quota::QuotaView, upkeep::RepairsView},
     endpoint::source::Unresolved,
+    kubernetes::health::ClusterView,
     policy::trace::RuleView,
     proxies::ProxyView,
 };
@@ -42,6 +43,9 @@ pub struct Status {
     /// Repairs of the node's part of the datapath.
     #[serde(default)]
     pub repairs: Vec<RepairsView>,
+    /// The cluster that objects and policies are read from.
+    #[serde(default)]
+    pub cluster: Option<ClusterView>,
 }
 
 /// One run of the agent.

@@ -1,6 +1,6 @@
 //! Problems that `status` lists, one function for each.
 
-use crate::core::snapshot::Summary;
+use crate::{core::snapshot::Summary, kubernetes::health::ClusterView};
 
 /// Policy documents that are refused.
 pub(super) fn policies_refused(summary: &Summary) -> Option<String> {
@@ -11,6 +11,33 @@ pub(super) fn policies_refused(summary: &Summary) -> Option<String> {
         "{} policy documents are refused: see `policy get`",
         summary.policies_rejected
     ))
+}
+
+/// Reports in the cluster that cannot be written.
+pub(super) fn not_reported(cluster: &ClusterView) -> Option<String> {
+    cluster.report_problem.clone()
+}
+
+/// Watches that do not follow the API server, and an object about this node that is not written.
+pub(super) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = String> {
+    let own_node = cluster.own_node.iter().map(|reason| {
+        format!(
+            "the CiliumNode of this node cannot be written, so that other nodes may take its \
+             addresses for the world: {reason}"
+        )
+    });
+    let stale = cluster.watches.iter().filter_map(|watch| {
+        let reason = watch.reason.as_ref()?;
+        let effect = match watch.has_listed {
+            true => "what was read before stays in force",
+            false => "until it has been read, the policy of the last run stays in force",
+        };
+        Some(format!(
+            "watch of {} at {} does not follow for {} s; {effect}: {reason}",
+            watch.kind, cluster.server, watch.stale_seconds
+        ))
+    });
+    stale.chain(own_node)
 }
 
 /// Changes that the datapath did not accept.

@@ -8,9 +8,7 @@ use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
     header::CONTENT_TYPE,
-    service::service_fn,
 };
-use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use shared_maps::user::Globals;
 use tokio::net::UnixListener;
@@ -35,7 +33,8 @@ use crate::{
     },
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError, Unresolved},
     events::Events,
-    grpc::peer::{Allowed, Checked},
+    kubernetes::health::ClusterHealth,
+    local_http,
     policy::{
         ask::Trace,
         trace::{FlowDirection, Port},
@@ -75,6 +74,8 @@ pub struct Admin {
     pub damaged: Arc<Vec<String>>,
     /// How the node's part of the datapath is.
     pub conditions: Conditions,
+    /// How the watches of the cluster are, if it is a source.
+    pub cluster: Option<ClusterHealth>,
 }
 
 /// An answer that is not 200.
@@ -101,7 +102,9 @@ impl From<CoreAway> for Refusal {
 impl From<EndpointError> for Refusal {
     fn from(error: EndpointError) -> Self {
         let status = match &error {
-            EndpointError::File(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            EndpointError::File(_) | EndpointError::PodsFile(_) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
             EndpointError::NotAdded(_) => StatusCode::NOT_FOUND,
             EndpointError::Taken { .. } => StatusCode::CONFLICT,
             _ => StatusCode::UNPROCESSABLE_ENTITY,
@@ -114,7 +117,9 @@ impl From<WhyError> for Refusal {
     fn from(error: WhyError) -> Self {
         let status = match &error {
             WhyError::Away(_) => StatusCode::SERVICE_UNAVAILABLE,
-            WhyError::NoEndpoint(_) | WhyError::NoPod(_) => StatusCode::NOT_FOUND,
+            WhyError::NoEndpoint(_) | WhyError::NoPod(_) | WhyError::NoTarget(_) => {
+                StatusCode::NOT_FOUND
+            }
             WhyError::Ambiguous { .. }
             | WhyError::Service { .. }
             | WhyError::IngressName
@@ -128,40 +133,11 @@ impl From<WhyError> for Refusal {
 impl Admin {
     /// Serves connections of `listener` until stopped; each on a task of `tasks`.
     pub async fn serve(self, listener: UnixListener, tasks: TaskTracker, stop: CancellationToken) {
-        let allowed = Allowed { group: None };
-        loop {
-            let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
-                () = stop.cancelled() => return,
-            };
-            let stream = match accepted.and_then(|(stream, _)| Checked::new(stream, allowed)) {
-                Ok(stream) => stream,
-                Err(error) => {
-                    tracing::warn!(%error, "admin connection refused");
-                    // Out of descriptors: wait for one instead of spinning.
-                    tokio::time::sleep(POLL).await;
-                    continue;
-                }
-            };
+        let service = move |request| {
             let admin = self.clone();
-            let stop = stop.clone();
-            tasks.spawn(async move {
-                let service = service_fn(move |request| {
-                    let admin = admin.clone();
-                    async move { Ok::<_, std::convert::Infallible>(admin.answer(request).await) }
-                });
-                let served = hyper::server::conn::http1::Builder::new()
-                    .serve_connection(TokioIo::new(stream), service);
-                tokio::select! {
-                    served = served => {
-                        if let Err(error) = served {
-                            tracing::debug!(%error, "admin connection ended early");
-                        }
-                    }
-                    () = stop.cancelled() => {}
-                }
-            });
-        }
+            async move { admin.answer(request).await }
+        };
+        local_http::serve(listener, service, tasks, stop).await;
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
@@ -245,6 +221,9 @@ impl Admin {
         let proxies = self.proxies.views();
         let builtin = (self.builtin)();
         let mut problems = self.problems(&summary, warnings, &unresolved, &proxies);
+        let cluster = self.cluster.as_ref().map(ClusterHealth::view);
+        problems.extend(cluster.iter().flat_map(problems::cluster_source));
+        problems.extend(cluster.iter().filter_map(problems::not_reported));
         let limits = self.core.inspect(Core::limits).await?;
         let endpoints = self.core.inspect(Core::endpoint_keys).await?;
         let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {
@@ -268,6 +247,7 @@ impl Admin {
             limits,
             repairs: Part::ALL.map(|part| self.conditions.repairs(part)).to_vec(),
             quotas,
+            cluster,
         })
     }
 
@@ -335,7 +315,7 @@ impl Admin {
         };
         let question = Question {
             endpoint: wanted("endpoint")?,
-            target: why::target(&wanted("target")?),
+            target: why::target(&self.core, &wanted("target")?).await?,
             port: port.map_err(|error| bad(error.to_string()))?,
             direction,
         };

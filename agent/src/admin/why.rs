@@ -76,6 +76,12 @@ pub(crate) enum WhyError {
          `kubectl get pods -o yaml` prints pods for --policy-dir"
     )]
     NoPod(String),
+    /// No pod or Service with an address is called so.
+    #[error(
+        "there is no pod and no Service {0} with an address: give namespace/name, an address or a \
+         DNS name"
+    )]
+    NoTarget(String),
     /// Names mean nothing to ingress.
     #[error("ingress policy has no names: give the sender's address")]
     IngressName,
@@ -435,12 +441,21 @@ fn text(error: &MapError) -> String {
     error.to_string()
 }
 
-/// Reads the target: an address, else a name.
-pub(crate) fn target(text: &str) -> Target {
-    match text.parse() {
-        Ok(address) => Target::Address(address),
-        Err(_) => Target::Name(Fqdn::normalise(text)),
+/// Reads the target: an address, the `namespace/name` of a pod or Service, else a DNS name.
+pub(crate) async fn target(core: &CoreHandle, text: &str) -> Result<Target, WhyError> {
+    if let Ok(address) = text.parse() {
+        return Ok(Target::Address(address));
     }
+    // No DNS name has a slash.
+    if !text.contains('/') {
+        return Ok(Target::Name(Fqdn::normalise(text)));
+    }
+    let name = text.to_owned();
+    let found = core.inspect(move |core| core.addresses_called(&name));
+    let address = found.await?.into_iter().next();
+    address
+        .map(Target::Address)
+        .ok_or_else(|| WhyError::NoTarget(text.to_owned()))
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use crate::{
         SelectorView, Summary,
     },
     datapath::{quota::QuotaView, upkeep::RepairsView},
+    kubernetes::health::ClusterView,
     proxies::ProxyView,
 };
 
@@ -68,11 +69,14 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
         "no: sources are not synced yet"
     };
     let repaired = reconciler(&counters.reconciled, &status.repairs);
-    vec![
+    let mut rows = vec![
         ("Agent", process(status)),
         ("Ready", ready.to_owned()),
         ("Endpoints", endpoint_counts(summary)),
         ("Policies", policy_counts(summary)),
+    ];
+    rows.extend(cluster_counts(summary).map(|counts| ("Objects", counts)));
+    rows.extend([
         ("Identities", identity_counts(summary)),
         ("Ipcache", ipcache_use(summary)),
         ("Names", name_counts(summary)),
@@ -80,7 +84,41 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
         ("Datapath", datapath_steps(summary)),
         ("Reconciler", repaired),
         ("Built-in DNS proxy", status.builtin_dns_proxy.clone()),
-    ]
+    ]);
+    if let Some(cluster) = &status.cluster {
+        rows.push(("Cluster", cluster_source(cluster)));
+    }
+    rows
+}
+
+/// The API server, and how many objects there are of each kind.
+fn cluster_source(cluster: &ClusterView) -> String {
+    let counts = cluster.watches.iter().map(|watch| match &watch.reason {
+        None => format!("{} {}", watch.objects, watch.kind),
+        Some(_) => format!(
+            "{} {} (stale for {} s)",
+            watch.objects, watch.kind, watch.stale_seconds
+        ),
+    });
+    let counts: Vec<String> = counts.collect();
+    format!("{}: {}", cluster.server, counts.join(", "))
+}
+
+/// None without objects of a cluster.
+fn cluster_counts(summary: &Summary) -> Option<String> {
+    let Summary {
+        pods,
+        namespaces,
+        services,
+        network_policies,
+        ..
+    } = summary;
+    (pods + namespaces + services + network_policies > 0).then(|| {
+        format!(
+            "{pods} pods, {namespaces} namespaces, {services} Services, {network_policies} \
+             NetworkPolicies"
+        )
+    })
 }
 
 /// A line for each row, the values below each other.

@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use super::{client::Client, show::print};
 use crate::{
     admin::{model::Why, server::encode, why::text::text},
-    config::args::WhyArgs,
+    config::why_args::WhyArgs,
 };
 
 /// Asks and prints; fails if packets do not pass.

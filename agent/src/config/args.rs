@@ -1,20 +1,17 @@
 //! Command line of the agent: subcommands, flags and their help.
 
-use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use dns_policy::{duration, reject_code::RejectCode};
 
-use super::{MaxIdentities, cluster_args::ClusterArgs};
+use super::{MaxIdentities, cluster_args::ClusterArgs, cni_args::CniArgs, why_args::WhyArgs};
 use crate::{
     datapath::kernel::MapSizes,
     fqdn::refused::{self, RefusedValue},
     labels::{Label, LabelError},
     named_port::{NamedPortError, NamedPorts},
-    policy::{
-        mode::PolicyMode,
-        trace::{Port, PortError},
-    },
+    policy::{mode::PolicyMode, trace::Port},
 };
 
 /// Default of `--admin-socket`.
@@ -335,54 +332,6 @@ pub struct ObserveArgs {
     pub client: ClientArgs,
 }
 
-/// `why`
-#[derive(Debug, Args)]
-pub struct WhyArgs {
-    /// Number, key, name or address of the endpoint
-    pub endpoint: String,
-    /// Name or address, with or without a port: www.example.com:443, 203.0.113.7:53/UDP; put an
-    /// IPv6 address with a port in brackets: `[2001:db8::1]:443`
-    pub target: WhyTarget,
-    /// Judge the other direction: packets from the target to this port of the endpoint
-    #[arg(long)]
-    pub ingress: bool,
-    #[command(flatten)]
-    pub client: ClientArgs,
-}
-
-/// Target of `why`: the peer of the endpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WhyTarget {
-    /// DNS name or IP address, without brackets.
-    pub host: String,
-    /// Port of the target, or of the endpoint with `--ingress`.
-    pub port: Option<Port>,
-}
-
-impl FromStr for WhyTarget {
-    type Err = PortError;
-
-    fn from_str(text: &str) -> Result<Self, PortError> {
-        let bare = |host: &str| Self {
-            host: host.to_owned(),
-            port: None,
-        };
-        if text.parse::<IpAddr>().is_ok() {
-            return Ok(bare(text));
-        }
-        match text.rsplit_once(':') {
-            Some((host, port)) => Ok(Self {
-                host: host
-                    .trim_start_matches('[')
-                    .trim_end_matches(']')
-                    .to_owned(),
-                port: Some(port.parse()?),
-            }),
-            None => Ok(bare(text.trim_start_matches('[').trim_end_matches(']'))),
-        }
-    }
-}
-
 /// `run`
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -401,6 +350,8 @@ pub struct RunArgs {
     pub enable_policy: PolicyMode,
     #[command(flatten)]
     pub cluster: ClusterArgs,
+    #[command(flatten)]
+    pub cni: CniArgs,
     /// Directory of endpoint documents (YAML or JSON); the agent applies every change in it
     #[arg(long, env = "HOLDFAST_ENDPOINT_DIR")]
     pub endpoint_dir: Option<PathBuf>,
@@ -590,6 +541,10 @@ pub struct RunArgs {
     /// routes, steering and pins are checked every two seconds, or at this interval if it is shorter
     #[arg(long, value_parser = duration::parse, default_value = "30s", env = "HOLDFAST_RECONCILE_INTERVAL")]
     pub reconcile_interval: Duration,
+    /// Directory with one file per flag of this command, named without dashes, such as a mounted
+    /// ConfigMap. Flags and environment override it. Unknown keys are ignored and listed in the log
+    #[arg(long, value_name = "DIR", env = "HOLDFAST_CONFIG_DIR")]
+    pub config_dir: Option<PathBuf>,
     /// Log as JSON lines
     #[arg(long, default_value_t = false)]
     pub log_json: bool,

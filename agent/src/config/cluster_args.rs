@@ -1,17 +1,31 @@
 //! Flags about the cluster that this node is part of.
 
-use std::{net::IpAddr, str::FromStr};
+use std::{net::IpAddr, path::PathBuf, str::FromStr};
 
-use clap::Args;
+use clap::{ArgAction, Args};
 use ipnet::IpNet;
 
-use crate::kubernetes::labels::LabelRule;
+use crate::kubernetes::{external_ips::ExternalIps, labels::LabelRule};
 
 /// Octets of a cluster's name, as in Cilium.
 const NAME_MAX: usize = 32;
 
 #[derive(Clone, Debug, Args)]
 pub struct ClusterArgs {
+    /// Read pods, namespaces, Services, nodes and policies from the Kubernetes API: with the service
+    /// account of this pod, or with --kubeconfig. --policy-dir may be read as well; of two documents
+    /// of one kind and name that of the cluster counts
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
+          require_equals = true, action = ArgAction::Set, env = "HOLDFAST_KUBERNETES")]
+    pub kubernetes: bool,
+    /// Kubeconfig with the address of the API server and the account to use there; its current
+    /// context counts. Without it: the service account of this pod
+    #[arg(long, value_name = "FILE", env = "HOLDFAST_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// URL of the API server, for example https://192.0.2.1:6443, in the place of the kubeconfig's
+    /// or of KUBERNETES_SERVICE_HOST: an address that does not depend on kube-proxy
+    #[arg(long, value_name = "URL", env = "HOLDFAST_K8S_API_SERVER")]
+    pub k8s_api_server: Option<String>,
     /// Name of this node in Node, CiliumNode and Pod documents [default: the host name]
     #[arg(long, value_name = "NAME", env = "HOLDFAST_NODE_NAME")]
     pub node_name: Option<String>,
@@ -40,6 +54,12 @@ pub struct ClusterArgs {
         env = "HOLDFAST_K8S_DNS_ALIAS"
     )]
     pub k8s_dns_alias: Vec<ServiceAlias>,
+    /// What spec.externalIPs of Services mean. The author of a Service may write any address there; an
+    /// address of a node, a pod, an API server, another Service or a DNS server that a policy names
+    /// is never judged as the Service. Where they are not needed, enable Kubernetes' admission plugin
+    /// DenyServiceExternalIPs
+    #[arg(long, value_enum, default_value_t = ExternalIps::Judge, env = "HOLDFAST_K8S_EXTERNAL_IPS")]
+    pub k8s_external_ips: ExternalIps,
     /// A block of addresses of Services, as kube-apiserver's --service-cluster-ip-range. An address
     /// in it that no Service document has is reserved:unmanaged, not the world, and no block or name
     /// of a policy selects it; several with commas
@@ -53,8 +73,9 @@ pub struct ClusterArgs {
     pub k8s_service_cidr: Vec<IpNet>,
     /// A block of addresses of pods, of all nodes. An address in it that is no endpoint's and that no
     /// document describes is reserved:unmanaged, not the world, and no block or name of a policy
-    /// selects it. A backend of a Service outside of these blocks is judged by its address at once,
-    /// although it names a pod that no document describes; several with commas
+    /// selects it. A backend of a Service that names a pod which no document describes is left out
+    /// for 30 seconds in these blocks, and judged by its address outside of them. Blocks of Node and
+    /// CiliumNode documents count too; several with commas
     #[arg(
         long,
         value_name = "CIDR",

@@ -308,6 +308,7 @@ impl State {
     /// Puts the new rules in the place of the old ones, which its subjects still have.
     fn replace(&mut self, change: &Change) -> PendingRollout {
         self.policy.put_document(&change.key, change.new.as_ref());
+        self.note_dns_servers(change.old.as_deref(), change.new.as_deref());
         let subjects = self.policy.subjects().rev().filter(|(_, subject)| {
             let mut documents = change.old.iter().chain(&change.new);
             documents.any(|document| is_about(document, subject.labels()))

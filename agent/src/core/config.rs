@@ -18,6 +18,7 @@ use shared_maps::{
 use crate::{
     endpoint::config_file::EndpointFile,
     fqdn::{cleaned::CleanedNames, pre_cache::PreCached, refused::RefusedPrefixes},
+    kubernetes::external_ips::ExternalIps,
     labels::LabelSet,
     policy::mode::PolicyMode,
 };
@@ -40,6 +41,8 @@ pub struct CoreConfig {
     pub pod_blocks: Vec<IpNet>,
     /// Addresses beside those of its document that a Service has: (address, `namespace/name`).
     pub service_aliases: Vec<(IpAddr, String)>,
+    /// Whether `spec.externalIPs` of Services count.
+    pub external_ips: ExternalIps,
     /// Port of the DNS proxy.
     pub proxy_port: u16,
     /// When endpoints without a mode of their own are restricted.
@@ -101,6 +104,7 @@ impl Default for CoreConfig {
             cluster_blocks: Vec::new(),
             pod_blocks: Vec::new(),
             service_aliases: Vec::new(),
+            external_ips: ExternalIps::Judge,
             proxy_port: 10094,
             enable_policy: PolicyMode::Default,
             enable_ipv4: true,

@@ -27,6 +27,8 @@ pub(super) struct EndpointTable {
     dirty: BTreeSet<EndpointId>,
     /// Endpoints that cannot be in force now, and why, by key.
     waiting: BTreeMap<String, (EndpointSpec, String)>,
+    /// Keys of those that wait because no identity is free.
+    without_identity: BTreeSet<String>,
     /// Entries that policy maps of an earlier run take.
     map_sizes: BTreeMap<EndpointId, usize>,
 }
@@ -212,13 +214,33 @@ impl EndpointTable {
 
     /// An endpoint waits no longer. Gives the reason that it had.
     pub(super) fn end_wait(&mut self, key: &str) -> Option<String> {
+        self.without_identity.remove(key);
         self.waiting.remove(key).map(|(_, reason)| reason)
     }
 
     /// Takes all that wait, to be tried again.
     pub(super) fn take_waiting(&mut self) -> Vec<EndpointSpec> {
+        self.without_identity.clear();
         let waiting = std::mem::take(&mut self.waiting).into_values();
         waiting.map(|(spec, _)| spec).collect()
+    }
+
+    /// Notes that an endpoint waits for an identity.
+    pub(super) fn await_identity(&mut self, spec: EndpointSpec, reason: String) {
+        self.without_identity.insert(spec.key.clone());
+        self.wait(spec, reason);
+    }
+
+    /// Takes those that wait for an identity, to be tried again.
+    pub(super) fn take_without_identity(&mut self) -> Vec<EndpointSpec> {
+        let keys = std::mem::take(&mut self.without_identity).into_iter();
+        let waiting = keys.filter_map(|key| self.waiting.get(&key));
+        waiting.map(|(spec, _)| spec.clone()).collect()
+    }
+
+    /// Whether endpoints wait for an identity.
+    pub(super) fn lacks_identities(&self) -> bool {
+        !self.without_identity.is_empty()
     }
 
     /// Those that wait, and why.

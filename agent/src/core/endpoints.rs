@@ -90,6 +90,13 @@ impl State {
         }
     }
 
+    /// Tries those again for which no number was free.
+    pub(super) fn retry_endpoints(&mut self) {
+        for spec in self.endpoints.take_without_identity() {
+            self.try_endpoint(spec);
+        }
+    }
+
     /// Whether an address became free.
     fn apply_endpoint(&mut self, spec: EndpointSpec) -> bool {
         let own = self.endpoints.by_key(&spec.key);
@@ -208,7 +215,8 @@ impl State {
                 reason = Some(format!(
                     "its address {address} is this node's: give it another one"
                 ));
-            } else if let Some(service) = self.cluster.services.at_cluster_ip(*address) {
+            } else if let Some(service) = self.cluster.services.addresses().at_cluster_ip(*address)
+            {
                 reason = Some(format!(
                     "its address {address} is that of Service {service}: give it another one"
                 ));
@@ -268,7 +276,7 @@ impl State {
         let identity = match self.acquire_pod(labels) {
             Ok(identity) => identity,
             Err(lacking) => {
-                self.endpoints.wait(spec, lacking.to_string());
+                self.endpoints.await_identity(spec, lacking.to_string());
                 self.endpoints.free(id);
                 return;
             }
@@ -355,7 +363,7 @@ impl State {
                 Ok(identity) => identity,
                 Err(lacking) => {
                     // The endpoint keeps its identity.
-                    self.endpoints.wait(wanted, lacking.to_string());
+                    self.endpoints.await_identity(wanted, lacking.to_string());
                     return;
                 }
             };

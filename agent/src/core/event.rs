@@ -14,6 +14,7 @@ use crate::{
     datapath::files::background::NamesWritten,
     endpoint::spec::EndpointSpec,
     kubernetes::{pod_at::PodAt, service_at::ServiceAt},
+    own_interfaces::NodeInterfaces,
     policy::{
         cluster::identity::CiliumIdentity,
         document::{PolicyDocument, PolicyError},
@@ -49,10 +50,14 @@ pub enum Event {
     Identities(Vec<SourceEvent<CiliumIdentity>>),
     /// What the author of the cluster's objects should know; replaces the list before.
     ClusterWarnings(Vec<String>),
+    /// How many namespaces have an object.
+    Namespaces(usize),
     /// Change of an endpoint. The key is [`EndpointSpec::key`].
     Endpoints(SourceEvent<EndpointSpec>),
     /// All addresses of the node itself right now.
     NodeAddresses(Vec<IpAddr>),
+    /// What interfaces of the node say about its Services.
+    NodeInterfaces(NodeInterfaces),
     /// Answers that proxies saw.
     Mappings(Vec<MappingEvent>),
     /// Result of a pass over the conntrack maps.

@@ -52,6 +52,13 @@ impl Pods {
         self.known.get(key).map(|pod| &pod.at.labels)
     }
 
+    /// Addresses of the pod `namespace/name`.
+    pub(super) fn addresses_of(&self, key: &str) -> &[IpAddr] {
+        self.known
+            .get(key)
+            .map_or(&[], |pod| pod.at.addresses.as_slice())
+    }
+
     /// Whether pods wait for a number.
     pub(super) fn lacks_identities(&self) -> bool {
         !self.without_identity.is_empty()
@@ -243,7 +250,14 @@ impl State {
             }
         }
         if let Some(old) = before.identity {
-            self.numbers.release_endpoint(old);
+            let lost = before.at.addresses.iter().copied();
+            let lost = lost.filter(|at| !wants.is_some_and(|pod| pod.addresses.contains(at)));
+            let lost: Vec<IpAddr> = lost.collect();
+            let services = &mut self.cluster.services;
+            let released = services.depart(&before.at.key, lost, old, self.now);
+            if let Some(released) = released {
+                self.numbers.release_endpoint(released);
+            }
         }
         if let Some(at) = now {
             let key = Arc::clone(&at.key);

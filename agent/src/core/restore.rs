@@ -141,7 +141,9 @@ impl State {
     /// Addresses in blocks of the cluster are not the world, known or not.
     fn claim_cluster(&mut self) {
         let unmanaged = LabelSet::new(vec![Label::new(RESERVED, "unmanaged", "")]);
-        for block in self.config.cluster_blocks.clone() {
+        let blocks = [&self.config.cluster_blocks, &self.config.pod_blocks];
+        let blocks: Vec<IpNet> = blocks.into_iter().flatten().copied().collect();
+        for block in blocks {
             let owner = Owner::Object(Source::Local, "cluster block".into());
             self.ipcache
                 .claim(block, owner, Claim::Labels(unmanaged.clone()));

@@ -11,6 +11,7 @@ use crate::{
     },
     policy::{
         document::{Body, PolicyDocument},
+        lint,
         source::PolicyChange,
     },
     source_event::SourceEvent,
@@ -26,11 +27,14 @@ const LOGGED: usize = 50;
 #[derive(Debug)]
 pub struct Router {
     book: Book,
-    /// Warnings of the documents that are in the book, by key.
+    /// Warnings of documents that are in the book, by key; none of those without.
     objects: BTreeMap<String, Vec<String>>,
     /// Keys of documents that the core has.
     policies: BTreeSet<String>,
+    /// Warnings of policies about labels that pods do not give to their identities, by key.
+    filtered: BTreeMap<String, Vec<String>>,
     warnings: Vec<String>,
+    namespaces: usize,
 }
 
 /// Which parts of the agent a document is for.
@@ -41,7 +45,7 @@ struct Parts {
 
 fn parts(document: &PolicyDocument) -> Parts {
     match &document.body {
-        Body::Rules(_) | Body::Group(_) | Body::Node(_) => Parts {
+        Body::Rules(_) | Body::Group(_) | Body::Node(_) | Body::ServiceCidr(_) => Parts {
             core: true,
             book: false,
         },
@@ -75,7 +79,9 @@ impl Router {
             book,
             objects: BTreeMap::new(),
             policies: BTreeSet::new(),
+            filtered: BTreeMap::new(),
             warnings: Vec::new(),
+            namespaces: 0,
         }
     }
 
@@ -110,6 +116,10 @@ impl Router {
         events.extend(chunks(services, is_listing).map(Event::Services));
         if is_touched {
             events.extend(self.warn());
+            let namespaces = self.book.namespaces();
+            if std::mem::replace(&mut self.namespaces, namespaces) != namespaces {
+                events.push(Event::Namespaces(namespaces));
+            }
         }
         events.append(&mut rest);
         events
@@ -120,10 +130,17 @@ impl Router {
         let key = document.key.clone();
         if book {
             self.book.put(&document);
-            let warnings = document.warnings.clone();
-            self.objects.insert(key.clone(), warnings);
+            match document.warnings.is_empty() {
+                true => drop(self.objects.remove(&key)),
+                false => drop(self.objects.insert(key.clone(), document.warnings.clone())),
+            }
         }
         if core {
+            let unknown = lint::labels_of_no_identity(&document, |label| self.book.gives(label));
+            match unknown.is_empty() {
+                true => self.filtered.remove(&key),
+                false => self.filtered.insert(key.clone(), unknown),
+            };
             self.policies.insert(key);
             return vec![Event::Policies(SourceEvent::Apply(document))];
         }
@@ -131,13 +148,13 @@ impl Router {
     }
 
     fn remove(&mut self, key: String) -> Option<Event> {
-        if self.objects.remove(&key).is_some() {
-            self.book.remove(&key);
-        }
+        self.objects.remove(&key);
+        self.book.remove(&key);
         self.remove_policy(key)
     }
 
     fn remove_policy(&mut self, key: String) -> Option<Event> {
+        self.filtered.remove(&key);
         let known = self.policies.remove(&key);
         known.then_some(Event::Policies(SourceEvent::Delete(key)))
     }
@@ -150,7 +167,12 @@ impl Router {
         });
         let joined = self.book.warnings().into_iter();
         let joined = joined.map(|(key, warning)| format!("{key}: {warning}"));
-        let warnings: Vec<String> = joined.chain(own).collect();
+        let filtered = self.filtered.iter().filter(|_| self.book.has_pods());
+        let filtered = filtered.flat_map(|(key, warnings)| {
+            let warnings = warnings.iter();
+            warnings.map(move |warning| format!("policy {key}: {warning}"))
+        });
+        let warnings: Vec<String> = joined.chain(own).chain(filtered).collect();
         if warnings == self.warnings {
             return None;
         }

@@ -1,16 +1,22 @@
 //! What the operator should know about Services, in words.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shared_maps::{
     IdentityId,
     policy::{EGRESS, INGRESS},
 };
 
-use super::{policy_model::Subject, services::SKEW, state::State};
+use super::{
+    policy_model::Subject,
+    service_backends::{Exception, SKEW},
+    services::DNS_SERVICE,
+    state::State,
+};
 use crate::{
     identity::scopes::is_remote_node,
-    kubernetes::service_at::{BackendAt, PortAt, ServiceAt},
+    ipcache::metadata::Owner,
+    kubernetes::service_at::{BackendAt, Family, PortAt, ServiceAt},
     labels::K8S,
     policy::{
         compute::service::{self, Backend},
@@ -35,38 +41,141 @@ impl State {
     /// Services with the address of another one, and Services that are closed because policy treats
     /// their backends differently.
     pub(super) fn service_warnings(&self) -> Vec<String> {
-        let contested = self.cluster.services.contested().map(|(address, first, other)| {
+        let mut found: Vec<String> = self.without_pod_blocks().into_iter().collect();
+        let contested = self.cluster.services.addresses().contested().map(|(address, first, other)| {
             format!(
                 "Service {other}: its address {address} is that of Service {first}, which had it \
                  first and keeps it: give one of them another address"
             )
         });
-        let mut found: Vec<String> = contested.collect();
-        let by_identity: BTreeMap<IdentityId, &ServiceAt> = match self.policy.has_mixed_services() {
-            true => self
-                .cluster
-                .services
-                .iter()
-                .filter_map(|(at, id)| Some((id?, at)))
-                .collect(),
-            false => BTreeMap::new(),
-        };
+        found.extend(contested);
+        found.extend(self.interface_warnings());
+        found.extend(self.refused_addresses());
+        let by_identity: BTreeMap<IdentityId, (&ServiceAt, Family)> =
+            match self.policy.has_mixed_services() {
+                true => {
+                    let all = self.cluster.services.identities();
+                    all.map(|(id, at, family)| (id, (at, family))).collect()
+                }
+                false => BTreeMap::new(),
+            };
         found.extend(self.dns_on_nodes());
         found.extend(self.closed_to_other_nodes());
         for (_, subject) in self.policy.subjects() {
             for id in subject.mixed_services() {
-                let text = by_identity.get(id).and_then(|at| self.mixed(subject, at));
-                found.extend(text);
+                let of = by_identity.get(id);
+                found.extend(of.and_then(|(at, family)| self.mixed(subject, at, *family)));
             }
         }
         found
+    }
+
+    /// Addresses in `spec.externalIPs` that are judged as what they are otherwise.
+    fn refused_addresses(&self) -> Vec<String> {
+        let by_flag = self.cluster.services.refused().map(|(address, key)| {
+            format!(
+                "Service {key}: its address {address} in spec.externalIPs is not judged as the \
+                 Service, because of --k8s-external-ips=refuse: nodes translate it all the same, and \
+                 a pod that may send to {address} reaches the Service's pods: remove it"
+            )
+        });
+        let addresses = self.cluster.services.addresses();
+        let taken = addresses.external().filter_map(|(address, key)| {
+            let metadata = self.ipcache.get(address.into())?;
+            let other = match metadata.identity() {
+                Some(identity) if identity.is_service() => return None,
+                // Without a number.
+                Some(IdentityId::UNMANAGED) => return None,
+                _ if addresses.is_dns_server(address) => {
+                    "is a DNS server to which a policy allows queries".to_owned()
+                }
+                _ => {
+                    let has = |label: &str| {
+                        let mut labels = metadata.labels();
+                        labels.any(|labels| labels.has_reserved(label))
+                    };
+                    let owners = metadata.owners().into_iter();
+                    let mut others =
+                        owners.filter(|owner| !matches!(owner, Owner::ExternalService(_)));
+                    match others.next() {
+                        _ if has("kube-apiserver") => "is an API server's".to_owned(),
+                        Some(owner) => format!("is that of {owner}"),
+                        None => return None,
+                    }
+                }
+            };
+            Some(format!(
+                "Service {key}: its address {address} in spec.externalIPs {other}, and is judged as \
+                 that, although nodes translate the Service's ports there: give the Service another \
+                 address"
+            ))
+        });
+        by_flag.chain(taken).collect()
+    }
+
+    /// Interfaces of NodeLocal DNSCache and of kube-proxy that need a setting.
+    fn interface_warnings(&self) -> Vec<String> {
+        let services = &self.cluster.services;
+        let interfaces = services.interfaces();
+        let mut found = Vec::new();
+        if interfaces.has_ipvs {
+            found.push(
+                "there is an interface kube-ipvs0: kube-proxy is in IPVS mode, which takes queries \
+                 to ClusterIPs before the DNS proxy gets them: use its mode nftables or iptables"
+                    .to_owned(),
+            );
+        }
+        let free = interfaces.local_dns.iter();
+        let free = free.filter(|address| services.addresses().holder(**address).is_none());
+        if services.len() > 0 {
+            found.extend(free.map(|address| {
+                format!(
+                    "the interface nodelocaldns has {address}, and there is no Service \
+                     {DNS_SERVICE}: start the agent with --k8s-dns-alias={address}=NAMESPACE/NAME, \
+                     with the DNS Service of this cluster"
+                )
+            }));
+        }
+        found
+    }
+
+    /// Services are there, and nothing says where pods can be.
+    fn without_pod_blocks(&self) -> Option<String> {
+        let count = self.cluster.services.len();
+        let mut documents = self.policy.repository().iter();
+        let has_blocks = !self.config.pod_blocks.is_empty()
+            || documents.any(|document| match &document.body {
+                Body::Node(node) => !node.pod_blocks.is_empty(),
+                _ => false,
+            });
+        (count > 0 && !has_blocks).then(|| {
+            format!(
+                "there are Services ({count}), and the blocks of pods are not known: a new pod \
+                 closes its Service to restricted endpoints until the pod's document is read, and \
+                 until then its address is the world: start the agent with --pod-cidr, or add the \
+                 Node documents with spec.podCIDRs"
+            )
+        })
+    }
+
+    /// How many Services policy closes because of some of their backends.
+    pub(super) fn mixed_services(&self) -> usize {
+        let mixed = self.policy.mixed_services();
+        if mixed.is_empty() {
+            return 0;
+        }
+        let all = self.cluster.services.identities();
+        let keys = all.filter(|(id, _, _)| mixed.contains(id));
+        keys.map(|(_, at, _)| &at.key)
+            .collect::<BTreeSet<_>>()
+            .len()
     }
 
     /// DNS Services that are closed because their pods use their nodes' network: no label selects
     /// these.
     fn dns_on_nodes(&self) -> Vec<String> {
         let mut found = Vec::new();
-        for (at, _) in self.cluster.services.iter() {
+        for at in self.cluster.services.iter() {
             let ports = at.ports.iter().filter(|port| port.port == DNS_PORT);
             let on_nodes = ports.filter(|port| {
                 let mut backends = port.backends.iter();
@@ -112,7 +221,7 @@ impl State {
         if !has_others {
             return found;
         }
-        for (at, _) in self.cluster.services.iter() {
+        for at in self.cluster.services.iter() {
             let ports = at.ports.iter().filter(|port| port.port == DNS_PORT);
             let backends = ports.flat_map(|port| port.backends.iter().map(move |b| (port, b)));
             let closed = backends.filter_map(|(port, backend)| {
@@ -156,7 +265,7 @@ impl State {
         service::allows(subject.all_entries(), EGRESS, port.protocol.number(), of)
     }
 
-    fn mixed(&self, subject: &Subject, at: &ServiceAt) -> Option<String> {
+    fn mixed(&self, subject: &Subject, at: &ServiceAt, family: Family) -> Option<String> {
         let ids: Vec<String> = subject
             .endpoints()
             .iter()
@@ -171,7 +280,7 @@ impl State {
             port,
             backend,
             identity,
-        } = self.first_refused(subject, at)?;
+        } = self.first_refused(subject, at, family)?;
         let (number, protocol) = (backend.port.unwrap_or(port.port), port.protocol.as_str());
         let who = self.described(at, backend, identity);
         Some(format!(
@@ -183,11 +292,16 @@ impl State {
     }
 
     /// The first backend of a mixed port that is not allowed.
-    fn first_refused<'a>(&self, subject: &Subject, at: &'a ServiceAt) -> Option<Refused<'a>> {
+    fn first_refused<'a>(
+        &self,
+        subject: &Subject,
+        at: &'a ServiceAt,
+        family: Family,
+    ) -> Option<Refused<'a>> {
         at.ports.iter().find_map(|port| {
             let mut is_mixed = false;
             let mut refused = None;
-            for backend in &port.backends {
+            for backend in port.backends_of(family) {
                 let Some(identity) = self.known_behind(&at.key, backend) else {
                     continue;
                 };
@@ -212,13 +326,10 @@ impl State {
 
     /// Identity by which a backend is judged; none while it is left out.
     pub(super) fn known_behind(&self, service: &str, backend: &BackendAt) -> Option<IdentityId> {
-        match self
-            .cluster
-            .services
-            .unknown_since(service, backend.address)
-        {
-            Some(since) if since.plus_secs(SKEW) > self.now => None,
-            Some(_) => Some(IdentityId::UNKNOWN),
+        match self.cluster.services.exception(service, backend.address) {
+            Some(Exception::Unknown(since)) if since.plus_secs(SKEW) > self.now => None,
+            Some(Exception::Unknown(_)) => Some(IdentityId::UNKNOWN),
+            Some(Exception::Departed(identity)) => Some(identity),
             None => {
                 let identity = self.ipcache.identity_of(backend.address);
                 Some(identity.unwrap_or(IdentityId::UNKNOWN))
@@ -234,12 +345,8 @@ impl State {
         identity: IdentityId,
     ) -> String {
         let address = backend.address;
-        if self
-            .cluster
-            .services
-            .unknown_since(&at.key, address)
-            .is_some()
-        {
+        let exception = self.cluster.services.exception(&at.key, address);
+        if let Some(Exception::Unknown(_)) = exception {
             let pod = backend.pod.as_deref().unwrap_or_default();
             return format!("{address} (pod {pod}, which no document describes)");
         }

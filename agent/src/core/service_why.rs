@@ -9,7 +9,7 @@ use shared_maps::{
 
 use super::{policy_model::Subject as Endpoint, state::State, why::PeerFound};
 use crate::{
-    kubernetes::service_at::{BackendAt, PortAt, ServiceAt},
+    kubernetes::service_at::{BackendAt, Family, PortAt, ServiceAt},
     labels::LabelSet,
     policy::{
         model::Side,
@@ -73,12 +73,8 @@ impl State {
                 ..PeerFound::default()
             };
         }
-        let service = self
-            .cluster
-            .services
-            .iter()
-            .find(|(_, known)| *known == Some(id));
-        let Some((at, _)) = service else {
+        let mut services = self.cluster.services.identities();
+        let Some((_, at, family)) = services.find(|(known, _, _)| *known == id) else {
             return PeerFound {
                 labels,
                 ..PeerFound::default()
@@ -87,7 +83,7 @@ impl State {
         let asked = |known: &&PortAt| port.is_none_or(|port| port == port_of(known));
         let ports = at.ports.iter().filter(asked);
         let backends: Vec<BackendFound> = ports
-            .flat_map(|port| port.backends.iter().map(move |backend| (port, backend)))
+            .flat_map(|port| port.backends_of(family).map(move |backend| (port, backend)))
             .map(|(port, backend)| self.backend_found(own, at, port, backend))
             .collect();
         let (verdict, by) = match port {
@@ -102,7 +98,7 @@ impl State {
             labels,
             verdict,
             by,
-            about: self.rules_about_backends(own, at),
+            about: self.rules_about_backends(own, at, family),
             service: Some(ServiceFound {
                 key: at.key.to_string(),
                 ports: ports.collect(),
@@ -111,10 +107,15 @@ impl State {
         }
     }
 
-    fn rules_about_backends(&self, own: &Endpoint, at: &ServiceAt) -> Vec<RuleView> {
+    fn rules_about_backends(
+        &self,
+        own: &Endpoint,
+        at: &ServiceAt,
+        family: Family,
+    ) -> Vec<RuleView> {
         let side = &own.policy().egress;
         let mut about: Vec<RuleView> = Vec::new();
-        for backend in at.ports.iter().flat_map(|port| &port.backends) {
+        for backend in at.ports.iter().flat_map(|port| port.backends_of(family)) {
             let subject = self.subject_behind(at, backend);
             for rule in trace::about(side, FlowDirection::Egress, own.labels(), &subject) {
                 let rule = RuleView::of(&rule);

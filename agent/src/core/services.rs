@@ -1,15 +1,13 @@
-//! Services of the cluster: each has an identity, which its addresses have.
+//! Services of the cluster: each has an identity, which its addresses have; one for each family,
+//! because the families have different backends.
 //!
 //! A packet to a Service is judged before the node translates it. The identity's entries follow from
 //! those of the identities behind it ([`super::policy_model`]); here they are read from the addresses
-//! of its backends, whenever one of these changes.
-//!
-//! An address belongs to the first Service that has it. A backend that names a pod which no document
-//! describes is left out for [`SKEW`]: pods and slices come from different sources, one a little
-//! later than the other. Then no rule selects it.
+//! of its backends, whenever one of these changes ([`super::service_backends`]).
+//! Which Service has an address says [`super::service_addresses`].
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::Arc,
 };
@@ -18,51 +16,56 @@ use dns_policy::boot_time::BootTime;
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
-use super::state::State;
+use super::{
+    service_addresses::{ServiceAddresses, Standing},
+    service_backends::{DepartedPods, Exception, Graces, SKEW},
+    state::State,
+};
 use crate::{
-    identity::scopes::is_remote_node,
-    ipcache::metadata::{Claim, Owner},
-    kubernetes::service_at::{BackendAt, ServiceAt},
+    kubernetes::{
+        external_ips::ExternalIps,
+        service_at::{Family, ServiceAt},
+    },
     labels::{Label, LabelSet, SERVICE},
-    policy::compute::service::{Backend, Service, ServicePort},
+    own_interfaces::NodeInterfaces,
     source_event::SourceEvent,
 };
 
-/// How long a backend whose pod is unknown is left out, seconds.
-pub(super) const SKEW: u64 = 30;
+/// The Service whose addresses NodeLocal DNSCache serves.
+pub(super) const DNS_SERVICE: &str = "kube-system/kube-dns";
 
 /// The Services that the cluster has.
 #[derive(Debug, Default)]
 pub(super) struct Services {
     known: BTreeMap<Arc<str>, KnownService>,
-    /// Services that have an address, the first one first.
-    holders: BTreeMap<IpAddr, Vec<Arc<str>>>,
-    /// Addresses as they are claimed in the ipcache.
-    claimed: BTreeMap<IpAddr, (Owner, IdentityId)>,
+    pub(super) addresses: ServiceAddresses,
     /// Services by the addresses of their backends.
     behind: BTreeMap<IpAddr, BTreeSet<Arc<str>>>,
     /// Services whose backends may have other identities than before.
     dirty: BTreeSet<Arc<str>>,
     /// When unknown backends are no longer left out.
     expiries: BTreeSet<(BootTime, Arc<str>)>,
+    pub(super) graces: Graces,
+    pub(super) departed: DepartedPods,
     /// Addresses of the node, as they were reported.
     node: BTreeSet<IpAddr>,
+    interfaces: NodeInterfaces,
 }
 
 #[derive(Debug)]
-struct KnownService {
-    at: Arc<ServiceAt>,
-    /// None while it has no address, or while no number is free.
-    identity: Option<IdentityId>,
-    /// Backends whose pods are unknown, and since when.
-    unknown: BTreeMap<IpAddr, BootTime>,
+pub(super) struct KnownService {
+    pub(super) at: Arc<ServiceAt>,
+    /// Of its addresses of each family; none where it has no address, or while no number is free.
+    pub(super) identities: BTreeMap<Family, IdentityId>,
+    /// Addresses outside that do not count, because of `--k8s-external-ips`.
+    refused: Vec<IpAddr>,
+    /// Those of its addresses that it has because of the interface `nodelocaldns`.
+    local_dns: BTreeSet<IpAddr>,
+    /// Backends that are not judged by the identities of their addresses.
+    exceptions: BTreeMap<IpAddr, Exception>,
 }
 
 impl ServiceAt {
-    fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.cluster_ips.iter().chain(&self.external_ips).copied()
-    }
-
     fn backends(&self) -> BTreeSet<IpAddr> {
         let backends = self.ports.iter().flat_map(|port| &port.backends);
         backends.map(|backend| backend.address).collect()
@@ -75,33 +78,81 @@ impl Services {
         self.known.len()
     }
 
-    /// Every Service with its identity.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&ServiceAt, Option<IdentityId>)> {
-        let known = self.known.values();
-        known.map(|service| (&*service.at, service.identity))
+    /// Addresses of the Service `namespace/name`.
+    pub(super) fn addresses_of(&self, key: &str) -> Vec<IpAddr> {
+        let service = self.known.get(key);
+        service.map_or_else(Vec::new, |service| service.at.addresses().collect())
     }
 
-    /// The Service to which an address in the cluster belongs.
-    pub(super) fn at_cluster_ip(&self, address: IpAddr) -> Option<&str> {
-        match self.claimed.get(&address)? {
-            (Owner::Service(key), _) => Some(key),
-            _ => None,
+    /// Every Service.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &ServiceAt> {
+        self.known.values().map(|service| &*service.at)
+    }
+
+    /// Identities of Services, with the family whose addresses have it.
+    pub(super) fn identities(&self) -> impl Iterator<Item = (IdentityId, &ServiceAt, Family)> {
+        let known = self.known.values();
+        known.flat_map(|service| {
+            let identities = service.identities.iter();
+            identities.map(|(family, id)| (*id, &*service.at, *family))
+        })
+    }
+
+    /// Addresses that do not count because of `--k8s-external-ips`, with their Services.
+    pub(super) fn refused(&self) -> impl Iterator<Item = (IpAddr, &str)> {
+        let known = self.known.iter();
+        known.flat_map(|(key, service)| {
+            let refused = service.refused.iter();
+            refused.map(move |address| (*address, &**key))
+        })
+    }
+
+    /// What interfaces of the node say about Services.
+    pub(super) fn interfaces(&self) -> &NodeInterfaces {
+        &self.interfaces
+    }
+
+    /// Which Service has which address.
+    pub(super) fn addresses(&self) -> &ServiceAddresses {
+        &self.addresses
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<&KnownService> {
+        self.known.get(key)
+    }
+
+    /// Services with a backend at an address.
+    pub(super) fn behind(&self, address: IpAddr) -> Option<&BTreeSet<Arc<str>>> {
+        self.behind.get(&address)
+    }
+
+    /// Why a backend is not judged by the identity of its address.
+    pub(super) fn exception(&self, service: &str, backend: IpAddr) -> Option<Exception> {
+        self.known.get(service)?.exceptions.get(&backend).copied()
+    }
+
+    /// Notes the backends of a Service that are not judged by the identities of their addresses.
+    pub(super) fn set_exceptions(
+        &mut self,
+        key: &Arc<str>,
+        exceptions: BTreeMap<IpAddr, Exception>,
+        now: BootTime,
+    ) {
+        let ends = exceptions.values().filter_map(|exception| match exception {
+            Exception::Unknown(since) => Some(since.plus_secs(SKEW)),
+            Exception::Departed(_) => None,
+        });
+        let next = ends.filter(|until| *until > now).min();
+        self.expiries.extend(next.map(|at| (at, Arc::clone(key))));
+        if let Some(known) = self.known.get_mut(key) {
+            known.exceptions = exceptions;
         }
     }
 
-    /// Since when a backend's pod is unknown, if it is.
-    pub(super) fn unknown_since(&self, service: &str, backend: IpAddr) -> Option<BootTime> {
-        self.known.get(service)?.unknown.get(&backend).copied()
-    }
-
-    /// Addresses that several Services have: the address, its Service, and another one.
-    pub(super) fn contested(&self) -> impl Iterator<Item = (IpAddr, &str, &str)> {
-        self.holders.iter().flat_map(|(address, holders)| {
-            let (first, others) = holders
-                .split_first()
-                .map_or(("", holders.as_slice()), |(f, o)| (&**f, o));
-            others.iter().map(move |other| (*address, first, &**other))
-        })
+    /// Renders these Services again at a time.
+    pub(super) fn look_again(&mut self, at: BootTime, services: BTreeSet<Arc<str>>) {
+        self.expiries
+            .extend(services.into_iter().map(|key| (at, key)));
     }
 
     /// When the next unknown backend is no longer left out.
@@ -119,7 +170,7 @@ impl Services {
         self.dirty.extend(services.cloned());
     }
 
-    fn take_dirty(&mut self, now: BootTime) -> BTreeSet<Arc<str>> {
+    pub(super) fn take_dirty(&mut self, now: BootTime) -> BTreeSet<Arc<str>> {
         while let Some((at, key)) = self.expiries.pop_first() {
             if at > now {
                 self.expiries.insert((at, key));
@@ -143,33 +194,6 @@ impl Services {
             let services = self.behind.entry(*address).or_default();
             services.insert(Arc::clone(key));
         }
-    }
-
-    fn hold(&mut self, key: &Arc<str>, old: &BTreeSet<IpAddr>, new: &BTreeSet<IpAddr>) {
-        for address in old.difference(new) {
-            if let Some(holders) = self.holders.get_mut(address) {
-                holders.retain(|holder| holder != key);
-                if holders.is_empty() {
-                    self.holders.remove(address);
-                }
-            }
-        }
-        for address in new.difference(old) {
-            let holders = self.holders.entry(*address).or_default();
-            holders.push(Arc::clone(key));
-        }
-    }
-
-    /// What the ipcache shall say of an address.
-    fn claim_of(&self, address: IpAddr) -> Option<(Owner, IdentityId)> {
-        let key = self.holders.get(&address)?.first()?;
-        let service = self.known.get(key)?;
-        let owner = match service.at.cluster_ips.contains(&address) {
-            true => Owner::Service(Arc::clone(key)),
-            false => Owner::ExternalService(Arc::clone(key)),
-        };
-        // An address of the cluster is never the world, although no policy selects it then.
-        Some((owner, service.identity.unwrap_or(IdentityId::UNMANAGED)))
     }
 }
 
@@ -204,31 +228,59 @@ impl State {
 
     fn apply_node_addresses(&mut self) {
         let own = self.cluster.services.node.iter().copied();
-        let own = own.filter(|address| self.cluster.services.at_cluster_ip(*address).is_none());
+        let own = own.filter(|address| {
+            self.cluster
+                .services
+                .addresses
+                .at_cluster_ip(*address)
+                .is_none()
+        });
         let own: Vec<IpAddr> = own.collect();
         self.set_node_addresses(&own);
     }
 
+    /// NodeLocal DNSCache listens on addresses that are the DNS Service's.
+    pub(super) fn on_node_interfaces(&mut self, interfaces: NodeInterfaces) {
+        self.cluster.services.interfaces = interfaces;
+        let Some(known) = self.cluster.services.known.get(DNS_SERVICE) else {
+            return;
+        };
+        let mut at = (*known.at).clone();
+        at.cluster_ips
+            .retain(|address| !known.local_dns.contains(address));
+        at.external_ips.extend(&known.refused);
+        self.put_service(at);
+    }
+
     fn put_service(&mut self, mut at: ServiceAt) {
-        self.keep_families(&mut at);
+        let local_dns = self.local_dns_of(&at);
+        at.cluster_ips.extend(&local_dns);
+        let refused = self.keep_families(&mut at);
         let key = Arc::clone(&at.key);
         let before = self.cluster.services.known.remove(&key);
-        let had = before.as_ref().and_then(|before| before.identity);
-        let has_address = at.addresses().next().is_some();
-        let identity = match had {
-            Some(identity) => Some(identity).filter(|_| has_address),
-            None if has_address => self.acquire_service(&key),
-            None => None,
-        };
+        let had = before.as_ref().map(|before| before.identities.clone());
+        let had = had.unwrap_or_default();
+        let mut identities = BTreeMap::new();
+        for family in at.addresses().map(Family::of).collect::<BTreeSet<_>>() {
+            let known = had.get(&family).copied();
+            let identity = known.or_else(|| self.acquire_service(&key, family));
+            identities.extend(identity.map(|identity| (family, identity)));
+        }
+        let gone = had
+            .iter()
+            .filter(|(family, _)| !identities.contains_key(family));
+        let gone: Vec<IdentityId> = gone.map(|(_, identity)| *identity).collect();
         let old = before.as_ref().map(|before| Arc::clone(&before.at));
         let service = KnownService {
             at: Arc::new(at),
-            identity,
-            unknown: before.map(|before| before.unknown).unwrap_or_default(),
+            identities,
+            refused,
+            local_dns,
+            exceptions: before.map(|before| before.exceptions).unwrap_or_default(),
         };
         self.exchange_service(&key, old.as_deref(), Some(service));
-        if let Some(gone) = had.filter(|_| identity.is_none()) {
-            self.drop_service_identity(gone);
+        for identity in gone {
+            self.drop_service_identity(identity);
         }
     }
 
@@ -237,36 +289,67 @@ impl State {
             return;
         };
         self.exchange_service(&key, Some(&before.at), None);
-        if let Some(gone) = before.identity {
-            self.drop_service_identity(gone);
+        for identity in before.identities.into_values() {
+            self.drop_service_identity(identity);
         }
     }
 
+    /// Addresses of `nodelocaldns` that this Service gets: those that no Service has, if it is the
+    /// DNS Service.
+    fn local_dns_of(&self, at: &ServiceAt) -> BTreeSet<IpAddr> {
+        if *at.key != *DNS_SERVICE {
+            return BTreeSet::new();
+        }
+        let services = &self.cluster.services;
+        let aliases = &self.config.service_aliases;
+        let local = services.interfaces.local_dns.iter().copied();
+        let free = local.filter(|address| {
+            let holder = services.addresses.holder(*address);
+            let is_alias = aliases.iter().any(|(alias, _)| alias == address);
+            holder.is_none_or(|holder| *holder == *at.key)
+                && !is_alias
+                && !at.cluster_ips.contains(address)
+        });
+        free.collect()
+    }
+
     /// Leaves out addresses of families that are off, and backends of families in which the Service
-    /// has no address. Adds `--k8s-dns-alias`.
-    fn keep_families(&self, at: &mut ServiceAt) {
+    /// has no address. Adds `--k8s-dns-alias`. Gives the addresses that `--k8s-external-ips` refuses.
+    fn keep_families(&self, at: &mut ServiceAt) -> Vec<IpAddr> {
         let config = &self.config;
         let aliases = config.service_aliases.iter();
         let aliases = aliases.filter(|(_, service)| **service == *at.key);
         let aliases = aliases.map(|(address, _)| *address);
         at.cluster_ips.extend(aliases);
-        at.external_ips
-            .retain(|address| !at.cluster_ips.contains(address));
+        at.cluster_ips.sort_unstable();
+        at.cluster_ips.dedup();
         let is_on = |address: &IpAddr| match address {
             IpAddr::V4(_) => config.enable_ipv4,
             IpAddr::V6(_) => config.enable_ipv6,
         };
         at.cluster_ips.retain(is_on);
-        at.external_ips.retain(is_on);
-        let families: BTreeSet<bool> = at.addresses().map(|address| address.is_ipv4()).collect();
+        let in_cluster = &at.cluster_ips;
+        for outside in [&mut at.load_balancer_ips, &mut at.external_ips] {
+            outside.retain(|address| is_on(address) && !in_cluster.contains(address));
+        }
+        let refused = match config.external_ips {
+            ExternalIps::Judge => Vec::new(),
+            ExternalIps::Refuse => std::mem::take(&mut at.external_ips),
+        };
+        let families: BTreeSet<Family> = at.addresses().map(Family::of).collect();
         for port in &mut at.ports {
             let backends = &mut port.backends;
-            backends.retain(|backend| families.contains(&backend.address.is_ipv4()));
+            backends.retain(|backend| families.contains(&Family::of(backend.address)));
         }
+        refused
     }
 
-    fn acquire_service(&mut self, key: &str) -> Option<IdentityId> {
-        self.acquire_local(&LabelSet::new(vec![Label::new(SERVICE, key, "")]))
+    fn acquire_service(&mut self, key: &str, family: Family) -> Option<IdentityId> {
+        let family = match family {
+            Family::V4 => "",
+            Family::V6 => "ipv6",
+        };
+        self.acquire_local(&LabelSet::new(vec![Label::new(SERVICE, key, family)]))
     }
 
     /// Nothing has the identity of a Service any more.
@@ -283,151 +366,26 @@ impl State {
         new: Option<KnownService>,
     ) {
         let backends = |at: Option<&ServiceAt>| at.map(ServiceAt::backends).unwrap_or_default();
-        let addresses = |at: Option<&ServiceAt>| -> BTreeSet<IpAddr> {
-            at.into_iter().flat_map(ServiceAt::addresses).collect()
+        let addresses = |at: Option<&ServiceAt>| -> BTreeMap<IpAddr, Standing> {
+            at.into_iter().flat_map(ServiceAt::standings).collect()
         };
         let at = new.as_ref().map(|new| Arc::clone(&new.at));
         let (was, is) = (addresses(old), addresses(at.as_deref()));
         self.cluster
             .services
             .index(key, &backends(old), &backends(at.as_deref()));
-        self.cluster.services.hold(key, &was, &is);
+        self.cluster.services.addresses.hold(key, &was, &is);
         if let Some(new) = new {
             self.cluster.services.dirty.insert(Arc::clone(key));
             self.cluster.services.known.insert(Arc::clone(key), new);
         }
         let mut node_changed = false;
-        for address in was.union(&is) {
+        for address in was.keys().chain(is.keys()) {
             self.claim_service_address(*address);
             node_changed |= self.cluster.services.node.contains(address);
         }
         if node_changed {
             self.apply_node_addresses();
         }
-    }
-
-    fn claim_service_address(&mut self, address: IpAddr) {
-        let wanted = self.cluster.services.claim_of(address);
-        let has = self.cluster.services.claimed.get(&address).cloned();
-        if wanted == has {
-            return;
-        }
-        let prefix = IpNet::from(address);
-        match wanted.clone() {
-            Some((owner, identity)) => {
-                let claim = Claim::Identity(identity);
-                self.ipcache.claim(prefix, owner.clone(), claim);
-                self.cluster
-                    .services
-                    .claimed
-                    .insert(address, (owner, identity));
-            }
-            None => drop(self.cluster.services.claimed.remove(&address)),
-        }
-        let owner = wanted.map(|(owner, _)| owner);
-        if let Some((old, _)) = has.filter(|(old, _)| Some(old) != owner.as_ref()) {
-            self.ipcache.unclaim(prefix, &old);
-        }
-    }
-
-    /// Renders the Services again whose backends may have other identities.
-    pub(super) fn follow_backends(&mut self) {
-        for key in self.cluster.services.take_dirty(self.now) {
-            let Some(known) = self.cluster.services.known.get(&key) else {
-                continue;
-            };
-            let (at, identity) = (Arc::clone(&known.at), known.identity);
-            let mut identities: BTreeMap<IpAddr, Option<IdentityId>> = BTreeMap::new();
-            for backend in at.ports.iter().flat_map(|port| &port.backends) {
-                if let Entry::Vacant(entry) = identities.entry(backend.address) {
-                    entry.insert(self.identity_behind(backend));
-                }
-            }
-            let service = self.service_of(&key, &at, &identities);
-            if let Some(identity) = identity {
-                let touched = self.policy.put_service(identity, Some(service));
-                self.mark_dirty_peers(&touched);
-            }
-        }
-    }
-
-    /// The Service as policy sees it. Notes since when backends are unknown.
-    fn service_of(
-        &mut self,
-        key: &Arc<str>,
-        at: &ServiceAt,
-        identities: &BTreeMap<IpAddr, Option<IdentityId>>,
-    ) -> Service {
-        let now = self.now;
-        let Some(known) = self.cluster.services.known.get_mut(key) else {
-            return Service::default();
-        };
-        let before = std::mem::take(&mut known.unknown);
-        let unknown = identities.iter().filter(|(_, identity)| identity.is_none());
-        known.unknown = unknown
-            .map(|(address, _)| (*address, before.get(address).copied().unwrap_or(now)))
-            .collect();
-        let until = |address: &IpAddr| known.unknown.get(address).map(|at| at.plus_secs(SKEW));
-        let identity_of = |backend: &BackendAt| match identities.get(&backend.address)? {
-            Some(identity) => Some(*identity),
-            None => until(&backend.address)
-                .is_none_or(|until| until <= now)
-                .then_some(IdentityId::UNKNOWN),
-        };
-        let ports = at.ports.iter().map(|port| ServicePort {
-            protocol: port.protocol.number(),
-            port: port.port,
-            backends: port
-                .backends
-                .iter()
-                .filter_map(|backend| {
-                    Some(Backend {
-                        identity: identity_of(backend)?,
-                        port: backend.port.unwrap_or(port.port),
-                    })
-                })
-                .collect(),
-        });
-        let service = Service {
-            ports: ports.collect(),
-        };
-        let next = known.unknown.keys().filter_map(until);
-        let next = next.filter(|until| *until > now).min();
-        self.cluster
-            .services
-            .expiries
-            .extend(next.map(|at| (at, Arc::clone(key))));
-        service
-    }
-
-    /// Identity of a backend; none if the pod that it names is unknown.
-    pub(super) fn identity_behind(&mut self, backend: &BackendAt) -> Option<IdentityId> {
-        let Some((prefix, metadata)) = self.ipcache.longest_claimed(backend.address) else {
-            return Some(IdentityId::UNKNOWN);
-        };
-        if let Some(identity) = metadata.identity() {
-            // A Service is not a backend.
-            return Some(match identity.is_service() {
-                true => IdentityId::UNKNOWN,
-                false => identity,
-            });
-        }
-        if metadata.desired.is_none() && self.restoration.is_synced() {
-            self.resolve(prefix);
-        }
-        let metadata = self.ipcache.get(prefix);
-        let identity = metadata.and_then(|metadata| metadata.desired);
-        let identity = identity.unwrap_or(IdentityId::UNKNOWN);
-        let is_node = identity != IdentityId::UNKNOWN
-            && identity < IdentityId::ENDPOINT_MIN
-            && identity != IdentityId::UNMANAGED
-            && !identity.is_world();
-        // An author of slices may name any pod: that opens no address where pods cannot be.
-        let blocks = &self.config.pod_blocks;
-        let may_be_pod =
-            blocks.is_empty() || blocks.iter().any(|block| block.contains(&backend.address));
-        let names_pod = backend.pod.is_some() && may_be_pod;
-        let is_known = !names_pod || is_node || is_remote_node(identity);
-        is_known.then_some(identity)
     }
 }

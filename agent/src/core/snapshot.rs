@@ -63,6 +63,12 @@ pub struct Summary {
     /// Those of them without an identity, because no number is free.
     #[serde(default)]
     pub pods_without_identity: usize,
+    /// Namespaces that have an object.
+    #[serde(default)]
+    pub namespaces: usize,
+    /// NetworkPolicies of Kubernetes in force.
+    #[serde(default)]
+    pub network_policies: usize,
     /// Services that the cluster's objects name.
     #[serde(default)]
     pub services: usize,

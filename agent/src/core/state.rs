@@ -47,6 +47,8 @@ pub(super) struct Learned {
 pub(super) struct ClusterObjects {
     pub pods: Pods,
     pub services: Services,
+    /// How many namespaces have an object.
+    pub namespaces: usize,
 }
 
 impl State {

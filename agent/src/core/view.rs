@@ -132,8 +132,10 @@ impl State {
             endpoint_identities: self.numbers.endpoints_len(),
             pods: self.cluster.pods.len(),
             pods_without_identity: self.cluster.pods.without_identity().count(),
+            namespaces: self.cluster.namespaces,
+            network_policies: self.network_policies(),
             services: self.cluster.services.len(),
-            services_mixed: self.policy.mixed_services().len(),
+            services_mixed: self.mixed_services(),
             ipcache_entries: self.ipcache.realised(),
             ipcache_max: self.config.ipcache_max,
             policy_map_max: self.config.policy_map_max,
@@ -331,6 +333,15 @@ impl State {
             ))
         });
         found
+    }
+
+    fn network_policies(&self) -> usize {
+        let documents = self.policy.repository().iter();
+        let of_kubernetes = documents.filter(|document| {
+            let kind = document.key.split('/').next();
+            kind == Some("NetworkPolicy")
+        });
+        of_kubernetes.count()
     }
 
     fn policies(&self) -> Vec<PolicyView> {

@@ -315,6 +315,18 @@ impl Core {
         self.state.cluster.pods.labels_of(pod).cloned()
     }
 
+    /// Addresses of the pod or of the Service `namespace/name`, IPv4 first; of both, the pod's.
+    pub fn addresses_called(&self, name: &str) -> Vec<IpAddr> {
+        let cluster = &self.state.cluster;
+        let of_pod = cluster.pods.addresses_of(name);
+        let mut found: Vec<IpAddr> = match of_pod.is_empty() {
+            false => of_pod.to_vec(),
+            true => cluster.services.addresses_of(name),
+        };
+        found.sort_unstable();
+        found
+    }
+
     /// What selectors see at an address; none if it has no identity.
     pub fn subject_at(&self, address: IpAddr) -> Option<Subject> {
         let identity = self.state.ipcache.identity_of(address)?;

@@ -8,6 +8,7 @@
 use std::{
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::Path,
 };
 
 use rtnetlink::{
@@ -25,6 +26,8 @@ use crate::route_query;
 /// Index of the loopback interface in every network namespace.
 const LOOPBACK: u32 = 1;
 
+/// Where a container has the node's /proc/sys, as in Cilium.
+const MOUNTED_SYSCTLS: &str = "/host/proc/sys";
 const IPV4_FORWARDING: &str = "net.ipv4.ip_forward";
 const IPV6_FORWARDING: &str = "net.ipv6.conf.all.forwarding";
 /// Destinations with which the route of a redirected packet is checked. An address of the node's own is delivered
@@ -247,6 +250,12 @@ fn is_one(name: &str) -> bool {
     fs::read_to_string(path_of(name)).is_ok_and(|value| value.trim() == "1")
 }
 
+/// In a container /proc/sys is read-only: then the node's is mounted elsewhere.
 fn path_of(name: &str) -> String {
-    format!("/proc/sys/{}", name.replace('.', "/"))
+    let name = name.replace('.', "/");
+    let mounted = format!("{MOUNTED_SYSCTLS}/{name}");
+    if Path::new(&mounted).exists() {
+        return mounted;
+    }
+    format!("/proc/sys/{name}")
 }

@@ -226,8 +226,8 @@ impl Metadata {
 
     /// An identity claimed outright, in this order: that of a Service at its address in the cluster
     /// (a node may have that address at an interface), the node's, an endpoint's, a pod's, and that of
-    /// a Service at an address outside, unless another node has it: what is sent to a node is not
-    /// only for the Service.
+    /// a Service at an address outside, unless another node or an API server has it: packets to
+    /// these are not only for the Service.
     pub fn identity(&self) -> Option<IdentityId> {
         let rank = |owner: &Owner| match owner {
             Owner::Service(_) => 0,
@@ -238,7 +238,8 @@ impl Metadata {
         };
         let claimed = self.identities.iter();
         let claimed = claimed.map(|(owner, id)| (rank(owner), *id));
-        let is_of_node = |labels: &LabelSet| labels.has_reserved("remote-node");
+        let others = ["host", "remote-node", "kube-apiserver", "health", "ingress"];
+        let is_of_node = |labels: &LabelSet| others.iter().any(|other| labels.has_reserved(other));
         let claimed = claimed
             .min()
             .filter(|(rank, _)| *rank != EXTERNAL || !self.labels().any(is_of_node));

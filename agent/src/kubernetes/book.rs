@@ -20,7 +20,7 @@ use super::{
     service_at::ServiceAt,
 };
 use crate::{
-    labels::LabelSet,
+    labels::{Label, LabelSet},
     policy::{
         cluster::{
             endpoint::CiliumEndpoint, identity::CiliumIdentity, namespace::Namespace, pod::Pod,
@@ -104,7 +104,7 @@ impl Book {
             Body::Service(service) => self.services.put_service(service),
             Body::Slice(slice) => self.services.put_slice(slice),
             Body::Identity(identity) => self.identities.put(identity),
-            Body::Rules(_) | Body::Group(_) | Body::Node(_) => {}
+            Body::Rules(_) | Body::Group(_) | Body::Node(_) | Body::ServiceCidr(_) => {}
         }
     }
 
@@ -190,6 +190,21 @@ impl Book {
             (key, warning)
         }));
         found
+    }
+
+    /// Whether it has pods.
+    pub(crate) fn has_pods(&self) -> bool {
+        !self.pods.is_empty()
+    }
+
+    /// How many namespaces have a document.
+    pub(crate) fn namespaces(&self) -> usize {
+        self.namespaces.len()
+    }
+
+    /// Whether a label of a pod makes its identity.
+    pub(crate) fn gives(&self, label: &Label) -> bool {
+        self.filter.keeps(label)
     }
 
     /// Notes a pod; gives its key.

@@ -11,10 +11,39 @@ pub struct ServiceAt {
     pub key: Arc<str>,
     /// Its addresses in the cluster, sorted.
     pub cluster_ips: Vec<IpAddr>,
-    /// Addresses outside that are routed to nodes and translated there, sorted.
+    /// Addresses outside of its load balancer, which nodes translate; sorted.
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// Other addresses outside, which its author wrote and nodes translate; sorted.
     pub external_ips: Vec<IpAddr>,
     /// Its ports, in the order of the Service.
     pub ports: Vec<PortAt>,
+}
+
+/// Family of an address. Each has its own backends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// That of an address.
+    pub(crate) const fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+}
+
+impl PortAt {
+    /// Backends behind the addresses of a family.
+    pub(crate) fn backends_of(&self, family: Family) -> impl Iterator<Item = &BackendAt> {
+        let backends = self.backends.iter();
+        backends.filter(move |backend| Family::of(backend.address) == family)
+    }
 }
 
 /// A port of a Service.

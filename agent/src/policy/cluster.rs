@@ -11,6 +11,7 @@ pub(crate) mod node;
 pub mod pod;
 mod read;
 pub mod service;
+pub mod service_cidr;
 pub mod slice;
 
 pub use self::read::Protocol;

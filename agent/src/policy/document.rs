@@ -8,7 +8,7 @@ use super::{
     cidr_group::CidrGroup,
     cluster::{
         endpoint::CiliumEndpoint, identity::CiliumIdentity, namespace::Namespace, node::Node,
-        pod::Pod, service::Service, slice::EndpointSlice,
+        pod::Pod, service::Service, service_cidr::ServiceCidr, slice::EndpointSlice,
     },
     rule::Rule,
 };
@@ -36,6 +36,8 @@ pub enum Body {
     Group(CidrGroup),
     /// A node of the cluster.
     Node(Node),
+    /// Blocks of addresses of Services.
+    ServiceCidr(ServiceCidr),
     /// Backends of a Service.
     Slice(Arc<EndpointSlice>),
     /// A pod.
@@ -72,6 +74,7 @@ impl PolicyDocument {
     pub fn labels(&self, own: Option<&str>) -> (Source, BTreeMap<IpNet, LabelSet>) {
         match &self.body {
             Body::Node(node) => (Source::CustomResource, node.address_labels(own)),
+            Body::ServiceCidr(blocks) => (Source::CustomResource, blocks.labels()),
             Body::Slice(slice) if slice.is_of_api_servers() => {
                 (Source::KubeApiserver, slice.api_server_labels())
             }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{
     cidr_group,
-    cluster::{endpoint, identity, namespace, node, pod, service, slice},
+    cluster::{endpoint, identity, namespace, node, pod, service, service_cidr, slice},
     document::Body,
     network_policy,
     prune::prune,
@@ -97,7 +97,9 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         placement: Placement::ClusterWide,
         fields: &["spec", "status"],
         kept: ALL,
-        read: |head, value, _| Ok(Body::Node(node::read_cilium(&head.name, value)?)),
+        read: |head, value, warnings| {
+            Ok(Body::Node(node::read_cilium(&head.name, value, warnings)?))
+        },
     },
     Kind {
         name: "CiliumEndpoint",
@@ -155,7 +157,7 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         placement: Placement::ClusterWide,
         fields: &["spec", "status"],
         kept: &["spec.podCIDR", "spec.podCIDRs", "status.addresses"],
-        read: |head, value, _| Ok(Body::Node(node::read(&head.name, value)?)),
+        read: |head, value, warnings| Ok(Body::Node(node::read(&head.name, value, warnings)?)),
     },
     Kind {
         name: "Service",
@@ -172,6 +174,14 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
             "status.loadBalancer",
         ],
         read: |head, value, _| Ok(Body::Service(Arc::new(service::read(head, value)?))),
+    },
+    Kind {
+        name: "ServiceCIDR",
+        versions: &["networking.k8s.io/v1"],
+        placement: Placement::ClusterWide,
+        fields: &["spec", "status"],
+        kept: &["spec.cidrs"],
+        read: |_, value, _| Ok(Body::ServiceCidr(service_cidr::read(value)?)),
     },
     Kind {
         name: "EndpointSlice",
@@ -303,7 +313,17 @@ pub(in crate::policy) fn kept(value: &Value) -> Cow<'_, Value> {
     }
 }
 
+/// Paths of the fields of a kind that have a meaning; empty = all of the document.
+pub(crate) fn kept_fields(kind: &str) -> &'static [&'static str] {
+    find(kind).map_or(ALL, |kind| kind.kept)
+}
+
 fn by_name(name: &str, of: Option<&str>) -> Checked<&'static Kind> {
+    if name.is_empty() {
+        let reason = "is missing: the document ends early, or is no object of Kubernetes";
+        let remedy = "write the file again, under another name, and rename it when it is complete";
+        return Err(Fault::new("kind", reason, remedy));
+    }
     let of = of.map(|of| format!(" {of}")).unwrap_or_default();
     find(name).ok_or_else(|| {
         let names: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();

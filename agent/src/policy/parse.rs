@@ -107,6 +107,15 @@ pub(super) fn parse_value(value: &Value, source: &str) -> Result<PolicyDocument,
     })
 }
 
+/// Reads an object of the cluster's API.
+pub(crate) fn parse_object(value: &Value, key: &str) -> Result<PolicyDocument, PolicyError> {
+    let mut read = parse_value(value, "cluster");
+    if let Err(error) = &mut read {
+        error.key.get_or_insert_with(|| key.to_owned());
+    }
+    read
+}
+
 fn document(value: &Value, source: &str) -> Result<PolicyDocument, (Option<String>, Fault)> {
     let (kind, key, head) =
         kinds::head(value).map_err(|fault| (kinds::key_of_other(value), fault))?;

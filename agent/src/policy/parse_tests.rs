@@ -327,6 +327,10 @@ fn refuses_what_is_not_supported_by_name() {
         let error = one(&text).unwrap_err();
         assert_eq!(error.reason, format!("`{kind}` is not supported"));
     }
+    // A List that was cut off in its last item.
+    let torn = "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n";
+    let error = one(torn).unwrap_err();
+    assert!(error.reason.contains("ends early"), "{error}");
     let protocols =
         "endpointSelector: {}\negress:\n- toPorts: [{ports: [{port: 1, protocol: VRRP}]}]";
     field(

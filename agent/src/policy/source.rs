@@ -1,10 +1,12 @@
-//! Where policy documents come from: today a directory.
+//! Where documents come from: a directory, a cluster, or both.
 
 use super::document::{PolicyDocument, PolicyError};
 use crate::source_event::SourceEvent;
 
+pub mod cluster;
 pub mod dir;
 pub mod last_good;
+pub mod merge;
 
 /// Change at a source of policies.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 pub(super) use self::field::{list, mapping, object, prefix, text};
 use self::{
     field::boolean,
-    labels::{group_labels, peer_labels, subject},
+    labels::{allowed_peer_labels, group_labels, peer_labels, subject},
     ports::ports_of,
 };
 use super::rule::{Direction, PeerRule, Peers, Rule};
@@ -301,7 +301,10 @@ fn peers_of(
         } else if field == section.cidr_set {
             cidr_set(&path, item)?
         } else if field == section.endpoints {
-            Selector::Labels(peer_labels(&path, item, scope)?)
+            Selector::Labels(match section.deny {
+                true => peer_labels(&path, item, scope)?,
+                false => allowed_peer_labels(&path, item, scope)?,
+            })
         } else if field == section.entities {
             match text(&path, item)? {
                 "all" => return Ok(Peers::Any),

@@ -121,6 +121,7 @@ impl Engine {
                 | Event::ContinueChange
                 | Event::Endpoints(_)
                 | Event::NodeAddresses(_)
+                | Event::NodeInterfaces(_)
         );
         let plan = self.core.plan(BootTime::now(), event);
         self.carry_out(plan, by_source);

@@ -41,6 +41,7 @@ fn serve(lab: &Lab) -> Client {
         builtin: Arc::new(|| "disabled".to_owned()),
         damaged: Arc::new(vec!["a file is damaged".to_owned()]),
         conditions: Conditions::default(),
+        cluster: None,
     };
     lab.tasks
         .spawn(admin.serve(listener, lab.tasks.clone(), lab.stop.clone()));

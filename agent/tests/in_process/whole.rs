@@ -115,6 +115,7 @@ impl Node {
             channel,
             conditions: Conditions::default(),
             gate: None,
+            api: None,
         };
         let admin = Client::new(&config.admin_socket);
         let agent = Agent::start(config, parts).await.unwrap();

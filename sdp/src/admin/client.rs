@@ -11,10 +11,10 @@ use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request, body::Bytes};
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use tokio::net::UnixStream;
 use tokio_util::task::TaskTracker;
 
 use super::{
+    as_owner,
     explain::{ExplainQuestion, Explanation},
     policy::{PolicyAnswer, PolicyQuestion},
     server::is_left,
@@ -49,6 +49,8 @@ pub fn run(settings: &Settings, command: &Command) -> anyhow::Result<()> {
 async fn execute(settings: &Settings, command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Status(output) => status(settings, output.output).await,
+        Command::Ready => probe(settings, "/readyz").await,
+        Command::Alive => probe(settings, "/healthz").await,
         Command::Drain(output) => {
             let socket = the_only_one(settings)?;
             let leaving: DrainStarted = call(&socket, Method::POST, "/drain", &()).await?;
@@ -80,6 +82,15 @@ async fn execute(settings: &Settings, command: &Command) -> anyhow::Result<()> {
             print(arguments.output.output, &answer, || answer.text())
         }
     }
+}
+
+/// Prints the text of a health page, or fails with it.
+async fn probe(settings: &Settings, page: &str) -> anyhow::Result<()> {
+    let socket = the_only_one(settings)?;
+    let bytes = request(&socket, Method::GET, page, &()).await?;
+    print(Output::Text, &(), || {
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
 }
 
 async fn status(settings: &Settings, output: Output) -> anyhow::Result<()> {
@@ -148,7 +159,7 @@ fn sockets_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn live() -> anyhow::Result<Vec<PathBuf>> {
-    let answers = |path: &PathBuf| std::os::unix::net::UnixStream::connect(path).is_ok();
+    let answers = |path: &PathBuf| as_owner::connect_blocking(path).is_ok();
     let found: Vec<_> = sockets()?.into_iter().filter(answers).collect();
     if found.is_empty() {
         bail!("no proxy answers on a socket in {ADMIN_DIR}; {OTHER_SOCKET}");
@@ -194,19 +205,29 @@ async fn call<T: DeserializeOwned>(
     path: &str,
     question: &impl Serialize,
 ) -> anyhow::Result<T> {
+    let bytes = request(socket, method, path, question).await?;
+    serde_json::from_slice(&bytes).with_context(|| format!("{}", socket.display()))
+}
+
+async fn request(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    question: &impl Serialize,
+) -> anyhow::Result<Bytes> {
     tokio::time::timeout(ANSWER_WITHIN, exchange(socket, method, path, question))
         .await
         .with_context(|| format!("{}: no answer within {ANSWER_WITHIN:?}", socket.display()))?
         .with_context(|| format!("{}", socket.display()))
 }
 
-async fn exchange<T: DeserializeOwned>(
+async fn exchange(
     socket: &Path,
     method: Method,
     path: &str,
     question: &impl Serialize,
-) -> anyhow::Result<T> {
-    let stream = UnixStream::connect(socket)
+) -> anyhow::Result<Bytes> {
+    let stream = as_owner::connect(socket)
         .await
         .with_context(|| {
             format!("cannot connect: no proxy runs with this socket, or this user may not connect (root may); {OTHER_SOCKET}")
@@ -227,13 +248,13 @@ async fn exchange<T: DeserializeOwned>(
     if !code.is_success() {
         bail!("{code}: {}", String::from_utf8_lossy(&bytes).trim());
     }
-    Ok(serde_json::from_slice(&bytes)?)
+    Ok(bytes)
 }
 
 async fn wait_gone(socket: &Path, limit: Duration) -> anyhow::Result<Duration> {
     let begun = Instant::now();
     while begun.elapsed() < limit + ANSWER_WITHIN {
-        if UnixStream::connect(socket).await.is_err() {
+        if as_owner::connect(socket).await.is_err() {
             return Ok(begun.elapsed());
         }
         tokio::time::sleep(POLL_INTERVAL).await;

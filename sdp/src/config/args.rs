@@ -63,6 +63,10 @@ pub struct Cli {
 pub enum Command {
     /// Show the state of a proxy; without --admin-socket and --name, of every proxy of this node
     Status(OutputArgs),
+    /// Exit 0 if a proxy can serve; otherwise print the missing parts and exit 1. For readiness probes
+    Ready,
+    /// Exit 0 if a proxy answers. For liveness probes
+    Alive,
     /// Stop a proxy: it accepts no new queries, finishes those in flight and exits
     Drain(OutputArgs),
     /// List the DNS rules in force

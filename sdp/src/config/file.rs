@@ -11,7 +11,10 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser};
-use daemon::yaml;
+use daemon::{
+    config_dir::{self, DirError, Entry, go_bool},
+    yaml,
+};
 use serde_json::Value;
 
 use super::args::{Cli, Settings};
@@ -166,34 +169,21 @@ fn parse_yaml(path: &Path, text: &str) -> Result<FromFile, FileError> {
 
 /// Reads `--config-dir`.
 pub(crate) fn read_dir(dir: &Path) -> Result<FromFile, FileError> {
-    let failed = |path: &Path, source| FileError::Read {
+    let entries = config_dir::read(dir).map_err(|DirError { path, source }| FileError::Read {
         flag: "--config-dir",
-        path: path.to_owned(),
+        path,
         source,
-    };
-    let mut paths = Vec::new();
-    for entry in fs::read_dir(dir).map_err(|e| failed(dir, e))? {
-        paths.push(entry.map_err(|e| failed(dir, e))?.path());
-    }
-    paths.sort();
+    })?;
     let mut found = FromFile::default();
-    for path in paths {
-        let Some(key) = path.file_name().and_then(|n| n.to_str()) else {
-            continue;
-        };
-        // A mounted ConfigMap keeps its data in `..data` and a dated directory.
-        if key.starts_with("..") || path.is_dir() {
-            continue;
-        }
-        let text = fs::read_to_string(&path).map_err(|e| failed(&path, e))?;
-        take_key(&mut found, &path, key, text.trim())?;
+    for Entry { path, key, text } in entries {
+        take_key(&mut found, &path, &key, &text)?;
     }
     Ok(found)
 }
 
-/// `key` of a ConfigMap, written for Go programs. An empty value is as good as none.
+/// `key` of a ConfigMap, written for Go programs.
 fn take_key(found: &mut FromFile, path: &Path, key: &str, text: &str) -> Result<(), FileError> {
-    if ACCEPTED.contains(&key) || text.is_empty() {
+    if ACCEPTED.contains(&key) {
         return Ok(());
     }
     if SWITCHES.contains(&key) {
@@ -227,15 +217,6 @@ fn is_true(path: &Path, key: &str, text: &str) -> Result<bool, FileError> {
         key: key.to_owned(),
         reason: format!("{text:?} is neither true nor false"),
     })
-}
-
-/// Parses a boolean like Go's strconv.ParseBool.
-fn go_bool(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
-        _ => None,
-    }
 }
 
 fn takes_bool(key: &str) -> bool {

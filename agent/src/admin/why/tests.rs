@@ -2,19 +2,19 @@
 
 use std::net::IpAddr;
 
-use dns_policy::boot_time::BootTime;
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use shared_maps::{
     EndpointId, IdentityId,
     policy::{EGRESS, PolicyKey, PolicyValue},
 };
 
-use super::{AddressRead, Entries, Question, Receiver, matched, target, text::text, walk::Walk};
+use super::{AddressRead, Entries, Question, Receiver, matched, text::text, walk::Walk};
 use crate::{
     admin::model::{HopState, Why},
     core::{
         service_why::{BackendFound, ServiceFound},
         snapshot::{DnsRulesView, EndpointView, NameView},
-        why::{AddressFound, Findings, PeerFound},
+        why::{AddressFound, Findings, PeerFound, Target},
     },
     datapath::map_query::ProgramFault,
     policy::trace::{FlowDirection, Port, RuleView, Verdict},
@@ -123,7 +123,7 @@ fn why_with(
 ) -> Why {
     let question = Question {
         endpoint: "7".to_owned(),
-        target: target("WWW.example.com"),
+        target: Target::Name(Fqdn::normalise("WWW.example.com")),
         port: Some(HTTPS),
         direction: FlowDirection::Egress,
     };

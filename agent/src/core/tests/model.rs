@@ -22,6 +22,8 @@ use proptest::{prelude::*, sample::select};
 use shared_maps::EndpointId;
 
 use self::world::{ADDRESSES, Addresses, Failure, Fate, World};
+use super::oracle::{ServicePort, document};
+use crate::policy::{document::PolicyDocument, parse::parse_documents};
 
 const WWW: &str = "www.cilium.io.";
 const DEV: &str = "dev.cilium.io.";
@@ -34,21 +36,32 @@ const TTLS: [u32; 5] = [SHORTEST, 20, 60, 600, LONGEST];
 /// Proxies at once.
 const PROXIES: usize = 2;
 
-/// A policy for names or addresses.
+/// A policy for names, addresses or pods.
 #[derive(Clone, Copy, Debug)]
 enum Spec {
     WebToCiliumNames,
     WebToWwwOn443,
     ToAnyName,
     ToBlock,
+    /// NetworkPolicies.
+    FromTeamAOn443,
+    ToDbOn443AndBlock,
 }
 
+/// Ports of a Service: the pod of another node is behind the first ones.
+const SERVICES: [&[ServicePort]; 2] = [
+    &[(6, 443, 443, &["10.2.0.9"])],
+    &[(6, 443, 443, &["1.1.1.1", "10.2.0.9"]), (17, 53, 53, &[])],
+];
+
 impl Spec {
-    const ALL: [Self; 4] = [
+    const ALL: [Self; 6] = [
         Self::WebToCiliumNames,
         Self::WebToWwwOn443,
         Self::ToAnyName,
         Self::ToBlock,
+        Self::FromTeamAOn443,
+        Self::ToDbOn443AndBlock,
     ];
 
     /// The document's `spec`.
@@ -64,6 +77,27 @@ impl Spec {
                 "endpointSelector: {}\n  egress:\n  - toFQDNs: [{matchPattern: '*'}]"
             }
             Self::ToBlock => "endpointSelector: {}\n  egress:\n  - toCIDR: [1.1.1.0/24]",
+            Self::FromTeamAOn443 => {
+                "{podSelector: {matchLabels: {app: web}}, ingress: [{from: [{namespaceSelector: {matchLabels: {team: a}}}], ports: [{port: 443}]}]}"
+            }
+            Self::ToDbOn443AndBlock => {
+                "{podSelector: {}, policyTypes: [Egress], egress: [{to: [{podSelector: {matchLabels: {app: db}}}], ports: [{port: 443}]}, {to: [{ipBlock: {cidr: 1.1.1.0/24, except: [1.1.1.2/32]}}]}]}"
+            }
+        }
+    }
+
+    /// The document `p<slot>`.
+    fn document(self, slot: usize) -> PolicyDocument {
+        let name = format!("p{slot}");
+        match self {
+            Self::FromTeamAOn443 | Self::ToDbOn443AndBlock => {
+                let text = format!(
+                    "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: {name}, namespace: default}}\nspec: {}",
+                    self.text()
+                );
+                parse_documents(&text, "test").remove(0).unwrap()
+            }
+            _ => document(&name, self.text()),
         }
     }
 }
@@ -98,6 +132,8 @@ enum Act {
     ClusterPod(Option<bool>),
     /// Its namespace has this label `team` now, or is removed.
     Team(Option<&'static str>),
+    /// The Service has these ports now, or is removed.
+    Service(Option<&'static [ServicePort]>),
     /// These writes fail from now on.
     Fail(Failure),
     /// The pod opens a connection to an address from an answer.
@@ -150,6 +186,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         1 => Just(Act::AddOther),
         1 => prop::option::weighted(0.7, any::<bool>()).prop_map(Act::ClusterPod),
         1 => prop::option::weighted(0.7, select(&["a", "b"])).prop_map(Act::Team),
+        1 => prop::option::weighted(0.7, select(&SERVICES)).prop_map(Act::Service),
         1 => select(&Failure::ALL).prop_map(Act::Fail),
         2 => select(&ADDRESSES).prop_map(Act::CloseConnections),
         2 => select(&ADDRESSES).prop_map(Act::OpenConnection),

@@ -23,8 +23,6 @@ use crate::{
 mod beside_cilium;
 mod conformance;
 mod parity;
-mod random;
-mod reference;
 mod world;
 
 /// A pod of the node, with the labels of its namespace.

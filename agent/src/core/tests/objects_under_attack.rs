@@ -178,9 +178,35 @@ spec:
   - to: [{namespaceSelector: {matchExpressions: [{key: team, operator: NotIn, values: [a]}]}}]
 ";
 
+/// The same, as a policy of Cilium.
+const NOT_TO_TEAM_A_OF_CILIUM: &str = r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: web}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toEndpoints: [{matchExpressions: [{key: 'k8s:io.cilium.k8s.namespace.labels.team', operator: NotIn, values: [a]}]}]
+";
+
 #[test]
 fn a_namespace_without_a_document_is_not_one_without_labels() {
-    let mut member = Member::new(NOT_TO_TEAM_A);
+    for policy in [NOT_TO_TEAM_A, NOT_TO_TEAM_A_OF_CILIUM] {
+        opens_known_namespaces_only(policy);
+    }
+}
+
+/// A deny of all namespaces but one holds where the namespace is unknown.
+#[test]
+fn a_deny_holds_for_a_namespace_without_a_document() {
+    let allow = "egress:\n  - toEndpoints: [{}]\n  egressDeny:";
+    let mut member = Member::new(&NOT_TO_TEAM_A_OF_CILIUM.replace("egress:", allow));
+    member.put(&pod("db-0", "db", "10.2.0.9"));
+    assert!(!passes(&member.node.datapath, "10.2.0.9", 80));
+}
+
+fn opens_known_namespaces_only(policy: &str) {
+    let mut member = Member::new(policy);
     let namespace = |team: &str| {
         format!(
             "---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: default, labels: {{team: {team}}}}}\n"
@@ -246,4 +272,13 @@ fn an_endpoint_whose_new_labels_have_no_number_is_named() {
     let waiting = member.node.core.state.endpoints.waiting();
     let reasons: Vec<&String> = waiting.map(|(_, reason)| reason).collect();
     assert!(reasons[0].contains("no identity number"), "{reasons:?}");
+    // It gets its number once one is free, without another event.
+    let some = shared_maps::IdentityId(300);
+    member.node.core.state.numbers.release_endpoint(some);
+    for _ in 0..2 {
+        let due = member.node.core.next_deadline().unwrap();
+        member.node.tick(due);
+    }
+    assert_eq!(member.node.core.state.endpoints.waiting().len(), 0);
+    assert!(!passes(&member.node.datapath, "10.0.0.8", 5432));
 }

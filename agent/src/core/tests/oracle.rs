@@ -14,12 +14,16 @@ use dns_policy::{
     rule::NameRule,
 };
 use proptest::{prelude::*, sample::select};
+use serde_json::Value;
 use shared_maps::{
     EndpointId, IdentityId,
     policy::{EGRESS, INGRESS},
 };
 
-use super::scenario::{Node, mapping, spec};
+use super::{
+    random_network_policies::policy,
+    scenario::{Node, mapping, spec},
+};
 use crate::{
     core::{CoreConfig, Event, Restored},
     datapath::memory::MemoryDatapath,
@@ -39,18 +43,19 @@ use crate::{
 
 mod cluster;
 mod language;
+mod network_policies;
 mod packets;
 mod pod;
 mod reading;
 
 use self::language::{
-    ADDRESSES, Addresses, CLUSTER, NAMES, NODE, PORTS, SERVICES, ServicePort, TEAMS, remotes,
+    ADDRESSES, Addresses, CLUSTER, NAMES, NODE, PORTS, SERVICES, TEAMS, VOCABULARY, remotes,
 };
 pub(super) use self::{
     cluster::{Cluster, ClusterPod},
-    language::{Group, Spec},
+    language::{Group, ServicePort, Spec, VIP},
     packets::{Ends, Fate, Question, check_way, fate, fates, identity, questions},
-    pod::Pod,
+    pod::{DEFAULT, Pod},
 };
 
 /// Always there, so that answers are accepted.
@@ -68,6 +73,8 @@ pub(super) enum Act {
     Node(Addresses),
     /// The API servers have these addresses now.
     ApiServers(Addresses),
+    /// The NetworkPolicy `n<number>` is this one now, or is removed.
+    NetworkPolicy(u8, Option<Value>),
     /// The endpoint 10.0.0.`<number>` is this pod now.
     Endpoint(u8, Pod),
     /// The endpoint 10.0.0.`<number>` is removed.
@@ -91,7 +98,8 @@ pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
         2 => (0u8..2, prop::option::weighted(0.8, select(Group::ALL))).prop_map(|(slot, group)| Act::Group(slot, group)),
         1 => select(CLUSTER).prop_map(Act::Node),
         1 => select(CLUSTER).prop_map(Act::ApiServers),
-        2 => (7u8..10, pod::pod()).prop_map(|(host, pod)| Act::Endpoint(host, pod)),
+        4 => (0u8..3, prop::option::weighted(0.8, policy(VOCABULARY))).prop_map(|(slot, policy)| Act::NetworkPolicy(slot, policy)),
+        2 => (7u8..10, pod::pod()).prop_map(|(host, pod)| Act::Endpoint(host, learning(host, pod))),
         1 => (8u8..10).prop_map(Act::Gone),
         3 => (0u8..3, prop::option::weighted(0.8, cluster::cluster_pod())).prop_map(|(n, pod)| Act::ClusterPod(n, pod)),
         1 => prop::option::weighted(0.8, select(TEAMS)).prop_map(Act::Team),
@@ -100,6 +108,30 @@ pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
         2 => (1u64..150).prop_map(Act::Wait),
     ];
     prop::collection::vec(act, 1..25)
+}
+
+/// Acts of a cluster under NetworkPolicies.
+fn cluster_acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        6 => (0u8..3, prop::option::weighted(0.8, policy(VOCABULARY))).prop_map(|(slot, policy)| Act::NetworkPolicy(slot, policy)),
+        1 => (0u8..4, select(Spec::ALL)).prop_map(|(slot, spec)| Act::Policy(slot, spec)),
+        3 => (7u8..10, pod::pod()).prop_map(|(host, pod)| Act::Endpoint(host, learning(host, pod))),
+        3 => (0u8..3, prop::option::weighted(0.8, cluster::cluster_pod())).prop_map(|(n, pod)| Act::ClusterPod(n, pod)),
+        2 => prop::option::weighted(0.6, select(TEAMS)).prop_map(Act::Team),
+        2 => prop::option::weighted(0.8, select(SERVICES)).prop_map(Act::Service),
+    ];
+    prop::collection::vec(act, 8..25)
+}
+
+/// The endpoint that learns names stays in the namespace of the policies that allow it to.
+fn learning(host: u8, pod: Pod) -> Pod {
+    match host {
+        7 => Pod {
+            namespace: DEFAULT,
+            ..pod
+        },
+        _ => pod,
+    }
 }
 
 /// What a part of a change of policy may cost: one thing at a time, some, everything.
@@ -118,6 +150,7 @@ pub(super) fn document(name: &str, spec: &str) -> PolicyDocument {
 pub(super) struct World {
     pub(super) node: Node,
     policies: BTreeMap<String, PolicyDocument>,
+    network_policies: BTreeMap<u8, Value>,
     endpoints: BTreeMap<u8, Pod>,
     cluster: Cluster,
     /// Addresses of the other node, and of the API servers.
@@ -158,6 +191,7 @@ impl World {
         Self {
             node,
             policies: [("dns".to_owned(), dns)].into(),
+            network_policies: BTreeMap::new(),
             endpoints: [(7, Pod::WEB)].into(),
             cluster: Cluster::new(),
             nodes: &[],
@@ -174,6 +208,11 @@ impl World {
             Act::Group(slot, group) => self.group(&format!("g{slot}"), *group),
             Act::Node(at) => self.node_at(at),
             Act::ApiServers(at) => self.api_servers_at(at),
+            Act::NetworkPolicy(slot, policy) => {
+                let events = self.network_policy(*slot, policy.as_ref());
+                self.events(events);
+                return;
+            }
             Act::Endpoint(host, pod) => self.host(*host, Some(*pod)),
             Act::Gone(host) => self.host(*host, None),
             Act::ClusterPod(number, pod) => {
@@ -335,6 +374,9 @@ impl World {
         for document in self.policies.values() {
             node.event(Event::Policies(SourceEvent::Apply(document.clone())));
         }
+        for (slot, policy) in &self.network_policies {
+            node.event(network_policies::applied(*slot, policy));
+        }
         for (host, pod) in &self.endpoints {
             node.endpoint(pod.spec(*host));
         }
@@ -483,6 +525,19 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn every_history_ends_as_if_computed_from_scratch(acts in acts(), part in parts()) {
+        let mut world = World::new();
+        world.node.in_parts(part);
+        for act in &acts {
+            world.act(act);
+            world.check_end();
+        }
+    }
+
+    #[test]
+    fn every_history_of_network_policies_ends_as_if_computed_from_scratch(
+        acts in cluster_acts(),
+        part in parts(),
+    ) {
         let mut world = World::new();
         world.node.in_parts(part);
         for act in &acts {

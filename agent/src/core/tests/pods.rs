@@ -369,3 +369,21 @@ fn a_restart_without_the_pods_document_leaves_the_endpoint_in_force() {
     assert_eq!(node.datapath.lxc, before.lxc);
     assert_eq!(node.core.summary().endpoints, 2);
 }
+
+#[test]
+fn a_pod_and_a_service_are_found_by_namespace_and_name() {
+    let mut member = Member::new(WEB_TO_DB);
+    let documents = [
+        pod("db-1", "db", "10.0.2.9"),
+        super::services::service("db", "clusterIP: 10.96.0.7", "{port: 5432}"),
+        super::services::service("db-1", "clusterIP: 10.96.0.8", "{port: 5432}"),
+    ];
+    member.put(&documents.concat());
+    let called = |name: &str| {
+        let found = member.node.core.addresses_called(name);
+        found.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(called("default/db"), ["10.96.0.7"]);
+    assert_eq!(called("default/db-1"), ["10.0.2.9"]);
+    assert_eq!(called("default/web"), [""; 0]);
+}

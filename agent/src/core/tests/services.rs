@@ -27,36 +27,44 @@ use crate::{
     source_event::SourceEvent,
 };
 
-const VIP: &str = "10.96.0.10";
+pub(super) const VIP: &str = "10.96.0.10";
 const TCP: u8 = 6;
-const UDP: u8 = 17;
+pub(super) const UDP: u8 = 17;
 
-fn egress(rules: &str) -> String {
+/// With 10.2.0.0/16 for pods.
+pub(super) fn with_pod_blocks() -> CoreConfig {
+    CoreConfig {
+        pod_blocks: vec!["10.2.0.0/16".parse().unwrap()],
+        ..CoreConfig::default()
+    }
+}
+
+pub(super) fn egress(rules: &str) -> String {
     format!(
         "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: web}}\nspec:\n  endpointSelector: {{matchLabels: {{app: web}}}}\n  egress: {rules}\n"
     )
 }
 
-fn to(app: &str, port: u16, protocol: &str) -> String {
+pub(super) fn to(app: &str, port: u16, protocol: &str) -> String {
     format!(
         "{{toEndpoints: [{{matchLabels: {{app: {app}}}}}], toPorts: [{{ports: [{{port: \"{port}\", protocol: {protocol}}}]}}]}}"
     )
 }
 
-fn pod(name: &str, app: &str, address: &str) -> String {
+pub(super) fn pod(name: &str, app: &str, address: &str) -> String {
     format!(
         "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{app: {app}}}}}\nstatus: {{phase: Running, podIPs: [{{ip: {address}}}]}}\n"
     )
 }
 
-fn service(name: &str, spec: &str, ports: &str) -> String {
+pub(super) fn service(name: &str, spec: &str, ports: &str) -> String {
     format!(
         "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{{spec}, ports: [{ports}]}}\n"
     )
 }
 
 /// Backends by pod name and address.
-fn slice(of: &str, backends: &[(&str, &str)], ports: &str) -> String {
+pub(super) fn slice(of: &str, backends: &[(&str, &str)], ports: &str) -> String {
     let family = match backends.first() {
         Some((_, address)) if address.contains(':') => "IPv6",
         _ => "IPv4",
@@ -76,12 +84,12 @@ fn slice(of: &str, backends: &[(&str, &str)], ports: &str) -> String {
 }
 
 /// `db`, port 80 to 8080, with these backends.
-fn db(backends: &[(&str, &str)]) -> String {
+pub(super) fn db(backends: &[(&str, &str)]) -> String {
     service("db", &format!("clusterIP: {VIP}"), "{port: 80}")
         + &slice("db", backends, "{port: 8080}")
 }
 
-fn at(node: &Node, remote: &str, protocol: u8, port: u16) -> Fate {
+pub(super) fn at(node: &Node, remote: &str, protocol: u8, port: u16) -> Fate {
     let question = Question {
         endpoint: node.id(),
         remote: remote.parse().unwrap(),
@@ -92,15 +100,15 @@ fn at(node: &Node, remote: &str, protocol: u8, port: u16) -> Fate {
     fate(&node.datapath, question).unwrap()
 }
 
-fn is_open(member: &Member, remote: &str, port: u16) -> bool {
+pub(super) fn is_open(member: &Member, remote: &str, port: u16) -> bool {
     at(&member.node, remote, TCP, port) == Fate::Passed
 }
 
-fn warnings(member: &Member) -> String {
+pub(super) fn warnings(member: &Member) -> String {
     member.node.core.policy_warnings().join("\n")
 }
 
-fn set_policy(member: &mut Member, rules: &str) {
+pub(super) fn set_policy(member: &mut Member, rules: &str) {
     member.put(&egress(rules));
 }
 
@@ -226,32 +234,6 @@ fn dns_rules_about_pods_hold_at_their_services_address() {
     let everyone = "[{toPorts: [{ports: [{port: \"53\", protocol: UDP}], rules: {dns: [{matchPattern: '*.bad.test'}]}}]}]";
     set_policy(&mut member, everyone);
     assert_eq!(at(&member.node, VIP, UDP, 53), Fate::Dropped);
-}
-
-#[test]
-fn a_backend_whose_pod_is_unknown_is_left_out_for_half_a_minute() {
-    let mut member = Member::new(&egress(&format!("[{}]", to("db", 8080, "TCP"))));
-    let two = [("db-0", "10.2.0.9"), ("db-1", "10.2.0.10")];
-    member.put(&(pod("db-0", "db", "10.2.0.9") + &db(&two)));
-    assert!(is_open(&member, VIP, 80), "the slice is ahead of the pod");
-    let due = member.node.now.plus_secs(30);
-    assert_eq!(member.node.core.next_deadline(), Some(due));
-    member.node.tick(member.node.now.plus_secs(29));
-    assert!(is_open(&member, VIP, 80));
-    member.node.tick(due);
-    assert!(!is_open(&member, VIP, 80));
-    assert!(warnings(&member).contains("db-1"), "{}", warnings(&member));
-    member.put(&pod("db-1", "db", "10.2.0.10"));
-    assert!(is_open(&member, VIP, 80));
-    // A pod that goes before the slice does not close the Service.
-    member.delete("Pod/default/db-1");
-    assert!(is_open(&member, VIP, 80));
-    member.put(&db(&two[..1]));
-    member.node.tick(member.node.now.plus_secs(60));
-    assert!(is_open(&member, VIP, 80));
-    // The last one: nothing is left to reach.
-    member.put(&db(&[]));
-    assert!(!is_open(&member, VIP, 80));
 }
 
 #[test]

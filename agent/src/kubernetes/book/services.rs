@@ -89,9 +89,14 @@ impl Services {
     fn service_at(&self, key: &Arc<str>) -> Option<ServiceAt> {
         let service = self.services.get(key)?;
         let cluster: BTreeSet<_> = service.cluster_ips.iter().copied().collect();
-        let external = [&service.external_ips, &service.load_balancer_ips];
-        let external: BTreeSet<_> = external.into_iter().flatten().copied().collect();
-        if (cluster.is_empty() && external.is_empty()) || service.has_other_proxy {
+        let balanced: BTreeSet<_> = service.load_balancer_ips.iter().copied().collect();
+        let balanced: BTreeSet<_> = balanced.difference(&cluster).copied().collect();
+        let external = service.external_ips.iter().copied();
+        let external = external.filter(|address| !cluster.contains(address));
+        let external = external.filter(|address| !balanced.contains(address));
+        let external: BTreeSet<_> = external.collect();
+        let has_none = cluster.is_empty() && balanced.is_empty() && external.is_empty();
+        if has_none || service.has_other_proxy {
             return None;
         }
         let slices = || self.slices.get(key).into_iter().flat_map(BTreeMap::values);
@@ -107,7 +112,8 @@ impl Services {
         });
         Some(ServiceAt {
             key: Arc::clone(key),
-            external_ips: external.difference(&cluster).copied().collect(),
+            load_balancer_ips: balanced.into_iter().collect(),
+            external_ips: external.into_iter().collect(),
             cluster_ips: cluster.into_iter().collect(),
             ports: ports.collect(),
         })

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     metadata,
-    read::{address, optional_text, port, protocol},
+    read::{address, not_reserved, optional_text, port, protocol},
 };
 use crate::{
     labels::{Label, LabelSet},
@@ -49,6 +49,7 @@ pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<CiliumEndpo
             let remedy = "write it as Cilium does";
             Fault::new(&path, &error.to_string(), remedy)
         })?;
+        not_reserved(&path, &label)?;
         labels.push(label);
     }
     let networking = mapping("status.networking", field("networking"))?;

@@ -3,6 +3,7 @@
 use serde_json::Value;
 use shared_maps::IdentityId;
 
+use super::read::not_reserved;
 use crate::{
     labels::{Label, LabelSet},
     policy::validate::{Checked, Fault, mapping, text},
@@ -39,10 +40,12 @@ pub(in crate::policy) fn read(name: &str, value: &Value) -> Checked<CiliumIdenti
         let field = format!("{path}.{key}");
         let value = text(&field, value)?;
         let label = Label::parse(&format!("{key}={value}"));
-        labels.push(label.map_err(|error| {
+        let label = label.map_err(|error| {
             let remedy = "write the source before the key, as Cilium does";
             Fault::new(&field, &error.to_string(), remedy)
-        })?);
+        })?;
+        not_reserved(&field, &label)?;
+        labels.push(label);
     }
     if labels.is_empty() {
         let remedy = "add the labels that have this number, such as k8s:app: web";

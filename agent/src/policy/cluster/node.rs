@@ -14,6 +14,11 @@ use crate::{
     policy::validate::{Checked, Fault, list, mapping, object, prefix},
 };
 
+/// The widest block of one node's pods: private blocks of IPv4 are no wider.
+const WIDEST_V4: u8 = 8;
+/// The same of IPv6: a registry gives no wider one to a network.
+const WIDEST_V6: u8 = 16;
+
 /// A node of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
@@ -30,8 +35,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Labels of each address; the node called `own` is this one (Cilium `pkg/node/manager`,
-    /// nodeIdentityLabels).
+    /// Labels of each address, and of the blocks of its pods; the node called `own` is this one
+    /// (Cilium `pkg/node/manager`, nodeIdentityLabels).
     pub(in crate::policy) fn address_labels(&self, own: Option<&str>) -> BTreeMap<IpNet, LabelSet> {
         let mut found: BTreeMap<IpNet, Vec<Label>> = BTreeMap::new();
         let is_own = own == Some(self.name.as_str());
@@ -45,6 +50,10 @@ impl Node {
                 found.entry(IpNet::from(*address)).or_default().push(label);
             }
         }
+        for block in &self.pod_blocks {
+            let label = Label::new(RESERVED, "unmanaged", "");
+            found.entry(*block).or_default().push(label);
+        }
         let sets = found.into_iter();
         sets.map(|(prefix, labels)| (prefix, LabelSet::new(labels)))
             .collect()
@@ -53,7 +62,11 @@ impl Node {
 
 /// Reads a `CiliumNode`. Fields that say how nodes are reached, and labels of nodes, mean nothing
 /// here and are accepted.
-pub(in crate::policy) fn read_cilium(name: &str, value: &Value) -> Checked<Node> {
+pub(in crate::policy) fn read_cilium(
+    name: &str,
+    value: &Value,
+    warnings: &mut Vec<String>,
+) -> Checked<Node> {
     let Some(spec) = value.get("spec") else {
         return Err(Fault::new("spec", "is missing", "add spec.addresses"));
     };
@@ -71,21 +84,29 @@ pub(in crate::policy) fn read_cilium(name: &str, value: &Value) -> Checked<Node>
         "nodeidentity",
     ];
     let spec = object("spec", spec, &known, &[])?;
-    let mut addresses = BTreeSet::new();
+    let (mut addresses, mut outside) = (BTreeSet::new(), BTreeSet::new());
     let all = list("spec.addresses", spec.get("addresses"))?;
     for (n, item) in all.iter().enumerate() {
         let path = format!("spec.addresses[{n}]");
         let map = object(&path, item, &["type", "ip"], &[])?;
-        addresses.insert(address(&format!("{path}.ip"), map.get("ip"))?);
+        let address = address(&format!("{path}.ip"), map.get("ip"))?;
+        addresses.insert(address);
+        // CiliumInternalIP is an address of the node in the block of its pods.
+        let of_type = map.get("type").and_then(Value::as_str);
+        if matches!(of_type, Some("InternalIP" | "ExternalIP")) {
+            outside.insert(address);
+        }
     }
     let ipam = mapping("spec.ipam", spec.get("ipam"))?;
     let blocks = ipam.and_then(|ipam| ipam.get("podCIDRs"));
+    let mut blocks = written_blocks("spec.ipam.podCIDRs", blocks)?;
+    refuse_odd_blocks(&mut blocks, &outside, warnings);
     Ok(Node {
         name: name.to_owned(),
         addresses,
         health: pair(spec, "health")?,
         ingress: pair(spec, "ingress")?,
-        pod_blocks: blocks_of("spec.ipam.podCIDRs", blocks)?,
+        pod_blocks: blocks.into_values().collect(),
     })
 }
 
@@ -105,14 +126,50 @@ fn pair(spec: &Map<String, Value>, field: &str) -> Checked<BTreeSet<IpAddr>> {
     Ok(found)
 }
 
-fn blocks_of(path: &str, value: Option<&Value>) -> Checked<BTreeSet<IpNet>> {
+/// Blocks by the path of their field.
+type Blocks = BTreeMap<String, IpNet>;
+
+fn written_blocks(path: &str, value: Option<&Value>) -> Checked<Blocks> {
     let all = list(path, value)?.iter().enumerate();
-    all.map(|(n, item)| prefix(&format!("{path}[{n}]"), item))
-        .collect()
+    all.map(|(n, item)| {
+        let path = format!("{path}[{n}]");
+        let block = prefix(&path, item)?;
+        Ok((path, block))
+    })
+    .collect()
+}
+
+/// Leaves out blocks that cannot be those of one node's pods: nothing outside of the cluster would
+/// be the world. The node's addresses count all the same.
+fn refuse_odd_blocks(blocks: &mut Blocks, nodes: &BTreeSet<IpAddr>, warnings: &mut Vec<String>) {
+    blocks.retain(|path, block| {
+        let widest = match block {
+            IpNet::V4(_) => WIDEST_V4,
+            IpNet::V6(_) => WIDEST_V6,
+        };
+        let own = nodes.iter().find(|address| block.contains(*address));
+        let reason = match own {
+            _ if block.prefix_len() < widest => format!("is wider than a /{widest}"),
+            _ if block.addr().is_loopback() || block.addr().is_multicast() => {
+                "has no addresses of pods".to_owned()
+            }
+            Some(own) => format!("contains the node's own address {own}"),
+            None => return true,
+        };
+        warnings.push(format!(
+            "{path}: `{block}` {reason}, so it is not used: unknown addresses in it remain the \
+             world; write the block that this node's pods have their addresses from"
+        ));
+        false
+    });
 }
 
 /// Reads a `Node` of Kubernetes.
-pub(in crate::policy) fn read(name: &str, value: &Value) -> Checked<Node> {
+pub(in crate::policy) fn read(
+    name: &str,
+    value: &Value,
+    warnings: &mut Vec<String>,
+) -> Checked<Node> {
     let status = mapping("status", value.get("status"))?;
     let all = status.and_then(|status| status.get("addresses"));
     let mut addresses = BTreeSet::new();
@@ -126,15 +183,19 @@ pub(in crate::policy) fn read(name: &str, value: &Value) -> Checked<Node> {
     }
     let spec = mapping("spec", value.get("spec"))?;
     let field = |name: &str| spec.and_then(|spec| spec.get(name));
-    let mut pod_blocks = blocks_of("spec.podCIDRs", field("podCIDRs"))?;
+    let mut blocks = written_blocks("spec.podCIDRs", field("podCIDRs"))?;
     if let Some(one) = field("podCIDR").filter(|one| one.as_str() != Some("")) {
-        pod_blocks.insert(prefix("spec.podCIDR", one)?);
+        let one = prefix("spec.podCIDR", one)?;
+        if !blocks.values().any(|block| *block == one) {
+            blocks.insert("spec.podCIDR".to_owned(), one);
+        }
     }
+    refuse_odd_blocks(&mut blocks, &addresses, warnings);
     Ok(Node {
         name: name.to_owned(),
         addresses,
         health: BTreeSet::new(),
         ingress: BTreeSet::new(),
-        pod_blocks,
+        pod_blocks: blocks.into_values().collect(),
     })
 }

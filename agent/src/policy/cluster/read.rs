@@ -4,7 +4,10 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use crate::policy::validate::{Checked, Fault, text};
+use crate::{
+    labels::{Label, RESERVED},
+    policy::validate::{Checked, Fault, text},
+};
 
 /// Protocol of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,6 +54,18 @@ pub(super) fn address(path: &str, value: Option<&Value>) -> Checked<IpAddr> {
         return Err(fault("is not an address of one machine"));
     }
     Ok(address)
+}
+
+/// Refuses labels that only the agent gives: to nodes, the world and addresses of a role.
+pub(super) fn not_reserved(path: &str, label: &Label) -> Checked<()> {
+    match label.source() {
+        RESERVED => {
+            let reason = format!("`{label}` is not a label of pods");
+            let remedy = "remove the label; the agent gives reserved: labels itself";
+            Err(Fault::new(path, &reason, remedy))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A port number, never 0.

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use dns_policy::rule::{EndpointRules, NameRules, PortRules, SelectorRule, Servers, Transport};
+use dns_policy::rule::{
+    EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport,
+};
 use shared_maps::IdentityId;
 
 use super::service::Backend;
@@ -32,8 +34,8 @@ pub(crate) struct ServicePortAt<'a> {
     pub backends: &'a BTreeSet<Backend>,
 }
 
-/// Renders the DNS rules: by port, whom may be asked for what there. A rule holds at a port of a
-/// Service if it selects every backend at the backend's port.
+/// Renders the DNS rules: by port, whom may be asked for what there. At a port of a Service, names
+/// are allowed that rules allow at every backend.
 pub(crate) fn dns_rules(
     policy: &EndpointPolicy,
     selectors: &SelectorCache,
@@ -166,45 +168,60 @@ fn add_rules(
     }
 }
 
-/// Adds the rules that hold at a port of a Service.
+/// Adds the rule that holds at a port of a Service.
 fn add_service(
     rules: &mut Vec<SelectorRule>,
     side: &Side,
     selectors: &SelectorCache,
     service: &ServicePortAt<'_>,
 ) {
-    let (_, transport) = service.at;
+    let Some(names) = common_names(side, selectors, service) else {
+        return;
+    };
     let label = selectors.labels(service.identity);
     let text = label.map(|labels| labels.texts().join(" "));
-    let mut add = |names: NameRules| {
-        let rule = SelectorRule {
-            selector: text.clone().unwrap_or_default(),
-            servers: Servers::Identities([service.identity].into()),
-            names,
-        };
-        if !rules.contains(&rule) {
-            rules.push(rule);
+    rules.push(SelectorRule {
+        selector: text.unwrap_or_default(),
+        servers: Servers::Identities([service.identity].into()),
+        names,
+    });
+}
+
+/// Names and patterns that rules allow at every backend, as they are written: a name that one rule
+/// allows by a pattern and another one by itself is left out. None if there is none.
+fn common_names(
+    side: &Side,
+    selectors: &SelectorCache,
+    service: &ServicePortAt<'_>,
+) -> Option<NameRules> {
+    let (_, transport) = service.at;
+    let mut common: Option<BTreeSet<&NameRule>> = None;
+    for backend in service.backends {
+        let labels = selectors.labels(backend.identity);
+        let at = (backend.port, transport);
+        let is_about = |rule: &PeerRule| is_selected(rule, backend.identity, selectors);
+        let mut of: BTreeSet<&NameRule> = BTreeSet::new();
+        let mut every = allows(side).any(|rule| is_plain(rule, at, labels) && is_about(rule));
+        for (rule, port, names) in dns_ports(side) {
+            if is_at(port, at, labels) && is_about(rule) {
+                match names {
+                    DnsNames::All => every = true,
+                    DnsNames::Names(list) => of.extend(list),
+                }
+            }
         }
-    };
-    let every = |rule: &PeerRule, is_meant: &dyn Fn(DnsPort, Option<&LabelSet>) -> bool| {
-        service.backends.iter().all(|backend| {
-            let labels = selectors.labels(backend.identity);
-            is_selected(rule, backend.identity, selectors)
-                && is_meant((backend.port, transport), labels)
-        })
-    };
-    for (rule, port, names) in dns_ports(side) {
-        let is_meant = |at: DnsPort, server: Option<&LabelSet>| is_at(port, at, server);
-        if every(rule, &is_meant)
-            && let Some(names) = render_names(names)
-        {
-            add(names);
+        if !every {
+            common = Some(match common {
+                None => of,
+                Some(before) => before.intersection(&of).copied().collect(),
+            });
         }
     }
-    for rule in allows(side) {
-        if every(rule, &|at, server| is_plain(rule, at, server)) {
-            add(NameRules::All);
-        }
+    match common {
+        _ if service.backends.is_empty() => None,
+        None => Some(NameRules::All),
+        Some(names) if names.is_empty() => None,
+        Some(names) => Some(NameRules::Names(names.into_iter().cloned().collect())),
     }
 }
 

@@ -16,16 +16,13 @@ use netpol::{
 };
 
 use crate::{
-    labels::{K8S, NAMESPACE_KEY, NAMESPACE_LABELS},
+    labels::{K8S, NAMESPACE_KEY, NAMESPACE_LABELS, NAMESPACE_NAME},
     policy::{
         rule::{Direction, PeerRule, Peers, PortRule, Ports, Protocol, Rule},
         trace::FlowDirection,
     },
     selector::selector::{CidrSelector, LabelSelector, Operator, Requirement, Selector},
 };
-
-/// The label that the API server gives to every namespace, with the namespace's name as value.
-const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// Compiles a policy.
 pub(super) fn rule(policy: &NetworkPolicy) -> Rule {

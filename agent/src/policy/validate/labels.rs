@@ -7,7 +7,7 @@ use super::{
     field::{list, object, text},
 };
 use crate::{
-    labels::{CIDR_GROUP, K8S, NAMESPACE_KEY, NAMESPACE_LABELS, RESERVED},
+    labels::{CIDR_GROUP, K8S, NAMESPACE_KEY, NAMESPACE_LABELS, NAMESPACE_NAME, RESERVED},
     selector::selector::{LabelSelector, Operator, Requirement},
 };
 
@@ -32,6 +32,29 @@ pub(super) fn peer_labels(path: &str, value: &Value, scope: &Scope) -> Checked<L
     });
     if let (Some(namespace), false) = (&scope.namespace, elsewhere) {
         selector.requirements.insert(in_namespace(namespace));
+    }
+    Ok(selector)
+}
+
+/// Peers of an allow rule. A requirement that a namespace without the label meets selects only pods
+/// whose namespace is known, as for a NetworkPolicy: each known namespace has its name as a label.
+pub(super) fn allowed_peer_labels(
+    path: &str,
+    value: &Value,
+    scope: &Scope,
+) -> Checked<LabelSelector> {
+    let mut selector = peer_labels(path, value, scope)?;
+    let is_about_absence = selector.requirements.iter().any(|requirement| {
+        requirement.key.starts_with(NAMESPACE_LABELS)
+            && matches!(
+                requirement.operator,
+                Operator::NotIn(_) | Operator::DoesNotExist
+            )
+    });
+    if is_about_absence {
+        let name = format!("{K8S}:{NAMESPACE_LABELS}{NAMESPACE_NAME}");
+        let known = Requirement::new(&name, Operator::Exists);
+        selector.requirements.insert(known);
     }
     Ok(selector)
 }

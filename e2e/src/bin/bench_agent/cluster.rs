@@ -33,8 +33,8 @@ const NAMESPACES: usize = 10;
 const APPS: usize = 4;
 /// Backends of one slice, as the cluster makes them.
 const SLICE: usize = 100;
-/// Endpoints of this node, each with labels of its own.
-const ENDPOINTS: usize = 20;
+/// Endpoints of this node, each with labels of its own and under the same rules.
+const ENDPOINTS: usize = 250;
 /// Changes of each kind.
 const CHANGES: usize = 500;
 /// Services whose documents are read at once.
@@ -138,15 +138,21 @@ fn body(key: String, body: Body) -> PolicyDocument {
 }
 
 fn pod(number: usize) -> Result<PolicyDocument> {
+    pod_labelled(number, &[])
+}
+
+fn pod_labelled(number: usize, more: &[(&str, String)]) -> Result<PolicyDocument> {
     let app = number / NAMESPACES % APPS;
     let labels = [
-        ("app".to_owned(), format!("a{app}")),
-        ("pod-template-hash".to_owned(), format!("h{number}")),
+        ("app", format!("a{app}")),
+        ("pod-template-hash", format!("h{number}")),
     ];
+    let labels = labels.iter().chain(more);
+    let labels = labels.map(|(key, value)| ((*key).to_owned(), value.clone()));
     let pod = Pod {
         namespace: namespace_of(number),
         name: format!("p{number}"),
-        labels: labels.into(),
+        labels: labels.collect(),
         service_account: Some("default".to_owned()),
         node: Some(format!("node{}", number % 100)),
         addresses: vec![pod_address(number)?],
@@ -307,6 +313,7 @@ pub(crate) fn services(count: usize, backends: usize) -> Result<Vec<Figure>> {
     ];
     figures.push(slices(&mut member, count, backends)?);
     figures.push(new_pods(&mut member, count, backends)?);
+    figures.push(label_sets(&mut member, count, backends)?);
     figures.push(relabelled(&mut member, "services", backends * APPS)?.figure);
     Ok(figures)
 }
@@ -334,6 +341,41 @@ fn slices(member: &mut Member, count: usize, backends: usize) -> Result<Figure> 
     ensure!(written == wanted, "{written} entries, not {wanted}");
     let timed = percentile("services: a slice changes, p99", &mut times)?;
     Ok(timed.promised_before(OF_A_SLICE))
+}
+
+/// A Service whose backends all have labels of their own. One of them becomes a pod that policy does
+/// not allow, and back.
+fn label_sets(member: &mut Member, count: usize, backends: usize) -> Result<Figure> {
+    // The next Service of pods that policy allows, and pods after all others.
+    let number = count.next_multiple_of(NAMESPACES * APPS);
+    let first_pod = 1_000_000;
+    let pods: Vec<_> = (0..backends)
+        .map(|n| first_pod + n * NAMESPACES * APPS)
+        .collect();
+    let mut documents = vec![service(number)?];
+    for at in &pods {
+        documents.push(pod_labelled(*at, &[("instance", format!("i{at}"))])?);
+    }
+    for (part, pods) in pods.chunks(SLICE).enumerate() {
+        documents.push(slice(number, part, pods)?);
+    }
+    member.put(documents);
+    let before = member.writes();
+    let (part, last) = pods.chunks(SLICE).enumerate().last().context("a backend")?;
+    let mut other = last.to_vec();
+    *other.last_mut().context("a backend")? = (APPS - 1) * NAMESPACES;
+    let mut times = Vec::new();
+    for _ in 0..CHANGES / 2 {
+        for pods in [&other[..], last] {
+            let document = slice(number, part, pods)?;
+            times.push(member.put([document]).time);
+        }
+    }
+    let written = member.writes().1 - before.1;
+    let wanted = (times.len() * ENDPOINTS) as u64;
+    ensure!(written == wanted, "{written} entries, not {wanted}");
+    let name = format!("services: a slice changes, {backends} label sets, p99");
+    Ok(percentile(&name, &mut times)?.promised_before(OF_A_SLICE))
 }
 
 /// A pod starts and joins a Service.

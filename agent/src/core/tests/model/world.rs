@@ -209,6 +209,7 @@ impl World {
             Act::RemoveOther => self.other(false),
             Act::ClusterPod(is_web) => self.cluster_pod(is_web),
             Act::Team(team) => self.team(team),
+            Act::Service(ports) => self.service(ports),
             Act::Fail(failure) => {
                 self.node.datapath.fail = failure.steps();
                 self.troubled |= self.node.datapath.fail.is_some();

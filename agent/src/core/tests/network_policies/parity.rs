@@ -4,9 +4,9 @@ use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 
 use super::{
     delete,
-    random::{policies, policy},
-    world::{NAMESPACES, PODS, World, apply},
+    world::{NAMESPACES, PODS, VOCABULARY, World, apply},
 };
+use crate::core::tests::random_network_policies::{policies, policy};
 
 /// Sets of policies, and packets judged by each.
 const SETS: usize = 1_000;
@@ -20,7 +20,12 @@ fn maps_let_pass_what_the_documents_allow() {
     let mut runner = TestRunner::deterministic();
     let mut passed = 0;
     for _ in 0..SETS {
-        let world = World::new(&policies().new_tree(&mut runner).unwrap().current());
+        let world = World::new(
+            &policies(VOCABULARY)
+                .new_tree(&mut runner)
+                .unwrap()
+                .current(),
+        );
         passed += world.judge(&world.node(), PACKETS, &mut runner);
     }
     // Neither answer is rare.
@@ -31,7 +36,13 @@ fn maps_let_pass_what_the_documents_allow() {
 #[test]
 fn after_each_change_maps_let_pass_what_the_documents_allow() {
     let mut runner = TestRunner::deterministic();
-    let change = (0..10, policy(), 0..6, 0..PODS.len(), 0..PODS.len());
+    let change = (
+        0..10,
+        policy(VOCABULARY),
+        0..6,
+        0..PODS.len(),
+        0..PODS.len(),
+    );
     let mut world = World::new(&[]);
     let mut node = world.node();
     for n in 0..CHANGES {

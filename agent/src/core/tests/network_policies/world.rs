@@ -5,15 +5,43 @@ use std::{collections::BTreeMap, net::IpAddr};
 use proptest::{prelude::*, sample::select, strategy::ValueTree as _, test_runner::TestRunner};
 use serde_json::Value;
 
-use super::{
-    Maps, Node, PodSpec,
-    random::PORTS,
-    reference::{Labels, Packet, Party, Pod, allows},
+use super::{Maps, Node, PodSpec};
+use crate::{
+    core::{
+        Event,
+        tests::{
+            network_policy_reading::{Labels, Packet, Party, Pod, allows},
+            random_network_policies::Vocabulary,
+        },
+    },
+    endpoint::spec::EndpointSpec,
 };
-use crate::{core::Event, endpoint::spec::EndpointSpec};
 
 const NODE: &str = "10.0.0.1";
-/// Addresses in some of [`BLOCKS`] and in none.
+/// Words of the policies. A block does not select pods and the node, even if it covers them.
+pub(super) const VOCABULARY: &Vocabulary = &Vocabulary {
+    namespaces: &["x", "y", "z"],
+    of_pods: &[
+        ("app", &["web", "db", "none"]),
+        ("tier", &["front", "back"]),
+    ],
+    of_namespaces: &[
+        ("team", &["red", "blue"]),
+        ("env", &["prod"]),
+        ("kubernetes.io/metadata.name", &["x", "y", "z"]),
+    ],
+    blocks: &[
+        ("192.0.2.0/24", &["192.0.2.128/25", "192.0.2.8/29"]),
+        ("192.0.2.10/32", &[]),
+        ("192.0.0.0/8", &["192.0.2.0/24", "192.0.2.200/32"]),
+        ("0.0.0.0/0", &["10.0.0.0/8"]),
+        ("2001:db8::/32", &["2001:db8::8/125"]),
+        ("128.0.0.0/1", &["198.51.100.0/24", "203.0.113.8/29"]),
+    ],
+    ports: &[1, 53, 79, 80, 81, 82, 8080, 8081, 65535],
+    port_names: &["http", "dns", "sig", "none"],
+};
+/// Addresses in some of the blocks and in none.
 const OUTSIDE: [&str; 5] = [
     "192.0.2.10",
     "192.0.2.200",
@@ -72,7 +100,6 @@ fn labels(pairs: &[(&str, &str)]) -> Labels {
 /// The cluster as the documents say it is.
 pub(super) struct World {
     pub(super) policies: BTreeMap<String, Value>,
-    namespaces: BTreeMap<String, Labels>,
     pods: Vec<(Pod, IpAddr)>,
 }
 
@@ -84,6 +111,7 @@ fn pod(namespace: &str, row: usize) -> Pod {
         .map(|(name, protocol, number)| ((*name).to_owned(), (*protocol).to_owned(), *number));
     Pod {
         namespace: namespace.to_owned(),
+        namespace_labels: None,
         labels: labels(pairs),
         ports: ports.collect(),
     }
@@ -99,18 +127,20 @@ fn namespace(name: &str, row: usize) -> Labels {
 
 impl World {
     pub(super) fn new(policies: &[Value]) -> Self {
-        let namespaces = NAMESPACES.iter().enumerate();
-        let namespaces = namespaces.map(|(n, (name, _))| ((*name).to_owned(), namespace(name, n)));
-        let pods = PODS.iter().enumerate().map(|(n, (namespace, ..))| {
+        let pods = PODS.iter().enumerate().map(|(n, (of, ..))| {
             let address = format!("10.0.0.{}", 10 + n);
-            (pod(namespace, n), address.parse().unwrap())
+            let row = NAMESPACES.iter().position(|(name, _)| name == of).unwrap();
+            let pod = Pod {
+                namespace_labels: Some(namespace(of, row)),
+                ..pod(of, n)
+            };
+            (pod, address.parse().unwrap())
         });
         let policies = policies.iter().enumerate();
         Self {
             policies: policies
                 .map(|(n, policy)| (format!("p{n}"), policy.clone()))
                 .collect(),
-            namespaces: namespaces.collect(),
             pods: pods.collect(),
         }
     }
@@ -139,7 +169,7 @@ impl World {
             host: 10 + u8::try_from(n).unwrap(),
             namespace: &pod.namespace,
             labels: &pod.labels,
-            namespace_labels: &self.namespaces[&pod.namespace],
+            namespace_labels: pod.namespace_labels.as_ref().unwrap(),
             ports: &ports.collect::<Vec<_>>(),
         };
         spec.endpoint()
@@ -148,17 +178,20 @@ impl World {
     /// A pod gets labels and ports of a row; its namespace stays.
     pub(super) fn change_pod(&mut self, node: &mut Node, n: usize, row: usize) {
         let of = &mut self.pods[n].0;
-        *of = pod(&of.namespace, row);
+        *of = Pod {
+            namespace_labels: of.namespace_labels.clone(),
+            ..pod(&of.namespace, row)
+        };
         node.endpoint(self.endpoint(n));
     }
 
     /// A namespace gets the labels of a row, and its pods with it.
     pub(super) fn change_namespace(&mut self, node: &mut Node, n: usize, row: usize) {
         let (name, _) = NAMESPACES[n];
-        self.namespaces
-            .insert(name.to_owned(), namespace(name, row));
-        for (n, (pod, _)) in self.pods.iter().enumerate() {
+        for n in 0..self.pods.len() {
+            let (pod, _) = &mut self.pods[n];
             if pod.namespace == name {
+                pod.namespace_labels = Some(namespace(name, row));
                 node.endpoint(self.endpoint(n));
             }
         }
@@ -183,7 +216,7 @@ impl World {
         let policies: Vec<&Value> = self.policies.values().collect();
         // A pod, another party by its distance in the list, and which of them sends.
         let ends = (0..PODS.len(), 1..parties.len(), any::<bool>());
-        let packet = (ends, select(&PROTOCOLS[..]), select(&PORTS[..]));
+        let packet = (ends, select(&PROTOCOLS[..]), select(VOCABULARY.ports));
         let mut passed = 0;
         for _ in 0..packets {
             let drawn = packet.new_tree(runner).unwrap().current();
@@ -199,7 +232,7 @@ impl World {
                 protocol,
                 port,
             };
-            let wanted = allows(&policies, &self.namespaces, packet);
+            let wanted = allows(&policies, packet);
             let found = maps.passes(source, destination, number, port);
             assert_eq!(found, wanted, "{packet:?} by {policies:#?}");
             passed += usize::from(found);

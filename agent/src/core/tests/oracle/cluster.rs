@@ -6,7 +6,7 @@ use proptest::{prelude::*, sample::select};
 
 use super::{
     language::{ADDRESSES, PORT_NAMES, ServicePort, VIP},
-    pod::Pod,
+    pod::{DEFAULT, Pod, namespace},
 };
 use crate::{
     core::{Event, router::Router},
@@ -24,9 +24,15 @@ pub(in crate::core::tests) struct ClusterPod {
 }
 
 pub(super) fn cluster_pod() -> impl Strategy<Value = ClusterPod> {
-    let pods = (any::<bool>(), select(PORT_NAMES), select(ADDRESSES));
-    pods.prop_map(|(web, ports, address)| ClusterPod {
+    let pods = (
+        namespace(),
+        any::<bool>(),
+        select(PORT_NAMES),
+        select(ADDRESSES),
+    );
+    pods.prop_map(|(namespace, web, ports, address)| ClusterPod {
         pod: Pod {
+            namespace,
             web,
             ports,
             mode: None,
@@ -70,35 +76,45 @@ impl Cluster {
     /// Labels of a pod that an object names.
     pub(in crate::core::tests) fn labels(&self, pod: Pod) -> LabelSet {
         let team = self
-            .team
+            .team_of(pod)
             .map(|team| Label::new("k8s", "io.cilium.k8s.namespace.labels.team", team));
         let labels = pod.labels();
         LabelSet::new(labels.iter().cloned().chain(team).collect())
     }
 
-    /// A pod comes, changes or goes.
+    /// The label `team` of a pod's namespace; none while no document describes the namespace.
+    pub(in crate::core::tests) fn team_of(&self, pod: Pod) -> Option<&'static str> {
+        self.team.filter(|_| pod.namespace == DEFAULT)
+    }
+
+    /// A pod comes, changes or goes. One of another namespace is another object.
     pub(in crate::core::tests) fn pod(
         &mut self,
         number: u8,
         pod: Option<ClusterPod>,
     ) -> Vec<Event> {
-        let key = format!("Pod/default/p{number}");
+        let before = self.pods.remove(&number).map(|before| before.pod.namespace);
+        let is_another = |before: &&str| pod.is_none_or(|new| new.pod.namespace != *before);
+        let mut events = Vec::new();
+        if let Some(namespace) = before.filter(is_another) {
+            events = self.remove(&format!("Pod/{namespace}/p{number}"));
+        }
         let Some(ClusterPod { pod, address }) = pod else {
-            self.pods.remove(&number);
-            return self.remove(&key);
+            return events;
         };
         self.pods.insert(number, ClusterPod { pod, address });
-        let app = if pod.web { "web" } else { "db" };
+        let (app, namespace) = (pod.app(), pod.namespace);
         let ports = pod.ports.iter().map(|(name, protocol, port)| {
             let protocol = if *protocol == 6 { "TCP" } else { "UDP" };
             format!("{{name: {name}, containerPort: {port}, protocol: {protocol}}}")
         });
         let ports: Vec<String> = ports.collect();
-        self.put(&format!(
-            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p{number}, creationTimestamp: \"2026-01-0{}T00:00:00Z\", labels: {{app: {app}}}}}\nspec: {{containers: [{{ports: [{}]}}]}}\nstatus: {{podIP: {address}}}\n",
+        events.extend(self.put(&format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p{number}, namespace: {namespace}, creationTimestamp: \"2026-01-0{}T00:00:00Z\", labels: {{app: {app}}}}}\nspec: {{containers: [{{ports: [{}]}}]}}\nstatus: {{podIP: {address}}}\n",
             number + 1,
             ports.join(", ")
-        ))
+        )));
+        events
     }
 
     /// The namespace's label `team` has this value now; none = there is no namespace.

@@ -2,6 +2,11 @@
 
 use std::net::IpAddr;
 
+use super::{
+    super::random_network_policies::Vocabulary,
+    pod::{DEFAULT, SHOP},
+};
+
 /// The node itself.
 pub(super) const NODE: &str = "10.0.0.1";
 
@@ -95,6 +100,26 @@ policies! {
         "endpointSelector: {}\n  egress: [{}]\n  ingress:\n  - fromCIDR: [0.0.0.0/0]\n  enableDefaultDeny: {egress: false, ingress: true}",
 }
 
+/// Words of NetworkPolicies.
+pub(super) const VOCABULARY: &Vocabulary = &Vocabulary {
+    namespaces: &[DEFAULT, DEFAULT, SHOP],
+    of_pods: &[("app", &["web", "db"]), ("gone", &["never"])],
+    of_namespaces: &[
+        ("team", &["a", "b"]),
+        ("team", &["b", "a"]),
+        ("kubernetes.io/metadata.name", &[DEFAULT, SHOP]),
+    ],
+    blocks: &[
+        ("1.1.0.0/16", &["1.1.1.0/24", "1.1.9.9/32"]),
+        ("1.1.1.0/25", &["1.1.1.2/32"]),
+        ("0.0.0.0/0", &["1.1.1.0/24", "2.2.2.2/32"]),
+        ("9.9.9.9/32", &[]),
+        ("10.0.0.0/24", &["10.0.0.8/32"]),
+    ],
+    ports: &[53, 80, 443, 450],
+    port_names: &["http", "dns", "web", "none"],
+};
+
 /// Named ports of an endpoint: name, protocol, port.
 pub(in crate::core::tests) type PortNames = &'static [(&'static str, u8, u16)];
 
@@ -153,7 +178,7 @@ pub(super) const ADDRESSES: &[&str] = &[
 ];
 
 /// Address of the Service: outside, and within blocks that policies name, while there is none.
-pub(super) const VIP: &str = "1.1.9.9";
+pub(in crate::core::tests) const VIP: &str = "1.1.9.9";
 
 /// A port of the Service: protocol, port, port of the backends, and their addresses.
 pub(in crate::core::tests) type ServicePort = (u8, u16, u16, &'static [&'static str]);

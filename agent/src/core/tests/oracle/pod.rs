@@ -6,7 +6,7 @@ use super::language::{PORT_NAMES, PortNames};
 use crate::{
     core::tests::scenario::spec,
     endpoint::spec::EndpointSpec,
-    labels::LabelSet,
+    labels::{K8S, Label, LabelSet, NAMESPACE_KEY},
     named_port::NamedPorts,
     policy::{
         mode::PolicyMode,
@@ -14,9 +14,16 @@ use crate::{
     },
 };
 
-/// Labels and named ports of an endpoint.
+/// The namespace in which endpoints are unless they have the label of another.
+pub(in crate::core::tests) const DEFAULT: &str = "default";
+
+/// Another namespace. No document describes it.
+pub(in crate::core::tests) const SHOP: &str = "shop";
+
+/// Namespace, labels and named ports of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::core::tests) struct Pod {
+    pub(in crate::core::tests) namespace: &'static str,
     pub(in crate::core::tests) web: bool,
     pub(in crate::core::tests) ports: PortNames,
     /// Its own `enable-policy`.
@@ -30,16 +37,24 @@ pub(super) fn pod() -> impl Strategy<Value = Pod> {
         1 => Just(Some(PolicyMode::Always)),
         1 => Just(Some(PolicyMode::Never)),
     ];
-    (any::<bool>(), select(PORT_NAMES), mode).prop_map(|(web, ports, mode)| Pod {
-        web,
-        ports,
-        mode,
-    })
+    (namespace(), any::<bool>(), select(PORT_NAMES), mode).prop_map(
+        |(namespace, web, ports, mode)| Pod {
+            namespace,
+            web,
+            ports,
+            mode,
+        },
+    )
+}
+
+pub(super) fn namespace() -> impl Strategy<Value = &'static str> {
+    select(&[DEFAULT, DEFAULT, SHOP][..])
 }
 
 impl Pod {
     /// app=db, without named ports.
     pub(in crate::core::tests) const DB: Self = Self {
+        namespace: DEFAULT,
         web: false,
         ports: &[],
         mode: None,
@@ -47,14 +62,15 @@ impl Pod {
 
     /// app=web, without named ports.
     pub(in crate::core::tests) const WEB: Self = Self {
+        namespace: DEFAULT,
         web: true,
         ports: &[],
         mode: None,
     };
 
     pub(super) fn spec(self, host: u8) -> EndpointSpec {
-        let app = if self.web { "app=web" } else { "app=db" };
-        let mut spec = spec(&host.to_string(), host, app);
+        let app = format!("app={}", self.app());
+        let mut spec = spec(&host.to_string(), host, &app);
         let texts = self.ports.iter().map(|(name, protocol, port)| {
             let protocol = if *protocol == 6 { "TCP" } else { "UDP" };
             format!("{name}={port}/{protocol}")
@@ -62,19 +78,24 @@ impl Pod {
         let texts: Vec<String> = texts.collect();
         let labels = NamedPorts::parse(&texts).unwrap().labels();
         let mode = self.mode.map(PolicyMode::label);
-        let made = labels.into_iter().chain(mode);
+        let namespace =
+            (self.namespace != DEFAULT).then(|| Label::new(K8S, NAMESPACE_KEY, self.namespace));
+        let made = labels.into_iter().chain(mode).chain(namespace);
         spec.labels.extend(made.map(|label| label.to_string()));
         spec
     }
 
+    pub(super) const fn app(self) -> &'static str {
+        match self.web {
+            true => "web",
+            false => "db",
+        }
+    }
+
     /// Labels that policies name.
     pub(super) fn labels(self) -> LabelSet {
-        let app = if self.web {
-            "k8s:app=web"
-        } else {
-            "k8s:app=db"
-        };
-        LabelSet::parse(&[app, "k8s:io.kubernetes.pod.namespace=default"]).unwrap()
+        let app = Label::new(K8S, "app", self.app());
+        LabelSet::new(vec![app, Label::new(K8S, NAMESPACE_KEY, self.namespace)])
     }
 
     /// Whether a rule's port is this one of the pod's.

@@ -5,7 +5,10 @@ use std::net::IpAddr;
 use dns_policy::name::Fqdn;
 use shared_maps::policy::{EGRESS, INGRESS};
 
-use super::{Pod, World, is_node, language::ServicePort, matcher, packets::Fate, parse};
+use super::{
+    super::network_policy_reading::Ruling, Pod, World, is_node, language::ServicePort, matcher,
+    network_policies::Peer, packets::Fate, parse,
+};
 use crate::{
     labels::{CIDR_GROUP, Label, LabelSet},
     policy::{
@@ -35,7 +38,7 @@ impl World {
             _ => Some(pod),
         };
         let nobody = Pod::WEB;
-        let (sides, restricted) = self.sides(pod, direction);
+        let (sides, restricted) = self.sides(host, direction);
         if pod.mode == Some(PolicyMode::Never) {
             return Fate::Passed;
         }
@@ -61,6 +64,10 @@ impl World {
             let proxied = ports.iter().any(|p| p.dns.is_some());
             fates.push(if proxied { Fate::Proxied } else { Fate::Passed });
         }
+        let packet = (direction, protocol, port);
+        if self.network_policies_say(host, &self.peer_at(remote), packet) == Ruling::Allowed {
+            fates.push(Fate::Passed);
+        }
         if fates.contains(&Fate::Proxied) {
             Fate::Proxied
         } else if !fates.is_empty() || !restricted {
@@ -74,7 +81,8 @@ impl World {
     }
 
     /// Rules of a pod in one direction, and whether it is restricted.
-    fn sides(&self, pod: Pod, direction: u8) -> (Vec<&Direction>, bool) {
+    fn sides(&self, host: u8, direction: u8) -> (Vec<&Direction>, bool) {
+        let pod = self.endpoints[&host];
         let own = pod.labels();
         let rules = self.policies.values().flat_map(|document| document.rules());
         let rules = rules.filter(|rule| rule.subject.matches(&own));
@@ -86,7 +94,11 @@ impl World {
         let restricted = match pod.mode {
             Some(PolicyMode::Never) => false,
             Some(PolicyMode::Always) => true,
-            Some(PolicyMode::Default) | None => sides.iter().any(|side| side.default_deny),
+            Some(PolicyMode::Default) | None => {
+                sides.iter().any(|side| side.default_deny)
+                    || self.network_policies_say(host, &Peer::Other, (direction, 0, 0))
+                        != Ruling::NotRestricted
+            }
         };
         (sides, restricted)
     }
@@ -101,11 +113,14 @@ impl World {
         port: u16,
     ) -> Fate {
         let pod = self.endpoints[&host];
-        let (sides, restricted) = self.sides(pod, direction);
+        let (sides, restricted) = self.sides(host, direction);
         let all = sides.iter().flat_map(|side| &side.peers);
         let all = all.filter(|rule| rule.peers == Peers::Any && rule.ports.is_empty());
         let denies: Vec<bool> = all.map(|rule| rule.deny).collect();
-        let everything = match (denies.contains(&true), denies.is_empty() && restricted) {
+        // Only a rule without peers and ports is about such a packet.
+        let said = self.network_policies_say(host, &Peer::Other, (direction, 0, 0));
+        let is_closed = denies.is_empty() && said != Ruling::Allowed && restricted;
+        let everything = match (denies.contains(&true), is_closed) {
             _ if pod.mode == Some(PolicyMode::Never) => return Fate::Passed,
             (false, false) => Fate::Passed,
             _ => Fate::Dropped,

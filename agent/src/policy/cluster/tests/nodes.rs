@@ -1,7 +1,10 @@
 //! Nodes and API servers.
 
 use super::read;
-use crate::{ipcache::metadata::Source, policy::document::PolicyDocument};
+use crate::{
+    ipcache::metadata::Source,
+    policy::document::{Body, PolicyDocument},
+};
 
 fn labels(document: &PolicyDocument, own: &str) -> Vec<String> {
     let (_, labels) = document.labels(Some(own));
@@ -38,6 +41,7 @@ fn nodes_are_remote_but_for_ones_own() {
     assert_eq!(
         labels(&node, "worker-1"),
         [
+            "10.2.0.0/24 reserved:unmanaged",
             "10.2.0.1/32 reserved:remote-node",
             "10.2.0.8/32 reserved:ingress",
             "10.2.0.9/32 reserved:health",
@@ -101,5 +105,43 @@ fn refused_with_the_field() {
     ] {
         let error = read(&text.replace(from, to)).unwrap_err();
         assert_eq!(error.field, field, "{from} → {to}: {error}");
+    }
+}
+
+#[test]
+fn a_block_that_cannot_be_of_one_nodes_pods_is_named_and_not_used() {
+    for (block, reason) in [
+        ("0.0.0.0/0", "wider than a /8"),
+        ("\"::/0\"", "wider than a /16"),
+        ("127.0.0.0/8", "no addresses of pods"),
+        ("192.0.2.0/24", "the node's own address 192.0.2.2"),
+    ] {
+        let addresses =
+            "[{type: InternalIP, ip: 192.0.2.2}, {type: CiliumInternalIP, ip: 10.2.0.1}]";
+        let cilium = format!(
+            "apiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {{name: n}}\nspec: {{addresses: {addresses}, ipam: {{podCIDRs: [10.2.0.0/24, {block}]}}}}\n"
+        );
+        let node = format!(
+            "apiVersion: v1\nkind: Node\nmetadata: {{name: n}}\nspec: {{podCIDR: {block}, podCIDRs: [10.2.0.0/24, {block}]}}\nstatus: {{addresses: [{{type: InternalIP, address: 192.0.2.2}}]}}\n"
+        );
+        for (text, field) in [
+            (cilium, "spec.ipam.podCIDRs[1]"),
+            (node, "spec.podCIDRs[1]"),
+        ] {
+            let document = read(&text).unwrap();
+            assert_eq!(document.warnings.len(), 1, "{:?}", document.warnings);
+            for part in [field, reason, "not used"] {
+                assert!(
+                    document.warnings[0].contains(part),
+                    "{:?}",
+                    document.warnings
+                );
+            }
+            let Body::Node(node) = &document.body else {
+                panic!("not a node");
+            };
+            assert_eq!(node.pod_blocks, ["10.2.0.0/24".parse().unwrap()].into());
+            assert!(node.addresses.contains(&"192.0.2.2".parse().unwrap()));
+        }
     }
 }

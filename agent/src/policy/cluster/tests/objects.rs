@@ -254,7 +254,14 @@ fn a_node_of_kubernetes_is_a_node() {
         .iter()
         .map(|(at, labels)| format!("{at} {}", labels.texts().join(",")))
         .collect();
-    assert_eq!(labels, ["192.0.2.2/32 reserved:remote-node"]);
+    assert_eq!(
+        labels,
+        [
+            "10.2.0.0/24 reserved:unmanaged",
+            "192.0.2.2/32 reserved:remote-node",
+            "fd00:2::/64 reserved:unmanaged"
+        ]
+    );
     let Body::Node(node) = document.body else {
         panic!("not a node");
     };

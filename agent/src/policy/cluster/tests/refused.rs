@@ -137,4 +137,16 @@ fn identities_and_endpoints_of_cilium() {
         "status.networking.addressing[0].ipv4",
     );
     refused(endpoint, "k8s:app=web", ":", "status.identity.labels[0]");
+    // No document makes a pod a node, or a part of the world.
+    for role in ["host", "world", "unmanaged", "kube-apiserver"] {
+        let label = format!("reserved:{role}");
+        refused(endpoint, "k8s:app=web", &label, "status.identity.labels[0]");
+        let field = format!("security-labels.{label}");
+        refused(
+            identity,
+            "\"k8s:app\": web",
+            &format!("\"{label}\": ''"),
+            &field,
+        );
+    }
 }

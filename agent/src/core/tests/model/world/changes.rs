@@ -1,24 +1,26 @@
 //! Changes of policy, part by part.
 
 use super::{Spec, World};
-use crate::{
-    core::{Event, tests::oracle::document},
-    source_event::SourceEvent,
-};
+use crate::{core::Event, policy::document::PolicyDocument, source_event::SourceEvent};
 
 impl World {
     pub(super) fn policy(&mut self, slot: usize, spec: Option<Spec>) {
-        let event = match spec {
-            Some(spec) => {
-                let document = document(&format!("p{slot}"), spec.text());
-                self.documents.insert(slot, document.clone());
-                SourceEvent::Apply(document)
-            }
-            None => {
-                self.documents.remove(&slot);
-                SourceEvent::Delete(format!("CiliumNetworkPolicy/default/p{slot}"))
-            }
-        };
+        let key = |document: &PolicyDocument| document.key.clone();
+        let before = self.documents.remove(&slot).as_ref().map(key);
+        let new = spec.map(|spec| spec.document(slot));
+        let stays = new.as_ref().map(key);
+        // A policy of another kind is another document.
+        if let Some(gone) = before.filter(|before| Some(before) != stays.as_ref()) {
+            self.change(slot, SourceEvent::Delete(gone));
+        }
+        if let Some(document) = new {
+            self.end_change();
+            self.documents.insert(slot, document.clone());
+            self.change(slot, SourceEvent::Apply(document));
+        }
+    }
+
+    fn change(&mut self, slot: usize, event: SourceEvent<PolicyDocument>) {
         if self.agent && self.synced {
             // Until the change is in force: what both versions say.
             self.applied.remove(&slot);

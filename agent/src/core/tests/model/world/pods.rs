@@ -1,10 +1,15 @@
 //! A pod of another node, and its namespace.
 
-use shared_maps::IdentityId;
+use std::net::IpAddr;
 
-use super::World;
+use shared_maps::{
+    IdentityId,
+    policy::{EGRESS, INGRESS},
+};
+
+use super::{super::Spec, World};
 use crate::{
-    core::tests::oracle::{ClusterPod, Pod},
+    core::tests::oracle::{self, ClusterPod, Pod, Question, ServicePort, VIP},
     identity::checkpoint,
 };
 
@@ -27,6 +32,11 @@ impl World {
         self.of_cluster(events);
     }
 
+    pub(super) fn service(&mut self, ports: Option<&'static [ServicePort]>) {
+        let events = self.cluster.serve(ports);
+        self.of_cluster(events);
+    }
+
     fn of_cluster(&mut self, events: Vec<crate::core::Event>) {
         if self.agent && self.synced {
             self.end_change();
@@ -40,8 +50,69 @@ impl World {
         events.into_iter().for_each(|event| self.event(event));
     }
 
+    fn has_policy(&self, spec: Spec) -> bool {
+        let mut documents = self.documents.iter();
+        documents.any(|(slot, document)| *document == spec.document(*slot))
+    }
+
+    /// What the NetworkPolicies say of the pod, and what the endpoint's map says of the Service.
+    fn check_verdicts(&self) {
+        let locations = self.node.core.locations();
+        let own: IpAddr = "10.0.0.7".parse().unwrap();
+        let mut at = locations.iter().filter(|l| l.addresses.contains(&own));
+        let endpoint = at.next().expect("the endpoint is there").id;
+        let fate_of = |remote: &str, direction, protocol, port| {
+            let question = Question {
+                endpoint,
+                remote: remote.parse().unwrap(),
+                direction,
+                protocol,
+                port,
+            };
+            oracle::fate(&self.node.datapath, question).expect("it has a policy map")
+        };
+        let passes = |passes| match passes {
+            true => oracle::Fate::Passed,
+            false => oracle::Fate::Dropped,
+        };
+        let pod = self.cluster.at(ADDRESS.parse().unwrap());
+        for port in [443, 80] {
+            let team = pod.and_then(|pod| self.cluster.team_of(pod));
+            let free = !self.has_policy(Spec::FromTeamAOn443);
+            let wanted = free || (team == Some("a") && port == 443);
+            assert_eq!(
+                fate_of(ADDRESS, INGRESS, 6, port),
+                passes(wanted),
+                "from, {port}"
+            );
+            let has = self.has_policy(Spec::ToDbOn443AndBlock);
+            let wanted = has && pod.is_some_and(|pod| !pod.web) && port == 443;
+            assert_eq!(
+                fate_of(ADDRESS, EGRESS, 6, port),
+                passes(wanted),
+                "to, {port}"
+            );
+        }
+        let vip: IpAddr = VIP.parse().unwrap();
+        let ports = self.cluster.service_at(vip);
+        let is_service = oracle::identity(&self.node.datapath, vip).is_service();
+        assert_eq!(is_service, ports.is_some());
+        for (protocol, port, to, backends) in ports.into_iter().flatten() {
+            let fates = backends
+                .iter()
+                .map(|at| fate_of(at, EGRESS, *protocol, *to));
+            let wanted = fates.min().unwrap_or(oracle::Fate::Dropped);
+            assert_eq!(
+                fate_of(VIP, EGRESS, *protocol, *port),
+                wanted,
+                "Service, {port}"
+            );
+        }
+    }
+
     /// The pod's address has the labels of the pod and of its namespace.
     pub(super) fn check_cluster(&self) {
+        self.check_verdicts();
         let found = self.node.identity(ADDRESS);
         let Some(pod) = self.cluster.at(ADDRESS.parse().unwrap()) else {
             assert_eq!(found, None, "the pod is gone");

@@ -13,6 +13,8 @@ pub(super) type Labels = BTreeMap<String, String>;
 #[derive(Clone, Debug)]
 pub(super) struct Pod {
     pub(super) namespace: String,
+    /// None while no document describes the namespace.
+    pub(super) namespace_labels: Option<Labels>,
     pub(super) labels: Labels,
     /// Name, protocol and number of its container ports.
     pub(super) ports: Vec<(String, String, u16)>,
@@ -24,6 +26,9 @@ pub(super) enum Party<'a> {
     Pod(&'a Pod),
     /// The node on which the pods run.
     Node,
+    /// Neither a pod nor this node, and in no block: another node, or an address that only a rule
+    /// without peers allows.
+    Other,
     Outside(IpAddr),
 }
 
@@ -37,52 +42,74 @@ pub(super) struct Packet<'a> {
     pub(super) port: u16,
 }
 
-/// Whether the policies let a packet pass. `namespaces` are the labels of each namespace.
-pub(super) fn allows(
-    policies: &[&Value],
-    namespaces: &BTreeMap<String, Labels>,
-    packet: Packet<'_>,
-) -> bool {
-    let reader = Reader { namespaces, packet };
-    reader.side(policies, "Egress") && reader.side(policies, "Ingress")
+/// Which packets policies are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PolicyType {
+    Egress,
+    Ingress,
+}
+
+/// What the policies of one type say of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ruling {
+    /// No policy of this type selects the pod.
+    NotRestricted,
+    /// Policies select the pod, and no rule is about the packet.
+    NoRule,
+    /// A rule allows it.
+    Allowed,
+}
+
+/// Whether the policies let a packet pass.
+pub(super) fn allows(policies: &[&Value], packet: Packet<'_>) -> bool {
+    [PolicyType::Egress, PolicyType::Ingress]
+        .into_iter()
+        .all(|policy_type| {
+            // The node reaches its own pods, whatever the policies are.
+            let from_node = matches!(packet.from, Party::Node);
+            let is_free = policy_type == PolicyType::Ingress && from_node;
+            is_free || ruling(policies, packet, policy_type) != Ruling::NoRule
+        })
+}
+
+/// What the policies of one type say of a packet.
+pub(super) fn ruling(policies: &[&Value], packet: Packet<'_>, policy_type: PolicyType) -> Ruling {
+    Reader { packet }.side(policies, policy_type)
 }
 
 struct Reader<'a> {
-    namespaces: &'a BTreeMap<String, Labels>,
     packet: Packet<'a>,
 }
 
 impl Reader<'_> {
-    /// Whether the policies of one type let the packet pass.
-    fn side(&self, policies: &[&Value], policy_type: &str) -> bool {
-        let (own, peer) = match policy_type {
-            "Egress" => (self.packet.from, self.packet.to),
-            _ => (self.packet.to, self.packet.from),
+    fn side(&self, policies: &[&Value], policy_type: PolicyType) -> Ruling {
+        let (own, peer, name) = match policy_type {
+            PolicyType::Egress => (self.packet.from, self.packet.to, "Egress"),
+            PolicyType::Ingress => (self.packet.to, self.packet.from, "Ingress"),
         };
         let Party::Pod(own) = own else {
-            return true;
+            return Ruling::NotRestricted;
         };
-        // The node reaches its own pods, whatever the policies are.
-        if policy_type == "Ingress" && matches!(peer, Party::Node) {
-            return true;
-        }
         let of_pod = policies.iter().filter(|policy| {
             namespace_of(policy) == own.namespace
-                && types(policy).contains(&policy_type)
+                && types(policy).contains(&name)
                 && selects(&policy["spec"]["podSelector"], &own.labels)
         });
-        let of_pod: Vec<&&Value> = of_pod.collect();
-        of_pod.is_empty()
-            || of_pod.iter().any(|policy| {
-                let (rules, peers) = match policy_type {
-                    "Egress" => (&policy["spec"]["egress"], "to"),
-                    _ => (&policy["spec"]["ingress"], "from"),
-                };
-                items(rules).iter().any(|rule| {
-                    self.peers(&rule[peers], namespace_of(policy), peer)
-                        && self.ports(&rule["ports"])
-                })
-            })
+        let mut ruling = Ruling::NotRestricted;
+        for policy in of_pod {
+            let (rules, peers) = match policy_type {
+                PolicyType::Egress => (&policy["spec"]["egress"], "to"),
+                PolicyType::Ingress => (&policy["spec"]["ingress"], "from"),
+            };
+            let allowed = items(rules).iter().any(|rule| {
+                self.peers(&rule[peers], namespace_of(policy), peer) && self.ports(&rule["ports"])
+            });
+            if allowed {
+                return Ruling::Allowed;
+            }
+            ruling = Ruling::NoRule;
+        }
+        ruling
     }
 
     fn peers(&self, peers: &Value, own: &str, peer: Party<'_>) -> bool {
@@ -91,7 +118,7 @@ impl Reader<'_> {
 
     fn peer(&self, item: &Value, own: &str, peer: Party<'_>) -> bool {
         match peer {
-            Party::Node => false,
+            Party::Node | Party::Other => false,
             Party::Outside(address) => {
                 let block = &item["ipBlock"];
                 let within = |text: &Value| {
@@ -107,7 +134,7 @@ impl Reader<'_> {
                 let namespace = if namespaces.is_null() {
                     pod.namespace == own
                 } else {
-                    selects(namespaces, &self.namespaces[&pod.namespace])
+                    selects_namespace(namespaces, pod)
                 };
                 let selected = pods.is_null() || selects(pods, &pod.labels);
                 !(pods.is_null() && namespaces.is_null()) && namespace && selected
@@ -133,7 +160,7 @@ impl Reader<'_> {
                     .ports
                     .iter()
                     .any(|(known, of, number)| known == name && of == protocol && *number == port),
-                Party::Node | Party::Outside(_) => false,
+                Party::Node | Party::Other | Party::Outside(_) => false,
             },
             first => {
                 let first = first.as_u64().unwrap();
@@ -165,6 +192,23 @@ fn types(policy: &Value) -> Vec<&str> {
     } else {
         vec!["Ingress", "Egress"]
     }
+}
+
+/// Whether a selector selects a pod's namespace. Of one without a document only the name is known:
+/// no selector that asks for the absence of another label selects it.
+fn selects_namespace(selector: &Value, pod: &Pod) -> bool {
+    const NAME: &str = "kubernetes.io/metadata.name";
+    let Some(labels) = &pod.namespace_labels else {
+        let asks_for_absence = items(&selector["matchExpressions"])
+            .iter()
+            .any(|expression| {
+                let operator = expression["operator"].as_str().unwrap();
+                expression["key"] != NAME && matches!(operator, "NotIn" | "DoesNotExist")
+            });
+        let name = Labels::from([(NAME.to_owned(), pod.namespace.clone())]);
+        return !asks_for_absence && selects(selector, &name);
+    };
+    selects(selector, labels)
 }
 
 fn selects(selector: &Value, labels: &Labels) -> bool {

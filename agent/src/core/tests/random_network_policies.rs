@@ -3,20 +3,25 @@
 use proptest::{prelude::*, sample::select};
 use serde_json::{Value, json};
 
-/// Blocks, each with parts to leave out. None covers a pod or the node.
-const BLOCKS: [(&str, &[&str]); 6] = [
-    ("192.0.2.0/24", &["192.0.2.128/25", "192.0.2.8/29"]),
-    ("192.0.2.10/32", &[]),
-    ("192.0.0.0/8", &["192.0.2.0/24", "192.0.2.200/32"]),
-    ("0.0.0.0/0", &["10.0.0.0/8"]),
-    ("2001:db8::/32", &["2001:db8::8/125"]),
-    ("128.0.0.0/1", &["198.51.100.0/24", "203.0.113.8/29"]),
-];
-const OPERATORS: [&str; 4] = ["In", "NotIn", "Exists", "DoesNotExist"];
-/// Ports of rules and packets.
-pub(super) const PORTS: [u16; 9] = [1, 53, 79, 80, 81, 82, 8080, 8081, 65535];
+/// A key of labels, and its values.
+type Key = (&'static str, &'static [&'static str]);
 
-fn selector(keys: &'static [(&'static str, &'static [&'static str])]) -> BoxedStrategy<Value> {
+/// Words of random policies.
+#[derive(Debug)]
+pub(super) struct Vocabulary {
+    pub(super) namespaces: &'static [&'static str],
+    /// Labels of pods and of namespaces.
+    pub(super) of_pods: &'static [Key],
+    pub(super) of_namespaces: &'static [Key],
+    /// Blocks, each with parts to leave out.
+    pub(super) blocks: &'static [Key],
+    pub(super) ports: &'static [u16],
+    pub(super) port_names: &'static [&'static str],
+}
+
+const OPERATORS: [&str; 4] = ["In", "NotIn", "Exists", "DoesNotExist"];
+
+fn selector(keys: &'static [Key]) -> BoxedStrategy<Value> {
     let pair = select(keys).prop_flat_map(|(key, values)| (Just(key), select(values)));
     let expression = (select(keys), select(&OPERATORS[..]), 1usize..3).prop_map(
         |((key, values), operator, number)| {
@@ -36,27 +41,13 @@ fn selector(keys: &'static [(&'static str, &'static [&'static str])]) -> BoxedSt
     prop_oneof![1 => Just(json!({})), 3 => both].boxed()
 }
 
-fn pod_selector() -> BoxedStrategy<Value> {
-    selector(&[
-        ("app", &["web", "db", "none"]),
-        ("tier", &["front", "back"]),
-    ])
-}
-
-fn namespace_selector() -> BoxedStrategy<Value> {
-    selector(&[
-        ("team", &["red", "blue"]),
-        ("env", &["prod"]),
-        ("kubernetes.io/metadata.name", &["x", "y", "z"]),
-    ])
-}
-
-fn peer() -> impl Strategy<Value = Value> {
-    let block = (select(&BLOCKS[..]), 0usize..3).prop_map(|((cidr, except), number)| {
-        let number = if cidr == "0.0.0.0/0" { 1 } else { number };
+fn peer(of: &'static Vocabulary) -> impl Strategy<Value = Value> {
+    let block = (select(of.blocks), 0usize..3).prop_map(|((cidr, except), number)| {
         let except: Vec<&&str> = except.iter().take(number).collect();
         json!({"ipBlock": {"cidr": cidr, "except": except}})
     });
+    let pod_selector = || selector(of.of_pods);
+    let namespace_selector = || selector(of.of_namespaces);
     prop_oneof![
         1 => pod_selector().prop_map(|pods| json!({"podSelector": pods})),
         1 => namespace_selector().prop_map(|namespaces| json!({"namespaceSelector": namespaces})),
@@ -66,22 +57,22 @@ fn peer() -> impl Strategy<Value = Value> {
     ]
 }
 
-fn port() -> impl Strategy<Value = Value> {
+fn port(of: &'static Vocabulary) -> impl Strategy<Value = Value> {
     let protocol = || select(vec![json!(null), json!("TCP"), json!("UDP"), json!("SCTP")]);
     prop_oneof![
         1 => protocol().prop_map(|protocol| json!({"protocol": protocol})),
-        3 => (protocol(), select(&PORTS[..])).prop_map(|(protocol, port)| json!({"protocol": protocol, "port": port})),
-        2 => (protocol(), select(&PORTS[..]), select(&PORTS[..])).prop_map(|(protocol, one, other)| {
+        3 => (protocol(), select(of.ports)).prop_map(|(protocol, port)| json!({"protocol": protocol, "port": port})),
+        2 => (protocol(), select(of.ports), select(of.ports)).prop_map(|(protocol, one, other)| {
             json!({"protocol": protocol, "port": one.min(other), "endPort": one.max(other)})
         }),
-        2 => (protocol(), select(vec!["http", "dns", "sig", "none"]))
+        2 => (protocol(), select(of.port_names))
             .prop_map(|(protocol, name)| json!({"protocol": protocol, "port": name})),
     ]
 }
 
-fn rules(peers: &'static str) -> impl Strategy<Value = Value> {
-    let ports = prop::collection::vec(port(), 0..3);
-    let rule = (prop::collection::vec(peer(), 0..3), ports)
+fn rules(of: &'static Vocabulary, peers: &'static str) -> impl Strategy<Value = Value> {
+    let ports = prop::collection::vec(port(of), 0..3);
+    let rule = (prop::collection::vec(peer(of), 0..3), ports)
         .prop_map(move |(list, ports)| json!({peers: list, "ports": ports}));
     prop_oneof![
         1 => Just(Value::Null),
@@ -90,7 +81,7 @@ fn rules(peers: &'static str) -> impl Strategy<Value = Value> {
 }
 
 /// A policy without a name.
-pub(super) fn policy() -> impl Strategy<Value = Value> {
+pub(super) fn policy(of: &'static Vocabulary) -> impl Strategy<Value = Value> {
     let types = select(vec![
         json!(null),
         json!(["Ingress"]),
@@ -98,11 +89,11 @@ pub(super) fn policy() -> impl Strategy<Value = Value> {
         json!(["Ingress", "Egress"]),
     ]);
     let parts = (
-        select(vec!["x", "y", "z"]),
-        pod_selector(),
+        select(of.namespaces),
+        selector(of.of_pods),
         types,
-        rules("from"),
-        rules("to"),
+        rules(of, "from"),
+        rules(of, "to"),
     );
     parts.prop_map(|(namespace, pods, types, ingress, egress)| {
         json!({
@@ -115,6 +106,6 @@ pub(super) fn policy() -> impl Strategy<Value = Value> {
 }
 
 /// A set of policies.
-pub(super) fn policies() -> impl Strategy<Value = Vec<Value>> {
-    prop::collection::vec(policy(), 0..5)
+pub(super) fn policies(of: &'static Vocabulary) -> impl Strategy<Value = Vec<Value>> {
+    prop::collection::vec(policy(of), 0..5)
 }

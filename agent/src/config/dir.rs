@@ -1,0 +1,217 @@
+//! The command line, completed from `--config-dir`: one file per flag of `run`, as in a mounted
+//! ConfigMap.
+//!
+//! A file becomes the flag that it stands for, so that a value is written and checked the same way
+//! in both places. Flags and environment have priority.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use clap::{
+    Arg, ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, parser::ValueSource,
+};
+use daemon::config_dir::{self, DirError, Entry};
+
+use super::args::Cli;
+
+/// Flags that a file cannot set.
+const NOT_FROM_FILES: &[&str] = &["config-dir", "help"];
+
+/// A command line with the settings of its directory.
+#[derive(Debug)]
+pub struct Parsed {
+    /// The command line.
+    pub cli: Cli,
+    /// Keys of the directory that are not flags.
+    pub ignored: Vec<String>,
+}
+
+/// Why there is no command line. Exit code 2.
+#[derive(Debug, thiserror::Error)]
+pub enum ParseError {
+    /// Wrong usage, or a request for help.
+    #[error(transparent)]
+    Usage(#[from] clap::Error),
+    /// The directory cannot be read.
+    #[error("--config-dir {0}")]
+    Dir(#[from] DirError),
+    /// A value is not valid for its key.
+    #[error("{path}, key {key:?}: {reason}", path = .path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// Error in the value.
+        reason: String,
+    },
+}
+
+/// Parses the command line, the environment and the directory that they name.
+pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseError> {
+    let mut line: Vec<OsString> = line.into_iter().collect();
+    let matches = Cli::command().try_get_matches_from(&line)?;
+    let mut ignored = Vec::new();
+    if let Some(("run", run)) = matches.subcommand()
+        && let Some(dir) = run.get_one::<PathBuf>("config_dir")
+    {
+        for entry in config_dir::read(dir)? {
+            let flag = match known(&entry.key) {
+                None => {
+                    ignored.push(entry.key);
+                    continue;
+                }
+                Some(arg) if is_given(run, &arg) => continue,
+                Some(arg) => as_flag(&arg, &entry)?,
+            };
+            line.extend(flag.map(OsString::from));
+        }
+    }
+    let matches = Cli::command().try_get_matches_from(&line)?;
+    let cli = Cli::from_arg_matches(&matches)?;
+    Ok(Parsed { cli, ignored })
+}
+
+fn known(key: &str) -> Option<Arg> {
+    let command = Cli::command();
+    let run = command.find_subcommand("run")?;
+    let arg = run
+        .get_arguments()
+        .find(|arg| arg.get_long() == Some(key))?;
+    (!NOT_FROM_FILES.contains(&key)).then(|| arg.clone())
+}
+
+fn is_given(run: &ArgMatches, arg: &Arg) -> bool {
+    let source = run.value_source(arg.get_id().as_str());
+    source.is_some_and(|source| source != ValueSource::DefaultValue)
+}
+
+/// The flag of a file; none if it is a switch that is off.
+fn as_flag(arg: &Arg, entry: &Entry) -> Result<Option<String>, ParseError> {
+    let Entry { path, key, text } = entry;
+    let bad = |reason| bad_value(path, key, reason);
+    let value = config_dir::go_bool(text);
+    if matches!(arg.get_action(), ArgAction::SetTrue) {
+        return match value {
+            Some(on) => Ok(on.then(|| format!("--{key}"))),
+            None => Err(bad(format!("{text:?} is neither true nor false"))),
+        };
+    }
+    let takes_bool = arg
+        .get_possible_values()
+        .iter()
+        .any(|value| value.get_name() == "true");
+    let flag = match value {
+        Some(value) if takes_bool => format!("--{key}={value}"),
+        _ => format!("--{key}={text}"),
+    };
+    match Cli::command().try_get_matches_from(["holdfast-agent", "run", &flag]) {
+        Ok(_) => Ok(Some(flag)),
+        Err(error) => {
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            Err(bad(first
+                .strip_prefix("error: ")
+                .unwrap_or(first)
+                .to_owned()))
+        }
+    }
+}
+
+fn bad_value(path: &Path, key: &str, reason: String) -> ParseError {
+    ParseError::Value {
+        path: path.to_owned(),
+        key: key.to_owned(),
+        reason,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::config::{Command, Config};
+
+    fn directory(keys: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (key, text) in keys {
+            fs::write(dir.path().join(key), text).unwrap();
+        }
+        dir
+    }
+
+    fn run(dir: &tempfile::TempDir, flags: &[&str]) -> Result<Parsed, ParseError> {
+        let mut line = vec![
+            OsString::from("holdfast-agent"),
+            "run".into(),
+            "--config-dir".into(),
+        ];
+        line.push(dir.path().into());
+        line.extend(flags.iter().map(OsString::from));
+        parse(line)
+    }
+
+    fn config(parsed: Parsed) -> Config {
+        let Command::Run(args) = parsed.cli.command else {
+            panic!("not run");
+        };
+        Config::try_from(*args).unwrap()
+    }
+
+    #[test]
+    fn a_flag_overrides_the_directory_and_unknown_keys_are_listed() {
+        let dir = directory(&[
+            ("tofqdns-proxy-port", "10194\n"),
+            ("cluster-name", "east"),
+            ("enable-ipv6", "False"),
+            ("disable-builtin-dns-proxy", "true"),
+            ("log-json", "false"),
+            ("tofqdns-min-ttl", ""),
+            ("workers", "2"),
+            ("config-dir", "/elsewhere"),
+        ]);
+        fs::create_dir(dir.path().join("..data")).unwrap();
+        let parsed = run(&dir, &["--cluster-name=west"]).unwrap();
+        assert_eq!(parsed.ignored, ["config-dir", "workers"]);
+        let config = config(parsed);
+        assert_eq!(config.proxy_port, 10194);
+        assert_eq!(config.cluster_name, "west");
+        assert!(!config.ipv6 && config.ipv4 && config.disable_builtin_dns_proxy);
+        assert_eq!(config.min_ttl, std::time::Duration::ZERO);
+    }
+
+    #[test]
+    fn lists_are_written_as_on_the_command_line() {
+        let dir = directory(&[
+            ("pod-cidr", "10.1.0.0/16,fd00::/48"),
+            ("labels", "k8s:app !k8s:v"),
+        ]);
+        let config = config(run(&dir, &[]).unwrap());
+        assert_eq!(config.pod_blocks.len(), 2);
+        assert_eq!(config.label_rules.len(), 2);
+    }
+
+    #[test]
+    fn a_bad_value_is_named_by_its_file() {
+        for (key, text) in [
+            ("tofqdns-proxy-port", "many"),
+            ("enable-ipv4", "yes"),
+            ("log-json", "on"),
+            ("pod-cidr", "10.0.0.0"),
+        ] {
+            let dir = directory(&[(key, text)]);
+            let error = run(&dir, &[]).unwrap_err().to_string();
+            assert!(error.contains(&format!("/{key}, key")), "{error}");
+        }
+        let error = parse(["holdfast-agent", "run", "--config-dir=/nowhere"].map(OsString::from));
+        assert!(
+            error
+                .unwrap_err()
+                .to_string()
+                .contains("--config-dir /nowhere")
+        );
+    }
+}

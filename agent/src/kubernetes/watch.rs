@@ -1,0 +1,406 @@
+//! One watch: lists the objects of a kind, follows their changes, and reads the list again when it
+//! has to.
+//!
+//! kube's own watcher is not used: it does not report when a watch is in order again while nothing
+//! changes, and waits for a list without end.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    time::{Duration, Instant},
+};
+
+use http_body_util::{BodyExt as _, Limited};
+use kube::{
+    api::{ListParams, WatchParams},
+    client::Body,
+    core::Request,
+};
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    client::{Api, RequestError, chain},
+    decode::{Fields, Line, Page, line, page},
+    health::ClusterHealth,
+    report::is_marked,
+    resource::{Absence, Resource},
+};
+use crate::{
+    policy::source::cluster::{Batch, Seen},
+    policy::{kinds, parse::parse_object},
+};
+
+/// Objects of one page of a list.
+const PAGE: u32 = 500;
+/// Octets of a page: an object has at most 1.5 MB.
+const PAGE_MAX: usize = 256 << 20;
+/// Octets of one line of a watch.
+const LINE_MAX: usize = 16 << 20;
+/// Longest time for a page.
+const PAGE_TIME: Duration = Duration::from_secs(60);
+/// After this time the server ends a watch, seconds.
+const WATCH_SECONDS: u32 = 240;
+/// A watch that is silent for so long begins again: the server sends a bookmark each minute, and a
+/// connection to a machine without power does not end.
+const SILENCE: Duration = Duration::from_secs(120);
+/// A watch that lasted so long was in order.
+const IN_ORDER: Duration = Duration::from_secs(10);
+/// First and longest time between two attempts.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(800), Duration::from_secs(30));
+/// A kind is absent after so many answers 404, and at the earliest after this time.
+const ABSENT: (u32, Duration) = (3, Duration::from_secs(15));
+
+/// Why a watch has to begin again.
+#[derive(Debug, thiserror::Error)]
+enum WatchError {
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The version is too old: the list has to be read again.
+    #[error("the version of the list is too old: {0}")]
+    TooOld(String),
+    /// Nobody wants to know.
+    #[error("the agent stops")]
+    Stopped,
+}
+
+/// One watch.
+#[derive(Debug)]
+pub(super) struct Watch {
+    pub(super) api: Api,
+    pub(super) resource: &'static Resource,
+    pub(super) health: ClusterHealth,
+    pub(super) send: mpsc::Sender<Batch>,
+    /// `--k8s-service-cidr` is given.
+    pub(super) has_service_blocks: bool,
+}
+
+impl Watch {
+    /// Runs until the agent stops.
+    pub(super) async fn run(self, stop: CancellationToken) {
+        stop.run_until_cancelled_owned(self.follow_always()).await;
+    }
+
+    async fn follow_always(self) {
+        let fields = Fields::of_object(kinds::kept_fields(self.resource.kind));
+        let mut version: Option<String> = None;
+        let mut backoff = Backoff::default();
+        let mut absent: Option<(u32, Instant)> = None;
+        loop {
+            let begin = Instant::now();
+            let follows = version.is_some();
+            let done = match &mut version {
+                None => self
+                    .list(&fields)
+                    .await
+                    .map(|listed| version = Some(listed)),
+                Some(version) => self.follow(&fields, version).await,
+            };
+            let lasted = begin.elapsed();
+            let is_unreachable = matches!(
+                &done,
+                Err(WatchError::Request(RequestError::Unreachable(_)))
+            );
+            if follows && lasted >= IN_ORDER && !is_unreachable {
+                backoff = Backoff::default();
+            }
+            let error = match done {
+                Ok(()) => {
+                    absent = None;
+                    // A server that ends each watch at once is not asked without a pause.
+                    if follows && lasted < BACKOFF.0 {
+                        tokio::time::sleep(backoff.next()).await;
+                    }
+                    continue;
+                }
+                Err(WatchError::Stopped) => return,
+                Err(error) => error,
+            };
+            let code = match &error {
+                WatchError::Request(error) => error.code(),
+                WatchError::TooOld(_) => Some(410),
+                WatchError::Stopped => None,
+            };
+            if code == Some(410) {
+                version = None;
+            }
+            if code == Some(404) {
+                let (answers, since) = absent.get_or_insert((0, begin));
+                *answers += 1;
+                let is_absent = *answers >= ABSENT.0 && since.elapsed() >= ABSENT.1;
+                let counts = match self.resource.absence {
+                    Absence::Never => false,
+                    Absence::Definition => is_absent,
+                    Absence::Release => is_absent || self.has_service_blocks,
+                };
+                // What was read before stays: a definition that is gone for a moment opens nothing.
+                if counts && !self.health.has_list(self.resource) {
+                    if self.give(vec![Seen::Listing, Seen::Listed]).await.is_err() {
+                        return;
+                    }
+                    self.health.set_listed(self.resource);
+                }
+                // The definition may be removed and made again: versions of before mean nothing.
+                version = None;
+            } else {
+                absent = None;
+            }
+            let is_replaced = self.resource.absence == Absence::Release && self.has_service_blocks;
+            if code == Some(404) && is_replaced {
+                self.health.set_fresh(self.resource);
+            } else {
+                let reason = self.reason(&error, version.is_none());
+                self.health.set_stale(self.resource, reason);
+            }
+            tokio::time::sleep(backoff.next()).await;
+        }
+    }
+
+    /// Why the watch is stale, with a remedy.
+    fn reason(&self, error: &WatchError, lists: bool) -> String {
+        let name = self.resource.qualified();
+        let WatchError::Request(error) = error else {
+            return error.to_string();
+        };
+        match (error.code(), self.resource.absence) {
+            (Some(401), _) => format!(
+                "{error}: the API server does not accept the token or certificate; renew it (it is \
+                 read again each minute)"
+            ),
+            (Some(403), _) => format!(
+                "{error}: the verb {} on {name} is missing; add it to the agent's ClusterRole, \
+                 as the chart has it",
+                if lists { "list" } else { "watch" }
+            ),
+            (Some(404), Absence::Definition) => {
+                format!("{name}: install the CRDs (chart value crds.install)")
+            }
+            (Some(404), Absence::Release) => format!(
+                "{name}: this cluster is older than Kubernetes 1.33; start the agent with \
+                 --k8s-service-cidr and the value of kube-apiserver's --service-cluster-ip-range"
+            ),
+            (Some(404), Absence::Never) => format!(
+                "{name}: {error}: this is no API server of Kubernetes; correct its \
+                 address"
+            ),
+            _ => error.to_string(),
+        }
+    }
+
+    async fn give(&self, seen: Vec<Seen>) -> Result<(), WatchError> {
+        let batch = Batch {
+            kind: self.resource.kind,
+            seen,
+        };
+        let sent = self.send.send(batch).await;
+        sent.map_err(|_| WatchError::Stopped)
+    }
+
+    /// Reads all objects; gives the version of the list.
+    async fn list(&self, fields: &Fields) -> Result<String, WatchError> {
+        let mut next = None;
+        let mut begin = vec![Seen::Listing];
+        loop {
+            let Page {
+                items,
+                version,
+                next: further,
+            } = self.page(fields, next.take()).await?;
+            let mut seen = std::mem::take(&mut begin);
+            seen.extend(items.into_iter().map(|object| self.put(object)));
+            if further.is_none() {
+                seen.push(Seen::Listed);
+            }
+            self.give(seen).await?;
+            next = further;
+            if next.is_none() {
+                self.health.set_listed(self.resource);
+                return Ok(version);
+            }
+        }
+    }
+
+    async fn page(&self, fields: &Fields, next: Option<String>) -> Result<Page, WatchError> {
+        let params = ListParams {
+            label_selector: self.selector(),
+            limit: Some(PAGE),
+            continue_token: next,
+            ..ListParams::default()
+        };
+        let request = Request::new(self.resource.path()).list(&params);
+        let request = request.map_err(|error| RequestError::Unreadable(chain(&error)))?;
+        let read = async {
+            let body = Limited::new(self.api.send(request).await?.into_body(), PAGE_MAX);
+            let body = body.collect().await;
+            let body = body.map_err(|error| RequestError::Unreachable(chain(&*error)))?;
+            let page = page(&body.to_bytes(), fields);
+            page.map_err(|error| RequestError::Unreadable(error.to_string()))
+        };
+        let page = tokio::time::timeout(PAGE_TIME, read).await;
+        let late = |_| RequestError::Unreachable(format!("no list within {PAGE_TIME:?}"));
+        match page.map_err(late).and_then(|page| page) {
+            // The pages that follow are gone: all are read again.
+            Err(error) if error.code() == Some(410) => Err(WatchError::TooOld(error.to_string())),
+            page => Ok(page?),
+        }
+    }
+
+    fn selector(&self) -> Option<String> {
+        let selector = self.resource.selector;
+        (!selector.is_empty()).then(|| selector.to_owned())
+    }
+
+    /// Follows changes after `version`, until the server ends the watch.
+    async fn follow(&self, fields: &Fields, version: &mut String) -> Result<(), WatchError> {
+        let params = WatchParams {
+            label_selector: self.selector(),
+            timeout: Some(WATCH_SECONDS),
+            ..WatchParams::default()
+        };
+        let request = Request::new(self.resource.path()).watch(&params, version);
+        let request = request.map_err(|error| RequestError::Unreadable(chain(&error)))?;
+        let answer = self.api.send(request).await?;
+        self.health.set_fresh(self.resource);
+        let mut lines = Lines::new(answer.into_body());
+        while let Some(text) = lines.next().await? {
+            let read = line(&text, fields);
+            let read = read.map_err(|error| RequestError::Unreadable(error.to_string()))?;
+            let seen = match read {
+                Line::Applied(object) => {
+                    advance(version, &object);
+                    Some(self.put(object))
+                }
+                Line::Deleted(object) => {
+                    advance(version, &object);
+                    Some(Seen::Gone(self.key(&object)))
+                }
+                Line::Bookmark(object) => {
+                    advance(version, &object);
+                    None
+                }
+                Line::Failed { code: 410, message } => return Err(WatchError::TooOld(message)),
+                Line::Failed { code, message } => {
+                    return Err(RequestError::Refused { code, message }.into());
+                }
+            };
+            if let Some(seen) = seen {
+                self.give(vec![seen]).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&self, mut object: Value) -> Seen {
+        let key = self.key(&object);
+        if let Some(map) = object.as_object_mut() {
+            // Items of a list have neither.
+            map.insert("kind".to_owned(), self.resource.kind.into());
+            map.insert("apiVersion".to_owned(), self.resource.version.into());
+        }
+        let is_marked = is_marked(object.get("status"));
+        let document = parse_object(&object, &key);
+        Seen::Put {
+            key,
+            document,
+            is_marked,
+        }
+    }
+
+    /// The key of an object, also of one that cannot be read.
+    fn key(&self, object: &Value) -> String {
+        let field = |name: &str| {
+            let value = object
+                .get("metadata")
+                .and_then(|metadata| metadata.get(name));
+            value
+                .and_then(Value::as_str)
+                .filter(|text| !text.is_empty())
+        };
+        let name = field("name").unwrap_or("?");
+        match field("namespace") {
+            Some(namespace) => format!("{}/{namespace}/{name}", self.resource.kind),
+            None => format!("{}/{name}", self.resource.kind),
+        }
+    }
+}
+
+/// Goes on to the version of an object.
+fn advance(version: &mut String, object: &Value) {
+    let metadata = object.get("metadata");
+    let now = metadata.and_then(|metadata| metadata.get("resourceVersion"));
+    if let Some(now) = now.and_then(Value::as_str).filter(|now| !now.is_empty()) {
+        now.clone_into(version);
+    }
+}
+
+/// Lines of a watch.
+struct Lines {
+    body: Body,
+    read: Vec<u8>,
+    /// Up to where there is no end of a line.
+    searched: usize,
+}
+
+impl Lines {
+    fn new(body: Body) -> Self {
+        Self {
+            body,
+            read: Vec::new(),
+            searched: 0,
+        }
+    }
+
+    /// The next line; none if the server ended the watch, or was silent for too long.
+    async fn next(&mut self) -> Result<Option<Vec<u8>>, RequestError> {
+        loop {
+            let rest = self.read.get(self.searched..).unwrap_or_default();
+            if let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                let after = self.read.split_off(self.searched + end + 1);
+                let mut line = std::mem::replace(&mut self.read, after);
+                self.searched = 0;
+                line.pop();
+                if line.is_empty() {
+                    continue;
+                }
+                return Ok(Some(line));
+            }
+            self.searched = self.read.len();
+            if self.read.len() > LINE_MAX {
+                let reason = format!("a line of a watch is longer than {LINE_MAX} bytes");
+                return Err(RequestError::Unreadable(reason));
+            }
+            match tokio::time::timeout(SILENCE, self.body.frame()).await {
+                Err(_) | Ok(None) => return Ok(None),
+                Ok(Some(Ok(frame))) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.read.extend_from_slice(&data);
+                    }
+                }
+                Ok(Some(Err(error))) => return Err(RequestError::Unreachable(chain(&error))),
+            }
+        }
+    }
+}
+
+/// How long to wait until the next attempt: each time twice as long, with a random part.
+#[derive(Debug)]
+struct Backoff(Duration);
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self(BACKOFF.0)
+    }
+}
+
+impl Backoff {
+    fn next(&mut self) -> Duration {
+        let base = self.0;
+        self.0 = (base * 2).min(BACKOFF.1);
+        let random = RandomState::new().hash_one(0_u8) % 1000;
+        // Between one half and all of it, so that agents do not come together.
+        base / 2 + base / 2 * u32::try_from(random).unwrap_or(0) / 1000
+    }
+}
+
+#[cfg(test)]
+mod tests;

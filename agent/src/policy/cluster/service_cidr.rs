@@ -1,0 +1,44 @@
+//! `ServiceCIDR`: blocks of addresses of Services.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+use serde_json::Value;
+
+use crate::{
+    labels::{Label, LabelSet, RESERVED},
+    policy::validate::{Checked, Fault, list, mapping, prefix},
+};
+
+/// Blocks of Services. An address in them that no Service has is not the world.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceCidr {
+    /// The blocks.
+    pub blocks: BTreeSet<IpNet>,
+}
+
+impl ServiceCidr {
+    /// Labels of the blocks.
+    pub(in crate::policy) fn labels(&self) -> BTreeMap<IpNet, LabelSet> {
+        let label = LabelSet::new(vec![Label::new(RESERVED, "unmanaged", "")]);
+        let blocks = self.blocks.iter();
+        blocks.map(|block| (*block, label.clone())).collect()
+    }
+}
+
+/// Reads a ServiceCIDR.
+pub(in crate::policy) fn read(value: &Value) -> Checked<ServiceCidr> {
+    let spec = mapping("spec", value.get("spec"))?;
+    let all = list("spec.cidrs", spec.and_then(|spec| spec.get("cidrs")))?;
+    let mut blocks = BTreeSet::new();
+    for (n, item) in all.iter().enumerate() {
+        let path = format!("spec.cidrs[{n}]");
+        let block = prefix(&path, item)?;
+        if block.prefix_len() == 0 {
+            let remedy = "write the block of kube-apiserver's --service-cluster-ip-range";
+            return Err(Fault::new(&path, "is every address", remedy));
+        }
+        blocks.insert(block);
+    }
+    Ok(ServiceCidr { blocks })
+}

@@ -1,0 +1,234 @@
+//! Documents of the cluster, from watches of its API server.
+//!
+//! Pure: what the watches see goes in, changes come out. None come out until every watch has listed
+//! once. A list that is read again is compared with what is known: only the difference comes out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    policy::document::{PolicyDocument, PolicyError},
+    source_event::SourceEvent,
+};
+
+/// Refused documents that are logged one by one.
+const LOGGED: usize = 100;
+
+/// What a watch saw, in order.
+#[derive(Debug)]
+pub struct Batch {
+    /// Kind of the objects.
+    pub kind: &'static str,
+    /// What it saw.
+    pub seen: Vec<Seen>,
+}
+
+/// What a watch sees.
+#[derive(Debug)]
+pub enum Seen {
+    /// A list begins.
+    Listing,
+    /// An object of the list, or one that is new or changed.
+    Put {
+        /// Key of its document.
+        key: String,
+        /// The document, or why it is refused.
+        document: Result<PolicyDocument, PolicyError>,
+        /// Its status says that it is refused.
+        is_marked: bool,
+    },
+    /// The object of this key is gone.
+    Gone(String),
+    /// The list is complete.
+    Listed,
+}
+
+/// The documents of the cluster.
+#[derive(Debug)]
+pub struct ClusterDocuments {
+    kinds: BTreeMap<&'static str, Kind>,
+    /// Every kind has been listed.
+    complete: bool,
+    /// Since then a policy is refused of which no good version is known.
+    uncertain: bool,
+    /// The refused documents changed since they were returned last.
+    refusals_changed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Kind {
+    has_listed: bool,
+    /// Keys that the list under way has had.
+    listing: Option<BTreeSet<String>>,
+    documents: BTreeMap<String, PolicyDocument>,
+    refused: BTreeMap<String, PolicyError>,
+    /// Keys of objects whose status says that they are refused.
+    marked: BTreeSet<String>,
+}
+
+impl ClusterDocuments {
+    /// Of these kinds; none has been listed.
+    pub fn new(kinds: impl IntoIterator<Item = &'static str>) -> Self {
+        let kinds = kinds.into_iter().map(|kind| (kind, Kind::default()));
+        Self {
+            kinds: kinds.collect(),
+            complete: false,
+            uncertain: false,
+            refusals_changed: false,
+        }
+    }
+
+    /// Whether every kind has been listed.
+    pub fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// Whether there is a document of this key.
+    pub fn contains(&self, key: &str) -> bool {
+        let kind = key.split_once('/').map_or(key, |(kind, _)| kind);
+        let kind = self.kinds.get(kind);
+        kind.is_some_and(|kind| kind.documents.contains_key(key))
+    }
+
+    /// Every document.
+    pub fn documents(&self) -> impl Iterator<Item = &PolicyDocument> {
+        self.kinds.values().flat_map(|kind| kind.documents.values())
+    }
+
+    /// Every document that is refused now.
+    pub fn refused(&self) -> impl Iterator<Item = &PolicyError> {
+        self.kinds.values().flat_map(|kind| kind.refused.values())
+    }
+
+    /// Every object whose status says that it is refused.
+    pub fn marked(&self) -> impl Iterator<Item = &String> {
+        self.kinds.values().flat_map(|kind| &kind.marked)
+    }
+
+    /// How many documents of a kind there are.
+    pub fn count(&self, kind: &str) -> usize {
+        self.kinds.get(kind).map_or(0, |kind| kind.documents.len())
+    }
+
+    /// Whether the refused documents changed since the last call.
+    pub fn take_refusals_changed(&mut self) -> bool {
+        std::mem::take(&mut self.refusals_changed)
+    }
+
+    /// Whether the first listing has gaps: a policy is refused, and no good version of it is known.
+    pub fn is_uncertain(&self) -> bool {
+        self.uncertain
+    }
+
+    /// Takes what a watch saw. Gives the changes of documents; until every kind has been listed
+    /// there are none, and then all documents are changes of the caller's.
+    pub fn take(&mut self, batch: Batch) -> Vec<SourceEvent<PolicyDocument>> {
+        let mut events = Vec::new();
+        let Some(kind) = self.kinds.get_mut(batch.kind) else {
+            return events;
+        };
+        for seen in batch.seen {
+            match seen {
+                Seen::Listing => kind.listing = Some(BTreeSet::new()),
+                Seen::Put {
+                    key,
+                    document,
+                    is_marked,
+                } => {
+                    self.refusals_changed |= kind.mark(&key, is_marked);
+                    if let Some(listing) = &mut kind.listing {
+                        listing.insert(key.clone());
+                    }
+                    let (event, refusals_changed) = kind.put(key, document);
+                    events.extend(event);
+                    self.refusals_changed |= refusals_changed;
+                }
+                Seen::Gone(key) => {
+                    self.refusals_changed |= kind.refused.remove(&key).is_some();
+                    self.refusals_changed |= kind.marked.remove(&key);
+                    if kind.documents.remove(&key).is_some() {
+                        events.push(SourceEvent::Delete(key));
+                    }
+                }
+                Seen::Listed => {
+                    let listed = kind.listing.take().unwrap_or_default();
+                    let before = kind.refused.len() + kind.marked.len();
+                    kind.refused.retain(|key, _| listed.contains(key));
+                    kind.marked.retain(|key| listed.contains(key));
+                    self.refusals_changed |= kind.refused.len() + kind.marked.len() != before;
+                    kind.documents.retain(|key, _| {
+                        let stays = listed.contains(key);
+                        if !stays {
+                            events.push(SourceEvent::Delete(key.clone()));
+                        }
+                        stays
+                    });
+                    kind.has_listed = true;
+                }
+            }
+        }
+        if self.complete {
+            self.uncertain &= self.lacks();
+            return events;
+        }
+        self.complete = self.kinds.values().all(|kind| kind.has_listed);
+        self.uncertain = self.complete && self.lacks();
+        Vec::new()
+    }
+
+    /// Whether a policy is refused of which no good version is known.
+    fn lacks(&self) -> bool {
+        let policies = self.kinds.iter().filter(|(kind, _)| is_policy(kind));
+        let mut policies = policies.map(|(_, kind)| kind);
+        policies.any(|kind| {
+            let mut refused = kind.refused.keys();
+            refused.any(|key| !kind.documents.contains_key(key))
+        })
+    }
+}
+
+/// Whether documents of a kind restrict endpoints, or are parts of those that do.
+fn is_policy(kind: &str) -> bool {
+    kind.ends_with("NetworkPolicy") || kind == crate::policy::cidr_group::KIND
+}
+
+impl Kind {
+    /// Notes whether the status says that an object is refused. Gives whether that is news.
+    fn mark(&mut self, key: &str, is_marked: bool) -> bool {
+        match is_marked {
+            true => self.marked.insert(key.to_owned()),
+            false => self.marked.remove(key),
+        }
+    }
+
+    /// Puts a version of a document in the place of the former one. Gives the change, and whether
+    /// the refused documents changed.
+    fn put(
+        &mut self,
+        key: String,
+        document: Result<PolicyDocument, PolicyError>,
+    ) -> (Option<SourceEvent<PolicyDocument>>, bool) {
+        match document {
+            Ok(document) => {
+                let was_refused = self.refused.remove(&key).is_some();
+                if self.documents.get(&key) == Some(&document) {
+                    return (None, was_refused);
+                }
+                self.documents.insert(key, document.clone());
+                (Some(SourceEvent::Apply(document)), was_refused)
+            }
+            Err(error) => {
+                if self.refused.get(&key) == Some(&error) {
+                    return (None, false);
+                }
+                if self.refused.len() < LOGGED {
+                    tracing::warn!(%error, "object of the cluster refused; its last good version, if there is one, remains in force");
+                }
+                self.refused.insert(key, error);
+                (None, true)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,152 @@
+use serde_json::json;
+
+use super::*;
+use crate::policy::parse::parse_object;
+
+const POLICY: &str = "CiliumNetworkPolicy";
+
+/// A policy of the namespace shop, in a version that shows.
+fn policy(name: &str, label: &str) -> Seen {
+    let value = json!({
+        "apiVersion": "cilium.io/v2",
+        "kind": POLICY,
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"endpointSelector": {"matchLabels": {"app": label}}, "egress": [{}]},
+    });
+    seen(name, &value)
+}
+
+/// The same with a field that no policy has.
+fn bad(name: &str) -> Seen {
+    let value = json!({
+        "apiVersion": "cilium.io/v2",
+        "kind": POLICY,
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"endpointSelector": {}, "bogus": 1},
+    });
+    seen(name, &value)
+}
+
+fn seen(name: &str, value: &serde_json::Value) -> Seen {
+    let key = key(name);
+    let document = parse_object(value, &key);
+    Seen::Put {
+        key,
+        document,
+        is_marked: false,
+    }
+}
+
+fn key(name: &str) -> String {
+    format!("{POLICY}/shop/{name}")
+}
+
+fn batch(seen: Vec<Seen>) -> Batch {
+    Batch { kind: POLICY, seen }
+}
+
+fn list(mut all: Vec<Seen>) -> Batch {
+    all.insert(0, Seen::Listing);
+    all.push(Seen::Listed);
+    batch(all)
+}
+
+/// Events in short: `+key`, `-key`.
+fn short(events: &[SourceEvent<PolicyDocument>]) -> Vec<String> {
+    let events = events.iter().map(|event| match event {
+        SourceEvent::Apply(document) => format!("+{}", document.key),
+        SourceEvent::Delete(key) => format!("-{key}"),
+        SourceEvent::Init | SourceEvent::InitDone => "?".to_owned(),
+    });
+    events.collect()
+}
+
+fn listed(all: Vec<Seen>) -> ClusterDocuments {
+    let mut documents = ClusterDocuments::new([POLICY]);
+    assert_eq!(documents.take(list(all)), []);
+    assert!(documents.is_complete());
+    documents
+}
+
+#[test]
+fn nothing_comes_out_until_every_kind_has_been_listed() {
+    let mut documents = ClusterDocuments::new([POLICY, "Pod"]);
+    assert_eq!(
+        documents.take(batch(vec![Seen::Listing, policy("a", "a")])),
+        []
+    );
+    assert_eq!(
+        documents.take(batch(vec![policy("b", "b"), Seen::Listed])),
+        []
+    );
+    assert_eq!(documents.take(batch(vec![policy("c", "c")])), []);
+    assert!(!documents.is_complete());
+    let pods = Batch {
+        kind: "Pod",
+        seen: vec![Seen::Listing, Seen::Listed],
+    };
+    assert_eq!(documents.take(pods), []);
+    assert!(documents.is_complete());
+    assert_eq!(documents.documents().count(), 3);
+}
+
+#[test]
+fn a_list_that_is_read_again_gives_only_the_difference() {
+    let mut documents = listed(vec![policy("a", "1"), policy("b", "1"), policy("c", "1")]);
+    let again = list(vec![policy("a", "1"), policy("b", "2"), policy("d", "1")]);
+    let events = documents.take(again);
+    assert_eq!(
+        short(&events),
+        ["b", "d"]
+            .map(|n| format!("+{}", key(n)))
+            .into_iter()
+            .chain([format!("-{}", key("c"))])
+            .collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn a_list_that_breaks_off_removes_nothing() {
+    let mut documents = listed(vec![policy("a", "1"), policy("b", "1")]);
+    assert_eq!(
+        documents.take(batch(vec![Seen::Listing, policy("b", "1")])),
+        []
+    );
+    // It begins again, and is then complete.
+    let events = documents.take(list(vec![policy("a", "1")]));
+    assert_eq!(short(&events), [format!("-{}", key("b"))]);
+}
+
+#[test]
+fn a_refused_version_leaves_the_last_good_one_and_ends_with_its_object() {
+    let mut documents = listed(vec![policy("a", "1")]);
+    assert!(!documents.is_uncertain());
+    assert_eq!(documents.take(batch(vec![bad("a")])), []);
+    assert!(documents.contains(&key("a")));
+    let refused: Vec<_> = documents.refused().map(ToString::to_string).collect();
+    assert!(
+        refused.len() == 1 && refused[0].contains("bogus"),
+        "{refused:?}"
+    );
+    // The good version comes back as it was: nothing changes but the list of refused ones.
+    assert!(documents.take_refusals_changed());
+    assert_eq!(documents.take(batch(vec![policy("a", "1")])), []);
+    assert!(documents.take_refusals_changed() && documents.refused().next().is_none());
+    documents.take(batch(vec![bad("a")]));
+    let events = documents.take(batch(vec![Seen::Gone(key("a"))]));
+    assert_eq!(short(&events), [format!("-{}", key("a"))]);
+    assert!(documents.refused().next().is_none());
+}
+
+#[test]
+fn a_policy_refused_at_the_start_makes_the_listing_uncertain_until_it_is_good_or_gone() {
+    let mut documents = listed(vec![bad("a"), bad("b")]);
+    assert!(documents.is_uncertain());
+    documents.take(batch(vec![policy("a", "1")]));
+    assert!(documents.is_uncertain());
+    documents.take(batch(vec![Seen::Gone(key("b"))]));
+    assert!(!documents.is_uncertain());
+    // One that is new later restricts nothing yet.
+    documents.take(batch(vec![bad("c")]));
+    assert!(!documents.is_uncertain());
+}

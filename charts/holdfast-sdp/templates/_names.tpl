@@ -1,0 +1,30 @@
+{{/* Charts holdfast and holdfast-sdp have the same file: `cargo xtask charts --write` copies it. */}}
+
+{{/* Labels that select the pods of a program. They never change: a DaemonSet's selector cannot. */}}
+{{- define "holdfast.selector" -}}
+app.kubernetes.io/name: {{ .name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- end }}
+
+{{/* Labels of pods. They have no version: another version of the chart alone replaces no pod. */}}
+{{- define "holdfast.podLabels" -}}
+{{ include "holdfast.selector" . }}
+app.kubernetes.io/part-of: holdfast
+{{- end }}
+
+{{/* Labels of every object of a program. */}}
+{{- define "holdfast.labels" -}}
+{{ include "holdfast.podLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "holdfast.image" -}}
+{{- $tag := .image.tag | default .root.Chart.AppVersion -}}
+{{- if .image.digest -}}
+{{ .image.repository }}@{{ .image.digest }}
+{{- else -}}
+{{ .image.repository }}:{{ $tag }}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,186 @@
+//! An API server of Kubernetes for tests, in memory: TLS, tokens, roles, lists in pages, watches,
+//! writes, and the faults that a test sets.
+//!
+//! ```text
+//!  test ── handle: put, delete, faults ──► store ◄── server ◄── listener ◄── TLS ── agent
+//!       ◄─ requests that were answered       └─ history ──► watch ──► lines of JSON
+//! ```
+//!
+//! It behaves as a kube-apiserver 1.36 was seen to behave (`e2e/tests/apiserver.rs`). It refuses
+//! each request that no role allows.
+
+mod chart;
+mod credentials;
+mod discovery;
+mod failure;
+mod fault;
+mod handle;
+mod kind;
+mod listener;
+mod read;
+mod roles;
+mod schema;
+mod selection;
+mod server;
+mod store;
+mod target;
+mod watch;
+mod write;
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use parking_lot::Mutex;
+use serde::Deserialize as _;
+use serde_json::Value;
+use tokio::sync::watch as channel;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use self::credentials::{Files, kubeconfig};
+pub use self::fault::Refusal;
+pub use self::handle::pod;
+pub use self::kind::Kind;
+pub use self::server::{Answered, Options, StreamingLists};
+
+use self::fault::Conditions;
+use self::roles::User;
+use self::server::Shared;
+use self::store::Store;
+use crate::netns::Netns;
+
+/// Namespace of the agents.
+pub const NAMESPACE: &str = "kube-system";
+/// Their ServiceAccount.
+const ACCOUNT: &str = "holdfast-agent";
+/// Token of the agent at first.
+const TOKEN: &str = "token-of-the-agent";
+/// Token of the user that may do everything.
+const ADMIN: &str = "token-of-the-admin";
+
+/// A running server. Dropping it ends it.
+#[derive(Debug)]
+pub struct ApiServer {
+    shared: Arc<Shared>,
+    files: Files,
+    netns: Option<String>,
+    address: SocketAddr,
+    listeners: channel::Sender<Option<Arc<std::net::TcpListener>>>,
+    stop: CancellationToken,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Roles and CRDs of the chart.
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            documents: chart::of_release(NAMESPACE, ACCOUNT).expect("the chart has YAML"),
+            bookmarks_every: Duration::from_secs(1),
+            streaming_lists: StreamingLists::default(),
+            starts_for: Duration::from_secs(1),
+            account: (NAMESPACE.to_owned(), ACCOUNT.to_owned()),
+        }
+    }
+}
+
+impl Options {
+    /// Only these roles and CRDs, as `helm template` prints them. Documents of other kinds are
+    /// ignored.
+    pub fn with_documents(mut self, yaml: &str) -> Result<Self> {
+        self.documents = documents(yaml)?;
+        Ok(self)
+    }
+}
+
+/// The documents of a YAML text; empty ones are left out.
+pub fn documents(yaml: &str) -> Result<Vec<Value>> {
+    let documents = serde_yaml_ng::Deserializer::from_str(yaml);
+    let documents: Vec<Value> = documents
+        .map(Value::deserialize)
+        .collect::<Result<_, _>>()?;
+    let documents = documents.into_iter().filter(|document| !document.is_null());
+    Ok(documents.collect())
+}
+
+impl ApiServer {
+    /// Starts one on the loopback of `netns`, or where the test runs. `directory` gets the files of
+    /// its clients.
+    pub fn start(netns: Option<&Netns>, directory: &Path, options: Options) -> Result<Self> {
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        Self::start_at(netns, any, directory, options)
+    }
+
+    /// Starts one at another address; port 0 is any.
+    pub fn start_at(
+        netns: Option<&Netns>,
+        at: SocketAddr,
+        directory: &Path,
+        options: Options,
+    ) -> Result<Self> {
+        let mut kinds = Kind::built_in();
+        for document in &options.documents {
+            if document["kind"] == "CustomResourceDefinition" {
+                kinds.push(Kind::of_crd(document)?);
+            }
+        }
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("create {}", directory.display()))?;
+        let files = Files::in_directory(directory);
+        let listener = listener::bind(netns, at)?;
+        let address = listener.local_addr()?;
+        let tls = credentials::issue(&files.ca, address.ip())?;
+        files.write(&url(address), TOKEN, ADMIN)?;
+        let (namespace, name) = options.account.clone();
+        let tokens = HashMap::from([
+            (TOKEN.to_owned(), User::ServiceAccount { namespace, name }),
+            (ADMIN.to_owned(), User::Admin),
+        ]);
+        let shared = Arc::new(Shared {
+            options,
+            store: Mutex::new(Store::new(kinds)),
+            conditions: channel::Sender::new(Conditions::default()),
+            tokens: Mutex::new(tokens),
+            roles: Mutex::default(),
+            answered: Mutex::default(),
+            tasks: TaskTracker::new(),
+        });
+        let (listeners, received) = channel::channel(Some(Arc::new(listener)));
+        let stop = CancellationToken::new();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let serving = listener::serve(received, tls, shared.clone(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            if let Err(error) = runtime.block_on(serving) {
+                eprintln!("the API server of the test ended: {error:#}");
+            }
+        });
+        Ok(Self {
+            shared,
+            files,
+            netns: netns.map(|netns| netns.name().to_owned()),
+            address,
+            listeners,
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn url(address: SocketAddr) -> String {
+    format!("https://{address}")
+}

@@ -1,0 +1,82 @@
+//! Faults that a test sets: conditions that requests and watches look at.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::failure::Failure;
+
+/// Instead of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// 403, as if no role had the right.
+    Forbidden,
+    /// 404 in plain text, as if the CRD were not installed.
+    NotServed,
+    /// 429 for so many requests.
+    TooMany(u32),
+    /// 500 for so many requests.
+    Internal(u32),
+    /// 503.
+    Unavailable,
+}
+
+/// Faults of one kind.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OfKind {
+    pub(super) refusal: Option<Refusal>,
+    /// Neither answers nor events.
+    pub(super) held: bool,
+    /// Lists with `items: null`.
+    pub(super) null_items: bool,
+    /// Counts the times that running watches were broken off.
+    pub(super) breaks: u64,
+    /// Counts the times that running watches ended with 410.
+    pub(super) expiries: u64,
+}
+
+/// Every condition of a server.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Conditions {
+    /// By id of the kind.
+    pub(super) kinds: BTreeMap<String, OfKind>,
+    /// Writes are done, but not answered.
+    pub(super) holds_answers: bool,
+    /// Until then lists of custom resources answer 429.
+    pub(super) starts_until: Option<Instant>,
+}
+
+impl Conditions {
+    pub(super) fn of(&self, id: &str) -> OfKind {
+        self.kinds.get(id).cloned().unwrap_or_default()
+    }
+
+    pub(super) fn kind(&mut self, id: &str) -> &mut OfKind {
+        self.kinds.entry(id.to_owned()).or_default()
+    }
+
+    /// The refusal for one request; one that is counted is used up by it.
+    pub(super) fn take_refusal(&mut self, id: &str) -> Option<Refusal> {
+        let of_kind = self.kinds.get_mut(id)?;
+        let refusal = of_kind.refusal?;
+        of_kind.refusal = match refusal {
+            Refusal::TooMany(0 | 1) | Refusal::Internal(0 | 1) => None,
+            Refusal::TooMany(left) => Some(Refusal::TooMany(left - 1)),
+            Refusal::Internal(left) => Some(Refusal::Internal(left - 1)),
+            Refusal::Forbidden | Refusal::NotServed | Refusal::Unavailable => Some(refusal),
+        };
+        Some(refusal)
+    }
+}
+
+impl Refusal {
+    /// The answer; none for [`Refusal::Forbidden`], which names the user and the verb.
+    pub(super) fn failure(self) -> Option<Failure> {
+        match self {
+            Self::Forbidden => None,
+            Self::NotServed => Some(Failure::UnknownPath),
+            Self::TooMany(_) => Some(Failure::too_many()),
+            Self::Internal(_) => Some(Failure::internal("etcdserver: request timed out")),
+            Self::Unavailable => Some(Failure::unavailable()),
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Connections to sockets of another user.
+//!
+//! A root without CAP_DAC_OVERRIDE, as in a container, may not connect to the socket of a proxy that
+//! has changed its user. It may become that user for a moment, as the proxy did.
+
+use std::{
+    fs, io,
+    os::unix::{fs::MetadataExt as _, net},
+    path::Path,
+};
+
+use nix::unistd::{Gid, Uid, setegid, seteuid};
+use tokio::net::UnixStream;
+
+/// Connects, as the owner of the socket if root is not permitted.
+pub(super) async fn connect(path: &Path) -> io::Result<UnixStream> {
+    match UnixStream::connect(path).await {
+        Err(error) if is_refused_root(&error) => {
+            let _owner = Owner::become_of(path)?;
+            UnixStream::connect(path).await
+        }
+        other => other,
+    }
+}
+
+/// As [`connect`], outside of a runtime.
+pub(super) fn connect_blocking(path: &Path) -> io::Result<net::UnixStream> {
+    match net::UnixStream::connect(path) {
+        Err(error) if is_refused_root(&error) => {
+            let _owner = Owner::become_of(path)?;
+            net::UnixStream::connect(path)
+        }
+        other => other,
+    }
+}
+
+fn is_refused_root(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied && Uid::effective().is_root()
+}
+
+/// The time for which this process acts as another user.
+struct Owner {
+    group: Gid,
+}
+
+impl Owner {
+    fn become_of(path: &Path) -> io::Result<Self> {
+        let found = fs::symlink_metadata(path)?;
+        let before = Self {
+            group: Gid::effective(),
+        };
+        setegid(Gid::from_raw(found.gid()))?;
+        seteuid(Uid::from_raw(found.uid()))?;
+        Ok(before)
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // The saved user is root's, so both succeed.
+        let restored = seteuid(Uid::from_raw(0)).and_then(|()| setegid(self.group));
+        if let Err(errno) = restored {
+            eprintln!("holdfast-sdp: cannot become root again: {errno}");
+        }
+    }
+}

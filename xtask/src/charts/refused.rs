@@ -1,0 +1,108 @@
+//! Values that a chart must refuse, each with the text that names the remedy.
+
+use std::fs;
+
+use anyhow::Result;
+
+use super::{chart, tools, tools::Tools};
+use crate::process;
+
+/// Chart, values, words of the error.
+const REFUSED: &[(&str, &str, &[&str])] = &[
+    ("holdfast", "nosuch: 1", &["nosuch"]),
+    (
+        "holdfast",
+        "agent: {image: {tga: x}}",
+        &["/agent/image", "tga"],
+    ),
+    (
+        "holdfast",
+        "agent: {extraArgs: [log=debug]}",
+        &["/agent/extraArgs"],
+    ),
+    ("holdfast", "dnsProxy: {port: 0}", &["/dnsProxy/port"]),
+    ("holdfast", "dnsProxy: {port: '10094'}", &["/dnsProxy/port"]),
+    (
+        "holdfast",
+        "dnsProxy: {minTTL: soon}",
+        &["/dnsProxy/minTTL"],
+    ),
+    (
+        "holdfast",
+        "cni: {mode: exclusive}",
+        &["/cni/mode", "chained"],
+    ),
+    ("holdfast", "cni: {confDir: etc/cni}", &["/cni/confDir"]),
+    ("holdfast", "cluster: {name: East_1}", &["/cluster/name"]),
+    (
+        "holdfast",
+        "crds: {install: 'yes'}",
+        &["/crds/install", "auto"],
+    ),
+    ("holdfast", "enablePolicy: sometimes", &["/enablePolicy"]),
+    ("holdfast", "config: {extra: {Workers: 1}}", &["Workers"]),
+    ("holdfast", "cni: {mode: chained}", &["cni.mode", "none"]),
+    (
+        "holdfast",
+        "sdp: {enabled: false}",
+        &["sdp.enabled", "disableBuiltinDnsProxy"],
+    ),
+    (
+        "holdfast",
+        "{ipv4: {enabled: false}, ipv6: {enabled: false}}",
+        &["ipv4.enabled", "ipv6.enabled"],
+    ),
+    (
+        "holdfast",
+        "metrics: {sdpPort: 9962}",
+        &["metrics.sdpPort", "metrics.agentPort"],
+    ),
+    (
+        "holdfast",
+        "metrics: {service: {enabled: true}}",
+        &["metrics.host", "0.0.0.0"],
+    ),
+    (
+        "holdfast",
+        "metrics: {serviceMonitor: {enabled: true}}",
+        &["metrics.service.enabled"],
+    ),
+    ("holdfast-sdp", "sdp: {enabled: true}", &["sdp"]),
+    ("holdfast-sdp", "queryLog: some", &["/queryLog", "denied"]),
+    (
+        "holdfast-sdp",
+        "cilium: {stateDir: run}",
+        &["/cilium/stateDir"],
+    ),
+];
+
+/// Those that are taken, or refused without naming the key.
+pub(super) fn problems(tools: &Tools) -> Result<Vec<String>> {
+    let mut problems = Vec::new();
+    let file = tools.scratch.join("refused.yaml");
+    for (name, values, words) in REFUSED {
+        fs::write(&file, values)?;
+        for helm in &tools.helms {
+            let chart = tools::text(&chart(name))?;
+            let args = ["template", name, &chart, "-n", "kube-system", "-f"];
+            let mut command = process::command(&tools::text(helm)?, &args);
+            command.arg(&file);
+            match process::output(command) {
+                Ok(_) => problems.push(format!("charts/{name}: takes {values}")),
+                Err(error) => {
+                    let error = format!("{error:#}").replace("(root).", "/");
+                    for word in *words {
+                        // Helm 3 writes the path of a key with dots.
+                        let dotted = word.trim_start_matches('/').replace('/', ".");
+                        if !error.contains(word) && !error.contains(&dotted) {
+                            problems.push(format!(
+                                "charts/{name}: refuses {values} without {word}: {error}"
+                            ));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(problems)
+}

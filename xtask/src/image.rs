@@ -1,0 +1,229 @@
+//! `cargo xtask image`: the two container images, made without a container engine and run once.
+//!
+//! ```text
+//!  cargo build ─► binaries ─┐
+//!  Debian packages ─► libc ─┼─► root file system ─ umoci ─► OCI layout ─ skopeo ─► archive
+//!  licences ────────────────┘                                                        │
+//!                                         checks ◄─ ctr run ◄─ containerd ◄─ import ─┘
+//! ```
+
+mod base;
+mod container;
+mod layout;
+mod licences;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::{process, workspace};
+pub(crate) use container::Containerd;
+
+/// Largest image of release builds, unpacked.
+const LARGEST_MIB: u64 = 40;
+/// Target of the CNI plugin: it runs on the node itself, whose C library may be another one.
+const STATIC_TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// An image.
+#[derive(Clone, Copy, Debug)]
+struct Image {
+    /// Package, program and entry point.
+    program: &'static str,
+    /// Packages of programs that are inside as well.
+    also: &'static [&'static str],
+}
+
+const IMAGES: [Image; 2] = [
+    Image {
+        program: "holdfast-agent",
+        also: &["holdfast-cni"],
+    },
+    Image {
+        program: "holdfast-sdp",
+        also: &[],
+    },
+];
+
+/// Which build of the programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Profile {
+    /// For use
+    Release,
+    /// For tests: built already, and larger
+    Debug,
+}
+
+impl Profile {
+    fn directory(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::Debug => "debug",
+        }
+    }
+}
+
+/// Builds the images and runs them; the checks that they passed.
+pub(crate) fn run(profile: Profile) -> Result<Vec<String>> {
+    process::require_root("`cargo xtask image`")?;
+    crate::setup::image()?;
+    let home = workspace::target_dir()?.join("image");
+    fs::create_dir_all(&home)?;
+    let programs = build(profile)?;
+    let base = base::root(&home, profile)?;
+    let mut archives = Vec::new();
+    for image in IMAGES {
+        let archive = make(&home, &base, &programs, image)
+            .with_context(|| format!("image {}", image.program))?;
+        println!("  {}: {}", layout::name(image.program), archive.display());
+        archives.push((image, archive));
+    }
+    let containerd = Containerd::start(&home.join("containerd"))?;
+    let mut passed = Vec::new();
+    for (image, archive) in archives {
+        let checks = check(&containerd, &home, image, &archive, profile);
+        passed.extend(checks.with_context(|| format!("image {}", image.program))?);
+    }
+    Ok(passed)
+}
+
+/// Builds the programs; their directory, and that of the static ones.
+fn build(profile: Profile) -> Result<[PathBuf; 2]> {
+    let members = workspace::metadata(false)?;
+    let is_member = |name: &&&str| workspace::packages(&members).any(|one| one["name"] == ***name);
+    let cargo = |packages: Vec<&str>, target: Option<&str>| {
+        let mut build = process::command("cargo", &["build", "--locked", "--bins"]);
+        build.args(packages.iter().flat_map(|package| ["-p", package]));
+        if profile == Profile::Release {
+            build.arg("--release");
+        }
+        if let Some(target) = target {
+            build.args(["--target", target]);
+            build.env("RUSTFLAGS", "-C target-feature=+crt-static");
+        }
+        process::run(build)
+    };
+    cargo(IMAGES.iter().map(|image| image.program).collect(), None)?;
+    let also: Vec<&str> = IMAGES
+        .iter()
+        .flat_map(|image| image.also)
+        .filter(is_member)
+        .copied()
+        .collect();
+    if !also.is_empty() {
+        cargo(also, Some(STATIC_TARGET))?;
+    }
+    let target = workspace::target_dir()?;
+    Ok([
+        target.join(profile.directory()),
+        target.join(STATIC_TARGET).join(profile.directory()),
+    ])
+}
+
+/// The image's files.
+fn root(home: &Path, image: Image) -> PathBuf {
+    home.join(format!("{}.root", image.program))
+}
+
+/// The archive of an image.
+fn make(home: &Path, base: &Path, programs: &[PathBuf; 2], image: Image) -> Result<PathBuf> {
+    let root = root(home, image);
+    if root.exists() {
+        fs::remove_dir_all(&root)?;
+    }
+    let copy = ["-a", &text(base)?, &text(&root)?];
+    process::output(process::command("cp", &copy))?;
+    let [dynamic, static_] = programs;
+    strip(&dynamic.join(image.program), &root)?;
+    for program in image.also {
+        let path = static_.join(program);
+        if path.exists() {
+            strip(&path, &root)?;
+        }
+    }
+    licences::write(&root.join("usr/share/doc/holdfast"), image.program)?;
+    layout::archive(home, &root, image.program)
+}
+
+fn strip(program: &Path, root: &Path) -> Result<()> {
+    let name = program.file_name().context("a program's name")?;
+    let to = text(&root.join("usr/local/bin").join(name))?;
+    process::output(process::command("strip", &["-o", &to, &text(program)?])).map(drop)
+}
+
+fn check(
+    containerd: &Containerd,
+    home: &Path,
+    image: Image,
+    archive: &Path,
+    profile: Profile,
+) -> Result<Vec<String>> {
+    let Image { program, also } = image;
+    let name = layout::name(program);
+    containerd.import(archive)?;
+    let mut passed = Vec::new();
+    let version = containerd.run(&name, &[program, "--version"])?;
+    ensure!(
+        version.trim() == format!("{program} {}", env!("CARGO_PKG_VERSION")),
+        "--version prints {version:?}"
+    );
+    passed.push(format!("{program} --version prints {}", version.trim()));
+    for shell in ["sh", "bash", "/bin/sh", "busybox"] {
+        ensure!(
+            containerd.run(&name, &[shell, "-c", "true"]).is_err(),
+            "the image has a shell: {shell}"
+        );
+    }
+    passed.push("no shell".to_owned());
+    let config = layout::config(home, program)?;
+    let user = config["config"]["User"].as_str().unwrap_or_default();
+    ensure!(user == "0:0", "user {user:?}: the programs start as root");
+    let entry = &config["config"]["Entrypoint"];
+    ensure!(
+        entry == &serde_json::json!([format!("/usr/local/bin/{program}")]),
+        "entry point {entry}"
+    );
+    passed.push("user 0:0, entry point is the program".to_owned());
+    let root = root(home, image);
+    for file in ["LICENSE", "third-party.txt"] {
+        let path = root.join("usr/share/doc/holdfast").join(file);
+        ensure!(
+            fs::metadata(&path)?.len() > 1000,
+            "{file} is missing or short"
+        );
+    }
+    ensure!(
+        root.join("usr/share/doc/libc6/copyright").exists(),
+        "no licence of libc"
+    );
+    passed.push("licence texts are inside".to_owned());
+    for other in also
+        .iter()
+        .filter(|other| root.join("usr/local/bin").join(other).exists())
+    {
+        let path = text(&root.join("usr/local/bin").join(other))?;
+        let kind = process::output(process::command("readelf", &["-d", &path]))?;
+        ensure!(
+            !kind.contains("(NEEDED)"),
+            "{other} needs libraries of the node: {kind}"
+        );
+        passed.push(format!("{other} is static"));
+    }
+    let size = process::output(process::command("du", &["-sm", &text(&root)?]))?;
+    let size: u64 = size.split_whitespace().next().unwrap_or_default().parse()?;
+    if profile == Profile::Release {
+        ensure!(size <= LARGEST_MIB, "{size} MiB, more than {LARGEST_MIB}");
+    }
+    passed.push(format!("{size} MiB unpacked"));
+    Ok(passed
+        .into_iter()
+        .map(|check| format!("{name}: {check}"))
+        .collect())
+}
+
+fn text(path: &Path) -> Result<String> {
+    let text = path.to_str().map(ToOwned::to_owned);
+    text.with_context(|| format!("{}: not UTF-8", path.display()))
+}

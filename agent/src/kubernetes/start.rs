@@ -1,5 +1,7 @@
 //! Starts the watches, and the task that writes the object about this node.
 
+use std::hash::RandomState;
+
 use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -26,6 +28,7 @@ pub(crate) fn start(
             health: health.clone(),
             send: send.clone(),
             has_service_blocks: here.has_service_blocks,
+            hash: RandomState::new(),
         };
         tasks.spawn(watch.run(stop.clone()));
     }

@@ -72,6 +72,8 @@ pub(super) struct Watch {
     pub(super) send: mpsc::Sender<Batch>,
     /// `--k8s-service-cidr` is given.
     pub(super) has_service_blocks: bool,
+    /// For the hashes of objects.
+    pub(super) hash: RandomState,
 }
 
 impl Watch {
@@ -296,8 +298,17 @@ impl Watch {
             map.insert("kind".to_owned(), self.resource.kind.into());
             map.insert("apiVersion".to_owned(), self.resource.version.into());
         }
+        // Each change has a new version, also one of fields that mean nothing here.
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("resourceVersion");
+        }
+        let digest = self.hash.hash_one(object.to_string());
         let document = parse_object(&object, &key);
-        Seen::Put { key, document }
+        Seen::Put {
+            key,
+            digest,
+            document,
+        }
     }
 
     /// The key of an object, also of one that cannot be read.

@@ -19,6 +19,7 @@ fn watch_of(server: &Server, kind: &str) -> Started {
         health: health.clone(),
         send,
         has_service_blocks: false,
+        hash: RandomState::new(),
     };
     let stop = CancellationToken::new();
     tokio::spawn(watch.run(stop.clone()));
@@ -47,7 +48,7 @@ impl Started {
             Seen::Listing => "listing".to_owned(),
             Seen::Listed => "listed".to_owned(),
             Seen::Gone(key) => format!("-{key}"),
-            Seen::Put { key, document } => match document {
+            Seen::Put { key, document, .. } => match document {
                 Ok(document) => {
                     assert_eq!(document.key, key);
                     key

@@ -31,7 +31,11 @@ fn watched(merged: &mut Merged, seen: Vec<Seen>) -> Vec<String> {
 fn put(name: &str) -> Seen {
     let key = key(name);
     let document = parse_object(&value(name, "cluster"), &key);
-    Seen::Put { key, document }
+    Seen::Put {
+        key,
+        digest: 1,
+        document,
+    }
 }
 
 /// Changes in short: `init`, `a of file.yaml`, `-a`, `refused a`, `done`.

@@ -1,11 +1,13 @@
 //! The task that reads documents, those of `--policy-dir` and those of the cluster, and sends their
 //! changes to the core.
 
+use std::sync::Arc;
+
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     core::{event::Event, router::Router},
-    kubernetes::{Watches, book::Book, resource::RESOURCES},
+    kubernetes::{Watches, book::Book, refusals::Refusals, resource::RESOURCES},
     policy::source::{
         cluster::{Batch, ClusterDocuments},
         dir::PolicyDir,
@@ -58,6 +60,13 @@ impl Reader {
         };
         self.router.route(changes)
     }
+
+    /// The refused objects of the cluster, if they changed.
+    fn take_refusals(&mut self) -> Option<Refusals> {
+        let documents = self.merged.cluster_mut()?;
+        let changed = documents.is_complete() && documents.take_refusals_changed();
+        changed.then(|| Refusals::of(documents.refused(), documents.marked()))
+    }
 }
 
 /// Starts the task. Without any source the listing is empty.
@@ -79,12 +88,16 @@ pub(crate) fn start(
             return;
         }
         let (watched, directory) = directory.unzip();
-        let (mut batches, health) = match cluster {
-            Some(Watches { batches, health }) => (Some(batches), Some(health)),
+        let (mut batches, cluster) = match cluster {
+            Some(Watches {
+                batches,
+                health,
+                refusals,
+            }) => (Some(batches), Some((health, refusals))),
             None => (None, None),
         };
         let kinds = || RESOURCES.iter().map(|resource| resource.kind);
-        let documents = health.is_some().then(|| ClusterDocuments::new(kinds()));
+        let documents = cluster.is_some().then(|| ClusterDocuments::new(kinds()));
         let mut merged = Merged::new(documents);
         if directory.is_none() {
             merged.without_directory();
@@ -108,9 +121,13 @@ pub(crate) fn start(
                 return;
             };
             reader = read;
-            if let (Some(health), Some(documents)) = (&health, reader.merged.cluster()) {
+            if let (Some((health, refused)), Some(documents)) = (&cluster, reader.merged.cluster())
+            {
                 for kind in kinds() {
                     health.set_objects(kind, documents.count(kind));
+                }
+                if let Some(refusals) = reader.take_refusals() {
+                    refused.send_replace(Arc::new(refusals));
                 }
             }
             for event in events {

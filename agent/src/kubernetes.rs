@@ -22,6 +22,9 @@ pub(crate) mod labels;
 #[cfg(feature = "kubernetes")]
 mod own_node;
 pub(crate) mod pod_at;
+pub(crate) mod refusals;
+#[cfg(feature = "kubernetes")]
+mod report;
 pub(crate) mod resource;
 #[cfg(all(test, feature = "kubernetes"))]
 mod scripted;
@@ -31,11 +34,11 @@ pub(crate) mod start;
 #[cfg(feature = "kubernetes")]
 mod watch;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch as channel};
 
-use self::health::ClusterHealth;
+use self::{health::ClusterHealth, refusals::Refusals};
 use crate::policy::source::cluster::Batch;
 
 /// Where the API server is, and with which account it is asked.
@@ -63,4 +66,6 @@ pub(crate) struct Watches {
     pub(crate) batches: mpsc::Receiver<Batch>,
     /// How they are.
     pub(crate) health: ClusterHealth,
+    /// Takes the refused objects, which are reported in the cluster.
+    pub(crate) refusals: channel::Sender<Arc<Refusals>>,
 }

@@ -13,6 +13,11 @@ pub(super) fn policies_refused(summary: &Summary) -> Option<String> {
     ))
 }
 
+/// Reports in the cluster that cannot be written.
+pub(super) fn not_reported(cluster: &ClusterView) -> Option<String> {
+    cluster.report_problem.clone()
+}
+
 /// Watches that do not follow the API server, and an object about this node that is not written.
 pub(super) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = String> {
     let own_node = cluster.own_node.iter().map(|reason| {

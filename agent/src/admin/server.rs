@@ -252,6 +252,7 @@ impl Admin {
         let mut problems = self.problems(&summary, warnings, &unresolved, &proxies);
         let cluster = self.cluster.as_ref().map(ClusterHealth::view);
         problems.extend(cluster.iter().flat_map(problems::cluster_source));
+        problems.extend(cluster.iter().filter_map(problems::not_reported));
         let limits = self.core.inspect(Core::limits).await?;
         let endpoints = self.core.inspect(Core::endpoint_keys).await?;
         let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {

@@ -113,6 +113,7 @@ impl RequestError {
 pub struct Api {
     client: Client,
     server: String,
+    namespace: String,
 }
 
 impl std::fmt::Debug for Api {
@@ -141,6 +142,7 @@ impl Api {
         // The watches have a back-off of their own, which counts.
         config.default_retry = false;
         let server = config.cluster_url.to_string();
+        let namespace = config.default_namespace.clone();
         let client = Client::try_from(config).map_err(|error| {
             let reason = chain(&error);
             match &settings.kubeconfig {
@@ -154,6 +156,7 @@ impl Api {
         let api = Self {
             client,
             server: server.trim_end_matches('/').to_owned(),
+            namespace,
         };
         api.check(settings).await?;
         Ok(api)
@@ -162,6 +165,11 @@ impl Api {
     /// URL of the server.
     pub(crate) fn server(&self) -> &str {
         &self.server
+    }
+
+    /// Namespace of the service account, or of the kubeconfig's context.
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
     }
 
     /// Asks for one namespace: every agent may list them.

@@ -39,15 +39,16 @@ impl Fields {
         }
     }
 
-    /// Of an object: those at `paths`, such as `spec.containers[].ports`, or all but the status if
-    /// there are no paths.
+    /// Of an object: those at `paths`, such as `spec.containers[].ports`, or all but most of the
+    /// status if there are no paths.
     pub(super) fn of_object(paths: &[&'static str]) -> Self {
         let mut root = match paths.is_empty() {
             true => Self::all(),
             false => Self::default(),
         };
         if paths.is_empty() {
-            root.named.entry("status").or_default().none = true;
+            // Of the status only the condition that says whether the object is refused.
+            root.add(["status", "conditions"].into_iter());
         }
         for path in paths {
             root.add(path.split('.'));
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_keeps_every_field_but_its_status_and_its_history() {
+    fn a_policy_keeps_every_field_but_most_of_its_status_and_its_history() {
         let text = json!({
             "metadata": {"resourceVersion": "7"},
             "items": [{
@@ -345,7 +346,7 @@ mod tests {
                 "kind": "CiliumNetworkPolicy",
                 "metadata": {"name": "a", "managedFields": []},
                 "spec": {"unknown": [null, 1, -1, 0.5, true, "x"]},
-                "status": {"conditions": []},
+                "status": {"conditions": [{"type": "Valid"}], "nodes": {"n1": {}}},
             }],
         });
         let page = page(text.to_string().as_bytes(), &Fields::of_object(&[])).unwrap();
@@ -354,6 +355,7 @@ mod tests {
             "kind": "CiliumNetworkPolicy",
             "metadata": {"name": "a"},
             "spec": {"unknown": [null, 1, -1, 0.5, true, "x"]},
+            "status": {"conditions": [{"type": "Valid"}]},
         });
         assert_eq!(page.items, [kept]);
     }

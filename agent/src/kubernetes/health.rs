@@ -13,6 +13,8 @@ pub struct ClusterHealth {
     server: Arc<str>,
     watches: Arc<Vec<Mutex<State>>>,
     own_node: Arc<Mutex<Option<String>>>,
+    /// Why refused objects are not reported in the cluster.
+    report_problem: Arc<Mutex<Option<String>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -33,6 +35,9 @@ pub struct ClusterView {
     /// Why the object about this node cannot be written; none = it is written.
     #[serde(default)]
     pub own_node: Option<String>,
+    /// Why refused objects are not reported in the cluster; none = they are, or there are none.
+    #[serde(default)]
+    pub report_problem: Option<String>,
 }
 
 /// A watch, as it is now.
@@ -64,6 +69,7 @@ impl ClusterHealth {
             server: server.into(),
             watches: Arc::new(watches.collect()),
             own_node: Arc::default(),
+            report_problem: Arc::default(),
         }
     }
 
@@ -145,7 +151,14 @@ impl ClusterHealth {
             server: self.server.to_string(),
             watches: self.watches(),
             own_node: self.own_node.lock().clone(),
+            report_problem: self.report_problem.lock().clone(),
         }
+    }
+
+    /// Why refused objects are not reported in the cluster.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_report_problem(&self, problem: Option<String>) {
+        *self.report_problem.lock() = problem;
     }
 
     /// Every watch.

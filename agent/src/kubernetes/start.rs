@@ -1,18 +1,19 @@
 //! Starts the watches, and the task that writes the object about this node.
 
-use std::hash::RandomState;
+use std::{hash::RandomState, sync::Arc};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch as channel};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Here, Watches, client::Api, health::ClusterHealth, own_node, resource::RESOURCES, watch::Watch,
+    Here, Watches, client::Api, health::ClusterHealth, own_node, refusals::Refusals,
+    report::Reporter, resource::RESOURCES, watch::Watch,
 };
 
 /// Batches that wait for the documents' task: a page of a list each.
 const QUEUE: usize = 8;
 
-/// Starts a watch for each kind.
+/// Starts a watch for each kind, and the reports of this node.
 pub(crate) fn start(
     api: &Api,
     here: Here,
@@ -32,7 +33,19 @@ pub(crate) fn start(
         };
         tasks.spawn(watch.run(stop.clone()));
     }
+    let (refusals, received) = channel::channel(Arc::<Refusals>::default());
+    let reporter = Reporter {
+        api: api.clone(),
+        node: here.node.clone(),
+        refusals: received,
+        health: health.clone(),
+    };
+    tasks.spawn(reporter.run(stop.clone()));
     let own_node = own_node::run(api.clone(), here.node, health.clone(), stop.clone());
     tasks.spawn(own_node);
-    Watches { batches, health }
+    Watches {
+        batches,
+        health,
+        refusals,
+    }
 }

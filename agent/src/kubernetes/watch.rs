@@ -23,6 +23,7 @@ use super::{
     client::{Api, RequestError, chain},
     decode::{Fields, Line, Page, line, page},
     health::ClusterHealth,
+    report::is_marked,
     resource::{Absence, Resource},
 };
 use crate::{
@@ -298,9 +299,12 @@ impl Watch {
             map.insert("kind".to_owned(), self.resource.kind.into());
             map.insert("apiVersion".to_owned(), self.resource.version.into());
         }
-        // Each change has a new version, also one of fields that mean nothing here.
-        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-            metadata.remove("resourceVersion");
+        let is_marked = is_marked(object.get("status"));
+        // Each change has a new version, also one of fields that mean nothing for the document.
+        for (of, field) in [("metadata", "resourceVersion"), ("status", "conditions")] {
+            if let Some(fields) = object.get_mut(of).and_then(Value::as_object_mut) {
+                fields.remove(field);
+            }
         }
         let digest = self.hash.hash_one(object.to_string());
         let document = parse_object(&object, &key);
@@ -308,6 +312,7 @@ impl Watch {
             key,
             digest,
             document,
+            is_marked,
         }
     }
 

@@ -11,6 +11,8 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
+use super::NAMESPACE;
+
 /// Writes a CA certificate to `ca` and returns a TLS end with a certificate of it.
 pub(super) fn issue(ca: &Path, address: IpAddr) -> Result<TlsAcceptor> {
     let mut params = CertificateParams::new(Vec::new())?;
@@ -70,7 +72,7 @@ impl Files {
 /// A kubeconfig file.
 pub fn kubeconfig(url: &str, ca: &Path, token: &Path) -> String {
     format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: test\ncontexts:\n- {{name: test, context: {{cluster: test, user: test}}}}\nclusters:\n- {{name: test, cluster: {{server: \"{url}\", certificate-authority: {}}}}}\nusers:\n- {{name: test, user: {{tokenFile: {}}}}}\n",
+        "apiVersion: v1\nkind: Config\ncurrent-context: test\ncontexts:\n- {{name: test, context: {{cluster: test, user: test, namespace: {NAMESPACE}}}}}\nclusters:\n- {{name: test, cluster: {{server: \"{url}\", certificate-authority: {}}}}}\nusers:\n- {{name: test, user: {{tokenFile: {}}}}}\n",
         ca.display(),
         token.display()
     )

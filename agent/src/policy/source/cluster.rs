@@ -36,6 +36,8 @@ pub enum Seen {
         digest: u64,
         /// The document, or why it is refused.
         document: Result<PolicyDocument, PolicyError>,
+        /// Its status says that it is refused.
+        is_marked: bool,
     },
     /// The object of this key is gone.
     Gone(String),
@@ -65,6 +67,8 @@ struct Kind {
     /// Good documents, with their hashes.
     documents: BTreeMap<String, u64>,
     refused: BTreeMap<String, PolicyError>,
+    /// Keys of objects whose status says that they are refused.
+    marked: BTreeSet<String>,
 }
 
 impl ClusterDocuments {
@@ -103,6 +107,11 @@ impl ClusterDocuments {
         self.kinds.values().flat_map(|kind| kind.refused.values())
     }
 
+    /// Every object whose status says that it is refused.
+    pub fn marked(&self) -> impl Iterator<Item = &String> {
+        self.kinds.values().flat_map(|kind| &kind.marked)
+    }
+
     /// How many documents of a kind there are.
     pub fn count(&self, kind: &str) -> usize {
         self.kinds.get(kind).map_or(0, |kind| kind.documents.len())
@@ -131,7 +140,9 @@ impl ClusterDocuments {
                     key,
                     digest,
                     document,
+                    is_marked,
                 } => {
+                    self.refusals_changed |= kind.mark(&key, is_marked);
                     if let Some(listing) = &mut kind.listing {
                         listing.insert(key.clone());
                     }
@@ -141,15 +152,17 @@ impl ClusterDocuments {
                 }
                 Seen::Gone(key) => {
                     self.refusals_changed |= kind.refused.remove(&key).is_some();
+                    self.refusals_changed |= kind.marked.remove(&key);
                     if kind.documents.remove(&key).is_some() {
                         events.push(SourceEvent::Delete(key));
                     }
                 }
                 Seen::Listed => {
                     let listed = kind.listing.take().unwrap_or_default();
-                    let before = kind.refused.len();
+                    let before = kind.refused.len() + kind.marked.len();
                     kind.refused.retain(|key, _| listed.contains(key));
-                    self.refusals_changed |= kind.refused.len() != before;
+                    kind.marked.retain(|key| listed.contains(key));
+                    self.refusals_changed |= kind.refused.len() + kind.marked.len() != before;
                     kind.documents.retain(|key, _| {
                         let stays = listed.contains(key);
                         if !stays {
@@ -200,6 +213,14 @@ fn is_policy(kind: &str) -> bool {
 }
 
 impl Kind {
+    /// Notes whether the status says that an object is refused. Gives whether that is news.
+    fn mark(&mut self, key: &str, is_marked: bool) -> bool {
+        match is_marked {
+            true => self.marked.insert(key.to_owned()),
+            false => self.marked.remove(key),
+        }
+    }
+
     /// Puts a version of a document in the place of the former one. Gives the change, and whether
     /// the refused documents changed.
     fn put(

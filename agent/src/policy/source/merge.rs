@@ -50,6 +50,11 @@ impl Merged {
         self.cluster.as_ref()
     }
 
+    /// As [`Self::cluster`].
+    pub fn cluster_mut(&mut self) -> Option<&mut ClusterDocuments> {
+        self.cluster.as_mut()
+    }
+
     /// Changes of the directory.
     pub fn directory(&mut self, changes: Vec<PolicyChange>) -> Vec<PolicyChange> {
         if self.cluster.is_none() {

@@ -35,6 +35,7 @@ fn seen(name: &str, value: &serde_json::Value) -> Seen {
         key,
         digest,
         document,
+        is_marked: false,
     }
 }
 

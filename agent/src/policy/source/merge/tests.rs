@@ -35,6 +35,7 @@ fn put(name: &str) -> Seen {
         key,
         digest: 1,
         document,
+        is_marked: false,
     }
 }
 

@@ -1,0 +1,452 @@
+//! An agent takes pods, namespaces, Services and policies from the API server of a cluster, and
+//! enforces the last state that it saw while the server is away, refuses or sends odd objects.
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use holdfast_e2e::apiserver::{ApiServer, Options, Refusal, kubeconfig, pod};
+use holdfast_e2e::lab::{at, web4, web6};
+use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually, with_lab};
+use serde_json::{Value, json};
+
+const SOON: Duration = Duration::from_secs(20);
+/// Until a restarted watch must follow: its longest pause is 30 s.
+const FOLLOWS: Duration = Duration::from_secs(45);
+/// Every kind that is watched.
+const KINDS: [&str; 10] = [
+    "namespaces",
+    "pods",
+    "services",
+    "endpointslices",
+    "servicecidrs",
+    "networkpolicies",
+    "ciliumnetworkpolicies",
+    "ciliumclusterwidenetworkpolicies",
+    "ciliumcidrgroups",
+    "ciliumnodes",
+];
+
+/// Web may reach databases, and everything in namespaces of team a.
+fn policy() -> Value {
+    json!({
+        "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
+        "metadata": {"name": "web", "namespace": "default"},
+        "spec": {
+            "endpointSelector": {"matchLabels": {"app": "web"}},
+            "egress": [
+                {"toEndpoints": [{"matchLabels": {"app": "db"}}]},
+                {"toEndpoints": [{"matchLabels": {
+                    "k8s:io.cilium.k8s.namespace.labels.team": "a",
+                }}]},
+            ],
+        },
+    })
+}
+
+fn namespace(name: &str, team: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": {"name": name, "labels": {"team": team}},
+    })
+}
+
+fn remote(name: &str, app: &str, addresses: &[IpAddr]) -> Value {
+    let addresses: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    pod("default", name, json!({"app": app}), "n2", &addresses)
+}
+
+fn own(name: &str, app: &str, of: &Pod) -> Value {
+    let addresses = [of.v4.to_string(), of.v6.to_string()];
+    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    pod("default", name, json!({"app": app}), "n1", &addresses)
+}
+
+/// A server with a policy, the pod that it selects, and a database on another node.
+fn cluster(lab: &Lab) -> Result<ApiServer> {
+    let directory = lab.directory().join("apiserver");
+    let api = ApiServer::start(Some(&lab.node), &directory, Options::default())?;
+    for object in [
+        namespace("default", "c"),
+        namespace("shop", "b"),
+        policy(),
+        own("web", "web", &lab.a),
+        remote("db", "db", &[web4(10), web6(10)]),
+        pod(
+            "shop",
+            "cart",
+            json!({"app": "cart"}),
+            "n2",
+            &[&web4(11).to_string()],
+        ),
+        json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": "n1"}, "status": {"addresses": []},
+        }),
+    ] {
+        api.put(object)?;
+    }
+    Ok(api)
+}
+
+fn options(kubeconfig: &Path) -> AgentOptions {
+    AgentOptions::default()
+        .flag("--kubernetes")
+        .flag(&format!("--kubeconfig={}", kubeconfig.display()))
+        .flag("--node-name=n1")
+}
+
+fn add_web(lab: &Lab) -> Result<()> {
+    let netns = lab.a.netns.name();
+    lab.agent(&["endpoint", "add", "--netns", netns, "--pod", "default/web"])?;
+    lab.endpoint_id(&lab.a)?;
+    Ok(())
+}
+
+/// Starts an agent without waiting until it is ready.
+fn start(lab: &Lab, options: &AgentOptions) -> Result<Program> {
+    let log = lab.directory().join("log/agent.log");
+    Program::start("holdfast-agent", lab.agent_command(options)?, &log)
+}
+
+fn status_has(lab: &Lab, limit: Duration, texts: &[&str]) -> Result<()> {
+    eventually(&format!("status names {texts:?}"), limit, || {
+        let status = lab.agent(&["status"])?;
+        let missing = texts.iter().find(|text| !status.contains(**text));
+        ensure!(missing.is_none(), "{status}");
+        Ok(())
+    })
+}
+
+fn follows(lab: &Lab) -> Result<()> {
+    eventually("every watch follows", FOLLOWS, || {
+        let status = lab.agent_json(&["status"])?;
+        let watches = status["cluster"]["watches"].as_array().context("watches")?;
+        let stale = watches.iter().find(|watch| watch["stale_seconds"] != 0);
+        ensure!(stale.is_none(), "{stale:?}");
+        Ok(())
+    })
+}
+
+fn opens(lab: &Lab, to: IpAddr) -> Result<()> {
+    eventually(&format!("{to} is open"), FOLLOWS, || {
+        lab.a.expect_open(at(to, 80))
+    })
+}
+
+fn closes(lab: &Lab, to: IpAddr) -> Result<()> {
+    eventually(&format!("{to} is closed"), FOLLOWS, || {
+        lab.a.expect_closed(at(to, 80))
+    })
+}
+
+#[test]
+fn nothing_is_in_force_before_every_kind_was_listed_and_then_policy_of_the_cluster_is() {
+    with_lab(|lab| {
+        let api = cluster(lab)?;
+        api.hold("endpointslices")?;
+        let mut agent = start(lab, &options(&api.files().kubeconfig))?;
+        status_has(lab, SOON, &["EndpointSlice"])?;
+        eventually("the other kinds are listed", SOON, || {
+            let listed = api.answered();
+            let mut lists = listed.iter().filter(|a| a.verb == "watch");
+            ensure!(lists.any(|a| a.resource == "pods"), "{listed:?}");
+            Ok(())
+        })?;
+        let addresses = lab.agent(&["ip", "list"])?;
+        ensure!(!addresses.contains(&web4(10).to_string()), "{addresses}");
+        let policies = lab.agent(&["policy", "get"])?;
+        ensure!(
+            !policies.contains("CiliumNetworkPolicy/default/web"),
+            "{policies}"
+        );
+        agent.check_alive()?;
+
+        api.release("endpointslices")?;
+        eventually("the agent is ready", SOON, || {
+            let status = lab.agent_json(&["status"])?;
+            ensure!(status["ready"] == true, "{status}");
+            Ok(())
+        })?;
+        add_web(lab)?;
+        for db in [web4(10), web6(10)] {
+            opens(lab, db)?;
+        }
+        lab.a.expect_closed(at(web4(11), 80))?;
+        // A namespace's label opens its pods; the endpoint follows its own pod's labels.
+        api.put(namespace("shop", "a"))?;
+        opens(lab, web4(11))?;
+        api.put(own("web", "other", &lab.a))?;
+        opens(lab, web4(12))?;
+        api.put(own("web", "web", &lab.a))?;
+        closes(lab, web4(12))?;
+        api.edit("ciliumnetworkpolicies", "default", "web", |policy| {
+            policy["spec"]["egress"] = json!([{"toCIDR": ["0.0.0.0/0"]}]);
+        })?;
+        opens(lab, web4(12))?;
+        // Pods are no world.
+        closes(lab, web4(10))?;
+        Ok(())
+    });
+}
+
+#[test]
+fn enforcement_stays_and_status_says_why_while_the_server_is_away_or_refuses() {
+    with_lab(|lab| {
+        let api = cluster(lab)?;
+        let agent = lab.start_agent(&options(&api.files().kubeconfig))?;
+        add_web(lab)?;
+        opens(lab, web4(10))?;
+        let stays = lab.a.stream(at(web4(10), 80))?;
+
+        // Broken connections, then 410 with changes in between: read again, and only the
+        // difference counts.
+        for kind in KINDS {
+            api.break_streams(kind)?;
+        }
+        api.put(remote("db-2", "db", &[web4(12)]))?;
+        opens(lab, web4(12))?;
+        api.hold("pods")?;
+        api.delete("pods", "default", "db-2")?;
+        api.put(remote("db-3", "db", &[web4(13)]))?;
+        api.expire("pods")?;
+        api.release("pods")?;
+        opens(lab, web4(13))?;
+        closes(lab, web4(12))?;
+        stays.expect_alive()?;
+
+        // The server is away, also for an agent that starts.
+        api.away();
+        status_has(lab, SOON, &["watch of Pod", "stays in force"])?;
+        lab.a.expect_open(at(web4(10), 80))?;
+        lab.a.expect_closed(at(web4(12), 80))?;
+        agent.kill_9()?;
+        let _agent = start(lab, &options(&api.files().kubeconfig))?;
+        status_has(
+            lab,
+            SOON,
+            &["watch of Pod", "the policy of the last run stays in force"],
+        )?;
+        lab.a.expect_open(at(web4(10), 80))?;
+        lab.a.expect_closed(at(web4(12), 80))?;
+        stays.expect_alive()?;
+        // It is back, with 429 for custom resources at first.
+        api.back()?;
+        follows(lab)?;
+        let busy = api.answered().iter().filter(|a| a.code == 429).count();
+        ensure!(busy > 0, "no 429 was seen");
+        api.put(remote("db-2", "db", &[web4(12)]))?;
+        opens(lab, web4(12))?;
+        stays.expect_alive()?;
+
+        // Refused with 403, 500 and 503: the last list counts.
+        for (refusal, text) in [
+            (Refusal::Forbidden, "the verb watch on pods is missing"),
+            (Refusal::Unavailable, "503"),
+        ] {
+            api.refuse("pods", refusal)?;
+            api.break_streams("pods")?;
+            status_has(lab, SOON, &["watch of Pod", text])?;
+            lab.a.expect_open(at(web4(12), 80))?;
+            lab.a.expect_closed(at(web4(11), 80))?;
+            api.allow("pods")?;
+        }
+        follows(lab)?;
+        // Lists that are null, and answers that never come.
+        api.null_items("ciliumcidrgroups", true)?;
+        api.expire("ciliumcidrgroups")?;
+        follows(lab)?;
+        api.expire_token();
+        api.break_streams("namespaces")?;
+        status_has(
+            lab,
+            SOON,
+            &["watch of Namespace", "does not accept the token"],
+        )?;
+        lab.a.expect_open(at(web4(12), 80))?;
+        stays.expect_alive()
+    });
+}
+
+#[test]
+fn odd_objects_are_named_and_disturb_no_other() {
+    with_lab(|lab| {
+        let api = cluster(lab)?;
+        for odd in [
+            json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": "odd", "namespace": "default", "labels": {"app": 5}},
+                "spec": {"nodeName": null, "containers": null},
+                "status": {"podIPs": "none", "phase": 3},
+            }),
+            json!({
+                "apiVersion": "v1", "kind": "Service",
+                "metadata": {"name": "odd", "namespace": "default", "labels": null},
+                "spec": {"clusterIPs": [7], "ports": {"port": "x"}},
+            }),
+            json!({
+                "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
+                "metadata": {"name": "odd", "namespace": "default"}, "spec": null,
+            }),
+        ] {
+            api.put(odd)?;
+        }
+        let _agent = lab.start_agent(&options(&api.files().kubeconfig))?;
+        add_web(lab)?;
+        opens(lab, web4(10))?;
+        lab.a.expect_closed(at(web4(11), 80))?;
+        let policies = lab.agent(&["policy", "get"])?;
+        for odd in [
+            "Pod/default/odd",
+            "Service/default/odd",
+            "CiliumNetworkPolicy/default/odd",
+        ] {
+            ensure!(policies.contains(odd), "{odd}: {policies}");
+        }
+
+        // A bad version of a good policy: its last good one stays.
+        api.edit("ciliumnetworkpolicies", "default", "web", |policy| {
+            policy["spec"]["egress"][0] = json!({"toEndpoints": 7});
+        })?;
+        eventually("the policy is refused", SOON, || {
+            let policies = lab.agent_json(&["policy", "get"])?;
+            let refused = policies["rejected"].to_string();
+            ensure!(refused.contains("spec.egress[0].toEndpoints"), "{refused}");
+            Ok(())
+        })?;
+        lab.a.expect_open(at(web4(10), 80))?;
+        lab.a.expect_closed(at(web4(11), 80))?;
+
+        // Two Services with one address, and a pod with the address of another.
+        for name in ["one", "two"] {
+            api.put(json!({
+                "apiVersion": "v1", "kind": "Service",
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {"clusterIPs": ["10.96.0.10"], "ports": [{"port": 80, "protocol": "TCP"}]},
+            }))?;
+        }
+        status_has(lab, SOON, &["10.96.0.10", "default/one", "default/two"])?;
+        api.put(remote("thief", "other", &[web4(10)]))?;
+        status_has(
+            lab,
+            SOON,
+            &[&web4(10).to_string(), "default/db", "default/thief"],
+        )
+    });
+}
+
+#[test]
+fn a_kind_without_its_crd_is_empty_after_a_while_and_named() {
+    with_lab(|lab| {
+        let api = cluster(lab)?;
+        api.uninstall("ciliumcidrgroups")?;
+        let _agent = start(lab, &options(&api.files().kubeconfig))?;
+        eventually("the agent is ready without the CRD", FOLLOWS, || {
+            let status = lab.agent_json(&["status"])?;
+            ensure!(status["ready"] == true, "{status}");
+            Ok(())
+        })?;
+        status_has(
+            lab,
+            SOON,
+            &["CiliumCIDRGroup", "install the CRDs", "crds.install"],
+        )?;
+        add_web(lab)?;
+        opens(lab, web4(10))
+    });
+}
+
+#[test]
+fn a_server_that_cannot_be_used_is_an_error_with_its_file_and_exit_code_2() {
+    with_lab(|lab| {
+        let api = cluster(lab)?;
+        let directory = lab.directory();
+        let write = |name: &str, text: &str| -> Result<std::path::PathBuf> {
+            let path = directory.join(name);
+            std::fs::write(&path, text)?;
+            Ok(path)
+        };
+        let files = api.files();
+        let other = ApiServer::start(None, &directory.join("other"), Options::default())?;
+        let old = write("old.token", "no-longer-accepted")?;
+        let cases = [
+            (directory.join("absent.kubeconfig"), "absent.kubeconfig"),
+            (write("torn.kubeconfig", "clusters: [")?, "torn.kubeconfig"),
+            (write("empty.kubeconfig", "")?, "empty.kubeconfig"),
+            (
+                write(
+                    "ca.kubeconfig",
+                    &kubeconfig(&api.url(), &other.files().ca, &files.token),
+                )?,
+                "not trusted with the CA",
+            ),
+            (
+                write("old.kubeconfig", &kubeconfig(&api.url(), &files.ca, &old))?,
+                "does not accept the credentials",
+            ),
+        ];
+        for (path, text) in cases {
+            let output = lab.agent_command(&options(&path))?.output()?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.code() == Some(2), "{text}: {output:?}");
+            ensure!(said.contains(text), "{text}: {said}");
+            ensure!(
+                said.contains(&path.display().to_string()),
+                "no file: {said}"
+            );
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_new_label_of_a_namespace_reaches_a_thousand_pods() {
+    with_lab(|lab| {
+        let api = cluster(lab)?;
+        for number in 0..1000 {
+            let address = format!("10.200.{}.{}", number / 250, number % 250 + 1);
+            let app = json!({"app": format!("app-{}", number % 20)});
+            api.put(pod(
+                "shop",
+                &format!("pod-{number}"),
+                app,
+                "n2",
+                &[&address],
+            ))?;
+        }
+        let _agent = lab.start_agent(&options(&api.files().kubeconfig))?;
+        add_web(lab)?;
+        let of_team = |team: &str| -> Result<usize> {
+            let label = format!("io.cilium.k8s.namespace.labels.team={team}");
+            let of: Vec<u64> = lab
+                .identities()?
+                .into_iter()
+                .filter(|(_, labels)| labels.contains(&label))
+                .map(|(id, _)| id)
+                .collect();
+            let list = lab.agent_json(&["ip", "list"])?;
+            let entries = list.as_array().context("ip list is no list")?;
+            let is_of = |entry: &&Value| {
+                entry["identity"]
+                    .as_u64()
+                    .is_some_and(|id| of.contains(&id))
+            };
+            Ok(entries.iter().filter(is_of).count())
+        };
+        eventually("all pods are there", SOON, || {
+            let count = of_team("b")?;
+            ensure!(count >= 1000, "{count}");
+            Ok(())
+        })?;
+        let start = Instant::now();
+        api.put(namespace("shop", "a"))?;
+        eventually("all pods have the label", SOON, || {
+            let count = of_team("a")?;
+            ensure!(count >= 1000, "{count}");
+            Ok(())
+        })?;
+        println!("1,000 pods relabelled after {:?}", start.elapsed());
+        opens(lab, web4(11))
+    });
+}

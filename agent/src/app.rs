@@ -15,6 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin::server::Admin,
+    cni::server::CniServer,
     config::Config,
     core::{Core, CoreConfig, Event},
     datapath::{
@@ -232,6 +233,10 @@ impl Agent {
         let sdp_listener =
             peer::bind(&config.sdp_socket, Some(config.sdp_group)).context("--sdp-socket")?;
         let admin_listener = peer::bind(&config.admin_socket, None).context("--admin-socket")?;
+        let cni_listener = match &config.cni_socket {
+            Some(socket) => Some(peer::bind(socket, None).context("--cni-socket")?),
+            None => None,
+        };
         let metrics_listener = match config.metrics_address {
             Some(address) => Some(health::bind(address).await.map_err(anyhow::Error::msg)?),
             None => None,
@@ -363,6 +368,10 @@ impl Agent {
             cluster: cluster.clone(),
         };
         tasks.spawn(admin.serve(admin_listener, tasks.clone(), stop.clone()));
+        if let Some(listener) = cni_listener {
+            let server = CniServer::new(core.clone(), Arc::clone(&endpoints));
+            tasks.spawn(server.serve(listener, tasks.clone(), stop.clone()));
+        }
         if let Some(listener) = metrics_listener {
             let health = Health {
                 core: core.clone(),

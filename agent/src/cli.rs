@@ -95,6 +95,7 @@ async fn add(args: EndpointAddArgs) -> Result<()> {
         named_ports: args.named_ports,
         addresses: args.addresses,
         enable_policy: args.enable_policy,
+        uid: None,
     };
     let client = Client::new(&args.client.admin_socket);
     let before = endpoints(&args.client).await?;

@@ -2,6 +2,7 @@
 
 pub(crate) mod args;
 mod cluster_args;
+mod cni_args;
 mod dir;
 mod max_identities;
 pub(crate) mod why_args;
@@ -18,6 +19,7 @@ use ipnet::IpNet;
 
 pub use args::{Cli, ClientArgs, Command, RunArgs};
 pub use cluster_args::{ClusterArgs, ServiceAlias};
+pub use cni_args::CniArgs;
 pub use dir::{ParseError, Parsed, parse};
 pub use max_identities::MaxIdentities;
 
@@ -82,6 +84,8 @@ pub struct Config {
     pub sdp_group: u32,
     /// Socket of the admin interface.
     pub admin_socket: PathBuf,
+    /// Socket of the CNI plugin; `None` = off.
+    pub cni_socket: Option<PathBuf>,
     /// Address of metrics and health; `None` = off.
     pub metrics_address: Option<SocketAddr>,
     /// Port that DNS queries are redirected to.
@@ -189,6 +193,7 @@ impl TryFrom<RunArgs> for Config {
             sdp_socket: args.sdp_socket,
             sdp_group: args.sdp_group,
             admin_socket: args.admin_socket,
+            cni_socket: args.cni.socket(),
             metrics_address,
             proxy_port: args.tofqdns_proxy_port,
             disable_builtin_dns_proxy: args.disable_builtin_dns_proxy,

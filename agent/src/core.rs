@@ -62,6 +62,7 @@ mod service_warnings;
 pub(crate) mod service_why;
 mod services;
 pub mod snapshot;
+pub(crate) mod standing;
 mod state;
 mod view;
 pub(crate) mod why;

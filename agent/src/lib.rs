@@ -16,6 +16,7 @@
 pub mod admin;
 pub mod app;
 pub mod cli;
+pub(crate) mod cni;
 pub mod config;
 pub mod core;
 pub mod datapath;
@@ -33,6 +34,7 @@ pub mod kubernetes;
 pub mod labels;
 pub(crate) mod lane;
 pub(crate) mod liveness;
+pub(crate) mod local_http;
 pub mod metrics;
 pub mod named_port;
 pub(crate) mod node;

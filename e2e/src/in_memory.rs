@@ -239,5 +239,6 @@ fn spec(index: u32, labels: Vec<String>) -> EndpointSpec {
         link: holdfast_agent::datapath::link::Link::default(),
         netns: format!("pod{index}"),
         pod: None,
+        pod_uid: None,
     }
 }

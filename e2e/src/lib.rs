@@ -14,6 +14,7 @@ pub(crate) mod audit;
 pub mod bench;
 pub mod bridge;
 pub mod cilium;
+pub mod cni;
 pub mod config;
 pub mod dns;
 pub mod ha;

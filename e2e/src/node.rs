@@ -401,6 +401,11 @@ impl Lab {
         self.directory().join("run/agent.sock")
     }
 
+    /// Socket for the CNI plugin.
+    pub fn cni_socket(&self) -> PathBuf {
+        self.directory().join("run/cni.sock")
+    }
+
     /// Admin socket of a standalone proxy.
     pub fn sdp_admin(&self, name: &str) -> PathBuf {
         self.directory().join(format!("run/sdp-{name}.sock"))

@@ -318,6 +318,7 @@ impl<'k> Plumbing<'k> {
             link: holdfast_agent::datapath::link::Link::default(),
             netns: "pod".to_owned(),
             pod: None,
+            pod_uid: None,
         };
         self.event(Event::Endpoints(SourceEvent::Apply(spec)), before, after)
     }

@@ -8,9 +8,7 @@ use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
     header::CONTENT_TYPE,
-    service::service_fn,
 };
-use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use shared_maps::user::Globals;
 use tokio::net::UnixListener;
@@ -35,8 +33,8 @@ use crate::{
     },
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError, Unresolved},
     events::Events,
-    grpc::peer::{Allowed, Checked},
     kubernetes::health::ClusterHealth,
+    local_http,
     policy::{
         ask::Trace,
         trace::{FlowDirection, Port},
@@ -104,7 +102,9 @@ impl From<CoreAway> for Refusal {
 impl From<EndpointError> for Refusal {
     fn from(error: EndpointError) -> Self {
         let status = match &error {
-            EndpointError::File(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            EndpointError::File(_) | EndpointError::PodsFile(_) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
             EndpointError::NotAdded(_) => StatusCode::NOT_FOUND,
             EndpointError::Taken { .. } => StatusCode::CONFLICT,
             _ => StatusCode::UNPROCESSABLE_ENTITY,
@@ -133,40 +133,11 @@ impl From<WhyError> for Refusal {
 impl Admin {
     /// Serves connections of `listener` until stopped; each on a task of `tasks`.
     pub async fn serve(self, listener: UnixListener, tasks: TaskTracker, stop: CancellationToken) {
-        let allowed = Allowed { group: None };
-        loop {
-            let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
-                () = stop.cancelled() => return,
-            };
-            let stream = match accepted.and_then(|(stream, _)| Checked::new(stream, allowed)) {
-                Ok(stream) => stream,
-                Err(error) => {
-                    tracing::warn!(%error, "admin connection refused");
-                    // Out of descriptors: wait for one instead of spinning.
-                    tokio::time::sleep(POLL).await;
-                    continue;
-                }
-            };
+        let service = move |request| {
             let admin = self.clone();
-            let stop = stop.clone();
-            tasks.spawn(async move {
-                let service = service_fn(move |request| {
-                    let admin = admin.clone();
-                    async move { Ok::<_, std::convert::Infallible>(admin.answer(request).await) }
-                });
-                let served = hyper::server::conn::http1::Builder::new()
-                    .serve_connection(TokioIo::new(stream), service);
-                tokio::select! {
-                    served = served => {
-                        if let Err(error) = served {
-                            tracing::debug!(%error, "admin connection ended early");
-                        }
-                    }
-                    () = stop.cancelled() => {}
-                }
-            });
-        }
+            async move { admin.answer(request).await }
+        };
+        local_http::serve(listener, service, tasks, stop).await;
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {

@@ -5,7 +5,7 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use dns_policy::{duration, reject_code::RejectCode};
 
-use super::{MaxIdentities, cluster_args::ClusterArgs, why_args::WhyArgs};
+use super::{MaxIdentities, cluster_args::ClusterArgs, cni_args::CniArgs, why_args::WhyArgs};
 use crate::{
     datapath::kernel::MapSizes,
     fqdn::refused::{self, RefusedValue},
@@ -350,6 +350,8 @@ pub struct RunArgs {
     pub enable_policy: PolicyMode,
     #[command(flatten)]
     pub cluster: ClusterArgs,
+    #[command(flatten)]
+    pub cni: CniArgs,
     /// Directory of endpoint documents (YAML or JSON); the agent applies every change in it
     #[arg(long, env = "HOLDFAST_ENDPOINT_DIR")]
     pub endpoint_dir: Option<PathBuf>,

@@ -63,6 +63,7 @@ impl EndpointFile {
             link: self.link.clone(),
             netns: self.netns.clone(),
             pod: None,
+            pod_uid: None,
         }
     }
 

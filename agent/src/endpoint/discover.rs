@@ -41,6 +41,8 @@ pub enum Netns {
     Name(String),
     /// The namespace of a process.
     Pid(u32),
+    /// A file anywhere, by its absolute path.
+    Path(PathBuf),
 }
 
 impl Netns {
@@ -49,6 +51,7 @@ impl Netns {
         match self {
             Self::Name(name) => Path::new(NETNS_DIR).join(name),
             Self::Pid(pid) => PathBuf::from(format!("/proc/{pid}/ns/net")),
+            Self::Path(path) => path.clone(),
         }
     }
 }
@@ -58,6 +61,7 @@ impl fmt::Display for Netns {
         match self {
             Self::Name(name) => f.write_str(name),
             Self::Pid(pid) => write!(f, "pid-{pid}"),
+            Self::Path(path) => path.display().fmt(f),
         }
     }
 }
@@ -79,6 +83,12 @@ pub(crate) struct Discovered {
     pub on_bridge: bool,
     /// What neighbour discovery on the pod's link needs.
     pub link: Link,
+    /// Every address of the pod's interface that is not link-local.
+    pub present: Vec<IpAddr>,
+    /// Further interfaces of the pod that lead to another namespace.
+    pub others: Vec<String>,
+    /// What the host side is a port of, if that is not a bridge of the kernel.
+    pub foreign_master: Option<String>,
 }
 
 /// Why an interface could not be found.
@@ -114,13 +124,15 @@ pub enum DiscoverError {
     },
     /// The interface is no end of a veth pair whose other end is here.
     #[error(
-        "interface {ifname} of network namespace {netns} is not one end of a veth pair whose other end is in this node's own network namespace"
+        "interface {ifname} of network namespace {netns} ({kind}) is not one end of a veth pair whose other end is in this node's own network namespace"
     )]
     NoPeer {
         /// The namespace.
         netns: Netns,
         /// The interface.
         ifname: String,
+        /// Kind of the interface, as the kernel calls it.
+        kind: String,
     },
     /// The interface has no address.
     #[error(
@@ -182,6 +194,12 @@ fn no_netns(netns: &Netns) -> String {
              as the agent's own PID namespace numbers it, or a name with --netns",
             netns.path().display()
         ),
+        Netns::Path(path) => format!(
+            "network namespace {} does not exist: the agent finds no such file; in a container of \
+             its own, the agent needs the directory {} of the node at the same path",
+            path.display(),
+            path.parent().unwrap_or(Path::new("/")).display()
+        ),
     }
 }
 
@@ -230,6 +248,9 @@ pub(crate) fn discover(
         node_mac: host.mac,
         on_bridge: host.on_bridge,
         link: host.link,
+        present: inside.addresses,
+        others: inside.others,
+        foreign_master: host.foreign_master,
     })
 }
 
@@ -326,6 +347,9 @@ struct PodSide {
     mac: [u8; 6],
     addresses: Vec<IpAddr>,
     link_locals: Vec<Ipv6Addr>,
+    kind: String,
+    /// Further interfaces that lead to another namespace.
+    others: Vec<String>,
 }
 
 async fn pod_side(
@@ -338,6 +362,7 @@ async fn pod_side(
         reason: e.to_string(),
     };
     let mut present = Present::default();
+    let mut others = Vec::new();
     let mut found = None;
     let mut links = pin!(handle.link().get().execute());
     while let Some(link) = links.next().await {
@@ -346,6 +371,9 @@ async fn pod_side(
         if name == ifname {
             found = Some(link);
         } else {
+            if behind::leads_elsewhere(&link) && others.len() < Present::NAMED {
+                others.push(name.clone());
+            }
             present.add(name);
         }
     }
@@ -354,9 +382,11 @@ async fn pod_side(
         ifname: ifname.to_owned(),
         present: present.to_string(),
     })?;
+    let kind = behind::kind(&link);
     let no_peer = || DiscoverError::NoPeer {
         netns: netns.clone(),
         ifname: ifname.to_owned(),
+        kind: kind.clone(),
     };
     let peer = peer_of(&link).ok_or_else(no_peer)?;
     let mac = mac_of(&link).ok_or_else(no_peer)?;
@@ -378,6 +408,8 @@ async fn pod_side(
         mac,
         addresses,
         link_locals,
+        kind,
+        others,
     })
 }
 
@@ -390,6 +422,7 @@ struct HostInterface {
     addresses: Vec<IpAddr>,
     on_bridge: bool,
     link: Link,
+    foreign_master: Option<String>,
 }
 
 async fn host_side(
@@ -402,15 +435,15 @@ async fn host_side(
     let no_peer = || DiscoverError::NoPeer {
         netns: netns.clone(),
         ifname: ifname.to_owned(),
+        kind: inside.kind.clone(),
     };
     let link = behind::pair_to(handle, inside.peer, netns, inside.index)
         .await
         .ok_or_else(no_peer)?;
-    let is_port = |attribute: &LinkAttribute| matches!(attribute, LinkAttribute::Controller(_));
-    let side = if link.attributes.iter().any(is_port) {
-        HostSide::Port
-    } else {
-        HostSide::Routed
+    let master = bridge::master(&link);
+    let side = match master {
+        Some(_) => HostSide::Port,
+        None => HostSide::Routed,
     };
     let candidates = claims.candidates(side, inside.peer, &inside.addresses);
     let addresses = match side {
@@ -433,6 +466,10 @@ async fn host_side(
             bridge: bridge::name(handle, bridge).await,
         });
     }
+    let foreign_master = match master.filter(|_| bridge.is_none()) {
+        Some(master) => Some(bridge::name(handle, master).await),
+        None => None,
+    };
     let mac = mac_of(&link).ok_or_else(no_peer)?;
     let claimed = claims.link_locals(side, inside.peer, &inside.link_locals);
     let found = links::of(handle, inside, bridge, mac, &claimed, &addresses)
@@ -448,6 +485,7 @@ async fn host_side(
         addresses,
         on_bridge: bridge.is_some(),
         link: found,
+        foreign_master,
     })
 }
 

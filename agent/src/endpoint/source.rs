@@ -1,4 +1,4 @@
-//! Where endpoints come from: the endpoint directory and the command line.
+//! Where endpoints come from: the endpoint directory, the command line, and the CNI plugin.
 //!
 //! An endpoint whose document cannot be resolved, or cannot be read, keeps its last policy as
 //! long as its host-side interface exists: at a start the last run's endpoints are
@@ -11,6 +11,7 @@
 //! (`Gate`).
 
 pub mod cli;
+pub(crate) mod cni;
 pub(crate) mod dir;
 mod document;
 mod follow;
@@ -36,6 +37,7 @@ use serde::{Deserialize, Serialize};
 
 use self::{
     cli::{Added, CliFile},
+    cni::CniFile,
     gated::Gated,
     processes::Processes,
     retries::Retries,
@@ -77,6 +79,7 @@ pub struct EndpointBook {
 struct State {
     dir: Option<PathBuf>,
     file: CliFile,
+    pods: CniFile,
     documents: BTreeMap<String, EndpointDocument>,
     /// Files of the directory that cannot be read to their end.
     torn: BTreeSet<String>,
@@ -127,7 +130,8 @@ impl EndpointBook {
         gate: Option<Box<dyn Gate>>,
         deliver: impl Fn(SourceEvent<EndpointSpec>) + Send + Sync + 'static,
     ) -> Result<Arc<Self>, EndpointError> {
-        let documents = match file.read()? {
+        let pods = CniFile::in_dir(file.dir());
+        let mut documents = match file.read()? {
             Added::Documents(documents) => documents,
             Added::Damaged => {
                 let documents = cli::recovered(&restored);
@@ -135,6 +139,7 @@ impl EndpointBook {
                 documents
             }
         };
+        documents.extend(pods.read(&restored)?);
         let found = restored.into_iter().map(|spec| {
             let found = Found {
                 namespace: None,
@@ -149,6 +154,7 @@ impl EndpointBook {
                 dir,
                 processes: Processes::open(file.dir()),
                 file,
+                pods,
                 stale: documents.keys().cloned().collect(),
                 documents,
                 torn: BTreeSet::new(),
@@ -226,27 +232,39 @@ impl EndpointBook {
         // The operator means the process that has this number now.
         let before = before.filter(|_| document.pid.is_none());
         let spec = document.resolve(&key, before.as_ref())?;
+        self.enter(&key, document, &netns, spec, namespace)
+    }
+
+    /// Takes an endpoint that was found. It is on disk before the core receives it.
+    fn enter(
+        &self,
+        key: &str,
+        document: EndpointDocument,
+        netns: &Netns,
+        spec: EndpointSpec,
+        namespace: Option<NamespaceId>,
+    ) -> Result<EndpointSpec, EndpointError> {
         let mut state = self.state.lock();
-        if let Some(other) = state.other_with(spec.ifindex, &key) {
+        if let Some(other) = state.other_with(spec.ifindex, key) {
             return Err(EndpointError::Taken {
-                netns,
+                netns: netns.clone(),
                 ifname: document.ifname,
                 other,
             });
         }
         let pid = document.pid;
-        let replaced = state.documents.insert(key.clone(), document);
-        if let Err(error) = state.save() {
+        let replaced = state.documents.insert(key.to_owned(), document);
+        if let Err(error) = state.save(key) {
             match replaced {
-                Some(before) => state.documents.insert(key, before),
-                None => state.documents.remove(&key),
+                Some(before) => state.documents.insert(key.to_owned(), before),
+                None => state.documents.remove(key),
             };
             return Err(error);
         }
-        state.processes.found(&key, pid);
-        state.settle_document(&key, spec.ifindex);
+        state.processes.found(key, pid);
+        state.settle_document(key, spec.ifindex);
         state.found.insert(
-            key,
+            key.to_owned(),
             Found {
                 spec: spec.clone(),
                 namespace,
@@ -264,7 +282,7 @@ impl EndpointBook {
         if !cli::is_key(key) || state.documents.remove(key).is_none() {
             return Err(EndpointError::NotAdded(key.to_owned()));
         }
-        state.save()?;
+        state.save(key)?;
         state.unresolved.remove(key);
         state.stale.remove(key);
         state.retries.forget(key);
@@ -288,7 +306,11 @@ impl EndpointBook {
 }
 
 impl State {
-    fn save(&self) -> Result<(), EndpointError> {
+    /// Writes the list that has this key.
+    fn save(&self, key: &str) -> Result<(), EndpointError> {
+        if cni::is_key(key) {
+            return self.save_pods();
+        }
         let added = self.documents.iter().filter(|(key, _)| cli::is_key(key));
         Ok(self.file.write(added)?)
     }
@@ -340,6 +362,7 @@ impl State {
         if let Some(dir) = self.dir.clone() {
             self.reread(&dir);
         }
+        self.forget_ended_pods(deliver);
         let unwanted = self.found.keys().filter(|key| !self.is_wanted(key));
         for key in unwanted.cloned().collect::<Vec<_>>() {
             self.forget(&key, deliver);
@@ -441,9 +464,9 @@ fn interface_name(ifindex: u32) -> Option<CString> {
 
 /// Which namespace a name stands for now. A process that ended names none.
 fn namespace_id(netns: &Netns) -> Option<NamespaceId> {
-    let Netns::Name(_) = netns else {
+    if let Netns::Pid(_) = netns {
         return None;
-    };
+    }
     let file = std::fs::metadata(netns.path()).ok()?;
     Some((file.dev(), file.ino()))
 }

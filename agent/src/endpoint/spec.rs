@@ -13,6 +13,8 @@ pub struct EndpointSpec {
     pub labels: Vec<String>,
     /// The pod that it is, `namespace/name`: its labels and named ports are the pod's.
     pub pod: Option<String>,
+    /// Its uid, if the source has it: a pod of the same name with another one is another pod.
+    pub pod_uid: Option<String>,
     /// Host-side interface.
     pub ifindex: u32,
     /// Name of the host-side interface.

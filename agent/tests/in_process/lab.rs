@@ -98,6 +98,7 @@ pub(crate) fn pod() -> EndpointSpec {
         link: holdfast_agent::datapath::link::Link::default(),
         netns: "pod".to_owned(),
         pod: None,
+        pod_uid: None,
     }
 }
 

@@ -11,20 +11,31 @@ use crate::{process, repository, workspace};
 /// Checks objects against definitions, both in one JSON file.
 const CHECK: &str = include_str!("check_objects.py");
 
+/// What a policy in the guide begins with.
+const GROUP: &str = "apiVersion: cilium.io/";
+
 /// Documents that the definitions refuse.
 pub(super) fn problems(tools: &Tools) -> Result<Vec<String>> {
     let mut definitions = Vec::new();
     for entry in fs::read_dir(chart("holdfast").join("files/crds"))? {
         definitions.extend(render::documents(&read(&entry?.path())?)?);
     }
-    let mut objects = Vec::new();
+    let (mut objects, mut unread) = (Vec::new(), Vec::new());
     for file in workspace::files()? {
         if file.extension().is_none_or(|ext| ext != "md") {
             continue;
         }
         for block in blocks(&read(&repository::root().join(&file))?) {
-            // Templates and excerpts are not documents.
-            for object in render::documents(&block).unwrap_or_default() {
+            let found = match render::documents(&block) {
+                Ok(found) => found,
+                // Excerpts and templates are not documents.
+                Err(_) if !block.contains(GROUP) => continue,
+                Err(error) => {
+                    unread.push(format!("{}: an example: {error:#}", file.display()));
+                    continue;
+                }
+            };
+            for object in found {
                 if object["apiVersion"]
                     .as_str()
                     .is_some_and(|v| v.starts_with("cilium.io/"))
@@ -42,7 +53,8 @@ pub(super) fn problems(tools: &Tools) -> Result<Vec<String>> {
     fs::write(&file, input.to_string())?;
     let args = ["-c", CHECK, &tools::text(&file)?];
     let output = process::output(process::command(&tools::text(&tools.python)?, &args))?;
-    Ok(output.lines().map(ToOwned::to_owned).collect())
+    unread.extend(output.lines().map(ToOwned::to_owned));
+    Ok(unread)
 }
 
 /// Blocks of YAML in Markdown.

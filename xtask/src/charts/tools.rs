@@ -173,7 +173,7 @@ fn promtool(home: &Path, promtool: &Path) -> Result<()> {
         process::output(download())?;
     }
     let package = fs::read_dir(&part)?
-        .find_map(|entry| Some(entry.ok()?.file_name().into_string().ok()?))
+        .find_map(|entry| entry.ok()?.file_name().into_string().ok())
         .context("apt-get download left no file")?;
     process::output(within(&part, "dpkg-deb", &["-x", &package, "."]))?;
     let place = home.join("prometheus");

@@ -194,6 +194,7 @@ pub(super) fn spec(key: &str, host: u8, label: &str) -> EndpointSpec {
         link: crate::datapath::link::Link::default(),
         netns: "ns".into(),
         pod: None,
+        pod_uid: None,
     }
 }
 

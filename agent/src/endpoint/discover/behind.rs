@@ -69,6 +69,27 @@ fn is_pair(link: &LinkMessage) -> bool {
     infos.flatten().any(pair)
 }
 
+/// Whether an interface is one end of a pair whose other end is in another namespace.
+pub(super) fn leads_elsewhere(link: &LinkMessage) -> bool {
+    is_pair(link) && namespace_behind(link).is_some()
+}
+
+/// Kind of an interface, as the kernel calls it.
+pub(super) fn kind(link: &LinkMessage) -> String {
+    let infos = link
+        .attributes
+        .iter()
+        .filter_map(|attribute| match attribute {
+            LinkAttribute::LinkInfo(infos) => Some(infos),
+            _ => None,
+        });
+    let mut kinds = infos.flatten().filter_map(|info| match info {
+        LinkInfo::Kind(kind) => Some(kind.to_string()),
+        _ => None,
+    });
+    kinds.next().unwrap_or_else(|| "a device".to_owned())
+}
+
 /// Number of the namespace of an interface's peer; none if that is this namespace.
 fn namespace_behind(link: &LinkMessage) -> Option<i32> {
     let mut attributes = link.attributes.iter();

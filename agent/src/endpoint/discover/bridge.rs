@@ -34,6 +34,16 @@ pub(super) fn of(link: &LinkMessage) -> Option<u32> {
     bridge.filter(|_| is_port)
 }
 
+/// Index of the interface that a link is a port of: a bridge, or for example a switch of OVS.
+pub(super) fn master(link: &LinkMessage) -> Option<u32> {
+    link.attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            LinkAttribute::Controller(index) => Some(*index),
+            _ => None,
+        })
+}
+
 /// Name of an interface, for people.
 pub(super) async fn name(handle: &Handle, index: u32) -> String {
     let link = link(handle, index).await;

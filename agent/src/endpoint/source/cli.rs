@@ -66,27 +66,37 @@ pub(super) fn recovered(restored: &[EndpointSpec]) -> BTreeMap<String, EndpointD
         let (netns, ifname) = spec.key.strip_prefix(PREFIX)?.rsplit_once('/')?;
         let pid = netns.strip_prefix("pid-").and_then(|pid| pid.parse().ok());
         let pid = pid.filter(|_| !Netns::Name(netns.to_owned()).path().exists());
-        let labels = spec
-            .labels
-            .iter()
-            .filter_map(|text| Label::parse(text).ok());
-        let labels = crate::labels::LabelSet::new(labels.collect());
-        let own = labels.iter();
-        let own = own.filter(|label| !is_label(label) && !PolicyMode::is_label(label));
-        let document = EndpointDocument {
-            netns: pid.is_none().then(|| netns.to_owned()),
-            pid,
-            ifname: ifname.to_owned(),
-            labels: own.map(ToString::to_string).collect(),
-            // Its labels of the last run stay, until it is added again.
-            pod: None,
-            named_ports: NamedPorts::of(&labels).texts(),
-            addresses: Vec::new(),
-            enable_policy: PolicyMode::of(&labels),
-        };
+        let netns = pid.is_none().then(|| netns.to_owned());
+        let document = document_of(spec, netns, pid, ifname);
         Some((spec.key.clone(), document))
     });
     documents.collect()
+}
+
+/// A document that gives an endpoint the labels that it has.
+pub(super) fn document_of(
+    spec: &EndpointSpec,
+    netns: Option<String>,
+    pid: Option<u32>,
+    ifname: &str,
+) -> EndpointDocument {
+    let labels = spec.labels.iter();
+    let labels = labels.filter_map(|text| Label::parse(text).ok());
+    let labels = crate::labels::LabelSet::new(labels.collect());
+    let own = labels.iter();
+    let own = own.filter(|label| !is_label(label) && !PolicyMode::is_label(label));
+    EndpointDocument {
+        netns,
+        pid,
+        ifname: ifname.to_owned(),
+        labels: own.map(ToString::to_string).collect(),
+        // Its labels of the last run stay, until it is added again.
+        pod: None,
+        named_ports: NamedPorts::of(&labels).texts(),
+        addresses: Vec::new(),
+        enable_policy: PolicyMode::of(&labels),
+        uid: None,
+    }
 }
 
 /// The file.
@@ -249,6 +259,7 @@ mod tests {
             link: crate::datapath::link::Link::default(),
             netns: "pod1".to_owned(),
             pod: None,
+            pod_uid: None,
         };
         let specs = ["cli/pod1/eth0", "cli/pid-77/eth1", "dir/a.yaml"].map(spec);
         let documents = recovered(&specs);

@@ -1,13 +1,13 @@
 //! An endpoint as people write it, and what can be wrong with it.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::cli::CliFileError;
+use super::{cli::CliFileError, cni::CniFileError};
 use crate::{
     endpoint::{
-        discover::{Claims, DiscoverError, Known, Netns, discover},
+        discover::{Claims, DiscoverError, Discovered, Known, Netns, discover},
         spec::EndpointSpec,
     },
     labels::{Label, LabelError},
@@ -19,7 +19,8 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointDocument {
-    /// Network namespace by name. Exactly one of `netns` and `pid`.
+    /// Network namespace by name in /run/netns, or by absolute path. Exactly one of `netns` and
+    /// `pid`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
     /// Network namespace by a process in it.
@@ -48,6 +49,9 @@ pub struct EndpointDocument {
         skip_serializing_if = "Option::is_none"
     )]
     pub enable_policy: Option<PolicyMode>,
+    /// Uid of `pod`; no document has it.
+    #[serde(skip)]
+    pub uid: Option<String>,
 }
 
 fn is_pod(text: &str) -> bool {
@@ -63,6 +67,9 @@ fn eth0() -> String {
 /// Why an endpoint document cannot be applied.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
+    /// A path of a process's namespace.
+    #[error("netns: {0} is the namespace of a process: write the number of the process as pid")]
+    ProcessPath(String),
     /// Neither or both of `netns` and `pid`.
     #[error("give exactly one of netns and pid for the network namespace")]
     Netns,
@@ -108,6 +115,9 @@ pub enum EndpointError {
     /// The list of added endpoints could not be written.
     #[error(transparent)]
     File(#[from] CliFileError),
+    /// The list of pods could not be written.
+    #[error(transparent)]
+    PodsFile(#[from] CniFileError),
     /// No endpoint of that key was added.
     #[error(
         "no endpoint {0} was added with `endpoint add`; `endpoint list` shows the keys, and one that \
@@ -121,7 +131,7 @@ pub enum EndpointError {
 
 impl EndpointError {
     /// Whether it may pass within a moment by itself.
-    pub(super) fn is_passing(&self) -> bool {
+    pub(crate) fn is_passing(&self) -> bool {
         matches!(
             self,
             Self::Discover(DiscoverError::Netlink { .. } | DiscoverError::Enter { .. })
@@ -133,6 +143,10 @@ impl EndpointDocument {
     /// The namespace it names.
     pub fn namespace(&self) -> Result<Netns, EndpointError> {
         match (&self.netns, self.pid) {
+            (Some(path), None) if path.starts_with("/proc/") => {
+                Err(EndpointError::ProcessPath(path.clone()))
+            }
+            (Some(path), None) if path.starts_with('/') => Ok(Netns::Path(PathBuf::from(path))),
             (Some(name), None) => Ok(Netns::Name(name.clone())),
             (None, Some(pid)) => Ok(Netns::Pid(pid)),
             _ => Err(EndpointError::Netns),
@@ -185,6 +199,16 @@ impl EndpointDocument {
             // The number belongs to another process now: the namespace that was meant lives on.
             return self.relabelled(before.clone());
         }
+        self.spec(key, &netns, found)
+    }
+
+    /// The endpoint at an interface that was found.
+    pub(super) fn spec(
+        &self,
+        key: &str,
+        netns: &Netns,
+        found: Discovered,
+    ) -> Result<EndpointSpec, EndpointError> {
         Ok(EndpointSpec {
             key: key.to_owned(),
             labels: self.all_labels()?,
@@ -197,6 +221,7 @@ impl EndpointDocument {
             link: found.link,
             netns: netns.to_string(),
             pod: self.pod.clone(),
+            pod_uid: self.uid.clone(),
         })
     }
 
@@ -208,6 +233,7 @@ impl EndpointDocument {
         Ok(EndpointSpec {
             labels: self.all_labels()?,
             pod: self.pod.clone(),
+            pod_uid: self.uid.clone(),
             ..before
         })
     }

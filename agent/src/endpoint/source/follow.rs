@@ -18,6 +18,7 @@ use crate::{
 impl State {
     /// Follows what is not settled and due.
     pub(super) fn follow_due(&mut self, deliver: &Deliver) {
+        self.forget_ended_pods(deliver);
         let settled = |(key, found): &(&String, &Found)| found.is_settled(self.documents.get(*key));
         let moved = self.found.iter().filter(|entry| !settled(entry));
         let moved = moved.map(|(key, _)| key);

@@ -29,6 +29,7 @@ fn restored(key: &str, ifindex: u32, netns: &str) -> EndpointSpec {
         link: Link::default(),
         netns: netns.to_owned(),
         pod: None,
+        pod_uid: None,
     }
 }
 

@@ -19,6 +19,7 @@ fn watch_of(server: &Server, kind: &str) -> Started {
         health: health.clone(),
         send,
         has_service_blocks: false,
+        hash: RandomState::new(),
     };
     let stop = CancellationToken::new();
     tokio::spawn(watch.run(stop.clone()));

@@ -383,6 +383,7 @@ fn specs(count: usize) -> Result<Vec<EndpointSpec>> {
                 link: holdfast_agent::datapath::link::Link::default(),
                 netns: format!("pod{n}"),
                 pod: None,
+                pod_uid: None,
             })
         })
         .collect()

@@ -1,0 +1,5 @@
+//! The agent's side of the CNI plugin `holdfast-cni`: its requests, and its place in the node's CNI
+//! configuration.
+
+mod request;
+pub(crate) mod server;

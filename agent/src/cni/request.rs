@@ -1,0 +1,100 @@
+//! Requests of `holdfast-cni`, as JSON.
+
+use std::{net::IpAddr, path::PathBuf};
+
+use serde::Deserialize;
+
+/// A request.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "command", rename_all_fields = "camelCase")]
+pub(super) enum CniRequest {
+    /// A pod gets an interface.
+    #[serde(rename = "ADD")]
+    Add {
+        /// The runtime's name of the pod's sandbox.
+        container_id: String,
+        /// Path of its network namespace.
+        netns: PathBuf,
+        /// The interface in it.
+        ifname: String,
+        /// Namespace of the pod.
+        namespace: String,
+        /// Name of the pod.
+        pod: String,
+        /// Uid of the pod.
+        uid: Option<String>,
+        /// Addresses that the interface was given.
+        addresses: Vec<IpAddr>,
+        /// How long the plugin waits for the answer, milliseconds.
+        wait_ms: u64,
+    },
+    /// A pod's interface is about to go.
+    #[serde(rename = "DEL")]
+    Delete {
+        /// The runtime's name of the pod's sandbox.
+        container_id: String,
+        /// The interface in it.
+        ifname: String,
+    },
+    /// Is a pod's interface under policy?
+    #[serde(rename = "CHECK")]
+    Check {
+        /// The runtime's name of the pod's sandbox.
+        container_id: String,
+        /// The interface in it.
+        ifname: String,
+    },
+    /// Interfaces that are not in the list are gone.
+    #[serde(rename = "GC")]
+    Collect {
+        /// All that the runtime has.
+        valid: Vec<Valid>,
+    },
+}
+
+/// An interface that the runtime has.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Valid {
+    /// The runtime's name of the pod's sandbox.
+    pub(super) container_id: String,
+    /// The interface in it.
+    pub(super) ifname: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the plugin writes them; its own tests have the same texts.
+    #[test]
+    fn the_plugins_requests_are_read() {
+        let add = r#"{"command":"ADD","containerId":"2d1a","netns":"/var/run/netns/cni-5503",
+            "ifname":"eth0","namespace":"shop","pod":"web-1","uid":null,
+            "addresses":["10.244.1.2"],"waitMs":20000}"#;
+        assert!(matches!(
+            serde_json::from_str(add).unwrap(),
+            CniRequest::Add {
+                uid: None,
+                wait_ms: 20_000,
+                ..
+            }
+        ));
+        for (text, is_it) in [
+            (
+                r#"{"command":"DEL","containerId":"a","ifname":"eth0"}"#,
+                (|request| matches!(request, CniRequest::Delete { .. })) as fn(&CniRequest) -> bool,
+            ),
+            (
+                r#"{"command":"CHECK","containerId":"a","ifname":"eth0"}"#,
+                |request| matches!(request, CniRequest::Check { .. }),
+            ),
+            (
+                r#"{"command":"GC","valid":[{"containerId":"a","ifname":"eth0"}]}"#,
+                |request| matches!(request, CniRequest::Collect { valid } if valid.len() == 1),
+            ),
+        ] {
+            assert!(is_it(&serde_json::from_str(text).unwrap()), "{text}");
+        }
+    }
+}

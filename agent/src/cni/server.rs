@@ -1,0 +1,319 @@
+//! Requests to the socket of the CNI plugin.
+//!
+//! An ADD is answered once the pod is under policy: its labels are known, and its identity is on
+//! disk, and its policy, its addresses and its programs are in force. Until then the container
+//! runtime does not start it.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::{
+    Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header::CONTENT_TYPE,
+};
+use serde_json::json;
+use shared_maps::EndpointId;
+use tokio::{net::UnixListener, sync::Semaphore, task::spawn_blocking};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::request::{CniRequest, Valid};
+use crate::{
+    core::standing::Standing,
+    endpoint::source::{
+        EndpointBook, EndpointError,
+        cni::{AttachError, Attachment, AttachmentId},
+    },
+    local_http,
+    runner::{CoreAway, CoreHandle},
+};
+
+/// Bytes of a request at most: a list of all attachments of a node.
+const BODY: usize = 1 << 20;
+/// The longest that an ADD waits.
+const LONGEST: Duration = Duration::from_secs(20);
+/// Interfaces that are looked up at the same time.
+const LOOKUPS: usize = 4;
+/// Pauses between two looks at an endpoint: the first, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves the plugin.
+#[derive(Clone)]
+pub(crate) struct CniServer {
+    core: CoreHandle,
+    endpoints: Arc<EndpointBook>,
+    lookups: Arc<Semaphore>,
+}
+
+/// Why a request fails, with its status.
+#[derive(Debug)]
+struct Refusal {
+    status: StatusCode,
+    reason: String,
+}
+
+impl Refusal {
+    /// It may succeed later.
+    fn later(reason: impl Into<String>) -> Self {
+        Self {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            reason: reason.into(),
+        }
+    }
+
+    fn bad(reason: impl Into<String>) -> Self {
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            reason: reason.into(),
+        }
+    }
+}
+
+impl From<CoreAway> for Refusal {
+    fn from(away: CoreAway) -> Self {
+        Self::later(away.to_string())
+    }
+}
+
+impl From<AttachError> for Refusal {
+    fn from(error: AttachError) -> Self {
+        match &error {
+            AttachError::Starting => Self::later(error.to_string()),
+            AttachError::Endpoint(EndpointError::PodsFile(_)) => Self::later(format!(
+                "the list of pods cannot be written: {error}; free space there"
+            )),
+            AttachError::Endpoint(inner) if inner.is_passing() => Self::later(error.to_string()),
+            _ => Self {
+                status: StatusCode::UNPROCESSABLE_ENTITY,
+                reason: error.to_string(),
+            },
+        }
+    }
+}
+
+impl CniServer {
+    /// Of an agent's core and endpoints.
+    pub(crate) fn new(core: CoreHandle, endpoints: Arc<EndpointBook>) -> Self {
+        Self {
+            core,
+            endpoints,
+            lookups: Arc::new(Semaphore::new(LOOKUPS)),
+        }
+    }
+
+    /// Serves until stopped.
+    pub(crate) async fn serve(
+        self,
+        listener: UnixListener,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) {
+        let service = move |request| {
+            let server = self.clone();
+            async move { server.answer(request).await }
+        };
+        local_http::serve(listener, service, tasks, stop).await;
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let (status, body) = match self.route(request).await {
+            Ok(endpoint) => {
+                let endpoint = endpoint.map(|id| id.0);
+                (StatusCode::OK, json!({"endpoint": endpoint}))
+            }
+            Err(refusal) => (refusal.status, json!({"error": refusal.reason})),
+        };
+        let mut response = Response::new(Full::new(Bytes::from(body.to_string())));
+        *response.status_mut() = status;
+        let json = hyper::header::HeaderValue::from_static("application/json");
+        response.headers_mut().insert(CONTENT_TYPE, json);
+        response
+    }
+
+    async fn route(&self, request: Request<Incoming>) -> Result<Option<EndpointId>, Refusal> {
+        if request.uri().path() != "/v1/cni" {
+            let reason = "this socket answers to /v1/cni only: is the plugin of the same release?";
+            return Err(Refusal::bad(reason));
+        }
+        let body = Limited::new(request.into_body(), BODY).collect().await;
+        let body =
+            body.map_err(|error| Refusal::bad(format!("the request is cut off: {error}")))?;
+        let request = serde_json::from_slice(&body.to_bytes()).map_err(|error| {
+            let reason = format!("the request cannot be read: {error}");
+            Refusal::bad(format!("{reason}; is the plugin of the same release?"))
+        })?;
+        match request {
+            CniRequest::Add {
+                container_id,
+                netns,
+                ifname,
+                namespace,
+                pod,
+                uid,
+                addresses,
+                wait_ms,
+            } => {
+                let attachment = Attachment {
+                    id: id(&container_id, &ifname)?,
+                    netns,
+                    pod: format!("{namespace}/{pod}"),
+                    uid,
+                    addresses,
+                };
+                let wait = Duration::from_millis(wait_ms).min(LONGEST);
+                self.add(attachment, wait).await.map(Some)
+            }
+            CniRequest::Delete {
+                container_id,
+                ifname,
+            } => {
+                let id = id(&container_id, &ifname)?;
+                self.remove(id).await.map(|()| None)
+            }
+            CniRequest::Check {
+                container_id,
+                ifname,
+            } => self.check(&id(&container_id, &ifname)?).await.map(Some),
+            CniRequest::Collect { valid } => self.collect(valid).await.map(|()| None),
+        }
+    }
+
+    async fn add(&self, attachment: Attachment, wait: Duration) -> Result<EndpointId, Refusal> {
+        let begin = Instant::now();
+        let deadline = begin + wait;
+        let key = attachment.id.key();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let attached = self.attach(attachment.clone()).await?;
+            match attached {
+                Err(AttachError::Starting) if Instant::now() < deadline => {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+                Err(error) => {
+                    tracing::warn!(pod = attachment.pod, %error, "the pod's interface is refused");
+                    return Err(error.into());
+                }
+                Ok(()) => break,
+            }
+        }
+        match self.in_force(&key, deadline).await {
+            Ok(endpoint) => {
+                let took = begin.elapsed();
+                tracing::info!(
+                    endpoint = endpoint.0,
+                    pod = attachment.pod,
+                    ?took,
+                    "the pod is under policy and may start"
+                );
+                Ok(endpoint)
+            }
+            Err(refusal) => {
+                tracing::warn!(
+                    pod = attachment.pod,
+                    reason = refusal.reason,
+                    "the pod is not under policy and does not start"
+                );
+                // The runtime removes it as well, if it can.
+                let _removed = self.remove(attachment.id).await;
+                Err(refusal)
+            }
+        }
+    }
+
+    async fn attach(&self, attachment: Attachment) -> Result<Result<(), AttachError>, Refusal> {
+        let _turn = self.lookups.acquire().await;
+        let endpoints = Arc::clone(&self.endpoints);
+        let attached = spawn_blocking(move || endpoints.attach(attachment).map(|_| ()));
+        attached
+            .await
+            .map_err(|error| Refusal::later(error.to_string()))
+    }
+
+    /// Waits until an endpoint is in force.
+    async fn in_force(&self, key: &str, deadline: Instant) -> Result<EndpointId, Refusal> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let reason = match self.standing(key).await? {
+                Standing::InForce(endpoint) => return Ok(endpoint),
+                Standing::Waiting(reason) => reason,
+                Standing::Incomplete(Some(reason)) => reason,
+                Standing::Incomplete(None) => {
+                    "the agent has not received all policies and endpoints yet, see `status`"
+                        .to_owned()
+                }
+                Standing::Absent => "its interface was removed meanwhile".to_owned(),
+            };
+            if Instant::now() + pause > deadline {
+                return Err(Refusal::later(format!(
+                    "the pod is not under policy: {reason}"
+                )));
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn standing(&self, key: &str) -> Result<Standing, CoreAway> {
+        let key = key.to_owned();
+        self.core.inspect(move |core| core.standing(&key)).await
+    }
+
+    async fn check(&self, id: &AttachmentId) -> Result<EndpointId, Refusal> {
+        let key = id.key();
+        match self.standing(&key).await? {
+            Standing::InForce(endpoint) => Ok(endpoint),
+            Standing::Absent => Err(Refusal {
+                status: StatusCode::NOT_FOUND,
+                reason: format!("there is no endpoint {key}: restart the pod"),
+            }),
+            Standing::Waiting(reason) | Standing::Incomplete(Some(reason)) => {
+                Err(Refusal::later(reason))
+            }
+            Standing::Incomplete(None) => Err(Refusal::later("it is not in force yet")),
+        }
+    }
+
+    async fn remove(&self, id: AttachmentId) -> Result<(), Refusal> {
+        let endpoints = Arc::clone(&self.endpoints);
+        self.change(move || endpoints.detach(&id).map(usize::from))
+            .await
+    }
+
+    async fn collect(&self, valid: Vec<Valid>) -> Result<(), Refusal> {
+        let valid = valid.iter();
+        let valid: Result<BTreeSet<_>, _> = valid
+            .map(|valid| self::id(&valid.container_id, &valid.ifname))
+            .collect();
+        let valid = valid?;
+        let endpoints = Arc::clone(&self.endpoints);
+        self.change(move || endpoints.detach_others(&valid)).await
+    }
+
+    /// Removes endpoints, and waits until the core has carried it out.
+    async fn change(
+        &self,
+        change: impl FnOnce() -> Result<usize, EndpointError> + Send + 'static,
+    ) -> Result<(), Refusal> {
+        let changed = spawn_blocking(change).await;
+        let changed = changed.map_err(|error| Refusal::later(error.to_string()))?;
+        let count = changed.map_err(|error| Refusal::later(error.to_string()))?;
+        if count > 0 {
+            self.core.inspect(|_| ()).await?;
+        }
+        Ok(())
+    }
+}
+
+fn id(container: &str, ifname: &str) -> Result<AttachmentId, Refusal> {
+    AttachmentId::new(container, ifname).ok_or_else(|| {
+        Refusal::bad(format!(
+            "container {container:?} with interface {ifname:?} is no name of an attachment"
+        ))
+    })
+}

@@ -1,0 +1,378 @@
+//! Endpoints that the CNI plugin added: pods, from before their first packet until the container
+//! runtime removes them. The agent's list of them survives its restarts, so a pod keeps its policy
+//! although no source of labels answers.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Deliver, EndpointBook, EndpointDocument, EndpointError, State, cli, namespace_id};
+use crate::{
+    datapath::files::write_atomic,
+    endpoint::{
+        discover::{Claims, Discovered, discover},
+        spec::EndpointSpec,
+    },
+};
+
+const VERSION: u32 = 1;
+const PREFIX: &str = "cni/";
+
+/// A pod's interface, as the runtime and the plugins before ours describe it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Attachment {
+    /// The runtime's name of the pod's sandbox, and the interface in it.
+    pub id: AttachmentId,
+    /// Path of the network namespace.
+    pub netns: PathBuf,
+    /// `namespace/name`.
+    pub pod: String,
+    /// The pod's uid.
+    pub uid: Option<String>,
+    /// Addresses that the interface was given.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Names an attachment.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct AttachmentId {
+    container: String,
+    ifname: String,
+}
+
+impl AttachmentId {
+    /// None if one of the two is no name.
+    pub(crate) fn new(container: &str, ifname: &str) -> Option<Self> {
+        let is_name = |text: &str, most: usize| {
+            (1..=most).contains(&text.len())
+                && text
+                    .bytes()
+                    .all(|byte| byte.is_ascii_graphic() && byte != b'/')
+        };
+        (is_name(container, 256) && is_name(ifname, 15)).then(|| Self {
+            container: container.to_owned(),
+            ifname: ifname.to_owned(),
+        })
+    }
+
+    /// Key of its endpoint.
+    pub(crate) fn key(&self) -> String {
+        format!("{PREFIX}{}/{}", self.container, self.ifname)
+    }
+}
+
+pub(super) fn is_key(key: &str) -> bool {
+    key.starts_with(PREFIX)
+}
+
+/// Why a pod's interface cannot be put under policy.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AttachError {
+    /// The agent does not know its endpoints yet.
+    #[error("the agent is starting")]
+    Starting,
+    /// The host side is a port of a switch that the stack does not see behind.
+    #[error(
+        "the node's end of interface {ifname} is a port of {master}, which is no bridge of the kernel \
+         (Open vSwitch, for example): packets would pass the policy. holdfast-cni works behind plugins \
+         that make routed veth pairs, or veth pairs on a bridge"
+    )]
+    ForeignMaster {
+        /// The pod's interface.
+        ifname: String,
+        /// The switch.
+        master: String,
+    },
+    /// The pod has another way out.
+    #[error(
+        "the pod has further interfaces to other namespaces ({others}), and only {ifname} can be under \
+         policy: remove the plugin that makes them from the chain"
+    )]
+    FurtherInterfaces {
+        /// The pod's interface.
+        ifname: String,
+        /// The others.
+        others: String,
+    },
+    /// The result of the plugins before is not what the pod has.
+    #[error(
+        "the plugins before report address {reported} for {ifname}, which has {present}; holdfast-cni \
+         must be the last entry of the list, behind a plugin that reports the address it sets"
+    )]
+    Address {
+        /// The pod's interface.
+        ifname: String,
+        /// Reported in prevResult.
+        reported: IpAddr,
+        /// What the interface has.
+        present: String,
+    },
+    /// As for every endpoint.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+}
+
+/// The file could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CniFileError {
+    /// Reading or writing failed.
+    #[error("{path}: {source}", path = .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is of a later release.
+    #[error("{path} has version {found}; this program reads up to {VERSION}; run the newer release, or move the file away", path = .path.display())]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+}
+
+/// The file with the list.
+#[derive(Clone, Debug)]
+pub(super) struct CniFile {
+    path: PathBuf,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Content {
+    version: u32,
+    endpoints: BTreeMap<String, Record>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    endpoint: EndpointDocument,
+    uid: Option<String>,
+}
+
+impl CniFile {
+    /// In the state directory.
+    pub(super) fn in_dir(state: &Path) -> Self {
+        Self {
+            path: state.join("cni_endpoints.json"),
+        }
+    }
+
+    /// Documents by key. A damaged file is set aside: `restored`, the endpoints of the last run on
+    /// this boot, then keep the labels that they have.
+    pub(super) fn read(
+        &self,
+        restored: &[EndpointSpec],
+    ) -> Result<BTreeMap<String, EndpointDocument>, CniFileError> {
+        let failed = |source| CniFileError::Io {
+            path: self.path.clone(),
+            source,
+        };
+        let bytes = match fs::read(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            other => other.map_err(failed)?,
+        };
+        match serde_json::from_slice::<Content>(&bytes) {
+            Ok(content) if content.version > VERSION => Err(CniFileError::Newer {
+                path: self.path.clone(),
+                found: content.version,
+            }),
+            Ok(content) => Ok(content.endpoints.into_iter().map(document).collect()),
+            Err(error) => {
+                let aside = self.path.with_extension("json.corrupt");
+                tracing::error!(
+                    path = %self.path.display(), aside = %aside.display(), %error,
+                    "the list of pods is damaged and was moved aside; pods of the last run keep the labels that they have"
+                );
+                fs::rename(&self.path, aside).map_err(failed)?;
+                let documents = recovered(restored);
+                self.write(documents.iter())?;
+                Ok(documents)
+            }
+        }
+    }
+
+    pub(super) fn write<'a>(
+        &self,
+        documents: impl Iterator<Item = (&'a String, &'a EndpointDocument)>,
+    ) -> Result<(), CniFileError> {
+        let endpoints = documents.map(|(key, document)| {
+            let record = Record {
+                endpoint: document.clone(),
+                uid: document.uid.clone(),
+            };
+            (key.clone(), record)
+        });
+        let content = Content {
+            version: VERSION,
+            endpoints: endpoints.collect(),
+        };
+        serde_json::to_vec(&content)
+            .map_err(io::Error::from)
+            .and_then(|text| write_atomic(&self.path, &text))
+            .map_err(|source| CniFileError::Io {
+                path: self.path.clone(),
+                source,
+            })
+    }
+}
+
+fn document((key, record): (String, Record)) -> (String, EndpointDocument) {
+    let uid = record.uid;
+    (
+        key,
+        EndpointDocument {
+            uid,
+            ..record.endpoint
+        },
+    )
+}
+
+fn recovered(restored: &[EndpointSpec]) -> BTreeMap<String, EndpointDocument> {
+    let documents = restored.iter().filter_map(|spec| {
+        let (_, ifname) = spec.key.strip_prefix(PREFIX)?.rsplit_once('/')?;
+        let netns = Some(spec.netns.clone());
+        let document = EndpointDocument {
+            addresses: spec.addresses.clone(),
+            ..cli::document_of(spec, netns, None, ifname)
+        };
+        Some((spec.key.clone(), document))
+    });
+    documents.collect()
+}
+
+impl EndpointBook {
+    /// Puts a pod's interface under policy. It is on disk before the core receives it.
+    pub(crate) fn attach(&self, attachment: Attachment) -> Result<EndpointSpec, AttachError> {
+        if self.state.lock().starting {
+            return Err(AttachError::Starting);
+        }
+        let Attachment {
+            id,
+            netns,
+            pod,
+            uid,
+            addresses,
+        } = attachment;
+        let document = EndpointDocument {
+            netns: Some(netns.to_string_lossy().into_owned()),
+            ifname: id.ifname.clone(),
+            pod: Some(pod),
+            addresses: addresses.clone(),
+            uid,
+            ..EndpointDocument::default()
+        };
+        let netns = document.check()?;
+        let namespace = namespace_id(&netns);
+        let claims = Claims {
+            named: addresses.clone(),
+            known: None,
+        };
+        let found = discover(&netns, &id.ifname, &claims).map_err(EndpointError::from)?;
+        check(&found, &id.ifname, &addresses)?;
+        let key = id.key();
+        let spec = document.spec(&key, &netns, found)?;
+        Ok(self.enter(&key, document, &netns, spec, namespace)?)
+    }
+
+    /// Removes a pod's interface. False if it is not there.
+    pub(crate) fn detach(&self, id: &AttachmentId) -> Result<bool, EndpointError> {
+        self.state.lock().remove_pods(&[id.key()], &*self.deliver)
+    }
+
+    /// Removes the interfaces that the runtime does not have. Gives their number.
+    pub(crate) fn detach_others(
+        &self,
+        valid: &BTreeSet<AttachmentId>,
+    ) -> Result<usize, EndpointError> {
+        let valid: BTreeSet<String> = valid.iter().map(AttachmentId::key).collect();
+        let mut state = self.state.lock();
+        let gone = state.documents.keys();
+        let gone = gone.filter(|key| is_key(key) && !valid.contains(*key));
+        let gone: Vec<String> = gone.cloned().collect();
+        state.remove_pods(&gone, &*self.deliver)?;
+        Ok(gone.len())
+    }
+}
+
+impl State {
+    /// Removes pods whose namespace and interface are gone: the runtime removed them while no agent
+    /// answered.
+    pub(super) fn forget_ended_pods(&mut self, deliver: &Deliver) {
+        let is_gone = |key: &String, document: &EndpointDocument| {
+            let netns = document.netns.as_deref();
+            is_key(key)
+                && netns.is_some_and(|netns| !Path::new(netns).exists())
+                && self.still_there(key).is_none()
+        };
+        let gone = self.documents.iter();
+        let gone = gone.filter(|(key, document)| is_gone(key, document));
+        let gone: Vec<String> = gone.map(|(key, _)| key.clone()).collect();
+        if gone.is_empty() {
+            return;
+        }
+        if let Err(error) = self.remove_pods(&gone, deliver) {
+            tracing::warn!(%error, "pods that have ended stay in the list");
+        }
+    }
+
+    fn remove_pods(&mut self, keys: &[String], deliver: &Deliver) -> Result<bool, EndpointError> {
+        let removed = keys
+            .iter()
+            .filter_map(|key| self.documents.remove_entry(key));
+        let removed: Vec<_> = removed.collect();
+        if removed.is_empty() {
+            return Ok(false);
+        }
+        if let Err(error) = self.save_pods() {
+            self.documents.extend(removed);
+            return Err(error);
+        }
+        for (key, _) in &removed {
+            self.unresolved.remove(key);
+            self.stale.remove(key);
+            self.retries.forget(key);
+            self.forget(key, deliver);
+        }
+        self.forget_unwanted();
+        Ok(true)
+    }
+
+    pub(super) fn save_pods(&self) -> Result<(), EndpointError> {
+        let pods = self.documents.iter().filter(|(key, _)| is_key(key));
+        Ok(self.pods.write(pods)?)
+    }
+}
+
+fn check(found: &Discovered, ifname: &str, addresses: &[IpAddr]) -> Result<(), AttachError> {
+    if let Some(master) = &found.foreign_master {
+        return Err(AttachError::ForeignMaster {
+            ifname: ifname.to_owned(),
+            master: master.clone(),
+        });
+    }
+    if !found.others.is_empty() {
+        return Err(AttachError::FurtherInterfaces {
+            ifname: ifname.to_owned(),
+            others: found.others.join(", "),
+        });
+    }
+    let mut reported = addresses.iter();
+    match reported.find(|address| !found.present.contains(address)) {
+        None => Ok(()),
+        Some(reported) => {
+            let present: Vec<String> = found.present.iter().map(ToString::to_string).collect();
+            Err(AttachError::Address {
+                ifname: ifname.to_owned(),
+                reported: *reported,
+                present: present.join(", "),
+            })
+        }
+    }
+}

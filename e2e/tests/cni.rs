@@ -1,0 +1,139 @@
+//! Pods that a container runtime starts through the CNI plugin are under policy from their first
+//! packet on, and do not start while no agent answers.
+use std::collections::BTreeSet;
+use std::net::{IpAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_e2e::cni::{Runtime, Sandbox};
+use holdfast_e2e::lab::{UDP_PORT, at, web4};
+use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually, policy, with_lab};
+use parking_lot::Mutex;
+use serde_json::json;
+
+const SOON: Duration = Duration::from_secs(20);
+/// A port of the world that no policy allows.
+const FORBIDDEN: u16 = 7999;
+
+/// Web may reach one server by UDP and TCP, and nothing else.
+fn allow() -> String {
+    let rules = format!("- toCIDR: [\"{}/32\"]\n", web4(10));
+    policy::egress("web", "web", &rules)
+}
+
+fn document(name: &str, uid: &str, labels: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: default, uid: {uid}, labels: {{{labels}}}}}\n---\n"
+    )
+}
+
+/// Pod documents, with the uids that the sandboxes have.
+fn describe(lab: &Lab, names: &[String]) -> Result<()> {
+    let documents: String = names
+        .iter()
+        .map(|name| document(name, &format!("uid-{name}"), "app: web"))
+        .collect();
+    lab.write_policy("pods.yaml", &documents)
+}
+
+fn start_agent(lab: &Lab) -> Result<Program> {
+    let socket = format!("--cni-socket={}", lab.cni_socket().display());
+    lab.start_agent(&AgentOptions::default().flag(&socket))
+}
+
+fn endpoints(lab: &Lab) -> Result<BTreeSet<String>> {
+    let list = lab.agent_json(&["endpoint", "list"])?;
+    let list = list.as_array().context("no list")?;
+    let keys = list.iter().filter_map(|endpoint| endpoint["key"].as_str());
+    Ok(keys.map(str::to_owned).collect())
+}
+
+/// Addresses from which a forbidden packet reached the world.
+struct Leaks {
+    seen: Arc<Mutex<BTreeSet<IpAddr>>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Leaks {
+    fn watch(lab: &Lab) -> Result<Self> {
+        let socket = lab
+            .world
+            .enter(|| UdpSocket::bind(("0.0.0.0", FORBIDDEN)))??;
+        socket.set_read_timeout(Some(Duration::from_millis(20)))?;
+        let seen = Arc::new(Mutex::new(BTreeSet::new()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (of_thread, stopped) = (Arc::clone(&seen), Arc::clone(&stop));
+        std::thread::spawn(move || {
+            let mut buffer = [0; 64];
+            while !stopped.load(Ordering::Relaxed) {
+                if let Ok((_, from)) = socket.recv_from(&mut buffer) {
+                    of_thread.lock().insert(from.ip());
+                }
+            }
+        });
+        Ok(Self { seen, stop })
+    }
+
+    fn of(&self, pod: &Pod) -> bool {
+        self.seen.lock().contains(&IpAddr::from(pod.v4))
+    }
+}
+
+impl Drop for Leaks {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What a container does that sends as soon as it runs: forbidden packets, then an allowed one,
+/// whose echo it awaits. So the forbidden ones had their time.
+fn sends_at_once(pod: &Pod) -> Result<()> {
+    pod.netns.enter(|| -> Result<()> {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        for _ in 0..20 {
+            socket.send_to(b"leak", at(web4(11), FORBIDDEN))?;
+        }
+        Ok(())
+    })??;
+    pod.datagram(at(web4(10), UDP_PORT), Duration::from_secs(2))
+}
+
+#[test]
+fn the_first_packet_of_a_pod_is_judged_and_its_endpoint_goes_with_it() {
+    const STARTS: u8 = 10;
+    with_lab(|lab| {
+        lab.write_policy("web.yaml", &allow())?;
+        let names: Vec<String> = (0..STARTS).map(|n| format!("p{n}")).collect();
+        describe(lab, &names)?;
+        let _agent = start_agent(lab)?;
+        let leaks = Leaks::watch(lab)?;
+        // The probe sees a packet that no policy stops.
+        lab.b.netns.enter(|| -> Result<()> {
+            UdpSocket::bind("0.0.0.0:0")?.send_to(b"leak", at(web4(11), FORBIDDEN))?;
+            Ok(())
+        })??;
+        eventually("the probe sees a packet", SOON, || {
+            ensure!(leaks.of(&lab.b), "not seen");
+            Ok(())
+        })?;
+        let runtime = Runtime::new(lab)?;
+        for (n, name) in names.iter().enumerate() {
+            let pod = lab.add_pod(&format!("p{n}"), 100)?;
+            let sandbox = Sandbox::new(&pod, name);
+            runtime.start(&sandbox)?;
+            sends_at_once(&pod)?;
+            ensure!(!leaks.of(&pod), "start {n}: a forbidden packet got out");
+            if n == 0 {
+                let check =
+                    runtime.call("CHECK", &sandbox, json!({"prevResult": sandbox.result()}))?;
+                ensure!(check.is_ok(), "{check:?}");
+                ensure!(endpoints(lab)?.contains("cni/c0ffee-p0/eth0"), "not listed");
+            }
+            runtime.stop(&sandbox)?;
+            ensure!(endpoints(lab)?.is_empty(), "an endpoint is left after DEL");
+        }
+        Ok(())
+    });
+}

@@ -22,7 +22,7 @@ fn watch_of(server: &Server, kind: &str) -> Started {
         hash: RandomState::new(),
     };
     let stop = CancellationToken::new();
-    tokio::spawn(watch.run(stop.clone()));
+    tokio_util::task::TaskTracker::new().spawn(watch.run(stop.clone()));
     Started {
         kind: resource.kind,
         batches,

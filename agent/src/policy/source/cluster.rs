@@ -25,6 +25,7 @@ pub struct Batch {
 
 /// What a watch sees.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are of the large one")]
 pub enum Seen {
     /// A list begins.
     Listing,

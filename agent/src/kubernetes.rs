@@ -26,7 +26,8 @@ pub(crate) mod refusals;
 #[cfg(feature = "kubernetes")]
 mod report;
 pub(crate) mod resource;
-#[cfg(all(test, feature = "kubernetes"))]
+#[cfg(feature = "kubernetes")]
+#[cfg(test)]
 mod scripted;
 pub(crate) mod service_at;
 #[cfg(feature = "kubernetes")]

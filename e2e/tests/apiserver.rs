@@ -31,10 +31,12 @@ fn with_server<F: Future<Output = Result<()>>>(
 }
 
 fn policy(spec: Value) -> Value {
-    json!({
+    let mut policy = json!({
         "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
-        "metadata": {"name": "web", "namespace": "shop"}, "spec": spec,
-    })
+        "metadata": {"name": "web", "namespace": "shop"},
+    });
+    policy["spec"] = spec;
+    policy
 }
 
 fn web(name: &str) -> Value {

@@ -13,12 +13,17 @@ const PLAYS_VERSIONS: &str = "bench_ha";
 const OF_THE_CORE: &str = "bench_agent";
 const PARTS: &[&str] = &[
     "bench",
+    "--profile",
+    PROFILE,
     "--locked",
     "--package",
     "holdfast-agent",
     "--bench",
     "core",
 ];
+
+/// Profile of Cargo.toml that benchmarks are built with, and the name of its directory.
+const PROFILE: &str = "measured";
 
 /// Benchmarks that start no other program of the workspace.
 const WITHIN_ONE_PROCESS: &[&str] = &["bench_agent", "bench_datapath", "bench_rules"];
@@ -50,7 +55,7 @@ pub(crate) fn demo(keep: bool) -> Result<()> {
     process::run(demo).context("the demo says above which step does not hold")
 }
 
-/// Builds what the benchmark `name` runs, for release, and runs it.
+/// Builds what the benchmark `name` runs, with optimisation, and runs it.
 pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
     let bin = format!("bench_{}", name.replace('-', "_"));
     let known = benchmarks()?;
@@ -82,7 +87,7 @@ pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
         process::run(process::command("cargo", PARTS))?;
         args.push(format!("--criterion={}", criterion.display()));
     }
-    let program = workspace::target_dir()?.join("release").join(&bin);
+    let program = workspace::target_dir()?.join(PROFILE).join(&bin);
     let mut bench = process::command(&program.to_string_lossy(), &[]);
     bench.args(args);
     process::run(bench)
@@ -103,7 +108,7 @@ fn build_all() -> Result<()> {
 }
 
 fn build_bench(bin: &str) -> Result<()> {
-    let mut build = process::command("cargo", &["build", "--locked", "--release"]);
+    let mut build = process::command("cargo", &["build", "--locked", "--profile", PROFILE]);
     build.args(["--package", workspace::E2E, "--bin", bin]);
     if !WITHIN_ONE_PROCESS.contains(&bin) {
         build.args(PROGRAMS);

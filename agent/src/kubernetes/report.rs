@@ -39,9 +39,9 @@ use super::{
     resource::{RESOURCES, Resource},
 };
 
-/// Longest time before an agent asks for the Lease, so that not all ask at once.
+/// Longest time before an agent requests the Lease, so that not all do at once.
 const FIRST: Duration = Duration::from_secs(3);
-/// First and longest time until the Lease is asked for again after a failure.
+/// First and longest time until the Lease is requested again after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 /// The holder stops writing so long before its Lease may be taken.
 const MARGIN: Duration = Duration::from_secs(20);
@@ -65,7 +65,7 @@ struct Hold {
     /// It is ours since then.
     renewed: Option<Instant>,
     sight: Sight,
-    /// When it is asked for again.
+    /// When it is requested again.
     due: Instant,
     retry: Duration,
 }
@@ -143,7 +143,7 @@ impl Reporter {
         }
     }
 
-    /// Shows what cannot be written, and logs it once.
+    /// Shows why reports of one kind fail, and logs it once.
     fn note(
         &self,
         problems: &mut BTreeMap<&'static str, String>,

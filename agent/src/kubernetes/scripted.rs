@@ -8,6 +8,7 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::net::TcpListener;
+use tokio_util::task::TaskTracker;
 
 use super::{ApiSettings, client::Api};
 
@@ -31,7 +32,9 @@ impl Server {
         let answers: VecDeque<_> = [first].into_iter().chain(answers).collect();
         let answers = Arc::new(Mutex::new(answers));
         let (log, script) = (Arc::clone(&requests), Arc::clone(&answers));
-        tokio::spawn(async move {
+        let tasks = TaskTracker::new();
+        let connections = tasks.clone();
+        tasks.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (log, script) = (Arc::clone(&log), Arc::clone(&script));
                 let service = service_fn(move |request: Request<_>| {
@@ -44,7 +47,8 @@ impl Server {
                     *response.status_mut() = code.try_into().unwrap();
                     async move { Ok::<_, Infallible>(response) }
                 });
-                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+                connections
+                    .spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
             }
         });
         let dir = tempfile::tempdir().unwrap();

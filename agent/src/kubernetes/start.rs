@@ -1,6 +1,6 @@
 //! Starts the watches, and the task that writes the object about this node.
 
-use std::sync::Arc;
+use std::{hash::RandomState, sync::Arc};
 
 use tokio::sync::{mpsc, watch as channel};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -29,6 +29,7 @@ pub(crate) fn start(
             health: health.clone(),
             send: send.clone(),
             has_service_blocks: here.has_service_blocks,
+            hash: RandomState::new(),
         };
         tasks.spawn(watch.run(stop.clone()));
     }

@@ -73,6 +73,8 @@ pub(super) struct Watch {
     pub(super) send: mpsc::Sender<Batch>,
     /// `--k8s-service-cidr` is given.
     pub(super) has_service_blocks: bool,
+    /// For the hashes of objects.
+    pub(super) hash: RandomState,
 }
 
 impl Watch {
@@ -298,9 +300,17 @@ impl Watch {
             map.insert("apiVersion".to_owned(), self.resource.version.into());
         }
         let is_marked = is_marked(object.get("status"));
+        // Each change has a new version, also one of fields that mean nothing for the document.
+        for (of, field) in [("metadata", "resourceVersion"), ("status", "conditions")] {
+            if let Some(fields) = object.get_mut(of).and_then(Value::as_object_mut) {
+                fields.remove(field);
+            }
+        }
+        let digest = self.hash.hash_one(object.to_string());
         let document = parse_object(&object, &key);
         Seen::Put {
             key,
+            digest,
             document,
             is_marked,
         }

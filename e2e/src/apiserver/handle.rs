@@ -216,9 +216,9 @@ impl ApiServer {
 /// A pod as the API server shows it, for [`ApiServer::put`].
 pub fn pod(namespace: &str, name: &str, labels: Value, node: &str, addresses: &[&str]) -> Value {
     let addresses: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
-    json!({
+    let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"namespace": namespace, "name": name, "labels": labels},
+        "metadata": {"namespace": namespace, "name": name},
         "spec": {
             "nodeName": node, "serviceAccountName": "default",
             "containers": [{"name": "c", "image": "i"}],
@@ -227,7 +227,9 @@ pub fn pod(namespace: &str, name: &str, labels: Value, node: &str, addresses: &[
             "phase": "Running", "podIP": addresses.first().map(|first| first["ip"].clone()),
             "podIPs": addresses,
         },
-    })
+    });
+    pod["metadata"]["labels"] = labels;
+    pod
 }
 
 fn key(namespace: &str, name: &str) -> Key {

@@ -19,9 +19,10 @@ fn watch_of(server: &Server, kind: &str) -> Started {
         health: health.clone(),
         send,
         has_service_blocks: false,
+        hash: RandomState::new(),
     };
     let stop = CancellationToken::new();
-    tokio::spawn(watch.run(stop.clone()));
+    tokio_util::task::TaskTracker::new().spawn(watch.run(stop.clone()));
     Started {
         kind: resource.kind,
         batches,

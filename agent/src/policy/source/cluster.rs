@@ -2,6 +2,7 @@
 //!
 //! Pure: what the watches see goes in, changes come out. None come out until every watch has listed
 //! once. A list that is read again is compared with what is known: only the difference comes out.
+//! What is known of a document is a hash: the document itself is the core's or the book's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,6 +25,7 @@ pub struct Batch {
 
 /// What a watch sees.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are of the large one")]
 pub enum Seen {
     /// A list begins.
     Listing,
@@ -31,6 +33,8 @@ pub enum Seen {
     Put {
         /// Key of its document.
         key: String,
+        /// Hash of what the document is read from.
+        digest: u64,
         /// The document, or why it is refused.
         document: Result<PolicyDocument, PolicyError>,
         /// Its status says that it is refused.
@@ -48,6 +52,8 @@ pub struct ClusterDocuments {
     kinds: BTreeMap<&'static str, Kind>,
     /// Every kind has been listed.
     complete: bool,
+    /// Documents that wait for the first listing to be complete; none once it was given.
+    waiting: Option<BTreeMap<String, PolicyDocument>>,
     /// Since then a policy is refused of which no good version is known.
     uncertain: bool,
     /// The refused documents changed since they were returned last.
@@ -59,7 +65,8 @@ struct Kind {
     has_listed: bool,
     /// Keys that the list under way has had.
     listing: Option<BTreeSet<String>>,
-    documents: BTreeMap<String, PolicyDocument>,
+    /// Good documents, with their hashes.
+    documents: BTreeMap<String, u64>,
     refused: BTreeMap<String, PolicyError>,
     /// Keys of objects whose status says that they are refused.
     marked: BTreeSet<String>,
@@ -72,6 +79,7 @@ impl ClusterDocuments {
         Self {
             kinds: kinds.collect(),
             complete: false,
+            waiting: Some(BTreeMap::new()),
             uncertain: false,
             refusals_changed: false,
         }
@@ -89,9 +97,10 @@ impl ClusterDocuments {
         kind.is_some_and(|kind| kind.documents.contains_key(key))
     }
 
-    /// Every document.
-    pub fn documents(&self) -> impl Iterator<Item = &PolicyDocument> {
-        self.kinds.values().flat_map(|kind| kind.documents.values())
+    /// The first listing; after it, changes come out.
+    pub fn begin(&mut self) -> Vec<PolicyDocument> {
+        let waiting = self.waiting.take().unwrap_or_default();
+        waiting.into_values().collect()
     }
 
     /// Every document that is refused now.
@@ -119,8 +128,7 @@ impl ClusterDocuments {
         self.uncertain
     }
 
-    /// Takes what a watch saw. Gives the changes of documents; until every kind has been listed
-    /// there are none, and then all documents are changes of the caller's.
+    /// Takes what a watch saw. Gives the changes of documents; until [`Self::begin`] there are none.
     pub fn take(&mut self, batch: Batch) -> Vec<SourceEvent<PolicyDocument>> {
         let mut events = Vec::new();
         let Some(kind) = self.kinds.get_mut(batch.kind) else {
@@ -131,6 +139,7 @@ impl ClusterDocuments {
                 Seen::Listing => kind.listing = Some(BTreeSet::new()),
                 Seen::Put {
                     key,
+                    digest,
                     document,
                     is_marked,
                 } => {
@@ -138,7 +147,7 @@ impl ClusterDocuments {
                     if let Some(listing) = &mut kind.listing {
                         listing.insert(key.clone());
                     }
-                    let (event, refusals_changed) = kind.put(key, document);
+                    let (event, refusals_changed) = kind.put(key, digest, document);
                     events.extend(event);
                     self.refusals_changed |= refusals_changed;
                 }
@@ -166,12 +175,25 @@ impl ClusterDocuments {
                 }
             }
         }
-        if self.complete {
-            self.uncertain &= self.lacks();
-            return events;
+        match self.complete {
+            true => self.uncertain &= self.lacks(),
+            false => {
+                self.complete = self.kinds.values().all(|kind| kind.has_listed);
+                self.uncertain = self.complete && self.lacks();
+            }
         }
-        self.complete = self.kinds.values().all(|kind| kind.has_listed);
-        self.uncertain = self.complete && self.lacks();
+        let Some(waiting) = &mut self.waiting else {
+            return events;
+        };
+        for event in events {
+            match event {
+                SourceEvent::Apply(document) => {
+                    waiting.insert(document.key.clone(), document);
+                }
+                SourceEvent::Delete(key) => drop(waiting.remove(&key)),
+                SourceEvent::Init | SourceEvent::InitDone => {}
+            }
+        }
         Vec::new()
     }
 
@@ -205,15 +227,15 @@ impl Kind {
     fn put(
         &mut self,
         key: String,
+        digest: u64,
         document: Result<PolicyDocument, PolicyError>,
     ) -> (Option<SourceEvent<PolicyDocument>>, bool) {
         match document {
             Ok(document) => {
                 let was_refused = self.refused.remove(&key).is_some();
-                if self.documents.get(&key) == Some(&document) {
+                if self.documents.insert(key, digest) == Some(digest) {
                     return (None, was_refused);
                 }
-                self.documents.insert(key, document.clone());
                 (Some(SourceEvent::Apply(document)), was_refused)
             }
             Err(error) => {

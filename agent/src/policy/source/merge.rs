@@ -122,11 +122,11 @@ impl Merged {
         if begins {
             self.begun = true;
             changes.push(PolicyChange::Document(SourceEvent::Init));
-            let all = self.cluster.iter().flat_map(ClusterDocuments::documents);
+            let of_cluster = self.cluster.as_mut().map(ClusterDocuments::begin);
             let own = self.directory.values();
             let own = own.filter(|document| !self.is_of_cluster(&document.key));
-            let all = all.chain(own).cloned().map(SourceEvent::Apply);
-            changes.extend(all.map(PolicyChange::Document));
+            let all = of_cluster.into_iter().flatten().chain(own.cloned());
+            changes.extend(all.map(SourceEvent::Apply).map(PolicyChange::Document));
         } else if self.begun {
             changes.extend(events.into_iter().map(PolicyChange::Document));
         }

@@ -30,8 +30,10 @@ fn bad(name: &str) -> Seen {
 fn seen(name: &str, value: &serde_json::Value) -> Seen {
     let key = key(name);
     let document = parse_object(value, &key);
+    let digest = u64::try_from(value.to_string().bytes().map(usize::from).sum::<usize>()).unwrap();
     Seen::Put {
         key,
+        digest,
         document,
         is_marked: false,
     }
@@ -65,6 +67,7 @@ fn listed(all: Vec<Seen>) -> ClusterDocuments {
     let mut documents = ClusterDocuments::new([POLICY]);
     assert_eq!(documents.take(list(all)), []);
     assert!(documents.is_complete());
+    documents.begin();
     documents
 }
 
@@ -87,7 +90,12 @@ fn nothing_comes_out_until_every_kind_has_been_listed() {
     };
     assert_eq!(documents.take(pods), []);
     assert!(documents.is_complete());
-    assert_eq!(documents.documents().count(), 3);
+    // Changes until then are part of the listing.
+    assert_eq!(documents.take(batch(vec![Seen::Gone(key("a"))])), []);
+    let first: Vec<String> = documents.begin().into_iter().map(|one| one.key).collect();
+    assert_eq!(first, [key("b"), key("c")]);
+    let later = documents.take(batch(vec![policy("b", "2")]));
+    assert_eq!(short(&later), [format!("+{}", key("b"))]);
 }
 
 #[test]

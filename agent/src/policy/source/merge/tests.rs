@@ -33,6 +33,7 @@ fn put(name: &str) -> Seen {
     let document = parse_object(&value(name, "cluster"), &key);
     Seen::Put {
         key,
+        digest: 1,
         document,
         is_marked: false,
     }

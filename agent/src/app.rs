@@ -15,7 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin::server::Admin,
-    cni::server::CniServer,
+    cni::{install::CniCondition, server::CniServer},
     config::Config,
     core::{Core, CoreConfig, Event},
     datapath::{
@@ -355,7 +355,9 @@ impl Agent {
         let rules = proxies.watch_rules();
         let events = Events::default();
         tasks.spawn(events.clone().follow(maps.clone(), stop.clone()));
+        let cni = CniCondition::default();
         let admin = Admin {
+            cni: cni.clone(),
             core: core.clone(),
             proxies: proxies.clone(),
             endpoints: Arc::clone(&endpoints),
@@ -371,6 +373,11 @@ impl Agent {
         if let Some(listener) = cni_listener {
             let server = CniServer::new(core.clone(), Arc::clone(&endpoints));
             tasks.spawn(server.serve(listener, tasks.clone(), stop.clone()));
+        }
+        if let Some(places) = config.cni_places {
+            let mut rules = rules.clone();
+            let ready = async move { rules.wait_for(|rules| rules.ready).await.is_ok() };
+            tasks.spawn(places.run(cni, ready, stop.clone()));
         }
         if let Some(listener) = metrics_listener {
             let health = Health {

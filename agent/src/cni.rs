@@ -1,5 +1,7 @@
 //! The agent's side of the CNI plugin `holdfast-cni`: its requests, and its place in the node's CNI
 //! configuration.
 
+mod conflist;
+pub mod install;
 mod request;
 pub(crate) mod server;

@@ -24,6 +24,7 @@ pub use dir::{ParseError, Parsed, parse};
 pub use max_identities::MaxIdentities;
 
 use crate::{
+    cni::install::CniPlaces,
     datapath::kernel::MapSizes,
     fqdn::refused::RefusedPrefixes,
     kubernetes::{ApiSettings, external_ips::ExternalIps, labels::LabelRule},
@@ -86,6 +87,8 @@ pub struct Config {
     pub admin_socket: PathBuf,
     /// Socket of the CNI plugin; `None` = off.
     pub cni_socket: Option<PathBuf>,
+    /// Where the CNI plugin and its configuration go; `None` = nowhere.
+    pub cni_places: Option<CniPlaces>,
     /// Address of metrics and health; `None` = off.
     pub metrics_address: Option<SocketAddr>,
     /// Port that DNS queries are redirected to.
@@ -191,6 +194,7 @@ impl TryFrom<RunArgs> for Config {
             sdp_group: args.sdp_group,
             admin_socket: args.admin_socket,
             cni_socket: args.cni.socket(),
+            cni_places: args.cni.places(),
             metrics_address,
             proxy_port: args.tofqdns_proxy_port,
             disable_builtin_dns_proxy: args.disable_builtin_dns_proxy,

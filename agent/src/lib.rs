@@ -16,7 +16,7 @@
 pub mod admin;
 pub mod app;
 pub mod cli;
-pub(crate) mod cni;
+pub mod cni;
 pub mod config;
 pub mod core;
 pub mod datapath;

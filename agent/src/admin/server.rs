@@ -21,6 +21,7 @@ use super::{
     why::{self, Question, WhyError},
 };
 use crate::{
+    cni::install::CniCondition,
     core::{
         Core, Event,
         clean::Unrevoked,
@@ -76,6 +77,8 @@ pub struct Admin {
     pub conditions: Conditions,
     /// How the watches of the cluster are, if it is a source.
     pub cluster: Option<ClusterHealth>,
+    /// Why new pods may not get the CNI plugin.
+    pub cni: CniCondition,
 }
 
 /// An answer that is not 200.
@@ -268,6 +271,7 @@ impl Admin {
                 .map(|u| format!("endpoint {}: {}", u.key, u.reason)),
         );
         problems.extend(self.conditions.faults());
+        problems.extend(self.cni.problem());
         problems.extend(summary.endpoint_problems.iter().cloned());
         problems.extend(self.damaged.iter().cloned());
         problems.extend(proxies.iter().filter_map(|proxy| {

@@ -4,18 +4,44 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::cni::install::CniPlaces;
+
+/// Where the plugin finds the agent by default; the plugin's own default.
+const SOCKET: &str = "/run/holdfast/cni.sock";
+
 /// Flags about the CNI plugin.
 #[derive(Clone, Debug, Args)]
 pub struct CniArgs {
     /// Socket on which the CNI plugin holdfast-cni asks for pods to be put under policy, for root only.
-    /// The plugin's own default is /run/holdfast/cni.sock. Without this flag the agent does not serve it
+    /// Without it and --cni-conf-dir the agent does not serve the plugin; with --cni-conf-dir the default
+    /// is /run/holdfast/cni.sock
     #[arg(long, value_name = "FILE", env = "HOLDFAST_CNI_SOCKET")]
     pub cni_socket: Option<PathBuf>,
+    /// Directory of the node's CNI configuration, for example /etc/cni/net.d. The agent writes
+    /// 05-holdfast.conflist there once it is ready: the first configuration of the directory, with
+    /// holdfast-cni as its last plugin. The other files stay as they are
+    #[arg(long, value_name = "DIR", env = "HOLDFAST_CNI_CONF_DIR")]
+    pub cni_conf_dir: Option<PathBuf>,
+    /// Directory of the node's CNI plugins, for example /opt/cni/bin. The agent copies holdfast-cni
+    /// there, from the directory of its own program
+    #[arg(long, value_name = "DIR", env = "HOLDFAST_CNI_BIN_DIR")]
+    pub cni_bin_dir: Option<PathBuf>,
 }
 
 impl CniArgs {
+    /// Where the plugin and its configuration go; none = the agent installs neither.
+    pub(super) fn places(&self) -> Option<CniPlaces> {
+        let wanted = self.cni_conf_dir.is_some() || self.cni_bin_dir.is_some();
+        wanted.then(|| CniPlaces {
+            conf_dir: self.cni_conf_dir.clone(),
+            bin_dir: self.cni_bin_dir.clone(),
+            socket: self.socket().unwrap_or_else(|| PathBuf::from(SOCKET)),
+        })
+    }
+
     /// The plugin's socket; none = the plugin is not served.
     pub(super) fn socket(&self) -> Option<PathBuf> {
-        self.cni_socket.clone()
+        let default = self.cni_conf_dir.as_ref().map(|_| PathBuf::from(SOCKET));
+        self.cni_socket.clone().or(default)
     }
 }

@@ -32,6 +32,7 @@ fn serve(lab: &Lab) -> Client {
     )
     .unwrap();
     let admin = Admin {
+        cni: holdfast_agent::cni::install::CniCondition::default(),
         core: lab.core.clone(),
         proxies: lab.proxies.clone(),
         endpoints,

@@ -1,0 +1,272 @@
+//! Keeps the plugin and its configuration in place on this node, once the agent is ready.
+
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::conflist::{self, BaseError, FILE};
+use crate::{datapath::files::write_atomic, watched_dir::WatchedDir};
+
+/// Before the next attempt, if the directory cannot be read or written.
+const AGAIN: Duration = Duration::from_secs(5);
+const PLUGIN: &str = "holdfast-cni";
+
+/// Where the plugin and its configuration go.
+#[derive(Clone, Debug)]
+pub struct CniPlaces {
+    /// Directory of configurations.
+    pub conf_dir: Option<PathBuf>,
+    /// Directory of plugins.
+    pub bin_dir: Option<PathBuf>,
+    /// The agent's socket.
+    pub socket: PathBuf,
+}
+
+/// Why new pods may not get the plugin: for `status`.
+#[derive(Clone, Debug, Default)]
+pub struct CniCondition(Arc<Mutex<Option<String>>>);
+
+impl CniCondition {
+    /// The problem, if there is one.
+    pub(crate) fn problem(&self) -> Option<String> {
+        self.0.lock().clone()
+    }
+
+    fn set(&self, problem: Option<String>) {
+        let mut known = self.0.lock();
+        if *known != problem {
+            match &problem {
+                Some(problem) => tracing::warn!("{problem}"),
+                None => tracing::info!("the CNI configuration is in place"),
+            }
+            *known = problem;
+        }
+    }
+}
+
+/// Why the plugin or its configuration is not in place.
+#[derive(Debug, thiserror::Error)]
+enum InstallError {
+    #[error("{path}: {source}; correct {flag}, or let the agent write there", path = .path.display())]
+    Io {
+        path: PathBuf,
+        flag: &'static str,
+        source: io::Error,
+    },
+    #[error(
+        "{dir} has no CNI configuration: install the cluster's network; holdfast-cni is added to it then",
+        dir = .0.display()
+    )]
+    NoBase(PathBuf),
+    #[error(
+        "{path} sorts before {FILE}, so runtimes use it, and pods are not under policy from their start; \
+         rename it, for example to 10-{name}",
+        path = .path.display(), name = .path.file_name().unwrap_or_default().display()
+    )]
+    Earlier { path: PathBuf },
+    #[error("{path} {source}; {FILE} stays as it is", path = .path.display())]
+    Base { path: PathBuf, source: BaseError },
+}
+
+impl CniPlaces {
+    /// Installs once `ready` ends with true, then follows changes of the directory until stopped.
+    pub(crate) async fn run(
+        self,
+        condition: CniCondition,
+        ready: impl Future<Output = bool>,
+        stop: CancellationToken,
+    ) {
+        let is_ready = tokio::select! {
+            is_ready = ready => is_ready,
+            () = stop.cancelled() => return,
+        };
+        if !is_ready {
+            return;
+        }
+        let watched = self.conf_dir.as_deref().map(WatchedDir::new);
+        loop {
+            let places = self.clone();
+            let installed = tokio::task::spawn_blocking(move || places.install()).await;
+            let failed = match installed {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(format!("CNI: {error}")),
+                Err(_) => return,
+            };
+            let pause = async {
+                match &watched {
+                    Some(watched) => watched.changed().await,
+                    None => sleep(AGAIN).await,
+                }
+            };
+            condition.set(failed);
+            tokio::select! {
+                () = pause => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    fn install(&self) -> Result<(), InstallError> {
+        // The plugin first: a configuration that names a missing plugin starts no pod.
+        if let Some(dir) = &self.bin_dir {
+            install_plugin(dir)?;
+        }
+        match &self.conf_dir {
+            Some(dir) => write_list(dir, &self.socket),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Copies the plugin from the directory of this program, if it is another one than there is.
+fn install_plugin(dir: &Path) -> Result<(), InstallError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| InstallError::Io {
+            path,
+            flag: "--cni-bin-dir",
+            source,
+        }
+    };
+    let own = std::env::current_exe().map_err(failed(Path::new("/proc/self/exe")))?;
+    let from = own.with_file_name(PLUGIN);
+    let wanted = fs::read(&from).map_err(failed(&from))?;
+    let to = dir.join(PLUGIN);
+    if fs::read(&to).is_ok_and(|present| present == wanted) {
+        return Ok(());
+    }
+    // Runtimes may start it at any time: it is whole under its name. Directories of plugins are not
+    // read for names, so the temporary name does no harm.
+    let temporary = dir.join(format!(".{PLUGIN}.new"));
+    let written = (|| {
+        fs::write(&temporary, &wanted)?;
+        fs::set_permissions(&temporary, fs::Permissions::from_mode(0o755))?;
+        fs::File::open(&temporary)?.sync_all()?;
+        fs::rename(&temporary, &to)?;
+        fs::File::open(dir)?.sync_all()
+    })();
+    written.map_err(failed(&to))?;
+    tracing::info!(path = %to.display(), "installed the CNI plugin");
+    Ok(())
+}
+
+fn write_list(dir: &Path, socket: &Path) -> Result<(), InstallError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| InstallError::Io {
+            path,
+            flag: "--cni-conf-dir",
+            source,
+        }
+    };
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir).map_err(failed(dir))? {
+        let name = entry.map_err(failed(dir))?.file_name();
+        names.extend(name.into_string().ok());
+    }
+    let base = conflist::base(names.iter().map(String::as_str));
+    let base = base.ok_or_else(|| InstallError::NoBase(dir.to_owned()))?;
+    let path = dir.join(base);
+    if base < FILE {
+        return Err(InstallError::Earlier { path });
+    }
+    let text = fs::read(&path).map_err(failed(&path))?;
+    let own = dir.join(FILE);
+    let before = fs::read(&own).ok();
+    let wanted = conflist::chained(&text, before.as_deref(), socket)
+        .map_err(|source| InstallError::Base { path, source })?;
+    if before.is_some_and(|before| before == wanted.as_bytes()) {
+        return Ok(());
+    }
+    write_atomic(&own, wanted.as_bytes()).map_err(failed(&own))?;
+    tracing::info!(path = %own.display(), base, "wrote the CNI configuration");
+    Ok(())
+}
+
+/// Takes our configuration away; the plugin stays, because pods that were made with it name it when
+/// they end. Gives whether it was there.
+///
+/// # Errors
+/// The file could not be removed.
+pub fn withdraw(dir: &Path) -> io::Result<bool> {
+    let own = dir.join(FILE);
+    let ours = match fs::read(&own) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        other => conflist::is_ours(&other?),
+    };
+    if ours {
+        fs::remove_file(&own)?;
+        fs::File::open(dir)?.sync_all()?;
+    }
+    Ok(ours)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: &str = r#"{"name":"net","cniVersion":"1.0.0","plugins":[{"type":"ptp"}]}"#;
+
+    fn write(dir: &Path) -> Result<(), String> {
+        write_list(dir, Path::new("/run/holdfast/cni.sock")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn our_list_follows_its_base_and_is_withdrawn_without_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join(FILE);
+        let error = write(dir.path()).unwrap_err();
+        assert!(
+            error.contains("no CNI configuration") && !own.exists(),
+            "{error}"
+        );
+        let base = dir.path().join("10-net.conflist");
+        fs::write(&base, BASE).unwrap();
+        write(dir.path()).unwrap();
+        let mode = fs::metadata(&own).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600);
+        let first = fs::read_to_string(&own).unwrap();
+        fs::write(&base, BASE.replace("ptp", "bridge")).unwrap();
+        write(dir.path()).unwrap();
+        let second = fs::read_to_string(&own).unwrap();
+        assert!(first.contains("ptp") && second.contains("bridge") && !second.contains("ptp"));
+        // A torn or missing base leaves ours in force.
+        fs::write(&base, "{").unwrap();
+        assert!(
+            write(dir.path())
+                .unwrap_err()
+                .contains("10-net.conflist is not JSON")
+        );
+        fs::remove_file(&base).unwrap();
+        write(dir.path()).unwrap_err();
+        assert_eq!(fs::read_to_string(&own).unwrap(), second);
+        assert!(withdraw(dir.path()).unwrap());
+        assert!(!own.exists() && !withdraw(dir.path()).unwrap());
+    }
+
+    #[test]
+    fn a_file_of_our_name_that_is_not_ours_is_not_withdrawn() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FILE), BASE).unwrap();
+        assert!(!withdraw(dir.path()).unwrap());
+        assert!(dir.path().join(FILE).exists());
+    }
+
+    #[test]
+    fn a_base_that_sorts_before_ours_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("00-multus.conf"), BASE).unwrap();
+        let error = write(dir.path()).unwrap_err();
+        assert!(error.contains("00-multus.conf sorts before"), "{error}");
+        let error = write(&dir.path().join("missing")).unwrap_err();
+        assert!(error.contains("--cni-conf-dir"), "{error}");
+    }
+}

@@ -37,7 +37,7 @@ pub(crate) fn start_in(
         .collect();
     let configuration = format!(
         "server:\n{listen}  username: \"\"\n  chroot: \"\"\n  zonesdir: {dir}\n  database: \"\"\n\
-         \x20 pidfile: \"\"\n  xfrdfile: {dir}/xfrd\n  zonelistfile: {dir}/zones\n  server-count: 1\n\
+         \x20 pidfile: \"\"\n  xfrdfile: {dir}/xfrd\n  xfrdir: {dir}\n  zonelistfile: {dir}/zones\n  server-count: 1\n\
          \x20 tcp-count: {TCP_CONNECTIONS}\n  receive-buffer-size: {RECEIVE_BUFFER}\n\
          \x20 rrl-ratelimit: 0\n  rrl-whitelist-ratelimit: 0\n\
          remote-control:\n  control-enable: no\nzone:\n  name: {zone}\n  zonefile: {zone}\n"

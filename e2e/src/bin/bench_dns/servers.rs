@@ -100,7 +100,7 @@ pub(crate) fn start_nsd(lab: &Lab, names: impl Iterator<Item = String>) -> Resul
     write!(
         configuration,
         "  username: \"\"\n  chroot: \"\"\n  zonesdir: {dir}\n  database: \"\"\n\
-         \x20 pidfile: \"\"\n  xfrdfile: {dir}/xfrd\n  zonelistfile: {dir}/zones\n  server-count: 1\n\
+         \x20 pidfile: \"\"\n  xfrdfile: {dir}/xfrd\n  xfrdir: {dir}\n  zonelistfile: {dir}/zones\n  server-count: 1\n\
          \x20 tcp-count: 1000\n  rrl-ratelimit: 0\n  rrl-whitelist-ratelimit: 0\n\
          remote-control:\n  control-enable: no\nzone:\n  name: bench.test\n  zonefile: bench.test\n",
         dir = show(&directory)

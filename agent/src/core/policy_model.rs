@@ -327,7 +327,7 @@ impl PolicyModel {
         let mut subject = Subject::new(labels);
         subject.policy = EndpointPolicy::of(&subject.labels, &self.repository);
         subject.rules = RuleIndex::of(&subject.policy, &self.selectors);
-        subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
+        subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors, &[]);
         subject.dns_is_dirty = true;
         subject.revision = revision;
         let mut peers = BTreeSet::from([IdentityId::UNKNOWN, IdentityId::HOST]);
@@ -363,7 +363,7 @@ impl PolicyModel {
         }
         let egress = change.egress.added.iter().chain(&change.egress.removed);
         if egress.clone().any(|rule| subject.dns_scope.is_in(rule)) {
-            subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
+            subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors, &[]);
             subject.dns_is_dirty = true;
         }
         subject.revision = revision;
@@ -413,11 +413,12 @@ impl PolicyModel {
         let dirty = self.subjects.values_mut();
         for subject in dirty.filter(|subject| subject.dns_is_dirty) {
             subject.dns_is_dirty = false;
-            if subject.dns_scope.is_by_name() {
-                subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
-            }
             let services = subject.dns_services(&self.services);
             let rules = compute::dns_rules(&subject.policy, &self.selectors, &services);
+            if subject.dns_scope.is_by_name() || !services.is_empty() {
+                let scope = DnsScope::of(&subject.policy, &self.selectors, &services);
+                subject.dns_scope = scope;
+            }
             if *subject.dns != rules {
                 subject.dns = Arc::new(rules);
                 changed = true;

@@ -1,6 +1,9 @@
 //! Entries of Services: they follow from the entries of the identities behind each.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use dns_policy::rule::Transport;
 use shared_maps::{Be16, IdentityId, policy::EGRESS};
@@ -8,8 +11,11 @@ use shared_maps::{Be16, IdentityId, policy::EGRESS};
 use super::{PolicyModel, Subject, Touched};
 use crate::policy::compute::{
     Entries, ServicePortAt,
-    service::{self, Service},
+    service::{self, Rendered, Service},
 };
+
+/// With how many others a subject is compared: more cost more than they save.
+const COMPARED: usize = 16;
 
 /// Services by identity, and by the identities behind them.
 #[derive(Debug, Default)]
@@ -95,16 +101,31 @@ impl Subject {
         &self.mixed
     }
 
-    /// Renders a Service. True if its entries differ from those before.
+    /// Renders a Service.
     fn render_service(
-        &mut self,
+        &self,
         id: IdentityId,
         service: Option<&Service>,
         proxy_port: u16,
-    ) -> bool {
+    ) -> Rendered {
         let rendered =
             service.map(|service| service::render(&self.entries, service, id, proxy_port));
-        let rendered = rendered.unwrap_or_default();
+        rendered.unwrap_or_default()
+    }
+
+    /// Whether it may send the same as another subject: both then have the same entries of egress for
+    /// every peer, Services too.
+    fn sends_as(&self, other: &Self) -> bool {
+        let (own, other) = (&self.policy.egress, &other.policy.egress);
+        // Rules of all endpoints tend to come first.
+        let mut rules = own.rules.iter().rev().zip(other.rules.iter().rev());
+        own.enforced == other.enforced
+            && own.rules.len() == other.rules.len()
+            && rules.all(|(own, other)| Arc::ptr_eq(&own.rule, &other.rule))
+    }
+
+    /// Takes a rendering of a Service. True if its entries differ from those before.
+    fn put_rendered(&mut self, id: IdentityId, rendered: Rendered) -> bool {
         match rendered.is_mixed {
             true => self.mixed.insert(id),
             false => self.mixed.remove(&id),
@@ -133,7 +154,10 @@ impl Subject {
     ) -> Vec<IdentityId> {
         let affected = table.affected(self, peers).into_iter();
         affected
-            .filter(|id| self.render_service(*id, table.get(*id), proxy_port))
+            .filter(|id| {
+                let rendered = self.render_service(*id, table.get(*id), proxy_port);
+                self.put_rendered(*id, rendered)
+            })
             .collect()
     }
 
@@ -196,12 +220,29 @@ impl PolicyModel {
         if !self.services.put(id, service) {
             return touched;
         }
-        let service = self.services.get(id);
-        for subject in self.subjects.values_mut() {
-            if subject.render_service(id, service, self.proxy_port) {
+        let rendered = self.rendered_for_all(id);
+        for (subject, rendered) in self.subjects.values_mut().zip(rendered) {
+            if subject.put_rendered(id, rendered) {
                 touched.endpoints.extend(&subject.endpoints);
             }
         }
         touched
+    }
+
+    /// Renders a Service for every subject, in their order. Subjects that may send the same share one
+    /// rendering: a Service may have as many identities behind it as backends.
+    fn rendered_for_all(&self, id: IdentityId) -> Vec<Rendered> {
+        let service = self.services.get(id);
+        let mut different: Vec<(&Subject, Rendered)> = Vec::new();
+        let subjects = self.subjects.values().map(|subject| {
+            let mut known = different.iter().rev().take(COMPARED);
+            if let Some((_, rendered)) = known.find(|(known, _)| subject.sends_as(known)) {
+                return rendered.clone();
+            }
+            let rendered = subject.render_service(id, service, self.proxy_port);
+            different.push((subject, rendered.clone()));
+            rendered
+        });
+        subjects.collect()
     }
 }

@@ -546,3 +546,24 @@ proptest! {
         }
     }
 }
+
+/// The proxy judges what goes to the Service's port too, besides the ports of DNS rules.
+#[test]
+fn dns_rules_follow_a_policy_about_the_port_of_a_service() {
+    let restricted = serde_json::json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"namespace": DEFAULT},
+        "spec": {"podSelector": {}, "policyTypes": ["Egress"]},
+    });
+    let mut world = World::new();
+    for act in [
+        Act::NetworkPolicy(0, Some(restricted)),
+        Act::Service(Some(&[(6, 443, 53, &["10.9.0.53"])])),
+        Act::Policy(0, Spec::WebToWwwOnPorts443To450),
+        Act::Drop(0),
+    ] {
+        world.act(&act);
+        world.check_end();
+    }
+}

@@ -247,11 +247,17 @@ pub(crate) struct DnsScope {
 }
 
 impl DnsScope {
-    /// Of a policy whose selectors are registered.
-    pub(crate) fn of(policy: &EndpointPolicy, selectors: &SelectorCache) -> Self {
+    /// Of a policy whose selectors are registered, and of the Services at which queries are judged.
+    pub(crate) fn of(
+        policy: &EndpointPolicy,
+        selectors: &SelectorCache,
+        services: &[ServicePortAt<'_>],
+    ) -> Self {
         let side = &policy.egress;
+        let mut ports = judged_ports(side, selectors);
+        ports.extend(services.iter().map(|service| service.at));
         let mut scope = Self {
-            ports: judged_ports(side, selectors),
+            ports,
             selectors: BTreeSet::new(),
             by_name: dns_ports(side).any(|(_, port, _)| port.name().is_some()),
         };

@@ -176,11 +176,8 @@ impl TryFrom<RunArgs> for Config {
         let map_sizes = map_sizes(&args)?;
         let kubernetes = kubernetes(&args.cluster)?;
         let metrics_address = metrics_address(&args.metrics_address)?;
-        let refused_prefixes =
-            RefusedPrefixes::of(&args.tofqdns_refuse_prefix).map_err(|reason| ConfigError {
-                flag: "tofqdns-refuse-prefix",
-                reason,
-            })?;
+        let refused_prefixes = refused_prefixes(&args)?;
+        let fqdndata_port = fqdndata_port(&args);
         Ok(Self {
             bpf_root: args.bpf_root,
             state_dir: args.state_dir,
@@ -204,10 +201,7 @@ impl TryFrom<RunArgs> for Config {
             metrics_address,
             proxy_port: args.tofqdns_proxy_port,
             disable_builtin_dns_proxy: args.disable_builtin_dns_proxy,
-            fqdndata_port: args
-                .enable_standalone_dns_proxy
-                .then_some(args.standalone_dns_proxy_server_port)
-                .filter(|port| *port != 0),
+            fqdndata_port,
             pre_cache: args.tofqdns_pre_cache,
             min_ttl: args.tofqdns_min_ttl,
             lease_slack: args.mapping_lease_slack,
@@ -233,6 +227,19 @@ impl TryFrom<RunArgs> for Config {
             reconcile_interval: args.reconcile_interval,
         })
     }
+}
+
+fn refused_prefixes(args: &RunArgs) -> Result<RefusedPrefixes, ConfigError> {
+    RefusedPrefixes::of(&args.tofqdns_refuse_prefix).map_err(|reason| ConfigError {
+        flag: "tofqdns-refuse-prefix",
+        reason,
+    })
+}
+
+/// Port of Cilium's FQDNData, if it is served.
+fn fqdndata_port(args: &RunArgs) -> Option<u16> {
+    let port = args.standalone_dns_proxy_server_port;
+    (args.enable_standalone_dns_proxy && port != 0).then_some(port)
 }
 
 fn kubernetes(args: &ClusterArgs) -> Result<Option<ApiSettings>, ConfigError> {

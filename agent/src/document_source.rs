@@ -3,11 +3,14 @@
 
 use std::sync::Arc;
 
+use tokio::sync::watch as channel;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     core::{event::Event, router::Router},
-    kubernetes::{Watches, book::Book, refusals::Refusals, resource::RESOURCES},
+    kubernetes::{
+        Watches, book::Book, health::ClusterHealth, refusals::Refusals, resource::RESOURCES,
+    },
     policy::source::{
         cluster::{Batch, ClusterDocuments},
         dir::PolicyDir,
@@ -61,6 +64,19 @@ impl Reader {
         self.router.route(changes)
     }
 
+    /// How many objects of the cluster there are, and which are refused.
+    fn report(&mut self, health: &ClusterHealth, refusals: &channel::Sender<Arc<Refusals>>) {
+        let Some(documents) = self.merged.cluster() else {
+            return;
+        };
+        for resource in RESOURCES {
+            health.set_objects(resource.kind, documents.count(resource.kind));
+        }
+        if let Some(refused) = self.take_refusals() {
+            refusals.send_replace(Arc::new(refused));
+        }
+    }
+
     /// The refused objects of the cluster, if they changed.
     fn take_refusals(&mut self) -> Option<Refusals> {
         let documents = self.merged.cluster_mut()?;
@@ -80,68 +96,65 @@ pub(crate) fn start(
     let core = core.clone();
     let stop = stop.clone();
     tasks.spawn(async move {
-        let Sources { directory, cluster } = sources;
-        if directory.is_none() && cluster.is_none() {
+        if sources.directory.is_none() && sources.cluster.is_none() {
             for event in [SourceEvent::Init, SourceEvent::InitDone] {
                 let _stopped = core.send(Event::Policies(event)).await;
             }
             return;
         }
-        let (watched, directory) = directory.unzip();
-        let (mut batches, cluster) = match cluster {
-            Some(Watches {
-                batches,
-                health,
-                refusals,
-            }) => (Some(batches), Some((health, refusals))),
-            None => (None, None),
-        };
-        let kinds = || RESOURCES.iter().map(|resource| resource.kind);
-        let documents = cluster.is_some().then(|| ClusterDocuments::new(kinds()));
-        let mut merged = Merged::new(documents);
-        if directory.is_none() {
-            merged.without_directory();
-        }
-        let mut reader = Reader {
-            directory,
-            merged,
-            router: Router::new(book),
-            has_listed: false,
-        };
-        let mut wake = Wake::Directory;
-        loop {
-            let looked = tokio::task::spawn_blocking(move || {
-                let events = reader.read(wake);
-                (reader, events)
-            });
-            let Ok((read, events)) = looked.await else {
-                tracing::error!(
-                    "reading the policies panicked (a bug); the policies in force remain"
-                );
-                return;
-            };
-            reader = read;
-            if let (Some((health, refused)), Some(documents)) = (&cluster, reader.merged.cluster())
-            {
-                for kind in kinds() {
-                    health.set_objects(kind, documents.count(kind));
-                }
-                if let Some(refusals) = reader.take_refusals() {
-                    refused.send_replace(Arc::new(refusals));
-                }
-            }
-            for event in events {
-                if core.send(event).await.is_err() {
-                    return;
-                }
-            }
-            wake = tokio::select! {
-                () = changed(watched.as_ref()) => Wake::Directory,
-                batches = received(batches.as_mut()) => Wake::Cluster(batches),
-                () = stop.cancelled() => return,
-            };
-        }
+        follow(sources, book, &core, &stop).await;
     });
+}
+
+/// Reads until the agent stops.
+async fn follow(sources: Sources, book: Book, core: &CoreHandle, stop: &CancellationToken) {
+    let Sources { directory, cluster } = sources;
+    let (watched, directory) = directory.unzip();
+    let (mut batches, cluster) = match cluster {
+        Some(Watches {
+            batches,
+            health,
+            refusals,
+        }) => (Some(batches), Some((health, refusals))),
+        None => (None, None),
+    };
+    let kinds = || RESOURCES.iter().map(|resource| resource.kind);
+    let documents = cluster.is_some().then(|| ClusterDocuments::new(kinds()));
+    let mut merged = Merged::new(documents);
+    if directory.is_none() {
+        merged.without_directory();
+    }
+    let mut reader = Reader {
+        directory,
+        merged,
+        router: Router::new(book),
+        has_listed: false,
+    };
+    let mut wake = Wake::Directory;
+    loop {
+        let looked = tokio::task::spawn_blocking(move || {
+            let events = reader.read(wake);
+            (reader, events)
+        });
+        let Ok((read, events)) = looked.await else {
+            tracing::error!("reading the policies panicked (a bug); the policies in force remain");
+            return;
+        };
+        reader = read;
+        if let Some((health, refusals)) = &cluster {
+            reader.report(health, refusals);
+        }
+        for event in events {
+            if core.send(event).await.is_err() {
+                return;
+            }
+        }
+        wake = tokio::select! {
+            () = changed(watched.as_ref()) => Wake::Directory,
+            batches = received(batches.as_mut()) => Wake::Cluster(batches),
+            () = stop.cancelled() => return,
+        };
+    }
 }
 
 async fn changed(watched: Option<&WatchedDir>) {

@@ -1,4 +1,4 @@
-//! OwnInterfaces of this network namespace: the node's addresses, and interfaces of Services.
+//! Interfaces of this network namespace: the node's addresses, and interfaces of Services.
 
 use std::{
     collections::BTreeSet,
@@ -26,7 +26,7 @@ pub(crate) struct OwnInterfaces {
     pub of_services: NodeInterfaces,
 }
 
-/// OwnInterfaces of the node that belong to Services.
+/// What interfaces of the node say about Services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeInterfaces {
     /// Addresses of `nodelocaldns`, where NodeLocal DNSCache listens.

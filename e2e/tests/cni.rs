@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_e2e::cni::{Runtime, Sandbox};
+use holdfast_e2e::cni::{CniError, Runtime, Sandbox};
 use holdfast_e2e::lab::{UDP_PORT, at, web4};
 use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually, policy, with_lab};
 use parking_lot::Mutex;
@@ -135,5 +135,128 @@ fn the_first_packet_of_a_pod_is_judged_and_its_endpoint_goes_with_it() {
             ensure!(endpoints(lab)?.is_empty(), "an endpoint is left after DEL");
         }
         Ok(())
+    });
+}
+
+fn refused(
+    lab: &Lab,
+    result: Result<Result<serde_json::Value, CniError>>,
+    code: u64,
+    text: &str,
+) -> Result<()> {
+    let error = result?.err().context("ADD succeeded")?;
+    ensure!(error.code == code, "{error:?}");
+    ensure!(error.message.contains(text), "{error:?} lacks {text:?}");
+    ensure!(endpoints(lab)?.is_empty(), "an endpoint is left");
+    Ok(())
+}
+
+#[test]
+fn an_interface_that_cannot_be_under_policy_is_refused_by_name() {
+    with_lab(|lab| {
+        lab.write_policy("web.yaml", &allow())?;
+        describe(lab, &["p".to_owned()])?;
+        let _agent = start_agent(lab)?;
+        let mut runtime = Runtime::new(lab)?;
+        let pod = lab.add_pod("p", 100)?;
+        let sandbox = Sandbox::new(&pod, "p");
+        let no_result = runtime.add_with(&sandbox, json!({}));
+        refused(lab, no_result, 7, "there is no prevResult")?;
+        let no_address = runtime.add_with(&sandbox, json!({"prevResult": {"ips": []}}));
+        refused(lab, no_address, 7, "no address")?;
+        let other_address = Sandbox {
+            addresses: vec!["10.77.0.101".parse()?],
+            ..sandbox.clone()
+        };
+        refused(lab, runtime.add(&other_address), 100, "10.77.0.101")?;
+        let missing = Sandbox {
+            netns: "/run/netns/hf-none-such".into(),
+            ..sandbox.clone()
+        };
+        refused(lab, runtime.add(&missing), 100, "hf-none-such")?;
+        // A pod that no source describes waits, and is not under policy.
+        runtime.wait = 1;
+        let unknown = Sandbox {
+            pod: "default/unknown".to_owned(),
+            ..sandbox.clone()
+        };
+        refused(lab, runtime.add(&unknown), 11, "default/unknown")?;
+        // A second way out.
+        lab.node.batch(&format!(
+            "link add second type veth peer name v4if0 netns {}",
+            pod.netns.name()
+        ))?;
+        refused(lab, runtime.add(&sandbox), 100, "v4if0")?;
+        lab.node.batch("link delete second")?;
+        runtime.wait = 20;
+        runtime.start(&sandbox)
+    });
+}
+
+#[test]
+fn no_pod_starts_without_an_agent_and_those_that_run_stay_under_policy() {
+    with_lab(|lab| {
+        lab.write_policy("web.yaml", &allow())?;
+        let names = ["p", "q", "r"].map(str::to_owned);
+        describe(lab, &names)?;
+        let agent = start_agent(lab)?;
+        let leaks = Leaks::watch(lab)?;
+        let mut runtime = Runtime::new(lab)?;
+        let [p, q, r] = [("p", 100), ("q", 101), ("r", 102)].map(|(n, host)| lab.add_pod(n, host));
+        let (p, q, r) = (p?, q?, r?);
+        let [of_p, of_q, of_r] =
+            [(&p, "p"), (&q, "q"), (&r, "r")].map(|(pod, n)| Sandbox::new(pod, n));
+        runtime.start(&of_p)?;
+        runtime.start(&of_r)?;
+        agent.kill_9()?;
+        runtime.wait = 1;
+        let error = runtime
+            .add(&of_q)?
+            .err()
+            .context("ADD without an agent succeeded")?;
+        ensure!(
+            error.code == 11 && error.message.contains("does not answer"),
+            "{error:?}"
+        );
+        ensure!(
+            runtime.call("STATUS", &of_q, json!({}))?.is_ok(),
+            "the node would not be ready"
+        );
+        runtime.fail_open = vec!["default".to_owned()];
+        ensure!(
+            runtime.add(&of_q)?.is_ok(),
+            "its namespace may start without an agent"
+        );
+        runtime.fail_open.clear();
+        // A pod that ends meanwhile can end.
+        runtime.stop(&of_r)?;
+        drop(r);
+        sends_at_once(&p)?;
+        ensure!(
+            !leaks.of(&p),
+            "a forbidden packet got out while the agent was away"
+        );
+        // The agent comes back while a pod waits for it. No source describes p any more: it keeps
+        // the labels that it had.
+        describe(lab, &names[1..2])?;
+        runtime.wait = 100;
+        let waiting = runtime.clone();
+        let (started, agent) = std::thread::scope(|scope| {
+            let started = scope.spawn(|| waiting.start(&of_q));
+            let agent = start_agent(lab);
+            (started.join(), agent)
+        });
+        let _agent = agent?;
+        started.map_err(|_| anyhow::anyhow!("the runtime panicked"))??;
+        for pod in [&p, &q] {
+            sends_at_once(pod)?;
+            ensure!(!leaks.of(pod), "a forbidden packet got out");
+        }
+        let expected = BTreeSet::from(["p", "q"].map(|n| format!("cni/c0ffee-{n}/eth0")));
+        eventually("the pod that ended is gone", SOON, || {
+            let found = endpoints(lab)?;
+            ensure!(found == expected, "{found:?}");
+            Ok(())
+        })
     });
 }

@@ -443,7 +443,7 @@ fn a_new_label_of_a_namespace_reaches_a_thousand_pods() {
         api.put(namespace("shop", "a"))?;
         let pause = Duration::from_millis(20);
         eventually("a pod of the namespace is open", SOON, || {
-            Ok(lab.a.connect(at(web4(11), 80), pause)?)
+            lab.a.connect(at(web4(11), 80), pause)
         })?;
         println!(
             "the first of 1,000 pods is open after {:?}",

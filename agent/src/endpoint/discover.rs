@@ -456,15 +456,8 @@ async fn host_side(
             })?,
     };
     let bridge = bridge::of(&link);
-    if let Some(bridge) = bridge
-        && !addresses.is_empty()
-        && !bridge::leads_to(handle, bridge, &addresses).await
-    {
-        return Err(DiscoverError::BridgeWithoutAddress {
-            netns: netns.clone(),
-            ifname: ifname.to_owned(),
-            bridge: bridge::name(handle, bridge).await,
-        });
+    if let Some(bridge) = bridge {
+        check_bridge(handle, netns, ifname, bridge, &addresses).await?;
     }
     let foreign_master = match master.filter(|_| bridge.is_none()) {
         Some(master) => Some(bridge::name(handle, master).await),
@@ -486,6 +479,24 @@ async fn host_side(
         on_bridge: bridge.is_some(),
         link: found,
         foreign_master,
+    })
+}
+
+/// Refuses a bridge by which the node does not reach the pod.
+async fn check_bridge(
+    handle: &rtnetlink::Handle,
+    netns: &Netns,
+    ifname: &str,
+    bridge: u32,
+    addresses: &[IpAddr],
+) -> Result<(), DiscoverError> {
+    if addresses.is_empty() || bridge::leads_to(handle, bridge, addresses).await {
+        return Ok(());
+    }
+    Err(DiscoverError::BridgeWithoutAddress {
+        netns: netns.clone(),
+        ifname: ifname.to_owned(),
+        bridge: bridge::name(handle, bridge).await,
     })
 }
 

@@ -59,9 +59,20 @@ enum WatchError {
     /// The version is too old: the list has to be read again.
     #[error("the version of the list is too old: {0}")]
     TooOld(String),
-    /// Nobody wants to know.
+    /// The receiver of batches is gone.
     #[error("the agent stops")]
     Stopped,
+}
+
+impl WatchError {
+    /// Status code of HTTP.
+    fn code(&self) -> Option<u16> {
+        match self {
+            Self::Request(error) => error.code(),
+            Self::TooOld(_) => Some(410),
+            Self::Stopped => None,
+        }
+    }
 }
 
 /// One watch.
@@ -87,7 +98,7 @@ impl Watch {
         let fields = Fields::of_object(kinds::kept_fields(self.resource.kind));
         let mut version: Option<String> = None;
         let mut backoff = Backoff::default();
-        let mut absent: Option<(u32, Instant)> = None;
+        let mut absences = Absences::default();
         loop {
             let begin = Instant::now();
             let follows = version.is_some();
@@ -108,7 +119,7 @@ impl Watch {
             }
             let error = match done {
                 Ok(()) => {
-                    absent = None;
+                    absences = Absences::default();
                     // A server that ends each watch at once is not asked without a pause.
                     if follows && lasted < BACKOFF.0 {
                         tokio::time::sleep(backoff.next()).await;
@@ -118,34 +129,19 @@ impl Watch {
                 Err(WatchError::Stopped) => return,
                 Err(error) => error,
             };
-            let code = match &error {
-                WatchError::Request(error) => error.code(),
-                WatchError::TooOld(_) => Some(410),
-                WatchError::Stopped => None,
-            };
+            let code = error.code();
             if code == Some(410) {
                 version = None;
             }
             if code == Some(404) {
-                let (answers, since) = absent.get_or_insert((0, begin));
-                *answers += 1;
-                let is_absent = *answers >= ABSENT.0 && since.elapsed() >= ABSENT.1;
-                let counts = match self.resource.absence {
-                    Absence::Never => false,
-                    Absence::Definition => is_absent,
-                    Absence::Release => is_absent || self.has_service_blocks,
-                };
-                // What was read before stays: a definition that is gone for a moment opens nothing.
-                if counts && !self.health.has_list(self.resource) {
-                    if self.give(vec![Seen::Listing, Seen::Listed]).await.is_err() {
-                        return;
-                    }
-                    self.health.set_listed(self.resource);
+                let is_absent = absences.add(begin);
+                if self.take_absence(is_absent).await.is_err() {
+                    return;
                 }
                 // The definition may be removed and made again: versions of before mean nothing.
                 version = None;
             } else {
-                absent = None;
+                absences = Absences::default();
             }
             let is_replaced = self.resource.absence == Absence::Release && self.has_service_blocks;
             if code == Some(404) && is_replaced {
@@ -156,6 +152,21 @@ impl Watch {
             }
             tokio::time::sleep(backoff.next()).await;
         }
+    }
+
+    /// Takes an absent kind as an empty list at first. Later the last list stays: a definition that
+    /// is gone for a moment opens nothing.
+    async fn take_absence(&self, is_absent: bool) -> Result<(), WatchError> {
+        let is_empty = match self.resource.absence {
+            Absence::Never => false,
+            Absence::Definition => is_absent,
+            Absence::Release => is_absent || self.has_service_blocks,
+        };
+        if is_empty && !self.health.has_list(self.resource) {
+            self.give(vec![Seen::Listing, Seen::Listed]).await?;
+            self.health.set_listed(self.resource);
+        }
+        Ok(())
     }
 
     /// Why the watch is stale, with a remedy.
@@ -389,6 +400,19 @@ impl Lines {
                 Ok(Some(Err(error))) => return Err(RequestError::Unreachable(chain(&error))),
             }
         }
+    }
+}
+
+/// Answers 404 one after another: how many, and when the first request began.
+#[derive(Debug, Default)]
+struct Absences(Option<(u32, Instant)>);
+
+impl Absences {
+    /// Counts one more. Gives whether the kind counts as absent now.
+    fn add(&mut self, begin: Instant) -> bool {
+        let (answers, since) = self.0.get_or_insert((0, begin));
+        *answers += 1;
+        *answers >= ABSENT.0 && since.elapsed() >= ABSENT.1
     }
 }
 

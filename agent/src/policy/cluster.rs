@@ -11,7 +11,7 @@ pub(crate) mod node;
 pub mod pod;
 mod read;
 pub mod service;
-pub mod service_cidr;
+pub(crate) mod service_cidr;
 pub mod slice;
 
 pub use self::read::Protocol;

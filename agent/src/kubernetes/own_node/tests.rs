@@ -1,3 +1,5 @@
+//! The CiliumNode of this node, against a server that gives scripted answers.
+
 use super::*;
 use crate::kubernetes::scripted::{Server, refusal};
 

@@ -1,8 +1,8 @@
 //! Documents of the cluster, from watches of its API server.
 //!
 //! Pure: what the watches see goes in, changes come out. None come out until every watch has listed
-//! once. A list that is read again is compared with what is known: only the difference comes out.
-//! What is known of a document is a hash: the document itself is the core's or the book's.
+//! once. A list that is read again is compared with the former one: only the difference comes out.
+//! A document is compared by its hash: the document itself is the core's or the book's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,7 +48,7 @@ pub enum Seen {
 
 /// The documents of the cluster.
 #[derive(Debug)]
-pub struct ClusterDocuments {
+pub(crate) struct ClusterDocuments {
     kinds: BTreeMap<&'static str, Kind>,
     /// Every kind has been listed.
     complete: bool,
@@ -74,7 +74,7 @@ struct Kind {
 
 impl ClusterDocuments {
     /// Of these kinds; none has been listed.
-    pub fn new(kinds: impl IntoIterator<Item = &'static str>) -> Self {
+    pub(crate) fn new(kinds: impl IntoIterator<Item = &'static str>) -> Self {
         let kinds = kinds.into_iter().map(|kind| (kind, Kind::default()));
         Self {
             kinds: kinds.collect(),
@@ -86,94 +86,56 @@ impl ClusterDocuments {
     }
 
     /// Whether every kind has been listed.
-    pub fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.complete
     }
 
     /// Whether there is a document of this key.
-    pub fn contains(&self, key: &str) -> bool {
+    pub(crate) fn contains(&self, key: &str) -> bool {
         let kind = key.split_once('/').map_or(key, |(kind, _)| kind);
         let kind = self.kinds.get(kind);
         kind.is_some_and(|kind| kind.documents.contains_key(key))
     }
 
     /// The first listing; after it, changes come out.
-    pub fn begin(&mut self) -> Vec<PolicyDocument> {
+    pub(crate) fn begin(&mut self) -> Vec<PolicyDocument> {
         let waiting = self.waiting.take().unwrap_or_default();
         waiting.into_values().collect()
     }
 
     /// Every document that is refused now.
-    pub fn refused(&self) -> impl Iterator<Item = &PolicyError> {
+    pub(crate) fn refused(&self) -> impl Iterator<Item = &PolicyError> {
         self.kinds.values().flat_map(|kind| kind.refused.values())
     }
 
     /// Every object whose status says that it is refused.
-    pub fn marked(&self) -> impl Iterator<Item = &String> {
+    pub(crate) fn marked(&self) -> impl Iterator<Item = &String> {
         self.kinds.values().flat_map(|kind| &kind.marked)
     }
 
     /// How many documents of a kind there are.
-    pub fn count(&self, kind: &str) -> usize {
+    pub(crate) fn count(&self, kind: &str) -> usize {
         self.kinds.get(kind).map_or(0, |kind| kind.documents.len())
     }
 
     /// Whether the refused documents changed since the last call.
-    pub fn take_refusals_changed(&mut self) -> bool {
+    pub(crate) fn take_refusals_changed(&mut self) -> bool {
         std::mem::take(&mut self.refusals_changed)
     }
 
     /// Whether the first listing has gaps: a policy is refused, and no good version of it is known.
-    pub fn is_uncertain(&self) -> bool {
+    pub(crate) fn is_uncertain(&self) -> bool {
         self.uncertain
     }
 
     /// Takes what a watch saw. Gives the changes of documents; until [`Self::begin`] there are none.
-    pub fn take(&mut self, batch: Batch) -> Vec<SourceEvent<PolicyDocument>> {
+    pub(crate) fn take(&mut self, batch: Batch) -> Vec<SourceEvent<PolicyDocument>> {
         let mut events = Vec::new();
         let Some(kind) = self.kinds.get_mut(batch.kind) else {
             return events;
         };
         for seen in batch.seen {
-            match seen {
-                Seen::Listing => kind.listing = Some(BTreeSet::new()),
-                Seen::Put {
-                    key,
-                    digest,
-                    document,
-                    is_marked,
-                } => {
-                    self.refusals_changed |= kind.mark(&key, is_marked);
-                    if let Some(listing) = &mut kind.listing {
-                        listing.insert(key.clone());
-                    }
-                    let (event, refusals_changed) = kind.put(key, digest, document);
-                    events.extend(event);
-                    self.refusals_changed |= refusals_changed;
-                }
-                Seen::Gone(key) => {
-                    self.refusals_changed |= kind.refused.remove(&key).is_some();
-                    self.refusals_changed |= kind.marked.remove(&key);
-                    if kind.documents.remove(&key).is_some() {
-                        events.push(SourceEvent::Delete(key));
-                    }
-                }
-                Seen::Listed => {
-                    let listed = kind.listing.take().unwrap_or_default();
-                    let before = kind.refused.len() + kind.marked.len();
-                    kind.refused.retain(|key, _| listed.contains(key));
-                    kind.marked.retain(|key| listed.contains(key));
-                    self.refusals_changed |= kind.refused.len() + kind.marked.len() != before;
-                    kind.documents.retain(|key, _| {
-                        let stays = listed.contains(key);
-                        if !stays {
-                            events.push(SourceEvent::Delete(key.clone()));
-                        }
-                        stays
-                    });
-                    kind.has_listed = true;
-                }
-            }
+            self.refusals_changed |= kind.take(seen, &mut events);
         }
         match self.complete {
             true => self.uncertain &= self.lacks(),
@@ -214,6 +176,55 @@ fn is_policy(kind: &str) -> bool {
 }
 
 impl Kind {
+    /// Adds what changed to `events`. Gives whether the refused documents changed.
+    fn take(&mut self, seen: Seen, events: &mut Vec<SourceEvent<PolicyDocument>>) -> bool {
+        match seen {
+            Seen::Listing => {
+                self.listing = Some(BTreeSet::new());
+                false
+            }
+            Seen::Put {
+                key,
+                digest,
+                document,
+                is_marked,
+            } => {
+                let mark_changed = self.mark(&key, is_marked);
+                if let Some(listing) = &mut self.listing {
+                    listing.insert(key.clone());
+                }
+                let (event, refusals_changed) = self.put(key, digest, document);
+                events.extend(event);
+                mark_changed || refusals_changed
+            }
+            Seen::Gone(key) => {
+                if self.documents.remove(&key).is_some() {
+                    events.push(SourceEvent::Delete(key.clone()));
+                }
+                let was_refused = self.refused.remove(&key).is_some();
+                self.marked.remove(&key) || was_refused
+            }
+            Seen::Listed => self.end_list(events),
+        }
+    }
+
+    /// What the complete list does not have is gone. Gives whether the refused documents changed.
+    fn end_list(&mut self, events: &mut Vec<SourceEvent<PolicyDocument>>) -> bool {
+        let listed = self.listing.take().unwrap_or_default();
+        let before = self.refused.len() + self.marked.len();
+        self.refused.retain(|key, _| listed.contains(key));
+        self.marked.retain(|key| listed.contains(key));
+        self.documents.retain(|key, _| {
+            let stays = listed.contains(key);
+            if !stays {
+                events.push(SourceEvent::Delete(key.clone()));
+            }
+            stays
+        });
+        self.has_listed = true;
+        self.refused.len() + self.marked.len() != before
+    }
+
     /// Notes whether the status says that an object is refused. Gives whether that is news.
     fn mark(&mut self, key: &str, is_marked: bool) -> bool {
         match is_marked {

@@ -296,26 +296,7 @@ impl File {
                 remedy: "write them again, or delete the file to remove them".to_owned(),
             });
         }
-        for document in parse_with_json(text, name) {
-            match document {
-                Ok((document, json)) => {
-                    if self.good.contains_key(&document.key) {
-                        self.errors.push(PolicyError {
-                            source_name: name.to_owned(),
-                            key: Some(document.key),
-                            field: "metadata.name".to_owned(),
-                            reason: "the file has a document of this kind and name already"
-                                .to_owned(),
-                            remedy: "rename or remove one of the two".to_owned(),
-                        });
-                    } else {
-                        let key = document.key.clone();
-                        self.good.insert(key, Good { document, json });
-                    }
-                }
-                Err(error) => self.errors.push(error),
-            }
-        }
+        self.read_documents(name, text);
         let nameless = self.errors.iter().any(|error| error.key.is_none());
         let same = |key: &String, good: &Good| {
             let now = self.good.get(key);
@@ -346,6 +327,33 @@ impl File {
         };
         self.lacks = self.errors.iter().any(unknown);
         self.unsaved |= unsaved;
+    }
+}
+
+impl File {
+    /// The good documents of the text, and the errors of the others.
+    fn read_documents(&mut self, name: &str, text: &str) {
+        for document in parse_with_json(text, name) {
+            let (document, json) = match document {
+                Ok(document) => document,
+                Err(error) => {
+                    self.errors.push(error);
+                    continue;
+                }
+            };
+            if self.good.contains_key(&document.key) {
+                self.errors.push(PolicyError {
+                    source_name: name.to_owned(),
+                    key: Some(document.key),
+                    field: "metadata.name".to_owned(),
+                    reason: "the file has a document of this kind and name already".to_owned(),
+                    remedy: "rename or remove one of the two".to_owned(),
+                });
+                continue;
+            }
+            let key = document.key.clone();
+            self.good.insert(key, Good { document, json });
+        }
     }
 }
 

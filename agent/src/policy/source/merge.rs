@@ -16,7 +16,7 @@ use crate::{
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Merged {
+pub(crate) struct Merged {
     /// None = there is no cluster.
     cluster: Option<ClusterDocuments>,
     directory: BTreeMap<String, PolicyDocument>,
@@ -33,7 +33,7 @@ pub struct Merged {
 
 impl Merged {
     /// Without a cluster, or with one that has not been listed.
-    pub fn new(cluster: Option<ClusterDocuments>) -> Self {
+    pub(crate) fn new(cluster: Option<ClusterDocuments>) -> Self {
         Self {
             cluster,
             ..Self::default()
@@ -41,22 +41,22 @@ impl Merged {
     }
 
     /// There is no directory: only the cluster has to be listed.
-    pub fn without_directory(&mut self) {
+    pub(crate) fn without_directory(&mut self) {
         self.directory_listed = true;
     }
 
     /// The documents of the cluster, if there is one.
-    pub fn cluster(&self) -> Option<&ClusterDocuments> {
+    pub(crate) fn cluster(&self) -> Option<&ClusterDocuments> {
         self.cluster.as_ref()
     }
 
     /// As [`Self::cluster`].
-    pub fn cluster_mut(&mut self) -> Option<&mut ClusterDocuments> {
+    pub(crate) fn cluster_mut(&mut self) -> Option<&mut ClusterDocuments> {
         self.cluster.as_mut()
     }
 
     /// Changes of the directory.
-    pub fn directory(&mut self, changes: Vec<PolicyChange>) -> Vec<PolicyChange> {
+    pub(crate) fn directory(&mut self, changes: Vec<PolicyChange>) -> Vec<PolicyChange> {
         if self.cluster.is_none() {
             return changes;
         }
@@ -86,7 +86,7 @@ impl Merged {
     }
 
     /// What a watch of the cluster saw.
-    pub fn watched(&mut self, batches: Vec<Batch>) -> Vec<PolicyChange> {
+    pub(crate) fn watched(&mut self, batches: Vec<Batch>) -> Vec<PolicyChange> {
         let mut events = Vec::new();
         for batch in batches {
             let Some(cluster) = &mut self.cluster else {

@@ -361,7 +361,11 @@ fn label_sets(member: &mut Member, count: usize, backends: usize) -> Result<Figu
     }
     member.put(documents);
     let before = member.writes();
-    let (part, last) = pods.chunks(SLICE).enumerate().last().context("a backend")?;
+    let (part, last) = pods
+        .chunks(SLICE)
+        .enumerate()
+        .next_back()
+        .context("a backend")?;
     let mut other = last.to_vec();
     *other.last_mut().context("a backend")? = (APPS - 1) * NAMESPACES;
     let mut times = Vec::new();

@@ -1,3 +1,5 @@
+//! Documents of the cluster: first lists, later lists and changes.
+
 use serde_json::json;
 
 use super::*;

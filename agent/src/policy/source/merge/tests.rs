@@ -1,3 +1,5 @@
+//! Documents of the directory and of the cluster together.
+
 use serde_json::json;
 
 use super::{super::cluster::Seen, *};

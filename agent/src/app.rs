@@ -15,6 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin::server::Admin,
+    cleanup::{self, Places},
     cni::{install::CniCondition, server::CniServer},
     config::Config,
     core::{Core, CoreConfig, Event},
@@ -49,6 +50,7 @@ use crate::{
         book::Book,
         client::{self, Api},
         labels::LabelFilter,
+        own_set::OwnSet,
     },
     lane::Lane,
     liveness, node,
@@ -137,6 +139,15 @@ pub async fn run(mut config: Config) -> Result<()> {
         conditions.clone(),
     );
     let interval = config.reconcile_interval;
+    let set = config.daemonset.clone().zip(api.clone());
+    let places = Places {
+        bpf_root: config.bpf_root.clone(),
+        state_dir: config.state_dir.clone(),
+        cni_conf_dir: config
+            .cni_places
+            .as_ref()
+            .and_then(|cni| cni.conf_dir.clone()),
+    };
     let agent = Agent::start(
         config,
         Parts {
@@ -152,6 +163,7 @@ pub async fn run(mut config: Config) -> Result<()> {
     )
     .await?;
     let stop = agent.stop.clone();
+    let set = set.map(|(name, api)| OwnSet::start(api, &name, &agent.tasks, &stop));
     agent.tasks.spawn(upkeep.run(interval, stop.clone()));
     match interfaces {
         Some(interfaces) => {
@@ -173,6 +185,12 @@ pub async fn run(mut config: Config) -> Result<()> {
     tracing::info!("stopping; programs and maps remain in force");
     if let Err(error) = agent.stop().await {
         tracing::warn!(%error);
+    }
+    if let Some(set) = set
+        && set.is_gone().await
+    {
+        tracing::info!("the DaemonSet was deleted; everything is taken off this node");
+        cleanup::everything(&places).await?;
     }
     drop((root_lock, lock));
     Ok(())

@@ -17,6 +17,7 @@ use crate::{
         model::{Done, Policies, Status},
         server::encode,
     },
+    cleanup::{self, Places},
     config::args::{
         ClientArgs, Command, EndpointAddArgs, EndpointCommand, FqdnCacheCommand, FqdnCommand,
         IdentityCommand, IpCommand, Output, PolicyCommand, SelectorsCommand,
@@ -29,6 +30,14 @@ use crate::{
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Run(_) => Ok(()),
+        Command::Cleanup(args) => {
+            cleanup::run(&Places {
+                bpf_root: args.bpf_root,
+                state_dir: args.state_dir,
+                cni_conf_dir: Some(args.cni_conf_dir),
+            })
+            .await
+        }
         Command::Status(args) => {
             let client = Client::new(&args.client.admin_socket);
             let status: Status = client.get("/v1/status").await?;

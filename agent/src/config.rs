@@ -61,6 +61,8 @@ pub struct Config {
     pub policy_dir: Option<PathBuf>,
     /// The API server that the cluster is read from.
     pub kubernetes: Option<ApiSettings>,
+    /// The DaemonSet of this agent; when it is gone at the end, the node is cleaned up.
+    pub daemonset: Option<String>,
     /// Name of this node.
     pub node_name: String,
     /// Name of this node's cluster.
@@ -181,6 +183,7 @@ impl TryFrom<RunArgs> for Config {
             state_dir: args.state_dir,
             policy_dir: args.policy_dir,
             kubernetes,
+            daemonset: args.cluster.daemonset.clone(),
             node_name: args.cluster.node_name.unwrap_or_else(host_name),
             cluster_name: args.cluster.cluster_name,
             label_rules: args.cluster.labels,

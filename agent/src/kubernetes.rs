@@ -21,6 +21,11 @@ pub mod health;
 pub(crate) mod labels;
 #[cfg(feature = "kubernetes")]
 mod own_node;
+#[cfg(feature = "kubernetes")]
+pub(crate) mod own_set;
+#[cfg(not(feature = "kubernetes"))]
+#[path = "kubernetes/no_own_set.rs"]
+pub(crate) mod own_set;
 pub(crate) mod pod_at;
 pub(crate) mod refusals;
 #[cfg(feature = "kubernetes")]

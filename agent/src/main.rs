@@ -43,7 +43,9 @@ fn main() -> ExitCode {
             };
             needs_root(runtime.block_on(app::run(config)))
         }
-        command @ Command::Bpf(_) => needs_root(runtime.block_on(cli::run(command))),
+        command @ (Command::Bpf(_) | Command::Cleanup(_)) => {
+            needs_root(runtime.block_on(cli::run(command)))
+        }
         command => done(runtime.block_on(cli::run(command))),
     }
 }

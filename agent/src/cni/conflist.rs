@@ -116,6 +116,13 @@ fn foreign(before: Option<&[u8]>, types: &BTreeSet<String>) -> (Vec<Value>, Vec<
     (kept(first), kept(last))
 }
 
+/// Whether a configuration has our entry.
+pub(super) fn is_ours(text: &[u8]) -> bool {
+    let list: Option<Map<String, Value>> = serde_json::from_slice(text).ok();
+    let list = list.as_ref().map(plugins).unwrap_or_default();
+    list.iter().any(|plugin| kind(plugin) == TYPE)
+}
+
 fn plugins(list: &Map<String, Value>) -> Vec<Value> {
     let plugins = list.get("plugins").and_then(Value::as_array);
     plugins.cloned().unwrap_or_default()

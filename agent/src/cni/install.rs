@@ -191,6 +191,24 @@ fn write_list(dir: &Path, socket: &Path) -> Result<(), InstallError> {
     Ok(())
 }
 
+/// Takes our configuration away; the plugin stays, because pods that were made with it name it when
+/// they end. Gives whether it was there.
+///
+/// # Errors
+/// The file could not be removed.
+pub(crate) fn withdraw(dir: &Path) -> io::Result<bool> {
+    let own = dir.join(FILE);
+    let ours = match fs::read(&own) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        other => conflist::is_ours(&other?),
+    };
+    if ours {
+        fs::remove_file(&own)?;
+        fs::File::open(dir)?.sync_all()?;
+    }
+    Ok(ours)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn our_list_follows_its_base() {
+    fn our_list_follows_its_base_and_is_withdrawn_without_it() {
         let dir = tempfile::tempdir().unwrap();
         let own = dir.path().join(FILE);
         let error = write(dir.path()).unwrap_err();
@@ -230,6 +248,16 @@ mod tests {
         fs::remove_file(&base).unwrap();
         write(dir.path()).unwrap_err();
         assert_eq!(fs::read_to_string(&own).unwrap(), second);
+        assert!(withdraw(dir.path()).unwrap());
+        assert!(!own.exists() && !withdraw(dir.path()).unwrap());
+    }
+
+    #[test]
+    fn a_file_of_our_name_that_is_not_ours_is_not_withdrawn() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FILE), BASE).unwrap();
+        assert!(!withdraw(dir.path()).unwrap());
+        assert!(dir.path().join(FILE).exists());
     }
 
     #[test]

@@ -63,6 +63,8 @@ pub enum Command {
     /// Print the pinned BPF maps; works without a running agent. Needs root
     #[command(subcommand)]
     Bpf(BpfCommand),
+    /// Take everything that agents have put on this node off it, so that its pods are open and new pods start without the agent: CNI configuration, programs, maps, routes, rules, state. Stop the agent first. The CNI plugin's program stays, because pods that end may need it. Needs root
+    Cleanup(CleanupArgs),
     /// Print packets that the datapath dropped and forwarded
     Observe(ObserveArgs),
     /// Show whether an endpoint may connect to a name or an address, and each step that decides it. Exit 1 if not
@@ -309,6 +311,30 @@ pub enum BpfPolicy {
         #[command(flatten)]
         bpf: BpfArgs,
     },
+}
+
+/// `cleanup`
+#[derive(Clone, Debug, Args)]
+pub struct CleanupArgs {
+    /// Directory on a BPF file system that contains the agent's pins
+    #[arg(long, default_value = shared_maps::pin::BPF_ROOT, env = "HOLDFAST_BPF_ROOT")]
+    pub bpf_root: PathBuf,
+    /// Directory of the agent's state
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/run/holdfast",
+        env = "HOLDFAST_STATE_DIR"
+    )]
+    pub state_dir: PathBuf,
+    /// Directory of the node's CNI configuration, from which 05-holdfast.conflist is removed
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/etc/cni/net.d",
+        env = "HOLDFAST_CNI_CONF_DIR"
+    )]
+    pub cni_conf_dir: PathBuf,
 }
 
 /// Directory of the pins and output options.

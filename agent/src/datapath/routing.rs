@@ -12,7 +12,7 @@ use std::{
 };
 
 use rtnetlink::{
-    Error, Handle, RouteMessageBuilder,
+    Error, Handle, RouteMessageBuilder, RuleAddRequest,
     packet_route::{
         route::{RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteScope, RouteType},
         rule::{RuleAction, RuleAttribute},
@@ -158,7 +158,60 @@ fn sysctl_fault(name: &'static str) -> Option<String> {
     (!is_one(name)).then(|| format!("sysctl {name} is not 1"))
 }
 
-async fn install_v4(handle: &Handle) -> Result<(), RoutingError> {
+/// Removes the rules and the routes of both families. What is not there is removed.
+pub async fn remove() -> Result<(), RoutingError> {
+    let (connection, handle, _messages) = rtnetlink::new_connection()?;
+    let work = async {
+        gone(
+            "ip rule del pref 9",
+            handle
+                .rule()
+                .del(rule_v4(&handle).message_mut().clone())
+                .execute()
+                .await,
+        )?;
+        gone(
+            "ip -6 rule del pref 9",
+            handle
+                .rule()
+                .del(rule_v6(&handle).message_mut().clone())
+                .execute()
+                .await,
+        )?;
+        let route = local(RouteMessageBuilder::<Ipv4Addr>::new()).build();
+        gone(
+            "ip route del local default table 2004",
+            handle.route().del(route).execute().await,
+        )?;
+        let route = local(RouteMessageBuilder::<Ipv6Addr>::new()).build();
+        gone(
+            "ip -6 route del local default table 2004",
+            handle.route().del(route).execute().await,
+        )
+    };
+    tokio::select! {
+        result = work => result,
+        () = connection => Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
+    }
+}
+
+/// What is not there counts as removed.
+fn gone(what: &'static str, result: Result<(), Error>) -> Result<(), RoutingError> {
+    match result {
+        Err(Error::NetlinkError(message))
+            if matches!(
+                message.to_io().raw_os_error(),
+                Some(libc::ENOENT | libc::ESRCH | libc::EAFNOSUPPORT)
+            ) =>
+        {
+            Ok(())
+        }
+        Err(source) => Err(RoutingError::Netlink { what, source }),
+        Ok(()) => Ok(()),
+    }
+}
+
+fn rule_v4(handle: &Handle) -> RuleAddRequest<Ipv4Addr> {
     let mut rule = handle
         .rule()
         .add()
@@ -170,20 +223,10 @@ async fn install_v4(handle: &Handle) -> Result<(), RoutingError> {
     rule.message_mut()
         .attributes
         .push(RuleAttribute::FwMask(MAGIC_MASK));
-    there(
-        "ip rule add pref 9 fwmark 0x200/0xf00 lookup 2004",
-        rule.execute().await,
-    )?;
-    let route = local(RouteMessageBuilder::<Ipv4Addr>::new()).build();
-    add_route(
-        handle,
-        "ip route replace local default dev lo table 2004",
-        route,
-    )
-    .await
+    rule
 }
 
-async fn install_v6(handle: &Handle) -> Result<(), RoutingError> {
+fn rule_v6(handle: &Handle) -> RuleAddRequest<Ipv6Addr> {
     let mut rule = handle
         .rule()
         .add()
@@ -195,9 +238,27 @@ async fn install_v6(handle: &Handle) -> Result<(), RoutingError> {
     rule.message_mut()
         .attributes
         .push(RuleAttribute::FwMask(MAGIC_MASK));
+    rule
+}
+
+async fn install_v4(handle: &Handle) -> Result<(), RoutingError> {
+    there(
+        "ip rule add pref 9 fwmark 0x200/0xf00 lookup 2004",
+        rule_v4(handle).execute().await,
+    )?;
+    let route = local(RouteMessageBuilder::<Ipv4Addr>::new()).build();
+    add_route(
+        handle,
+        "ip route replace local default dev lo table 2004",
+        route,
+    )
+    .await
+}
+
+async fn install_v6(handle: &Handle) -> Result<(), RoutingError> {
     there(
         "ip -6 rule add pref 9 fwmark 0x200/0xf00 lookup 2004",
-        rule.execute().await,
+        rule_v6(handle).execute().await,
     )?;
     let route = local(RouteMessageBuilder::<Ipv6Addr>::new()).build();
     add_route(

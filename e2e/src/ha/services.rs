@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::{thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -9,14 +10,14 @@ use super::Row;
 use super::connections::Connections;
 use super::setup::{LEAVES, NAMES, Setup};
 use crate::dns::probe::Query;
-use crate::lab::{Lab, NODE4, NODE6, at};
+use crate::lab::{Lab, at};
+use crate::nsd;
 use crate::pod::Pod;
 use crate::process::Program;
 use crate::service::{self, ServicePort, flows, service4, service6};
 use crate::traffic::names as zone;
 use crate::wait::eventually;
 use crate::web::Web;
-use crate::{nsd, shell};
 
 /// The number of the DNS Service among the lab's Services, and that of the web Service.
 pub(super) const DNS: u8 = 10;
@@ -24,6 +25,8 @@ pub(super) const SHOP: u8 = 20;
 /// Port of the web Service, and of the pods behind it.
 pub(super) const SHOP_PORT: u16 = 80;
 const SHOP_TARGET: u16 = 8080;
+/// How long a pod answers after it began to end: `lameduck 5s` in kubeadm's CoreDNS.
+const LAMEDUCK: Duration = Duration::from_secs(5);
 /// Address of the first pod of another node ends in this.
 const FIRST: u8 = 31;
 
@@ -127,36 +130,19 @@ impl Backends {
         service::kube_proxy(lab, &ports.collect::<Vec<_>>())
     }
 
-    /// Ends the pods when no connection leads to them any more.
+    /// Ends the pods as Kubernetes does: they answer for a while after kube-proxy sends new flows
+    /// elsewhere. kube-proxy removes their flows only when they are gone.
     fn leave(self, lab: &Lab) -> Result<()> {
-        self.pass_late_answers(lab)?;
+        thread::sleep(LAMEDUCK);
         let addresses: BTreeSet<IpAddr> = both(&self.dns)
             .into_iter()
             .chain(both(&self.shop))
             .collect();
-        eventually("no flow leads to the old backends", LEAVES, || {
-            flows::forget(lab, &addresses)
-        })?;
         let status = self.nsd.terminate(LEAVES)?;
         ensure!(status.success(), "the old DNS server: {status}");
-        Ok(())
-    }
-
-    /// When kube-proxy removes a UDP flow, the node no longer translates an answer that is on its way,
-    /// and the answer is lost. This is not a loss that the agent or a proxy could prevent, so the node
-    /// of the lab passes these answers.
-    fn pass_late_answers(&self, lab: &Lab) -> Result<()> {
-        let [four, six] = vips(DNS);
-        let [old4, old6] = both(&self.dns);
-        let table = format!(
-            "table inet late {{ }}\ndelete table inet late\ntable inet late {{\n\
-             chain pre {{ type filter hook prerouting priority mangle;\n\
-             ct state new udp sport 53 ip saddr {old4} ip saddr set {four} ip daddr set {NODE4}\n\
-             ct state new udp sport 53 ip6 saddr {old6} ip6 saddr set {six} ip6 daddr set {NODE6}\n\
-             }}\n}}\n"
-        );
-        shell::feed(lab.node.command("nft").args(["-f", "-"]), &table)?;
-        Ok(())
+        eventually("no flow leads to the old backends", LEAVES, || {
+            flows::forget(lab, &addresses)
+        })
     }
 
     fn documents(&self) -> String {

@@ -41,7 +41,6 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ),
     ("holdfast", "enablePolicy: sometimes", &["/enablePolicy"]),
     ("holdfast", "config: {extra: {Workers: 1}}", &["Workers"]),
-    ("holdfast", "cni: {mode: chained}", &["cni.mode", "none"]),
     (
         "holdfast",
         "sdp: {enabled: false}",

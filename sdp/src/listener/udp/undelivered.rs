@@ -20,7 +20,8 @@ const ERRORS: usize = 64;
 const RETURNED: usize = 576;
 
 impl Worker {
-    /// Ends the queries that ICMP errors quote. The others on the socket stay in flight.
+    /// Ends the queries that ICMP errors quote. The others on the socket stay in flight. Later queries
+    /// get another socket: behind the address of a Service, that one may go to another pod.
     pub(super) fn undelivered(&mut self, socket: Key) {
         let mut query = [0; RETURNED];
         for _ in 0..ERRORS {
@@ -34,6 +35,7 @@ impl Worker {
             if is_final && let Some(mut flight) = self.upstream.undelivered(socket, query) {
                 self.fail(&mut flight.query, Failure::Unreachable);
                 self.upstream.recycle(flight.query.question);
+                self.upstream.retire(socket);
             }
         }
     }

@@ -27,12 +27,15 @@ const MAX_SOCKETS: usize = 512;
 pub(super) const MAX_TRANSPARENT: usize = 2048;
 /// Queries after which a socket is replaced.
 const MAX_QUERIES: u32 = 10_000;
-/// Age at which a socket is replaced.
-const MAX_AGE: Duration = Duration::from_secs(60);
+/// Age at which a socket is replaced. For the address of a Service, the node's connection tracking
+/// keeps a socket at the pod that its first query went to. A pod that ends answers for a few seconds
+/// more (CoreDNS: `lameduck 5s`), while new sockets go to other pods. So a socket must be younger
+/// than that.
+const MAX_AGE: Duration = Duration::from_secs(2);
 /// From this number of queries or this age on, a successor is opened when there is nothing left to
 /// send. A query that had to open it would wait for eight system calls.
 const QUERIES_AHEAD: u32 = MAX_QUERIES - MAX_QUERIES / 8;
-const AGE_AHEAD: Duration = Duration::from_secs(50);
+const AGE_AHEAD: Duration = Duration::from_secs(1);
 
 /// A socket to a server, and the queries that wait on it.
 pub(super) struct UpSocket {
@@ -288,7 +291,8 @@ impl UdpUpstream {
         }
     }
 
-    fn retire(&mut self, key: Key) {
+    /// Later queries get another socket. Queries in flight on this one may still be answered.
+    pub(crate) fn retire(&mut self, key: Key) {
         self.forget(key);
         let Some(socket) = self.sockets.get_mut(key) else {
             return;

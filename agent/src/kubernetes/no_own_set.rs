@@ -1,0 +1,21 @@
+//! In the place of the DaemonSet's watch, in a build without the feature `kubernetes`: there is none.
+
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::client::Api;
+
+/// The DaemonSet that the agent is of; there is none.
+#[derive(Clone, Debug)]
+pub(crate) enum OwnSet {}
+
+impl OwnSet {
+    /// There is no client to look with.
+    pub(crate) fn start(api: Api, _: &str, _: &TaskTracker, _: &CancellationToken) -> Self {
+        match api {}
+    }
+
+    /// Never asked.
+    pub(crate) async fn is_gone(&self) -> bool {
+        match *self {}
+    }
+}

@@ -24,25 +24,25 @@ const PROXIES: &str = "sdp";
 
 /// Where agents of this node have their files.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub(crate) struct Places {
     /// `--bpf-root`.
-    pub bpf_root: PathBuf,
+    pub(crate) bpf_root: PathBuf,
     /// `--state-dir`.
-    pub state_dir: PathBuf,
+    pub(crate) state_dir: PathBuf,
     /// `--cni-conf-dir`; `None` = no CNI configuration was written.
-    pub cni_conf_dir: Option<PathBuf>,
+    pub(crate) cni_conf_dir: Option<PathBuf>,
 }
 
 /// What could not be removed. The rest was.
 #[derive(Debug, thiserror::Error)]
 #[error("{}; remove it by hand, or run `holdfast-agent cleanup` again", .0.join("; "))]
-pub struct Left(Vec<String>);
+pub(crate) struct Left(Vec<String>);
 
 /// Cleans up after agents that have stopped.
 ///
 /// # Errors
 /// An agent runs, or something could not be removed.
-pub async fn run(places: &Places) -> anyhow::Result<()> {
+pub(crate) async fn run(places: &Places) -> anyhow::Result<()> {
     let state = StateDirLock::take(&places.state_dir)?;
     let root = BpfRootLock::take(&places.bpf_root)?;
     let cleaned = everything(places).await;
@@ -103,7 +103,7 @@ fn remove_maps(globals: &Path) -> io::Result<()> {
         }
     }
     for dir in globals.ancestors().take(2) {
-        // Not empty: somebody else has maps there.
+        // Not empty: another program has maps there.
         if fs::remove_dir(dir).is_err() {
             break;
         }

@@ -15,7 +15,7 @@
 
 pub mod admin;
 pub mod app;
-pub mod cleanup;
+pub(crate) mod cleanup;
 pub mod cli;
 pub mod cni;
 pub mod config;

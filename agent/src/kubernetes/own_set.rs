@@ -76,7 +76,7 @@ impl OwnSet {
         set
     }
 
-    /// Whether it was deleted. False if nobody says so in time.
+    /// Whether it was deleted. False if no answer says so in time.
     pub(crate) async fn is_gone(&self) -> bool {
         if !self.seen.load(Ordering::Relaxed) {
             return false;

@@ -346,8 +346,8 @@ fn connect_pod(node: &Netns, lab: &str, name: &str, host: u8) -> Result<Pod> {
     node.batch(&format!(
         "link set {host_side} up\n\
          address add fe80::1/64 dev {host_side} nodad\n\
-         route add {v4}/32 dev {host_side}\n\
-         route add {v6}/128 dev {host_side}"
+         route replace {v4}/32 dev {host_side}\n\
+         route replace {v6}/128 dev {host_side}"
     ))?;
     netns.batch(&format!(
         "address add {v4}/32 dev eth0\n\

@@ -521,16 +521,21 @@ pub(super) fn matcher(selector: &FqdnSelector) -> SelectorMatcher {
     SelectorMatcher::compile(&rule).unwrap()
 }
 
+/// Plays a history, and looks after each act.
+fn play(acts: &[Act], part: usize) {
+    let mut world = World::new();
+    world.node.in_parts(part);
+    for act in acts {
+        world.act(act);
+        world.check_end();
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn every_history_ends_as_if_computed_from_scratch(acts in acts(), part in parts()) {
-        let mut world = World::new();
-        world.node.in_parts(part);
-        for act in &acts {
-            world.act(act);
-            world.check_end();
-        }
+        play(&acts, part);
     }
 
     #[test]
@@ -538,12 +543,7 @@ proptest! {
         acts in cluster_acts(),
         part in parts(),
     ) {
-        let mut world = World::new();
-        world.node.in_parts(part);
-        for act in &acts {
-            world.act(act);
-            world.check_end();
-        }
+        play(&acts, part);
     }
 }
 

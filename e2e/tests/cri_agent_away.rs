@@ -15,12 +15,7 @@ const SOON: Duration = Duration::from_secs(30);
 
 /// Starts a pod while no agent runs, then the agent. Gives the pod, and how long after the agent was
 /// ready it started.
-fn start_while_away(
-    lab: &Lab,
-    node: &CriNode<'_>,
-    sent: &Sent,
-    pod: &PodName,
-) -> Result<(Sandbox, Program)> {
+fn start_while_away(node: &CriNode<'_>, sent: &Sent, pod: &PodName) -> Result<(Sandbox, Program)> {
     let leases = node.leases()?;
     std::thread::scope(|scope| {
         let starting = scope.spawn(|| {
@@ -92,7 +87,7 @@ fn without_an_agent_no_pod_starts_and_pods_that_run_stay_under_policy_and_can_en
         let senders: BTreeSet<IpAddr> = sent.senders().into_iter().collect();
         ensure!(senders == known, "{senders:?} sent, but {known:?} ran");
         sent.expect_judged(p.address())?;
-        let (q, _agent) = start_while_away(lab, &node, &sent, &q.again())?;
+        let (q, _agent) = start_while_away(&node, &sent, &q.again())?;
         sent.expect_judged(p.address())?;
         let expected = keys(&[&p, &q]);
         until(
@@ -140,7 +135,7 @@ fn a_node_that_was_rebooted_is_closed_until_its_agent_is_ready() {
         sent.clear();
         ensure!(node.own().is_some(), "the configuration is gone");
         node.uses(Base::Ptp.name(), true)?;
-        let (new, _agent) = start_while_away(lab, &node, &sent, &pod.again())?;
+        let (new, _agent) = start_while_away(&node, &sent, &pod.again())?;
         ensure!(
             sent.senders() == [new.address()],
             "another one sent: {:?}",

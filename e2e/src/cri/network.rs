@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 /// Plugins of Debian that the tests use.
-pub(super) const PLUGINS: [&str; 4] = ["ptp", "bridge", "host-local", "loopback"];
+pub(super) const PLUGINS: [&str; 5] = ["ptp", "bridge", "tuning", "host-local", "loopback"];
 /// Where Debian has them.
 pub(super) const DEBIAN: &str = "/usr/lib/cni";
 /// Configuration of the base.

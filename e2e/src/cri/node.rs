@@ -192,6 +192,7 @@ impl<'l> CriNode<'l> {
         let home = self.home.display();
         format!(
             "version = 2\nroot = \"{home}/root\"\nstate = \"/run/containerd\"\n\
+             [debug]\nlevel = \"warn\"\n\
              [grpc]\naddress = \"{home}/containerd.sock\"\n\
              [ttrpc]\naddress = \"{home}/containerd.sock.ttrpc\"\n\
              [plugins.\"io.containerd.internal.v1.opt\"]\npath = \"{home}/opt\"\n\
@@ -234,7 +235,34 @@ impl<'l> CriNode<'l> {
 
     /// Writes the base's configuration, as a network does: in place.
     pub fn write_base(&self, text: &str) -> Result<()> {
-        Ok(std::fs::write(self.conf_dir().join(FILE), text)?)
+        self.write(FILE, text)
+    }
+
+    /// Deletes the base's configuration.
+    pub fn remove_base(&self) -> Result<()> {
+        self.remove(FILE)
+    }
+
+    /// Writes the agent's configuration, as other programs do that add to it.
+    pub fn write_own(&self, text: &str) -> Result<()> {
+        self.write(OWN, text)
+    }
+
+    /// Writes a configuration.
+    pub fn write(&self, file: &str, text: &str) -> Result<()> {
+        let path = self.conf_dir().join(file);
+        std::fs::write(&path, text).with_context(|| path.display().to_string())
+    }
+
+    /// Deletes a configuration.
+    pub fn remove(&self, file: &str) -> Result<()> {
+        let path = self.conf_dir().join(file);
+        std::fs::remove_file(&path).with_context(|| path.display().to_string())
+    }
+
+    /// Whether a plugin is installed.
+    pub fn has_plugin(&self, name: &str) -> bool {
+        self.home.join("bin").join(name).exists()
     }
 
     /// Addresses that are in use on the node, as its networks keep them.

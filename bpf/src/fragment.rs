@@ -3,6 +3,7 @@
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use shared_maps::{
     FAMILY_IPV4,
+    endpoint::Queue,
     event::Reason,
     fragment::{FragmentKey, FragmentValue},
     quota::Limit,
@@ -10,7 +11,7 @@ use shared_maps::{
 
 use crate::{
     config,
-    maps::{FRAGMENTED, FRAGMENTS},
+    maps::FRAGMENTS,
     packet::Packet,
     quota,
 };
@@ -50,7 +51,7 @@ pub(crate) fn remember(packet: &Packet, egress: u8, mark: u32, pass: bool) -> bo
     };
     let key = key(packet, egress);
     let known = FRAGMENTS.get_ptr(key).is_some();
-    (known || quota::admit(&FRAGMENTED, &key, displace)) && FRAGMENTS.insert(key, value, 0).is_ok()
+    (known || quota::admit(Queue::Fragments, &key, displace)) && FRAGMENTS.insert(key, value, 0).is_ok()
 }
 
 /// Fragments of one datagram arrive within this time of the first, nanoseconds.

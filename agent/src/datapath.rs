@@ -16,4 +16,5 @@ pub(crate) mod program;
 pub(crate) mod quota;
 pub(crate) mod root;
 pub mod routing;
+mod slots;
 pub mod upkeep;

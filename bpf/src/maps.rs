@@ -52,8 +52,12 @@ pub(crate) static QUEUES: ArrayOfMaps<InnerQueue<QueueItem, 1>, { SLOTS as usize
     ArrayOfMaps::new();
 
 /// An endpoint's policy map.
-type PolicyMap =
-    InnerTrie<PolicySuffix, PolicyValue, { policy::MAX_ENTRIES as usize }, { policy::FLAGS as usize }>;
+type PolicyMap = InnerTrie<
+    PolicySuffix,
+    PolicyValue,
+    { policy::MAX_ENTRIES as usize },
+    { policy::FLAGS as usize },
+>;
 
 /// `BPF_F_NO_PREALLOC`.
 const NO_PREALLOC: u32 = 1;

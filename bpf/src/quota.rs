@@ -5,8 +5,8 @@ use aya_ebpf::{
     helpers::{bpf_ktime_get_ns, bpf_map_pop_elem},
 };
 use shared_maps::{
-    endpoint::{Queue, QueueItem},
     FAMILY_IPV6,
+    endpoint::{Queue, QueueItem},
     event::{Counter, Reason},
     quota::{BURST_NS, CONNECTION_COST, HELD_UNTIL, Limit, QuotaKey, held_index, held_map},
 };

@@ -5,16 +5,20 @@
 //!                                       to_pod_<ifindex>     TCX egress
 //!  <bpf-root>/holdfast/links/to_proxy/to_proxy_<ifindex>    TCX ingress
 //! ```
-//! A link outlives the agent through its pin. A restart loads new programs and
-//! puts them into the old links: no packet passes unjudged meanwhile.
+//! A link outlives the agent through its pin. All endpoints have the same two programs, which an
+//! agent loads once and puts into the old links: no packet passes unjudged meanwhile. The programs
+//! find the endpoint by the packet's interface ([`super::slots`]).
 
 use std::{
     fs, io,
+    os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
+    maps::MapData,
     programs::{
         LinkOrder, SchedClassifier, TcAttachType,
         links::{FdLink, PinnedLink as LinkPin},
@@ -23,23 +27,32 @@ use aya::{
 };
 use daemon::steering_program::{self as steering, tail};
 use nix::{errno::Errno, net::if_::if_indextoname};
+use parking_lot::Mutex;
 use shared_maps::{
     EndpointId,
     endpoint::{
-        DUAL_STACK, EndpointConfig, GLOBAL, HAS_IPV4, HAS_IPV6, NO_LINK_HEADER, TRANSPARENT,
+        CONFIGS, DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, INTERFACES, NO_LINK_HEADER,
+        NODE_FLAGS, POLICIES, PROXY_CLOCKS, QUEUES, Queue, QueueItem, TRANSPARENT,
     },
-    pin,
+    fragment, pin,
+    policy::{PolicyKey, PolicyValue},
     quota::PACKET_INTERVAL,
-    user::{Direction, Globals, LinkPlace, PinnedLink, Record, program_name, tcx_chain},
+    user::{
+        Direction, Globals, LinkPlace, Map, MapError, MapKind, MapOfMaps, PinnedLink, Record,
+        create_queue, program_name, tcx_chain,
+    },
 };
 
-use super::{closed, interfaces::Begin, map_query::ProgramFault, plan::Attachment};
+use super::{
+    closed,
+    interfaces::Begin,
+    map_query::ProgramFault,
+    plan::Attachment,
+    slots::{SlotMaps, SlotSizes, Slots},
+};
 
 /// The programs, built by `cargo xtask bpf`.
 static OBJECT: &[u8] = include_bytes_aligned!("../../../bpf/prebuilt/holdfast-bpf.o");
-
-/// The policy map's name in the object.
-const POLICY: &str = "POLICY";
 
 /// Why programs could not be loaded, attached or detached.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +75,9 @@ pub enum ProgramError {
         /// What the kernel said.
         reason: String,
     },
+    /// A map of the programs could not be made or written.
+    #[error(transparent)]
+    Settings(#[from] MapError),
     /// A pin could not be made, read or removed.
     #[error("pin {path}: {reason}", path = .path.display())]
     Pin {
@@ -165,74 +181,199 @@ impl Quotas {
     }
 }
 
-/// Names of the queues of unanswered connections in the object.
-const UNANSWERED: [&str; 2] = ["UNANSWERED_OUT", "UNANSWERED_IN"];
+/// Maps of which a program that is of no endpoint needs no more than this.
+const WITHOUT_ENDPOINT: [(&str, u32); 6] = [
+    (INTERFACES, 1),
+    (CONFIGS, 1),
+    (POLICIES, 1),
+    (QUEUES, 4),
+    (PROXY_CLOCKS, 1),
+    ("RECENT", 1),
+];
 
-/// Loads and attaches programs below one BPF root.
-#[derive(Clone, Debug)]
+/// Loads and attaches programs below one BPF root. Clones share what is loaded.
+#[derive(Clone)]
 pub struct Programs {
     globals: Globals,
     links: PathBuf,
-    dual_stack: bool,
-    transparent: bool,
+    /// [`DUAL_STACK`] and [`TRANSPARENT`].
+    node: u8,
     quotas: Quotas,
+    policy_entries: u32,
+    loaded: Arc<Mutex<Option<Loaded>>>,
+}
+
+/// The programs of all endpoints.
+struct Loaded {
+    ebpf: Ebpf,
+    slots: Slots,
 }
 
 impl Programs {
     /// Below the root of `globals`; `dual_stack` is whether the node has both families,
-    /// `transparent` whether proxies send queries under pods' addresses.
-    pub fn new(globals: &Globals, dual_stack: bool, transparent: bool, quotas: Quotas) -> Self {
+    /// `transparent` whether proxies send queries under pods' addresses. New policy maps have room
+    /// for `policy_entries`.
+    pub fn new(
+        globals: &Globals,
+        dual_stack: bool,
+        transparent: bool,
+        quotas: Quotas,
+        policy_entries: u32,
+    ) -> Self {
+        let flags = [(dual_stack, DUAL_STACK), (transparent, TRANSPARENT)];
+        let flags = flags.into_iter().filter(|(has, _)| *has);
         Self {
             globals: globals.clone(),
             links: globals.root().join(pin::LINKS),
-            dual_stack,
-            transparent,
+            node: flags.fold(0, |flags, (_, flag)| flags | flag),
             quotas,
+            policy_entries,
+            loaded: Arc::default(),
         }
     }
 
-    /// Loads an endpoint's programs without attaching them. Its policy map is there already.
-    pub fn load(&self, attachment: &Attachment) -> Result<Ebpf, ProgramError> {
-        let config = self.config(attachment);
-        let policy = self.globals.policy_path(attachment.endpoint);
+    /// Loads the programs, so that the first endpoint does not wait for them.
+    pub fn preload(&self) -> Result<(), ProgramError> {
+        self.with_loaded(|loaded| {
+            loaded.slots.tidy();
+            Ok(())
+        })
+    }
+
+    /// Runs `with` on the programs of all endpoints, which are loaded if need be.
+    fn with_loaded<T>(
+        &self,
+        with: impl FnOnce(&mut Loaded) -> Result<T, ProgramError>,
+    ) -> Result<T, ProgramError> {
+        let mut loaded = self.loaded.lock();
+        let programs = match loaded.take() {
+            Some(programs) => programs,
+            None => self.load()?,
+        };
+        with(loaded.insert(programs))
+    }
+
+    fn load(&self) -> Result<Loaded, ProgramError> {
+        let flags = u32::from(self.node).to_ne_bytes();
         let interval = self.quotas.packet_interval().to_ne_bytes();
-        let mut loader = EbpfLoader::new();
-        loader
+        let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(self.globals.dir())
-            .map_pin_path(POLICY, policy)
-            .override_global(GLOBAL, config.as_bytes(), true)
-            .override_global(PACKET_INTERVAL, &interval[..], true);
-        for queue in UNANSWERED {
-            loader.map_max_entries(queue, self.quotas.unanswered);
-        }
-        let mut ebpf = loader.load(OBJECT).map_err(|error| load("all", &error))?;
+            .override_global(NODE_FLAGS, &flags[..], true)
+            .override_global(PACKET_INTERVAL, &interval[..], true)
+            .load(OBJECT)
+            .map_err(|error| load("all", &error))?;
+        let maps = SlotMaps {
+            interfaces: map(&ebpf, INTERFACES, MapKind::Hash)?,
+            configs: map(&ebpf, CONFIGS, MapKind::Array)?,
+            clocks: map(&ebpf, PROXY_CLOCKS, MapKind::Array)?,
+            policies: MapOfMaps::new(descriptor(&ebpf, POLICIES)?, POLICIES),
+            queues: MapOfMaps::new(descriptor(&ebpf, QUEUES)?, QUEUES),
+        };
         for hook in HOOKS {
             let program: &mut SchedClassifier = program(&mut ebpf, hook.program)?;
             program.load().map_err(|error| load(hook.program, &error))?;
         }
-        Ok(ebpf)
+        let sizes = SlotSizes {
+            policy: self.policy_entries,
+            unanswered: self.quotas.unanswered,
+        };
+        Ok(Loaded {
+            ebpf,
+            slots: Slots::new(maps, sizes),
+        })
     }
 
-    /// Loads an endpoint's programs and attaches them before all others, or puts them into the
-    /// links that are there. Opens the interface if it was closed. Gives the numbers of the
-    /// programs, in the order of `HOOKS`.
-    pub fn attach(&self, attachment: &Attachment) -> Result<[u32; 2], ProgramError> {
-        let mut ebpf = self.load(attachment)?;
+    /// Makes a policy map, which is not pinned, for an endpoint that has none.
+    pub fn create_policy(
+        &self,
+        endpoint: EndpointId,
+    ) -> Result<Map<PolicyKey, PolicyValue>, ProgramError> {
+        self.with_loaded(|loaded| loaded.slots.policy(endpoint).map_err(settings))
+    }
+
+    /// Has packets of `interface` judged with an endpoint's settings and policy map, if the
+    /// programs are attached there.
+    pub fn enter(
+        &self,
+        attachment: &Attachment,
+        interface: u32,
+        policy: &Map<PolicyKey, PolicyValue>,
+    ) -> Result<(), ProgramError> {
+        let endpoint = attachment.endpoint;
+        self.with_loaded(|loaded| {
+            if let Some(other) = loaded.slots.other(endpoint, interface) {
+                if self.is_attached(other, interface) {
+                    return Err(ProgramError::Attach {
+                        program: "from_pod",
+                        place: format!("interface {interface}"),
+                        reason: format!("endpoint {other} is behind it"),
+                    });
+                }
+                loaded.slots.remove(other).map_err(settings)?;
+            }
+            loaded
+                .slots
+                .enter(endpoint, interface, config(attachment), policy)
+                .map_err(settings)
+        })
+    }
+
+    /// Runs `with` on `from_pod` or `to_pod`.
+    pub fn with_program<T>(
+        &self,
+        name: &'static str,
+        with: impl FnOnce(&mut SchedClassifier) -> T,
+    ) -> Result<T, ProgramError> {
+        self.with_loaded(|loaded| Ok(with(program(&mut loaded.ebpf, name)?)))
+    }
+
+    /// Attaches an endpoint's programs before all others, or puts them into the links that are
+    /// there. Opens the interface if it was closed. Gives the numbers of the programs, in the order
+    /// of `HOOKS`.
+    pub fn attach(
+        &self,
+        attachment: &Attachment,
+        policy: &Map<PolicyKey, PolicyValue>,
+    ) -> Result<[u32; 2], ProgramError> {
+        // First the settings: from the moment that a program is attached, it finds them.
+        self.enter(attachment, attachment.ifindex, policy)?;
         let dir = self.dir(attachment.endpoint);
         fs::create_dir_all(&dir).map_err(|error| pinned(&dir, &error))?;
-        let mut numbers = [0; 2];
-        for (hook, number) in HOOKS.into_iter().zip(&mut numbers) {
-            let program: &mut SchedClassifier = program(&mut ebpf, hook.program)?;
-            let path = pin_of(&dir, hook, attachment.ifindex);
-            put(program, hook, attachment.ifindex, &path, LinkOrder::first())?;
-            *number = program
-                .info()
-                .map_err(|error| load(hook.program, &error))?
-                .id();
-        }
-        self.forget_other_interfaces(&dir, attachment.ifindex)?;
+        let numbers = self.with_loaded(|loaded| {
+            let mut numbers = [0; 2];
+            for (hook, number) in HOOKS.into_iter().zip(&mut numbers) {
+                let program: &mut SchedClassifier = program(&mut loaded.ebpf, hook.program)?;
+                let path = pin_of(&dir, hook, attachment.ifindex);
+                put(program, hook, attachment.ifindex, &path, LinkOrder::first())?;
+                *number = program
+                    .info()
+                    .map_err(|error| load(hook.program, &error))?
+                    .id();
+            }
+            self.forget_other_interfaces(&dir, attachment.ifindex)?;
+            loaded.slots.settle(attachment.endpoint).map_err(settings)?;
+            Ok(numbers)
+        })?;
         closed::open(&self.globals, attachment.ifindex)?;
         Ok(numbers)
+    }
+
+    /// Whether the packets of the endpoint's interface find its settings.
+    pub fn has_settings(&self, endpoint: EndpointId) -> Result<bool, ProgramError> {
+        self.with_loaded(|loaded| loaded.slots.is_in_force(endpoint).map_err(settings))
+    }
+
+    /// Whether a link of this endpoint is attached to an interface.
+    fn is_attached(&self, endpoint: EndpointId, interface: u32) -> bool {
+        let dir = self.dir(endpoint);
+        HOOKS.into_iter().any(|hook| {
+            let link = PinnedLink::read(&pin_of(&dir, hook, interface));
+            let there = LinkPlace::Interface(interface, hook.chain());
+            // One that cannot be read may be at work.
+            link.map_or(true, |link| {
+                link.is_some_and(|link| link.place == Some(there))
+            })
+        })
     }
 
     /// What is wrong about an endpoint's programs, as the kernel has them. `numbers`: what
@@ -278,15 +419,21 @@ impl Programs {
         name: &'static str,
         flags: u8,
     ) -> Result<Ebpf, ProgramError> {
-        let config = EndpointConfig {
-            flags,
-            ..EndpointConfig::default()
-        };
-        let mut ebpf = EbpfLoader::new()
+        let flags = u32::from(self.node | flags).to_ne_bytes();
+        let mut loader = EbpfLoader::new();
+        loader
             .default_map_pin_directory(self.globals.dir())
-            .override_global(GLOBAL, config.as_bytes(), true)
-            .load(OBJECT)
-            .map_err(|error| load(name, &error))?;
+            .override_global(NODE_FLAGS, &flags[..], true);
+        for (name, entries) in WITHOUT_ENDPOINT {
+            loader.map_max_entries(name, entries);
+        }
+        let mut ebpf = loader.load(OBJECT).map_err(|error| load(name, &error))?;
+        // Fragments of packets of no endpoint.
+        let (items, size) = (fragment::MAX_ENTRIES / 32, size_of::<QueueItem>());
+        let queue = create_queue("hf_queue", size, items).map_err(settings)?;
+        MapOfMaps::new(descriptor(&ebpf, QUEUES)?, QUEUES)
+            .set(&[(Queue::Fragments.index(0), queue.as_fd())])
+            .map_err(settings)?;
         let loaded: &mut SchedClassifier = program(&mut ebpf, name)?;
         loaded.load().map_err(|error| load(name, &error))?;
         Ok(ebpf)
@@ -306,8 +453,14 @@ impl Programs {
     pub fn detach(&self, endpoint: EndpointId) -> Result<(), ProgramError> {
         let dir = self.dir(endpoint);
         match fs::remove_dir_all(&dir) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(pinned(&dir, &error)),
-            _ => Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(pinned(&dir, &error));
+            }
+            _ => {}
+        }
+        match self.loaded.lock().as_ref() {
+            Some(loaded) => loaded.slots.remove(endpoint).map_err(settings),
+            None => Ok(()),
         }
     }
 
@@ -325,33 +478,6 @@ impl Programs {
         links_of(&self.globals, endpoint)
     }
 
-    fn config(&self, attachment: &Attachment) -> EndpointConfig {
-        let mut flags = 0;
-        for (has, flag) in [
-            (attachment.ipv4.is_some(), HAS_IPV4),
-            (attachment.ipv6.is_some(), HAS_IPV6),
-            (self.dual_stack, DUAL_STACK),
-            (self.transparent, TRANSPARENT),
-        ] {
-            if has {
-                flags |= flag;
-            }
-        }
-        let mut config = EndpointConfig {
-            identity: attachment.identity.0,
-            ifindex: attachment.ifindex,
-            ipv6: attachment.ipv6.map_or([0; 16], |ip| ip.octets()),
-            ipv4: attachment.ipv4.map_or([0; 4], |ip| ip.octets()),
-            id: attachment.endpoint.0,
-            mac: attachment.mac,
-            gateway_mac: attachment.gateway_mac.unwrap_or_default(),
-            flags,
-            ..EndpointConfig::default()
-        };
-        attachment.link.configure(&mut config);
-        config
-    }
-
     /// Removes links to interfaces that the endpoint had before (its id may be of another pod's past).
     fn forget_other_interfaces(&self, dir: &Path, ifindex: u32) -> Result<(), ProgramError> {
         let suffix = format!("_{ifindex}");
@@ -367,6 +493,59 @@ impl Programs {
         }
         Ok(())
     }
+}
+
+/// An endpoint's settings.
+fn config(attachment: &Attachment) -> EndpointConfig {
+    let mut flags = 0;
+    for (has, flag) in [
+        (attachment.ipv4.is_some(), HAS_IPV4),
+        (attachment.ipv6.is_some(), HAS_IPV6),
+    ] {
+        if has {
+            flags |= flag;
+        }
+    }
+    let mut config = EndpointConfig {
+        identity: attachment.identity.0,
+        ifindex: attachment.ifindex,
+        ipv6: attachment.ipv6.map_or([0; 16], |ip| ip.octets()),
+        ipv4: attachment.ipv4.map_or([0; 4], |ip| ip.octets()),
+        id: attachment.endpoint.0,
+        mac: attachment.mac,
+        gateway_mac: attachment.gateway_mac.unwrap_or_default(),
+        flags,
+        ..EndpointConfig::default()
+    };
+    attachment.link.configure(&mut config);
+    config
+}
+
+/// A map of loaded programs.
+fn map<K: Record, V: Record>(
+    ebpf: &Ebpf,
+    name: &'static str,
+    kind: MapKind,
+) -> Result<Map<K, V>, ProgramError> {
+    Map::of_fd(descriptor(ebpf, name)?, name, kind).map_err(settings)
+}
+
+fn descriptor(ebpf: &Ebpf, name: &'static str) -> Result<OwnedFd, ProgramError> {
+    use aya::maps::Map::{Array, ArrayOfMaps, HashMap};
+    let data: Option<&MapData> = match ebpf.map(name) {
+        Some(Array(data) | ArrayOfMaps(data) | HashMap(data)) => Some(data),
+        _ => None,
+    };
+    let data = data.ok_or_else(|| ProgramError::Load {
+        program: name,
+        reason: "the embedded object has no such map; rebuild it (cargo xtask bpf)".to_owned(),
+    })?;
+    let descriptor = data.fd().as_fd().try_clone_to_owned();
+    descriptor.map_err(|error| load(name, &error))
+}
+
+fn settings(error: MapError) -> ProgramError {
+    ProgramError::Settings(error)
 }
 
 /// Directory of the links of an endpoint.

@@ -32,13 +32,6 @@ pub(crate) fn measure(endpoints: u16) -> Result<()> {
             policy.push(begin.elapsed());
         }
         print("make the policy map", &mut policy);
-        let mut load = Vec::new();
-        for attachment in all.iter().take(20) {
-            let begin = Instant::now();
-            let _loaded = kernel.datapath().programs().load(attachment)?;
-            load.push(begin.elapsed());
-        }
-        print("load the programs", &mut load);
         for what in ["attach the programs", "replace the programs"] {
             let mut taken = Vec::new();
             for attachment in &all {

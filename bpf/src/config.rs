@@ -2,13 +2,13 @@
 
 use aya_ebpf::{Global, programs::TcContext};
 use shared_maps::endpoint::{
-    DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, LINK_LOCALS, NO_LINK_HEADER, NODE_LINK_LOCALS,
+    DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, LINK_LOCALS, LOW_INTERFACES, NO_LINK_HEADER, NODE_LINK_LOCALS,
     TRANSPARENT, link_local_of,
 };
 
 use crate::{
     address::Address,
-    maps::{CONFIGS, INTERFACES, SCRATCH, Scratch},
+    maps::{CONFIGS, HIGH_INTERFACES, INTERFACES, SCRATCH, Scratch},
     packet::ETH_LEN,
 };
 
@@ -40,10 +40,16 @@ const NONE: EndpointConfig = EndpointConfig {
 pub(crate) fn enter(ctx: &TcContext, scratch: *mut Scratch) -> bool {
     // SAFETY: the context is valid for the run of the program.
     let ifindex = unsafe { (*ctx.skb.skb).ifindex };
-    // SAFETY: the value is read at once.
-    let Some(slot) = (unsafe { INTERFACES.get(ifindex) }).copied() else {
-        return false;
+    let found = if ifindex < LOW_INTERFACES {
+        INTERFACES.get(ifindex)
+    } else {
+        // SAFETY: the value is read at once.
+        unsafe { HIGH_INTERFACES.get(ifindex) }
     };
+    let slot = found.copied().unwrap_or(0);
+    if slot == 0 {
+        return false;
+    }
     let Some(config) = CONFIGS.get_ptr(slot) else {
         return false;
     };

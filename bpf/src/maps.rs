@@ -10,7 +10,7 @@ use aya_ebpf::{
 use shared_maps::{
     IdentityId,
     conntrack::{self, CtKey4, CtKey6, CtValue},
-    endpoint::{EndpointConfig, QueueItem, SLOTS},
+    endpoint::{EndpointConfig, LOW_INTERFACES, QueueItem, SLOTS},
     event::{self, Counter},
     fragment::{self, FragmentKey, FragmentValue},
     ipcache::{self, IpcacheKey, IpcacheValue},
@@ -34,9 +34,14 @@ pub(crate) static LXC: HashMap<LxcKey, LxcValue> = HashMap::pinned(lxc::MAX_ENTR
 pub(crate) static IPCACHE: LpmTrie<IpcacheSuffix, IpcacheValue> =
     LpmTrie::pinned(ipcache::MAX_ENTRIES, ipcache::FLAGS);
 
-/// Slot of the endpoint behind an interface. The maps of slots are not pinned.
+/// Slot of the endpoint behind an interface with a low number. The maps of slots are not pinned.
 #[map(name = "INTERFACES")]
-pub(crate) static INTERFACES: HashMap<u32, u32> = HashMap::with_max_entries(SLOTS, NO_PREALLOC);
+pub(crate) static INTERFACES: Array<u32> = Array::with_max_entries(LOW_INTERFACES, 0);
+
+/// The same of all other interfaces.
+#[map(name = "HIGH_INTERFACES")]
+pub(crate) static HIGH_INTERFACES: HashMap<u32, u32> =
+    HashMap::with_max_entries(SLOTS, NO_PREALLOC);
 
 /// Settings by slot.
 #[map(name = "CONFIGS")]

@@ -7,8 +7,13 @@
 /// Symbol of the read-only global (`u32`) with [`DUAL_STACK`], [`TRANSPARENT`] and
 /// [`NO_LINK_HEADER`], which are the same for all interfaces of a loaded program.
 pub const NODE_FLAGS: &str = "NODE_FLAGS";
-/// Map: slot (`u32`) by interface (`u32`). Nothing passes an interface that is not in it.
+/// Map: slot (`u32`) by interface (`u32`), for interfaces below [`LOW_INTERFACES`]; 0 is no slot.
+/// Nothing passes an interface without a slot.
 pub const INTERFACES: &str = "INTERFACES";
+/// Entries of [`INTERFACES`], an array: it takes a packet less time than a hash table.
+pub const LOW_INTERFACES: u32 = 65_536;
+/// Map: the same, for all other interfaces (a hash table).
+pub const HIGH_INTERFACES: &str = "HIGH_INTERFACES";
 /// Map: [`EndpointConfig`] by slot.
 pub const CONFIGS: &str = "CONFIGS";
 /// Map of maps: policy map by slot.
@@ -67,8 +72,8 @@ pub const TRANSPARENT: u8 = 8;
 /// Flag for `to_proxy`: packets of the interface begin with their IP header.
 pub const NO_LINK_HEADER: u8 = 16;
 
-/// The endpoint a program serves.
-#[repr(C)]
+/// The endpoint a program serves. Its alignment makes copying it fast.
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointConfig {
     /// Identity.

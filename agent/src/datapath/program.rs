@@ -597,9 +597,20 @@ pub(super) fn put(
         .to_string_lossy()
         .into_owned();
     let place = || format!("interface {ifindex} ({name})");
-    let id = program
-        .attach_with_options(&name, hook.direction, TcAttachOptions::TcxOrder(order))
-        .map_err(|error| attach(place(), &error))?;
+    let options = || TcAttachOptions::TcxOrder(order);
+    let id = match program.attach_with_options(&name, hook.direction, options()) {
+        Err(error) if is_there(&error) => {
+            // A chain takes a program once. The other link may be one that this call replaces, or
+            // one without a pin, which the kernel removes soon.
+            program
+                .unload()
+                .and_then(|()| program.load())
+                .map_err(|error| load(hook.program, &error))?;
+            program.attach_with_options(&name, hook.direction, options())
+        }
+        attached => attached,
+    };
+    let id = id.map_err(|error| attach(place(), &error))?;
     let link = program
         .take_link(id)
         .map_err(|error| attach(place(), &error))?;
@@ -632,6 +643,18 @@ fn is_dead(error: &aya::programs::ProgramError) -> bool {
         return false;
     };
     error.io_error.raw_os_error() == Some(Errno::ENOLINK as i32)
+}
+
+/// Whether attaching failed because the program is attached to the interface already.
+fn is_there(error: &aya::programs::ProgramError) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return error.raw_os_error() == Some(Errno::EEXIST as i32);
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// Pins a link at `path` and then releases the link that was pinned there before.

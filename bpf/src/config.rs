@@ -2,8 +2,8 @@
 
 use aya_ebpf::{Global, programs::TcContext};
 use shared_maps::endpoint::{
-    DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, LINK_LOCALS, LOW_INTERFACES, NO_LINK_HEADER, NODE_LINK_LOCALS,
-    TRANSPARENT, link_local_of,
+    DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, LINK_LOCALS, LOW_INTERFACES, NO_LINK_HEADER,
+    NODE_LINK_LOCALS, TRANSPARENT, link_local_of,
 };
 
 use crate::{

@@ -12,8 +12,8 @@ use shared_maps::EndpointId;
 use shared_maps::event::Reason;
 use shared_maps::policy::{EGRESS, PolicyKey, PolicyValue};
 
-/// An interface number that one interface has after another.
-const REUSED: u32 = 4711;
+/// Interface numbers that one interface has after another: one of each table.
+const REUSED: [u32; 2] = [4711, 1_000_004_711];
 
 fn ip(arguments: &str) -> Result<()> {
     let status = Command::new("ip").args(arguments.split(' ')).status()?;
@@ -118,35 +118,43 @@ fn new_settings_replace_the_old_ones_in_both_directions_at_once() {
 #[test]
 fn a_reused_interface_number_is_the_new_endpoints() {
     with_kernel(|k| {
-        let add = format!("link add hf0 index {REUSED} type veth peer name hf1");
-        ip(&add)?;
-        let (before, after) = (of(20, REUSED), of(21, REUSED));
-        for wanted in [&before, &after] {
-            let step = Step::CreatePolicyMap(wanted.endpoint);
-            k.datapath().apply(&step)?;
+        for number in REUSED {
+            reuse(k, number)?;
         }
-        k.datapath().apply(&Step::Attach(before.clone()))?;
-        assert_eq!(faults(k, &before)?, []);
-
-        // While the interface is there, it is of one endpoint.
-        let error = k.datapath().apply(&Step::Attach(after.clone()));
-        let error = error.expect_err("two endpoints").to_string();
-        assert!(error.contains("endpoint 20 is behind it"), "{error}");
-        assert_eq!(faults(k, &before)?, []);
-
-        ip("link del hf0")?;
-        ip(&add)?;
-        k.datapath().apply(&Step::Attach(after.clone()))?;
-        assert_eq!(faults(k, &after)?, []);
-        // What the agent still does about the former endpoint leaves the new one alone.
-        let error = k.datapath().apply(&Step::Attach(before.clone()));
-        let error = error.expect_err("it is gone").to_string();
-        assert!(error.contains("endpoint 21 is behind it"), "{error}");
-        assert_eq!(faults(k, &after)?, []);
-        k.datapath().apply(&Step::Detach(before.endpoint))?;
-        assert_eq!(faults(k, &after)?, []);
         Ok(())
     });
+}
+
+fn reuse(k: &mut Kernel, number: u32) -> Result<()> {
+    let add = format!("link add hf0 index {number} type veth peer name hf1");
+    ip(&add)?;
+    let (before, after) = (of(20, number), of(21, number));
+    for wanted in [&before, &after] {
+        let step = Step::CreatePolicyMap(wanted.endpoint);
+        k.datapath().apply(&step)?;
+    }
+    k.datapath().apply(&Step::Attach(before.clone()))?;
+    assert_eq!(faults(k, &before)?, []);
+
+    // While the interface is there, it is of one endpoint.
+    let error = k.datapath().apply(&Step::Attach(after.clone()));
+    let error = error.expect_err("two endpoints").to_string();
+    assert!(error.contains("endpoint 20 is behind it"), "{error}");
+    assert_eq!(faults(k, &before)?, []);
+
+    ip("link del hf0")?;
+    ip(&add)?;
+    k.datapath().apply(&Step::Attach(after.clone()))?;
+    assert_eq!(faults(k, &after)?, []);
+    // What the agent still does about the former endpoint leaves the new one alone.
+    let error = k.datapath().apply(&Step::Attach(before.clone()));
+    let error = error.expect_err("it is gone").to_string();
+    assert!(error.contains("endpoint 21 is behind it"), "{error}");
+    assert_eq!(faults(k, &after)?, []);
+    k.datapath().apply(&Step::Detach(before.endpoint))?;
+    assert_eq!(faults(k, &after)?, []);
+    k.datapath().apply(&Step::Detach(after.endpoint))?;
+    ip("link del hf0")
 }
 
 #[test]

@@ -66,10 +66,10 @@ impl Why {
 
     /// An interface that was left has the endpoint's own programs until the endpoint is attached
     /// elsewhere: these stay the first.
-    fn order(self) -> LinkOrder {
+    fn order(self) -> fn() -> LinkOrder {
         match self {
-            Self::NotFound => LinkOrder::first(),
-            Self::Left => LinkOrder::last(),
+            Self::NotFound => LinkOrder::first,
+            Self::Left => LinkOrder::last,
         }
     }
 }

@@ -31,8 +31,8 @@ use parking_lot::Mutex;
 use shared_maps::{
     EndpointId,
     endpoint::{
-        CONFIGS, DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, INTERFACES, NO_LINK_HEADER,
-        NODE_FLAGS, POLICIES, PROXY_CLOCKS, QUEUES, Queue, QueueItem, TRANSPARENT,
+        CONFIGS, DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, HIGH_INTERFACES, INTERFACES,
+        NO_LINK_HEADER, NODE_FLAGS, POLICIES, PROXY_CLOCKS, QUEUES, Queue, QueueItem, TRANSPARENT,
     },
     fragment, pin,
     policy::{PolicyKey, PolicyValue},
@@ -182,8 +182,9 @@ impl Quotas {
 }
 
 /// Maps of which a program that is of no endpoint needs no more than this.
-const WITHOUT_ENDPOINT: [(&str, u32); 6] = [
+const WITHOUT_ENDPOINT: [(&str, u32); 7] = [
     (INTERFACES, 1),
+    (HIGH_INTERFACES, 1),
     (CONFIGS, 1),
     (POLICIES, 1),
     (QUEUES, 4),
@@ -263,7 +264,8 @@ impl Programs {
             .load(OBJECT)
             .map_err(|error| load("all", &error))?;
         let maps = SlotMaps {
-            interfaces: map(&ebpf, INTERFACES, MapKind::Hash)?,
+            interfaces: map(&ebpf, INTERFACES, MapKind::Array)?,
+            high_interfaces: map(&ebpf, HIGH_INTERFACES, MapKind::Hash)?,
             configs: map(&ebpf, CONFIGS, MapKind::Array)?,
             clocks: map(&ebpf, PROXY_CLOCKS, MapKind::Array)?,
             policies: MapOfMaps::new(descriptor(&ebpf, POLICIES)?, POLICIES),
@@ -344,7 +346,7 @@ impl Programs {
             for (hook, number) in HOOKS.into_iter().zip(&mut numbers) {
                 let program: &mut SchedClassifier = program(&mut loaded.ebpf, hook.program)?;
                 let path = pin_of(&dir, hook, attachment.ifindex);
-                put(program, hook, attachment.ifindex, &path, LinkOrder::first())?;
+                put(program, hook, attachment.ifindex, &path, LinkOrder::first)?;
                 *number = program
                     .info()
                     .map_err(|error| load(hook.program, &error))?
@@ -446,7 +448,7 @@ impl Programs {
         path: &Path,
     ) -> Result<(), ProgramError> {
         let program = program(ebpf, TO_PROXY.program)?;
-        put(program, TO_PROXY, ifindex, path, LinkOrder::first())
+        put(program, TO_PROXY, ifindex, path, LinkOrder::first)
     }
 
     /// Detaches an endpoint's programs. Packets then pass unjudged.
@@ -565,7 +567,7 @@ pub(super) fn put(
     hook: Hook,
     ifindex: u32,
     path: &Path,
-    order: LinkOrder,
+    order: fn() -> LinkOrder,
 ) -> Result<(), ProgramError> {
     let old = pinned_link(path)?;
     // A link keeps its place in the chain: one that is not the first is replaced.
@@ -597,7 +599,11 @@ pub(super) fn put(
         .to_string_lossy()
         .into_owned();
     let place = || format!("interface {ifindex} ({name})");
-    let options = || TcAttachOptions::TcxOrder(order);
+    if program.fd().is_err() {
+        // Loading it once more failed before.
+        program.load().map_err(|error| load(hook.program, &error))?;
+    }
+    let options = || TcAttachOptions::TcxOrder(order());
     let id = match program.attach_with_options(&name, hook.direction, options()) {
         Err(error) if is_there(&error) => {
             // A chain takes a program once. The other link may be one that this call replaces, or

@@ -17,7 +17,7 @@ use std::{
 use parking_lot::Mutex;
 use shared_maps::{
     EndpointId,
-    endpoint::{EndpointConfig, Queue, QueueItem, SLOTS},
+    endpoint::{EndpointConfig, LOW_INTERFACES, Queue, QueueItem, SLOTS},
     fragment,
     policy::{self, PolicyKey, PolicyValue},
     redirect,
@@ -57,10 +57,36 @@ impl SlotSizes {
 #[derive(Debug)]
 pub(super) struct SlotMaps {
     pub(super) interfaces: Map<u32, u32>,
+    pub(super) high_interfaces: Map<u32, u32>,
     pub(super) configs: Map<u32, EndpointConfig>,
     pub(super) clocks: Map<u32, u64>,
     pub(super) policies: MapOfMaps,
     pub(super) queues: MapOfMaps,
+}
+
+impl SlotMaps {
+    /// Has the packets of an interface judged with what is in a slot.
+    fn lead(&self, interface: u32, slot: u32) -> Result<(), MapError> {
+        match interface {
+            0..LOW_INTERFACES => self.interfaces.set(&interface, &slot),
+            _ => self.high_interfaces.set(&interface, &slot),
+        }
+    }
+
+    /// Has the packets of an interface dropped.
+    fn close(&self, interface: u32) -> Result<(), MapError> {
+        match interface {
+            0..LOW_INTERFACES => self.interfaces.set(&interface, &0),
+            _ => self.high_interfaces.remove(&interface).map(drop),
+        }
+    }
+
+    fn slot(&self, interface: u32) -> Result<Option<u32>, MapError> {
+        match interface {
+            0..LOW_INTERFACES => self.interfaces.get(&interface),
+            _ => self.high_interfaces.get(&interface),
+        }
+    }
 }
 
 /// All slots. Clones share them.
@@ -153,7 +179,7 @@ impl Slots {
         };
         self.maps.clocks.set(&slot, &0)?;
         self.maps.configs.set(&slot, &config)?;
-        self.maps.interfaces.set(&interface, &slot)?;
+        self.maps.lead(interface, slot)?;
         let mut state = self.state.lock();
         let place = state.endpoints.entry(endpoint).or_default();
         let before = place.current.replace((slot, config, interface));
@@ -177,7 +203,7 @@ impl Slots {
         former
             .into_iter()
             .filter(|interface| !state.is_taken(*interface))
-            .try_for_each(|interface| self.maps.interfaces.remove(&interface).map(drop))
+            .try_for_each(|interface| self.maps.close(interface))
     }
 
     /// The endpoint that is behind an interface, if it is another one than `endpoint`.
@@ -204,7 +230,7 @@ impl Slots {
         }
         for interface in interfaces {
             if !state.is_taken(interface) {
-                self.maps.interfaces.remove(&interface)?;
+                self.maps.close(interface)?;
             }
         }
         drop(state);
@@ -222,7 +248,7 @@ impl Slots {
         let Some((slot, config, interface)) = current else {
             return Ok(false);
         };
-        Ok(self.maps.interfaces.get(&interface)? == Some(slot)
+        Ok(self.maps.slot(interface)? == Some(slot)
             && self.maps.configs.get(&slot)? == Some(config))
     }
 

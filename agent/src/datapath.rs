@@ -4,6 +4,7 @@ pub(crate) mod closed;
 pub mod conntrack;
 pub mod events;
 pub mod files;
+mod hook;
 pub(crate) mod interfaces;
 pub mod kernel;
 pub mod link;

@@ -25,7 +25,10 @@ use shared_maps::{
     user::{Direction, Globals, program_name, tcx_chain},
 };
 
-use super::program::{Hook, ProgramError, Programs, pinned, program, put, remove};
+use super::{
+    hook::{Hook, pinned, put, remove},
+    program::{ProgramError, Programs, program},
+};
 
 const PROGRAM: &str = "closed";
 

@@ -120,9 +120,10 @@ impl From<WhyError> for Refusal {
     fn from(error: WhyError) -> Self {
         let status = match &error {
             WhyError::Away(_) => StatusCode::SERVICE_UNAVAILABLE,
-            WhyError::NoEndpoint(_) | WhyError::NoPod(_) | WhyError::NoTarget(_) => {
-                StatusCode::NOT_FOUND
-            }
+            WhyError::NoEndpoint(_)
+            | WhyError::ElsewherePod(_)
+            | WhyError::NoPod(_)
+            | WhyError::NoTarget(_) => StatusCode::NOT_FOUND,
             WhyError::Ambiguous { .. }
             | WhyError::Service { .. }
             | WhyError::IngressName
@@ -270,6 +271,8 @@ impl Admin {
                 .iter()
                 .map(|u| format!("endpoint {}: {}", u.key, u.reason)),
         );
+        let unmanaged = self.endpoints.unmanaged();
+        problems.extend(unmanaged.iter().map(problems::not_under_policy));
         problems.extend(self.conditions.faults());
         problems.extend(self.cni.problem());
         problems.extend(summary.endpoint_problems.iter().cloned());

@@ -1,9 +1,6 @@
 //! Programs at the hooks of an interface: their pinned TCX links.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, path::Path};
 
 use aya::programs::{
     LinkOrder, SchedClassifier, TcAttachType,

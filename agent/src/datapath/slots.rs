@@ -8,7 +8,7 @@
 //! uses the former one. Therefore spare slots with empty maps are made ahead, many in one call.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::Arc,
     time::{Duration, Instant},
@@ -124,8 +124,8 @@ struct Place {
     prepared: Option<(u32, u32)>,
     /// The slot in force, its settings, and the interface.
     current: Option<(u32, EndpointConfig, u32)>,
-    /// Other interfaces that may still have the endpoint's programs.
-    former: BTreeSet<u32>,
+    /// Slots of other interfaces, which may still have the endpoint's programs.
+    former: BTreeMap<u32, u32>,
 }
 
 impl Slots {
@@ -183,13 +183,11 @@ impl Slots {
         let mut state = self.state.lock();
         let place = state.endpoints.entry(endpoint).or_default();
         let before = place.current.replace((slot, config, interface));
-        if let Some((_, _, elsewhere)) = before
-            && elsewhere != interface
-        {
-            place.former.insert(elsewhere);
+        if let Some((before, _, at)) = before {
+            place.former.insert(at, before);
         }
-        place.former.remove(&interface);
-        state.leave(before.map(|(slot, ..)| slot));
+        let replaced = place.former.remove(&interface);
+        state.leave(replaced);
         Ok(())
     }
 
@@ -200,10 +198,18 @@ impl Slots {
             return Ok(());
         };
         let former = std::mem::take(&mut place.former);
-        former
-            .into_iter()
-            .filter(|interface| !state.is_taken(*interface))
-            .try_for_each(|interface| self.maps.close(interface))
+        self.clear(&mut state, former)
+    }
+
+    /// Closes interfaces that have these slots, which are not in use then.
+    fn clear(&self, state: &mut State, former: BTreeMap<u32, u32>) -> Result<(), MapError> {
+        for (interface, slot) in former {
+            if !state.is_taken(interface) {
+                self.maps.close(interface)?;
+            }
+            state.leave(Some(slot));
+        }
+        Ok(())
     }
 
     /// The endpoint that is behind an interface, if it is another one than `endpoint`.
@@ -223,16 +229,11 @@ impl Slots {
             return Ok(());
         };
         state.leave(place.prepared.map(|(slot, _)| slot));
-        let mut interfaces = place.former;
+        let mut former = place.former;
         if let Some((slot, _, interface)) = place.current {
-            state.leave(Some(slot));
-            interfaces.insert(interface);
+            former.insert(interface, slot);
         }
-        for interface in interfaces {
-            if !state.is_taken(interface) {
-                self.maps.close(interface)?;
-            }
-        }
+        self.clear(&mut state, former)?;
         drop(state);
         self.tidy();
         Ok(())
@@ -308,7 +309,8 @@ impl Slots {
                 state.left.drain(..count).map(|(_, slot)| slot).collect()
             };
             if !emptied.is_empty() {
-                self.fill(&emptied, 1, 1)?;
+                let filled = self.fill(&emptied, 1, 1);
+                filled.inspect_err(|_| self.state.lock().free.extend(&emptied))?;
             }
             let mut state = self.state.lock();
             state.free.extend(emptied);
@@ -322,7 +324,8 @@ impl Slots {
 
     fn make(&self, count: usize) -> Result<VecDeque<Spare>, MapError> {
         let numbers = self.state.lock().numbers(count);
-        let policies = self.fill(&numbers, self.sizes.policy, u32::MAX)?;
+        let filled = self.fill(&numbers, self.sizes.policy, u32::MAX);
+        let policies = filled.inspect_err(|_| self.state.lock().free.extend(&numbers))?;
         let spare = numbers.into_iter().zip(policies);
         Ok(spare.map(|(slot, policy)| Spare { slot, policy }).collect())
     }

@@ -35,6 +35,7 @@ use shared_maps::{
     quota::PACKET_INTERVAL,
     user::{
         Globals, LinkPlace, Map, MapError, MapKind, MapOfMaps, PinnedLink, Record, create_queue,
+        detach_pinned,
     },
 };
 
@@ -393,6 +394,13 @@ impl Programs {
     /// Detaches an endpoint's programs. Packets then pass unjudged.
     pub fn detach(&self, endpoint: EndpointId) -> Result<(), ProgramError> {
         let dir = self.dir(endpoint);
+        // The kernel releases a link some time after its pin is gone. Until then the programs would
+        // drop every packet, because the endpoint's settings are gone at once.
+        for pin in fs::read_dir(&dir).into_iter().flatten().flatten() {
+            if let Err(error) = detach_pinned(&pin.path()) {
+                tracing::debug!(pin = %pin.path().display(), %error, "the link is not detached");
+            }
+        }
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(pinned(&dir, &error));

@@ -348,9 +348,8 @@ impl<'l> CriNode<'l> {
 
     /// Starts a pod.
     pub fn run(&self, name: &PodName) -> Result<Sandbox> {
-        Ok(self
-            .try_run(name)?
-            .with_context(|| format!("RunPodSandbox of {}", name.name))?)
+        self.try_run(name)?
+            .with_context(|| format!("RunPodSandbox of {}", name.name))
     }
 
     /// Starts a pod as the kubelet does, which tries again in a further sandbox; gives the number of
@@ -416,7 +415,7 @@ impl<'l> CriNode<'l> {
         });
         Ok(Sandbox {
             pod: Pod {
-                netns: Netns::at(&id, path),
+                netns: Netns::at(id.clone(), path),
                 v4: v4.unwrap_or(Ipv4Addr::UNSPECIFIED),
                 v6: v6.unwrap_or(Ipv6Addr::UNSPECIFIED),
                 host_side: String::new(),

@@ -7,6 +7,7 @@ mod attached;
 mod boot;
 mod error;
 mod map;
+mod map_of_maps;
 mod record;
 mod sys;
 mod tables;
@@ -17,6 +18,7 @@ pub use attached::{
 pub use boot::{BOOT_ID, boot_id};
 pub use error::MapError;
 pub use map::{Access, Entries, Map, MapKind, MapSpec, possible_cpus};
+pub use map_of_maps::{MapOfMaps, create_queue};
 pub use record::Record;
 pub use sys::{boottime_ns, monotonic_ns};
 pub use tables::{Globals, ipcache_key, lxc_address, lxc_key};

@@ -6,6 +6,7 @@
 mod attached;
 mod boot;
 mod error;
+mod heap;
 mod map;
 mod record;
 mod sys;
@@ -16,6 +17,7 @@ pub use attached::{
 };
 pub use boot::{BOOT_ID, boot_id};
 pub use error::MapError;
+pub use heap::{limit_heap, trim_heap};
 pub use map::{Access, Entries, Map, MapKind, MapSpec, possible_cpus};
 pub use record::Record;
 pub use sys::{boottime_ns, monotonic_ns};

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    policy::document::{PolicyDocument, PolicyError},
+    policy::document::{Body, PolicyDocument, PolicyError},
     source_event::SourceEvent,
 };
 
@@ -97,10 +97,13 @@ impl ClusterDocuments {
         kind.is_some_and(|kind| kind.documents.contains_key(key))
     }
 
-    /// The first listing; after it, changes come out.
+    /// The first listing; after it, changes come out. Pods are first, because slices name them.
     pub(crate) fn begin(&mut self) -> Vec<PolicyDocument> {
         let waiting = self.waiting.take().unwrap_or_default();
-        waiting.into_values().collect()
+        let is_pod = |document: &PolicyDocument| matches!(document.body, Body::Pod(_));
+        let (mut all, others): (Vec<_>, _) = waiting.into_values().partition(is_pod);
+        all.extend::<Vec<_>>(others);
+        all
     }
 
     /// Every document that is refused now.

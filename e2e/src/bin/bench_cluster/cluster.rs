@@ -95,7 +95,9 @@ impl Cluster {
         command.arg(format!("--metrics-address=127.0.0.1:{AGENT_METRICS}"));
         command.arg("--disable-builtin-dns-proxy");
         command.args(["--kubernetes", "--node-name=n1"]);
-        command.arg("--kubeconfig").arg(&self.api.files().kubeconfig);
+        command
+            .arg("--kubeconfig")
+            .arg(&self.api.files().kubeconfig);
         let log = lab.directory().join("log/agent.log");
         let start = Instant::now();
         let mut program = Program::start("holdfast-agent", command, &log)?;

@@ -135,7 +135,8 @@ fn container(name: &str, port: u16) -> Value {
 fn managed_fields() -> Value {
     let fields: serde_json::Map<String, Value> = (0..24)
         .map(|n| {
-            let owned = json!({".": {}, "f:name": {}, "f:value": {}, "f:valueFrom": {"f:fieldRef": {}}});
+            let owned =
+                json!({".": {}, "f:name": {}, "f:value": {}, "f:valueFrom": {"f:fieldRef": {}}});
             (format!("k:{{\"name\":\"SETTING_{n}\"}}"), owned)
         })
         .collect();

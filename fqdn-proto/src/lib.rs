@@ -1,4 +1,5 @@
-//! Messages and services between the agent and its DNS proxies. No logic.
+//! Messages and services between the agent and its DNS proxies, and between relays and agents. No
+//! logic.
 //!
 //! The code under `gen/` is committed, so that no build needs a protobuf
 //! compiler; `tests/bootstrap.rs` fails when it drifts from `proto/`.
@@ -12,6 +13,13 @@
 pub mod native;
 
 pub mod encoded;
+pub mod frames;
+
+/// The service of relays (`proto/holdfast/relay/v1/relay.proto`).
+#[rustfmt::skip]
+#[path = "gen/holdfast.relay.v1.rs"]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+pub mod relay;
 
 /// The service of Cilium agents (`proto/standalonednsproxy/fqdndata.proto`).
 #[rustfmt::skip]

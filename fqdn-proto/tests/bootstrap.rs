@@ -3,8 +3,9 @@
 
 use std::{fs, path::Path};
 
-const PROTOS: [&str; 2] = [
+const PROTOS: [&str; 3] = [
     "holdfast/fqdn/v1/fqdn.proto",
+    "holdfast/relay/v1/relay.proto",
     "standalonednsproxy/fqdndata.proto",
 ];
 
@@ -18,7 +19,11 @@ fn committed_code_is_current() {
         .out_dir(out.path())
         .compile_fds(descriptors)
         .expect("code generation");
-    for name in ["holdfast.fqdn.v1.rs", "standalonednsproxy.rs"] {
+    for name in [
+        "holdfast.fqdn.v1.rs",
+        "holdfast.relay.v1.rs",
+        "standalonednsproxy.rs",
+    ] {
         let fresh = fs::read_to_string(out.path().join(name)).expect("generated file");
         let committed = root.join("src/gen").join(name);
         #[expect(clippy::disallowed_methods, reason = "a switch of this test only")]

@@ -27,8 +27,8 @@ use super::{
     resource::{Absence, Resource},
 };
 use crate::{
+    policy::kinds,
     policy::source::cluster::{Batch, Seen},
-    policy::{kinds, parse::parse_object},
 };
 
 /// Objects of one page of a list.
@@ -75,20 +75,24 @@ impl WatchError {
     }
 }
 
+/// Reads an object whose key this is.
+pub(crate) type Reader<T> = fn(&Value, &str) -> T;
+
 /// One watch.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct Watch<T> {
     pub(super) api: Api,
     pub(super) resource: &'static Resource,
     pub(super) health: ClusterHealth,
-    pub(super) send: mpsc::Sender<Batch>,
+    pub(super) send: mpsc::Sender<Batch<T>>,
+    pub(super) read: Reader<T>,
     /// `--k8s-service-cidr` is given.
     pub(super) has_service_blocks: bool,
     /// For the hashes of objects.
     pub(super) hash: RandomState,
 }
 
-impl Watch {
+impl<T: Send + 'static> Watch<T> {
     /// Runs until the agent stops.
     pub(super) async fn run(self, stop: CancellationToken) {
         stop.run_until_cancelled_owned(self.follow_always()).await;
@@ -200,7 +204,7 @@ impl Watch {
         }
     }
 
-    async fn give(&self, seen: Vec<Seen>) -> Result<(), WatchError> {
+    async fn give(&self, seen: Vec<Seen<T>>) -> Result<(), WatchError> {
         let batch = Batch {
             kind: self.resource.kind,
             seen,
@@ -303,7 +307,7 @@ impl Watch {
         Ok(())
     }
 
-    fn put(&self, mut object: Value) -> Seen {
+    fn put(&self, mut object: Value) -> Seen<T> {
         let key = self.key(&object);
         if let Some(map) = object.as_object_mut() {
             // Items of a list have neither.
@@ -318,7 +322,7 @@ impl Watch {
             }
         }
         let digest = self.hash.hash_one(object.to_string());
-        let document = parse_object(&object, &key);
+        let document = (self.read)(&object, &key);
         Seen::Put {
             key,
             digest,

@@ -3,9 +3,12 @@
 use serde_json::json;
 
 use super::*;
-use crate::kubernetes::{
-    resource::RESOURCES,
-    scripted::{Server, refusal},
+use crate::{
+    kubernetes::{
+        resource::RESOURCES,
+        scripted::{Server, refusal},
+    },
+    policy::parse::parse_object,
 };
 
 /// Starts a watch.
@@ -18,6 +21,7 @@ fn watch_of(server: &Server, kind: &str) -> Started {
         resource,
         health: health.clone(),
         send,
+        read: parse_object,
         has_service_blocks: false,
         hash: RandomState::new(),
     };

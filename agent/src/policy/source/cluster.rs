@@ -16,17 +16,20 @@ const LOGGED: usize = 100;
 
 /// What a watch saw, in order.
 #[derive(Debug)]
-pub struct Batch {
+pub struct Batch<T = Read> {
     /// Kind of the objects.
     pub kind: &'static str,
     /// What it saw.
-    pub seen: Vec<Seen>,
+    pub seen: Vec<Seen<T>>,
 }
+
+/// The document of an object, or why it is refused.
+pub type Read = Result<PolicyDocument, PolicyError>;
 
 /// What a watch sees.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "nearly all are of the large one")]
-pub enum Seen {
+pub enum Seen<T = Read> {
     /// A list begins.
     Listing,
     /// An object of the list, or one that is new or changed.
@@ -35,8 +38,8 @@ pub enum Seen {
         key: String,
         /// Hash of what the document is read from.
         digest: u64,
-        /// The document, or why it is refused.
-        document: Result<PolicyDocument, PolicyError>,
+        /// What was read from it.
+        document: T,
         /// Its status says that it is refused.
         is_marked: bool,
     },
@@ -242,7 +245,7 @@ impl Kind {
         &mut self,
         key: String,
         digest: u64,
-        document: Result<PolicyDocument, PolicyError>,
+        document: Read,
     ) -> (Option<SourceEvent<PolicyDocument>>, bool) {
         match document {
             Ok(document) => {

@@ -316,6 +316,7 @@ impl Agent {
         let sources = Sources {
             directory: policies,
             cluster: watches,
+            stored: (files.dir().to_owned(), config.cluster_name.clone()),
         };
         document_source::start(sources, book, &core, &tasks, &stop);
         tasks.spawn(liveness::run(
@@ -389,7 +390,7 @@ impl Agent {
         };
         tasks.spawn(admin.serve(admin_listener, tasks.clone(), stop.clone()));
         if let Some(listener) = cni_listener {
-            let server = CniServer::new(core.clone(), Arc::clone(&endpoints));
+            let server = CniServer::new(core.clone(), Arc::clone(&endpoints), cluster.clone());
             tasks.spawn(server.serve(listener, tasks.clone(), stop.clone()));
         }
         if let Some(places) = config.cni_places {

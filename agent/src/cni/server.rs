@@ -28,6 +28,7 @@ use crate::{
         EndpointBook, EndpointError,
         cni::{AttachError, Attachment, AttachmentId},
     },
+    kubernetes::health::ClusterHealth,
     local_http,
     runner::{CoreAway, CoreHandle},
 };
@@ -36,6 +37,10 @@ use crate::{
 const BODY: usize = 1 << 20;
 /// The longest that an ADD waits.
 const LONGEST: Duration = Duration::from_secs(20);
+/// Why a pod waits that the stored list of the cluster does not have.
+const UNCONFIRMED: &str = "the API server does not answer, and the stored list of the cluster has \
+                           no pod of this name and uid: its labels are unknown until the server is \
+                           back";
 /// Interfaces that are looked up at the same time.
 const LOOKUPS: usize = 4;
 /// Pauses between two looks at an endpoint: the first, and the longest.
@@ -47,6 +52,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct CniServer {
     core: CoreHandle,
     endpoints: Arc<EndpointBook>,
+    cluster: Option<ClusterHealth>,
     lookups: Arc<Semaphore>,
 }
 
@@ -98,10 +104,15 @@ impl From<AttachError> for Refusal {
 
 impl CniServer {
     /// Of an agent's core and endpoints.
-    pub(crate) fn new(core: CoreHandle, endpoints: Arc<EndpointBook>) -> Self {
+    pub(crate) fn new(
+        core: CoreHandle,
+        endpoints: Arc<EndpointBook>,
+        cluster: Option<ClusterHealth>,
+    ) -> Self {
         Self {
             core,
             endpoints,
+            cluster,
             lookups: Arc::new(Semaphore::new(LOOKUPS)),
         }
     }
@@ -202,7 +213,7 @@ impl CniServer {
                 Ok(()) => break,
             }
         }
-        match self.in_force(&key, deadline).await {
+        match self.in_force(&key, &attachment, deadline).await {
             Ok(endpoint) => {
                 let took = begin.elapsed();
                 tracing::info!(
@@ -236,10 +247,19 @@ impl CniServer {
     }
 
     /// Waits until an endpoint is in force.
-    async fn in_force(&self, key: &str, deadline: Instant) -> Result<EndpointId, Refusal> {
+    async fn in_force(
+        &self,
+        key: &str,
+        attachment: &Attachment,
+        deadline: Instant,
+    ) -> Result<EndpointId, Refusal> {
         let mut pause = FIRST_PAUSE;
+        let uid = attachment.uid.as_deref();
         loop {
+            let cluster = self.cluster.as_ref();
+            let unconfirmed = cluster.is_some_and(|of| of.is_unconfirmed(&attachment.pod, uid));
             let reason = match self.standing(key).await? {
+                _ if unconfirmed => UNCONFIRMED.to_owned(),
                 Standing::InForce(endpoint) => return Ok(endpoint),
                 Standing::Waiting(reason) => reason,
                 Standing::Incomplete(Some(reason)) => reason,

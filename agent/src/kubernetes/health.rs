@@ -1,6 +1,10 @@
 //! How the watches are: which of them is stale, and since when.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -15,6 +19,10 @@ pub struct ClusterHealth {
     own_node: Arc<Mutex<Option<String>>>,
     /// Why refused objects are not reported in the cluster.
     report_problem: Arc<Mutex<Option<String>>>,
+    /// `metadata.uid` of pods by `namespace/name`, while a stored listing stands in for pods.
+    stored_pods: Arc<Mutex<Option<BTreeMap<String, String>>>>,
+    /// Why the stored listing does not stand in.
+    stored_problem: Arc<Mutex<Option<String>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -23,6 +31,10 @@ struct State {
     objects: usize,
     /// Why it is stale, and since when.
     stale: Option<(Instant, String)>,
+    /// A stored listing stands in, which was right for the last time then.
+    stored: Option<Instant>,
+    /// The stored listing has objects of the kind.
+    has_stored: bool,
 }
 
 /// The cluster as a source.
@@ -38,6 +50,9 @@ pub struct ClusterView {
     /// Why refused objects are not reported in the cluster; none = they are, or there are none.
     #[serde(default)]
     pub report_problem: Option<String>,
+    /// Why the stored list of the cluster does not stand in; none = there is none, or it does.
+    #[serde(default)]
+    pub stored_problem: Option<String>,
 }
 
 /// A watch, as it is now.
@@ -53,6 +68,10 @@ pub struct WatchHealth {
     pub stale_seconds: u64,
     /// Why it is stale.
     pub reason: Option<String>,
+    /// A stored listing stands in until the watch has listed: how long ago it was right, seconds;
+    /// none = the watch has listed, or there is no stored listing.
+    #[serde(default)]
+    pub stored_seconds: Option<u64>,
 }
 
 impl ClusterHealth {
@@ -63,6 +82,8 @@ impl ClusterHealth {
             has_listed: false,
             objects: 0,
             stale: Some((begin, "not listed yet".to_owned())),
+            stored: None,
+            has_stored: false,
         };
         let watches = RESOURCES.iter().map(|_| Mutex::new(state.clone()));
         Self {
@@ -70,6 +91,8 @@ impl ClusterHealth {
             watches: Arc::new(watches.collect()),
             own_node: Arc::default(),
             report_problem: Arc::default(),
+            stored_pods: Arc::default(),
+            stored_problem: Arc::default(),
         }
     }
 
@@ -115,13 +138,78 @@ impl ClusterHealth {
 
     /// All objects were read.
     pub(crate) fn set_listed(&self, resource: &Resource) {
-        self.with(resource.kind, |state| state.has_listed = true);
+        self.with(resource.kind, |state| {
+            state.has_listed = true;
+            state.stored = None;
+            state.has_stored = false;
+        });
+        if resource.kind == "Pod" {
+            *self.stored_pods.lock() = None;
+        }
     }
 
-    /// Whether all objects have been read once.
+    /// A stored listing, of so long ago, stands in for these kinds, with so many objects of each.
+    /// `pods` has the uid of each pod.
+    pub(crate) fn set_stored(
+        &self,
+        kinds: &[(&str, usize)],
+        age: Duration,
+        pods: BTreeMap<String, String>,
+    ) {
+        let now = Instant::now();
+        for (kind, objects) in kinds {
+            self.with(kind, |state| {
+                if !state.has_listed {
+                    state.stored = Some(now.checked_sub(age).unwrap_or(now));
+                    state.has_stored = *objects > 0;
+                }
+            });
+        }
+        let mut stored = self.stored_pods.lock();
+        let mut is_stored = false;
+        self.with("Pod", |state| is_stored = state.stored.is_some());
+        *stored = is_stored.then_some(pods);
+    }
+
+    /// Whether the labels that are known of a pod may be those of an earlier pod of this name: a
+    /// stored listing stands in, and it has another uid or none.
+    pub(crate) fn is_unconfirmed(&self, pod: &str, uid: Option<&str>) -> bool {
+        let stored = self.stored_pods.lock();
+        let of = stored
+            .as_ref()
+            .map(|pods| pods.get(pod).map(String::as_str));
+        of.is_some_and(|stored| stored.is_none() || stored != uid)
+    }
+
+    /// The stored listing does not stand in.
+    pub(crate) fn set_stored_problem(&self, problem: String) {
+        *self.stored_problem.lock() = Some(problem);
+    }
+
+    /// None once every watch has listed.
+    fn stored_problem(&self) -> Option<String> {
+        let mut watches = self.watches.iter();
+        let is_over = watches.all(|state| state.lock().has_listed);
+        self.stored_problem.lock().clone().filter(|_| !is_over)
+    }
+
+    /// URL of the API server.
+    pub(crate) fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// Whether every watch follows the server.
+    pub(crate) fn is_fresh(&self) -> bool {
+        let mut watches = self.watches.iter();
+        watches.all(|state| state.lock().stale.is_none())
+    }
+
+    /// Whether all objects have been read once: by the watch, or from a stored listing that has some.
     pub(crate) fn has_list(&self, resource: &Resource) -> bool {
         let mut has = false;
-        self.with(resource.kind, |state| has = state.has_listed);
+        self.with(resource.kind, |state| {
+            has = state.has_listed || state.has_stored;
+        });
         has
     }
 
@@ -152,6 +240,7 @@ impl ClusterHealth {
             watches: self.watches(),
             own_node: self.own_node.lock().clone(),
             report_problem: self.report_problem.lock().clone(),
+            stored_problem: self.stored_problem(),
         }
     }
 
@@ -173,8 +262,54 @@ impl ClusterHealth {
                 objects: state.objects,
                 stale_seconds: stale.map_or(0, |(since, _)| since.elapsed().as_secs().max(1)),
                 reason: stale.map(|(_, reason)| reason.clone()),
+                stored_seconds: state.stored.map(|then| then.elapsed().as_secs()),
             }
         })
         .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resource(kind: &str) -> &'static Resource {
+        RESOURCES.iter().find(|one| one.kind == kind).unwrap()
+    }
+
+    #[test]
+    fn while_a_stored_list_stands_in_only_pods_of_its_uids_are_confirmed() {
+        let health = ClusterHealth::new("https://192.0.2.1:6443");
+        assert!(!health.is_unconfirmed("shop/web", Some("u-1")));
+        health.set_listed(resource("Namespace"));
+        let pods = BTreeMap::from([("shop/web".to_owned(), "u-1".to_owned())]);
+        let age = Duration::from_secs(90);
+        let kinds = [("Namespace", 1), ("Pod", 1), ("ServiceCIDR", 0)];
+        health.set_stored(&kinds, age, pods.clone());
+        let of = |kind: &str| {
+            let mut watches = health.watches().into_iter();
+            watches.find(|watch| watch.kind == kind).unwrap()
+        };
+        assert_eq!(of("Namespace").stored_seconds, None);
+        assert!(of("Pod").stored_seconds >= Some(90));
+        assert!(health.has_list(resource("Pod")) && !of("Pod").has_listed);
+        // A kind that the cluster does not have may become an empty list.
+        assert!(!health.has_list(resource("ServiceCIDR")));
+        assert!(!health.is_unconfirmed("shop/web", Some("u-1")));
+        for (pod, uid) in [
+            ("shop/web", Some("u-2")),
+            ("shop/web", None),
+            ("shop/new", Some("u-1")),
+            ("shop/new", None),
+        ] {
+            assert!(health.is_unconfirmed(pod, uid), "{pod} {uid:?}");
+        }
+        // The watch has listed: from now on names count, as at all times.
+        health.set_listed(resource("Pod"));
+        assert_eq!(of("Pod").stored_seconds, None);
+        assert!(!health.is_unconfirmed("shop/new", None));
+        // A list of the watch that came first leaves nothing to stand in for.
+        health.set_stored(&[("Pod", 1)], age, pods);
+        assert!(!health.is_unconfirmed("shop/new", None));
     }
 }

@@ -15,7 +15,7 @@ use shared_maps::user::{Access, Globals, Map, ipcache_key};
 use crate::objects::{self, Size};
 
 /// Longest wait for anything.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 /// Time between two readings of a map.
 const POLL: Duration = Duration::from_micros(50);
 /// Memory and CPU time are read once they are still for so long.
@@ -146,6 +146,11 @@ impl Agent {
         Ok(start.elapsed())
     }
 
+    /// Whether it has not ended.
+    pub(crate) fn runs(&self) -> Result<bool> {
+        Ok(usage::cpu_time(self.program.id()).is_ok())
+    }
+
     /// Entries of the kernel's map.
     pub(crate) fn prefixes(&self) -> Result<usize> {
         Ok(self.ipcache.entries()?.found.len())
@@ -168,7 +173,7 @@ impl Agent {
         loop {
             let before = self.cpu()?;
             std::thread::sleep(STILL);
-            if self.cpu()? - before < STILL / 20 {
+            if self.cpu()? - before < STILL / 10 {
                 return Ok(());
             }
             ensure!(Instant::now() < limit, "the agent does not become idle");

@@ -14,6 +14,7 @@ mod changes;
 mod cluster;
 mod objects;
 mod report;
+mod soak;
 
 use cluster::Cluster;
 use objects::Size;
@@ -22,11 +23,14 @@ use report::Report;
 /// First synchronisation, memory, and the cost of changes.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Only parts whose name contains this: sync, growth
+    /// Only parts whose name contains this: sync, growth; soak runs only by name
     filter: Option<String>,
     /// A tenth of the cluster
     #[arg(long)]
     short: bool,
+    /// How long the soak runs at most, seconds
+    #[arg(long, default_value_t = 240)]
+    soak_seconds: u64,
     /// Where the figures go
     #[arg(long, default_value = "target/bench/cluster.json")]
     json: PathBuf,
@@ -56,6 +60,10 @@ fn main() -> Result<()> {
     }
     if wanted("growth") {
         growth(&mut report, size(tenths))?;
+    }
+    if options.filter.as_deref() == Some("soak") {
+        let limit = Duration::from_secs(options.soak_seconds);
+        soak::play(&mut report, size(tenths), limit)?;
     }
     report.write(&options.json)?;
     println!("written to {}", options.json.display());

@@ -56,7 +56,7 @@ enum Task {
     },
     /// Print figures about the shape of the production code, with their limits
     Style,
-    /// Run the tests; without --tier: unit, kernel, netns and image, as CI does
+    /// Run the tests; without --tier: unit, kernel, netns, image and cri, as CI does
     Test {
         /// Only this tier
         #[arg(long, value_enum)]

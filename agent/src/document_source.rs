@@ -22,6 +22,7 @@ use crate::{
         health::ClusterHealth,
         listing_file::{self, ListingFile, Origin, Stored},
         listing_task::{self, Pending},
+        local_pods::LocalPods,
         refusals::Refusals,
         resource::RESOURCES,
     },
@@ -49,6 +50,8 @@ pub(crate) struct Sources {
     pub(crate) cluster: Option<Watches>,
     /// State directory, and the cluster whose listing is stored there.
     pub(crate) stored: (PathBuf, String),
+    /// Takes the pods of this node.
+    pub(crate) local: channel::Sender<Arc<LocalPods>>,
 }
 
 /// What is read next.
@@ -177,6 +180,7 @@ async fn follow(
         directory,
         cluster,
         stored: (state, name),
+        local,
     } = sources;
     let stands_in = Instant::now() + STANDS_IN;
     let (watched, directory) = directory.unzip();
@@ -221,8 +225,8 @@ async fn follow(
         };
         reader = read;
         if let Some((health, refusals)) = &cluster {
-            if let Some((age, pods)) = stored_of.take() {
-                health.set_stored(&std::mem::take(&mut reader.stood_in), age, pods);
+            if let Some(age) = stored_of.take() {
+                health.set_stored(&std::mem::take(&mut reader.stood_in), age);
             }
             reader.report(health, refusals);
         }
@@ -231,10 +235,14 @@ async fn follow(
         let begins = is_complete && !was_complete;
         was_complete = is_complete;
         may_stand_in &= !is_complete;
+        let pods = reader.router.take_local();
         for event in events {
             if core.send(event).await.is_err() {
                 return;
             }
+        }
+        if let Some(pods) = pods.filter(|_| cluster.is_some()) {
+            local.send_replace(Arc::new(pods));
         }
         if begins {
             // The first lists have left holes.
@@ -251,7 +259,7 @@ async fn follow(
             if let Some((health, _)) = &cluster
                 && let Some(stored) = read_stored(&state, &name, health).await
             {
-                stored_of = Some((stored.age, stored.pods));
+                stored_of = Some(stored.age);
                 break Wake::Stored(stored.documents);
             }
         };

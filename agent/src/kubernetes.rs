@@ -21,6 +21,7 @@ pub mod health;
 pub(crate) mod labels;
 pub(crate) mod listing_file;
 pub(crate) mod listing_task;
+pub(crate) mod local_pods;
 #[cfg(feature = "kubernetes")]
 mod own_node;
 #[cfg(feature = "kubernetes")]

@@ -1,6 +1,8 @@
 //! Problems that `status` lists, one function for each.
 
-use crate::{core::snapshot::Summary, kubernetes::health::ClusterView};
+use crate::{
+    core::snapshot::Summary, endpoint::source::taken_in::Unmanaged, kubernetes::health::ClusterView,
+};
 
 /// Policy documents that are refused.
 pub(super) fn policies_refused(summary: &Summary) -> Option<String> {
@@ -46,6 +48,11 @@ pub(super) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = Stri
     let stored = cluster.stored_problem.iter();
     let stored = stored.map(|why| format!("the stored list of the cluster is not used: {why}"));
     stale.chain(own_node).chain(stored)
+}
+
+/// A pod of this node that is open.
+pub(super) fn not_under_policy(unmanaged: &Unmanaged) -> String {
+    format!("not under policy: {}: {}", unmanaged.pod, unmanaged.reason)
 }
 
 /// Changes that the datapath did not accept.

@@ -6,6 +6,7 @@
 
 use std::{
     collections::BTreeSet,
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -28,7 +29,6 @@ use crate::{
         EndpointBook, EndpointError,
         cni::{AttachError, Attachment, AttachmentId},
     },
-    kubernetes::health::ClusterHealth,
     local_http,
     runner::{CoreAway, CoreHandle},
 };
@@ -37,10 +37,6 @@ use crate::{
 const BODY: usize = 1 << 20;
 /// The longest that an ADD waits.
 const LONGEST: Duration = Duration::from_secs(20);
-/// Why a pod waits that the stored list of the cluster does not have.
-const UNCONFIRMED: &str = "the API server does not answer, and the stored list of the cluster has \
-                           no pod of this name and uid: its labels are unknown until the server is \
-                           back";
 /// Interfaces that are looked up at the same time.
 const LOOKUPS: usize = 4;
 /// Pauses between two looks at an endpoint: the first, and the longest.
@@ -52,7 +48,6 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct CniServer {
     core: CoreHandle,
     endpoints: Arc<EndpointBook>,
-    cluster: Option<ClusterHealth>,
     lookups: Arc<Semaphore>,
 }
 
@@ -104,15 +99,10 @@ impl From<AttachError> for Refusal {
 
 impl CniServer {
     /// Of an agent's core and endpoints.
-    pub(crate) fn new(
-        core: CoreHandle,
-        endpoints: Arc<EndpointBook>,
-        cluster: Option<ClusterHealth>,
-    ) -> Self {
+    pub(crate) fn new(core: CoreHandle, endpoints: Arc<EndpointBook>) -> Self {
         Self {
             core,
             endpoints,
-            cluster,
             lookups: Arc::new(Semaphore::new(LOOKUPS)),
         }
     }
@@ -182,14 +172,21 @@ impl CniServer {
             CniRequest::Delete {
                 container_id,
                 ifname,
+                netns,
             } => {
                 let id = id(&container_id, &ifname)?;
-                self.remove(id).await.map(|()| None)
+                self.end(id, netns).await.map(|()| None)
             }
             CniRequest::Check {
                 container_id,
                 ifname,
-            } => self.check(&id(&container_id, &ifname)?).await.map(Some),
+                netns,
+            } => {
+                let id = id(&container_id, &ifname)?;
+                self.check(&self.endpoints.key_of(&id, netns.as_deref()))
+                    .await
+                    .map(Some)
+            }
             CniRequest::Collect { valid } => self.collect(valid).await.map(|()| None),
         }
     }
@@ -213,7 +210,7 @@ impl CniServer {
                 Ok(()) => break,
             }
         }
-        match self.in_force(&key, &attachment, deadline).await {
+        match self.in_force(&key, deadline).await {
             Ok(endpoint) => {
                 let took = begin.elapsed();
                 tracing::info!(
@@ -247,19 +244,10 @@ impl CniServer {
     }
 
     /// Waits until an endpoint is in force.
-    async fn in_force(
-        &self,
-        key: &str,
-        attachment: &Attachment,
-        deadline: Instant,
-    ) -> Result<EndpointId, Refusal> {
+    async fn in_force(&self, key: &str, deadline: Instant) -> Result<EndpointId, Refusal> {
         let mut pause = FIRST_PAUSE;
-        let uid = attachment.uid.as_deref();
         loop {
-            let cluster = self.cluster.as_ref();
-            let unconfirmed = cluster.is_some_and(|of| of.is_unconfirmed(&attachment.pod, uid));
             let reason = match self.standing(key).await {
-                Ok(_) if unconfirmed => UNCONFIRMED.to_owned(),
                 Ok(Standing::InForce(endpoint)) => return Ok(endpoint),
                 Ok(Standing::Waiting(reason) | Standing::Incomplete(Some(reason))) => reason,
                 Ok(Standing::Incomplete(None)) => {
@@ -286,9 +274,8 @@ impl CniServer {
         self.core.inspect(move |core| core.standing(&key)).await
     }
 
-    async fn check(&self, id: &AttachmentId) -> Result<EndpointId, Refusal> {
-        let key = id.key();
-        match self.standing(&key).await? {
+    async fn check(&self, key: &str) -> Result<EndpointId, Refusal> {
+        match self.standing(key).await? {
             Standing::InForce(endpoint) => Ok(endpoint),
             Standing::Absent => Err(Refusal {
                 status: StatusCode::NOT_FOUND,
@@ -299,6 +286,15 @@ impl CniServer {
             }
             Standing::Incomplete(None) => Err(Refusal::later("it is not in force yet")),
         }
+    }
+
+    async fn end(&self, id: AttachmentId, netns: Option<PathBuf>) -> Result<(), Refusal> {
+        let Some(netns) = netns else {
+            return self.remove(id).await;
+        };
+        let endpoints = Arc::clone(&self.endpoints);
+        self.change(move || endpoints.end(&id, &netns).map(usize::from))
+            .await
     }
 
     async fn remove(&self, id: AttachmentId) -> Result<(), Refusal> {

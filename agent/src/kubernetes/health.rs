@@ -1,7 +1,6 @@
 //! How the watches are: which of them is stale, and since when.
 
 use std::{
-    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -19,8 +18,6 @@ pub struct ClusterHealth {
     own_node: Arc<Mutex<Option<String>>>,
     /// Why refused objects are not reported in the cluster.
     report_problem: Arc<Mutex<Option<String>>>,
-    /// `metadata.uid` of pods by `namespace/name`, while a stored listing stands in for pods.
-    stored_pods: Arc<Mutex<Option<BTreeMap<String, String>>>>,
     /// Why the stored listing does not stand in.
     stored_problem: Arc<Mutex<Option<String>>>,
 }
@@ -91,7 +88,6 @@ impl ClusterHealth {
             watches: Arc::new(watches.collect()),
             own_node: Arc::default(),
             report_problem: Arc::default(),
-            stored_pods: Arc::default(),
             stored_problem: Arc::default(),
         }
     }
@@ -143,19 +139,10 @@ impl ClusterHealth {
             state.stored = None;
             state.has_stored = false;
         });
-        if resource.kind == "Pod" {
-            *self.stored_pods.lock() = None;
-        }
     }
 
     /// A stored listing, of so long ago, stands in for these kinds, with so many objects of each.
-    /// `pods` has the uid of each pod.
-    pub(crate) fn set_stored(
-        &self,
-        kinds: &[(&str, usize)],
-        age: Duration,
-        pods: BTreeMap<String, String>,
-    ) {
+    pub(crate) fn set_stored(&self, kinds: &[(&str, usize)], age: Duration) {
         let now = Instant::now();
         for (kind, objects) in kinds {
             self.with(kind, |state| {
@@ -165,20 +152,6 @@ impl ClusterHealth {
                 }
             });
         }
-        let mut stored = self.stored_pods.lock();
-        let mut is_stored = false;
-        self.with("Pod", |state| is_stored = state.stored.is_some());
-        *stored = is_stored.then_some(pods);
-    }
-
-    /// Whether the labels that are known of a pod may be those of an earlier pod of this name: a
-    /// stored listing stands in, and it has another uid or none.
-    pub(crate) fn is_unconfirmed(&self, pod: &str, uid: Option<&str>) -> bool {
-        let stored = self.stored_pods.lock();
-        let of = stored
-            .as_ref()
-            .map(|pods| pods.get(pod).map(String::as_str));
-        of.is_some_and(|stored| stored.is_none() || stored != uid)
     }
 
     /// The stored listing does not stand in.
@@ -278,38 +251,25 @@ mod tests {
     }
 
     #[test]
-    fn while_a_stored_list_stands_in_only_pods_of_its_uids_are_confirmed() {
+    fn a_stored_list_stands_in_until_the_watch_has_listed() {
         let health = ClusterHealth::new("https://192.0.2.1:6443");
-        assert!(!health.is_unconfirmed("shop/web", Some("u-1")));
         health.set_listed(resource("Namespace"));
-        let pods = BTreeMap::from([("shop/web".to_owned(), "u-1".to_owned())]);
-        let age = Duration::from_secs(90);
         let kinds = [("Namespace", 1), ("Pod", 1), ("ServiceCIDR", 0)];
-        health.set_stored(&kinds, age, pods.clone());
+        let age = Duration::from_secs(1);
+        health.set_stored(&kinds, age);
         let of = |kind: &str| {
             let mut watches = health.watches().into_iter();
             watches.find(|watch| watch.kind == kind).unwrap()
         };
         assert_eq!(of("Namespace").stored_seconds, None);
-        assert!(of("Pod").stored_seconds >= Some(90));
+        assert!(of("Pod").stored_seconds >= Some(1));
         assert!(health.has_list(resource("Pod")) && !of("Pod").has_listed);
         // A kind that the cluster does not have may become an empty list.
         assert!(!health.has_list(resource("ServiceCIDR")));
-        assert!(!health.is_unconfirmed("shop/web", Some("u-1")));
-        for (pod, uid) in [
-            ("shop/web", Some("u-2")),
-            ("shop/web", None),
-            ("shop/new", Some("u-1")),
-            ("shop/new", None),
-        ] {
-            assert!(health.is_unconfirmed(pod, uid), "{pod} {uid:?}");
-        }
-        // The watch has listed: from now on names count, as at all times.
         health.set_listed(resource("Pod"));
         assert_eq!(of("Pod").stored_seconds, None);
-        assert!(!health.is_unconfirmed("shop/new", None));
         // A list of the watch that came first leaves nothing to stand in for.
-        health.set_stored(&[("Pod", 1)], age, pods);
-        assert!(!health.is_unconfirmed("shop/new", None));
+        health.set_stored(&[("Pod", 1)], age);
+        assert_eq!(of("Pod").stored_seconds, None);
     }
 }

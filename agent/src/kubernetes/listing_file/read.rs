@@ -1,7 +1,6 @@
 //! Reads the file at the agent's start.
 
 use std::{
-    collections::BTreeMap,
     fs::File,
     io::{self, BufRead as _, BufReader, Lines},
     path::Path,
@@ -25,8 +24,6 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 pub(crate) struct Stored {
     /// Documents by key.
     pub(crate) documents: Vec<(String, Read)>,
-    /// `metadata.uid` of each pod, by `namespace/name`.
-    pub(crate) pods: BTreeMap<String, String>,
     /// How long ago it was right for the last time.
     pub(crate) age: Duration,
 }
@@ -80,7 +77,6 @@ pub(crate) fn read(
     }
     let mut stored = Stored {
         documents: Vec::new(),
-        pods: BTreeMap::new(),
         age,
     };
     let mut sum = Sum::default();
@@ -99,11 +95,6 @@ pub(crate) fn read(
         sum.add(line);
         let (key, json) = entry(line).ok_or_else(|| damaged("a line is no object"))?;
         let object: Value = serde_json::from_str(json).map_err(|e| damaged(&e.to_string()))?;
-        if let Some(pod) = key.strip_prefix("Pod/")
-            && let Some(uid) = object.pointer("/metadata/uid").and_then(Value::as_str)
-        {
-            stored.pods.insert(pod.to_owned(), uid.to_owned());
-        }
         stored
             .documents
             .push((key.clone(), parse_object(&object, &key)));

@@ -299,6 +299,7 @@ pub(crate) fn endpoints(endpoints: &[EndpointView]) -> String {
                 maybe(e.ipv6.as_ref()),
                 e.ifname.clone(),
                 enforced(e),
+                maybe(e.pod.as_ref()),
                 list(&e.labels),
                 e.key.clone(),
             ]
@@ -313,6 +314,7 @@ pub(crate) fn endpoints(endpoints: &[EndpointView]) -> String {
             "IPV6",
             "INTERFACE",
             "ENFORCED",
+            "POD",
             "LABELS",
             "KEY",
         ],

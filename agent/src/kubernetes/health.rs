@@ -11,6 +11,8 @@ use super::resource::{RESOURCES, Resource};
 #[derive(Clone, Debug)]
 pub struct ClusterHealth {
     server: Arc<str>,
+    /// The relay that the objects come from.
+    relay: Arc<Mutex<Option<String>>>,
     watches: Arc<Vec<Mutex<State>>>,
     own_node: Arc<Mutex<Option<String>>>,
     /// Why refused objects are not reported in the cluster.
@@ -30,6 +32,9 @@ struct State {
 pub struct ClusterView {
     /// URL of the API server.
     pub server: String,
+    /// The relay that the objects come from; none = the API server, or no relay is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay: Option<String>,
     /// Each watch.
     pub watches: Vec<WatchHealth>,
     /// Why the object about this node cannot be written; none = it is written.
@@ -67,6 +72,7 @@ impl ClusterHealth {
         let watches = RESOURCES.iter().map(|_| Mutex::new(state.clone()));
         Self {
             server: server.into(),
+            relay: Arc::default(),
             watches: Arc::new(watches.collect()),
             own_node: Arc::default(),
             report_problem: Arc::default(),
@@ -113,6 +119,37 @@ impl ClusterHealth {
         });
     }
 
+    /// As [`Self::set_stale`], of a kind that a relay has not been able to follow for so long.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_stale_for(
+        &self,
+        resource: &Resource,
+        age: std::time::Duration,
+        reason: String,
+    ) {
+        self.set_stale(resource, reason);
+        self.with(resource.kind, |state| {
+            if let Some((since, _)) = &mut state.stale
+                && let Some(then) = Instant::now().checked_sub(age)
+            {
+                *since = then.min(*since);
+            }
+        });
+    }
+
+    /// The objects come from this relay.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_relay(&self, relay: Option<String>) {
+        let mut known = self.relay.lock();
+        if *known != relay {
+            match &relay {
+                Some(relay) => tracing::info!(relay, "the relay sends the objects of the cluster"),
+                None => tracing::warn!("no relay is connected; the agent tries again"),
+            }
+            *known = relay;
+        }
+    }
+
     /// All objects were read.
     pub(crate) fn set_listed(&self, resource: &Resource) {
         self.with(resource.kind, |state| state.has_listed = true);
@@ -149,6 +186,7 @@ impl ClusterHealth {
     pub fn view(&self) -> ClusterView {
         ClusterView {
             server: self.server.to_string(),
+            relay: self.relay.lock().clone(),
             watches: self.watches(),
             own_node: self.own_node.lock().clone(),
             report_problem: self.report_problem.lock().clone(),

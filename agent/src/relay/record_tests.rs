@@ -1,0 +1,1 @@
+//! Objects in, frames out; and through the frames to an agent.

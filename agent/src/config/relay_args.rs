@@ -42,7 +42,7 @@ pub struct FollowArgs {
     /// Name that the relays' certificate has
     #[arg(long, value_name = "NAME", default_value = SERVER_NAME, env = "HOLDFAST_K8S_RELAY_SERVER_NAME")]
     pub k8s_relay_server_name: String,
-    /// Connect to relays without TLS. Only to addresses of loopback, for trials: whoever can answer
+    /// Connect to relays without TLS. Only to addresses of loopback, for trials: the process that answers
     /// there decides what pods and policies the agent sees
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set, env = "HOLDFAST_K8S_RELAY_PLAINTEXT")]

@@ -137,12 +137,12 @@ impl Scrape {
         ConstCounter::new(self.octets).encode(family)?;
         for (name, help, value) in [
             (
-                "relay_objects",
+                "kubernetes_objects",
                 "Objects of the cluster that this relay has",
                 (|watch| watch.objects) as fn(&WatchHealth) -> usize,
             ),
             (
-                "relay_watch_stale_seconds",
+                "kubernetes_watch_stale_seconds",
                 "How long a watch of this relay has not followed the API server, seconds; 0 = it does",
                 |watch| usize::try_from(watch.stale_seconds).unwrap_or(usize::MAX),
             ),

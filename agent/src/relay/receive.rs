@@ -216,3 +216,7 @@ fn json(text: &[u8], what: impl Fn() -> String) -> Result<Value, FrameError> {
         reason: error.to_string(),
     })
 }
+
+#[cfg(test)]
+#[path = "receive_tests.rs"]
+mod tests;

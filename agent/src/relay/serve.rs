@@ -338,3 +338,7 @@ impl Stream for Frames {
 fn part_of(step: step::Step) -> Bytes {
     part(Step { step: Some(step) })
 }
+
+#[cfg(test)]
+#[path = "serve_tests.rs"]
+mod tests;

@@ -1,6 +1,9 @@
 //! `holdfast-agent relay`, and the flags of an agent that follows relays.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::{Ipv6Addr, SocketAddr},
+    path::PathBuf,
+};
 
 use clap::{ArgAction, Args};
 
@@ -269,13 +272,46 @@ fn is_loopback(address: &str) -> bool {
 fn relay_address(text: &str) -> Result<String, String> {
     let example = "write for example 192.0.2.1:9971 or [2001:db8::1]:9971";
     let (host, port) = text.rsplit_once(':').ok_or(example)?;
-    let is_bracketed = host.starts_with('[') && host.ends_with(']');
-    let is_good = !host.is_empty()
-        && port.parse::<u16>().is_ok_and(|port| port != 0)
-        && (is_bracketed || !host.contains(':'))
-        && !host.contains(['/', '@', ' ']);
+    let of_name = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
+    let bracketed = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    let is_host = match bracketed {
+        Some(address) => address.parse::<Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && host.chars().all(of_name),
+    };
+    let is_good = is_host && port.parse::<u16>().is_ok_and(|port| port != 0);
     match is_good {
         true => Ok(text.to_owned()),
         false => Err(format!("`{text}` is not host:port; {example}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relay_is_a_host_and_a_port() {
+        for good in [
+            "192.0.2.1:9971",
+            "[2001:db8::1]:9971",
+            "relay-1.example.org:1",
+        ] {
+            assert_eq!(relay_address(good), Ok(good.to_owned()));
+        }
+        for bad in [
+            "",
+            "192.0.2.1",
+            "192.0.2.1:0",
+            "2001:db8::1:9971",
+            "[x]:1",
+            ":1",
+            "$(RELAY):1",
+            "a/b:1",
+        ] {
+            let error = relay_address(bad).unwrap_err();
+            assert!(error.contains("192.0.2.1:9971"), "{bad}: {error}");
+        }
     }
 }

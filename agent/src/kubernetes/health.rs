@@ -137,10 +137,11 @@ impl ClusterHealth {
         });
     }
 
-    /// The objects come from this relay.
+    /// The objects come from this relay. Gives whether they came from one before.
     #[cfg(feature = "kubernetes")]
-    pub(crate) fn set_relay(&self, relay: Option<String>) {
+    pub(crate) fn set_relay(&self, relay: Option<String>) -> bool {
         let mut known = self.relay.lock();
+        let had = known.is_some();
         if *known != relay {
             match &relay {
                 Some(relay) => tracing::info!(relay, "the relay sends the objects of the cluster"),
@@ -148,6 +149,7 @@ impl ClusterHealth {
             }
             *known = relay;
         }
+        had
     }
 
     /// All objects were read.

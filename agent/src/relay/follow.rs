@@ -4,6 +4,7 @@
 //! in turn, and continues where it was if the relay is the same and still has the changes since.
 
 use std::{
+    collections::BTreeMap,
     hash::{BuildHasher as _, RandomState},
     time::Duration,
 };
@@ -95,6 +96,8 @@ impl Follower {
     async fn follow_always(self) {
         let mut receiver = Receiver::default();
         let mut backoff = Backoff::default();
+        // Of each relay, since the last stream.
+        let mut failures: BTreeMap<&str, String> = BTreeMap::new();
         let relays = self.settings.addresses.len().max(1);
         let random = RandomState::new().hash_one(0_u8);
         // Agents that start at once do not all begin with the first relay.
@@ -110,10 +113,16 @@ impl Follower {
                 StreamError::Frame(_) => receiver.forget_position(),
                 _ => {}
             }
-            self.health.set_relay(None);
+            if self.health.set_relay(None) {
+                failures.clear();
+            }
+            failures.insert(address.as_str(), error.to_string());
+            let failed = failures
+                .iter()
+                .map(|(relay, error)| format!("relay {relay}: {error}"));
+            let reason = failed.collect::<Vec<_>>().join("; ");
             for resource in RESOURCES {
-                let reason = format!("relay {address}: {error}");
-                self.health.set_stale(resource, reason);
+                self.health.set_stale(resource, reason.clone());
             }
             if begin.elapsed() >= IN_ORDER {
                 backoff = Backoff::default();

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use fqdn_proto::frames::RelayServer;
+use holdfast_sdp::descriptors::Descriptors;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -44,6 +45,9 @@ const BATCHES: usize = 64;
 const PING: Duration = Duration::from_secs(20);
 /// Streams of one connection: an agent has one.
 const STREAMS: u32 = 4;
+/// Longest time for a handshake of TLS: a connection without a certificate holds a descriptor so
+/// long.
+const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Longest time for tasks to stop.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -79,6 +83,7 @@ pub(crate) fn follow(
 /// # Errors
 /// An address or a file cannot be used, or the API server does not accept the relay.
 pub async fn run(config: RelayConfig) -> Result<()> {
+    Descriptors::raise();
     let api = Api::connect(&config.kubernetes).await?;
     let tasks = TaskTracker::new();
     let stop = CancellationToken::new();
@@ -99,7 +104,8 @@ pub async fn run(config: RelayConfig) -> Result<()> {
         let texts = files.read()?;
         let tls = ServerTlsConfig::new()
             .identity(Identity::from_pem(texts.certificate, texts.key))
-            .client_ca_root(Certificate::from_pem(texts.authority));
+            .client_ca_root(Certificate::from_pem(texts.authority))
+            .timeout(HANDSHAKE);
         server = server.tls_config(tls).context(
             "the certificates cannot be used; correct --tls-cert, --tls-key and --client-ca",
         )?;

@@ -32,6 +32,12 @@ pub fn seed() -> u64 {
     given.unwrap_or_else(rand::random)
 }
 
+/// How many pods a test of the tier `cri` starts: `HOLDFAST_CRI_PODS`, or `usual`.
+pub fn cri_pods(usual: u8) -> u8 {
+    let given = variable("HOLDFAST_CRI_PODS").and_then(|pods| pods.parse().ok());
+    given.unwrap_or(usual)
+}
+
 /// Path of a program under test: `HOLDFAST_BIN_DIR`, or the directory this
 /// program was built into.
 pub fn program(name: &str) -> Result<PathBuf> {

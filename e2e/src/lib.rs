@@ -16,6 +16,7 @@ pub mod bridge;
 pub mod cilium;
 pub mod cni;
 pub mod config;
+pub mod cri;
 pub mod dns;
 pub mod ha;
 pub mod hostile;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sched::{CloneFlags, setns};
+use parking_lot::Mutex;
 
 use crate::shell;
 use crate::wait::eventually;
@@ -18,7 +19,10 @@ const SETTLED: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct Netns {
     name: String,
+    path: PathBuf,
     keep: bool,
+    /// File of the mount namespace that commands enter as well.
+    mounts: Mutex<Option<PathBuf>>,
 }
 
 impl Netns {
@@ -27,7 +31,8 @@ impl Netns {
     pub fn create(name: String) -> Result<Self> {
         shell::run("ip", &["netns", "add", &name])
             .context("make a network namespace (this needs root)")?;
-        let netns = Self { name, keep: false };
+        let mut netns = Self::existing(&name);
+        netns.keep = false;
         netns.sysctl(&[
             ("net.ipv6.conf.default.accept_dad", "0"),
             ("net.ipv6.conf.all.accept_dad", "0"),
@@ -41,9 +46,17 @@ impl Netns {
 
     /// A namespace that another process created and deletes.
     pub fn existing(name: &str) -> Self {
+        Self::at(name, PathBuf::from("/run/netns").join(name))
+    }
+
+    /// A namespace that another process created and deletes, whose file is not among those of
+    /// `ip netns`.
+    pub fn at(name: &str, path: PathBuf) -> Self {
         Self {
             name: name.to_owned(),
+            path,
             keep: true,
+            mounts: Mutex::default(),
         }
     }
 
@@ -54,7 +67,12 @@ impl Netns {
 
     /// Its file.
     pub fn path(&self) -> PathBuf {
-        PathBuf::from("/run/netns").join(&self.name)
+        self.path.clone()
+    }
+
+    /// From now on, commands also enter the mount namespace of this file.
+    pub fn set_mounts(&self, mounts: Option<PathBuf>) {
+        *self.mounts.lock() = mounts;
     }
 
     /// Leaves it in place when dropped.
@@ -67,10 +85,11 @@ impl Netns {
     /// child's pid is the program's.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
-        command
-            .arg(format!("--net={}", self.path().display()))
-            .arg("--")
-            .arg(program);
+        command.arg(format!("--net={}", self.path.display()));
+        if let Some(mounts) = &*self.mounts.lock() {
+            command.arg(format!("--mount={}", mounts.display()));
+        }
+        command.arg("--").arg(program);
         command
     }
 
@@ -146,7 +165,7 @@ impl Netns {
     }
 
     fn open(&self) -> Result<File> {
-        File::open(self.path()).with_context(|| format!("open {}", self.path().display()))
+        File::open(&self.path).with_context(|| format!("open {}", self.path.display()))
     }
 }
 

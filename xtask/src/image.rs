@@ -10,7 +10,7 @@
 mod base;
 mod container;
 mod layout;
-mod licences;
+pub(crate) mod licences;
 
 use std::{
     fs,

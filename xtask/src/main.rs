@@ -56,7 +56,7 @@ enum Task {
     },
     /// Print figures about the shape of the production code, with their limits
     Style,
-    /// Run the tests; without --tier: unit, kernel, netns and image, as CI does
+    /// Run the tests; without --tier: unit, kernel, netns, image and cri, as CI does
     Test {
         /// Only this tier
         #[arg(long, value_enum)]
@@ -100,6 +100,13 @@ enum Task {
         #[arg(long, value_enum, default_value_t = image::Profile::Release)]
         profile: image::Profile,
     },
+    /// Write the licence texts that an image with a program needs: ours, and those of its crates
+    Licences {
+        /// Name of the program
+        program: String,
+        /// Directory for LICENSE and third-party.txt
+        to: std::path::PathBuf,
+    },
     /// Build the committed eBPF objects
     Bpf {
         /// Build and compare with the committed object, change nothing
@@ -135,6 +142,7 @@ fn run(task: Task) -> Result<()> {
         Task::Docs => docs::write(),
         Task::Charts { write: true } => charts::run(charts::Derived::Write),
         Task::Charts { write: false } => charts::run(charts::Derived::Check),
+        Task::Licences { program, to } => image::licences::write(&to, &program),
         Task::Image { profile } => {
             for check in image::run(profile)? {
                 println!("  ok: {check}");

@@ -112,6 +112,12 @@ pub(super) const IMAGE: &[Package] = &[
     },
 ];
 
+/// What the tier `cri` needs besides.
+pub(super) const CRI: &[Package] = &[Package {
+    name: "containernetworking-plugins",
+    why: "ptp and bridge: the networks of containerd's pods, in tests",
+}];
+
 /// Programs that only the benchmarks compare with.
 pub(super) const BENCH: &[Package] = &[Package {
     name: "dnsdist",

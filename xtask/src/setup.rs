@@ -61,6 +61,12 @@ pub(crate) fn image() -> Result<()> {
     packages::install(packages::IMAGE)
 }
 
+/// Tools that start pods in the tier `cri`.
+pub(crate) fn cri() -> Result<()> {
+    packages::install(packages::IMAGE)?;
+    packages::install(packages::CRI)
+}
+
 /// Additional tools of the nightly tests.
 pub(crate) fn nightly() -> Result<()> {
     packages::install(packages::NIGHTLY)

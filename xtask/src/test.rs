@@ -54,17 +54,25 @@ pub(crate) enum Tier {
     Netns,
     /// Root: the container images of debug builds, made and run, seconds
     Image,
+    /// Root: pods that Debian's containerd starts through the CNI plugin, minutes
+    Cri,
     /// Root: every attack of one pod on another at full strength, minutes
     Hostile,
     /// Root: every fuzzer for a minute, and what is marked `#[ignore]`, hours
     Nightly,
 }
 
-/// Runs `tier`, or unit, kernel, netns and image, and prints the sum.
+/// Runs `tier`, or unit, kernel, netns, image and cri, and prints the sum.
 pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
     let tiers = match tier {
         Some(tier) => vec![tier],
-        None => vec![Tier::Unit, Tier::Kernel, Tier::Netns, Tier::Image],
+        None => vec![
+            Tier::Unit,
+            Tier::Kernel,
+            Tier::Netns,
+            Tier::Image,
+            Tier::Cri,
+        ],
     };
     if tiers.iter().any(|tier| *tier != Tier::Unit) {
         process::require_root("every tier but `unit`")?;
@@ -78,6 +86,10 @@ pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
             Tier::Unit => unit(filter)?,
             Tier::Kernel | Tier::Netns | Tier::Hostile => e2e(tier, filter)?,
             Tier::Image => images()?,
+            Tier::Cri => {
+                setup::cri()?;
+                e2e(tier, filter)?
+            }
             Tier::Nightly => {
                 setup::nightly()?;
                 let mut tally = fuzzers()?;
@@ -152,6 +164,7 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
         Tier::Kernel => "kernel",
         Tier::Nightly => "nightly",
         Tier::Hostile => "hostile",
+        Tier::Cri => "cri",
         Tier::Unit | Tier::Netns | Tier::Image => "netns",
     });
     let programs = test_programs()?;
@@ -176,9 +189,7 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
         let of_tier = match tier {
             Tier::Nightly => true,
             Tier::Hostile => program.name == HOSTILE,
-            Tier::Unit | Tier::Kernel | Tier::Netns | Tier::Image => {
-                program.name.starts_with("kernel_") == (tier == Tier::Kernel)
-            }
+            _ => of_name(&program.name) == tier,
         };
         if !of_tier {
             return None;
@@ -194,7 +205,7 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
         }
         command.args(filter);
         Some(Job {
-            alone: !matches!(tier, Tier::Kernel | Tier::Netns)
+            alone: matches!(tier, Tier::Nightly | Tier::Hostile)
                 || ALONE.contains(&program.name.as_str()),
             name: program.name,
             command,
@@ -202,6 +213,17 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
     });
     total.add(&side_by_side(jobs.collect(), limit)?);
     Ok(total)
+}
+
+/// The tier of a test program of `e2e`, by its name.
+fn of_name(name: &str) -> Tier {
+    if name.starts_with("kernel_") {
+        Tier::Kernel
+    } else if name.starts_with("cri_") {
+        Tier::Cri
+    } else {
+        Tier::Netns
+    }
 }
 
 /// One run of a test program.
@@ -382,6 +404,18 @@ mod tests {
     fn shell(script: &str, limit: Option<Duration>) -> Tally {
         let command = process::command("sh", &["-c", script]);
         observe("it", command, Output::AtOnce, limit).expect("sh starts")
+    }
+
+    #[test]
+    fn the_name_of_a_test_program_says_its_tier() {
+        for (name, tier) in [
+            ("kernel_steer", Tier::Kernel),
+            ("cri_starts", Tier::Cri),
+            ("hostile", Tier::Netns),
+            ("holdfast_e2e", Tier::Netns),
+        ] {
+            assert_eq!(of_name(name), tier, "{name}");
+        }
     }
 
     #[test]

@@ -101,6 +101,9 @@ pub struct Why {
     pub endpoint: u16,
     /// Key of the endpoint.
     pub key: String,
+    /// The pod that the endpoint is, `namespace/name`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
     /// `egress`: the endpoint sends; `ingress`: it receives.
     pub direction: String,
     /// The name or address on the other side.

@@ -120,9 +120,10 @@ impl From<WhyError> for Refusal {
     fn from(error: WhyError) -> Self {
         let status = match &error {
             WhyError::Away(_) => StatusCode::SERVICE_UNAVAILABLE,
-            WhyError::NoEndpoint(_) | WhyError::NoPod(_) | WhyError::NoTarget(_) => {
-                StatusCode::NOT_FOUND
-            }
+            WhyError::NoEndpoint(_)
+            | WhyError::ElsewherePod(_)
+            | WhyError::NoPod(_)
+            | WhyError::NoTarget(_) => StatusCode::NOT_FOUND,
             WhyError::Ambiguous { .. }
             | WhyError::Service { .. }
             | WhyError::IngressName

@@ -51,6 +51,12 @@ pub(crate) enum WhyError {
         "there is no endpoint {0}: give its number, key, pod, name or address; `endpoint list` shows them"
     )]
     NoEndpoint(String),
+    /// The cluster has the pod, and it is no endpoint here.
+    #[error(
+        "pod {0} is no endpoint of this node: ask the agent of the pod's node (`kubectl get pod -o \
+         wide` shows it). A pod with hostNetwork is no endpoint of any node"
+    )]
+    ElsewherePod(String),
     /// Several are.
     #[error("{text} may mean {}: give the number", .found.join(" or "))]
     Ambiguous {
@@ -150,7 +156,7 @@ pub(crate) async fn answer(
     }
     let endpoint = called(core, &question.endpoint).await?;
     let Some(endpoint) = endpoint else {
-        return Err(WhyError::NoEndpoint(question.endpoint));
+        return Err(no_endpoint(core, question.endpoint).await);
     };
     let target = question.target.clone();
     let found = core
@@ -202,6 +208,17 @@ async fn called(core: &CoreHandle, text: &str) -> Result<Option<EndpointId>, Why
                 .map(|(id, key)| format!("{id} ({key})"))
                 .collect(),
         }),
+    }
+}
+
+/// Why there is no endpoint of this name.
+async fn no_endpoint(core: &CoreHandle, name: String) -> WhyError {
+    let pod = name.clone();
+    let known = core.inspect(move |core| core.labels_of_pod(&pod).is_some());
+    match known.await {
+        Ok(true) => WhyError::ElsewherePod(name),
+        Ok(false) => WhyError::NoEndpoint(name),
+        Err(away) => away.into(),
     }
 }
 

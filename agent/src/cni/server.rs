@@ -239,15 +239,17 @@ impl CniServer {
     async fn in_force(&self, key: &str, deadline: Instant) -> Result<EndpointId, Refusal> {
         let mut pause = FIRST_PAUSE;
         loop {
-            let reason = match self.standing(key).await? {
-                Standing::InForce(endpoint) => return Ok(endpoint),
-                Standing::Waiting(reason) => reason,
-                Standing::Incomplete(Some(reason)) => reason,
-                Standing::Incomplete(None) => {
+            let reason = match self.standing(key).await {
+                Ok(Standing::InForce(endpoint)) => return Ok(endpoint),
+                Ok(Standing::Waiting(reason) | Standing::Incomplete(Some(reason))) => reason,
+                Ok(Standing::Incomplete(None)) => {
                     "the agent has not received all policies and endpoints yet, see `status`"
                         .to_owned()
                 }
-                Standing::Absent => "its interface was removed meanwhile".to_owned(),
+                Ok(Standing::Absent) => "its interface was removed meanwhile".to_owned(),
+                // Many pods that start at the same time keep it busy.
+                Err(slow @ CoreAway::Slow) => slow.to_string(),
+                Err(away) => return Err(away.into()),
             };
             if Instant::now() + pause > deadline {
                 return Err(Refusal::later(format!(

@@ -12,7 +12,7 @@ use crate::policy::trace::{Port, PortError};
 pub struct WhyArgs {
     /// Number, key, pod (namespace/name), name or address of the endpoint
     pub endpoint: String,
-    /// Name, pod, Service or address, with or without a port: www.example.com:443,
+    /// Name (also of a Service: db.shop.svc.cluster.local:80), pod, Service or address, with or without a port: www.example.com:443,
     /// shop/web:80 (namespace/name of a pod or Service), 203.0.113.7:53/UDP; put an IPv6 address with a port in brackets: `[2001:db8::1]:443`
     pub target: WhyTarget,
     /// Judge the other direction: packets from the target to this port of the endpoint

@@ -84,6 +84,15 @@ impl Services {
         service.map_or_else(Vec::new, |service| service.at.addresses().collect())
     }
 
+    /// Addresses that the name of the Service `namespace/name` has in the cluster's DNS.
+    pub(super) fn cluster_ips_of(&self, key: &str) -> Vec<IpAddr> {
+        let standings = self.known.get(key).map(|service| service.at.standings());
+        let all = standings.into_iter().flatten();
+        all.filter(|(_, standing)| *standing == Standing::Cluster)
+            .map(|(address, _)| address)
+            .collect()
+    }
+
     /// Every Service.
     pub(super) fn iter(&self) -> impl Iterator<Item = &ServiceAt> {
         self.known.values().map(|service| &*service.at)

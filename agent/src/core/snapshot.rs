@@ -37,7 +37,7 @@ pub struct Summary {
     /// Those of them that no direction is restricted of.
     #[serde(default)]
     pub endpoints_unrestricted: usize,
-    /// Keys of the first few of these.
+    /// The first few of these: the pod, `namespace/name`, or the key of one that is no pod.
     #[serde(default)]
     pub unrestricted: Vec<String>,
     /// Policy documents in force.
@@ -179,6 +179,9 @@ pub struct EndpointView {
     pub id: u16,
     /// Key at its source.
     pub key: String,
+    /// The pod that it is, `namespace/name`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
     /// Identity.
     pub identity: u32,
     /// Labels.
@@ -215,6 +218,13 @@ pub struct EndpointView {
     pub dns_rules: Vec<DnsRulesView>,
     /// Why its policy is not in force, if it is not.
     pub problem: Option<String>,
+}
+
+impl EndpointView {
+    /// The name by which people know it: its pod, else its key.
+    pub fn called(&self) -> &str {
+        self.pod.as_deref().unwrap_or(&self.key)
+    }
 }
 
 /// DNS rules of one server port.

@@ -119,7 +119,7 @@ impl State {
             endpoints: self.endpoints.len(),
             endpoints_unrestricted: unrestricted().count(),
             unrestricted: unrestricted()
-                .map(|e| e.spec.key.clone())
+                .map(|e| e.spec.pod.as_ref().unwrap_or(&e.spec.key).clone())
                 .take(MAX_PROBLEMS)
                 .collect(),
             policies: self.policy.repository().len(),
@@ -216,6 +216,7 @@ impl State {
         EndpointView {
             id: endpoint.id.0,
             key: endpoint.spec.key.clone(),
+            pod: endpoint.spec.pod.clone(),
             identity: endpoint.identity.0,
             labels: endpoint.labels.texts(),
             named_ports: NamedPorts::of(&endpoint.labels).texts(),

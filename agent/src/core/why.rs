@@ -50,6 +50,8 @@ pub struct Findings {
     pub endpoint: EndpointView,
     /// Intended revision of its policy map.
     pub wanted_revision: u64,
+    /// The Service, `namespace/name`, whose name in the cluster's DNS the name is.
+    pub service: Option<String>,
     /// DNS rules that let it ask for the name.
     pub dns: Vec<DnsRulesView>,
     /// Rules whose name selectors match the name.
@@ -152,15 +154,19 @@ impl Core {
                     .elsewhere
                     .retain(|view| !own.contains(&&view.address));
                 findings.refused = state.learned.closed.refused_of(name);
+                findings.service = state.service_named(name);
             }
             Target::Address(address) => findings.names = state.names_of(*address),
         }
         let mut addresses: Vec<IpAddr> = match target {
             Target::Address(address) => vec![*address],
             Target::Name(_) => {
+                let service = findings.service.as_deref();
+                let service = service.map(|key| state.cluster.services.cluster_ips_of(key));
                 let known = findings.names.iter().chain(&findings.elsewhere);
                 let known = known.filter_map(|view| view.address.parse().ok());
-                known.chain(findings.refused.iter().copied()).collect()
+                let known = known.chain(findings.refused.iter().copied());
+                known.chain(service.into_iter().flatten()).collect()
             }
         };
         addresses.sort_unstable();
@@ -394,6 +400,19 @@ impl State {
         let mut found = self.name_views_where(|known, _| known == name);
         found.sort_by(|one, other| one.address.cmp(&other.address));
         found
+    }
+
+    /// The Service with addresses of its own that has this name in the cluster's DNS:
+    /// `SERVICE.NAMESPACE.svc`, with or without a cluster domain.
+    fn service_named(&self, name: &Fqdn) -> Option<String> {
+        let mut labels = name.as_str().trim_end_matches('.').split('.');
+        let (service, namespace) = (labels.next()?, labels.next()?);
+        if labels.next() != Some("svc") {
+            return None;
+        }
+        let key = format!("{namespace}/{service}");
+        let addresses = self.cluster.services.cluster_ips_of(&key);
+        (!addresses.is_empty()).then_some(key)
     }
 
     fn names_of(&self, address: IpAddr) -> Vec<NameView> {

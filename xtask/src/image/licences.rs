@@ -16,7 +16,7 @@ use crate::{repository, workspace};
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
 
 /// Writes `LICENSE` and `third-party.txt` into `to`.
-pub(super) fn write(to: &Path, program: &str) -> Result<()> {
+pub(crate) fn write(to: &Path, program: &str) -> Result<()> {
     fs::create_dir_all(to)?;
     fs::copy(repository::root().join("LICENSE"), to.join("LICENSE"))?;
     let metadata = workspace::metadata(true)?;
@@ -69,7 +69,11 @@ fn linked<'m>(metadata: &'m Value, program: &str) -> Result<Vec<&'m Value>> {
     let first = packages
         .iter()
         .find(|(_, package)| package["name"] == *program);
-    let mut waiting = vec![*first.context("the program's package")?.0];
+    let mut waiting = vec![
+        *first
+            .with_context(|| format!("the workspace has no package `{program}`"))?
+            .0,
+    ];
     let mut seen = BTreeSet::new();
     while let Some(id) = waiting.pop() {
         if !seen.insert(id) {

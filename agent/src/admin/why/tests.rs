@@ -53,6 +53,7 @@ fn found() -> Findings {
             ..EndpointView::default()
         },
         wanted_revision: 3,
+        service: None,
         dns: vec![DnsRulesView {
             port: 53,
             protocol: "UDP".to_owned(),
@@ -286,9 +287,8 @@ fn an_address_that_no_answer_opens_is_reported_as_such() {
     assert!(!text(&open).contains("MISSING"), "{}", text(&open));
 }
 
-#[test]
-fn a_service_is_followed_to_each_pod_behind_it() {
-    let backend = |who: &str, verdict| BackendFound {
+fn backend(who: &str, verdict: Option<Verdict>) -> BackendFound {
+    BackendFound {
         service_port: HTTPS.to_string(),
         who: who.to_owned(),
         port: Port {
@@ -297,7 +297,11 @@ fn a_service_is_followed_to_each_pod_behind_it() {
         },
         verdict,
         by: vec![rule()],
-    };
+    }
+}
+
+#[test]
+fn a_service_is_followed_to_each_pod_behind_it() {
     let good = backend("10.2.0.9 (app=db)", Some(Verdict::Allowed));
     let bad = BackendFound {
         by: Vec::new(),
@@ -458,4 +462,40 @@ fn a_lookup_returns_the_key_that_it_found() {
         };
         assert_eq!(matched(asked, PolicyValue::allow(key)), key);
     }
+}
+
+#[test]
+fn the_name_of_a_service_needs_no_name_rule_and_no_learned_address() {
+    let mut of_service = found();
+    of_service.by_name.clear();
+    of_service.names.clear();
+    of_service.service = Some("shop/db".to_owned());
+    let mut answer = read();
+    answer.peer.service = Some(ServiceFound {
+        key: "shop/db".to_owned(),
+        ports: vec![HTTPS.to_string()],
+        backends: vec![backend("10.2.0.9 (app=db)", Some(Verdict::Allowed))],
+    });
+    let passes = why(&of_service, &[answer.clone()], true);
+    assert!(passes.allowed, "{}", text(&passes));
+    assert!(
+        text(&passes).contains("is the name of Service shop/db: 192.0.2.1"),
+        "{}",
+        text(&passes)
+    );
+    // Without a DNS rule, its pod cannot look the name up.
+    of_service.dns.clear();
+    let refused = why(&of_service, &[answer], true);
+    assert!(!refused.allowed, "{}", text(&refused));
+    assert!(refused.verdict.contains("its queries are refused"));
+}
+
+#[test]
+fn an_endpoint_that_is_a_pod_is_called_as_kubernetes_calls_it() {
+    let mut pod = found();
+    pod.endpoint.key = "cni/299b5c2a/eth0".to_owned();
+    pod.endpoint.pod = Some("shop/web-1".to_owned());
+    let says = text(&why(&pod, &[read()], true));
+    assert!(says.starts_with("endpoint 7 (shop/web-1) to "), "{says}");
+    assert!(!says.contains("cni/"), "{says}");
 }

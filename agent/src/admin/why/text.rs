@@ -15,7 +15,9 @@ pub(crate) fn text(why: &Why) -> String {
     };
     let mut text = format!(
         "endpoint {} ({}) {way} {}{port}\n",
-        why.endpoint, why.key, why.target
+        why.endpoint,
+        why.pod.as_ref().unwrap_or(&why.key),
+        why.target
     );
     let mut at = None;
     for hop in &why.hops {

@@ -54,8 +54,13 @@ impl Walk<'_> {
             .is_none_or(|hop| hop.state != HopState::Missing);
         hops.extend(dns);
         let early = hops.len();
-        hops.extend(name.map(|name| self.selector(name)));
-        hops.push(self.names(name));
+        match (name, &self.found.service) {
+            (Some(name), Some(service)) => hops.push(self.name_of_service(name, service)),
+            _ => {
+                hops.extend(name.map(|name| self.selector(name)));
+                hops.push(self.names(name));
+            }
+        }
         let late = hops.len();
         let ends = self.addresses(&mut hops);
         let free = self.restricted().is_none();
@@ -78,6 +83,7 @@ impl Walk<'_> {
         Why {
             endpoint: self.found.endpoint.id,
             key: self.found.endpoint.key.clone(),
+            pod: self.found.endpoint.pod.clone(),
             direction: self.direction().to_owned(),
             target: match &self.question.target {
                 Target::Name(_) => name.unwrap_or_default().to_owned(),

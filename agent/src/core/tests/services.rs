@@ -2,7 +2,10 @@
 
 use std::net::IpAddr;
 
-use dns_policy::rule::{NameRules, Servers, Transport};
+use dns_policy::{
+    name::Fqdn,
+    rule::{NameRules, Servers, Transport},
+};
 use shared_maps::{
     IdentityId,
     ipcache::IpcacheKey,
@@ -18,7 +21,7 @@ use super::{
     scenario::{Node, spec},
 };
 use crate::{
-    core::{CoreConfig, Event},
+    core::{CoreConfig, Event, why::Target},
     policy::{
         parse::parse_documents,
         source::PolicyChange,
@@ -569,6 +572,22 @@ fn why_goes_from_a_service_to_each_backend_and_its_rule() {
     let verdicts = found.service.unwrap().backends;
     let verdicts: Vec<_> = verdicts.iter().map(|backend| backend.verdict).collect();
     assert_eq!(verdicts, [Some(Verdict::Allowed), Some(Verdict::NoRule)]);
+    let named = |name: &str| {
+        let name = Target::Name(Fqdn::normalise(name));
+        let found = member.node.core.findings(id, &name).unwrap();
+        let addresses = found
+            .addresses
+            .iter()
+            .map(|found| found.address.to_string());
+        (found.service, addresses.collect::<Vec<_>>())
+    };
+    for name in ["db.default.svc", "DB.default.svc.cluster.local."] {
+        let at = (Some("default/db".to_owned()), vec![VIP.to_owned()]);
+        assert_eq!(named(name), at, "{name}");
+    }
+    for name in ["db.other.svc", "db.default", "x.db.default.svc"] {
+        assert_eq!(named(name), (None, Vec::new()), "{name}");
+    }
     let object = |address: &str| member.node.core.object_at(address.parse().unwrap());
     assert_eq!(object(VIP).as_deref(), Some("Service/default/db"));
     assert_eq!(object("10.2.0.9").as_deref(), Some("Pod/default/db-0"));

@@ -16,7 +16,7 @@ impl Walk<'_> {
         let who = format!(
             "{} ({}), identity {}, {}",
             endpoint.id,
-            endpoint.key,
+            endpoint.called(),
             endpoint.identity,
             endpoint.labels.join(",")
         );

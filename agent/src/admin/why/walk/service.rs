@@ -13,6 +13,17 @@ use crate::{
 const SHOWN: usize = 8;
 
 impl Walk<'_> {
+    /// From the name of a Service to its addresses: none of them has to be learned.
+    pub(super) fn name_of_service(&self, name: &str, service: &str) -> Hop {
+        let addresses = self.found.addresses.iter();
+        let addresses: Vec<String> = addresses.map(|found| found.address.to_string()).collect();
+        let text = format!(
+            "{name} is the name of Service {service}: {}",
+            addresses.join(", ")
+        );
+        hop("names", None, HopState::Found, text, "")
+    }
+
     /// The Service, and its backends: those that are refused first.
     pub(super) fn service(&self, at: IpAddr, service: &ServiceFound) -> Vec<Hop> {
         let ports = service.ports.join(", ");

@@ -1,0 +1,20 @@
+//! Debian's containerd on the lab's node, asked over CRI as the kubelet asks it.
+//!
+//! ```text
+//!  test ─CRI─► containerd ─► base plugins ─► holdfast-cni ─► agent
+//!              └► runc ─► the pod's first process, which sends at once ─► world: Sent
+//! ```
+
+mod client;
+mod documents;
+mod image;
+mod message;
+mod network;
+mod node;
+mod sent;
+
+pub use client::Loaded;
+pub use documents::{allowed_server, describe, endpoints, only_allowed_server};
+pub use network::Base;
+pub use node::{CriNode, PodName, Sandbox};
+pub use sent::{ALLOWED, FORBIDDEN, Sent};

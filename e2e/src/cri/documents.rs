@@ -1,0 +1,42 @@
+//! Documents of the tests' pods, and what the agent makes of them.
+
+use anyhow::{Context, Result};
+
+use super::node::PodName;
+use crate::lab::{Lab, web4};
+use crate::policy;
+
+/// A rule that allows one server of the world: the one to which pods send allowed datagrams.
+pub fn allowed_server() -> String {
+    format!("- toCIDR: [\"{}/32\"]\n", web4(10))
+}
+
+/// A policy of pods `app: web` that allows this server and nothing else.
+pub fn only_allowed_server() -> String {
+    policy::egress("web", "web", &allowed_server())
+}
+
+/// Describes these pods, and no others, to the agent: labels `app: web`, with their uids.
+pub fn describe(lab: &Lab, pods: &[PodName]) -> Result<()> {
+    let documents = pods.iter().map(|pod| {
+        let PodName {
+            namespace,
+            name,
+            uid,
+            ..
+        } = pod;
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: {namespace}, \
+             uid: {uid}, labels: {{app: web}}}}\n---\n"
+        )
+    });
+    lab.write_policy("pods.yaml", &documents.collect::<String>())
+}
+
+/// Keys of the agent's endpoints.
+pub fn endpoints(lab: &Lab) -> Result<Vec<String>> {
+    let list = lab.agent_json(&["endpoint", "list"])?;
+    let list = list.as_array().context("no list")?;
+    let keys = list.iter().filter_map(|endpoint| endpoint["key"].as_str());
+    Ok(keys.map(str::to_owned).collect())
+}

@@ -1,0 +1,58 @@
+//! The base network of the runtime's pods, of Debian's reference plugins.
+
+use serde_json::{Value, json};
+
+/// Plugins of Debian that the tests use.
+pub(super) const PLUGINS: [&str; 5] = ["ptp", "bridge", "tuning", "host-local", "loopback"];
+/// Where Debian has them.
+pub(super) const DEBIAN: &str = "/usr/lib/cni";
+/// Configuration of the base.
+pub(super) const FILE: &str = "10-base.conflist";
+
+/// A network of the reference plugins. Pods get addresses of 10.99.0.0/24.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// A routed veth for each pod, as kindnet and GKE have it.
+    Ptp,
+    /// Veths at a bridge that is the pods' gateway, as flannel and k3s have it; IPv4 and IPv6.
+    Bridge,
+}
+
+impl Base {
+    /// The network's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ptp => "routed",
+            Self::Bridge => "bridged",
+        }
+    }
+
+    /// Its first plugin.
+    pub fn plugin(self) -> Value {
+        match self {
+            Self::Ptp => json!({
+                "type": "ptp",
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": "10.99.0.0/24"}]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            }),
+            Self::Bridge => json!({
+                "type": "bridge",
+                "bridge": "cni0",
+                "isGateway": true,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": "10.99.0.0/24"}], [{"subnet": "fd99::/64"}]],
+                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                },
+            }),
+        }
+    }
+
+    /// Its configuration.
+    pub fn conflist(self) -> Value {
+        json!({"cniVersion": "1.0.0", "name": self.name(), "plugins": [self.plugin()]})
+    }
+}

@@ -23,7 +23,7 @@ pub use cluster_args::{ClusterArgs, ServiceAlias};
 pub use cni_args::CniArgs;
 pub use dir::{ParseError, Parsed, parse};
 pub use max_identities::MaxIdentities;
-pub use relay_args::{FollowArgs, RelayArgs, RelayConfig};
+pub use relay_args::{FollowArgs, RelayArgs};
 
 use crate::{
     cni::install::CniPlaces,

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use daemon::one_line::OneLine;
 use holdfast_agent::{
     app, cli,
-    config::{self, Command, Config, ParseError, RelayConfig},
+    config::{self, Command, Config, ParseError},
     kubernetes::client::ClientError,
-    relay,
+    relay::settings::RelayConfig,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
                 return failed(2, &reason);
             }
             match RelayConfig::try_from(*args) {
-                Ok(config) => done(runtime.block_on(relay::start::run(config))),
+                Ok(config) => done(runtime.block_on(app::relay(config))),
                 Err(error) => failed(2, &error.to_string()),
             }
         }

@@ -24,9 +24,9 @@ mod receive;
 mod record;
 #[cfg(feature = "kubernetes")]
 mod serve;
-pub(crate) mod settings;
+pub mod settings;
 #[cfg(feature = "kubernetes")]
-pub mod start;
+pub(crate) mod start;
 #[cfg(not(feature = "kubernetes"))]
 #[path = "relay/no_start.rs"]
-pub mod start;
+pub(crate) mod start;

@@ -10,7 +10,7 @@ use clap::{ArgAction, Args};
 use super::{ConfigError, host_name, metrics_address};
 use crate::{
     kubernetes::ApiSettings,
-    relay::settings::{RelaySettings, TlsFile, TlsFiles},
+    relay::settings::{RelayConfig, RelaySettings, TlsFile, TlsFiles},
 };
 
 /// Name in the relays' certificate, unless a flag says another.
@@ -123,25 +123,6 @@ pub struct RelayArgs {
     /// Log filter, for example info or holdfast_agent=debug
     #[arg(long, default_value = "info", env = "HOLDFAST_LOG")]
     pub log: String,
-}
-
-/// Checked settings of `holdfast-agent relay`.
-#[derive(Clone, Debug)]
-pub struct RelayConfig {
-    /// The API server.
-    pub kubernetes: ApiSettings,
-    /// There are no ServiceCIDR objects.
-    pub has_service_blocks: bool,
-    /// Address for agents.
-    pub listen: SocketAddr,
-    /// None = plain text.
-    pub tls: Option<TlsFiles>,
-    /// Most agents at once.
-    pub agents_max: usize,
-    /// Name of this relay.
-    pub name: String,
-    /// Address of metrics and health; `None` = off.
-    pub metrics_address: Option<SocketAddr>,
 }
 
 impl TryFrom<RelayArgs> for RelayConfig {

@@ -41,6 +41,8 @@ const SILENCE: Duration = Duration::from_secs(20);
 const FRAME_MAX: usize = 16 << 20;
 /// Octets that a relay may send before the agent has read them.
 const WINDOW: u32 = 1 << 20;
+/// How rustls reports that the other side refuses the connection.
+const ALERT: &str = "received fatal alert";
 /// A stream that lasted so long was in order.
 const IN_ORDER: Duration = Duration::from_secs(10);
 
@@ -186,13 +188,7 @@ impl Follower {
             endpoint = with_tls.map_err(|error| StreamError::Tls(chain(&error)))?;
         }
         let connected = endpoint.connect().await;
-        connected.map_err(|error| {
-            let reason = chain(&error);
-            match reason.contains("invalid peer certificate") {
-                true => StreamError::Untrusted(reason),
-                false => StreamError::Unreachable(reason),
-            }
-        })
+        connected.map_err(|error| broken(chain(&error)))
     }
 
     /// Passes on what came with a frame.
@@ -238,12 +234,23 @@ fn refused(status: &Status) -> StreamError {
         message => message.to_owned(),
     };
     let causes = chain(status);
-    // With TLS 1.3 the agent learns only after the handshake that its certificate is refused.
-    if causes.contains("received fatal alert") {
+    if causes.contains(ALERT) {
         return StreamError::Refused(causes);
     }
     match status.code() {
         Code::Unavailable | Code::ResourceExhausted | Code::Aborted => StreamError::Status(reason),
         code => StreamError::Status(format!("{code:?}: {reason}")),
+    }
+}
+
+/// Why there is no connection.
+fn broken(reason: String) -> StreamError {
+    if reason.contains("invalid peer certificate") {
+        StreamError::Untrusted(reason)
+    } else if reason.contains(ALERT) {
+        // With TLS 1.3 the agent learns only after the handshake that its certificate is refused.
+        StreamError::Refused(reason)
+    } else {
+        StreamError::Unreachable(reason)
     }
 }

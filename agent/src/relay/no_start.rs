@@ -2,13 +2,10 @@
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::settings::RelaySettings;
-use crate::{
-    config::RelayConfig,
-    kubernetes::{
-        Here, Watches,
-        client::{Api, ClientError},
-    },
+use super::settings::{RelayConfig, RelaySettings};
+use crate::kubernetes::{
+    Here, Watches,
+    client::{Api, ClientError},
 };
 
 /// Starts nothing: there is no client.
@@ -26,6 +23,6 @@ pub(crate) fn follow(
 ///
 /// # Errors
 /// Always.
-pub async fn run(_: RelayConfig) -> anyhow::Result<()> {
+pub(crate) async fn run(_: RelayConfig) -> anyhow::Result<()> {
     Err(ClientError::NotBuilt.into())
 }

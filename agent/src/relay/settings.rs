@@ -1,9 +1,14 @@
-//! Where relays are, and the certificates of both sides.
+//! Settings of relays and of agents that follow them, and the certificates of both sides.
 //!
 //! Relay and agent each have a certificate of one authority that signs nothing else. The names in
 //! the agents' certificates have no meaning.
 
-use std::path::{Path, PathBuf};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use crate::kubernetes::ApiSettings;
 
 /// Which relays an agent follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +19,25 @@ pub struct RelaySettings {
     pub(crate) tls: Option<TlsFiles>,
     /// Name in the relays' certificate.
     pub(crate) server_name: String,
+}
+
+/// Checked settings of `holdfast-agent relay`.
+#[derive(Clone, Debug)]
+pub struct RelayConfig {
+    /// The API server.
+    pub kubernetes: ApiSettings,
+    /// There are no ServiceCIDR objects.
+    pub has_service_blocks: bool,
+    /// Address for agents.
+    pub listen: SocketAddr,
+    /// None = plain text.
+    pub tls: Option<TlsFiles>,
+    /// Most agents at once.
+    pub agents_max: usize,
+    /// Name of this relay.
+    pub name: String,
+    /// Address of metrics and health; `None` = off.
+    pub metrics_address: Option<SocketAddr>,
 }
 
 /// Files of one side.

@@ -9,7 +9,6 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use fqdn_proto::frames::RelayServer;
-use holdfast_sdp::descriptors::Descriptors;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -23,10 +22,9 @@ use super::{
     metrics,
     record::{self, Item},
     serve::{Bounds, Service, Shared},
-    settings::RelaySettings,
+    settings::{RelayConfig, RelaySettings},
 };
 use crate::{
-    config::RelayConfig,
     kubernetes::{
         Here, Watches,
         client::Api,
@@ -82,8 +80,7 @@ pub(crate) fn follow(
 ///
 /// # Errors
 /// An address or a file cannot be used, or the API server does not accept the relay.
-pub async fn run(config: RelayConfig) -> Result<()> {
-    Descriptors::raise();
+pub(crate) async fn run(config: RelayConfig) -> Result<()> {
     let api = Api::connect(&config.kubernetes).await?;
     let tasks = TaskTracker::new();
     let stop = CancellationToken::new();

@@ -1,8 +1,13 @@
-{{/* ServiceAccount of the programs that read the cluster. */}}
-{{- define "holdfast.reader" -}}
-{{- if .Values.relay.enabled -}}
-{{ .Values.relay.serviceAccount.name }}
-{{- else -}}
-{{ .Values.agent.serviceAccount.name }}
-{{- end -}}
+{{/* Accounts of the programs that read the cluster. */}}
+{{- define "holdfast.readers" -}}
+{{- if .Values.relay.enabled }}
+- kind: ServiceAccount
+  name: {{ .Values.relay.serviceAccount.name }}
+  namespace: {{ .Release.Namespace }}
+{{- end }}
+{{- if or (not .Values.relay.enabled) .Values.relay.agentsMayRead }}
+- kind: ServiceAccount
+  name: {{ .Values.agent.serviceAccount.name }}
+  namespace: {{ .Release.Namespace }}
+{{- end }}
 {{- end }}

@@ -18,6 +18,9 @@ const ROLES: [&str; 8] = [
     include_str!("../../../charts/holdfast/templates/reader-rolebinding.yaml"),
 ];
 
+/// The subjects of bindings of `holdfast-reader`.
+const READERS: &str = "{{- include \"holdfast.readers\" . | trim | nindent 2 }}";
+
 const CRDS: [&str; 4] = [
     include_str!("../../../charts/holdfast/files/crds/ciliumcidrgroups.yaml"),
     include_str!("../../../charts/holdfast/files/crds/ciliumclusterwidenetworkpolicies.yaml"),
@@ -34,7 +37,8 @@ pub(super) fn of_release(namespace: &str, account: &str, reader: &str) -> Result
     for template in ROLES {
         let text = template.replace("{{ .Release.Namespace }}", namespace);
         let text = text.replace("{{ .Values.agent.serviceAccount.name }}", account);
-        let text = text.replace("{{ include \"holdfast.reader\" . }}", reader);
+        let readers = format!("- {{kind: ServiceAccount, name: {reader}, namespace: {namespace}}}");
+        let text = text.replace(READERS, &readers);
         let lines = text
             .lines()
             .filter(|line| !line.contains("holdfast.labels"));

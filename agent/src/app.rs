@@ -34,7 +34,7 @@ use crate::{
     document_source::{self, Sources},
     endpoint::{
         config_file::EndpointFile,
-        source::{EndpointBook, cli::CliFile, polls},
+        source::{EndpointBook, cli::CliFile, polls, taken_in::PodSource},
         spec::EndpointSpec,
     },
     epoch::{self, StateDirLock},
@@ -304,6 +304,7 @@ impl Agent {
             core.send(event).await?;
         }
         tasks.spawn(node::run(core.clone(), interfaces, stop.clone()));
+        let (local, pods) = watch::channel(Arc::default());
         let endpoints = endpoint_source(
             &config,
             files.dir(),
@@ -313,8 +314,12 @@ impl Agent {
             &tasks,
             &stop,
         )?;
+        if api.is_some() {
+            let netns_dir = config.netns_dir.clone();
+            endpoints.take_in_from(PodSource { pods, netns_dir });
+        }
         let filter = LabelFilter::new(config.label_rules.clone());
-        let book = Book::new(filter, &config.cluster_name);
+        let book = Book::new(filter, &config.cluster_name).on_node(&config.node_name);
         let watches = api.map(|api| {
             let here = Here {
                 node: config.node_name.clone(),
@@ -329,6 +334,7 @@ impl Agent {
         let sources = Sources {
             directory: policies,
             cluster: watches,
+            local,
         };
         document_source::start(sources, book, &core, &tasks, &stop);
         tasks.spawn(liveness::run(

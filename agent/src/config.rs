@@ -96,6 +96,8 @@ pub struct Config {
     pub cni_socket: Option<PathBuf>,
     /// Where the CNI plugin and its configuration go; `None` = nowhere.
     pub cni_places: Option<CniPlaces>,
+    /// Where pods that run without an endpoint are found; `None` = nowhere.
+    pub netns_dir: Option<PathBuf>,
     /// Address of metrics and health; `None` = off.
     pub metrics_address: Option<SocketAddr>,
     /// Port that DNS queries are redirected to.
@@ -183,6 +185,7 @@ impl TryFrom<RunArgs> for Config {
         let metrics_address = metrics_address(&args.metrics_address)?;
         let refused_prefixes = refused_prefixes(&args)?;
         let fqdndata_port = fqdndata_port(&args);
+        let netns_dir = netns_dir(&args)?;
         Ok(Self {
             bpf_root: args.bpf_root,
             state_dir: args.state_dir,
@@ -204,6 +207,7 @@ impl TryFrom<RunArgs> for Config {
             admin_socket: args.admin_socket,
             cni_socket: args.cni.socket(),
             cni_places: args.cni.places(),
+            netns_dir,
             metrics_address,
             proxy_port: args.tofqdns_proxy_port,
             disable_builtin_dns_proxy: args.disable_builtin_dns_proxy,
@@ -246,6 +250,23 @@ fn refused_prefixes(args: &RunArgs) -> Result<RefusedPrefixes, ConfigError> {
 fn fqdndata_port(args: &RunArgs) -> Option<u16> {
     let port = args.standalone_dns_proxy_server_port;
     (args.enable_standalone_dns_proxy && port != 0).then_some(port)
+}
+
+fn netns_dir(args: &RunArgs) -> Result<Option<PathBuf>, ConfigError> {
+    let refused = |reason: &str| ConfigError {
+        flag: "cni-netns-dir",
+        reason: reason.to_owned(),
+    };
+    match &args.cni.cni_netns_dir {
+        Some(_) if !args.cluster.kubernetes => Err(refused(
+            "has no effect without --kubernetes, because pods are found by their addresses in the \
+             API; add that, or leave this out",
+        )),
+        Some(dir) if !dir.is_absolute() => Err(refused(
+            "is not an absolute path; write for example /run/netns",
+        )),
+        _ => Ok(args.cni.netns_dir().filter(|_| args.cluster.kubernetes)),
+    }
 }
 
 fn kubernetes(args: &ClusterArgs) -> Result<Option<ApiSettings>, ConfigError> {

@@ -9,7 +9,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     core::{event::Event, router::Router},
     kubernetes::{
-        Watches, book::Book, health::ClusterHealth, refusals::Refusals, resource::RESOURCES,
+        Watches, book::Book, health::ClusterHealth, local_pods::LocalPods, refusals::Refusals,
+        resource::RESOURCES,
     },
     policy::source::{
         cluster::{Batch, ClusterDocuments},
@@ -31,6 +32,8 @@ pub(crate) struct Sources {
     pub(crate) directory: Option<(WatchedDir, PolicyDir)>,
     /// The watches of the cluster.
     pub(crate) cluster: Option<Watches>,
+    /// Takes the pods of this node.
+    pub(crate) local: channel::Sender<Arc<LocalPods>>,
 }
 
 /// What is read next.
@@ -108,7 +111,11 @@ pub(crate) fn start(
 
 /// Reads until the agent stops.
 async fn follow(sources: Sources, book: Book, core: &CoreHandle, stop: &CancellationToken) {
-    let Sources { directory, cluster } = sources;
+    let Sources {
+        directory,
+        cluster,
+        local,
+    } = sources;
     let (watched, directory) = directory.unzip();
     let (mut batches, cluster) = match cluster {
         Some(Watches {
@@ -144,10 +151,14 @@ async fn follow(sources: Sources, book: Book, core: &CoreHandle, stop: &Cancella
         if let Some((health, refusals)) = &cluster {
             reader.report(health, refusals);
         }
+        let pods = reader.router.take_local();
         for event in events {
             if core.send(event).await.is_err() {
                 return;
             }
+        }
+        if let Some(pods) = pods.filter(|_| cluster.is_some()) {
+            local.send_replace(Arc::new(pods));
         }
         wake = tokio::select! {
             () = changed(watched.as_ref()) => Wake::Directory,

@@ -1,6 +1,6 @@
 //! `/metrics`, `/healthz` and `/readyz`.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use daemon::http_server::{self, Limits, Socket};
 use holdfast_sdp::stats::Stats;
@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    core::Core,
     datapath::{
         events::Counters,
         upkeep::{Conditions, Part},
@@ -114,8 +115,16 @@ impl Health {
                 return answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n"));
             }
         };
+        let without = match self.cluster {
+            Some(_) => self.core.inspect(Core::pods_without_endpoint).await,
+            None => Ok(BTreeSet::new()),
+        };
+        let mut unmanaged = without.unwrap_or_default();
+        let lacking = self.endpoints.unmanaged().into_iter();
+        unmanaged.extend(lacking.map(|lacking| lacking.pod.to_string()));
         let scrape = Scrape {
             summary,
+            unmanaged: unmanaged.len(),
             ready: self.ready(),
             damaged: self.damaged,
             packets: Counters::open(&self.maps)

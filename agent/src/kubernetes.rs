@@ -21,6 +21,7 @@ mod decode;
 pub(crate) mod external_ips;
 pub mod health;
 pub(crate) mod labels;
+pub(crate) mod local_pods;
 #[cfg(feature = "kubernetes")]
 mod own_node;
 #[cfg(feature = "kubernetes")]

@@ -34,6 +34,8 @@ pub struct Scrape {
     pub unresolved: usize,
     /// Interfaces that nothing passes, as their endpoint is not found.
     pub closed_interfaces: usize,
+    /// Pods of this node that are not under policy.
+    pub unmanaged: usize,
     /// Packets and bytes by reason; empty where there is no datapath.
     pub packets: Vec<(Reason, Counter)>,
     /// Parts of the datapath beside the endpoints' own.
@@ -153,7 +155,11 @@ impl Sample {
                 .collect();
             out.labelled(name, help, &values)?;
         }
-        Ok(())
+        out.gauge(
+            "kubernetes_pods_unmanaged",
+            "Pods of this node that have been running for ten seconds without being under policy; `holdfast-agent status` says which, and why",
+            count(self.scrape.unmanaged),
+        )
     }
 
     fn policies(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
@@ -532,6 +538,7 @@ mod tests {
             ready: true,
             damaged: 0,
             unresolved: 1,
+            unmanaged: 0,
             closed_interfaces: 2,
             packets: vec![(
                 Reason::PolicyDenied,

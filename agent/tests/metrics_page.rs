@@ -94,6 +94,7 @@ fn agent() -> Vec<Family> {
         ready: false,
         damaged: 0,
         unresolved: 0,
+        unmanaged: 0,
         closed_interfaces: 0,
         packets: Reason::ALL
             .map(|reason| (reason, Counter::default()))

@@ -38,10 +38,12 @@ pub(crate) fn delete(environment: &Environment) -> Value {
 }
 
 fn attachment(command: &str, environment: &Environment) -> Value {
+    let netns = Some(&environment.netns).filter(|netns| !netns.is_empty());
     json!({
         "command": command,
         "containerId": environment.container,
         "ifname": environment.ifname,
+        "netns": netns,
     })
 }
 

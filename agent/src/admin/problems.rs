@@ -1,6 +1,8 @@
 //! Problems that `status` lists, one function for each.
 
-use crate::{core::snapshot::Summary, kubernetes::health::ClusterView};
+use crate::{
+    core::snapshot::Summary, endpoint::source::taken_in::Unmanaged, kubernetes::health::ClusterView,
+};
 
 /// Policy documents that are refused.
 pub(super) fn policies_refused(summary: &Summary) -> Option<String> {
@@ -38,6 +40,11 @@ pub(super) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = Stri
         ))
     });
     stale.chain(own_node)
+}
+
+/// A pod of this node that is open.
+pub(super) fn not_under_policy(unmanaged: &Unmanaged) -> String {
+    format!("not under policy: {}: {}", unmanaged.pod, unmanaged.reason)
 }
 
 /// Changes that the datapath did not accept.

@@ -271,6 +271,8 @@ impl Admin {
                 .iter()
                 .map(|u| format!("endpoint {}: {}", u.key, u.reason)),
         );
+        let unmanaged = self.endpoints.unmanaged();
+        problems.extend(unmanaged.iter().map(problems::not_under_policy));
         problems.extend(self.conditions.faults());
         problems.extend(self.cni.problem());
         problems.extend(summary.endpoint_problems.iter().cloned());

@@ -35,6 +35,9 @@ pub(super) enum CniRequest {
         container_id: String,
         /// The interface in it.
         ifname: String,
+        /// Path of its network namespace, if the runtime gives it.
+        #[serde(default)]
+        netns: Option<PathBuf>,
     },
     /// Is a pod's interface under policy?
     #[serde(rename = "CHECK")]
@@ -43,6 +46,9 @@ pub(super) enum CniRequest {
         container_id: String,
         /// The interface in it.
         ifname: String,
+        /// Path of its network namespace.
+        #[serde(default)]
+        netns: Option<PathBuf>,
     },
     /// Interfaces that are not in the list are gone.
     #[serde(rename = "GC")]
@@ -84,6 +90,10 @@ mod tests {
             (
                 r#"{"command":"DEL","containerId":"a","ifname":"eth0"}"#,
                 (|request| matches!(request, CniRequest::Delete { .. })) as fn(&CniRequest) -> bool,
+            ),
+            (
+                r#"{"command":"DEL","containerId":"a","ifname":"eth0","netns":"/run/netns/a"}"#,
+                |request| matches!(request, CniRequest::Delete { netns: Some(_), .. }),
             ),
             (
                 r#"{"command":"CHECK","containerId":"a","ifname":"eth0"}"#,

@@ -6,6 +6,7 @@
 
 use std::{
     collections::BTreeSet,
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -171,14 +172,21 @@ impl CniServer {
             CniRequest::Delete {
                 container_id,
                 ifname,
+                netns,
             } => {
                 let id = id(&container_id, &ifname)?;
-                self.remove(id).await.map(|()| None)
+                self.end(id, netns).await.map(|()| None)
             }
             CniRequest::Check {
                 container_id,
                 ifname,
-            } => self.check(&id(&container_id, &ifname)?).await.map(Some),
+                netns,
+            } => {
+                let id = id(&container_id, &ifname)?;
+                self.check(&self.endpoints.key_of(&id, netns.as_deref()))
+                    .await
+                    .map(Some)
+            }
             CniRequest::Collect { valid } => self.collect(valid).await.map(|()| None),
         }
     }
@@ -266,9 +274,8 @@ impl CniServer {
         self.core.inspect(move |core| core.standing(&key)).await
     }
 
-    async fn check(&self, id: &AttachmentId) -> Result<EndpointId, Refusal> {
-        let key = id.key();
-        match self.standing(&key).await? {
+    async fn check(&self, key: &str) -> Result<EndpointId, Refusal> {
+        match self.standing(key).await? {
             Standing::InForce(endpoint) => Ok(endpoint),
             Standing::Absent => Err(Refusal {
                 status: StatusCode::NOT_FOUND,
@@ -279,6 +286,15 @@ impl CniServer {
             }
             Standing::Incomplete(None) => Err(Refusal::later("it is not in force yet")),
         }
+    }
+
+    async fn end(&self, id: AttachmentId, netns: Option<PathBuf>) -> Result<(), Refusal> {
+        let Some(netns) = netns else {
+            return self.remove(id).await;
+        };
+        let endpoints = Arc::clone(&self.endpoints);
+        self.change(move || endpoints.end(&id, &netns).map(usize::from))
+            .await
     }
 
     async fn remove(&self, id: AttachmentId) -> Result<(), Refusal> {

@@ -9,6 +9,9 @@ use crate::cni::install::CniPlaces;
 /// Where the plugin finds the agent by default; the plugin's own default.
 const SOCKET: &str = "/run/holdfast/cni.sock";
 
+/// Where container runtimes keep network namespaces.
+const NETNS_DIR: &str = "/run/netns";
+
 /// Flags about the CNI plugin.
 #[derive(Clone, Debug, Args)]
 pub struct CniArgs {
@@ -26,6 +29,12 @@ pub struct CniArgs {
     /// there, from the directory of its own program
     #[arg(long, value_name = "DIR", env = "HOLDFAST_CNI_BIN_DIR")]
     pub cni_bin_dir: Option<PathBuf>,
+    /// Directory of the node's network namespaces. The agent puts pods of this node that run without an
+    /// endpoint, because they are older than the agent, under policy: it finds them by the address of
+    /// the interface eth0 in each namespace. Needs --kubernetes; with it and --cni-conf-dir the default
+    /// is /run/netns
+    #[arg(long, value_name = "DIR", env = "HOLDFAST_CNI_NETNS_DIR")]
+    pub cni_netns_dir: Option<PathBuf>,
 }
 
 impl CniArgs {
@@ -37,6 +46,13 @@ impl CniArgs {
             bin_dir: self.cni_bin_dir.clone(),
             socket: self.socket().unwrap_or_else(|| PathBuf::from(SOCKET)),
         })
+    }
+
+    /// Where pods that run without an endpoint are found; none = nowhere.
+    pub(super) fn netns_dir(&self) -> Option<PathBuf> {
+        let default = self.cni_conf_dir.as_ref();
+        let default = default.map(|_| PathBuf::from(NETNS_DIR));
+        self.cni_netns_dir.clone().or(default)
     }
 
     /// The plugin's socket; none = the plugin is not served.

@@ -167,14 +167,21 @@ impl State {
         if let Some(endpoint) = own {
             endpoint.restored = false;
             endpoint.spec.pod.clone_from(&spec.pod);
+            endpoint.spec.pod_uid.clone_from(&spec.pod_uid);
             let id = endpoint.id;
             self.endpoints.mark(id);
         }
         let pod = spec.pod.as_deref().unwrap_or_default();
-        let reason = format!(
-            "there is no document Pod/{pod}: put it into --policy-dir; `kubectl get pod -o yaml` \
-             prints it"
-        );
+        let reason = match (&spec.pod_uid, self.cluster.pods.labels_of(pod)) {
+            (Some(uid), Some(_)) => format!(
+                "Pod/{pod} describes another pod of that name: this one has the uid {uid}. The agent \
+                 waits for its object; an endpoint that has labels already keeps them"
+            ),
+            _ => format!(
+                "there is no document Pod/{pod}: put it into --policy-dir; `kubectl get pod -o yaml` \
+                 prints it"
+            ),
+        };
         self.endpoints.wait(spec, reason);
     }
 

@@ -52,6 +52,12 @@ impl Pods {
         self.known.get(key).map(|pod| &pod.at.labels)
     }
 
+    /// Whether the pod `namespace/name` is the one with this uid; true if one of the two has no uid.
+    pub(super) fn is_one(&self, key: &str, uid: &str) -> bool {
+        let known = self.known.get(key).and_then(|pod| pod.at.uid.as_deref());
+        known.is_none_or(|known| known == uid)
+    }
+
     /// Addresses of the pod `namespace/name`.
     pub(super) fn addresses_of(&self, key: &str) -> &[IpAddr] {
         self.known
@@ -128,7 +134,8 @@ impl State {
         }
     }
 
-    /// Labels of an endpoint, with those of its pod; none if the pod is unknown.
+    /// Labels of an endpoint, with those of its pod; none if the pod is unknown, or another one of
+    /// its name is known.
     pub(super) fn endpoint_labels(
         &self,
         spec: &EndpointSpec,
@@ -139,7 +146,17 @@ impl State {
             Err(error) => return Some(Err(error)),
         };
         if let Some(pod) = &spec.pod {
-            labels.extend(self.cluster.pods.labels_of(pod)?.iter().cloned());
+            let pods = &self.cluster.pods;
+            let known = pods.labels_of(pod)?;
+            // Of another pod of that name, before or after this one.
+            if spec
+                .pod_uid
+                .as_deref()
+                .is_some_and(|uid| !pods.is_one(pod, uid))
+            {
+                return None;
+            }
+            labels.extend(known.iter().cloned());
         }
         Some(Ok(in_namespace(labels)))
     }

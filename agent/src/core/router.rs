@@ -8,6 +8,7 @@ use crate::{
     kubernetes::{
         book::{Book, Changes},
         labels::LabelFilter,
+        local_pods::LocalPods,
     },
     policy::{
         document::{Body, PolicyDocument},
@@ -123,6 +124,11 @@ impl Router {
         }
         events.append(&mut rest);
         events
+    }
+
+    /// The pods of this node, if they changed since the last call.
+    pub(crate) fn take_local(&mut self) -> Option<LocalPods> {
+        self.book.take_local()
     }
 
     fn put(&mut self, document: PolicyDocument) -> Vec<Event> {

@@ -1,5 +1,7 @@
 //! How far one endpoint is on its way into force.
 
+use std::collections::BTreeSet;
+
 use ipnet::IpNet;
 use shared_maps::EndpointId;
 
@@ -33,6 +35,16 @@ impl Core {
             (None, Some(endpoint)) if state.is_in_force(endpoint) => Standing::InForce(endpoint.id),
             (None, Some(endpoint)) => Standing::Incomplete(endpoint.why_not().cloned()),
         }
+    }
+}
+
+impl Core {
+    /// Pods whose endpoint the core cannot take: nothing of it is in force.
+    pub(crate) fn pods_without_endpoint(&self) -> BTreeSet<String> {
+        let endpoints = &self.state.endpoints;
+        let waiting = endpoints.waiting().map(|(spec, _)| spec);
+        let without = waiting.filter(|spec| endpoints.by_key(&spec.key).is_none());
+        without.filter_map(|spec| spec.pod.clone()).collect()
     }
 }
 

@@ -254,6 +254,37 @@ pub(crate) fn discover(
     })
 }
 
+/// Addresses of the interface `ifname` of `netns`, of whatever kind it is.
+pub(crate) fn addresses_in(netns: &Netns, ifname: &str) -> Result<Vec<IpAddr>, DiscoverError> {
+    on_thread(netns, true, {
+        let (netns, ifname) = (netns.clone(), ifname.to_owned());
+        async move |handle| {
+            let failed = |error: rtnetlink::Error| DiscoverError::Netlink {
+                netns: netns.clone(),
+                reason: error.to_string(),
+            };
+            let mut present = Present::default();
+            let mut index = None;
+            let mut links = pin!(handle.link().get().execute());
+            while let Some(link) = links.next().await {
+                let link = link.map_err(failed)?;
+                let name = name_of(&link).unwrap_or_default();
+                if name == ifname {
+                    index = Some(link.header.index);
+                }
+                present.add(name);
+            }
+            let index = index.ok_or_else(|| DiscoverError::NoInterface {
+                netns: netns.clone(),
+                ifname: ifname.clone(),
+                present: present.to_string(),
+            })?;
+            let found = links::addresses(&handle, index).await.map_err(failed)?;
+            Ok(found.into_iter().map(|(address, _)| address).collect())
+        }
+    })
+}
+
 /// Runs `work` with an rtnetlink socket of `netns` (`enter`) or of this
 /// process, on a thread that ends with it.
 fn on_thread<T: Send + 'static>(

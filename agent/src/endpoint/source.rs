@@ -19,6 +19,7 @@ mod gated;
 pub(crate) mod polls;
 mod processes;
 mod retries;
+pub(crate) mod taken_in;
 
 pub use self::document::{EndpointDocument, EndpointError};
 
@@ -41,6 +42,7 @@ use self::{
     gated::Gated,
     processes::Processes,
     retries::Retries,
+    taken_in::TakenIn,
 };
 use super::discover::{Netns, bridge};
 use crate::{datapath::closed::Gate, endpoint::spec::EndpointSpec, source_event::SourceEvent};
@@ -102,6 +104,7 @@ struct State {
     starting: bool,
     /// The endpoint whose link-local addresses were looked at last.
     looked_at: String,
+    taken_in: TakenIn,
 }
 
 /// Where an endpoint is.
@@ -168,6 +171,7 @@ impl EndpointBook {
                 gated: Gated::new(gate),
                 starting: true,
                 looked_at: String::new(),
+                taken_in: TakenIn::default(),
             }),
             deliver: Box::new(deliver),
         }))
@@ -245,7 +249,12 @@ impl EndpointBook {
         namespace: Option<NamespaceId>,
     ) -> Result<EndpointSpec, EndpointError> {
         let mut state = self.state.lock();
-        if let Some(other) = state.other_with(spec.ifindex, key) {
+        let other = state.other_with(spec.ifindex, key);
+        // Whoever adds a pod that was taken in names it.
+        let former = other.filter(|other| taken_in::is_key(other) && !taken_in::is_key(key));
+        if former.is_none()
+            && let Some(other) = state.other_with(spec.ifindex, key)
+        {
             return Err(EndpointError::Taken {
                 netns: netns.clone(),
                 ifname: document.ifname,
@@ -254,11 +263,18 @@ impl EndpointBook {
         }
         let pid = document.pid;
         let replaced = state.documents.insert(key.to_owned(), document);
-        if let Err(error) = state.save(key) {
+        let removed = former.and_then(|former| state.documents.remove_entry(&former));
+        let saved = state.save(key);
+        let saved = saved.and_then(|()| match &removed {
+            Some((former, _)) => state.save(former),
+            None => Ok(()),
+        });
+        if let Err(error) = saved {
             match replaced {
                 Some(before) => state.documents.insert(key.to_owned(), before),
                 None => state.documents.remove(key),
             };
+            state.documents.extend(removed);
             return Err(error);
         }
         state.processes.found(key, pid);
@@ -273,6 +289,13 @@ impl EndpointBook {
             },
         );
         (self.deliver)(SourceEvent::Apply(spec.clone()));
+        if let Some((former, _)) = removed {
+            // The core has the endpoint under its new key by now.
+            state.forget(&former, &*self.deliver);
+            state.unresolved.remove(&former);
+            state.stale.remove(&former);
+            state.retries.forget(&former);
+        }
         Ok(spec)
     }
 

@@ -16,6 +16,7 @@ use std::{
 use self::{addresses::Addresses, identities::Identities, services::Services};
 use super::{
     labels::{self, LabelFilter},
+    local_pods::{LocalPod, LocalPods},
     pod_at::PodAt,
     service_at::ServiceAt,
 };
@@ -47,6 +48,11 @@ pub(crate) struct Changes {
 pub(crate) struct Book {
     filter: LabelFilter,
     cluster: String,
+    /// This node; none = its pods are not wanted.
+    node: Option<String>,
+    /// Pods of this node.
+    local: LocalPods,
+    local_changed: bool,
     pods: BTreeMap<Arc<str>, Arc<Pod>>,
     /// Pods as Cilium describes them. A [`Pod`] of the same name counts before.
     endpoints: BTreeMap<Arc<str>, Arc<CiliumEndpoint>>,
@@ -70,6 +76,9 @@ impl Book {
         Self {
             filter,
             cluster: cluster.to_owned(),
+            node: None,
+            local: LocalPods::new(),
+            local_changed: false,
             pods: BTreeMap::new(),
             endpoints: BTreeMap::new(),
             namespaces: BTreeMap::new(),
@@ -81,6 +90,12 @@ impl Book {
             returned: BTreeMap::new(),
             sets: BTreeMap::new(),
         }
+    }
+
+    /// The same, with the pods of this node.
+    pub(crate) fn on_node(self, node: &str) -> Self {
+        let node = Some(node.to_owned());
+        Self { node, ..self }
     }
 
     /// Puts an object in the place of its former version. Documents of other kinds are ignored.
@@ -140,6 +155,7 @@ impl Book {
         let (mut gains, mut others, mut gone) = (Vec::new(), Vec::new(), Vec::new());
         for key in touched {
             let now = self.pod_at(&key);
+            self.follow_local(&key, now.as_ref());
             let before = self.returned.remove(&key);
             if let Some(pod) = &now {
                 *self.sets.entry(pod.labels.clone()).or_default() += 1;
@@ -170,6 +186,11 @@ impl Book {
             pods: gains,
             services: self.services.changes(),
         }
+    }
+
+    /// The pods of this node, if they changed since the last call.
+    pub(crate) fn take_local(&mut self) -> Option<LocalPods> {
+        std::mem::take(&mut self.local_changed).then(|| self.local.clone())
     }
 
     /// What the author of the documents should know: addresses of several pods, label sets with
@@ -242,6 +263,23 @@ impl Book {
         all
     }
 
+    fn follow_local(&mut self, key: &Arc<str>, now: Option<&PodAt>) {
+        let pod = self.pods.get(key);
+        let is_here = pod.is_some_and(|pod| self.node.is_some() && pod.node == self.node);
+        let here = now.filter(|pod| is_here && !pod.addresses.is_empty());
+        let here = here.map(|pod| LocalPod {
+            uid: pod.uid.clone(),
+            addresses: pod.addresses.clone(),
+        });
+        if self.local.get(key) != here.as_ref() {
+            self.local_changed = true;
+            match here {
+                Some(pod) => self.local.insert(Arc::clone(key), pod),
+                None => self.local.remove(key),
+            };
+        }
+    }
+
     fn pod_at(&self, key: &Arc<str>) -> Option<PodAt> {
         let (kind, labels, addresses) = match (self.pods.get(key), self.endpoints.get(key)) {
             (Some(pod), _) => ("Pod", self.labels_of(pod), &pod.addresses),
@@ -252,11 +290,13 @@ impl Book {
             }
             (None, None) => return None,
         };
+        let uid = self.pods.get(key).and_then(|pod| pod.uid.clone());
         let own = addresses.iter().copied();
         let own = own.filter(|address| self.addresses.holder(*address) == Some(key));
         Some(PodAt {
             key: Arc::clone(key),
             document: format!("{kind}/{key}").into(),
+            uid,
             labels: match self.sets.get_key_value(&labels) {
                 Some((known, _)) => known.clone(),
                 None => labels,

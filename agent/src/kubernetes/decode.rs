@@ -61,6 +61,8 @@ impl Fields {
         for name in METADATA {
             root.add(["metadata", name].into_iter());
         }
+        // The uid of a static pod.
+        root.add(["metadata", "annotations", "kubernetes.io/config.mirror"].into_iter());
         root
     }
 
@@ -319,7 +321,8 @@ mod tests {
             "kind": "PodList",
             "metadata": {"resourceVersion": "7", "continue": "more", "remainingItemCount": 3},
             "items": [{
-                "metadata": {"name": "a", "namespace": "b", "managedFields": [{"x": 1}], "annotations": {}},
+                "metadata": {"name": "a", "namespace": "b", "managedFields": [{"x": 1}],
+                    "annotations": {"a": "b", "kubernetes.io/config.mirror": "c"}},
                 "spec": {"nodeName": "n", "volumes": [1], "containers": [{"image": "i", "ports": [{"containerPort": 1}]}]},
                 "status": {"phase": "Running"},
             }],
@@ -331,7 +334,8 @@ mod tests {
             ("7", Some("more"))
         );
         let kept = json!({
-            "metadata": {"name": "a", "namespace": "b"},
+            "metadata": {"name": "a", "namespace": "b",
+                "annotations": {"kubernetes.io/config.mirror": "c"}},
             "spec": {"nodeName": "n", "containers": [{"ports": [{"containerPort": 1}]}]},
         });
         assert_eq!(page.items, [kept]);

@@ -11,6 +11,8 @@ pub struct PodAt {
     pub key: Arc<str>,
     /// Key of the document that describes it, for people.
     pub document: Arc<str>,
+    /// Its uid, if its document has one.
+    pub uid: Option<Arc<str>>,
     /// Labels of its identity, named ports among them.
     pub labels: LabelSet,
     /// Its addresses; empty if it has none of its own.

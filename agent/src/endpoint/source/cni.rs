@@ -11,7 +11,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{Deliver, EndpointBook, EndpointDocument, EndpointError, State, cli, namespace_id};
+use super::{
+    Deliver, EndpointBook, EndpointDocument, EndpointError, State, cli, namespace_id, taken_in,
+};
 use crate::{
     datapath::files::write_atomic,
     endpoint::{
@@ -60,14 +62,20 @@ impl AttachmentId {
         })
     }
 
+    /// The interface.
+    pub(super) fn ifname(&self) -> &str {
+        &self.ifname
+    }
+
     /// Key of its endpoint.
     pub(crate) fn key(&self) -> String {
         format!("{PREFIX}{}/{}", self.container, self.ifname)
     }
 }
 
+/// Whether an endpoint is in the list: the plugin added it, or it was found by its pod's address.
 pub(super) fn is_key(key: &str) -> bool {
-    key.starts_with(PREFIX)
+    key.starts_with(PREFIX) || taken_in::is_key(key)
 }
 
 /// Why a pod's interface cannot be put under policy.
@@ -236,7 +244,10 @@ fn document((key, record): (String, Record)) -> (String, EndpointDocument) {
 
 fn recovered(restored: &[EndpointSpec]) -> BTreeMap<String, EndpointDocument> {
     let documents = restored.iter().filter_map(|spec| {
-        let (_, ifname) = spec.key.strip_prefix(PREFIX)?.rsplit_once('/')?;
+        let ifname = match spec.key.strip_prefix(PREFIX) {
+            Some(attachment) => attachment.rsplit_once('/')?.1,
+            None => taken_in::ifname_of(&spec.key)?,
+        };
         let netns = Some(spec.netns.clone());
         let document = EndpointDocument {
             addresses: spec.addresses.clone(),
@@ -260,6 +271,7 @@ impl EndpointBook {
             uid,
             addresses,
         } = attachment;
+        self.state.lock().enter_again(&netns);
         let document = EndpointDocument {
             netns: Some(netns.to_string_lossy().into_owned()),
             ifname: id.ifname.clone(),
@@ -286,6 +298,16 @@ impl EndpointBook {
         self.state.lock().remove_pods(&[id.key()], &*self.deliver)
     }
 
+    /// The runtime removes a pod's interface. False if it is not there. The pod in `netns` is not
+    /// taken in any more.
+    pub(crate) fn end(&self, id: &AttachmentId, netns: &Path) -> Result<bool, EndpointError> {
+        let mut state = self.state.lock();
+        let found = state.taken_in_at(id, netns);
+        state.leave(netns);
+        let keys: Vec<String> = found.into_iter().chain([id.key()]).collect();
+        state.remove_pods(&keys, &*self.deliver)
+    }
+
     /// Removes the interfaces that the runtime does not have. Gives their number.
     pub(crate) fn detach_others(
         &self,
@@ -294,7 +316,8 @@ impl EndpointBook {
         let valid: BTreeSet<String> = valid.iter().map(AttachmentId::key).collect();
         let mut state = self.state.lock();
         let gone = state.documents.keys();
-        let gone = gone.filter(|key| is_key(key) && !valid.contains(*key));
+        // The runtime's names of pods that ran before are not known: they go with their namespace.
+        let gone = gone.filter(|key| key.starts_with(PREFIX) && !valid.contains(*key));
         let gone: Vec<String> = gone.cloned().collect();
         state.remove_pods(&gone, &*self.deliver)?;
         Ok(gone.len())

@@ -33,6 +33,11 @@ enum Trigger {
 
 impl Trigger {
     fn at(self, book: &EndpointBook) {
+        self.look(book);
+        book.take_in();
+    }
+
+    fn look(self, book: &EndpointBook) {
         match self {
             Self::First => book.list(),
             Self::Directory => book.refresh(),

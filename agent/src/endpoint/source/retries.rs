@@ -38,6 +38,11 @@ impl Retries {
         self.0.remove(key);
     }
 
+    /// Forgets those that are not wanted any more.
+    pub(super) fn retain(&mut self, is_wanted: impl Fn(&str) -> bool) {
+        self.0.retain(|key, _| is_wanted(key));
+    }
+
     /// The node's interfaces or routes changed: every document is due.
     pub(super) fn reset(&mut self) {
         self.0.clear();

@@ -43,6 +43,41 @@ fn lines(changes: &Changes) -> Vec<String> {
     pods.collect()
 }
 
+#[test]
+fn pods_of_this_node_are_those_that_its_kubelet_gives_an_address() {
+    let on = |name: &str, node: &str, more: &str| {
+        read(&format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: shop, uid: of-api, \
+             annotations: {{{more}}}}}\nspec: {{nodeName: {node}, hostNetwork: {}}}\nstatus: \
+             {{podIP: 10.2.0.{}}}\n",
+            name == "host",
+            name.len()
+        ))
+    };
+    let mut book = book().on_node("n1");
+    assert_eq!(book.take_local(), None);
+    for (name, node, more) in [
+        ("a", "n1", ""),
+        ("static", "n1", "kubernetes.io/config.mirror: of-node"),
+        ("elsewhere", "n2", ""),
+        ("host", "n1", ""),
+    ] {
+        book.put(&on(name, node, more));
+    }
+    book.changes();
+    let local = book.take_local().unwrap();
+    let uids = local
+        .iter()
+        .map(|(name, pod)| (&**name, pod.uid.as_deref()));
+    let expected = [("shop/a", Some("of-api")), ("shop/static", Some("of-node"))];
+    assert_eq!(uids.collect::<Vec<_>>(), expected);
+    assert_eq!(book.take_local(), None);
+    // It has ended.
+    book.remove("Pod/shop/a");
+    book.changes();
+    assert_eq!(book.take_local().unwrap().len(), 1);
+}
+
 const MORNING: &str = "2026-11-22T08:00:00Z";
 const NOON: &str = "2026-11-22T12:00:00Z";
 const FIXED: &str = "k8s:io.cilium.k8s.policy.cluster=default,k8s:io.kubernetes.pod.namespace=shop";

@@ -1,6 +1,6 @@
 //! `Pod`: its labels, its addresses, and its named ports.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use serde_json::Value;
 
@@ -23,6 +23,8 @@ pub struct Pod {
     pub namespace: String,
     /// Its name.
     pub name: String,
+    /// Its uid; that of a static pod is the one that its kubelet uses.
+    pub uid: Option<Arc<str>>,
     /// Its own labels.
     pub labels: BTreeMap<String, String>,
     /// Its service account.
@@ -56,6 +58,7 @@ pub(in crate::policy) fn read(
     Ok(Pod {
         namespace: head.namespace.clone().unwrap_or_default(),
         name: head.name.clone(),
+        uid: uid(value)?,
         labels: metadata.labels,
         service_account: account.map(str::to_owned),
         node: text("nodeName")?.map(str::to_owned),
@@ -63,6 +66,22 @@ pub(in crate::policy) fn read(
         created: metadata.created,
         ports: named_ports(field("containers"), field("initContainers"), warnings)?,
     })
+}
+
+/// Annotation of a static pod's object in the API: the object has a uid of its own, and the node
+/// uses this one.
+const MIRRORED: &str = "kubernetes.io/config.mirror";
+
+fn uid(value: &Value) -> Checked<Option<Arc<str>>> {
+    let metadata = value.get("metadata");
+    let field = |name: &str| metadata.and_then(|metadata| metadata.get(name));
+    let annotations = mapping("metadata.annotations", field("annotations"))?;
+    let mirrored = annotations.and_then(|annotations| annotations.get(MIRRORED));
+    let uid = match optional_text(&format!("metadata.annotations.{MIRRORED}"), mirrored)? {
+        Some(uid) => Some(uid),
+        None => optional_text("metadata.uid", field("uid"))?,
+    };
+    Ok(uid.map(Arc::from))
 }
 
 /// Addresses of a pod that is alive and has a network of its own.

@@ -152,6 +152,7 @@ fn pod_labelled(number: usize, more: &[(&str, String)]) -> Result<PolicyDocument
     let pod = Pod {
         namespace: namespace_of(number),
         name: format!("p{number}"),
+        uid: Some(format!("uid-{number}").into()),
         labels: labels.collect(),
         service_account: Some("default".to_owned()),
         node: Some(format!("node{}", number % 100)),

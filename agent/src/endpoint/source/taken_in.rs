@@ -1,0 +1,251 @@
+//! Pods that ran before the agent, or started without it: their network namespaces are found by the
+//! pods' addresses.
+//!
+//! ```text
+//!  pods of this node (API) that have no endpoint ─┐
+//!                                                 ├─► same address: endpoint netns/<file>
+//!  eth0 in each namespace of --cni-netns-dir ─────┘
+//! ```
+//! A namespace is entered only while a pod has no endpoint, and not if it is an endpoint's. The
+//! endpoint is recorded as those of the CNI plugin are, and lives as long as they do.
+
+mod search;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::IpAddr,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::watch;
+
+use super::{
+    EndpointBook, EndpointDocument, Found, NamespaceId, State, cni::AttachmentId, namespace_id,
+    retries::Retries,
+};
+use crate::{
+    endpoint::discover::Netns,
+    kubernetes::local_pods::{LocalPod, LocalPods},
+};
+
+const PREFIX: &str = "netns/";
+/// The interface of a pod, in every container runtime of Kubernetes.
+const IFNAME: &str = "eth0";
+/// A pod may be without an endpoint for so long: its object and its interface come one after the
+/// other.
+const UNMANAGED_AFTER: Duration = Duration::from_secs(10);
+
+/// Where pods without an endpoint are looked for.
+#[derive(Clone, Debug)]
+pub(crate) struct PodSource {
+    /// The pods of this node.
+    pub(crate) pods: watch::Receiver<Arc<LocalPods>>,
+    /// Directory of network namespaces; none = pods are not taken in.
+    pub(crate) netns_dir: Option<PathBuf>,
+}
+
+/// A pod of this node that is not under policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unmanaged {
+    /// `namespace/name`.
+    pub(crate) pod: Arc<str>,
+    /// Why, with the remedy.
+    pub(crate) reason: String,
+}
+
+/// What is known of pods without an endpoint.
+#[derive(Debug, Default)]
+pub(super) struct TakenIn {
+    source: Option<PodSource>,
+    lacking: BTreeMap<Arc<str>, Lacking>,
+    /// Namespaces that were entered, by file.
+    entered: BTreeMap<String, Entered>,
+    /// Namespaces from which the runtime removed the pod.
+    removed: BTreeSet<NamespaceId>,
+    retries: Retries,
+}
+
+/// A pod without an endpoint.
+#[derive(Debug)]
+struct Lacking {
+    since: Instant,
+    reason: String,
+}
+
+/// A namespace that was entered.
+#[derive(Debug)]
+struct Entered {
+    namespace: NamespaceId,
+    /// Addresses of its interface.
+    addresses: Vec<IpAddr>,
+}
+
+/// Whether an endpoint was found by its pod's address.
+pub(super) fn is_key(key: &str) -> bool {
+    key.starts_with(PREFIX)
+}
+
+/// The interface of an endpoint that was found by its pod's address; none if it is another one.
+pub(super) fn ifname_of(key: &str) -> Option<&'static str> {
+    is_key(key).then_some(IFNAME)
+}
+
+fn key(file: &str) -> String {
+    format!("{PREFIX}{file}")
+}
+
+impl EndpointBook {
+    /// Looks for pods of this source from now on.
+    pub(crate) fn take_in_from(&self, source: PodSource) {
+        self.state.lock().taken_in.source = Some(source);
+    }
+
+    /// Pods of this node that have had no endpoint for ten seconds.
+    pub(crate) fn unmanaged(&self) -> Vec<Unmanaged> {
+        let state = self.state.lock();
+        let lacking = state.taken_in.lacking.iter();
+        let lacking = lacking.filter(|(_, lacking)| lacking.since.elapsed() >= UNMANAGED_AFTER);
+        let unmanaged = lacking.map(|(pod, lacking)| Unmanaged {
+            pod: Arc::clone(pod),
+            reason: lacking.reason.clone(),
+        });
+        unmanaged.collect()
+    }
+
+    /// Key of the endpoint of an attachment: one of a pod that ran before has the key of its
+    /// namespace.
+    pub(crate) fn key_of(&self, id: &AttachmentId, netns: Option<&Path>) -> String {
+        let state = self.state.lock();
+        let own = id.key();
+        if state.documents.contains_key(&own) {
+            return own;
+        }
+        let found = netns.and_then(|netns| state.taken_in_at(id, netns));
+        found.unwrap_or(own)
+    }
+}
+
+impl State {
+    /// Key of the endpoint that was found at an attachment's interface.
+    pub(super) fn taken_in_at(&self, id: &AttachmentId, netns: &Path) -> Option<String> {
+        let namespace = namespace_id(&Netns::Path(netns.to_owned()))?;
+        let mut found = self.found.iter();
+        let found = found.find(|(key, found)| {
+            is_key(key) && found.namespace == Some(namespace) && id.ifname() == IFNAME
+        });
+        found.map(|(key, _)| key.clone())
+    }
+
+    /// The runtime removed the pod from a namespace, which lasts a little longer.
+    pub(super) fn leave(&mut self, netns: &Path) {
+        let namespace = namespace_id(&Netns::Path(netns.to_owned()));
+        self.taken_in.removed.extend(namespace);
+    }
+
+    /// The runtime adds a pod in a namespace.
+    pub(super) fn enter_again(&mut self, netns: &Path) {
+        if let Some(namespace) = namespace_id(&Netns::Path(netns.to_owned())) {
+            self.taken_in.removed.remove(&namespace);
+        }
+    }
+
+    /// Notes which pods have no endpoint. Gives those that may be looked for.
+    fn follow_lacking(&mut self, pods: &LocalPods) -> LocalPods {
+        let (mut lacking, mut wanted) = (BTreeMap::new(), LocalPods::new());
+        for (name, pod) in pods {
+            let mut documents = self.documents.iter();
+            let document = documents.find(|(_, document)| is_of(document, name, pod));
+            let reason = match document {
+                Some((key, _)) if self.found.contains_key(key) => continue,
+                Some((key, _)) => self.unresolved.get(key).cloned(),
+                None => match self.holder(pod) {
+                    Some((_, None)) => continue,
+                    Some((key, Some(other))) => Some(format!(
+                        "its address is that of endpoint {key}, which is pod {other}: delete one of \
+                         the pods"
+                    )),
+                    None => {
+                        wanted.insert(Arc::clone(name), pod.clone());
+                        None
+                    }
+                },
+            };
+            let before = self.taken_in.lacking.remove(name);
+            let (since, before) = before.map_or_else(
+                || (Instant::now(), NOT_LOOKED_FOR.to_owned()),
+                |before| (before.since, before.reason),
+            );
+            let reason = reason.unwrap_or(before);
+            lacking.insert(Arc::clone(name), Lacking { since, reason });
+        }
+        self.taken_in.lacking = lacking;
+        wanted
+    }
+
+    /// The endpoint that has an address of a pod, and the pod that it is.
+    fn holder(&self, pod: &LocalPod) -> Option<(&String, Option<&String>)> {
+        let mut found = self.found.iter().filter(|(_, found)| !found.superseded);
+        let has = |found: &Found| {
+            let mut addresses = found.spec.addresses.iter();
+            addresses.any(|address| pod.addresses.contains(address))
+        };
+        let (key, found) = found.find(|(_, found)| has(found))?;
+        Some((key, found.spec.pod.as_ref()))
+    }
+
+    /// Files of namespaces that are no endpoint's and were not removed.
+    fn free_namespaces(&mut self, dir: &Path) -> Result<BTreeMap<String, NamespaceId>, String> {
+        let failed = |error| {
+            format!(
+                "the directory of network namespaces {} cannot be read: {error}; correct \
+                 --cni-netns-dir, or mount that directory of the node",
+                dir.display()
+            )
+        };
+        let mut files = BTreeMap::new();
+        for entry in fs::read_dir(dir).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            // One that is gone meanwhile, or that the agent may not read, is none.
+            let (Ok(name), Ok(file)) =
+                (entry.file_name().into_string(), fs::metadata(entry.path()))
+            else {
+                continue;
+            };
+            files.insert(name, (file.dev(), file.ino()));
+        }
+        let present: BTreeSet<NamespaceId> = files.values().copied().collect();
+        let TakenIn {
+            entered,
+            removed,
+            retries,
+            lacking,
+            ..
+        } = &mut self.taken_in;
+        retries.retain(|key| match key.strip_prefix(PREFIX) {
+            Some(file) => files.contains_key(file),
+            None => lacking.contains_key(key),
+        });
+        entered.retain(|file, entered| files.get(file) == Some(&entered.namespace));
+        removed.retain(|namespace| present.contains(namespace));
+        let held = self.found.values().filter(|found| !found.superseded);
+        let held: BTreeSet<NamespaceId> = held.filter_map(|found| found.namespace).collect();
+        files.retain(|_, namespace| !held.contains(namespace) && !removed.contains(namespace));
+        Ok(files)
+    }
+}
+
+const NOT_LOOKED_FOR: &str = "no endpoint was added for it; add one (`holdfast-agent endpoint add \
+    --pod NAMESPACE/NAME --netns …`), or let the agent find pods with --cni-netns-dir";
+
+/// Whether a document is about this pod, and not about a former one of its name.
+fn is_of(document: &EndpointDocument, name: &str, pod: &LocalPod) -> bool {
+    let same = match (&document.uid, &pod.uid) {
+        (Some(of_document), Some(of_pod)) => **of_document == **of_pod,
+        _ => true,
+    };
+    document.pod.as_deref() == Some(name) && same
+}

@@ -305,7 +305,7 @@ pub(in crate::policy) fn is_read(kind: &str) -> bool {
 }
 
 /// The fields of a document that mean something: its reader reads the same from them.
-pub(crate) fn kept(value: &Value) -> Cow<'_, Value> {
+pub(in crate::policy) fn kept(value: &Value) -> Cow<'_, Value> {
     let kind = value.get("kind").and_then(Value::as_str).and_then(find);
     match kind.filter(|kind| !kind.kept.is_empty()) {
         Some(kind) => Cow::Owned(prune(value, &[&HEAD, kind.kept].concat())),

@@ -22,7 +22,6 @@ use crate::{
     kubernetes::refusals::Refusals,
     policy::{
         document::PolicyError,
-        kinds,
         parse::parse_object,
         source::cluster::{Batch, Seen},
     },
@@ -39,11 +38,11 @@ pub(crate) struct Item {
     refused: Option<PolicyError>,
 }
 
-/// Reads an object: the fields that an agent reads, and whether agents will refuse them.
+/// Reads an object: the fields that the watch kept for agents, and whether agents will refuse them.
 pub(super) fn read(object: &Value, key: &str) -> Item {
     Item {
         refused: parse_object(object, key).err(),
-        parts: split(key, kinds::kept(object).into_owned()),
+        parts: split(key, object.clone()),
     }
 }
 

@@ -263,7 +263,7 @@ async fn a_relay_that_has_not_read_everything_or_is_full_says_so() {
     let relay = start("127.0.0.1:0", Bounds::agents(1), &pods(1)).await;
     let mut first = follow(&[&relay.address]);
     first.until_pods(1).await;
-    let second = follow(&[&relay.address]);
+    let mut second = follow(&[&relay.address]);
     second
         .until_reason("serves 1 agents already; add a relay")
         .await;

@@ -287,7 +287,7 @@ fn a_certificate_that_cannot_be_used_is_named_with_a_remedy() {
             (options(kubeconfig, relay, &absent), "--k8s-relay-key: "),
             (plain, "192.0.2.1:9971 is not an address of loopback"),
             (without, "--k8s-relay-ca: is missing"),
-            (odd, "is not host:port"),
+            (odd, "write for example 192.0.2.1:9971"),
         ] {
             let output = lab.agent_command(&options)?.output()?;
             let said = String::from_utf8_lossy(&output.stderr);

@@ -234,8 +234,10 @@ fn refused(status: &Status) -> StreamError {
         message => message.to_owned(),
     };
     let causes = chain(status);
-    if causes.contains(ALERT) {
-        return StreamError::Refused(causes);
+    if let Some((_, alert)) = causes.split_once(ALERT) {
+        // The causes contain the debug form of an error of hyper.
+        let alert = alert.split(['"', '\\']).next().unwrap_or_default();
+        return StreamError::Refused(format!("{ALERT}{alert}"));
     }
     match status.code() {
         Code::Unavailable | Code::ResourceExhausted | Code::Aborted => StreamError::Status(reason),

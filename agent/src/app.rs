@@ -334,6 +334,7 @@ impl Agent {
         let sources = Sources {
             directory: policies,
             cluster: watches,
+            stored: (files.dir().to_owned(), config.cluster_name.clone()),
             local,
         };
         document_source::start(sources, book, &core, &tasks, &stop);

@@ -148,6 +148,11 @@ impl Sample {
                 "How long a watch has not followed the API server, seconds; 0 = it does",
                 of_each(|watch| watch.stale_seconds),
             ),
+            (
+                "kubernetes_stored_list_age_seconds",
+                "How old the stored list is that stands in for a watch since the agent's start, seconds; 0 = none does",
+                of_each(|watch| watch.stored_seconds.map_or(0, |age| age.max(1))),
+            ),
         ] {
             let values: Vec<_> = values
                 .iter()

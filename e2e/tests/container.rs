@@ -81,14 +81,24 @@ fn a_proxy_that_may_not_call_bpf_names_the_remedy() {
     });
 }
 
-/// The capabilities that the chart gives a program, for setpriv.
+/// The capabilities that chart `holdfast` gives a program, for setpriv.
 fn of_chart(program: &str) -> Result<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/holdfast/values.yaml");
-    let text = std::fs::read_to_string(path)?;
-    let section = text
-        .split_once(&format!("\n{program}:\n"))
-        .and_then(|(_, values)| values.split_once("capabilities:\n"));
-    let names = section
+    let values = values_of("holdfast")?;
+    let section = values.split_once(&format!("\n{program}:\n"));
+    capabilities(section.context("a section of the program")?.1)
+}
+
+fn values_of(chart: &str) -> Result<String> {
+    let charts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts");
+    Ok(std::fs::read_to_string(
+        charts.join(chart).join("values.yaml"),
+    )?)
+}
+
+/// The first list of capabilities in the text of a chart's values.
+fn capabilities(values: &str) -> Result<String> {
+    let names = values
+        .split_once("capabilities:\n")
         .context("a list of capabilities")?
         .1
         .lines()
@@ -160,6 +170,26 @@ fn the_probes_of_the_chart_work_with_the_capabilities_of_the_chart() {
         sdp.terminate(SOON)?;
         let error = probe("alive").expect_err("the proxy has ended").to_string();
         ensure!(error.contains("no proxy runs with this socket"), "{error}");
+        Ok(())
+    });
+}
+
+/// Under Cilium's agent no other program loads it.
+#[test]
+fn a_proxy_loads_the_steering_program_with_the_capabilities_of_its_own_chart() {
+    with_lab(|lab| {
+        let capabilities = capabilities(&values_of("holdfast-sdp")?)?;
+        ensure!(!capabilities.contains("sys_admin"), "{capabilities}");
+        let mut sdp = start(lab, &["setpriv", &capabilities])?;
+        eventually("the proxy has slots", SOON, || {
+            sdp.check_alive()?;
+            let status = lab.sdp_json("one", &["status"])?;
+            let slots = status.pointer("/steering/slots");
+            let slots = slots.and_then(|slots| slots.as_array()).map_or(0, Vec::len);
+            ensure!(slots > 0, "{status}");
+            Ok(())
+        })?;
+        sdp.terminate(SOON)?;
         Ok(())
     });
 }

@@ -301,6 +301,7 @@ pub(crate) fn endpoints(endpoints: &[EndpointView]) -> String {
                 maybe(e.ipv6.as_ref()),
                 e.ifname.clone(),
                 enforced(e),
+                maybe(e.pod.as_ref()),
                 list(&e.labels),
                 e.key.clone(),
             ]
@@ -315,6 +316,7 @@ pub(crate) fn endpoints(endpoints: &[EndpointView]) -> String {
             "IPV6",
             "INTERFACE",
             "ENFORCED",
+            "POD",
             "LABELS",
             "KEY",
         ],

@@ -320,13 +320,15 @@ impl<T: Send + 'static> Watch<T> {
                 fields.remove(field);
             }
         }
-        let digest = self.hash.hash_one(object.to_string());
+        let json = object.to_string();
+        let digest = self.hash.hash_one(&json);
         let document = (self.read)(&object, &key);
         Seen::Put {
             key,
             digest,
             document,
             is_marked,
+            json: Some(json.into()),
         }
     }
 

@@ -184,6 +184,7 @@ impl Receiver {
             document: parse_object(&object, &put.key),
             key: put.key,
             is_marked: false,
+            json: Some(object.to_string().into()),
         })
     }
 }

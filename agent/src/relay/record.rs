@@ -210,6 +210,7 @@ impl Kind {
                 digest,
                 document,
                 is_marked,
+                ..
             } => {
                 let mark_changed = match is_marked {
                     true => self.marked.insert(key.clone()),

@@ -62,6 +62,7 @@ fn batch<T>(saw: &Saw, read: impl Fn(&Value, &str) -> T) -> Batch<T> {
             document: read(&object, &key(kind, n)),
             key: key(kind, n),
             is_marked: false,
+            json: None,
         }
     };
     match saw {
@@ -301,7 +302,7 @@ fn agents_share_a_snapshot_and_it_has_no_frame_of_more_than_its_bound() {
             "spec": {"nodeName": "node-1"}, "status": {"podIP": format!("10.2.{}.{}", n / 250, n % 250 + 1)},
         });
         let key = format!("Pod/shop/{name}");
-        Seen::Put { digest: u64::from(n), document: read(&object, &key), key, is_marked: false }
+        Seen::Put { digest: u64::from(n), document: read(&object, &key), key, is_marked: false, json: None }
     });
     list.seen.splice(1..1, all);
     record.take(list);

@@ -48,6 +48,7 @@ fn put(n: u32, label: &str) -> Seen<Item> {
         document: record::read(&object, &key),
         key,
         is_marked: false,
+        json: None,
     }
 }
 

@@ -207,6 +207,7 @@ impl UdpUpstream {
         socket.waiting.insert(id, flight);
         socket.queries += 1;
         socket.used = now;
+        socket.silent_since.get_or_insert(now);
         if socket.begins_to_age(now) {
             self.aging.push(key);
         }
@@ -251,12 +252,14 @@ impl UdpUpstream {
     }
 
     /// Removes and returns the query that `message`, received on `socket`, answers.
-    pub(crate) fn answered(&mut self, socket: Key, message: &[u8]) -> Option<Flight> {
+    pub(crate) fn answered(&mut self, socket: Key, message: &[u8], now: Instant) -> Option<Flight> {
         let id = Header::read(message)?.id;
-        let flight = *self.sockets.get(socket)?.waiting.get(&id)?;
+        let from = self.sockets.get_mut(socket)?;
+        let flight = *from.waiting.get(&id)?;
         if !answer::answers(message, &self.flights.get(flight)?.query.question) {
             return None;
         }
+        from.answers(now);
         self.remove(flight)
     }
 
@@ -281,6 +284,9 @@ impl UdpUpstream {
         }
         if let Some(socket) = self.sockets.get_mut(flight.socket) {
             socket.waiting.remove(&flight.id);
+            if socket.waiting.is_empty() {
+                socket.silent_since = None;
+            }
             self.flows.ended(flight.socket, socket);
             if socket.retired && socket.waiting.is_empty() {
                 self.sockets.remove(flight.socket);

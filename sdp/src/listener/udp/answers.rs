@@ -46,9 +46,9 @@ impl Worker {
             let mut released = std::mem::take(&mut self.released);
             let mut server = None;
             for at in 0..received {
-                let Some(Flight { query, .. }) =
-                    self.upstream.answered(socket, self.answers.bytes(at))
-                else {
+                let message = self.answers.bytes(at);
+                let flight = self.upstream.answered(socket, message, self.now);
+                let Some(Flight { query, .. }) = flight else {
                     self.proxy.stats().answers.inc(AnswerResult::Unexpected);
                     continue;
                 };

@@ -32,6 +32,10 @@ const MAX_QUERIES: u32 = 10_000;
 /// more (CoreDNS: `lameduck 5s`), while new sockets go to other pods. So a socket must be younger
 /// than that.
 const MAX_AGE: Duration = Duration::from_secs(2);
+/// Time without an answer to a waiting query after which later queries get another socket: the pod
+/// behind this one may have ended without a word. Doubled for each such successor until an answer
+/// comes, so that a silent server costs few sockets.
+const PATIENCE: Duration = Duration::from_millis(300);
 /// From this number of queries or this age on, a successor is opened when there is nothing left to
 /// send. A query that had to open it would wait for eight system calls.
 const QUERIES_AHEAD: u32 = MAX_QUERIES - MAX_QUERIES / 8;
@@ -46,6 +50,10 @@ pub(super) struct UpSocket {
     pub(super) born: Instant,
     pub(super) used: Instant,
     pub(super) queries: u32,
+    /// While queries wait: since when none was answered.
+    pub(super) silent_since: Option<Instant>,
+    /// How long it may be silent.
+    pub(super) patience: Duration,
     /// Whether its successor has to be opened.
     pub(super) aging: bool,
     /// Takes no new queries; closed when nothing waits.
@@ -62,6 +70,18 @@ impl UpSocket {
         let begins = is_old && !self.aging;
         self.aging |= is_old;
         begins
+    }
+
+    /// An answer arrived.
+    pub(super) fn answers(&mut self, now: Instant) {
+        self.silent_since = Some(now);
+        self.patience = PATIENCE;
+    }
+
+    /// Whether its server, or the way to it, seems to be gone.
+    fn is_silent(&self, now: Instant) -> bool {
+        let since = self.silent_since;
+        since.is_some_and(|since| now.duration_since(since) >= self.patience)
     }
 
     fn is_old(&self, now: Instant) -> bool {
@@ -122,6 +142,7 @@ impl UdpUpstream {
             && let Some(socket) = self.sockets.get(key)
             && socket.queries < MAX_QUERIES
             && now.duration_since(socket.born) < MAX_AGE
+            && !socket.is_silent(now)
         {
             return Ok(key);
         }
@@ -169,6 +190,12 @@ impl UdpUpstream {
         self.make_room(server.source.is_some(), opener)?;
         let fd = self.open(server)?;
         let key = self.watch(fd, (server, opener), now, epoll)?;
+        let old = self.at(server, at).and_then(|old| self.sockets.get(old));
+        let old = old.filter(|old| old.is_silent(now));
+        let patience = old.map_or(PATIENCE, |old| (2 * old.patience).min(MAX_AGE));
+        if let Some(socket) = self.sockets.get_mut(key) {
+            socket.patience = patience;
+        }
         let own = self.servers.entry(server).or_default();
         if own.len() <= at {
             own.resize(at + 1, None);
@@ -195,6 +222,8 @@ impl UdpUpstream {
             born: now,
             used: now,
             queries: 0,
+            silent_since: None,
+            patience: PATIENCE,
             aging: false,
             retired: false,
             idle: None,

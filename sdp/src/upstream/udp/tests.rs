@@ -102,3 +102,43 @@ fn a_query_that_finds_a_socket_too_old_opens_none() {
         assert!(used.len() >= 3, "{} sockets", used.len());
     }
 }
+
+#[test]
+fn queries_leave_a_socket_that_gets_no_answers() {
+    let mut worker = Worker::new();
+    let mut ask = |worker: &mut Worker, wait: u64| {
+        worker.now += Duration::from_millis(wait);
+        match worker.ask(1, 53) {
+            Ok(Registration::New(registered)) => registered,
+            other => panic!("{other:?}"),
+        }
+    };
+    let first = ask(&mut worker, 0);
+    assert_eq!(ask(&mut worker, 299).socket, first.socket);
+    let second = ask(&mut worker, 1);
+    assert_ne!(second.socket, first.socket);
+    assert!(
+        worker.upstream.fd(first.socket).is_some(),
+        "late answers still arrive there"
+    );
+    // A server that is silent for longer costs fewer sockets.
+    assert_eq!(ask(&mut worker, 599).socket, second.socket);
+    let third = ask(&mut worker, 1);
+    assert_ne!(third.socket, second.socket);
+    // Each answer is a sign of life, also while others wait.
+    for _ in 0..3 {
+        let waiting = ask(&mut worker, 200);
+        assert_eq!(waiting.socket, third.socket);
+        let flight = worker.upstream.flights.get(waiting.flight).unwrap();
+        let answer = [
+            &waiting.id.to_be_bytes()[..],
+            &[0x80, 0, 0, 1, 0, 0, 0, 0, 0, 0],
+            &flight.query.question,
+        ]
+        .concat();
+        let (socket, now) = (waiting.socket, worker.now);
+        assert!(worker.upstream.answered(socket, &answer, now).is_some());
+    }
+    assert_eq!(ask(&mut worker, 299).socket, third.socket);
+    assert_ne!(ask(&mut worker, 1).socket, third.socket);
+}

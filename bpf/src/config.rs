@@ -1,15 +1,23 @@
-//! The endpoint's constants, set by the loader.
+//! The settings of the packet's endpoint, and of the node.
 
-use aya_ebpf::Global;
+use aya_ebpf::{Global, programs::TcContext};
 use shared_maps::endpoint::{
-    DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, LINK_LOCALS, NO_LINK_HEADER, NODE_LINK_LOCALS,
-    TRANSPARENT, link_local_of,
+    DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, LINK_LOCALS, LOW_INTERFACES, NO_LINK_HEADER,
+    NODE_LINK_LOCALS, TRANSPARENT, link_local_of,
 };
 
-use crate::{address::Address, packet::ETH_LEN};
+use crate::{
+    address::Address,
+    maps::{CONFIGS, HIGH_INTERFACES, INTERFACES, SCRATCH, Scratch},
+    packet::ETH_LEN,
+};
 
+/// Set by the loader.
 #[unsafe(no_mangle)]
-static ENDPOINT: Global<EndpointConfig> = Global::new(EndpointConfig {
+static NODE_FLAGS: Global<u32> = Global::new(0);
+
+/// No endpoint's settings: no address is its own.
+const NONE: EndpointConfig = EndpointConfig {
     identity: 0,
     ifindex: 0,
     ipv6: [0; 16],
@@ -23,16 +31,67 @@ static ENDPOINT: Global<EndpointConfig> = Global::new(EndpointConfig {
     pad: [0; 6],
     link_locals: [[0; 2]; LINK_LOCALS],
     node_link_locals: [[0; 2]; NODE_LINK_LOCALS],
-});
+};
 
-/// Reads one field of the global, so that the stack has no copy of all of it.
+/// Finds the endpoint of the packet's interface. Returns false if there is none.
+///
+/// The settings are copied, so that one packet has one version of them.
+#[inline(always)]
+pub(crate) fn enter(ctx: &TcContext, scratch: *mut Scratch) -> bool {
+    // SAFETY: the context is valid for the run of the program.
+    let ifindex = unsafe { (*ctx.skb.skb).ifindex };
+    let found = if ifindex < LOW_INTERFACES {
+        INTERFACES.get(ifindex)
+    } else {
+        // SAFETY: the value is read at once.
+        unsafe { HIGH_INTERFACES.get(ifindex) }
+    };
+    let slot = found.copied().unwrap_or(0);
+    if slot == 0 {
+        return false;
+    }
+    let Some(config) = CONFIGS.get_ptr(slot) else {
+        return false;
+    };
+    // SAFETY: the scratch is this CPU's own. The agent changes no settings of a slot that is in use.
+    unsafe {
+        (*scratch).slot = slot;
+        (*scratch).endpoint = *config;
+    }
+    true
+}
+
+/// Prepares the scratch for a packet of an interface that is no pod's.
+#[inline(always)]
+pub(crate) fn enter_without_endpoint(scratch: *mut Scratch) {
+    // SAFETY: the scratch is this CPU's own.
+    unsafe {
+        (*scratch).slot = 0;
+        (*scratch).endpoint = NONE;
+    }
+}
+
+/// Reads one field of the settings, so that the stack has no copy of all of them.
 macro_rules! field {
     ($field:ident) => {{
-        let config = core::ptr::from_ref(&ENDPOINT).cast::<EndpointConfig>();
-        // SAFETY: `Global` is a transparent wrapper; volatile because the
-        // loader replaces what the compiler sees as a constant.
-        unsafe { core::ptr::addr_of!((*config).$field).read_volatile() }
+        match SCRATCH.get_ptr(0) {
+            // SAFETY: the value is this CPU's own.
+            Some(scratch) => unsafe {
+                core::ptr::addr_of!((*scratch).endpoint.$field).read_volatile()
+            },
+            None => NONE.$field,
+        }
     }};
+}
+
+/// The endpoint's place in the maps that have one for each.
+#[inline(always)]
+pub(crate) fn slot() -> u32 {
+    match SCRATCH.get_ptr(0) {
+        // SAFETY: the value is this CPU's own.
+        Some(scratch) => unsafe { core::ptr::addr_of!((*scratch).slot).read_volatile() },
+        None => 0,
+    }
 }
 
 #[inline(always)]
@@ -52,19 +111,19 @@ pub(crate) fn ifindex() -> u32 {
 
 #[inline(always)]
 pub(crate) fn dual_stack() -> bool {
-    field!(flags) & DUAL_STACK != 0
+    NODE_FLAGS.load() & DUAL_STACK as u32 != 0
 }
 
 /// Whether proxies send queries under pods' addresses.
 #[inline(always)]
 pub(crate) fn transparent() -> bool {
-    field!(flags) & TRANSPARENT != 0
+    NODE_FLAGS.load() & TRANSPARENT as u32 != 0
 }
 
 /// Length of the link-layer header of the interface.
 #[inline(always)]
 pub(crate) fn link_header() -> u32 {
-    if field!(flags) & NO_LINK_HEADER != 0 {
+    if NODE_FLAGS.load() & NO_LINK_HEADER as u32 != 0 {
         0
     } else {
         ETH_LEN

@@ -8,7 +8,7 @@ use shared_maps::{
 
 use crate::{
     config,
-    maps::{BUDGET, COUNTERS, EVENTS},
+    maps::{BUDGETS, Budget, COUNTERS, EVENTS},
     packet::{Fragment, Packet},
 };
 
@@ -35,15 +35,16 @@ pub(crate) fn count(reason: Reason, bytes: u32) {
 
 #[inline(always)]
 fn within_budget(reason: Reason, now: u64) -> bool {
-    let Some(budget) = BUDGET.get_ptr_mut(reason as u32) else {
-        return false;
-    };
     let limit = if reason.is_drop() {
         DROPS_PER_SECOND
     } else {
         VERDICTS_PER_SECOND
     };
     let second = now / 1_000_000_000;
+    let key = config::slot() << 8 | reason as u32;
+    let Some(budget) = BUDGETS.get_ptr_mut(key) else {
+        return BUDGETS.insert(key, Budget { second, used: 1 }, 0).is_ok();
+    };
     // SAFETY: the value is this CPU's own.
     unsafe {
         if (*budget).second != second {

@@ -3,17 +3,13 @@
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use shared_maps::{
     FAMILY_IPV4,
+    endpoint::Queue,
     event::Reason,
     fragment::{FragmentKey, FragmentValue},
     quota::Limit,
 };
 
-use crate::{
-    config,
-    maps::{FRAGMENTED, FRAGMENTS},
-    packet::Packet,
-    quota,
-};
+use crate::{config, maps::FRAGMENTS, packet::Packet, quota};
 
 /// How long the verdict of a first fragment is valid for the rest, nanoseconds: as long as the
 /// stack waits for them (`net.ipv4.ipfrag_time`).
@@ -50,7 +46,8 @@ pub(crate) fn remember(packet: &Packet, egress: u8, mark: u32, pass: bool) -> bo
     };
     let key = key(packet, egress);
     let known = FRAGMENTS.get_ptr(key).is_some();
-    (known || quota::admit(&FRAGMENTED, &key, displace)) && FRAGMENTS.insert(key, value, 0).is_ok()
+    (known || quota::admit(Queue::Fragments, &key, displace))
+        && FRAGMENTS.insert(key, value, 0).is_ok()
 }
 
 /// Fragments of one datagram arrive within this time of the first, nanoseconds.

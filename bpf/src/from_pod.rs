@@ -38,6 +38,10 @@ pub(crate) fn run(ctx: &TcContext) -> i32 {
     let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
         return DROP;
     };
+    if !config::enter(ctx, scratch) {
+        events::count(Reason::NoEndpoint, ctx.len());
+        return DROP;
+    }
     // SAFETY: the value is this CPU's own until the program ends.
     let packet = unsafe { &mut (*scratch).packet };
     packet.reset(ctx.len());

@@ -8,9 +8,9 @@
 //!                                  sent under a pod's address is marked for local delivery
 //! ```
 //!
-//! `from_pod` and `to_pod` are loaded once per endpoint, with the endpoint's
-//! constants in [`config`] and its own policy map; `to_proxy` once per kind of
-//! interface. Every other map is shared through its pin. `steer` is an object
+//! `from_pod` and `to_pod` are loaded once by each agent. They find the endpoint's
+//! settings and its policy map by the packet's interface ([`config`]). `to_proxy` is
+//! loaded once per kind of interface. Every other map is shared through its pin. `steer` is an object
 //! of its own (steer.rs).
 #![no_std]
 #![no_main]

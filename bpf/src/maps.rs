@@ -1,15 +1,16 @@
 //! The maps. The name of a pinned map is the name of its pin.
 
 use aya_ebpf::{
-    macros::map,
+    btf_maps::{ArrayOfMaps, LpmTrie as InnerTrie, Queue as InnerQueue},
+    macros::{btf_map, map},
     maps::{
-        Array, HashMap, LpmTrie, LruHashMap, LruPerCpuHashMap, PerCpuArray, Queue, RingBuf,
-        lpm_trie::Key,
+        Array, HashMap, LpmTrie, LruHashMap, LruPerCpuHashMap, PerCpuArray, RingBuf, lpm_trie::Key,
     },
 };
 use shared_maps::{
     IdentityId,
     conntrack::{self, CtKey4, CtKey6, CtValue},
+    endpoint::{EndpointConfig, LOW_INTERFACES, QueueItem, SLOTS},
     event::{self, Counter},
     fragment::{self, FragmentKey, FragmentValue},
     ipcache::{self, IpcacheKey, IpcacheValue},
@@ -33,10 +34,38 @@ pub(crate) static LXC: HashMap<LxcKey, LxcValue> = HashMap::pinned(lxc::MAX_ENTR
 pub(crate) static IPCACHE: LpmTrie<IpcacheSuffix, IpcacheValue> =
     LpmTrie::pinned(ipcache::MAX_ENTRIES, ipcache::FLAGS);
 
-/// Pinned under the endpoint's own name by the loader.
-#[map(name = "POLICY")]
-pub(crate) static POLICY: LpmTrie<PolicySuffix, PolicyValue> =
-    LpmTrie::with_max_entries(policy::MAX_ENTRIES, policy::FLAGS);
+/// Slot of the endpoint behind an interface with a low number. The maps of slots are not pinned.
+#[map(name = "INTERFACES")]
+pub(crate) static INTERFACES: Array<u32> = Array::with_max_entries(LOW_INTERFACES, 0);
+
+/// The same of all other interfaces.
+#[map(name = "HIGH_INTERFACES")]
+pub(crate) static HIGH_INTERFACES: HashMap<u32, u32> =
+    HashMap::with_max_entries(SLOTS, NO_PREALLOC);
+
+/// Settings by slot.
+#[map(name = "CONFIGS")]
+pub(crate) static CONFIGS: Array<EndpointConfig> = Array::with_max_entries(SLOTS, 0);
+
+/// Policy maps by slot. The agent pins each under the endpoint's own name.
+#[btf_map]
+pub(crate) static POLICIES: ArrayOfMaps<PolicyMap, { SLOTS as usize }> = ArrayOfMaps::new();
+
+/// Queues by [`shared_maps::endpoint::Queue::index`]. The agent decides about their sizes.
+#[btf_map]
+pub(crate) static QUEUES: ArrayOfMaps<InnerQueue<QueueItem, 1>, { SLOTS as usize * 4 }> =
+    ArrayOfMaps::new();
+
+/// An endpoint's policy map.
+type PolicyMap = InnerTrie<
+    PolicySuffix,
+    PolicyValue,
+    { policy::MAX_ENTRIES as usize },
+    { policy::FLAGS as usize },
+>;
+
+/// `BPF_F_NO_PREALLOC`.
+const NO_PREALLOC: u32 = 1;
 
 #[map(name = "cilium_policystats")]
 pub(crate) static POLICY_STATS: LruPerCpuHashMap<PolicyStatsKey, PolicyStatsValue> =
@@ -84,33 +113,18 @@ pub(crate) static QUOTAS: LruPerCpuHashMap<QuotaKey, Counter> =
 #[map(name = "hf_held_v1")]
 pub(crate) static HELD: Array<u32> = Array::pinned(quota::HELD_ENTRIES, 0);
 
-/// Unanswered connections that the endpoint opened, oldest first. Not pinned: each endpoint has its
-/// own. The loader sets its size, and the size of the queue of the other direction.
-#[map(name = "UNANSWERED_OUT")]
-pub(crate) static UNANSWERED_OUT: Queue<Flow> = Queue::with_max_entries(4096, 0);
+/// When the packets to the proxy so far would have been sent at the endpoint's rate, nanoseconds;
+/// by slot.
+#[map(name = "PROXY_CLOCKS")]
+pub(crate) static PROXY_CLOCKS: Array<u64> = Array::with_max_entries(SLOTS, 0);
 
-/// The same, of those that the other side opened.
-#[map(name = "UNANSWERED_IN")]
-pub(crate) static UNANSWERED_IN: Queue<Flow> = Queue::with_max_entries(4096, 0);
+/// Event budget by slot and reason; not pinned.
+#[map(name = "BUDGETS")]
+pub(crate) static BUDGETS: LruPerCpuHashMap<u32, Budget> =
+    LruPerCpuHashMap::with_max_entries(BUDGET_ENTRIES, 0);
 
-/// Fragmented datagrams of the endpoint, oldest first; not pinned.
-#[map(name = "FRAGMENTED")]
-pub(crate) static FRAGMENTED: Queue<FragmentKey> =
-    Queue::with_max_entries(fragment::MAX_ENTRIES / 32, 0);
-
-/// Servers of the endpoint that have an entry in [`REDIRECTS`], oldest first; not pinned.
-#[map(name = "SERVERS")]
-pub(crate) static SERVERS: Queue<RedirectKey> =
-    Queue::with_max_entries(redirect::MAX_ENTRIES / 64, 0);
-
-/// When the endpoint's packets to the proxy so far would have been sent at its rate, nanoseconds;
-/// not pinned.
-#[map(name = "PROXY_CLOCK")]
-pub(crate) static PROXY_CLOCK: Array<u64> = Array::with_max_entries(1, 0);
-
-/// Event budget by reason; not pinned, so each endpoint has its own.
-#[map(name = "BUDGET")]
-pub(crate) static BUDGET: PerCpuArray<Budget> = PerCpuArray::with_max_entries(event::COUNTERS, 0);
+/// Entries of [`BUDGETS`].
+const BUDGET_ENTRIES: u32 = 8192;
 
 /// Events already written within one second.
 #[repr(C)]
@@ -121,9 +135,9 @@ pub(crate) struct Budget {
 }
 
 /// Redirected flows that [`RECENT`] has places for.
-pub(crate) const RECENT_FLOWS: u32 = 1024;
+pub(crate) const RECENT_FLOWS: u32 = 1 << 18;
 
-/// Recent redirected flows (see [`crate::recent`]); not pinned, so each endpoint has its own.
+/// Recent redirected flows of all endpoints (see [`crate::recent`]); not pinned.
 #[map(name = "RECENT")]
 pub(crate) static RECENT: Array<u64> = Array::with_max_entries(RECENT_FLOWS, 0);
 
@@ -140,8 +154,12 @@ pub(crate) struct Scratch {
     pub(crate) quoted: Packet,
     /// A connection that begins.
     pub(crate) flow: Flow,
-    /// The item that a queue of [`crate::quota`] displaced.
-    pub(crate) displaced: [u64; 8],
+    /// The item that a queue of [`crate::quota`] gets, and the one that it displaced.
+    pub(crate) item: QueueItem,
+    pub(crate) displaced: QueueItem,
+    /// The endpoint's slot and settings.
+    pub(crate) slot: u32,
+    pub(crate) endpoint: EndpointConfig,
 }
 
 /// Identity of an address, if the ipcache has one.
@@ -177,5 +195,5 @@ pub(crate) fn identity_or_world(address: Address, family: u8) -> u32 {
 pub(crate) fn policy(key: PolicyKey) -> Option<PolicyValue> {
     // SAFETY: as in `identity_of`.
     let key = unsafe { core::mem::transmute::<PolicyKey, Key<PolicySuffix>>(key) };
-    POLICY.get(key).copied()
+    POLICIES.get(config::slot())?.get(&key).copied()
 }

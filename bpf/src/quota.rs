@@ -3,17 +3,17 @@
 use aya_ebpf::{
     Global,
     helpers::{bpf_ktime_get_ns, bpf_map_pop_elem},
-    maps::Queue,
 };
 use shared_maps::{
     FAMILY_IPV6,
+    endpoint::{Queue, QueueItem},
     event::{Counter, Reason},
     quota::{BURST_NS, CONNECTION_COST, HELD_UNTIL, Limit, QuotaKey, held_index, held_map},
 };
 
 use crate::{
     config, events,
-    maps::{HELD, PROXY_CLOCK, QUOTAS, SCRATCH},
+    maps::{HELD, PROXY_CLOCKS, QUEUES, QUOTAS, SCRATCH},
     packet::{Packet, TCP},
 };
 
@@ -38,7 +38,7 @@ pub(crate) fn admits_to_proxy(packet: &Packet) -> bool {
     if packet.protocol == TCP {
         interval *= u64::from(CONNECTION_COST);
     }
-    let Some(clock) = PROXY_CLOCK.get_ptr_mut(0) else {
+    let Some(clock) = PROXY_CLOCKS.get_ptr_mut(config::slot()) else {
         return true;
     };
     // SAFETY: the helper has no preconditions.
@@ -57,27 +57,31 @@ pub(crate) fn admits_to_proxy(packet: &Packet) -> bool {
 /// Adds `item` at the end of an endpoint's queue. If the queue is full, its oldest item goes to
 /// `displace` first. Returns false if there is still no room.
 #[inline(always)]
-pub(crate) fn admit<T>(queue: &'static Queue<T>, item: &T, displace: impl FnOnce(&T)) -> bool {
+pub(crate) fn admit<T: Copy>(queue: Queue, item: &T, displace: impl FnOnce(&T)) -> bool {
     const {
-        assert!(size_of::<T>() <= size_of::<[u64; 8]>() && align_of::<T>() <= align_of::<u64>());
+        assert!(size_of::<T>() <= size_of::<QueueItem>() && align_of::<T>() <= align_of::<u64>());
     }
-    if queue.push(item, 0).is_ok() {
-        return true;
-    }
-    let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
+    let (Some(scratch), Some(map)) = (
+        SCRATCH.get_ptr_mut(0),
+        QUEUES.get(queue.index(config::slot())),
+    ) else {
         return false;
     };
-    // SAFETY: the value is this CPU's own, and large enough. `Queue` is a
-    // transparent wrapper around the map's definition, whose address stands for
-    // the map. What the helper fills in is a `T` that was pushed.
+    // SAFETY: the values are this CPU's own, and large enough. What the helper fills in is a `T`
+    // that was pushed.
     unsafe {
-        let oldest: *mut T = (&raw mut (*scratch).displaced).cast();
-        let map = core::ptr::from_ref(queue).cast_mut();
-        if bpf_map_pop_elem(map.cast(), oldest.cast()) == 0 {
-            displace(&*oldest);
+        let new = &raw mut (*scratch).item;
+        new.cast::<T>().write(*item);
+        if map.push(&*new, 0).is_ok() {
+            return true;
         }
+        let oldest = &raw mut (*scratch).displaced;
+        let of_kernel = core::ptr::from_ref(map).cast_mut();
+        if bpf_map_pop_elem(of_kernel.cast(), oldest.cast()) == 0 {
+            displace(&*oldest.cast::<T>());
+        }
+        map.push(&*new, 0).is_ok()
     }
-    queue.push(item, 0).is_ok()
 }
 
 /// Counts an entry that was displaced before its time.

@@ -1,11 +1,11 @@
 //! Redirected flows of the last seconds.
 //!
-//! Packets to the proxy have no connection entry. This small table, one per endpoint, shows whether
-//! a datagram is the first of its flow. `observe` then gets one record of a flow instead of one of
-//! each query. If another flow displaces a flow from its place, the flow is recorded again.
+//! Packets to the proxy have no connection entry. This table, which all endpoints share, shows
+//! whether a datagram is the first of its flow. `observe` then gets one record of a flow instead of
+//! one of each query. If another flow displaces a flow from its place, the flow is recorded again.
 
 use crate::{
-    conntrack,
+    config, conntrack,
     maps::{RECENT, RECENT_FLOWS},
     packet::{Packet, TCP},
 };
@@ -38,7 +38,7 @@ fn hash(packet: &Packet) -> u64 {
     let [a, b, c, d] = packet.daddr.0;
     let ports = u32::from(packet.sport) << 16 | u32::from(packet.dport);
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for word in [a, b, c, d, ports, u32::from(packet.family)] {
+    for word in [a, b, c, d, ports, u32::from(packet.family), config::slot()] {
         hash = (hash ^ u64::from(word)).wrapping_mul(0x0100_0000_01b3);
     }
     hash ^= hash >> 29;

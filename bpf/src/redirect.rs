@@ -3,6 +3,7 @@
 use aya_ebpf::programs::TcContext;
 use shared_maps::{
     Be16, FAMILY_IPV4,
+    endpoint::Queue,
     event::Reason,
     quota::Limit,
     redirect::{RedirectKey, RedirectValue, v1},
@@ -11,7 +12,7 @@ use shared_maps::{
 use crate::{
     address::Address,
     config,
-    maps::{REDIRECTS, REDIRECTS_V1, SERVERS},
+    maps::{REDIRECTS, REDIRECTS_V1},
     packet::Packet,
     quota,
 };
@@ -109,7 +110,7 @@ fn set_v2(server: &Server, pod: Address, proxy: u16, ifindex: u32) -> bool {
         pad: 0,
         ifindex,
     };
-    quota::admit(&SERVERS, &key, displace) && REDIRECTS.insert(key, value, 0).is_ok()
+    quota::admit(Queue::Servers, &key, displace) && REDIRECTS.insert(key, value, 0).is_ok()
 }
 
 /// The next packet to the server writes its entry again.

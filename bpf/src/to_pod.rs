@@ -11,6 +11,7 @@ use shared_maps::{
 };
 
 use crate::{
+    config,
     conntrack::{self, As, Forwarded, Side},
     events, fragment,
     from_pod::{DROP, Trace, finish},
@@ -125,6 +126,10 @@ pub(crate) fn run(ctx: &TcContext) -> i32 {
     let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
         return DROP;
     };
+    if !config::enter(ctx, scratch) {
+        events::count(Reason::NoEndpoint, ctx.len());
+        return DROP;
+    }
     // SAFETY: the value is this CPU's own until the program ends.
     let packet = unsafe { &mut (*scratch).packet };
     packet.reset(ctx.len());

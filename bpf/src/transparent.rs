@@ -43,6 +43,7 @@ pub(crate) fn run(ctx: &TcContext) -> i32 {
     let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
         return NEXT;
     };
+    config::enter_without_endpoint(scratch);
     // SAFETY: the value is this CPU's own until the program ends.
     let packet = unsafe { &mut (*scratch).packet };
     packet.reset(ctx.len());

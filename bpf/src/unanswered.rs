@@ -5,16 +5,16 @@
 //! oldest one that is still unanswered. A flood of an endpoint therefore displaces only entries of
 //! its own.
 
-use aya_ebpf::maps::Queue;
 use shared_maps::{
     Be16, FAMILY_IPV6,
     conntrack::{CtKey4, CtKey6, CtValue, DIR_OUT, FLAG_ANSWERED},
+    endpoint::Queue,
     quota::Limit,
 };
 
 use crate::{
     conntrack::{As, CLOSED},
-    maps::{CT_ANY4, CT_ANY6, CT_TCP4, CT_TCP6, SCRATCH, UNANSWERED_IN, UNANSWERED_OUT},
+    maps::{CT_ANY4, CT_ANY6, CT_TCP4, CT_TCP6, SCRATCH},
     packet::{Packet, TCP},
     quota,
 };
@@ -52,10 +52,10 @@ pub(crate) fn admit(packet: &Packet, direction: u8, role: As) -> bool {
     flow.key.flags = direction;
     flow.family = packet.family;
     flow.pad = 0;
-    let queue: &'static Queue<Flow> = if direction == DIR_OUT {
-        &UNANSWERED_OUT
+    let queue = if direction == DIR_OUT {
+        Queue::UnansweredOut
     } else {
-        &UNANSWERED_IN
+        Queue::UnansweredIn
     };
     quota::admit(queue, flow, displace)
 }

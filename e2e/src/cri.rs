@@ -15,6 +15,6 @@ mod sent;
 
 pub use client::Loaded;
 pub use documents::{allowed_server, describe, endpoints, only_allowed_server};
-pub use network::Base;
-pub use node::{CriNode, PodName, Sandbox};
+pub use network::{Base, SUBNET};
+pub use node::{CriNode, PodName, Sandbox, Started};
 pub use sent::{ALLOWED, FORBIDDEN, Sent};

@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use aya::programs::SchedClassifier;
-use aya::{Ebpf, TestRun, TestRunOptions};
+use aya::{TestRun, TestRunOptions};
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use holdfast_agent::datapath::link::Link;
 use holdfast_agent::datapath::plan::{Attachment, Datapath, Step, StepError};
@@ -33,6 +32,8 @@ pub const ENDPOINT: EndpointId = EndpointId(7);
 pub const IDENTITY: IdentityId = IdentityId(1000);
 /// Its host-side interface, as the programs receive it.
 pub const IFINDEX: u32 = 4242;
+/// The interface on which `BPF_PROG_TEST_RUN` runs programs.
+const LOOPBACK: u32 = 1;
 /// Its MAC.
 pub const MAC: [u8; 6] = [0x02, 0x42, 0x0a, 0x09, 0x01, 0x02];
 /// Its IPv4 address.
@@ -102,7 +103,6 @@ impl Datapath for NoFiles {
 pub struct Kernel {
     root: Root,
     datapath: KernelDatapath,
-    programs: Ebpf,
     counters: Map<u32, Counter>,
 }
 
@@ -166,7 +166,7 @@ impl Kernel {
         for peer in [PEER4, PEER6] {
             datapath.apply(&identity_step(peer, PEER))?;
         }
-        let programs = datapath.programs().load(&attachment(IFINDEX))?;
+        datapath.enter(&attachment(IFINDEX), LOOPBACK)?;
         let globals = Globals::new(&root.0);
         let counters = Map::open(
             &globals.path(event::COUNTERS_NAME),
@@ -176,7 +176,6 @@ impl Kernel {
         Ok(Self {
             root,
             datapath,
-            programs,
             counters,
         })
     }
@@ -186,10 +185,9 @@ impl Kernel {
         Globals::new(&self.root.0)
     }
 
-    /// Runs following packets through the programs of another endpoint. Its policy map must exist.
+    /// Judges following packets as those of another endpoint. Its policy map must exist.
     pub fn reload(&mut self, attachment: &Attachment) -> Result<()> {
-        self.programs = self.datapath.programs().load(attachment)?;
-        Ok(())
+        Ok(self.datapath.enter(attachment, LOOPBACK)?)
     }
 
     /// The agent's datapath below this root.
@@ -246,7 +244,7 @@ impl Kernel {
         self.pass_through("to_pod", frame)
     }
 
-    fn pass_through(&mut self, name: &str, frame: &[u8]) -> Result<()> {
+    fn pass_through(&mut self, name: &'static str, frame: &[u8]) -> Result<()> {
         let mut context = [0; CONTEXT_LEN];
         context[INGRESS_IFINDEX_AT..].copy_from_slice(&1_u32.to_ne_bytes());
         let options = TestRunOptions {
@@ -254,7 +252,8 @@ impl Kernel {
             ctx_in: Some(&context),
             ..TestRunOptions::default()
         };
-        program(&mut self.programs, name)?.test_run(options)?;
+        let programs = self.datapath.programs();
+        programs.with_program(name, |program| program.test_run(options))??;
         Ok(())
     }
 
@@ -269,16 +268,23 @@ impl Kernel {
 
     /// Mean nanoseconds of `from_pod` for a frame, over `repeat` runs in the kernel.
     pub fn cost(&mut self, frame: &[u8], repeat: u32) -> Result<u128> {
-        let program = program(&mut self.programs, "from_pod")?;
         let options = TestRunOptions {
             data_in: Some(frame),
             repeat,
             ..TestRunOptions::default()
         };
-        Ok(program.test_run(options)?.duration.as_nanos())
+        let programs = self.datapath.programs();
+        let result = programs.with_program("from_pod", |program| program.test_run(options))??;
+        Ok(result.duration.as_nanos())
     }
 
-    fn run(&mut self, name: &str, frame: &[u8], mark: u32, ingress: u32) -> Result<Verdict> {
+    fn run(
+        &mut self,
+        name: &'static str,
+        frame: &[u8],
+        mark: u32,
+        ingress: u32,
+    ) -> Result<Verdict> {
         let before = self.counts()?;
         let mut context = [0; CONTEXT_LEN];
         context[MARK_AT..MARK_AT + 4].copy_from_slice(&mark.to_ne_bytes());
@@ -290,7 +296,8 @@ impl Kernel {
             ctx_out: Some(&mut after_run),
             ..TestRunOptions::default()
         };
-        let result = program(&mut self.programs, name)?.test_run(options)?;
+        let programs = self.datapath.programs();
+        let result = programs.with_program(name, |program| program.test_run(options))??;
         let after = self.counts()?;
         let moved: Vec<Reason> = Reason::ALL
             .into_iter()
@@ -418,12 +425,4 @@ fn identity_step(address: IpAddr, identity: u32) -> Step {
             ..IpcacheValue::default()
         },
     )
-}
-
-fn program<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
-    programs
-        .program_mut(name)
-        .context("no such program")?
-        .try_into()
-        .context("not a classifier")
 }

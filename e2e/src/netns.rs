@@ -31,7 +31,8 @@ impl Netns {
     pub fn create(name: String) -> Result<Self> {
         shell::run("ip", &["netns", "add", &name])
             .context("make a network namespace (this needs root)")?;
-        let mut netns = Self::existing(&name);
+        let path = PathBuf::from("/run/netns").join(&name);
+        let mut netns = Self::at(name, path);
         netns.keep = false;
         netns.sysctl(&[
             ("net.ipv6.conf.default.accept_dad", "0"),
@@ -46,14 +47,14 @@ impl Netns {
 
     /// A namespace that another process created and deletes.
     pub fn existing(name: &str) -> Self {
-        Self::at(name, PathBuf::from("/run/netns").join(name))
+        Self::at(name.to_owned(), PathBuf::from("/run/netns").join(name))
     }
 
     /// A namespace that another process created and deletes, whose file is not among those of
     /// `ip netns`.
-    pub fn at(name: &str, path: PathBuf) -> Self {
+    pub fn at(name: String, path: PathBuf) -> Self {
         Self {
-            name: name.to_owned(),
+            name,
             path,
             keep: true,
             mounts: Mutex::default(),

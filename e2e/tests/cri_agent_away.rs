@@ -141,7 +141,7 @@ fn a_node_that_was_rebooted_is_closed_until_its_agent_is_ready() {
             "another one sent: {:?}",
             sent.senders()
         );
-        // The kubelet removes what is left of the pod of before.
+        // The kubelet removes the sandbox of before.
         node.stop(&old.id)?;
         let expected = keys(&[&new]);
         eventually("one endpoint", SOON, || {

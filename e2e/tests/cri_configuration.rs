@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_e2e::cri::{Base, CriNode, PodName, Sent, describe, only_allowed_server};
+use holdfast_e2e::cri::{Base, CriNode, PodName, SUBNET, Sent, describe, only_allowed_server};
 use holdfast_e2e::{Lab, config, eventually, shell, until, with_lab};
 use serde_json::{Value, json};
 
@@ -40,10 +40,10 @@ fn reports_none(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The base with a further plugin.
-fn with_tuning(name: &str) -> Value {
+/// A routed network with a further plugin.
+fn with_tuning(name: &str, subnet: &str) -> Value {
     let tuning = json!({"type": "tuning", "sysctl": {"net.core.somaxconn": "512"}});
-    json!({"cniVersion": "1.0.0", "name": name, "plugins": [Base::Ptp.plugin(), tuning]})
+    json!({"cniVersion": "1.0.0", "name": name, "plugins": [Base::Ptp.plugin(subnet), tuning]})
 }
 
 fn has_tuning(list: &Value) -> bool {
@@ -68,7 +68,7 @@ fn the_agents_configuration_follows_the_base_and_survives_a_damaged_one() {
         };
         let first = judged()?;
 
-        node.write_base(&with_tuning("routed").to_string())?;
+        node.write_base(&with_tuning("routed", SUBNET).to_string())?;
         follows(&node, "a further plugin of the base", has_tuning)?;
         // The base is cut off, then empty, then gone: pods go on to start, under policy.
         let whole = node.own();
@@ -81,7 +81,7 @@ fn the_agents_configuration_follows_the_base_and_survives_a_damaged_one() {
         reports(lab, "has no CNI configuration")?;
         ensure!(node.own() == whole, "ours changed: {:?}", node.own());
         judged()?;
-        node.write_base(&with_tuning("routed").to_string())?;
+        node.write_base(&with_tuning("routed", SUBNET).to_string())?;
         reports_none(lab)?;
 
         // Another program changes ours.
@@ -92,8 +92,10 @@ fn the_agents_configuration_follows_the_base_and_survives_a_damaged_one() {
             own["name"] == "routed"
         })?;
         node.uses("routed", true)?;
+        node.remove_own()?;
+        follows(&node, "our file, deleted", |_| true)?;
         // Another network: pods of before can end.
-        node.write_base(&with_tuning("other").to_string())?;
+        node.write_base(&with_tuning("other", "10.98.0.0/24").to_string())?;
         follows(&node, "another network", |own| own["name"] == "other")?;
         node.uses("other", true)?;
         judged()?;
@@ -101,7 +103,7 @@ fn the_agents_configuration_follows_the_base_and_survives_a_damaged_one() {
         node.stop(&while_torn)?;
 
         // A single plugin in place of a list.
-        let mut single = Base::Ptp.plugin();
+        let mut single = Base::Ptp.plugin("10.97.0.0/24");
         single["name"] = json!("single");
         single["cniVersion"] = json!("0.2.0");
         node.remove_base()?;
@@ -113,7 +115,10 @@ fn the_agents_configuration_follows_the_base_and_survives_a_damaged_one() {
         node.uses("routed", true)?;
 
         // A configuration that runtimes prefer.
-        node.write("00-first.conflist", &with_tuning("first").to_string())?;
+        node.write(
+            "00-first.conflist",
+            &with_tuning("first", SUBNET).to_string(),
+        )?;
         reports(lab, "00-first.conflist sorts before 05-holdfast.conflist")?;
         node.remove("00-first.conflist")?;
         reports_none(lab)?;
@@ -127,17 +132,27 @@ fn the_agents_configuration_follows_the_base_and_survives_a_damaged_one() {
 fn a_directory_that_is_read_only_is_reported_with_the_flag_and_written_later() {
     with_lab(|lab| {
         let node = CriNode::start(lab, Base::Ptp)?;
-        let directory = node.conf_dir();
-        let directory = directory.to_str().context("a path that is not UTF-8")?;
         let mount = |arguments: &[&str]| shell::finish(node.command("mount").args(arguments));
-        mount(&["--bind", directory, directory])?;
-        mount(&["-o", "remount,bind,ro", directory])?;
+        let directories = [node.bin_dir(), node.conf_dir()];
+        let [bin, conf] = &directories;
+        for directory in [bin, conf].map(|path| path.to_str()) {
+            let directory = directory.context("a path that is not UTF-8")?;
+            mount(&["--bind", directory, directory])?;
+            mount(&["-o", "remount,bind,ro", directory])?;
+        }
         let _agent = lab.start_agent(&node.agent_options())?;
-        reports(lab, "05-holdfast.conflist: Read-only file system")?;
-        reports(lab, "correct --cni-conf-dir")?;
+        reports(
+            lab,
+            "bin/holdfast-cni: Read-only file system (os error 30); correct --cni-bin-dir",
+        )?;
+        shell::finish(node.command("umount").arg(bin))?;
+        reports(
+            lab,
+            "05-holdfast.conflist: Read-only file system (os error 30); correct --cni-conf-dir",
+        )?;
         ensure!(node.own().is_none(), "ours is there");
         node.uses("routed", false)?;
-        shell::finish(node.command("umount").arg(directory))?;
+        shell::finish(node.command("umount").arg(conf))?;
         node.uses("routed", true)?;
         reports_none(lab)
     });

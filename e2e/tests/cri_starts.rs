@@ -2,11 +2,9 @@
 //! many at once.
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
-use holdfast_e2e::cri::{
-    Base, CriNode, PodName, Sandbox, Sent, describe, endpoints, only_allowed_server,
-};
-use holdfast_e2e::{config, eventually, until, with_lab};
+use anyhow::Context;
+use holdfast_e2e::cri::{Base, CriNode, PodName, Sent, describe, endpoints, only_allowed_server};
+use holdfast_e2e::{config, until, with_lab};
 
 /// Until all pods run that start at the same time.
 const AT_ONCE: Duration = Duration::from_secs(180);
@@ -25,17 +23,6 @@ fn print_times(what: &str, mut times: Vec<Duration>) {
     };
     let (p50, p99) = (at(50), at(99));
     println!("{what}: {} times, p50 {p50:?}, p99 {p99:?}", times.len());
-}
-
-/// Starts a pod as the kubelet does: if the plugin says that it may succeed later, it tries again.
-/// Gives the number of attempts as well.
-fn start_as_kubelet(node: &CriNode<'_>, pod: &PodName) -> Result<(Sandbox, u32)> {
-    let mut pod = pod.clone();
-    eventually("the pod starts", AT_ONCE, || {
-        let started = node.run(&pod);
-        pod = pod.again();
-        Ok((started?, pod.attempt))
-    })
 }
 
 #[test]
@@ -80,26 +67,13 @@ fn pods_that_start_at_the_same_time_all_start_and_are_all_judged() {
         describe(lab, &pods)?;
         let sent = Sent::watch(lab)?;
         let _agent = node.start_agent(Base::Ptp.name())?;
-        let begin = Instant::now();
-        let started = std::thread::scope(|scope| {
-            let start = |pod| {
-                let node = &node;
-                scope.spawn(move || {
-                    let (sandbox, attempts) = start_as_kubelet(node, pod)?;
-                    Ok::<_, anyhow::Error>((sandbox, attempts, begin.elapsed()))
-                })
-            };
-            let starting: Vec<_> = pods.iter().map(start).collect();
-            let started = starting.into_iter().map(|one| one.join());
-            let started = started.map(|one| one.map_err(|_| anyhow!("the runtime panicked"))?);
-            started.collect::<Result<Vec<_>>>()
-        })?;
-        let attempts: u32 = started.iter().map(|(_, attempts, _)| attempts).sum();
+        let started = node.run_at_once(&pods, AT_ONCE)?;
+        let attempts: u32 = started.iter().map(|one| one.attempts).sum();
         println!("{} pods in {attempts} attempts", started.len());
-        let times = started.iter().map(|(_, _, took)| *took).collect();
+        let times = started.iter().map(|one| one.after).collect();
         print_times("until a pod runs, all at once", times);
-        for (sandbox, ..) in &started {
-            sent.expect_judged(sandbox.address())?;
+        for one in &started {
+            sent.expect_judged(one.sandbox.address())?;
         }
         Ok(())
     });

@@ -1,24 +1,79 @@
-//! Constants of one endpoint, given to its programs when they are loaded.
+//! Settings of one endpoint, and the maps in which its programs find them.
 //!
-//! One copy of the programs is loaded per endpoint. This record is its read-only global [`GLOBAL`].
+//! An agent loads the programs once. They find the endpoint by the interface that a packet passes:
+//! `INTERFACES` has the number of a slot, and each of the other maps has that slot's part. Nothing
+//! here is pinned: the maps belong to the programs that one run of an agent loads.
 
-/// Symbol of the global in the program object.
-pub const GLOBAL: &str = "ENDPOINT";
+/// Symbol of the read-only global (`u32`) with [`DUAL_STACK`], [`TRANSPARENT`] and
+/// [`NO_LINK_HEADER`], which are the same for all interfaces of a loaded program.
+pub const NODE_FLAGS: &str = "NODE_FLAGS";
+/// Map: slot (`u32`) by interface (`u32`), for interfaces below [`LOW_INTERFACES`]; 0 is no slot.
+/// Nothing passes an interface without a slot.
+pub const INTERFACES: &str = "INTERFACES";
+/// Entries of [`INTERFACES`], an array: it takes a packet less time than a hash table.
+pub const LOW_INTERFACES: u32 = 65_536;
+/// Map: the same, for all other interfaces (a hash table).
+pub const HIGH_INTERFACES: &str = "HIGH_INTERFACES";
+/// Map: [`EndpointConfig`] by slot.
+pub const CONFIGS: &str = "CONFIGS";
+/// Map of maps: policy map by slot.
+pub const POLICIES: &str = "POLICIES";
+/// Map of maps: [`Queue`] by [`Queue::index`].
+pub const QUEUES: &str = "QUEUES";
+/// Map: when the packets to the proxy so far would have been sent at the endpoint's rate
+/// (`u64`, nanoseconds), by slot.
+pub const PROXY_CLOCKS: &str = "PROXY_CLOCKS";
+
+/// Slots. The first one is no endpoint's.
+pub const SLOTS: u32 = 16_384;
+
+/// A queue of an endpoint. The oldest item makes room for a new one.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    /// Unanswered connections that the endpoint opened.
+    UnansweredOut = 0,
+    /// Unanswered connections that the other side opened.
+    UnansweredIn = 1,
+    /// Fragmented datagrams.
+    Fragments = 2,
+    /// Servers that have an entry for redirected flows.
+    Servers = 3,
+}
+
+impl Queue {
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self::UnansweredOut,
+        Self::UnansweredIn,
+        Self::Fragments,
+        Self::Servers,
+    ];
+
+    /// Key of the queue of a slot in [`QUEUES`].
+    #[inline(always)]
+    pub const fn index(self, slot: u32) -> u32 {
+        slot * 4 + self as u32
+    }
+}
+
+/// An item of any [`Queue`].
+pub type QueueItem = [u64; 6];
 
 /// Flag: the endpoint has an IPv4 address.
 pub const HAS_IPV4: u8 = 1;
 /// Flag: the endpoint has an IPv6 address.
 pub const HAS_IPV6: u8 = 2;
-/// Flag: the node has both families. An address without an ipcache entry is then world-ipv4 or
+/// Flag of the node: it has both families. An address without an ipcache entry is then world-ipv4 or
 /// world-ipv6 instead of world.
 pub const DUAL_STACK: u8 = 4;
-/// Flag: proxies send queries from pods' addresses.
+/// Flag of the node: proxies send queries from pods' addresses.
 pub const TRANSPARENT: u8 = 8;
 /// Flag for `to_proxy`: packets of the interface begin with their IP header.
 pub const NO_LINK_HEADER: u8 = 16;
 
-/// The endpoint a program serves.
-#[repr(C)]
+/// The endpoint a program serves. Its alignment makes copying it fast.
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointConfig {
     /// Identity.
@@ -37,7 +92,7 @@ pub struct EndpointConfig {
     /// a bridge port. All zero: it is no bridge port, and the node routes the packets that it
     /// receives.
     pub gateway_mac: [u8; 6],
-    /// [`HAS_IPV4`], [`HAS_IPV6`], [`DUAL_STACK`], [`TRANSPARENT`], [`NO_LINK_HEADER`].
+    /// [`HAS_IPV4`], [`HAS_IPV6`].
     pub flags: u8,
     /// Length of the bridge's IPv6 prefix that contains the endpoint's address; 0: none.
     pub on_link_bits: u8,

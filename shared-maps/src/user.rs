@@ -6,7 +6,9 @@
 mod attached;
 mod boot;
 mod error;
+mod heap;
 mod map;
+mod map_of_maps;
 mod record;
 mod sys;
 mod tables;
@@ -16,7 +18,9 @@ pub use attached::{
 };
 pub use boot::{BOOT_ID, boot_id};
 pub use error::MapError;
+pub use heap::{limit_heap, trim_heap};
 pub use map::{Access, Entries, Map, MapKind, MapSpec, possible_cpus};
+pub use map_of_maps::{MapOfMaps, create_queue};
 pub use record::Record;
 pub use sys::{boottime_ns, monotonic_ns};
 pub use tables::{Globals, ipcache_key, lxc_address, lxc_key};

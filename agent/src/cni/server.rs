@@ -22,7 +22,10 @@ use shared_maps::EndpointId;
 use tokio::{net::UnixListener, sync::Semaphore, task::spawn_blocking};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::request::{CniRequest, Valid};
+use super::{
+    failures::{AddFailure, AddFailures},
+    request::{CniRequest, Valid},
+};
 use crate::{
     core::standing::Standing,
     endpoint::source::{
@@ -39,9 +42,11 @@ const BODY: usize = 1 << 20;
 const LONGEST: Duration = Duration::from_secs(20);
 /// Interfaces that are looked up at the same time.
 const LOOKUPS: usize = 4;
-/// Pauses between two looks at an endpoint: the first, and the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(2);
+/// The shortest and the longest pause between two looks at an endpoint.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+/// A pause is this part of the time waited so far, and so an ADD waits hardly longer than it has to.
+const PART: u32 = 8;
 
 /// Serves the plugin.
 #[derive(Clone)]
@@ -49,6 +54,7 @@ pub(crate) struct CniServer {
     core: CoreHandle,
     endpoints: Arc<EndpointBook>,
     lookups: Arc<Semaphore>,
+    failures: AddFailures,
 }
 
 /// Why a request fails, with its status.
@@ -97,13 +103,26 @@ impl From<AttachError> for Refusal {
     }
 }
 
+fn reason(error: &AttachError) -> AddFailure {
+    match error {
+        AttachError::Starting => AddFailure::Agent,
+        AttachError::Endpoint(EndpointError::PodsFile(_)) => AddFailure::Disk,
+        _ => AddFailure::Interface,
+    }
+}
+
 impl CniServer {
     /// Of an agent's core and endpoints.
-    pub(crate) fn new(core: CoreHandle, endpoints: Arc<EndpointBook>) -> Self {
+    pub(crate) fn new(
+        core: CoreHandle,
+        endpoints: Arc<EndpointBook>,
+        failures: AddFailures,
+    ) -> Self {
         Self {
             core,
             endpoints,
             lookups: Arc::new(Semaphore::new(LOOKUPS)),
+            failures,
         }
     }
 
@@ -195,16 +214,16 @@ impl CniServer {
         let begin = Instant::now();
         let deadline = begin + wait;
         let key = attachment.id.key();
-        let mut pause = FIRST_PAUSE;
         loop {
-            let attached = self.attach(attachment.clone()).await?;
+            let attached = self.attach(attachment.clone()).await;
+            let attached = attached.inspect_err(|_| self.failures.count(AddFailure::Agent))?;
             match attached {
                 Err(AttachError::Starting) if Instant::now() < deadline => {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    tokio::time::sleep(pause_after(begin)).await;
                 }
                 Err(error) => {
                     tracing::warn!(pod = attachment.pod, %error, "the pod's interface is refused");
+                    self.failures.count(reason(&error));
                     return Err(error.into());
                 }
                 Ok(()) => break,
@@ -227,6 +246,7 @@ impl CniServer {
                     reason = refusal.reason,
                     "the pod is not under policy and does not start"
                 );
+                self.failures.count(AddFailure::Policy);
                 // The runtime removes it as well, if it can.
                 let _removed = self.remove(attachment.id).await;
                 Err(refusal)
@@ -245,7 +265,7 @@ impl CniServer {
 
     /// Waits until an endpoint is in force.
     async fn in_force(&self, key: &str, deadline: Instant) -> Result<EndpointId, Refusal> {
-        let mut pause = FIRST_PAUSE;
+        let begin = Instant::now();
         loop {
             let reason = match self.standing(key).await {
                 Ok(Standing::InForce(endpoint)) => return Ok(endpoint),
@@ -259,13 +279,13 @@ impl CniServer {
                 Err(slow @ CoreAway::Slow) => slow.to_string(),
                 Err(away) => return Err(away.into()),
             };
+            let pause = pause_after(begin);
             if Instant::now() + pause > deadline {
                 return Err(Refusal::later(format!(
                     "the pod is not under policy: {reason}"
                 )));
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
@@ -326,6 +346,11 @@ impl CniServer {
         }
         Ok(())
     }
+}
+
+/// How long to wait before the next look, after waiting since `begin`.
+fn pause_after(begin: Instant) -> Duration {
+    (begin.elapsed() / PART).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
 }
 
 fn id(container: &str, ifname: &str) -> Result<AttachmentId, Refusal> {

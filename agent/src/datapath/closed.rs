@@ -25,7 +25,10 @@ use shared_maps::{
     user::{Direction, Globals, program_name, tcx_chain},
 };
 
-use super::program::{Hook, ProgramError, Programs, pinned, program, put, remove};
+use super::{
+    hook::{Hook, pinned, put, remove},
+    program::{ProgramError, Programs, program},
+};
 
 const PROGRAM: &str = "closed";
 
@@ -66,10 +69,10 @@ impl Why {
 
     /// An interface that was left has the endpoint's own programs until the endpoint is attached
     /// elsewhere: these stay the first.
-    fn order(self) -> LinkOrder {
+    fn order(self) -> fn() -> LinkOrder {
         match self {
-            Self::NotFound => LinkOrder::first(),
-            Self::Left => LinkOrder::last(),
+            Self::NotFound => LinkOrder::first,
+            Self::Left => LinkOrder::last,
         }
     }
 }

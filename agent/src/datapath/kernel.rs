@@ -145,7 +145,6 @@ pub enum SetUpError {
 /// The kernel: maps, programs and, through another datapath, the files.
 pub struct KernelDatapath {
     globals: Globals,
-    sizes: MapSizes,
     lxc: Map<LxcKey, LxcValue>,
     ipcache: Map<IpcacheKey, IpcacheValue>,
     quotas: Map<QuotaKey, Counter>,
@@ -178,10 +177,19 @@ impl KernelDatapath {
             unanswered: config.sizes.unanswered(),
         };
         let dual_stack = config.ipv4 && config.ipv6;
-        let programs = Programs::new(&globals, dual_stack, config.transparent, quotas);
+        let programs = Programs::new(
+            &globals,
+            dual_stack,
+            config.transparent,
+            quotas,
+            config.sizes.policy,
+        );
+        if let Err(error) = programs.preload() {
+            // Each attempt to attach them says so again.
+            tracing::error!(%error, "the programs of endpoints cannot be loaded");
+        }
         let steering = steering_program::replace(&globals)?;
         Ok(Self {
-            sizes: config.sizes,
             lxc,
             ipcache,
             quotas: Map::open_or_create(
@@ -237,14 +245,32 @@ impl KernelDatapath {
         }
     }
 
-    fn create_policy_map(&mut self, endpoint: EndpointId) -> Result<(), MapError> {
-        let map = Map::open_or_create(
-            &self.globals.policy_path(endpoint),
-            MapKind::LpmTrie,
-            self.sizes.policy,
-            policy::FLAGS,
-        )?;
+    fn create_policy_map(&mut self, endpoint: EndpointId) -> Result<(), ProgramError> {
+        let path = self.globals.policy_path(endpoint);
+        let map = match Map::open(&path, MapKind::LpmTrie, Access::ReadWrite) {
+            Err(MapError::NotPinned(_)) => {
+                let map = self.programs.create_policy(endpoint)?;
+                map.pin_again(&path)?;
+                map
+            }
+            opened => opened?,
+        };
         self.policies.insert(endpoint, map);
+        Ok(())
+    }
+
+    /// Has packets of `interface` judged as those of an endpoint, if the programs run there.
+    pub fn enter(&mut self, attachment: &Attachment, interface: u32) -> Result<(), ProgramError> {
+        let programs = self.programs.clone();
+        programs.enter(attachment, interface, self.policy(attachment.endpoint)?)
+    }
+
+    fn attach(&mut self, attachment: &Attachment) -> Result<(), ProgramError> {
+        let endpoint = attachment.endpoint;
+        self.keep_policy_pin(endpoint)?;
+        let programs = self.programs.clone();
+        let numbers = programs.attach(attachment, self.policy(endpoint)?)?;
+        self.attached.insert(endpoint, numbers);
         Ok(())
     }
 
@@ -261,6 +287,16 @@ impl KernelDatapath {
         let id = wanted.endpoint;
         let numbers = self.attached.get(&id).copied();
         let mut faults = Programs::faults(&self.globals, id, wanted.ifindex, numbers);
+        if numbers.is_some() {
+            match self.programs.has_settings(id) {
+                Ok(true) => {}
+                Ok(false) => faults.push(ProgramFault::NoSettings),
+                Err(error) => faults.push(ProgramFault::Unknown {
+                    program: "from_pod",
+                    reason: error.to_string(),
+                }),
+            }
+        }
         let path = self.globals.policy_path(id);
         if self
             .policies
@@ -311,7 +347,9 @@ impl Datapath for KernelDatapath {
             | Step::WriteEndpoint(..)
             | Step::KeepNames(..)
             | Step::RemoveEndpoint(_) => self.files.apply(step),
-            Step::CreatePolicyMap(endpoint) => Ok(self.create_policy_map(*endpoint)?),
+            Step::CreatePolicyMap(endpoint) => self
+                .create_policy_map(*endpoint)
+                .map_err(|error| failed(*endpoint, &error)),
             Step::RemovePolicyMap(endpoint) => self.remove_policy_map(*endpoint),
             Step::SetPolicy(endpoint, key, value) => Ok(self.policy(*endpoint)?.set(key, value)?),
             Step::UnsetPolicy(endpoint, key) => {
@@ -328,27 +366,15 @@ impl Datapath for KernelDatapath {
                 self.ipcache.remove(key)?;
                 Ok(())
             }
-            Step::Attach(attachment) => {
-                self.keep_policy_pin(attachment.endpoint)?;
-                let numbers =
-                    self.programs
-                        .attach(attachment)
-                        .map_err(|error| StepError::Program {
-                            endpoint: attachment.endpoint,
-                            reason: error.to_string(),
-                        })?;
-                self.attached.insert(attachment.endpoint, numbers);
-                Ok(())
-            }
+            Step::Attach(attachment) => self
+                .attach(attachment)
+                .map_err(|error| failed(attachment.endpoint, &error)),
             Step::Detach(endpoint) => {
                 self.attached.remove(endpoint);
                 self.sweep_due = Some(Instant::now());
                 self.programs
                     .detach(*endpoint)
-                    .map_err(|error| StepError::Program {
-                        endpoint: *endpoint,
-                        reason: error.to_string(),
-                    })
+                    .map_err(|error| failed(*endpoint, &error))
             }
         }
     }
@@ -386,6 +412,13 @@ impl Datapath for KernelDatapath {
             }
             MapQuery::Nothing => MapEntries::Nothing,
         })
+    }
+}
+
+fn failed(endpoint: EndpointId, error: &ProgramError) -> StepError {
+    StepError::Program {
+        endpoint,
+        reason: error.to_string(),
     }
 }
 

@@ -49,6 +49,9 @@ pub enum ProgramFault {
         /// The other, by name and number.
         first: String,
     },
+    /// The programs do not find the endpoint's settings, and drop its packets.
+    #[error("the programs do not find the endpoint's settings")]
+    NoSettings,
     /// The policy map's pin is gone, or is another map.
     #[error("the pin of the policy map is gone or is another map")]
     PolicyPin,

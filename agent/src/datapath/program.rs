@@ -5,41 +5,51 @@
 //!                                       to_pod_<ifindex>     TCX egress
 //!  <bpf-root>/holdfast/links/to_proxy/to_proxy_<ifindex>    TCX ingress
 //! ```
-//! A link outlives the agent through its pin. A restart loads new programs and
-//! puts them into the old links: no packet passes unjudged meanwhile.
+//! A link outlives the agent through its pin. All endpoints have the same two programs, which an
+//! agent loads once and puts into the old links: no packet passes unjudged meanwhile. The programs
+//! find the endpoint by the packet's interface ([`super::slots`]).
 
 use std::{
     fs, io,
+    os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
-    programs::{
-        LinkOrder, SchedClassifier, TcAttachType,
-        links::{FdLink, PinnedLink as LinkPin},
-        tc::{SchedClassifierLink, TcAttachOptions},
-    },
+    maps::MapData,
+    programs::{LinkOrder, SchedClassifier, TcAttachType},
 };
-use daemon::steering_program::{self as steering, tail};
-use nix::{errno::Errno, net::if_::if_indextoname};
+use daemon::steering_program::tail;
+use nix::errno::Errno;
+use parking_lot::Mutex;
 use shared_maps::{
     EndpointId,
     endpoint::{
-        DUAL_STACK, EndpointConfig, GLOBAL, HAS_IPV4, HAS_IPV6, NO_LINK_HEADER, TRANSPARENT,
+        CONFIGS, DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, HIGH_INTERFACES, INTERFACES,
+        NO_LINK_HEADER, NODE_FLAGS, POLICIES, PROXY_CLOCKS, QUEUES, Queue, QueueItem, TRANSPARENT,
     },
-    pin,
+    fragment, pin,
+    policy::{PolicyKey, PolicyValue},
     quota::PACKET_INTERVAL,
-    user::{Direction, Globals, LinkPlace, PinnedLink, Record, program_name, tcx_chain},
+    user::{
+        Globals, LinkPlace, Map, MapError, MapKind, MapOfMaps, PinnedLink, Record, create_queue,
+        detach_pinned,
+    },
 };
 
-use super::{closed, interfaces::Begin, map_query::ProgramFault, plan::Attachment};
+use super::{
+    closed,
+    hook::{Hook, pinned, put, remove},
+    interfaces::Begin,
+    map_query::ProgramFault,
+    plan::Attachment,
+    slots::{SlotMaps, SlotSizes, Slots},
+};
 
 /// The programs, built by `cargo xtask bpf`.
 static OBJECT: &[u8] = include_bytes_aligned!("../../../bpf/prebuilt/holdfast-bpf.o");
-
-/// The policy map's name in the object.
-const POLICY: &str = "POLICY";
 
 /// Why programs could not be loaded, attached or detached.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +72,9 @@ pub enum ProgramError {
         /// What the kernel said.
         reason: String,
     },
+    /// A map of the programs could not be made or written.
+    #[error(transparent)]
+    Settings(#[from] MapError),
     /// A pin could not be made, read or removed.
     #[error("pin {path}: {reason}", path = .path.display())]
     Pin {
@@ -70,13 +83,6 @@ pub enum ProgramError {
         /// Why.
         reason: String,
     },
-}
-
-/// A program and where it is attached.
-#[derive(Clone, Copy)]
-pub(super) struct Hook {
-    pub(super) program: &'static str,
-    pub(super) direction: TcAttachType,
 }
 
 /// The two programs of an endpoint. First what the pod receives: from the moment that it can send, answers are judged.
@@ -91,58 +97,8 @@ const HOOKS: [Hook; 2] = [
     },
 ];
 
-impl Hook {
-    fn chain(self) -> Direction {
-        match self.direction {
-            TcAttachType::Egress => Direction::Egress,
-            _ => Direction::Ingress,
-        }
-    }
-
-    /// What is wrong about this program, if something is.
-    fn fault(
-        self,
-        path: &Path,
-        ifindex: u32,
-        number: Option<u32>,
-    ) -> io::Result<Option<ProgramFault>> {
-        let program = self.program;
-        let chain = tcx_chain(ifindex, self.chain())?;
-        let Some(link) = PinnedLink::read(path)? else {
-            return Ok(Some(ProgramFault::Unpinned { program }));
-        };
-        let is_ours = match number {
-            Some(number) => link.program == number,
-            None => program_name(link.program)? == program,
-        };
-        let there = Some(LinkPlace::Interface(ifindex, self.chain()));
-        let place = chain.iter().position(|attached| attached.link == link.id);
-        Ok(match (is_ours, place, chain.first()) {
-            _ if link.place != there => Some(ProgramFault::Detached { program }),
-            (_, None, _) => Some(ProgramFault::Detached { program }),
-            (false, ..) => Some(ProgramFault::Replaced {
-                program,
-                found: describe(link.program),
-            }),
-            (_, Some(1..), Some(first)) => Some(ProgramFault::NotFirst {
-                program,
-                first: describe(first.program),
-            }),
-            _ => None,
-        })
-    }
-}
-
-fn describe(program: u32) -> String {
-    let name = program_name(program).unwrap_or_default();
-    match name.as_str() {
-        "" => format!("number {program}"),
-        name => format!("{name}, number {program}"),
-    }
-}
-
 /// On interfaces that are no pod's.
-const TO_PROXY: Hook = Hook {
+pub(super) const TO_PROXY: Hook = Hook {
     program: "to_proxy",
     direction: TcAttachType::Ingress,
 };
@@ -165,74 +121,201 @@ impl Quotas {
     }
 }
 
-/// Names of the queues of unanswered connections in the object.
-const UNANSWERED: [&str; 2] = ["UNANSWERED_OUT", "UNANSWERED_IN"];
+/// Maps of which a program that is of no endpoint needs no more than this.
+const WITHOUT_ENDPOINT: [(&str, u32); 7] = [
+    (INTERFACES, 1),
+    (HIGH_INTERFACES, 1),
+    (CONFIGS, 1),
+    (POLICIES, 1),
+    (QUEUES, 4),
+    (PROXY_CLOCKS, 1),
+    ("RECENT", 1),
+];
 
-/// Loads and attaches programs below one BPF root.
-#[derive(Clone, Debug)]
+/// Loads and attaches programs below one BPF root. Clones share what is loaded.
+#[derive(Clone)]
 pub struct Programs {
     globals: Globals,
     links: PathBuf,
-    dual_stack: bool,
-    transparent: bool,
+    /// [`DUAL_STACK`] and [`TRANSPARENT`].
+    node: u8,
     quotas: Quotas,
+    policy_entries: u32,
+    loaded: Arc<Mutex<Option<Loaded>>>,
+}
+
+/// The programs of all endpoints.
+struct Loaded {
+    ebpf: Ebpf,
+    slots: Slots,
 }
 
 impl Programs {
     /// Below the root of `globals`; `dual_stack` is whether the node has both families,
-    /// `transparent` whether proxies send queries under pods' addresses.
-    pub fn new(globals: &Globals, dual_stack: bool, transparent: bool, quotas: Quotas) -> Self {
+    /// `transparent` whether proxies send queries under pods' addresses. New policy maps have room
+    /// for `policy_entries`.
+    pub fn new(
+        globals: &Globals,
+        dual_stack: bool,
+        transparent: bool,
+        quotas: Quotas,
+        policy_entries: u32,
+    ) -> Self {
+        let flags = [(dual_stack, DUAL_STACK), (transparent, TRANSPARENT)];
+        let flags = flags.into_iter().filter(|(has, _)| *has);
         Self {
             globals: globals.clone(),
             links: globals.root().join(pin::LINKS),
-            dual_stack,
-            transparent,
+            node: flags.fold(0, |flags, (_, flag)| flags | flag),
             quotas,
+            policy_entries,
+            loaded: Arc::default(),
         }
     }
 
-    /// Loads an endpoint's programs without attaching them. Its policy map is there already.
-    pub fn load(&self, attachment: &Attachment) -> Result<Ebpf, ProgramError> {
-        let config = self.config(attachment);
-        let policy = self.globals.policy_path(attachment.endpoint);
+    /// Loads the programs, so that the first endpoint does not wait for them.
+    pub fn preload(&self) -> Result<(), ProgramError> {
+        self.with_loaded(|loaded| {
+            loaded.slots.tidy();
+            Ok(())
+        })
+    }
+
+    /// Runs `with` on the programs of all endpoints, which are loaded if need be.
+    fn with_loaded<T>(
+        &self,
+        with: impl FnOnce(&mut Loaded) -> Result<T, ProgramError>,
+    ) -> Result<T, ProgramError> {
+        let mut loaded = self.loaded.lock();
+        let programs = match loaded.take() {
+            Some(programs) => programs,
+            None => self.load()?,
+        };
+        with(loaded.insert(programs))
+    }
+
+    fn load(&self) -> Result<Loaded, ProgramError> {
+        let flags = u32::from(self.node).to_ne_bytes();
         let interval = self.quotas.packet_interval().to_ne_bytes();
-        let mut loader = EbpfLoader::new();
-        loader
+        let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(self.globals.dir())
-            .map_pin_path(POLICY, policy)
-            .override_global(GLOBAL, config.as_bytes(), true)
-            .override_global(PACKET_INTERVAL, &interval[..], true);
-        for queue in UNANSWERED {
-            loader.map_max_entries(queue, self.quotas.unanswered);
-        }
-        let mut ebpf = loader.load(OBJECT).map_err(|error| load("all", &error))?;
+            .override_global(NODE_FLAGS, &flags[..], true)
+            .override_global(PACKET_INTERVAL, &interval[..], true)
+            .load(OBJECT)
+            .map_err(|error| load("all", &error))?;
+        let maps = SlotMaps {
+            interfaces: map(&ebpf, INTERFACES, MapKind::Array)?,
+            high_interfaces: map(&ebpf, HIGH_INTERFACES, MapKind::Hash)?,
+            configs: map(&ebpf, CONFIGS, MapKind::Array)?,
+            clocks: map(&ebpf, PROXY_CLOCKS, MapKind::Array)?,
+            policies: MapOfMaps::new(descriptor(&ebpf, POLICIES)?, POLICIES),
+            queues: MapOfMaps::new(descriptor(&ebpf, QUEUES)?, QUEUES),
+        };
         for hook in HOOKS {
             let program: &mut SchedClassifier = program(&mut ebpf, hook.program)?;
             program.load().map_err(|error| load(hook.program, &error))?;
         }
-        Ok(ebpf)
+        let sizes = SlotSizes {
+            policy: self.policy_entries,
+            unanswered: self.quotas.unanswered,
+        };
+        Ok(Loaded {
+            ebpf,
+            slots: Slots::new(maps, sizes),
+        })
     }
 
-    /// Loads an endpoint's programs and attaches them before all others, or puts them into the
-    /// links that are there. Opens the interface if it was closed. Gives the numbers of the
-    /// programs, in the order of `HOOKS`.
-    pub fn attach(&self, attachment: &Attachment) -> Result<[u32; 2], ProgramError> {
-        let mut ebpf = self.load(attachment)?;
+    /// Makes a policy map, which is not pinned, for an endpoint that has none.
+    pub fn create_policy(
+        &self,
+        endpoint: EndpointId,
+    ) -> Result<Map<PolicyKey, PolicyValue>, ProgramError> {
+        self.with_loaded(|loaded| loaded.slots.policy(endpoint).map_err(settings))
+    }
+
+    /// Has packets of `interface` judged with an endpoint's settings and policy map, if the
+    /// programs are attached there.
+    pub fn enter(
+        &self,
+        attachment: &Attachment,
+        interface: u32,
+        policy: &Map<PolicyKey, PolicyValue>,
+    ) -> Result<(), ProgramError> {
+        let endpoint = attachment.endpoint;
+        self.with_loaded(|loaded| {
+            if let Some(other) = loaded.slots.other(endpoint, interface) {
+                if self.is_attached(other, interface) {
+                    return Err(ProgramError::Attach {
+                        program: "from_pod",
+                        place: format!("interface {interface}"),
+                        reason: format!("endpoint {other} is behind it"),
+                    });
+                }
+                loaded.slots.remove(other).map_err(settings)?;
+            }
+            loaded
+                .slots
+                .enter(endpoint, interface, config(attachment), policy)
+                .map_err(settings)
+        })
+    }
+
+    /// Runs `with` on `from_pod` or `to_pod`.
+    pub fn with_program<T>(
+        &self,
+        name: &'static str,
+        with: impl FnOnce(&mut SchedClassifier) -> T,
+    ) -> Result<T, ProgramError> {
+        self.with_loaded(|loaded| Ok(with(program(&mut loaded.ebpf, name)?)))
+    }
+
+    /// Attaches an endpoint's programs before all others, or puts them into the links that are
+    /// there. Opens the interface if it was closed. Gives the numbers of the programs, in the order
+    /// of `HOOKS`.
+    pub fn attach(
+        &self,
+        attachment: &Attachment,
+        policy: &Map<PolicyKey, PolicyValue>,
+    ) -> Result<[u32; 2], ProgramError> {
+        // First the settings: from the moment that a program is attached, it finds them.
+        self.enter(attachment, attachment.ifindex, policy)?;
         let dir = self.dir(attachment.endpoint);
         fs::create_dir_all(&dir).map_err(|error| pinned(&dir, &error))?;
-        let mut numbers = [0; 2];
-        for (hook, number) in HOOKS.into_iter().zip(&mut numbers) {
-            let program: &mut SchedClassifier = program(&mut ebpf, hook.program)?;
-            let path = pin_of(&dir, hook, attachment.ifindex);
-            put(program, hook, attachment.ifindex, &path, LinkOrder::first())?;
-            *number = program
-                .info()
-                .map_err(|error| load(hook.program, &error))?
-                .id();
-        }
-        self.forget_other_interfaces(&dir, attachment.ifindex)?;
+        let numbers = self.with_loaded(|loaded| {
+            let mut numbers = [0; 2];
+            for (hook, number) in HOOKS.into_iter().zip(&mut numbers) {
+                let program: &mut SchedClassifier = program(&mut loaded.ebpf, hook.program)?;
+                let path = pin_of(&dir, hook, attachment.ifindex);
+                put(program, hook, attachment.ifindex, &path, LinkOrder::first)?;
+                *number = program
+                    .info()
+                    .map_err(|error| load(hook.program, &error))?
+                    .id();
+            }
+            self.forget_other_interfaces(&dir, attachment.ifindex)?;
+            loaded.slots.settle(attachment.endpoint).map_err(settings)?;
+            Ok(numbers)
+        })?;
         closed::open(&self.globals, attachment.ifindex)?;
         Ok(numbers)
+    }
+
+    /// Whether the packets of the endpoint's interface find its settings.
+    pub fn has_settings(&self, endpoint: EndpointId) -> Result<bool, ProgramError> {
+        self.with_loaded(|loaded| loaded.slots.is_in_force(endpoint).map_err(settings))
+    }
+
+    /// Whether a link of this endpoint is attached to an interface.
+    fn is_attached(&self, endpoint: EndpointId, interface: u32) -> bool {
+        let dir = self.dir(endpoint);
+        HOOKS.into_iter().any(|hook| {
+            let link = PinnedLink::read(&pin_of(&dir, hook, interface));
+            let there = LinkPlace::Interface(interface, hook.chain());
+            // One that cannot be read may be at work.
+            link.map_or(true, |link| {
+                link.is_some_and(|link| link.place == Some(there))
+            })
+        })
     }
 
     /// What is wrong about an endpoint's programs, as the kernel has them. `numbers`: what
@@ -278,15 +361,21 @@ impl Programs {
         name: &'static str,
         flags: u8,
     ) -> Result<Ebpf, ProgramError> {
-        let config = EndpointConfig {
-            flags,
-            ..EndpointConfig::default()
-        };
-        let mut ebpf = EbpfLoader::new()
+        let flags = u32::from(self.node | flags).to_ne_bytes();
+        let mut loader = EbpfLoader::new();
+        loader
             .default_map_pin_directory(self.globals.dir())
-            .override_global(GLOBAL, config.as_bytes(), true)
-            .load(OBJECT)
-            .map_err(|error| load(name, &error))?;
+            .override_global(NODE_FLAGS, &flags[..], true);
+        for (name, entries) in WITHOUT_ENDPOINT {
+            loader.map_max_entries(name, entries);
+        }
+        let mut ebpf = loader.load(OBJECT).map_err(|error| load(name, &error))?;
+        // Fragments of packets of no endpoint.
+        let (items, size) = (fragment::MAX_ENTRIES / 32, size_of::<QueueItem>());
+        let queue = create_queue("hf_queue", size, items).map_err(settings)?;
+        MapOfMaps::new(descriptor(&ebpf, QUEUES)?, QUEUES)
+            .set(&[(Queue::Fragments.index(0), queue.as_fd())])
+            .map_err(settings)?;
         let loaded: &mut SchedClassifier = program(&mut ebpf, name)?;
         loaded.load().map_err(|error| load(name, &error))?;
         Ok(ebpf)
@@ -299,15 +388,28 @@ impl Programs {
         path: &Path,
     ) -> Result<(), ProgramError> {
         let program = program(ebpf, TO_PROXY.program)?;
-        put(program, TO_PROXY, ifindex, path, LinkOrder::first())
+        put(program, TO_PROXY, ifindex, path, LinkOrder::first)
     }
 
     /// Detaches an endpoint's programs. Packets then pass unjudged.
     pub fn detach(&self, endpoint: EndpointId) -> Result<(), ProgramError> {
         let dir = self.dir(endpoint);
+        // The kernel releases a link some time after its pin is gone. Until then the programs would
+        // drop every packet, because the endpoint's settings are gone at once.
+        for pin in fs::read_dir(&dir).into_iter().flatten().flatten() {
+            if let Err(error) = detach_pinned(&pin.path()) {
+                tracing::debug!(pin = %pin.path().display(), %error, "the link is not detached");
+            }
+        }
         match fs::remove_dir_all(&dir) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(pinned(&dir, &error)),
-            _ => Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(pinned(&dir, &error));
+            }
+            _ => {}
+        }
+        match self.loaded.lock().as_ref() {
+            Some(loaded) => loaded.slots.remove(endpoint).map_err(settings),
+            None => Ok(()),
         }
     }
 
@@ -323,33 +425,6 @@ impl Programs {
 
     fn dir(&self, endpoint: EndpointId) -> PathBuf {
         links_of(&self.globals, endpoint)
-    }
-
-    fn config(&self, attachment: &Attachment) -> EndpointConfig {
-        let mut flags = 0;
-        for (has, flag) in [
-            (attachment.ipv4.is_some(), HAS_IPV4),
-            (attachment.ipv6.is_some(), HAS_IPV6),
-            (self.dual_stack, DUAL_STACK),
-            (self.transparent, TRANSPARENT),
-        ] {
-            if has {
-                flags |= flag;
-            }
-        }
-        let mut config = EndpointConfig {
-            identity: attachment.identity.0,
-            ifindex: attachment.ifindex,
-            ipv6: attachment.ipv6.map_or([0; 16], |ip| ip.octets()),
-            ipv4: attachment.ipv4.map_or([0; 4], |ip| ip.octets()),
-            id: attachment.endpoint.0,
-            mac: attachment.mac,
-            gateway_mac: attachment.gateway_mac.unwrap_or_default(),
-            flags,
-            ..EndpointConfig::default()
-        };
-        attachment.link.configure(&mut config);
-        config
     }
 
     /// Removes links to interfaces that the endpoint had before (its id may be of another pod's past).
@@ -369,6 +444,59 @@ impl Programs {
     }
 }
 
+/// An endpoint's settings.
+fn config(attachment: &Attachment) -> EndpointConfig {
+    let mut flags = 0;
+    for (has, flag) in [
+        (attachment.ipv4.is_some(), HAS_IPV4),
+        (attachment.ipv6.is_some(), HAS_IPV6),
+    ] {
+        if has {
+            flags |= flag;
+        }
+    }
+    let mut config = EndpointConfig {
+        identity: attachment.identity.0,
+        ifindex: attachment.ifindex,
+        ipv6: attachment.ipv6.map_or([0; 16], |ip| ip.octets()),
+        ipv4: attachment.ipv4.map_or([0; 4], |ip| ip.octets()),
+        id: attachment.endpoint.0,
+        mac: attachment.mac,
+        gateway_mac: attachment.gateway_mac.unwrap_or_default(),
+        flags,
+        ..EndpointConfig::default()
+    };
+    attachment.link.configure(&mut config);
+    config
+}
+
+/// A map of loaded programs.
+fn map<K: Record, V: Record>(
+    ebpf: &Ebpf,
+    name: &'static str,
+    kind: MapKind,
+) -> Result<Map<K, V>, ProgramError> {
+    Map::of_fd(descriptor(ebpf, name)?, name, kind).map_err(settings)
+}
+
+fn descriptor(ebpf: &Ebpf, name: &'static str) -> Result<OwnedFd, ProgramError> {
+    use aya::maps::Map::{Array, ArrayOfMaps, HashMap};
+    let data: Option<&MapData> = match ebpf.map(name) {
+        Some(Array(data) | ArrayOfMaps(data) | HashMap(data)) => Some(data),
+        _ => None,
+    };
+    let data = data.ok_or_else(|| ProgramError::Load {
+        program: name,
+        reason: "the embedded object has no such map; rebuild it (cargo xtask bpf)".to_owned(),
+    })?;
+    let descriptor = data.fd().as_fd().try_clone_to_owned();
+    descriptor.map_err(|error| load(name, &error))
+}
+
+fn settings(error: MapError) -> ProgramError {
+    ProgramError::Settings(error)
+}
+
 /// Directory of the links of an endpoint.
 fn links_of(globals: &Globals, endpoint: EndpointId) -> PathBuf {
     let links = globals.root().join(pin::LINKS);
@@ -377,90 +505,6 @@ fn links_of(globals: &Globals, endpoint: EndpointId) -> PathBuf {
 
 fn pin_of(dir: &Path, hook: Hook, ifindex: u32) -> PathBuf {
     dir.join(format!("{}_{ifindex}", hook.program))
-}
-
-/// Puts a loaded program into the link pinned at `path`, or makes that link. An endpoint's programs
-/// run before others, whose verdict may end the chain.
-pub(super) fn put(
-    program: &mut SchedClassifier,
-    hook: Hook,
-    ifindex: u32,
-    path: &Path,
-    order: LinkOrder,
-) -> Result<(), ProgramError> {
-    let old = pinned_link(path)?;
-    // A link keeps its place in the chain: one that is not the first is replaced.
-    let overtaken = hook.program != TO_PROXY.program
-        && matches!(
-            hook.fault(path, ifindex, None),
-            Ok(Some(ProgramFault::NotFirst { .. }))
-        );
-    if let Some(old) = old.filter(|_| !overtaken) {
-        match program.attach_to_link(old) {
-            Ok(id) => {
-                // The pin holds it; a descriptor of ours would keep it when the pin goes.
-                let _held = program.take_link(id);
-                return Ok(());
-            }
-            Err(error) if is_dead(&error) => {
-                tracing::debug!(pin = %path.display(), "the interface of the old link was removed");
-            }
-            Err(error) => return Err(pinned(path, &error)),
-        }
-    }
-    let attach = |place: String, error: &dyn std::error::Error| ProgramError::Attach {
-        program: hook.program,
-        place,
-        reason: tail(error),
-    };
-    let name = if_indextoname(ifindex)
-        .map_err(|error| attach(format!("interface {ifindex}"), &error))?
-        .to_string_lossy()
-        .into_owned();
-    let place = || format!("interface {ifindex} ({name})");
-    let id = program
-        .attach_with_options(&name, hook.direction, TcAttachOptions::TcxOrder(order))
-        .map_err(|error| attach(place(), &error))?;
-    let link = program
-        .take_link(id)
-        .map_err(|error| attach(place(), &error))?;
-    let link = FdLink::try_from(link).map_err(|error| attach(place(), &error))?;
-    pin_over(link, path)
-}
-
-/// The link pinned at `path`. A pin of anything else is an error: what it
-/// holds may be at work, and is not ours to take away.
-fn pinned_link(path: &Path) -> Result<Option<SchedClassifierLink>, ProgramError> {
-    if !path.try_exists().map_err(|error| pinned(path, &error))? {
-        return Ok(None);
-    }
-    LinkPin::from_pin(path)
-        .and_then(|old| SchedClassifierLink::try_from(FdLink::from(old)))
-        .map(Some)
-        .map_err(|error| ProgramError::Pin {
-            path: path.to_owned(),
-            reason: format!(
-                "not a TCX link that can be updated ({}); remove it if nothing uses it",
-                tail(&error)
-            ),
-        })
-}
-
-/// Whether an update failed because the link holds nothing any more: its
-/// interface is gone, or it was detached by force (`tcx_link_update`).
-fn is_dead(error: &aya::programs::ProgramError) -> bool {
-    let aya::programs::ProgramError::SyscallError(error) = error else {
-        return false;
-    };
-    error.io_error.raw_os_error() == Some(Errno::ENOLINK as i32)
-}
-
-/// Pins a link at `path` and then releases the link that was pinned there before.
-fn pin_over(link: FdLink, path: &Path) -> Result<(), ProgramError> {
-    steering::pin_over(link, path).map_err(|reason| ProgramError::Pin {
-        path: path.to_owned(),
-        reason,
-    })
 }
 
 pub(super) fn program<'a, P>(
@@ -479,23 +523,9 @@ where
         })
 }
 
-pub(super) fn remove(path: &Path) -> Result<(), ProgramError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(pinned(path, &error)),
-        _ => Ok(()),
-    }
-}
-
-fn load(program: &'static str, error: &dyn std::error::Error) -> ProgramError {
+pub(super) fn load(program: &'static str, error: &dyn std::error::Error) -> ProgramError {
     ProgramError::Load {
         program,
-        reason: tail(error),
-    }
-}
-
-pub(super) fn pinned(path: &Path, error: &dyn std::error::Error) -> ProgramError {
-    ProgramError::Pin {
-        path: path.to_owned(),
         reason: tail(error),
     }
 }

@@ -9,7 +9,10 @@ pub(super) const DEBIAN: &str = "/usr/lib/cni";
 /// Configuration of the base.
 pub(super) const FILE: &str = "10-base.conflist";
 
-/// A network of the reference plugins. Pods get addresses of 10.99.0.0/24.
+/// Addresses of pods.
+pub const SUBNET: &str = "10.99.0.0/24";
+
+/// A network of the reference plugins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
     /// A routed veth for each pod, as kindnet and GKE have it.
@@ -27,14 +30,14 @@ impl Base {
         }
     }
 
-    /// Its first plugin.
-    pub fn plugin(self) -> Value {
+    /// Its plugin, which gives addresses of `subnet`.
+    pub fn plugin(self, subnet: &str) -> Value {
         match self {
             Self::Ptp => json!({
                 "type": "ptp",
                 "ipam": {
                     "type": "host-local",
-                    "ranges": [[{"subnet": "10.99.0.0/24"}]],
+                    "ranges": [[{"subnet": subnet}]],
                     "routes": [{"dst": "0.0.0.0/0"}],
                 },
             }),
@@ -44,7 +47,7 @@ impl Base {
                 "isGateway": true,
                 "ipam": {
                     "type": "host-local",
-                    "ranges": [[{"subnet": "10.99.0.0/24"}], [{"subnet": "fd99::/64"}]],
+                    "ranges": [[{"subnet": subnet}], [{"subnet": "fd99::/64"}]],
                     "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
                 },
             }),
@@ -53,6 +56,6 @@ impl Base {
 
     /// Its configuration.
     pub fn conflist(self) -> Value {
-        json!({"cniVersion": "1.0.0", "name": self.name(), "plugins": [self.plugin()]})
+        json!({"cniVersion": "1.0.0", "name": self.name(), "plugins": [self.plugin(SUBNET)]})
     }
 }

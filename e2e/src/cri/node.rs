@@ -10,9 +10,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use parking_lot::RwLock;
 use serde_json::Value;
 use tonic::Status;
@@ -81,6 +81,17 @@ impl Sandbox {
     pub fn address(&self) -> IpAddr {
         self.pod.v4.into()
     }
+}
+
+/// A pod that was started among others.
+#[derive(Debug)]
+pub struct Started {
+    /// The pod.
+    pub sandbox: Sandbox,
+    /// How often it was tried.
+    pub attempts: u32,
+    /// When it ran, from the start of all.
+    pub after: Duration,
 }
 
 /// containerd on the lab's node. Ends with this value, and all pods with it.
@@ -225,11 +236,16 @@ impl<'l> CriNode<'l> {
         self.home.join("conf")
     }
 
+    /// Directory of the runtime's network plugins.
+    pub fn bin_dir(&self) -> PathBuf {
+        self.home.join("bin")
+    }
+
     /// Options of an agent that installs the plugin here.
     pub fn agent_options(&self) -> AgentOptions {
         AgentOptions::default()
-            .flag(&format!("--cni-conf-dir={}/conf", self.home.display()))
-            .flag(&format!("--cni-bin-dir={}/bin", self.home.display()))
+            .flag(&format!("--cni-conf-dir={}", self.conf_dir().display()))
+            .flag(&format!("--cni-bin-dir={}", self.bin_dir().display()))
             .flag(&format!("--cni-socket={}", self.lab.cni_socket().display()))
     }
 
@@ -248,6 +264,11 @@ impl<'l> CriNode<'l> {
         self.write(OWN, text)
     }
 
+    /// Deletes the agent's configuration.
+    pub fn remove_own(&self) -> Result<()> {
+        self.remove(OWN)
+    }
+
     /// Writes a configuration.
     pub fn write(&self, file: &str, text: &str) -> Result<()> {
         let path = self.conf_dir().join(file);
@@ -262,7 +283,7 @@ impl<'l> CriNode<'l> {
 
     /// Whether a plugin is installed.
     pub fn has_plugin(&self, name: &str) -> bool {
-        self.home.join("bin").join(name).exists()
+        self.bin_dir().join(name).exists()
     }
 
     /// Addresses that are in use on the node, as its networks keep them.
@@ -327,9 +348,43 @@ impl<'l> CriNode<'l> {
 
     /// Starts a pod.
     pub fn run(&self, name: &PodName) -> Result<Sandbox> {
-        Ok(self
-            .try_run(name)?
-            .with_context(|| format!("RunPodSandbox of {}", name.name))?)
+        self.try_run(name)?
+            .with_context(|| format!("RunPodSandbox of {}", name.name))
+    }
+
+    /// Starts a pod as the kubelet does, which tries again in a further sandbox; gives the number of
+    /// attempts as well.
+    pub fn run_as_kubelet(&self, name: &PodName, limit: Duration) -> Result<(Sandbox, u32)> {
+        let mut name = name.clone();
+        eventually("the pod starts", limit, || {
+            let started = self.run(&name);
+            name = name.again();
+            Ok((started?, name.attempt))
+        })
+    }
+
+    /// Starts pods at the same time, each as the kubelet does.
+    pub fn run_at_once(&self, names: &[PodName], limit: Duration) -> Result<Vec<Started>> {
+        let begin = Instant::now();
+        let run = |name| {
+            let (sandbox, attempts) = self.run_as_kubelet(name, limit)?;
+            let after = begin.elapsed();
+            Ok(Started {
+                sandbox,
+                attempts,
+                after,
+            })
+        };
+        std::thread::scope(|scope| {
+            let running: Vec<_> = names
+                .iter()
+                .map(|name| scope.spawn(move || run(name)))
+                .collect();
+            let ended = running.into_iter().map(|one| one.join());
+            ended
+                .map(|one| one.map_err(|_| anyhow!("the client panicked"))?)
+                .collect()
+        })
     }
 
     /// Starts a pod that has to fail; the runtime's text.
@@ -360,7 +415,7 @@ impl<'l> CriNode<'l> {
         });
         Ok(Sandbox {
             pod: Pod {
-                netns: Netns::at(&id, path),
+                netns: Netns::at(id.clone(), path),
                 v4: v4.unwrap_or(Ipv4Addr::UNSPECIFIED),
                 v6: v6.unwrap_or(Ipv6Addr::UNSPECIFIED),
                 host_side: String::new(),

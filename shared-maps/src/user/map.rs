@@ -182,6 +182,11 @@ impl<K: Record, V: Record> Map<K, V> {
         }
     }
 
+    /// Of a descriptor of a map with this shape.
+    pub fn of_fd(fd: OwnedFd, name: &str, kind: MapKind) -> Result<Self, MapError> {
+        Self::from_fd(fd, PathBuf::from(name), kind)
+    }
+
     fn from_fd(fd: OwnedFd, path: PathBuf, kind: MapKind) -> Result<Self, MapError> {
         let info: sys::MapInfo = sys::info(fd.as_fd())
             .map_err(|e| failed("BPF_OBJ_GET_INFO_BY_FD", path.display().to_string(), e))?;

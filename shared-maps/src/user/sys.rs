@@ -16,6 +16,7 @@ const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_PROG_QUERY: libc::c_long = 16;
+const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
 const BPF_LINK_DETACH: libc::c_long = 34;
 
 /// `BPF_NOEXIST`: an update that must not replace.
@@ -31,6 +32,20 @@ struct ElementAttr {
     pad: u32,
     key: u64,
     value_or_next_key: u64,
+    flags: u64,
+}
+
+/// `union bpf_attr` for commands about many elements.
+#[repr(C)]
+#[derive(Default)]
+struct BatchAttr {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    element_flags: u64,
     flags: u64,
 }
 
@@ -287,6 +302,23 @@ pub(super) fn update(fd: BorrowedFd<'_>, key: &[u8], value: &[u8], flags: u64) -
         ..ElementAttr::default()
     };
     bpf(BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
+}
+
+/// Updates elements of a map with keys and values of four bytes.
+pub(super) fn update_all(fd: BorrowedFd<'_>, keys: &[u32], values: &[u32]) -> io::Result<()> {
+    let count = u32::try_from(keys.len().min(values.len()))
+        .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    if count == 0 {
+        return Ok(());
+    }
+    let mut attr = BatchAttr {
+        keys: keys.as_ptr() as u64,
+        values: values.as_ptr() as u64,
+        count,
+        map_fd: fd_number(fd),
+        ..BatchAttr::default()
+    };
+    bpf(BPF_MAP_UPDATE_BATCH, &mut attr).map(drop)
 }
 
 /// Sizes as for [`update`]. Returns whether the entry was inserted, that is, the key was absent.

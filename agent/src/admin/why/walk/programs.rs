@@ -49,7 +49,9 @@ impl Walk<'_> {
             FlowDirection::Ingress => "to_pod",
         };
         self.programs.iter().find(|fault| match fault {
-            ProgramFault::NoInterface(_) | ProgramFault::PolicyPin => true,
+            ProgramFault::NoInterface(_) | ProgramFault::NoSettings | ProgramFault::PolicyPin => {
+                true
+            }
             ProgramFault::Unpinned { program }
             | ProgramFault::Detached { program }
             | ProgramFault::Replaced { program, .. }

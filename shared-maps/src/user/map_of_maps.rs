@@ -1,0 +1,61 @@
+//! Maps whose values are maps.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
+};
+
+use super::{MapError, sys};
+
+/// `BPF_MAP_TYPE_QUEUE`.
+const QUEUE: u32 = 22;
+
+/// An array of maps.
+#[derive(Debug)]
+pub struct MapOfMaps {
+    fd: OwnedFd,
+    name: String,
+}
+
+impl MapOfMaps {
+    /// Of a descriptor of such a map.
+    pub fn new(fd: OwnedFd, name: &str) -> Self {
+        Self {
+            fd,
+            name: name.to_owned(),
+        }
+    }
+
+    /// Sets all of these entries.
+    ///
+    /// The kernel waits until no running program uses the former maps: once for this call, not for
+    /// each entry.
+    pub fn set(&self, entries: &[(u32, BorrowedFd<'_>)]) -> Result<(), MapError> {
+        let keys: Vec<u32> = entries.iter().map(|(key, _)| *key).collect();
+        let maps = entries.iter().map(|(_, map)| map.as_raw_fd());
+        let maps: Vec<u32> = maps.map(i32::cast_unsigned).collect();
+        sys::update_all(self.fd.as_fd(), &keys, &maps).map_err(|source| MapError::Syscall {
+            call: "BPF_MAP_UPDATE_BATCH",
+            map: self.name.clone(),
+            source,
+        })
+    }
+}
+
+/// Makes a queue of `entries` items of `size` bytes.
+pub fn create_queue(name: &str, size: usize, entries: u32) -> Result<OwnedFd, MapError> {
+    let failed = |source| MapError::Syscall {
+        call: "BPF_MAP_CREATE",
+        map: name.to_owned(),
+        source,
+    };
+    let value_size =
+        u32::try_from(size).map_err(|_| failed(io::Error::from(io::ErrorKind::InvalidInput)))?;
+    let info = sys::MapInfo {
+        map_type: QUEUE,
+        value_size,
+        max_entries: entries,
+        ..sys::MapInfo::default()
+    };
+    sys::create(info, name).map_err(failed)
+}

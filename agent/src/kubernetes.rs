@@ -19,6 +19,8 @@ mod decode;
 pub(crate) mod external_ips;
 pub mod health;
 pub(crate) mod labels;
+pub(crate) mod listing_file;
+pub(crate) mod listing_task;
 pub(crate) mod local_pods;
 #[cfg(feature = "kubernetes")]
 mod own_node;

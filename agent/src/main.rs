@@ -14,6 +14,7 @@ use tracing_subscriber::EnvFilter;
 const WORKERS: usize = 2;
 
 fn main() -> ExitCode {
+    shared_maps::user::limit_heap();
     let parsed = match config::parse(std::env::args_os()) {
         Ok(parsed) => parsed,
         Err(ParseError::Usage(error)) => error.exit(),

@@ -321,13 +321,15 @@ impl<T: Send + 'static> Watch<T> {
                 fields.remove(field);
             }
         }
-        let digest = self.hash.hash_one(object.to_string());
+        let json = object.to_string();
+        let digest = self.hash.hash_one(&json);
         let document = (self.read)(&object, &key);
         Seen::Put {
             key,
             digest,
             document,
             is_marked,
+            json: Some(json.into()),
         }
     }
 
@@ -359,7 +361,7 @@ fn advance(version: &mut String, object: &Value) {
 }
 
 /// Lines of a watch.
-struct Lines {
+pub(super) struct Lines {
     body: Body,
     read: Vec<u8>,
     /// Up to where there is no end of a line.
@@ -367,7 +369,7 @@ struct Lines {
 }
 
 impl Lines {
-    fn new(body: Body) -> Self {
+    pub(super) fn new(body: Body) -> Self {
         Self {
             body,
             read: Vec::new(),
@@ -376,7 +378,7 @@ impl Lines {
     }
 
     /// The next line; none if the server ended the watch, or was silent for too long.
-    async fn next(&mut self) -> Result<Option<Vec<u8>>, RequestError> {
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, RequestError> {
         loop {
             let rest = self.read.get(self.searched..).unwrap_or_default();
             if let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
@@ -422,7 +424,7 @@ impl Absences {
 
 /// How long to wait until the next attempt: each time twice as long, with a random part.
 #[derive(Debug)]
-struct Backoff(Duration);
+pub(super) struct Backoff(Duration);
 
 impl Default for Backoff {
     fn default() -> Self {
@@ -431,7 +433,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    fn next(&mut self) -> Duration {
+    pub(super) fn next(&mut self) -> Duration {
         let base = self.0;
         self.0 = (base * 2).min(BACKOFF.1);
         let random = RandomState::new().hash_one(0_u8) % 1000;

@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     admin::server::Admin,
     cleanup::{self, Places},
-    cni::{install::CniCondition, server::CniServer},
+    cni::{failures::AddFailures, install::CniCondition, server::CniServer},
     config::Config,
     core::{Core, CoreConfig, Event},
     datapath::{
@@ -394,6 +394,7 @@ impl Agent {
         let events = Events::default();
         tasks.spawn(events.clone().follow(maps.clone(), stop.clone()));
         let cni = CniCondition::default();
+        let add_failures = AddFailures::default();
         let admin = Admin {
             cni: cni.clone(),
             core: core.clone(),
@@ -409,7 +410,8 @@ impl Agent {
         };
         tasks.spawn(admin.serve(admin_listener, tasks.clone(), stop.clone()));
         if let Some(listener) = cni_listener {
-            let server = CniServer::new(core.clone(), Arc::clone(&endpoints));
+            let failures = add_failures.clone();
+            let server = CniServer::new(core.clone(), Arc::clone(&endpoints), failures);
             tasks.spawn(server.serve(listener, tasks.clone(), stop.clone()));
         }
         if let Some(places) = config.cni_places {
@@ -422,6 +424,7 @@ impl Agent {
                 core: core.clone(),
                 proxies,
                 endpoints,
+                add_failures,
                 damaged: damaged.len(),
                 maps,
                 builtin: builtin.as_ref().map(|proxy| proxy.stats().clone()),

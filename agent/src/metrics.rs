@@ -15,6 +15,7 @@ use prometheus_client::{
 use shared_maps::event::{Counter, Reason};
 
 use crate::{
+    cni::failures::AddFailure,
     core::snapshot::Summary,
     datapath::upkeep::{Condition, Part},
     kubernetes::health::WatchHealth,
@@ -36,6 +37,8 @@ pub struct Scrape {
     pub closed_interfaces: usize,
     /// Pods of this node that are not under policy.
     pub unmanaged: usize,
+    /// ADDs of the CNI plugin that failed.
+    pub add_failures: [(AddFailure, u64); AddFailure::ALL.len()],
     /// Packets and bytes by reason; empty where there is no datapath.
     pub packets: Vec<(Reason, Counter)>,
     /// Parts of the datapath beside the endpoints' own.
@@ -164,6 +167,12 @@ impl Sample {
             "kubernetes_pods_unmanaged",
             "Pods of this node that have been running for ten seconds without being under policy; `holdfast-agent status` says which, and why",
             count(self.scrape.unmanaged),
+        )?;
+        let failures = self.scrape.add_failures;
+        out.counters(
+            "cni_add_failures",
+            "Pods that the CNI plugin did not let start, by reason; the runtime tries again",
+            &failures.map(|(failure, count)| ("reason", failure.label(), count)),
         )
     }
 
@@ -544,6 +553,7 @@ mod tests {
             damaged: 0,
             unresolved: 1,
             unmanaged: 0,
+            add_failures: AddFailure::ALL.map(|failure| (failure, 0)),
             closed_interfaces: 2,
             packets: vec![(
                 Reason::PolicyDenied,

@@ -9,6 +9,7 @@ use std::{
 };
 
 use holdfast_agent::{
+    cni::failures::AddFailure,
     core::snapshot::Summary,
     datapath::upkeep::{Condition, Part},
     kubernetes::health::WatchHealth,
@@ -95,6 +96,7 @@ fn agent() -> Vec<Family> {
         damaged: 0,
         unresolved: 0,
         unmanaged: 0,
+        add_failures: AddFailure::ALL.map(|failure| (failure, 0)),
         closed_interfaces: 0,
         packets: Reason::ALL
             .map(|reason| (reason, Counter::default()))

@@ -360,7 +360,7 @@ fn advance(version: &mut String, object: &Value) {
 }
 
 /// Lines of a watch.
-struct Lines {
+pub(super) struct Lines {
     body: Body,
     read: Vec<u8>,
     /// Up to where there is no end of a line.
@@ -368,7 +368,7 @@ struct Lines {
 }
 
 impl Lines {
-    fn new(body: Body) -> Self {
+    pub(super) fn new(body: Body) -> Self {
         Self {
             body,
             read: Vec::new(),
@@ -377,7 +377,7 @@ impl Lines {
     }
 
     /// The next line; none if the server ended the watch, or was silent for too long.
-    async fn next(&mut self) -> Result<Option<Vec<u8>>, RequestError> {
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, RequestError> {
         loop {
             let rest = self.read.get(self.searched..).unwrap_or_default();
             if let Some(end) = rest.iter().position(|byte| *byte == b'\n') {

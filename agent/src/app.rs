@@ -57,7 +57,7 @@ use crate::{
     own_interfaces::{self, OwnInterfaces},
     policy::source::{dir::PolicyDir, last_good::LastGood},
     proxies::{Proxies, RulesTable},
-    relay::{self, settings::RelayConfig},
+    relay,
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread, Inbox},
     watched_dir::WatchedDir,
@@ -195,15 +195,6 @@ pub async fn run(mut config: Config) -> Result<()> {
     }
     drop((root_lock, lock));
     Ok(())
-}
-
-/// Runs a relay until SIGTERM or SIGINT.
-///
-/// # Errors
-/// An address or a file cannot be used, or the API server does not accept the relay.
-pub async fn relay(config: RelayConfig) -> Result<()> {
-    Descriptors::raise();
-    relay::start::run(config).await
 }
 
 /// Dependencies of an agent: those of the kernel, or of a test.

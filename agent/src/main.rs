@@ -7,7 +7,7 @@ use holdfast_agent::{
     app, cli,
     config::{self, Command, Config, ParseError},
     kubernetes::client::ClientError,
-    relay::settings::RelayConfig,
+    relay::{self, settings::RelayConfig},
 };
 use tracing_subscriber::EnvFilter;
 
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
                 return failed(2, &reason);
             }
             match RelayConfig::try_from(*args) {
-                Ok(config) => done(runtime.block_on(app::relay(config))),
+                Ok(config) => done(runtime.block_on(relay::start::run(config))),
                 Err(error) => failed(2, &error.to_string()),
             }
         }

@@ -26,7 +26,7 @@ mod record;
 mod serve;
 pub mod settings;
 #[cfg(feature = "kubernetes")]
-pub(crate) mod start;
+pub mod start;
 #[cfg(not(feature = "kubernetes"))]
 #[path = "relay/no_start.rs"]
-pub(crate) mod start;
+pub mod start;

@@ -23,6 +23,6 @@ pub(crate) fn follow(
 ///
 /// # Errors
 /// Always.
-pub(crate) async fn run(_: RelayConfig) -> anyhow::Result<()> {
+pub async fn run(_: RelayConfig) -> anyhow::Result<()> {
     Err(ClientError::NotBuilt.into())
 }

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use fqdn_proto::frames::RelayServer;
+use holdfast_sdp::descriptors::Descriptors;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -80,7 +81,8 @@ pub(crate) fn follow(
 ///
 /// # Errors
 /// An address or a file cannot be used, or the API server does not accept the relay.
-pub(crate) async fn run(config: RelayConfig) -> Result<()> {
+pub async fn run(config: RelayConfig) -> Result<()> {
+    Descriptors::raise();
     let api = Api::connect(&config.kubernetes).await?;
     let tasks = TaskTracker::new();
     let stop = CancellationToken::new();

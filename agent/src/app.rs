@@ -57,6 +57,7 @@ use crate::{
     own_interfaces::{self, OwnInterfaces},
     policy::source::{dir::PolicyDir, last_good::LastGood},
     proxies::{Proxies, RulesTable},
+    relay::{self, settings::RelayConfig},
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread, Inbox},
     watched_dir::WatchedDir,
@@ -196,6 +197,15 @@ pub async fn run(mut config: Config) -> Result<()> {
     Ok(())
 }
 
+/// Runs a relay until SIGTERM or SIGINT.
+///
+/// # Errors
+/// An address or a file cannot be used, or the API server does not accept the relay.
+pub async fn relay(config: RelayConfig) -> Result<()> {
+    Descriptors::raise();
+    relay::start::run(config).await
+}
+
 /// Dependencies of an agent: those of the kernel, or of a test.
 pub struct Parts {
     /// State directory.
@@ -315,7 +325,10 @@ impl Agent {
                 node: config.node_name.clone(),
                 has_service_blocks: config.has_service_blocks,
             };
-            client::start(&api, here, &tasks, &stop)
+            match config.relays.clone() {
+                Some(relays) => relay::start::follow(&api, relays, here, &tasks, &stop),
+                None => client::start(&api, here, &tasks, &stop),
+            }
         });
         let cluster = watches.as_ref().map(|watches| watches.health.clone());
         let sources = Sources {

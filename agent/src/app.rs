@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     admin::server::Admin,
     cleanup::{self, Places},
-    cni::{install::CniCondition, server::CniServer},
+    cni::{failures::AddFailures, install::CniCondition, server::CniServer},
     config::Config,
     core::{Core, CoreConfig, Event},
     datapath::{
@@ -57,6 +57,7 @@ use crate::{
     own_interfaces::{self, OwnInterfaces},
     policy::source::{dir::PolicyDir, last_good::LastGood},
     proxies::{Proxies, RulesTable},
+    relay,
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread, Inbox},
     watched_dir::WatchedDir,
@@ -315,12 +316,16 @@ impl Agent {
                 node: config.node_name.clone(),
                 has_service_blocks: config.has_service_blocks,
             };
-            client::start(&api, here, &tasks, &stop)
+            match config.relays.clone() {
+                Some(relays) => relay::start::follow(&api, relays, here, &tasks, &stop),
+                None => client::start(&api, here, &tasks, &stop),
+            }
         });
         let cluster = watches.as_ref().map(|watches| watches.health.clone());
         let sources = Sources {
             directory: policies,
             cluster: watches,
+            stored: (files.dir().to_owned(), config.cluster_name.clone()),
             local,
         };
         document_source::start(sources, book, &core, &tasks, &stop);
@@ -380,6 +385,7 @@ impl Agent {
         let events = Events::default();
         tasks.spawn(events.clone().follow(maps.clone(), stop.clone()));
         let cni = CniCondition::default();
+        let add_failures = AddFailures::default();
         let admin = Admin {
             cni: cni.clone(),
             core: core.clone(),
@@ -395,7 +401,8 @@ impl Agent {
         };
         tasks.spawn(admin.serve(admin_listener, tasks.clone(), stop.clone()));
         if let Some(listener) = cni_listener {
-            let server = CniServer::new(core.clone(), Arc::clone(&endpoints));
+            let failures = add_failures.clone();
+            let server = CniServer::new(core.clone(), Arc::clone(&endpoints), failures);
             tasks.spawn(server.serve(listener, tasks.clone(), stop.clone()));
         }
         if let Some(places) = config.cni_places {
@@ -408,6 +415,7 @@ impl Agent {
                 core: core.clone(),
                 proxies,
                 endpoints,
+                add_failures,
                 damaged: damaged.len(),
                 maps,
                 builtin: builtin.as_ref().map(|proxy| proxy.stats().clone()),

@@ -2,6 +2,7 @@
 //! configuration.
 
 mod conflist;
+pub mod failures;
 pub mod install;
 mod request;
 pub(crate) mod server;

@@ -1,19 +1,33 @@
 //! The task that reads documents, those of `--policy-dir` and those of the cluster, and sends their
 //! changes to the core.
 
-use std::sync::Arc;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
-use tokio::sync::watch as channel;
+use shared_maps::user::trim_heap;
+use tokio::{
+    sync::watch as channel,
+    time::{Instant, sleep_until},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     core::{event::Event, router::Router},
     kubernetes::{
-        Watches, book::Book, health::ClusterHealth, local_pods::LocalPods, refusals::Refusals,
+        Watches,
+        book::Book,
+        health::ClusterHealth,
+        listing_file::{self, ListingFile, Origin, Stored},
+        listing_task::{self, Pending},
+        local_pods::LocalPods,
+        refusals::Refusals,
         resource::RESOURCES,
     },
     policy::source::{
-        cluster::{Batch, ClusterDocuments},
+        cluster::{Batch, ClusterDocuments, Read},
         dir::PolicyDir,
         merge::Merged,
     },
@@ -24,6 +38,8 @@ use crate::{
 
 /// Batches of watches that are routed at once.
 const BATCHES: usize = 64;
+/// How long the watches may take for their first lists before a stored listing stands in.
+const STANDS_IN: Duration = Duration::from_secs(15);
 
 /// Where documents come from.
 #[derive(Debug)]
@@ -32,6 +48,8 @@ pub(crate) struct Sources {
     pub(crate) directory: Option<(WatchedDir, PolicyDir)>,
     /// The watches of the cluster.
     pub(crate) cluster: Option<Watches>,
+    /// State directory, and the cluster whose listing is stored there.
+    pub(crate) stored: (PathBuf, String),
     /// Takes the pods of this node.
     pub(crate) local: channel::Sender<Arc<LocalPods>>,
 }
@@ -40,6 +58,7 @@ pub(crate) struct Sources {
 enum Wake {
     Directory,
     Cluster(Vec<Batch>),
+    Stored(Vec<(String, Read)>),
 }
 
 /// State of the task, apart from what it waits for.
@@ -48,12 +67,27 @@ struct Reader {
     merged: Merged,
     router: Router,
     has_listed: bool,
+    /// Where changes of the cluster go that are to be stored.
+    pending: Arc<Pending>,
+    /// Kinds that a stored listing has begun to stand in for, with the number of their objects.
+    stood_in: Vec<(&'static str, usize)>,
 }
 
 impl Reader {
     fn read(&mut self, wake: Wake) -> Vec<Event> {
         let changes = match wake {
-            Wake::Cluster(batches) => self.merged.watched(batches),
+            Wake::Cluster(batches) => {
+                let changes = self.merged.watched(batches);
+                self.store();
+                changes
+            }
+            Wake::Stored(documents) => {
+                let (kinds, changes) = self.merged.stand_in(documents);
+                let documents = self.merged.cluster();
+                let count = |kind| documents.map_or(0, |documents| documents.count(kind));
+                self.stood_in = kinds.into_iter().map(|kind| (kind, count(kind))).collect();
+                changes
+            }
             Wake::Directory => {
                 let changes = match (&mut self.directory, self.has_listed) {
                     (Some(directory), false) => directory.list(),
@@ -65,6 +99,16 @@ impl Reader {
             }
         };
         self.router.route(changes)
+    }
+
+    /// Notes what is to be stored.
+    fn store(&mut self) {
+        if let Some(documents) = self.merged.cluster_mut() {
+            match documents.take_changed() {
+                Some(changed) => self.pending.add(changed, documents.is_current()),
+                None => self.pending.give_up(),
+            }
+        }
     }
 
     /// How many objects of the cluster there are, and which are refused.
@@ -98,6 +142,14 @@ pub(crate) fn start(
 ) {
     let core = core.clone();
     let stop = stop.clone();
+    let pending = Arc::<Pending>::default();
+    if let Some(watches) = &sources.cluster {
+        let (state, cluster) = &sources.stored;
+        let file = ListingFile::new(state, origin(&watches.health, cluster));
+        let health = watches.health.clone();
+        let storing = listing_task::run(Arc::clone(&pending), file, health, stop.clone());
+        tasks.spawn(storing);
+    }
     tasks.spawn(async move {
         if sources.directory.is_none() && sources.cluster.is_none() {
             for event in [SourceEvent::Init, SourceEvent::InitDone] {
@@ -105,17 +157,32 @@ pub(crate) fn start(
             }
             return;
         }
-        follow(sources, book, &core, &stop).await;
+        follow(sources, book, pending, &core, &stop).await;
     });
 }
 
+fn origin(health: &ClusterHealth, cluster: &str) -> Origin {
+    Origin {
+        server: health.server().to_owned(),
+        cluster: cluster.to_owned(),
+    }
+}
+
 /// Reads until the agent stops.
-async fn follow(sources: Sources, book: Book, core: &CoreHandle, stop: &CancellationToken) {
+async fn follow(
+    sources: Sources,
+    book: Book,
+    pending: Arc<Pending>,
+    core: &CoreHandle,
+    stop: &CancellationToken,
+) {
     let Sources {
         directory,
         cluster,
+        stored: (state, name),
         local,
     } = sources;
+    let stands_in = Instant::now() + STANDS_IN;
     let (watched, directory) = directory.unzip();
     let (mut batches, cluster) = match cluster {
         Some(Watches {
@@ -126,7 +193,12 @@ async fn follow(sources: Sources, book: Book, core: &CoreHandle, stop: &Cancella
         None => (None, None),
     };
     let kinds = || RESOURCES.iter().map(|resource| resource.kind);
-    let documents = cluster.is_some().then(|| ClusterDocuments::new(kinds()));
+    let documents = cluster.is_some().then(|| {
+        let mut documents = ClusterDocuments::new(kinds());
+        documents.note_changed();
+        documents
+    });
+    let mut may_stand_in = documents.is_some();
     let mut merged = Merged::new(documents);
     if directory.is_none() {
         merged.without_directory();
@@ -136,7 +208,11 @@ async fn follow(sources: Sources, book: Book, core: &CoreHandle, stop: &Cancella
         merged,
         router: Router::new(book),
         has_listed: false,
+        pending,
+        stood_in: Vec::new(),
     };
+    let mut stored_of = None;
+    let mut was_complete = false;
     let mut wake = Wake::Directory;
     loop {
         let looked = tokio::task::spawn_blocking(move || {
@@ -149,8 +225,16 @@ async fn follow(sources: Sources, book: Book, core: &CoreHandle, stop: &Cancella
         };
         reader = read;
         if let Some((health, refusals)) = &cluster {
+            if let Some(age) = stored_of.take() {
+                health.set_stored(&std::mem::take(&mut reader.stood_in), age);
+            }
             reader.report(health, refusals);
         }
+        let documents = reader.merged.cluster();
+        let is_complete = documents.is_some_and(ClusterDocuments::is_complete);
+        let begins = is_complete && !was_complete;
+        was_complete = is_complete;
+        may_stand_in &= !is_complete;
         let pods = reader.router.take_local();
         for event in events {
             if core.send(event).await.is_err() {
@@ -160,11 +244,51 @@ async fn follow(sources: Sources, book: Book, core: &CoreHandle, stop: &Cancella
         if let Some(pods) = pods.filter(|_| cluster.is_some()) {
             local.send_replace(Arc::new(pods));
         }
-        wake = tokio::select! {
-            () = changed(watched.as_ref()) => Wake::Directory,
-            batches = received(batches.as_mut()) => Wake::Cluster(batches),
-            () = stop.cancelled() => return,
+        if begins {
+            // The first lists have left holes.
+            let _trimmed = tokio::task::spawn_blocking(trim_heap).await;
+        }
+        wake = loop {
+            tokio::select! {
+                () = changed(watched.as_ref()) => break Wake::Directory,
+                batches = received(batches.as_mut()) => break Wake::Cluster(batches),
+                () = sleep_until(stands_in), if may_stand_in => {}
+                () = stop.cancelled() => return,
+            }
+            may_stand_in = false;
+            if let Some((health, _)) = &cluster
+                && let Some(stored) = read_stored(&state, &name, health).await
+            {
+                stored_of = Some(stored.age);
+                break Wake::Stored(stored.documents);
+            }
         };
+    }
+}
+
+/// The stored listing, if there is one that can be used.
+async fn read_stored(state: &Path, cluster: &str, health: &ClusterHealth) -> Option<Stored> {
+    let (path, origin) = (ListingFile::path(state), origin(health, cluster));
+    let reading = move || listing_file::read(&path, &origin, SystemTime::now());
+    match tokio::task::spawn_blocking(reading).await {
+        Ok(Ok(Some(stored))) => {
+            let age = stored.age.as_secs();
+            tracing::warn!(
+                age,
+                "the API server does not answer; the stored list of the cluster stands in"
+            );
+            Some(stored)
+        }
+        Ok(Ok(None)) => None,
+        Ok(Err(error)) => {
+            tracing::error!(%error, "the stored list of the cluster is not used");
+            health.set_stored_problem(error.to_string());
+            None
+        }
+        Err(_) => {
+            tracing::error!("reading the stored list of the cluster panicked (a bug)");
+            None
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    cni::failures::AddFailures,
     core::Core,
     datapath::{
         events::Counters,
@@ -25,8 +26,8 @@ use crate::{
 
 /// A core that answers later than this is not healthy.
 const ALIVE: Duration = Duration::from_secs(5);
-const TEXT: &str = "text/plain; charset=utf-8";
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
+pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What is looked at.
 #[derive(Clone)]
@@ -37,6 +38,8 @@ pub(crate) struct Health {
     pub proxies: Proxies,
     /// Endpoint documents.
     pub endpoints: Arc<EndpointBook>,
+    /// Pods that did not start.
+    pub add_failures: AddFailures,
     /// Damaged files set aside at the start.
     pub damaged: usize,
     /// Pinned maps, for the datapath's counters.
@@ -125,6 +128,7 @@ impl Health {
         let scrape = Scrape {
             summary,
             unmanaged: unmanaged.len(),
+            add_failures: self.add_failures.counts(),
             ready: self.ready(),
             damaged: self.damaged,
             packets: Counters::open(&self.maps)

@@ -8,6 +8,8 @@
 //!                                  labels: which of a pod's labels make its identity
 //! ```
 
+#[cfg(feature = "kubernetes")]
+pub(crate) mod backoff;
 pub(crate) mod book;
 #[cfg(feature = "kubernetes")]
 pub mod client;
@@ -19,6 +21,8 @@ mod decode;
 pub(crate) mod external_ips;
 pub mod health;
 pub(crate) mod labels;
+pub(crate) mod listing_file;
+pub(crate) mod listing_task;
 pub(crate) mod local_pods;
 #[cfg(feature = "kubernetes")]
 mod own_node;
@@ -39,7 +43,7 @@ pub(crate) mod service_at;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod start;
 #[cfg(feature = "kubernetes")]
-mod watch;
+pub(crate) mod watch;
 
 use std::{path::PathBuf, sync::Arc};
 

@@ -15,6 +15,7 @@ use prometheus_client::{
 use shared_maps::event::{Counter, Reason};
 
 use crate::{
+    cni::failures::AddFailure,
     core::snapshot::Summary,
     datapath::upkeep::{Condition, Part},
     kubernetes::health::WatchHealth,
@@ -36,6 +37,8 @@ pub struct Scrape {
     pub closed_interfaces: usize,
     /// Pods of this node that are not under policy.
     pub unmanaged: usize,
+    /// ADDs of the CNI plugin that failed.
+    pub add_failures: [(AddFailure, u64); AddFailure::ALL.len()],
     /// Packets and bytes by reason; empty where there is no datapath.
     pub packets: Vec<(Reason, Counter)>,
     /// Parts of the datapath beside the endpoints' own.
@@ -148,6 +151,11 @@ impl Sample {
                 "How long a watch has not followed the API server, seconds; 0 = it does",
                 of_each(|watch| watch.stale_seconds),
             ),
+            (
+                "kubernetes_stored_list_age_seconds",
+                "How old the stored list is that stands in for a watch since the agent's start, seconds; 0 = none does",
+                of_each(|watch| watch.stored_seconds.map_or(0, |age| age.max(1))),
+            ),
         ] {
             let values: Vec<_> = values
                 .iter()
@@ -159,6 +167,12 @@ impl Sample {
             "kubernetes_pods_unmanaged",
             "Pods of this node that have been running for ten seconds without being under policy; `holdfast-agent status` says which, and why",
             count(self.scrape.unmanaged),
+        )?;
+        let failures = self.scrape.add_failures;
+        out.counters(
+            "cni_add_failures",
+            "Pods that the CNI plugin did not let start, by reason; the runtime tries again",
+            &failures.map(|(failure, count)| ("reason", failure.label(), count)),
         )
     }
 
@@ -539,6 +553,7 @@ mod tests {
             damaged: 0,
             unresolved: 1,
             unmanaged: 0,
+            add_failures: AddFailure::ALL.map(|failure| (failure, 0)),
             closed_interfaces: 2,
             packets: vec![(
                 Reason::PolicyDenied,

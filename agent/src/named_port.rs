@@ -72,7 +72,7 @@ impl fmt::Display for PortName {
 }
 
 /// The named ports of a pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NamedPorts(BTreeMap<PortName, ProtocolPort>);
 
 impl NamedPorts {

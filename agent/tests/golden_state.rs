@@ -133,15 +133,14 @@ fn today() -> BTreeMap<&'static str, String> {
         vec!["10.9.0.53/32".parse().unwrap()],
     )]);
     let (local, pods) = (local(), pods());
-    let pods = pods.iter().map(|(id, labels)| (*id, labels));
     [
         (
             "local_allocator_state.json",
-            checkpoint::LocalFile::default().render(&local),
+            checkpoint::IdentityFile::default().render(&local),
         ),
         (
             "endpoint_identities.json",
-            checkpoint::render_endpoints(pods),
+            checkpoint::IdentityFile::default().render_endpoints(&pods),
         ),
         (
             "cleaned_names.json",

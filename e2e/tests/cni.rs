@@ -138,6 +138,103 @@ fn the_first_packet_of_a_pod_is_judged_and_its_endpoint_goes_with_it() {
     });
 }
 
+#[test]
+fn a_pod_does_not_start_with_the_labels_of_the_one_before_it() {
+    with_lab(|lab| {
+        lab.write_policy("web.yaml", &allow())?;
+        let old = document("db-0", "uid-of-before", "app: other");
+        lab.write_policy("pods.yaml", &old)?;
+        let _agent = start_agent(lab)?;
+        let leaks = Leaks::watch(lab)?;
+        let mut runtime = Runtime::new(lab)?;
+        let pod = lab.add_pod("p", 100)?;
+        let sandbox = Sandbox::new(&pod, "db-0");
+        runtime.wait = 1;
+        refused(lab, runtime.add(&sandbox), 11, "uid uid-db-0")?;
+        let failures = "holdfast_cni_add_failures_total";
+        let counted = lab.metric(9962, failures, "reason=\"policy\"")?;
+        ensure!(counted == 1.0, "{counted} failures");
+        // The API server's new object comes while the plugin waits.
+        runtime.wait = 20;
+        let started = std::thread::scope(|scope| {
+            let started = scope.spawn(|| runtime.start(&sandbox));
+            lab.write_policy("pods.yaml", &document("db-0", &sandbox.uid, "app: web"))?;
+            started
+                .join()
+                .map_err(|_| anyhow::anyhow!("the runtime panicked"))?
+        });
+        started?;
+        sends_at_once(&pod)?;
+        ensure!(!leaks.of(&pod), "a forbidden packet got out");
+        // The next one of that name is made while this one runs.
+        lab.write_policy("pods.yaml", &document("db-0", "uid-of-after", "app: other"))?;
+        eventually("status names the pod", SOON, || {
+            let status = lab.agent(&["status"])?;
+            ensure!(status.contains("describes another pod"), "{status}");
+            Ok(())
+        })?;
+        sends_at_once(&pod)?;
+        ensure!(!leaks.of(&pod), "a forbidden packet got out");
+        Ok(())
+    });
+}
+
+#[test]
+fn interfaces_that_are_no_veth_pairs_and_addresses_of_other_pods_are_refused() {
+    with_lab(|lab| {
+        lab.write_policy("web.yaml", &allow())?;
+        describe(lab, &["p", "q", "m", "t", "b"].map(str::to_owned))?;
+        let _agent = start_agent(lab)?;
+        let runtime = Runtime::new(lab)?;
+        // Kinds that every kernel of the tests has; OVS, ipvlan and netkit take the same way.
+        for (name, host, make) in [
+            ("m", 102, "link add link veth0 name eth0 type macvlan"),
+            ("t", 103, "tuntap add dev eth0 mode tun"),
+            ("b", 104, "link add eth0 type bridge"),
+        ] {
+            let pod = lab.add_pod(name, host)?;
+            pod.netns.batch(&format!(
+                "link set eth0 down\nlink set eth0 name veth0\n{make}\n\
+                 address add {}/32 dev eth0\nlink set eth0 up",
+                pod.v4
+            ))?;
+            let sandbox = Sandbox {
+                addresses: vec![pod.v4.into()],
+                ..Sandbox::new(&pod, name)
+            };
+            refused(lab, runtime.add(&sandbox), 100, "veth pair")?;
+        }
+        let [p, q] = [("p", 100), ("q", 101)].map(|(name, host)| lab.add_pod(name, host));
+        let (p, q) = (p?, q?);
+        let of_p = Sandbox::new(&p, "p");
+        runtime.start(&of_p)?;
+        q.netns
+            .batch(&format!("address add {}/32 dev eth0", p.v4))?;
+        let stolen = Sandbox {
+            addresses: vec![p.v4.into()],
+            ..Sandbox::new(&q, "q")
+        };
+        let error = runtime.add(&stolen)?.err().context("ADD succeeded")?;
+        ensure!(
+            error.code == 100 && error.message.contains(&p.v4.to_string()),
+            "{error:?}"
+        );
+        let failures = "holdfast_cni_add_failures_total";
+        let counted = lab.metric(9962, failures, "reason=\"interface\"")?;
+        ensure!(counted == 4.0, "{counted} failures");
+
+        // The runtime lists what it has: the rest goes.
+        let of_q = Sandbox::new(&q, "q");
+        runtime.start(&of_q)?;
+        let valid = json!([{"containerID": of_q.container, "ifname": "eth0"}]);
+        let collected = runtime.call("GC", &of_q, json!({"cni.dev/valid-attachments": valid}))?;
+        ensure!(collected.is_ok(), "{collected:?}");
+        let expected = BTreeSet::from(["cni/c0ffee-q/eth0".to_owned()]);
+        ensure!(endpoints(lab)? == expected, "{:?}", endpoints(lab)?);
+        Ok(())
+    });
+}
+
 fn refused(
     lab: &Lab,
     result: Result<Result<serde_json::Value, CniError>>,

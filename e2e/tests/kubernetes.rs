@@ -7,12 +7,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::apiserver::{ApiServer, Options, Refusal, kubeconfig, pod};
 use holdfast_e2e::lab::{at, web4, web6};
+use holdfast_e2e::node::AGENT_METRICS;
 use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually, with_lab};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(20);
 /// Until a restarted watch must follow: its longest pause is 30 s.
 const FOLLOWS: Duration = Duration::from_secs(45);
+/// Until a new token of the file must be in use: it is read again each minute.
+const ROTATED: Duration = Duration::from_secs(60);
+/// Until a stored list must stand in: after 15 s.
+const STANDS_IN: Duration = Duration::from_secs(30);
 /// Every kind that is watched.
 const KINDS: [&str; 10] = [
     "namespaces",
@@ -265,7 +270,67 @@ fn enforcement_stays_and_status_says_why_while_the_server_is_away_or_refuses() {
             &["watch of Namespace", "does not accept the token"],
         )?;
         lab.a.expect_open(at(web4(12), 80))?;
-        stays.expect_alive()
+        stays.expect_alive()?;
+        // The kubelet writes a new token to the file: the agent reads it again each minute.
+        api.rotate_token(2)?;
+        eventually("the watch follows with the new token", ROTATED, || {
+            follows(lab)
+        })?;
+        api.put(remote("db-4", "db", &[web4(14)]))?;
+        opens(lab, web4(14))
+    });
+}
+
+#[test]
+fn an_agent_that_starts_without_the_server_uses_the_list_of_the_last_run() {
+    with_lab(|lab| {
+        let api = cluster(lab)?;
+        api.put(own("late", "web", &lab.b))?;
+        let options = options(&api.files().kubeconfig);
+        let agent = lab.start_agent(&options)?;
+        add_web(lab)?;
+        opens(lab, web4(10))?;
+        let stays = lab.a.stream(at(web4(10), 80))?;
+        let file = lab.directory().join("state/state/cluster.json");
+        eventually("the listing is stored", SOON, || {
+            let text = std::fs::read_to_string(&file)?;
+            ensure!(text.contains("\"Pod/default/late\""), "{text}");
+            Ok(())
+        })?;
+        agent.kill_9()?;
+
+        // It stands in, also for an endpoint that is added then.
+        api.away();
+        let _agent = start(lab, &options)?;
+        status_has(
+            lab,
+            STANDS_IN,
+            &["watch of Pod", "the stored list of", "stands in"],
+        )?;
+        let age = "holdfast_kubernetes_stored_list_age_seconds";
+        let age = lab.metric(AGENT_METRICS, age, "kind=\"Pod\"")?;
+        ensure!(age > 0.0, "{age}");
+        let netns = lab.b.netns.name();
+        lab.agent(&["endpoint", "add", "--netns", netns, "--pod", "default/late"])?;
+        eventually("the later endpoint is under policy", SOON, || {
+            lab.b.expect_open(at(web4(10), 80))?;
+            lab.b.expect_closed(at(web4(11), 80))
+        })?;
+        lab.a.expect_open(at(web4(10), 80))?;
+        stays.expect_alive()?;
+
+        // The server is back, with changes: only the difference counts.
+        api.put(namespace("shop", "a"))?;
+        api.delete("pods", "default", "db")?;
+        api.put(remote("db-2", "db", &[web4(12)]))?;
+        api.back()?;
+        follows(lab)?;
+        opens(lab, web4(11))?;
+        opens(lab, web4(12))?;
+        closes(lab, web4(10))?;
+        let age = "holdfast_kubernetes_stored_list_age_seconds";
+        ensure!(lab.metric(AGENT_METRICS, age, "")? == 0.0, "still stored");
+        Ok(())
     });
 }
 

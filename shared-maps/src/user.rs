@@ -6,6 +6,7 @@
 mod attached;
 mod boot;
 mod error;
+mod heap;
 mod map;
 mod map_of_maps;
 mod record;
@@ -17,6 +18,7 @@ pub use attached::{
 };
 pub use boot::{BOOT_ID, boot_id};
 pub use error::MapError;
+pub use heap::{limit_heap, trim_heap};
 pub use map::{Access, Entries, Map, MapKind, MapSpec, possible_cpus};
 pub use map_of_maps::{MapOfMaps, create_queue};
 pub use record::Record;

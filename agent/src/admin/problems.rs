@@ -30,16 +30,24 @@ pub(super) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = Stri
     });
     let stale = cluster.watches.iter().filter_map(|watch| {
         let reason = watch.reason.as_ref()?;
-        let effect = match watch.has_listed {
-            true => "what was read before stays in force",
-            false => "until it has been read, the policy of the last run stays in force",
+        let effect = match (watch.has_listed, watch.stored_seconds) {
+            (true, _) => "what was read before stays in force".to_owned(),
+            (false, None) => {
+                "until it has been read, the policy of the last run stays in force".to_owned()
+            }
+            (false, Some(age)) => format!(
+                "until it has been read, the stored list of {age} s ago stands in, and a pod that \
+                 this list does not have cannot start"
+            ),
         };
         Some(format!(
             "watch of {} at {} does not follow for {} s; {effect}: {reason}",
             watch.kind, cluster.server, watch.stale_seconds
         ))
     });
-    stale.chain(own_node)
+    let stored = cluster.stored_problem.iter();
+    let stored = stored.map(|why| format!("the stored list of the cluster is not used: {why}"));
+    stale.chain(own_node).chain(stored)
 }
 
 /// A pod of this node that is open.

@@ -22,7 +22,10 @@ use shared_maps::EndpointId;
 use tokio::{net::UnixListener, sync::Semaphore, task::spawn_blocking};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::request::{CniRequest, Valid};
+use super::{
+    failures::{AddFailure, AddFailures},
+    request::{CniRequest, Valid},
+};
 use crate::{
     core::standing::Standing,
     endpoint::source::{
@@ -51,6 +54,7 @@ pub(crate) struct CniServer {
     core: CoreHandle,
     endpoints: Arc<EndpointBook>,
     lookups: Arc<Semaphore>,
+    failures: AddFailures,
 }
 
 /// Why a request fails, with its status.
@@ -99,13 +103,26 @@ impl From<AttachError> for Refusal {
     }
 }
 
+fn reason(error: &AttachError) -> AddFailure {
+    match error {
+        AttachError::Starting => AddFailure::Agent,
+        AttachError::Endpoint(EndpointError::PodsFile(_)) => AddFailure::Disk,
+        _ => AddFailure::Interface,
+    }
+}
+
 impl CniServer {
     /// Of an agent's core and endpoints.
-    pub(crate) fn new(core: CoreHandle, endpoints: Arc<EndpointBook>) -> Self {
+    pub(crate) fn new(
+        core: CoreHandle,
+        endpoints: Arc<EndpointBook>,
+        failures: AddFailures,
+    ) -> Self {
         Self {
             core,
             endpoints,
             lookups: Arc::new(Semaphore::new(LOOKUPS)),
+            failures,
         }
     }
 
@@ -198,13 +215,15 @@ impl CniServer {
         let deadline = begin + wait;
         let key = attachment.id.key();
         loop {
-            let attached = self.attach(attachment.clone()).await?;
+            let attached = self.attach(attachment.clone()).await;
+            let attached = attached.inspect_err(|_| self.failures.count(AddFailure::Agent))?;
             match attached {
                 Err(AttachError::Starting) if Instant::now() < deadline => {
                     tokio::time::sleep(pause_after(begin)).await;
                 }
                 Err(error) => {
                     tracing::warn!(pod = attachment.pod, %error, "the pod's interface is refused");
+                    self.failures.count(reason(&error));
                     return Err(error.into());
                 }
                 Ok(()) => break,
@@ -227,6 +246,7 @@ impl CniServer {
                     reason = refusal.reason,
                     "the pod is not under policy and does not start"
                 );
+                self.failures.count(AddFailure::Policy);
                 // The runtime removes it as well, if it can.
                 let _removed = self.remove(attachment.id).await;
                 Err(refusal)

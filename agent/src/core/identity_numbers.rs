@@ -14,7 +14,7 @@ use super::identity_budget::IdentityBudget;
 use crate::{
     identity::{
         allocator::{Acquired, Allocator as _},
-        checkpoint::{self, LocalFile},
+        checkpoint::IdentityFile,
         pods::{Asked, Assigned, PodIdentities},
         scopes::LocalScopes,
     },
@@ -33,7 +33,8 @@ pub(super) struct Checkpoints {
 #[derive(Debug)]
 pub(super) struct IdentityNumbers {
     local: LocalScopes,
-    local_file: LocalFile,
+    local_file: IdentityFile,
+    endpoint_file: IdentityFile,
     endpoints: Box<dyn PodIdentities>,
     local_is_due: bool,
     endpoints_are_due: bool,
@@ -52,7 +53,8 @@ impl IdentityNumbers {
     ) -> Self {
         Self {
             local: LocalScopes::new(local),
-            local_file: LocalFile::default(),
+            local_file: IdentityFile::default(),
+            endpoint_file: IdentityFile::default(),
             endpoints: Box::new(Assigned::new(endpoints)),
             local_is_due: false,
             endpoints_are_due: false,
@@ -155,8 +157,7 @@ impl IdentityNumbers {
         }
         if std::mem::take(&mut self.endpoints_are_due) {
             let kept = self.endpoints.kept();
-            let kept = kept.iter().map(|(id, labels)| (*id, labels));
-            due.endpoints = Some(checkpoint::render_endpoints(kept));
+            due.endpoints = Some(self.endpoint_file.render_endpoints(&kept));
         }
         due.fresh = std::mem::take(&mut self.fresh);
         due

@@ -48,7 +48,7 @@ pub(crate) struct LabelEntry {
     source: String,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 struct EndpointDocument {
     version: u64,
     identities: Vec<Entry>,
@@ -72,16 +72,16 @@ pub(crate) enum CheckpointError {
     NewerLogic(u64),
 }
 
-/// Renders `local_allocator_state.json`: an array in Cilium's format, which has no version.
-///
-/// Each time the whole of it, as often as there are new identities: entries are kept.
+/// Renders one of the files: each time the whole of it, as often as there are new identities. So
+/// the texts of entries are kept.
 #[derive(Debug, Default)]
-pub struct LocalFile {
+pub struct IdentityFile {
     entries: HashMap<IdentityId, (LabelSet, String)>,
 }
 
-impl LocalFile {
-    /// The file with these identities.
+impl IdentityFile {
+    /// `local_allocator_state.json` with these identities: an array in Cilium's format, which has no
+    /// version.
     pub fn render(&mut self, kept: &[(IdentityId, LabelSet)]) -> String {
         let mut text = String::from("[");
         for (id, labels) in kept {
@@ -105,6 +105,12 @@ impl LocalFile {
         }
         text
     }
+
+    /// `endpoint_identities.json` with these identities.
+    pub fn render_endpoints(&mut self, kept: &[(IdentityId, LabelSet)]) -> String {
+        let identities = self.render(kept);
+        format!("{{\"version\":{VERSION},\"identities\":{identities}}}")
+    }
 }
 
 fn spell_entry(id: IdentityId, labels: &LabelSet) -> String {
@@ -118,16 +124,6 @@ pub(crate) fn parse_local(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, Che
     let entries: Vec<Entry> = serde_json::from_str(text)?;
     let is_known = |id: IdentityId| id.is_local_scope() || is_remote_node(id) || id.is_service();
     read(entries, is_known)
-}
-
-/// Renders `endpoint_identities.json`.
-pub fn render_endpoints<'a>(entries: impl Iterator<Item = (IdentityId, &'a LabelSet)>) -> String {
-    let identities = entries.map(|(id, labels)| entry(id, labels)).collect();
-    let document = EndpointDocument {
-        version: VERSION,
-        identities,
-    };
-    serde_json::to_string(&document).expect("maps with string keys render as JSON")
 }
 
 /// Reads `endpoint_identities.json`. Numbers of other scopes are left out.
@@ -202,14 +198,14 @@ mod tests {
         let labels = LabelSet::parse(&["fqdn:*.cilium.io", "reserved:world-ipv4"]).unwrap();
         let pod = LabelSet::parse(&["k8s:app=web"]).unwrap();
         let local = vec![(IdentityId::LOCAL_MIN, labels)];
-        let mut file = LocalFile::default();
+        let mut file = IdentityFile::default();
         assert_eq!(parse_local(&file.render(&local)).unwrap(), local);
         // The number is another label set's now.
         let local = vec![(IdentityId::LOCAL_MIN, pod.clone())];
         assert_eq!(parse_local(&file.render(&local)).unwrap(), local);
         assert_eq!(file.render(&[]), "[]");
         let pods = vec![(IdentityId(256), pod)];
-        let text = render_endpoints(pods.iter().map(|(id, labels)| (*id, labels)));
+        let text = IdentityFile::default().render_endpoints(&pods);
         assert_eq!(parse_endpoints(&text).unwrap(), pods);
     }
 

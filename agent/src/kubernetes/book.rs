@@ -7,13 +7,20 @@
 mod addresses;
 mod identities;
 mod services;
+mod workloads;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     sync::Arc,
 };
 
-use self::{addresses::Addresses, identities::Identities, services::Services};
+use self::{
+    addresses::Addresses,
+    identities::Identities,
+    services::Services,
+    workloads::{Workload, Workloads},
+};
 use super::{
     labels::{self, LabelFilter},
     local_pods::{LocalPod, LocalPods},
@@ -53,7 +60,8 @@ pub(crate) struct Book {
     /// Pods of this node.
     local: LocalPods,
     local_changed: bool,
-    pods: BTreeMap<Arc<str>, Arc<Pod>>,
+    pods: BTreeMap<Arc<str>, KnownPod>,
+    workloads: Workloads,
     /// Pods as Cilium describes them. A [`Pod`] of the same name counts before.
     endpoints: BTreeMap<Arc<str>, Arc<CiliumEndpoint>>,
     namespaces: BTreeMap<String, Arc<Namespace>>,
@@ -70,6 +78,17 @@ pub(crate) struct Book {
     sets: BTreeMap<LabelSet, usize>,
 }
 
+/// What is kept of a [`Pod`].
+#[derive(Debug)]
+struct KnownPod {
+    workload: Arc<Workload>,
+    uid: Option<Arc<str>>,
+    addresses: Arc<[IpAddr]>,
+    created: Option<u64>,
+    /// It runs on this node.
+    is_here: bool,
+}
+
 impl Book {
     /// Empty. `cluster` is the name of the cluster, which every pod has as a label.
     pub(crate) fn new(filter: LabelFilter, cluster: &str) -> Self {
@@ -80,6 +99,7 @@ impl Book {
             local: LocalPods::new(),
             local_changed: false,
             pods: BTreeMap::new(),
+            workloads: Workloads::default(),
             endpoints: BTreeMap::new(),
             namespaces: BTreeMap::new(),
             pods_of: BTreeMap::new(),
@@ -103,9 +123,7 @@ impl Book {
         match &document.body {
             Body::Pod(pod) => {
                 let key = self.touch(&pod.namespace, &pod.name);
-                if self.pods.insert(key, Arc::clone(pod)).is_none() {
-                    *self.pods_of.entry(pod.namespace.clone()).or_default() += 1;
-                }
+                self.put_pod(key, pod);
             }
             Body::Endpoint(endpoint) => {
                 let key = self.touch(&endpoint.namespace, &endpoint.name);
@@ -113,11 +131,16 @@ impl Book {
             }
             Body::Namespace(namespace) => {
                 self.touch_namespace(&namespace.name);
+                self.workloads.forget(&namespace.name);
                 let name = namespace.name.clone();
                 self.namespaces.insert(name, Arc::clone(namespace));
             }
             Body::Service(service) => self.services.put_service(service),
-            Body::Slice(slice) => self.services.put_slice(slice),
+            Body::Slice(slice) => {
+                let pods = &self.pods;
+                let known = |pod: &str| pods.get_key_value(pod).map(|(key, _)| Arc::clone(key));
+                self.services.put_slice(slice, known);
+            }
             Body::Identity(identity) => self.identities.put(identity),
             Body::Rules(_) | Body::Group(_) | Body::Node(_) | Body::ServiceCidr(_) => {}
         }
@@ -130,7 +153,8 @@ impl Book {
             "Pod" => {
                 if let Some((key, pod)) = self.pods.remove_entry(key) {
                     self.touched.insert(key);
-                    drop_one(&mut self.pods_of, &pod.namespace);
+                    drop_one(&mut self.pods_of, &pod.workload.namespace);
+                    self.workloads.remove(&pod.workload);
                 }
             }
             "CiliumEndpoint" => {
@@ -140,6 +164,7 @@ impl Book {
             }
             "Namespace" => {
                 self.touch_namespace(key);
+                self.workloads.forget(key);
                 self.namespaces.remove(key);
             }
             "CiliumIdentity" => self.identities.remove(key),
@@ -228,9 +253,27 @@ impl Book {
         self.filter.keeps(label)
     }
 
+    fn put_pod(&mut self, key: Arc<str>, pod: &Pod) {
+        let known = KnownPod {
+            workload: self.workloads.add(pod),
+            uid: pod.uid.clone(),
+            addresses: pod.addresses.as_slice().into(),
+            created: pod.created,
+            is_here: self.node.is_some() && pod.node == self.node,
+        };
+        match self.pods.insert(key, known) {
+            Some(before) => self.workloads.remove(&before.workload),
+            None => *self.pods_of.entry(pod.namespace.clone()).or_default() += 1,
+        }
+    }
+
     /// Notes a pod; gives its key.
     fn touch(&mut self, namespace: &str, name: &str) -> Arc<str> {
         let key: Arc<str> = format!("{namespace}/{name}").into();
+        let key = match self.pods.get_key_value(&key) {
+            Some((known, _)) => Arc::clone(known),
+            None => key,
+        };
         self.touched.insert(Arc::clone(&key));
         key
     }
@@ -252,12 +295,11 @@ impl Book {
     fn give_addresses(&mut self) -> BTreeSet<Arc<str>> {
         let mut all = std::mem::take(&mut self.touched);
         for key in all.clone() {
-            let claim = match (self.pods.get(&key), self.endpoints.get(&key)) {
-                (Some(pod), _) => Some((pod.addresses.as_slice(), pod.created)),
-                (None, Some(endpoint)) => Some((endpoint.addresses.as_slice(), endpoint.created)),
-                (None, None) => None,
+            let (addresses, created) = match (self.pods.get(&key), self.endpoints.get(&key)) {
+                (Some(pod), _) => (Arc::clone(&pod.addresses), pod.created),
+                (None, Some(endpoint)) => (endpoint.addresses.as_slice().into(), endpoint.created),
+                (None, None) => (Arc::default(), None),
             };
-            let (addresses, created) = claim.unwrap_or((&[], None));
             all.extend(self.addresses.set(&key, addresses, created));
         }
         all
@@ -265,7 +307,7 @@ impl Book {
 
     fn follow_local(&mut self, key: &Arc<str>, now: Option<&PodAt>) {
         let pod = self.pods.get(key);
-        let is_here = pod.is_some_and(|pod| self.node.is_some() && pod.node == self.node);
+        let is_here = pod.is_some_and(|pod| pod.is_here);
         let here = now.filter(|pod| is_here && !pod.addresses.is_empty());
         let here = here.map(|pod| LocalPod {
             uid: pod.uid.clone(),
@@ -280,13 +322,23 @@ impl Book {
         }
     }
 
-    fn pod_at(&self, key: &Arc<str>) -> Option<PodAt> {
+    fn pod_at(&mut self, key: &Arc<str>) -> Option<PodAt> {
         let (kind, labels, addresses) = match (self.pods.get(key), self.endpoints.get(key)) {
-            (Some(pod), _) => ("Pod", self.labels_of(pod), &pod.addresses),
+            (Some(pod), _) => {
+                let (filter, cluster) = (&self.filter, &self.cluster);
+                let namespace = self.namespaces.get(&pod.workload.namespace);
+                let make = |workload: &Workload| labels_of(filter, cluster, workload, namespace);
+                let labels = self.workloads.identity(&pod.workload, make);
+                ("Pod", labels, &*pod.addresses)
+            }
             (None, Some(endpoint)) => {
                 let labels = endpoint.labels.iter().cloned();
                 let all = labels.chain(endpoint.ports.labels()).collect();
-                ("CiliumEndpoint", LabelSet::new(all), &endpoint.addresses)
+                (
+                    "CiliumEndpoint",
+                    LabelSet::new(all),
+                    endpoint.addresses.as_slice(),
+                )
             }
             (None, None) => return None,
         };
@@ -304,20 +356,25 @@ impl Book {
             addresses: own.collect(),
         })
     }
+}
 
-    fn labels_of(&self, pod: &Pod) -> LabelSet {
-        let namespace = self.namespaces.get(&pod.namespace);
-        let mut labels = labels::of_pod(
-            &self.filter,
-            &self.cluster,
-            &pod.namespace,
-            &pod.labels,
-            pod.service_account.as_deref(),
-            namespace.map(|namespace| &namespace.labels),
-        );
-        labels.extend(pod.ports.labels());
-        LabelSet::new(labels)
-    }
+/// Labels of a workload's identity.
+fn labels_of(
+    filter: &LabelFilter,
+    cluster: &str,
+    workload: &Workload,
+    namespace: Option<&Arc<Namespace>>,
+) -> LabelSet {
+    let mut labels = labels::of_pod(
+        filter,
+        cluster,
+        &workload.namespace,
+        &workload.labels,
+        workload.service_account.as_deref(),
+        namespace.map(|namespace| &namespace.labels),
+    );
+    labels.extend(workload.ports.labels());
+    LabelSet::new(labels)
 }
 
 /// Counts one less of `key`.

@@ -1,6 +1,9 @@
 //! How the watches are: which of them is stale, and since when.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -11,10 +14,14 @@ use super::resource::{RESOURCES, Resource};
 #[derive(Clone, Debug)]
 pub struct ClusterHealth {
     server: Arc<str>,
+    /// The relay that the objects come from.
+    relay: Arc<Mutex<Option<String>>>,
     watches: Arc<Vec<Mutex<State>>>,
     own_node: Arc<Mutex<Option<String>>>,
     /// Why refused objects are not reported in the cluster.
     report_problem: Arc<Mutex<Option<String>>>,
+    /// Why the stored listing does not stand in.
+    stored_problem: Arc<Mutex<Option<String>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -23,6 +30,10 @@ struct State {
     objects: usize,
     /// Why it is stale, and since when.
     stale: Option<(Instant, String)>,
+    /// A stored listing stands in, which was right for the last time then.
+    stored: Option<Instant>,
+    /// The stored listing has objects of the kind.
+    has_stored: bool,
 }
 
 /// The cluster as a source.
@@ -30,6 +41,9 @@ struct State {
 pub struct ClusterView {
     /// URL of the API server.
     pub server: String,
+    /// The relay that the objects come from; none = the API server, or no relay is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay: Option<String>,
     /// Each watch.
     pub watches: Vec<WatchHealth>,
     /// Why the object about this node cannot be written; none = it is written.
@@ -38,6 +52,9 @@ pub struct ClusterView {
     /// Why refused objects are not reported in the cluster; none = they are, or there are none.
     #[serde(default)]
     pub report_problem: Option<String>,
+    /// Why the stored list of the cluster does not stand in; none = there is none, or it does.
+    #[serde(default)]
+    pub stored_problem: Option<String>,
 }
 
 /// A watch, as it is now.
@@ -53,6 +70,10 @@ pub struct WatchHealth {
     pub stale_seconds: u64,
     /// Why it is stale.
     pub reason: Option<String>,
+    /// A stored listing stands in until the watch has listed: how long ago it was right, seconds;
+    /// none = the watch has listed, or there is no stored listing.
+    #[serde(default)]
+    pub stored_seconds: Option<u64>,
 }
 
 impl ClusterHealth {
@@ -63,13 +84,17 @@ impl ClusterHealth {
             has_listed: false,
             objects: 0,
             stale: Some((begin, "not listed yet".to_owned())),
+            stored: None,
+            has_stored: false,
         };
         let watches = RESOURCES.iter().map(|_| Mutex::new(state.clone()));
         Self {
             server: server.into(),
+            relay: Arc::default(),
             watches: Arc::new(watches.collect()),
             own_node: Arc::default(),
             report_problem: Arc::default(),
+            stored_problem: Arc::default(),
         }
     }
 
@@ -113,15 +138,90 @@ impl ClusterHealth {
         });
     }
 
-    /// All objects were read.
-    pub(crate) fn set_listed(&self, resource: &Resource) {
-        self.with(resource.kind, |state| state.has_listed = true);
+    /// As [`Self::set_stale`], of a kind that a relay has not been able to follow for so long.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_stale_for(
+        &self,
+        resource: &Resource,
+        age: std::time::Duration,
+        reason: String,
+    ) {
+        self.set_stale(resource, reason);
+        self.with(resource.kind, |state| {
+            if let Some((since, _)) = &mut state.stale
+                && let Some(then) = Instant::now().checked_sub(age)
+            {
+                *since = then.min(*since);
+            }
+        });
     }
 
-    /// Whether all objects have been read once.
+    /// The objects come from this relay. Gives whether they came from one before.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_relay(&self, relay: Option<String>) -> bool {
+        let mut known = self.relay.lock();
+        let had = known.is_some();
+        if *known != relay {
+            match &relay {
+                Some(relay) => tracing::info!(relay, "the relay sends the objects of the cluster"),
+                None => tracing::warn!("no relay is connected; the agent tries again"),
+            }
+            *known = relay;
+        }
+        had
+    }
+
+    /// All objects were read.
+    pub(crate) fn set_listed(&self, resource: &Resource) {
+        self.with(resource.kind, |state| {
+            state.has_listed = true;
+            state.stored = None;
+            state.has_stored = false;
+        });
+    }
+
+    /// A stored listing, of so long ago, stands in for these kinds, with so many objects of each.
+    pub(crate) fn set_stored(&self, kinds: &[(&str, usize)], age: Duration) {
+        let now = Instant::now();
+        for (kind, objects) in kinds {
+            self.with(kind, |state| {
+                if !state.has_listed {
+                    state.stored = Some(now.checked_sub(age).unwrap_or(now));
+                    state.has_stored = *objects > 0;
+                }
+            });
+        }
+    }
+
+    /// The stored listing does not stand in.
+    pub(crate) fn set_stored_problem(&self, problem: String) {
+        *self.stored_problem.lock() = Some(problem);
+    }
+
+    /// None once every watch has listed.
+    fn stored_problem(&self) -> Option<String> {
+        let mut watches = self.watches.iter();
+        let is_over = watches.all(|state| state.lock().has_listed);
+        self.stored_problem.lock().clone().filter(|_| !is_over)
+    }
+
+    /// URL of the API server.
+    pub(crate) fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// Whether every watch follows the server.
+    pub(crate) fn is_fresh(&self) -> bool {
+        let mut watches = self.watches.iter();
+        watches.all(|state| state.lock().stale.is_none())
+    }
+
+    /// Whether all objects have been read once: by the watch, or from a stored listing that has some.
     pub(crate) fn has_list(&self, resource: &Resource) -> bool {
         let mut has = false;
-        self.with(resource.kind, |state| has = state.has_listed);
+        self.with(resource.kind, |state| {
+            has = state.has_listed || state.has_stored;
+        });
         has
     }
 
@@ -149,9 +249,11 @@ impl ClusterHealth {
     pub fn view(&self) -> ClusterView {
         ClusterView {
             server: self.server.to_string(),
+            relay: self.relay.lock().clone(),
             watches: self.watches(),
             own_node: self.own_node.lock().clone(),
             report_problem: self.report_problem.lock().clone(),
+            stored_problem: self.stored_problem(),
         }
     }
 
@@ -173,8 +275,41 @@ impl ClusterHealth {
                 objects: state.objects,
                 stale_seconds: stale.map_or(0, |(since, _)| since.elapsed().as_secs().max(1)),
                 reason: stale.map(|(_, reason)| reason.clone()),
+                stored_seconds: state.stored.map(|then| then.elapsed().as_secs()),
             }
         })
         .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resource(kind: &str) -> &'static Resource {
+        RESOURCES.iter().find(|one| one.kind == kind).unwrap()
+    }
+
+    #[test]
+    fn a_stored_list_stands_in_until_the_watch_has_listed() {
+        let health = ClusterHealth::new("https://192.0.2.1:6443");
+        health.set_listed(resource("Namespace"));
+        let kinds = [("Namespace", 1), ("Pod", 1), ("ServiceCIDR", 0)];
+        let age = Duration::from_secs(1);
+        health.set_stored(&kinds, age);
+        let of = |kind: &str| {
+            let mut watches = health.watches().into_iter();
+            watches.find(|watch| watch.kind == kind).unwrap()
+        };
+        assert_eq!(of("Namespace").stored_seconds, None);
+        assert!(of("Pod").stored_seconds >= Some(1));
+        assert!(health.has_list(resource("Pod")) && !of("Pod").has_listed);
+        // A kind that the cluster does not have may become an empty list.
+        assert!(!health.has_list(resource("ServiceCIDR")));
+        health.set_listed(resource("Pod"));
+        assert_eq!(of("Pod").stored_seconds, None);
+        // A list of the watch that came first leaves nothing to stand in for.
+        health.set_stored(&[("Pod", 1)], age);
+        assert_eq!(of("Pod").stored_seconds, None);
     }
 }

@@ -1,32 +1,47 @@
 //! Whether an agent that is stopped is replaced by another, or was uninstalled.
 
-use std::{
-    sync::Arc,
-    sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use hyper::Method;
-use tokio::time::{Instant, sleep};
+use hyper::{Method, Request, header::ACCEPT};
+use serde_json::Value;
+use tokio::{
+    sync::watch as channel,
+    time::{Instant, sleep},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::client::Api;
+use super::{
+    backoff::Backoff,
+    client::{Api, RequestError},
+    watch::Lines,
+};
 
-/// Between two questions.
+/// Between two questions at the end.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Between two questions while the agent runs and has not seen its DaemonSet.
-const LOOK: Duration = Duration::from_secs(30);
-/// Longest time for an answer at the end. An uninstall removes role and account just then: until
-/// the API server has noticed that the account is gone, it answers 403.
+/// Longest time for an answer at the end, from a server that does not answer.
 const LONGEST: Duration = Duration::from_secs(15);
+/// After this time the server ends a watch, seconds.
+const WATCH_SECONDS: u32 = 240;
+/// The metadata is enough: each replaced agent changes the status.
+const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
 /// The DaemonSet that the agent is of.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnSet {
     api: Api,
-    path: String,
+    /// Path of all DaemonSets of the namespace.
+    all: String,
+    name: String,
+    seen: Arc<channel::Sender<Seen>>,
+}
+
+/// The last that the API server said while it accepted the agent's account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
     /// A name that never was a DaemonSet's says nothing when it is not found.
-    seen: Arc<AtomicBool>,
+    Never,
+    There,
+    Gone,
 }
 
 /// What an answer means.
@@ -34,71 +49,142 @@ pub(crate) struct OwnSet {
 enum Answer {
     There,
     Gone,
+    /// The account is not accepted: of an uninstall, or of broken credentials.
+    Refused,
     Unclear,
 }
 
 /// `is_ending`: the set has a `deletionTimestamp`. The other is an HTTP status.
-fn meaning(answer: Result<bool, Option<u16>>) -> Answer {
-    match answer {
+fn meaning(is_ending: Result<bool, Option<u16>>) -> Answer {
+    match is_ending {
         Ok(false) => Answer::There,
-        Ok(true) | Err(Some(404 | 401)) => Answer::Gone,
+        Ok(true) | Err(Some(404)) => Answer::Gone,
+        Err(Some(401 | 403)) => Answer::Refused,
         Err(_) => Answer::Unclear,
     }
 }
 
+fn is_ending(set: &Value) -> bool {
+    set.pointer("/metadata/deletionTimestamp").is_some()
+}
+
 impl OwnSet {
-    /// Looks for the DaemonSet until it was seen once.
+    /// Follows the DaemonSet until the agent stops. An uninstall by Helm removes role and account a
+    /// moment after the DaemonSet, and the agents' pods after that: who asks then gets no answer. A
+    /// watch that has begun goes on without them.
     pub(crate) fn start(
         api: Api,
         name: &str,
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Self {
-        let path = format!(
-            "/apis/apps/v1/namespaces/{}/daemonsets/{name}",
-            api.namespace()
-        );
+        let all = format!("/apis/apps/v1/namespaces/{}/daemonsets", api.namespace());
         let set = Self {
             api,
-            path,
-            seen: Arc::default(),
+            all,
+            name: name.to_owned(),
+            seen: Arc::new(channel::Sender::new(Seen::Never)),
         };
-        let (looks, stop) = (set.clone(), stop.clone());
+        let (follows, stop) = (set.clone(), stop.clone());
         tasks.spawn(async move {
-            while looks.ask().await != Answer::There {
-                tokio::select! {
-                    () = sleep(LOOK) => {}
-                    () = stop.cancelled() => return,
-                }
-            }
-            looks.seen.store(true, Ordering::Relaxed);
+            let follows = follows.follow();
+            stop.run_until_cancelled_owned(follows).await;
         });
         set
     }
 
-    /// Whether it was deleted. False if no answer says so in time.
+    async fn follow(self) {
+        let mut backoff = Backoff::default();
+        loop {
+            match self.follow_once().await {
+                Ok(()) => backoff = Backoff::default(),
+                Err(error) => {
+                    tracing::debug!(%error, set = self.name, "cannot follow the agent's DaemonSet");
+                }
+            }
+            sleep(backoff.next()).await;
+        }
+    }
+
+    /// Reads the set and follows it until the server ends the watch.
+    async fn follow_once(&self) -> Result<(), RequestError> {
+        let set = self.get().await;
+        self.note(meaning(answer_of(&set)));
+        let set = set?;
+        let version = set.pointer("/metadata/resourceVersion");
+        let version = version.and_then(Value::as_str).unwrap_or_default();
+        let uri = format!(
+            "{}?watch=true&fieldSelector=metadata.name%3D{}&resourceVersion={version}\
+             &timeoutSeconds={WATCH_SECONDS}&allowWatchBookmarks=true",
+            self.all, self.name
+        );
+        let request = Request::get(uri).header(ACCEPT, METADATA).body(Vec::new());
+        let request = request.map_err(|error| RequestError::Unreadable(error.to_string()))?;
+        let mut lines = Lines::new(self.api.send(request).await?.into_body());
+        while let Some(line) = lines.next().await? {
+            let event: Value = serde_json::from_slice(&line)
+                .map_err(|error| RequestError::Unreadable(error.to_string()))?;
+            match event.get("type").and_then(Value::as_str) {
+                Some("ADDED" | "MODIFIED") => {
+                    let ending = event.get("object").is_some_and(is_ending);
+                    self.note(meaning(Ok(ending)));
+                }
+                Some("DELETED") => self.note(Answer::Gone),
+                Some("BOOKMARK") => {}
+                _ => break,
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&self, answer: Answer) {
+        self.seen.send_if_modified(|seen| {
+            let now = match (answer, *seen) {
+                (Answer::There, _) => Seen::There,
+                (Answer::Gone, Seen::There) => Seen::Gone,
+                (_, before) => before,
+            };
+            std::mem::replace(seen, now) != now
+        });
+    }
+
+    /// Whether it was deleted. False if the API server has not said so: refused credentials are no
+    /// uninstall.
     pub(crate) async fn is_gone(&self) -> bool {
-        if !self.seen.load(Ordering::Relaxed) {
+        let seen = *self.seen.borrow();
+        if seen == Seen::Never {
             return false;
         }
         let end = Instant::now() + LONGEST;
         while Instant::now() < end {
-            let asked = tokio::time::timeout_at(end, self.ask()).await;
-            match asked {
-                Ok(Answer::There) | Err(_) => return false,
+            let set = tokio::time::timeout_at(end, self.get()).await;
+            match set.map(|set| meaning(answer_of(&set))) {
+                Ok(Answer::There) => return false,
                 Ok(Answer::Gone) => return true,
-                Ok(Answer::Unclear) => sleep(AGAIN).await,
+                Ok(Answer::Unclear) if seen == Seen::There => sleep(AGAIN).await,
+                Ok(Answer::Refused | Answer::Unclear) | Err(_) => break,
             }
         }
-        false
+        if seen == Seen::There {
+            tracing::warn!(
+                set = self.name,
+                "the API server does not say whether the DaemonSet was deleted; everything stays in \
+                 force. After an uninstall run `holdfast-agent cleanup` on this node"
+            );
+        }
+        seen == Seen::Gone
     }
 
-    async fn ask(&self) -> Answer {
-        let answer = self.api.json(Method::GET, &self.path, None).await;
-        meaning(match &answer {
-            Ok(set) => Ok(set.pointer("/metadata/deletionTimestamp").is_some()),
-            Err(error) => Err(error.code()),
-        })
+    async fn get(&self) -> Result<Value, RequestError> {
+        let path = format!("{}/{}", self.all, self.name);
+        self.api.json(Method::GET, &path, None).await
+    }
+}
+
+fn answer_of(set: &Result<Value, RequestError>) -> Result<bool, Option<u16>> {
+    match set {
+        Ok(set) => Ok(is_ending(set)),
+        Err(error) => Err(error.code()),
     }
 }
 
@@ -107,13 +193,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_deleted_daemonset_or_account_is_an_uninstall() {
+    fn only_an_accepted_answer_says_that_the_daemonset_was_deleted() {
         assert_eq!(meaning(Ok(false)), Answer::There);
-        for gone in [Ok(true), Err(Some(404)), Err(Some(401))] {
+        for gone in [Ok(true), Err(Some(404))] {
             assert_eq!(meaning(gone), Answer::Gone, "{gone:?}");
         }
-        for unclear in [Err(Some(403)), Err(Some(429)), Err(Some(500)), Err(None)] {
-            assert_eq!(meaning(unclear), Answer::Unclear, "{unclear:?}");
+        for refused in [401, 403] {
+            assert_eq!(meaning(Err(Some(refused))), Answer::Refused);
+        }
+        for unclear in [Some(429), Some(500), None] {
+            assert_eq!(meaning(Err(unclear)), Answer::Unclear, "{unclear:?}");
         }
     }
 }

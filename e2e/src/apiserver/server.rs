@@ -157,7 +157,7 @@ impl Shared {
             kind: &kind,
             subresource: target.subresource.as_deref(),
             namespace: target.namespace.as_deref(),
-            name: target.name.as_deref(),
+            name: target.name.as_deref().or_else(|| target.selected_name()),
         };
         self.roles_of(user).check(user, &asked)?;
         let kind = known.ok_or(Failure::UnknownPath)?;

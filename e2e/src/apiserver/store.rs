@@ -1,6 +1,7 @@
 //! The objects, and the history that watches read.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
@@ -117,8 +118,10 @@ impl Store {
         after: Option<&'a Key>,
     ) -> impl Iterator<Item = (&'a Key, &'a Arc<Value>)> {
         let objects = self.tables.get(&kind.id()).map(|table| &table.objects);
-        let objects = objects.into_iter().flatten();
-        objects.filter(move |(key, _)| after.is_none_or(|after| *key > after))
+        objects.into_iter().flat_map(move |objects| match after {
+            Some(after) => objects.range((Bound::Excluded(after), Bound::Unbounded)),
+            None => objects.range::<Key, _>(..),
+        })
     }
 
     /// Stores an object under a new revision and returns the stored one.

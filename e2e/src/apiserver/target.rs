@@ -52,6 +52,13 @@ impl Target {
         self.query.get(name).map(String::as_str)
     }
 
+    /// The one name that a list or watch of all objects selects; roles see it as the object's name.
+    pub(super) fn selected_name(&self) -> Option<&str> {
+        self.parameter("fieldSelector")?
+            .strip_prefix("metadata.name=")
+            .filter(|name| !name.contains(','))
+    }
+
     /// Whether a query parameter is `true`.
     pub(super) fn is_set(&self, name: &str) -> bool {
         matches!(self.parameter(name), Some("true" | "1"))

@@ -29,7 +29,7 @@ pub fn resident(pid: u32) -> Result<u64> {
 }
 
 /// Highest resident memory of a process so far, bytes.
-pub(crate) fn peak_resident(pid: u32) -> Result<u64> {
+pub fn peak_resident(pid: u32) -> Result<u64> {
     memory(pid, "VmHWM:")
 }
 

@@ -300,6 +300,40 @@ fn labels_at(member: &Member, address: &str) -> Vec<String> {
 }
 
 #[test]
+fn a_pod_never_has_the_labels_of_another_one_of_its_name() {
+    let mut member = Member::new(WEB_TO_DB);
+    let document = |uid: &str, app: &str| {
+        pod("db-0", app, "10.0.0.8").replace("{name: db-0", &format!("{{name: db-0, uid: {uid}"))
+    };
+    let with = |uid: &str| crate::endpoint::spec::EndpointSpec {
+        pod_uid: Some(uid.to_owned()),
+        ..of_pod("db", 8, "default/db-0")
+    };
+    let waits = |member: &Member| {
+        let mut waiting = member.node.core.state.endpoints.waiting();
+        waiting.next().map(|(_, reason)| reason.clone())
+    };
+    // The former pod is still known when the new one starts.
+    member.put(&document("one", "db"));
+    member.node.endpoint(with("two"));
+    assert_eq!(member.node.core.state.endpoints.by_key("db"), None);
+    let reason = waits(&member).unwrap();
+    assert!(reason.contains("uid two"), "{reason}");
+    member.put(&document("two", "other"));
+    assert_eq!(waits(&member), None);
+    assert!(!member.may_connect("10.0.0.8"));
+    let labels = labels_at(&member, "10.0.0.8");
+    // The next one of the name: the endpoint is of the one before, and keeps its labels.
+    member.put(&document("three", "db"));
+    assert_eq!(labels_at(&member, "10.0.0.8"), labels);
+    assert!(!member.may_connect("10.0.0.8"));
+    assert!(waits(&member).unwrap().contains("keeps them"));
+    // A document or an endpoint without a uid is as good as before.
+    member.put(&pod("db-0", "db", "10.0.0.8"));
+    assert!(member.may_connect("10.0.0.8"));
+}
+
+#[test]
 fn an_endpoint_that_is_a_pod_follows_its_document() {
     let mut member = Member::new(WEB_TO_DB);
     // The endpoint may come before its pod: it says what it waits for.

@@ -11,7 +11,7 @@ use std::{
 #[derive(Debug, Default)]
 pub(super) struct Addresses {
     claims: BTreeMap<IpAddr, Vec<Claim>>,
-    of: BTreeMap<Arc<str>, Vec<IpAddr>>,
+    of: BTreeMap<Arc<str>, Arc<[IpAddr]>>,
     /// Addresses that several pods claim.
     shared: BTreeSet<IpAddr>,
 }
@@ -28,33 +28,35 @@ impl Addresses {
     pub(super) fn set(
         &mut self,
         pod: &Arc<str>,
-        addresses: &[IpAddr],
+        addresses: Arc<[IpAddr]>,
         created: Option<u64>,
     ) -> BTreeSet<Arc<str>> {
         let mut others = BTreeSet::new();
-        for address in self.of.remove(pod).unwrap_or_default() {
-            if let Some(claims) = self.claims.get_mut(&address) {
+        for address in &*self.of.remove(pod).unwrap_or_default() {
+            if let Some(claims) = self.claims.get_mut(address) {
                 claims.retain(|claim| claim.pod != *pod);
                 others.extend(claims.iter().map(|claim| Arc::clone(&claim.pod)));
                 if claims.len() < 2 {
-                    self.shared.remove(&address);
+                    self.shared.remove(address);
                 }
                 if claims.is_empty() {
-                    self.claims.remove(&address);
+                    self.claims.remove(address);
                 }
             }
         }
-        for address in addresses {
+        for address in &*addresses {
             let claims = self.claims.entry(*address).or_default();
             others.extend(claims.iter().map(|claim| Arc::clone(&claim.pod)));
             let pod = Arc::clone(pod);
+            // Nearly all have one.
+            claims.reserve_exact(1);
             claims.push(Claim { pod, created });
             if claims.len() > 1 {
                 self.shared.insert(*address);
             }
         }
         if !addresses.is_empty() {
-            self.of.insert(Arc::clone(pod), addresses.to_vec());
+            self.of.insert(Arc::clone(pod), addresses);
         }
         others
     }

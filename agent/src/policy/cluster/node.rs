@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::LazyLock,
 };
 
 use ipnet::IpNet;
@@ -55,9 +56,20 @@ impl Node {
             found.entry(*block).or_default().push(label);
         }
         let sets = found.into_iter();
-        sets.map(|(prefix, labels)| (prefix, LabelSet::new(labels)))
+        sets.map(|(prefix, labels)| (prefix, shared(labels)))
             .collect()
     }
+}
+
+/// A label set. Sets of one label, which addresses of all nodes have, are stored once.
+fn shared(labels: Vec<Label>) -> LabelSet {
+    static ALONE: LazyLock<Vec<LabelSet>> = LazyLock::new(|| {
+        let keys = ["remote-node", "unmanaged", "health", "ingress", "host"];
+        let labels = keys.map(|key| Label::new(RESERVED, key, ""));
+        labels.map(|label| LabelSet::new(vec![label])).into()
+    });
+    let known = ALONE.iter().find(|set| set.as_slice() == labels);
+    known.cloned().unwrap_or_else(|| LabelSet::new(labels))
 }
 
 /// Reads a `CiliumNode`. Fields that say how nodes are reached, and labels of nodes, mean nothing

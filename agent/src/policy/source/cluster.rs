@@ -7,12 +7,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    policy::document::{PolicyDocument, PolicyError},
+    policy::document::{Body, PolicyDocument, PolicyError},
     source_event::SourceEvent,
 };
 
 /// Refused documents that are logged one by one.
 const LOGGED: usize = 100;
+
+/// Instead of the hash of a stored document.
+const STORED: u64 = 0;
+
+/// Objects as JSON by document key; none = the object is gone.
+pub(crate) type Changed = BTreeMap<String, Option<Box<str>>>;
 
 /// What a watch saw, in order.
 #[derive(Debug)]
@@ -42,6 +48,8 @@ pub enum Seen<T = Read> {
         document: T,
         /// Its status says that it is refused.
         is_marked: bool,
+        /// What it is read from, to be stored; none = it is not stored.
+        json: Option<Box<str>>,
     },
     /// The object of this key is gone.
     Gone(String),
@@ -61,11 +69,15 @@ pub(crate) struct ClusterDocuments {
     uncertain: bool,
     /// The refused documents changed since they were returned last.
     refusals_changed: bool,
+    /// Objects that changed since they were returned last; none if nothing stores them.
+    changed: Option<Changed>,
 }
 
 #[derive(Debug, Default)]
 struct Kind {
     has_listed: bool,
+    /// Its list is a stored one.
+    is_stored: bool,
     /// Keys that the list under way has had.
     listing: Option<BTreeSet<String>>,
     /// Good documents, with their hashes.
@@ -85,7 +97,52 @@ impl ClusterDocuments {
             waiting: Some(BTreeMap::new()),
             uncertain: false,
             refusals_changed: false,
+            changed: None,
         }
+    }
+
+    /// Notes the JSON of objects that change, for [`Self::take_changed`].
+    pub(crate) fn note_changed(&mut self) {
+        self.changed = Some(BTreeMap::new());
+    }
+
+    /// Objects that changed since the last call; none if an object came without its JSON.
+    pub(crate) fn take_changed(&mut self) -> Option<Changed> {
+        self.changed.as_mut().map(std::mem::take)
+    }
+
+    /// Whether every kind has been listed, and none by [`Self::stand_in`].
+    pub(crate) fn is_current(&self) -> bool {
+        self.complete && self.kinds.values().all(|kind| !kind.is_stored)
+    }
+
+    /// Takes a stored list for each kind that has not been listed. Gives these kinds, and the
+    /// changes as [`Self::take`] does.
+    pub(crate) fn stand_in(
+        &mut self,
+        documents: Vec<(String, Read)>,
+    ) -> (Vec<&'static str>, Vec<SourceEvent<PolicyDocument>>) {
+        let mut events = Vec::new();
+        for (key, document) in documents {
+            let kind = key.split_once('/').map_or(&*key, |(kind, _)| kind);
+            if let Some(kind) = self.kinds.get_mut(kind)
+                && !kind.has_listed
+                // What the list under way has is younger.
+                && !kind.documents.contains_key(&key)
+                && !kind.refused.contains_key(&key)
+            {
+                let (event, refusals_changed) = kind.put(key, STORED, document);
+                self.refusals_changed |= refusals_changed;
+                events.extend(event);
+            }
+        }
+        let missing = self.kinds.iter_mut().filter(|(_, kind)| !kind.has_listed);
+        let stood_in = missing.map(|(name, kind)| {
+            kind.has_listed = true;
+            kind.is_stored = true;
+            *name
+        });
+        (stood_in.collect(), self.give(events))
     }
 
     /// Whether every kind has been listed.
@@ -100,10 +157,13 @@ impl ClusterDocuments {
         kind.is_some_and(|kind| kind.documents.contains_key(key))
     }
 
-    /// The first listing; after it, changes come out.
+    /// The first listing; after it, changes come out. Pods are first, because slices name them.
     pub(crate) fn begin(&mut self) -> Vec<PolicyDocument> {
         let waiting = self.waiting.take().unwrap_or_default();
-        waiting.into_values().collect()
+        let is_pod = |document: &PolicyDocument| matches!(document.body, Body::Pod(_));
+        let (mut all, others): (Vec<_>, _) = waiting.into_values().partition(is_pod);
+        all.extend::<Vec<_>>(others);
+        all
     }
 
     /// Every document that is refused now.
@@ -138,8 +198,19 @@ impl ClusterDocuments {
             return events;
         };
         for seen in batch.seen {
-            self.refusals_changed |= kind.take(seen, &mut events);
+            if matches!(&seen, Seen::Put { json: None, .. }) {
+                self.changed = None;
+            }
+            self.refusals_changed |= kind.take(seen, &mut events, self.changed.as_mut());
         }
+        self.give(events)
+    }
+
+    /// The changes, or none of them as long as they wait for the first listing.
+    fn give(
+        &mut self,
+        events: Vec<SourceEvent<PolicyDocument>>,
+    ) -> Vec<SourceEvent<PolicyDocument>> {
         match self.complete {
             true => self.uncertain &= self.lacks(),
             false => {
@@ -180,7 +251,12 @@ fn is_policy(kind: &str) -> bool {
 
 impl Kind {
     /// Adds what changed to `events`. Gives whether the refused documents changed.
-    fn take(&mut self, seen: Seen, events: &mut Vec<SourceEvent<PolicyDocument>>) -> bool {
+    fn take(
+        &mut self,
+        seen: Seen,
+        events: &mut Vec<SourceEvent<PolicyDocument>>,
+        mut changed: Option<&mut Changed>,
+    ) -> bool {
         match seen {
             Seen::Listing => {
                 self.listing = Some(BTreeSet::new());
@@ -191,12 +267,23 @@ impl Kind {
                 digest,
                 document,
                 is_marked,
+                json,
             } => {
                 let mark_changed = self.mark(&key, is_marked);
                 if let Some(listing) = &mut self.listing {
                     listing.insert(key.clone());
                 }
+                // A refused version does not replace a good one, on disk neither.
+                let good = self.documents.get(&key);
+                let has_good = good.is_some_and(|digest| *digest != STORED);
+                let noted = changed.filter(|_| document.is_ok() || !has_good);
+                let noted = noted.map(|changed| (changed, key.clone()));
                 let (event, refusals_changed) = self.put(key, digest, document);
+                if (event.is_some() || refusals_changed || self.is_stored)
+                    && let Some((changed, key)) = noted
+                {
+                    changed.insert(key, json);
+                }
                 events.extend(event);
                 mark_changed || refusals_changed
             }
@@ -205,16 +292,29 @@ impl Kind {
                     events.push(SourceEvent::Delete(key.clone()));
                 }
                 let was_refused = self.refused.remove(&key).is_some();
-                self.marked.remove(&key) || was_refused
+                let was_marked = self.marked.remove(&key);
+                if let Some(changed) = &mut changed {
+                    changed.insert(key, None);
+                }
+                was_marked || was_refused
             }
-            Seen::Listed => self.end_list(events),
+            Seen::Listed => self.end_list(events, changed),
         }
     }
 
     /// What the complete list does not have is gone. Gives whether the refused documents changed.
-    fn end_list(&mut self, events: &mut Vec<SourceEvent<PolicyDocument>>) -> bool {
+    fn end_list(
+        &mut self,
+        events: &mut Vec<SourceEvent<PolicyDocument>>,
+        mut changed: Option<&mut Changed>,
+    ) -> bool {
         let listed = self.listing.take().unwrap_or_default();
         let before = self.refused.len() + self.marked.len();
+        if let Some(changed) = &mut changed {
+            let known = self.documents.keys().chain(self.refused.keys());
+            let gone = known.filter(|key| !listed.contains(*key));
+            changed.extend(gone.map(|key| (key.clone(), None)));
+        }
         self.refused.retain(|key, _| listed.contains(key));
         self.marked.retain(|key| listed.contains(key));
         self.documents.retain(|key, _| {
@@ -225,6 +325,7 @@ impl Kind {
             stays
         });
         self.has_listed = true;
+        self.is_stored = false;
         self.refused.len() + self.marked.len() != before
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::{
     PolicyChange,
-    cluster::{Batch, ClusterDocuments},
+    cluster::{Batch, ClusterDocuments, Read},
 };
 use crate::{
     policy::document::{PolicyDocument, PolicyError},
@@ -92,17 +92,33 @@ impl Merged {
             let Some(cluster) = &mut self.cluster else {
                 continue;
             };
-            for event in cluster.take(batch) {
-                events.push(match event {
-                    // The directory's, that was refused before, counts again.
-                    SourceEvent::Delete(key) => match self.directory.get(&key) {
-                        Some(document) => SourceEvent::Apply(document.clone()),
-                        None => SourceEvent::Delete(key),
-                    },
-                    other => other,
-                });
-            }
+            events.extend(cluster.take(batch));
         }
+        self.of_cluster(events)
+    }
+
+    /// A stored listing of the cluster. Gives the kinds that it stands in for, and the changes.
+    pub(crate) fn stand_in(
+        &mut self,
+        documents: Vec<(String, Read)>,
+    ) -> (Vec<&'static str>, Vec<PolicyChange>) {
+        let Some(cluster) = &mut self.cluster else {
+            return (Vec::new(), Vec::new());
+        };
+        let (kinds, events) = cluster.stand_in(documents);
+        (kinds, self.of_cluster(events))
+    }
+
+    fn of_cluster(&mut self, events: Vec<SourceEvent<PolicyDocument>>) -> Vec<PolicyChange> {
+        let events = events.into_iter().map(|event| match event {
+            // The directory's, that was refused before, counts again.
+            SourceEvent::Delete(key) => match self.directory.get(&key) {
+                Some(document) => SourceEvent::Apply(document.clone()),
+                None => SourceEvent::Delete(key),
+            },
+            other => other,
+        });
+        let events = events.collect();
         self.finish(events)
     }
 

@@ -38,6 +38,7 @@ fn seen(name: &str, value: &serde_json::Value) -> Seen {
         digest,
         document,
         is_marked: false,
+        json: Some(value.to_string().into()),
     }
 }
 
@@ -159,4 +160,56 @@ fn a_policy_refused_at_the_start_makes_the_listing_uncertain_until_it_is_good_or
     // One that is new later restricts nothing yet.
     documents.take(batch(vec![bad("c")]));
     assert!(!documents.is_uncertain());
+}
+
+#[test]
+fn a_stored_list_stands_in_until_the_watch_has_listed_and_only_the_difference_comes_out_then() {
+    let document = |label: &str| match policy("a", label) {
+        Seen::Put { document, .. } => document,
+        _ => panic!("not put"),
+    };
+    let mut documents = ClusterDocuments::new([POLICY, "Pod"]);
+    documents.note_changed();
+    // The list of the watch has begun: its version of `a` is younger.
+    documents.take(batch(vec![Seen::Listing, policy("a", "new")]));
+    let mut stored = vec![(key("a"), document("old"))];
+    for seen in [policy("b", "b"), bad("odd")] {
+        if let Seen::Put { key, document, .. } = seen {
+            stored.push((key, document));
+        }
+    }
+    let (stood_in, events) = documents.stand_in(stored);
+    assert_eq!(
+        (stood_in.as_slice(), events),
+        (&["CiliumNetworkPolicy", "Pod"][..], vec![])
+    );
+    assert!(documents.is_complete() && !documents.is_current());
+    assert!(documents.is_uncertain());
+    let PolicyDocument { body, .. } = &documents.begin()[0];
+    assert_eq!(*body, document("new").unwrap().body);
+    assert_eq!(documents.begin().len(), 0);
+    // The watch's list ends: what it does not have is gone, and all that it has is noted.
+    let events = documents.take(batch(vec![bad("odd"), Seen::Listed]));
+    assert_eq!(short(&events), [format!("-{}", key("b"))]);
+    assert!(!documents.is_current());
+    let pods = vec![Seen::Listing, Seen::Listed];
+    documents.take(Batch {
+        kind: "Pod",
+        seen: pods,
+    });
+    assert!(documents.is_current());
+    let changed = documents.take_changed().unwrap();
+    let noted: Vec<_> = changed
+        .iter()
+        .map(|(key, json)| (key.clone(), json.is_some()))
+        .collect();
+    assert_eq!(
+        noted,
+        [(key("a"), true), (key("b"), false), (key("odd"), true)]
+    );
+    // A refused version of a good policy leaves the good one on disk.
+    documents.take(batch(vec![bad("a")]));
+    assert!(documents.take_changed().unwrap().is_empty());
+    documents.take(batch(vec![Seen::Gone(key("a"))]));
+    assert_eq!(documents.take_changed().unwrap()[&key("a")], None);
 }

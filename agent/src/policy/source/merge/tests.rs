@@ -38,6 +38,7 @@ fn put(name: &str) -> Seen {
         digest: 1,
         document,
         is_marked: false,
+        json: None,
     }
 }
 

@@ -1,0 +1,119 @@
+//! A new file from the former one and changes.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, BufRead as _, BufReader, BufWriter, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+};
+
+use serde_json::{Value, json};
+
+use super::{Origin, VERSION};
+use crate::policy::source::cluster::Changed;
+
+/// FNV-1a over the lines of objects: damage of a disk is noticed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sum(u64);
+
+impl Default for Sum {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Sum {
+    pub(super) fn add(&mut self, text: &str) {
+        for byte in text.bytes() {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    pub(super) fn hex(self) -> String {
+        format!("{:016x}", self.0)
+    }
+}
+
+/// The first line, which the objects follow.
+fn head(origin: &Origin) -> String {
+    let (server, cluster) = (json!(origin.server), json!(origin.cluster));
+    format!(r#"{{"version":{VERSION},"server":{server},"cluster":{cluster},"objects":{{"#)
+}
+
+/// Key and JSON of a line `"key":{...}`.
+pub(super) fn entry(line: &str) -> Option<(String, &str)> {
+    let mut keys = serde_json::Deserializer::from_str(line).into_iter::<String>();
+    let key = keys.next()?.ok()?;
+    let object = line.get(keys.byte_offset()..)?.strip_prefix(':')?;
+    Some((key, object))
+}
+
+/// Writes `base` with the changes to a new file.
+pub(super) fn merge(
+    base: Option<&Path>,
+    changes: &Changed,
+    origin: &Origin,
+    to: &Path,
+) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let mut out = Out {
+        file: BufWriter::new(options.open(to)?),
+        sum: Sum::default(),
+        count: 0,
+    };
+    out.file.write_all(head(origin).as_bytes())?;
+    let mut changes = changes.iter().peekable();
+    if let Some(base) = base {
+        for line in BufReader::new(File::open(base)?).lines().skip(1) {
+            let line = line?;
+            let line = line.trim_end_matches(',');
+            if line.starts_with('}') {
+                break;
+            }
+            let odd = || io::Error::new(io::ErrorKind::InvalidData, "a line is no object");
+            let (key, _) = entry(line).ok_or_else(odd)?;
+            while let Some((key, json)) = changes.next_if(|(changed, _)| **changed < key) {
+                out.put(key, json.as_deref())?;
+            }
+            match changes.next_if(|(changed, _)| **changed == key) {
+                Some((key, json)) => out.put(key, json.as_deref())?,
+                None => out.line(line)?,
+            }
+        }
+    }
+    for (key, json) in changes {
+        out.put(key, json.as_deref())?;
+    }
+    out.end()
+}
+
+struct Out {
+    file: BufWriter<File>,
+    sum: Sum,
+    count: usize,
+}
+
+impl Out {
+    fn put(&mut self, key: &str, json: Option<&str>) -> io::Result<()> {
+        match json {
+            Some(json) => self.line(&format!("{}:{json}", Value::from(key))),
+            None => Ok(()),
+        }
+    }
+
+    fn line(&mut self, line: &str) -> io::Result<()> {
+        let separator: &[u8] = if self.count == 0 { b"\n" } else { b",\n" };
+        self.file.write_all(separator)?;
+        self.file.write_all(line.as_bytes())?;
+        self.sum.add(line);
+        self.count += 1;
+        Ok(())
+    }
+
+    fn end(mut self) -> io::Result<File> {
+        let (count, sum) = (self.count, self.sum.hex());
+        write!(self.file, "\n}},\"count\":{count},\"sum\":\"{sum}\"}}\n")?;
+        Ok(self.file.into_inner()?)
+    }
+}

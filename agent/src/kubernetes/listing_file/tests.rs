@@ -1,0 +1,130 @@
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    time::{Duration, SystemTime},
+};
+
+use super::*;
+
+fn origin() -> Origin {
+    Origin {
+        server: "https://192.0.2.1:6443".to_owned(),
+        cluster: "default".to_owned(),
+    }
+}
+
+fn changed(changes: &[(&str, Option<&str>)]) -> Changed {
+    let changes = changes.iter();
+    changes
+        .map(|(key, json)| ((*key).to_owned(), json.map(Into::into)))
+        .collect()
+}
+
+const POD: &str = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web","namespace":"shop","uid":"u-1"},"status":{"podIP":"10.2.0.9"}}"#;
+const NAMESPACE: &str = r#"{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"shop"}}"#;
+const ODD: &str = r#"{"apiVersion":"cilium.io/v2","kind":"CiliumNetworkPolicy","metadata":{"name":"odd","namespace":"shop"},"spec":null}"#;
+
+fn keys(stored: &Stored) -> Vec<&str> {
+    stored
+        .documents
+        .iter()
+        .map(|(key, _)| key.as_str())
+        .collect()
+}
+
+#[test]
+fn a_listing_is_read_as_it_was_with_later_changes_and_with_refused_objects() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = ListingFile::path(dir.path());
+    let now = SystemTime::now();
+    assert!(read(&path, &origin(), now).unwrap().is_none());
+    let mut file = ListingFile::new(dir.path(), origin());
+    file.spill(&changed(&[
+        ("Pod/shop/web", Some(POD)),
+        ("Pod/shop/gone", Some(POD)),
+    ]))
+    .unwrap();
+    // A listing that is not complete is not read.
+    assert!(read(&path, &origin(), now).unwrap().is_none());
+    let odd = "CiliumNetworkPolicy/shop/odd";
+    file.spill(&changed(&[(odd, Some(ODD)), ("Pod/shop/gone", None)]))
+        .unwrap();
+    file.save(&changed(&[("Namespace/shop", Some(NAMESPACE))]))
+        .unwrap();
+    let stored = read(&path, &origin(), now).unwrap().unwrap();
+    assert_eq!(keys(&stored), [odd, "Namespace/shop", "Pod/shop/web"]);
+    assert!(stored.documents[0].1.is_err());
+    assert!(stored.documents[2].1.is_ok());
+    let mode = fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    file.save(&changed(&[("Pod/shop/web", None)])).unwrap();
+    let stored = read(&path, &origin(), now).unwrap().unwrap();
+    assert_eq!(keys(&stored), [odd, "Namespace/shop"]);
+    // It is JSON as a whole.
+    let text = fs::read_to_string(&path).unwrap();
+    let whole: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(whole["count"], 2);
+}
+
+#[test]
+fn a_file_that_is_torn_damaged_newer_foreign_or_old_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = ListingFile::path(dir.path());
+    let mut file = ListingFile::new(dir.path(), origin());
+    file.save(&changed(&[
+        ("Namespace/shop", Some(NAMESPACE)),
+        ("Pod/shop/web", Some(POD)),
+    ]))
+    .unwrap();
+    let good = fs::read_to_string(&path).unwrap();
+    let refusal = |text: &str| {
+        fs::write(&path, text).unwrap();
+        read(&path, &origin(), SystemTime::now())
+            .unwrap_err()
+            .to_string()
+    };
+    for end in 0..good.len() {
+        let Some(torn) = good.get(..end) else {
+            continue;
+        };
+        // Without its last line break it is whole.
+        if torn != good.trim_end() {
+            assert!(refusal(torn).contains("cluster.json is damaged"), "{torn}");
+        }
+    }
+    let damaged = refusal(&good.replace("10.2.0.9", "10.2.0.8"));
+    assert!(damaged.contains("its sum differs"), "{damaged}");
+    let newer = refusal(&good.replace("\"version\":1", "\"version\":2"));
+    assert!(newer.contains("cluster.json has version 2"), "{newer}");
+    let other = refusal(&good.replace("192.0.2.1", "192.0.2.2"));
+    assert!(
+        other.contains("its API server is https://192.0.2.2:6443, not"),
+        "{other}"
+    );
+    let other = refusal(&good.replace("\"cluster\":\"default\"", "\"cluster\":\"blue\""));
+    assert!(
+        other.contains("its cluster name is blue, not default"),
+        "{other}"
+    );
+    fs::write(&path, [0xff, 0xfe, b'\n']).unwrap();
+    assert!(read(&path, &origin(), SystemTime::now()).is_err());
+    fs::write(&path, &good).unwrap();
+    let day = Duration::from_secs(25 * 3600);
+    let old = read(&path, &origin(), SystemTime::now() + day).unwrap_err();
+    assert!(old.to_string().contains("25 hours ago"), "{old}");
+}
+
+#[test]
+fn a_listing_without_changes_is_confirmed_without_being_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = ListingFile::path(dir.path());
+    let mut file = ListingFile::new(dir.path(), origin());
+    file.save(&changed(&[("Namespace/shop", Some(NAMESPACE))]))
+        .unwrap();
+    let before = SystemTime::now() - Duration::from_secs(7200);
+    let handle = File::options().append(true).open(&path).unwrap();
+    handle.set_modified(before).unwrap();
+    file.confirm().unwrap();
+    let stored = read(&path, &origin(), SystemTime::now()).unwrap().unwrap();
+    assert!(stored.age < Duration::from_secs(60), "{:?}", stored.age);
+}

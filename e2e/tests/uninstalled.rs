@@ -1,0 +1,107 @@
+//! An agent that is stopped takes everything off its node if its DaemonSet was deleted, and leaves
+//! everything in force if the API server does not accept it any more.
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_e2e::apiserver::{ApiServer, Options, Refusal};
+use holdfast_e2e::lab::{at, web4};
+use holdfast_e2e::policy::{WEB, cidr, egress};
+use holdfast_e2e::{AgentOptions, Lab, Program, eventually, with_lab};
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+const SOON: Duration = Duration::from_secs(20);
+/// An agent that gets no clear answer asks for 15 seconds.
+const ENDS: Duration = Duration::from_secs(40);
+/// Server that policy allows.
+const OPEN: u8 = 10;
+/// Server that it does not.
+const DENIED: u8 = 12;
+const SET: &str = "holdfast-agent";
+
+/// An agent of a DaemonSet, with pod a under policy.
+fn start(lab: &Lab) -> Result<(ApiServer, Program)> {
+    lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
+    let directory = lab.directory().join("apiserver");
+    let api = ApiServer::start(Some(&lab.node), &directory, Options::default())?;
+    api.put(json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet",
+        "metadata": {"name": SET, "namespace": "kube-system"},
+    }))?;
+    api.put(json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": "n1"}, "status": {"addresses": []},
+    }))?;
+    let kubeconfig = api.files().kubeconfig.display().to_string();
+    let options = AgentOptions::default()
+        .flag("--kubernetes")
+        .flag(&format!("--kubeconfig={kubeconfig}"))
+        .flag("--node-name=n1")
+        .flag(&format!("--daemonset={SET}"));
+    let agent = lab.start_agent(&options)?;
+    let netns = lab.a.netns.name();
+    lab.agent(&["endpoint", "add", "--netns", netns, "--labels", WEB])?;
+    lab.a.expect_closed(at(web4(DENIED), 80))?;
+    eventually("the agent follows its DaemonSet", SOON, || {
+        let answered = api.answered();
+        let mut watches = answered.iter().filter(|answer| answer.verb == "watch");
+        let of_set = watches.find(|watch| watch.resource == "daemonsets");
+        ensure!(of_set.context("no watch")?.code == 200, "{of_set:?}");
+        Ok(())
+    })?;
+    Ok((api, agent))
+}
+
+fn ends(mut agent: Program) -> Result<String> {
+    // What it repaired cannot be asked for after it has cleaned up.
+    agent.check_repairs_now();
+    agent.signal(Signal::SIGTERM)?;
+    let status = agent.wait(ENDS)?;
+    ensure!(status.success(), "{status}");
+    Ok(agent.log())
+}
+
+#[test]
+fn an_uninstall_that_removes_the_account_before_the_agents_cleans_the_node() {
+    with_lab(|lab| {
+        let (api, agent) = start(lab)?;
+        // As Helm does: the DaemonSet first, then role and account, and the pods end after that.
+        api.delete("daemonsets", "kube-system", SET)?;
+        api.refuse("daemonsets", Refusal::Forbidden)?;
+        api.expire_token();
+        ends(agent)?;
+        lab.a.expect_open(at(web4(DENIED), 80))
+    });
+}
+
+#[test]
+fn a_deleted_daemonset_that_is_made_again_is_no_uninstall() {
+    with_lab(|lab| {
+        let (api, agent) = start(lab)?;
+        api.delete("daemonsets", "kube-system", SET)?;
+        api.put(json!({
+            "apiVersion": "apps/v1", "kind": "DaemonSet",
+            "metadata": {"name": SET, "namespace": "kube-system"},
+        }))?;
+        ends(agent)?;
+        lab.a.expect_closed(at(web4(DENIED), 80))?;
+        lab.a.expect_open(at(web4(OPEN), 80))
+    });
+}
+
+#[test]
+fn an_agent_whose_credentials_are_refused_leaves_its_node_as_it_is() {
+    for is_expired in [true, false] {
+        with_lab(|lab| {
+            let (api, agent) = start(lab)?;
+            match is_expired {
+                true => api.expire_token(),
+                false => api.refuse("daemonsets", Refusal::Forbidden)?,
+            }
+            let log = ends(agent)?;
+            ensure!(log.contains("holdfast-agent cleanup"), "{log}");
+            lab.a.expect_closed(at(web4(DENIED), 80))?;
+            lab.a.expect_open(at(web4(OPEN), 80))
+        });
+    }
+}

@@ -106,7 +106,7 @@ fn a_query_that_finds_a_socket_too_old_opens_none() {
 #[test]
 fn queries_leave_a_socket_that_gets_no_answers() {
     let mut worker = Worker::new();
-    let mut ask = |worker: &mut Worker, wait: u64| {
+    let ask = |worker: &mut Worker, wait: u64| {
         worker.now += Duration::from_millis(wait);
         match worker.ask(1, 53) {
             Ok(Registration::New(registered)) => registered,

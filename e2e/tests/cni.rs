@@ -183,14 +183,14 @@ fn a_pod_does_not_start_with_the_labels_of_the_one_before_it() {
 fn interfaces_that_are_no_veth_pairs_and_addresses_of_other_pods_are_refused() {
     with_lab(|lab| {
         lab.write_policy("web.yaml", &allow())?;
-        describe(lab, &["p", "q", "m", "t", "b"].map(str::to_owned))?;
+        describe(lab, &["p", "q", "m", "t", "g"].map(str::to_owned))?;
         let _agent = start_agent(lab)?;
         let runtime = Runtime::new(lab)?;
         // Kinds that every kernel of the tests has; OVS, ipvlan and netkit take the same way.
         for (name, host, make) in [
             ("m", 102, "link add link veth0 name eth0 type macvlan"),
             ("t", 103, "tuntap add dev eth0 mode tun"),
-            ("b", 104, "link add eth0 type bridge"),
+            ("g", 104, "link add eth0 type bridge"),
         ] {
             let pod = lab.add_pod(name, host)?;
             pod.netns.batch(&format!(

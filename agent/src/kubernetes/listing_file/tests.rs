@@ -128,3 +128,31 @@ fn a_listing_without_changes_is_confirmed_without_being_written() {
     let stored = read(&path, &origin(), SystemTime::now()).unwrap().unwrap();
     assert!(stored.age < Duration::from_secs(60), "{:?}", stored.age);
 }
+
+#[test]
+fn damage_while_the_agent_runs_does_not_become_a_listing_with_gaps() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = ListingFile::path(dir.path());
+    let mut file = ListingFile::new(dir.path(), origin());
+    file.save(&changed(&[
+        ("Namespace/shop", Some(NAMESPACE)),
+        ("Pod/shop/web", Some(POD)),
+    ]))
+    .unwrap();
+    let good = fs::read_to_string(&path).unwrap();
+    let odd = ("CiliumNetworkPolicy/shop/odd", Some(ODD));
+    let lines = good.match_indices('\n').map(|(end, _)| &good[..=end]);
+    let torn = lines.filter(|torn| *torn != good).map(str::to_owned);
+    let changed_value = good.replace("10.2.0.9", "10.2.0.8");
+    for damaged in torn.chain([changed_value, String::new()]) {
+        fs::write(&path, &damaged).unwrap();
+        let error = file.save(&changed(&[odd])).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{damaged}");
+        let read = read(&path, &origin(), SystemTime::now());
+        assert!(read.is_err(), "{damaged}");
+    }
+    fs::remove_file(&path).unwrap();
+    let error = file.save(&changed(&[odd])).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    assert!(!path.exists());
+}

@@ -22,7 +22,7 @@ pub struct FollowArgs {
     /// Read the objects of the cluster from a relay (`holdfast-agent relay`) and not from the API
     /// server, as host:port; several with commas, of which the next is tried when one fails. For
     /// clusters of more than about 1,000 nodes: a change of a pod is 10 KB from the API server to each
-    /// agent, and some 250 bytes from a relay. The agent still writes its CiliumNode at the API server
+    /// agent, and some 300 bytes from a relay. The agent still writes its CiliumNode at the API server
     #[arg(
         long,
         value_name = "HOST:PORT",

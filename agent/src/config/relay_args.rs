@@ -172,8 +172,8 @@ pub(super) fn relays(args: FollowArgs) -> Result<Option<RelaySettings>, ConfigEr
     let files = [args.k8s_relay_ca, args.k8s_relay_cert, args.k8s_relay_key];
     if args.k8s_relay.is_empty() {
         let given = [flags.authority, flags.certificate, flags.key];
-        let given = given.into_iter().zip(&files);
-        return match given.filter(|(_, file)| file.is_some()).next() {
+        let mut given = given.into_iter().zip(&files);
+        return match given.find(|(_, file)| file.is_some()) {
             None => Ok(None),
             Some((flag, _)) => Err(ConfigError {
                 flag,

@@ -57,6 +57,7 @@ use crate::{
     own_interfaces::{self, OwnInterfaces},
     policy::source::{dir::PolicyDir, last_good::LastGood},
     proxies::{Proxies, RulesTable},
+    relay,
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread, Inbox},
     watched_dir::WatchedDir,
@@ -315,7 +316,10 @@ impl Agent {
                 node: config.node_name.clone(),
                 has_service_blocks: config.has_service_blocks,
             };
-            client::start(&api, here, &tasks, &stop)
+            match config.relays.clone() {
+                Some(relays) => relay::start::follow(&api, relays, here, &tasks, &stop),
+                None => client::start(&api, here, &tasks, &stop),
+            }
         });
         let cluster = watches.as_ref().map(|watches| watches.health.clone());
         let sources = Sources {

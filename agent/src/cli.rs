@@ -26,10 +26,10 @@ use crate::{
     endpoint::source::EndpointDocument,
 };
 
-/// Carries out every command except `run`.
+/// Carries out every command except `run` and `relay`.
 pub async fn run(command: Command) -> Result<()> {
     match command {
-        Command::Run(_) => Ok(()),
+        Command::Run(_) | Command::Relay(_) => Ok(()),
         Command::Cleanup(args) => {
             cleanup::run(&Places {
                 bpf_root: args.bpf_root,

@@ -5,6 +5,7 @@ mod cluster_args;
 mod cni_args;
 mod dir;
 mod max_identities;
+mod relay_args;
 pub(crate) mod why_args;
 
 use std::{
@@ -22,6 +23,7 @@ pub use cluster_args::{ClusterArgs, ServiceAlias};
 pub use cni_args::CniArgs;
 pub use dir::{ParseError, Parsed, parse};
 pub use max_identities::MaxIdentities;
+pub use relay_args::{FollowArgs, RelayArgs};
 
 use crate::{
     cni::install::CniPlaces,
@@ -29,6 +31,7 @@ use crate::{
     fqdn::refused::RefusedPrefixes,
     kubernetes::{ApiSettings, external_ips::ExternalIps, labels::LabelRule},
     policy::mode::PolicyMode,
+    relay::settings::RelaySettings,
 };
 
 /// Entries that a conntrack map may have; Cilium's bounds.
@@ -61,6 +64,8 @@ pub struct Config {
     pub policy_dir: Option<PathBuf>,
     /// The API server that the cluster is read from.
     pub kubernetes: Option<ApiSettings>,
+    /// Relays that the objects of the cluster are read from, in the place of the API server.
+    pub relays: Option<RelaySettings>,
     /// The DaemonSet of this agent; when it is gone at the end, the node is cleaned up.
     pub daemonset: Option<String>,
     /// Name of this node.
@@ -186,6 +191,7 @@ impl TryFrom<RunArgs> for Config {
             state_dir: args.state_dir,
             policy_dir: args.policy_dir,
             kubernetes,
+            relays: relay_args::relays(args.follow)?,
             daemonset: args.cluster.daemonset.clone(),
             node_name: args.cluster.node_name.unwrap_or_else(host_name),
             cluster_name: args.cluster.cluster_name,

@@ -26,8 +26,8 @@ use crate::{
 
 /// A core that answers later than this is not healthy.
 const ALIVE: Duration = Duration::from_secs(5);
-const TEXT: &str = "text/plain; charset=utf-8";
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
+pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What is looked at.
 #[derive(Clone)]

@@ -8,6 +8,8 @@
 //!                                  labels: which of a pod's labels make its identity
 //! ```
 
+#[cfg(feature = "kubernetes")]
+pub(crate) mod backoff;
 pub(crate) mod book;
 #[cfg(feature = "kubernetes")]
 pub mod client;
@@ -41,7 +43,7 @@ pub(crate) mod service_at;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod start;
 #[cfg(feature = "kubernetes")]
-mod watch;
+pub(crate) mod watch;
 
 use std::{path::PathBuf, sync::Arc};
 

@@ -42,6 +42,7 @@ pub(crate) mod node;
 pub(crate) mod own_interfaces;
 pub mod policy;
 pub mod proxies;
+pub mod relay;
 pub mod restore;
 mod route_query;
 pub mod runner;

@@ -5,8 +5,9 @@ use std::process::ExitCode;
 use daemon::one_line::OneLine;
 use holdfast_agent::{
     app, cli,
-    config::{self, Command, Config, ParseError, RunArgs},
+    config::{self, Command, Config, ParseError},
     kubernetes::client::ClientError,
+    relay::{self, settings::RelayConfig},
 };
 use tracing_subscriber::EnvFilter;
 
@@ -31,7 +32,7 @@ fn main() -> ExitCode {
     };
     match parsed.cli.command {
         Command::Run(args) => {
-            if let Err(reason) = log(&args) {
+            if let Err(reason) = log(&args.log, args.log_json) {
                 return failed(2, &reason);
             }
             if !parsed.ignored.is_empty() {
@@ -43,6 +44,15 @@ fn main() -> ExitCode {
                 Err(error) => return failed(2, &error.to_string()),
             };
             needs_root(runtime.block_on(app::run(config)))
+        }
+        Command::Relay(args) => {
+            if let Err(reason) = log(&args.log, args.log_json) {
+                return failed(2, &reason);
+            }
+            match RelayConfig::try_from(*args) {
+                Ok(config) => done(runtime.block_on(relay::start::run(config))),
+                Err(error) => failed(2, &error.to_string()),
+            }
         }
         command @ (Command::Bpf(_) | Command::Cleanup(_)) => {
             needs_root(runtime.block_on(cli::run(command)))
@@ -92,18 +102,15 @@ fn failed(code: u8, reason: &str) -> ExitCode {
     ExitCode::from(code)
 }
 
-fn log(args: &RunArgs) -> Result<(), String> {
-    let filter = EnvFilter::try_new(&args.log).map_err(|e| {
-        format!(
-            "--log {:?}: {e}; write for example info or holdfast_agent=debug",
-            args.log
-        )
+fn log(filter: &str, as_json: bool) -> Result<(), String> {
+    let filter = EnvFilter::try_new(filter).map_err(|e| {
+        format!("--log {filter:?}: {e}; write for example info or holdfast_agent=debug")
     })?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(false)
         .with_writer(OneLine(std::io::stderr));
-    if args.log_json {
+    if as_json {
         log.json().init();
     } else {
         log.init();

@@ -15,6 +15,7 @@ use holdfast_agent::{
     kubernetes::health::WatchHealth,
     metrics::{self, Scrape, meanings},
     proxies::Proxies,
+    relay,
 };
 use holdfast_sdp::{metrics::Metrics, stats::Stats};
 use shared_maps::event::{Counter, Reason};
@@ -107,6 +108,17 @@ fn agent() -> Vec<Family> {
         }],
     };
     families(&metrics::text(scrape, &Proxies::default(), None).expect("text"))
+}
+
+fn relay() -> Vec<Family> {
+    let scrape = relay::metrics::Scrape {
+        watches: vec![WatchHealth {
+            kind: "Pod".to_owned(),
+            ..WatchHealth::default()
+        }],
+        ..relay::metrics::Scrape::default()
+    };
+    families(&scrape.text().expect("text"))
 }
 
 impl Family {
@@ -205,6 +217,8 @@ fn page() -> String {
          `holdfast_proxy_…`\nmetrics above with the results of queries and answers.\n\n",
     );
     table(&mut out, &agent());
+    out.push_str("\n## holdfast-agent relay\n\nOn 127.0.0.1:9972.\n\n");
+    table(&mut out, &relay());
     out
 }
 
@@ -228,7 +242,7 @@ fn the_page_matches_the_programs() {
 
 #[test]
 fn no_two_metrics_of_a_program_share_a_name() {
-    for families in [sdp(), agent()] {
+    for families in [sdp(), agent(), relay()] {
         let names: BTreeSet<_> = families.iter().map(|family| &family.name).collect();
         assert_eq!(names.len(), families.len(), "{families:#?}");
         assert!(
@@ -252,7 +266,7 @@ fn named(text: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn metrics_that_documents_name_exist() {
     let mut known = BTreeSet::new();
-    for family in sdp().into_iter().chain(agent()) {
+    for family in sdp().into_iter().chain(agent()).chain(relay()) {
         match family.kind.as_str() {
             "histogram" => known.extend(
                 ["_bucket", "_sum", "_count", ""].map(|ending| format!("{}{ending}", family.name)),

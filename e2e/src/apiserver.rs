@@ -78,17 +78,27 @@ pub struct ApiServer {
 /// Roles and CRDs of the chart.
 impl Default for Options {
     fn default() -> Self {
+        Self::read_by(ACCOUNT)
+    }
+}
+
+impl Options {
+    /// The agents may not read the cluster: relays do. In tests they are users that may do everything.
+    pub fn with_relays() -> Self {
+        Self::read_by("holdfast-relay")
+    }
+
+    fn read_by(reader: &str) -> Self {
+        let documents = chart::of_release(NAMESPACE, ACCOUNT, reader);
         Self {
-            documents: chart::of_release(NAMESPACE, ACCOUNT).expect("the chart has YAML"),
+            documents: documents.expect("the chart has YAML"),
             bookmarks_every: Duration::from_secs(1),
             streaming_lists: StreamingLists::default(),
             starts_for: Duration::from_secs(1),
             account: (NAMESPACE.to_owned(), ACCOUNT.to_owned()),
         }
     }
-}
 
-impl Options {
     /// Only these roles and CRDs, as `helm template` prints them. Documents of other kinds are
     /// ignored.
     pub fn with_documents(mut self, yaml: &str) -> Result<Self> {

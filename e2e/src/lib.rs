@@ -34,6 +34,7 @@ pub mod policy;
 pub mod process;
 pub mod reachability;
 pub(crate) mod received_answers;
+pub mod relay;
 pub(crate) mod repairs;
 pub mod service;
 pub mod shell;

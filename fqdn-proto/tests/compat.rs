@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, fmt::Debug, path::Path};
 
-use fqdn_proto::{fqdndata as cilium, native};
+use fqdn_proto::{fqdndata as cilium, native, relay};
 use prost::Message;
 
 const GOLDEN: &str = include_str!("golden/0.1.0.txt");
@@ -345,18 +345,92 @@ fn fqdndata_policy_state() {
 }
 
 #[test]
+fn messages_of_relays() {
+    use relay::step::Step as Of;
+    let position = relay::Position {
+        epoch: "e1".into(),
+        sequence: 300,
+    };
+    let request = relay::FollowRequest {
+        version: "0.1.0".into(),
+        node: "n1".into(),
+        after: Some(position.clone()),
+    };
+    let hello = relay::Hello {
+        version: "0.1.0".into(),
+        epoch: "e1".into(),
+        kinds: vec!["Pod".into()],
+        continues: true,
+    };
+    let listing = relay::Listing { kind: "Pod".into() };
+    let template = relay::Template {
+        number: 7,
+        json: b"{}".to_vec(),
+    };
+    let put = relay::Put {
+        key: "Pod/a/b".into(),
+        template: 7,
+        json: b"{}".to_vec(),
+    };
+    let gone = relay::Gone {
+        key: "Pod/a/b".into(),
+    };
+    let listed = relay::Listed { kind: "Pod".into() };
+    let stale = relay::Stale {
+        kind: "Pod".into(),
+        seconds: 9,
+        reason: "away".into(),
+    };
+    let view = relay::View {
+        stale: vec![stale.clone()],
+    };
+    let forget = relay::Forget { number: 7 };
+    let steps = [
+        Of::Hello(hello.clone()),
+        Of::Listing(listing.clone()),
+        Of::Template(template.clone()),
+        Of::Put(put.clone()),
+        Of::Gone(gone.clone()),
+        Of::Listed(listed.clone()),
+        Of::View(view.clone()),
+        Of::Forget(forget),
+    ];
+    let steps = steps.map(|step| relay::Step { step: Some(step) });
+    let frame = relay::Frame {
+        steps: vec![steps[4].clone()],
+        sequence: 300,
+    };
+    same("holdfast.relay.v1.Position", &[position]);
+    same("holdfast.relay.v1.FollowRequest", &[request]);
+    same("holdfast.relay.v1.Frame", &[frame]);
+    same("holdfast.relay.v1.Step", &steps);
+    same("holdfast.relay.v1.Hello", &[hello]);
+    same("holdfast.relay.v1.Listing", &[listing]);
+    same("holdfast.relay.v1.Listed", &[listed]);
+    same("holdfast.relay.v1.Template", &[template]);
+    same("holdfast.relay.v1.Forget", &[forget]);
+    same("holdfast.relay.v1.Put", &[put]);
+    same("holdfast.relay.v1.Gone", &[gone]);
+    same("holdfast.relay.v1.View", &[view]);
+    same("holdfast.relay.v1.Stale", &[stale]);
+}
+
+#[test]
 fn services_keep_their_names() {
     use cilium::fqdn_data_server::SERVICE_NAME as FQDN_DATA;
     use native::fqdn_policy_server::SERVICE_NAME as FQDN_POLICY;
+    use relay::cluster_relay_server::SERVICE_NAME as CLUSTER_RELAY;
+    assert_eq!(CLUSTER_RELAY, "holdfast.relay.v1.ClusterRelay");
     assert_eq!(FQDN_DATA, "standalonednsproxy.FQDNData");
     assert_eq!(FQDN_POLICY, "holdfast.fqdn.v1.FqdnPolicy");
 }
 
 #[test]
-fn every_message_of_both_protos_has_golden_bytes() {
+fn every_message_of_every_proto_has_golden_bytes() {
     let proto = Path::new(env!("CARGO_MANIFEST_DIR")).join("proto");
     let files = [
         "holdfast/fqdn/v1/fqdn.proto",
+        "holdfast/relay/v1/relay.proto",
         "standalonednsproxy/fqdndata.proto",
     ];
     let descriptors = protox::compile(files, [proto]).expect("the proto files compile");

@@ -87,7 +87,12 @@ fn copies(derived: Derived) -> Result<Vec<String>> {
             )),
         }
     }
-    for role in ["agent-clusterrole.yaml", "agent-role.yaml"] {
+    for role in [
+        "agent-clusterrole.yaml",
+        "agent-role.yaml",
+        "reader-clusterrole.yaml",
+        "reader-role.yaml",
+    ] {
         let text = read(&source.join("templates").join(role))?;
         let rules = text.split_once("\nrules:\n").map(|(_, rules)| rules);
         if rules.is_none_or(|rules| rules.contains("{{")) {

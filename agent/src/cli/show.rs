@@ -101,7 +101,9 @@ fn cluster_source(cluster: &ClusterView) -> String {
         ),
     });
     let counts: Vec<String> = counts.collect();
-    format!("{}: {}", cluster.server, counts.join(", "))
+    let relay = cluster.relay.as_ref();
+    let relay = relay.map_or_else(String::new, |relay| format!(" by relay {relay}"));
+    format!("{}{relay}: {}", cluster.server, counts.join(", "))
 }
 
 /// None without objects of a cluster.

@@ -5,7 +5,13 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use dns_policy::{duration, reject_code::RejectCode};
 
-use super::{MaxIdentities, cluster_args::ClusterArgs, cni_args::CniArgs, why_args::WhyArgs};
+use super::{
+    MaxIdentities,
+    cluster_args::ClusterArgs,
+    cni_args::CniArgs,
+    relay_args::{FollowArgs, RelayArgs},
+    why_args::WhyArgs,
+};
 use crate::{
     datapath::kernel::MapSizes,
     fqdn::refused::{self, RefusedValue},
@@ -40,6 +46,8 @@ pub struct Cli {
 pub enum Command {
     /// Run the agent: it writes policy, endpoints and learned names into the BPF maps and keeps them up to date. Needs root
     Run(Box<RunArgs>),
+    /// Run a relay for a large cluster: it reads the objects of the cluster from the API server and sends them to agents that are started with --k8s-relay
+    Relay(Box<RelayArgs>),
     /// Show the state of the running agent, and its recent failures
     Status(StatusArgs),
     /// List, add and remove endpoints of this node
@@ -376,6 +384,8 @@ pub struct RunArgs {
     pub enable_policy: PolicyMode,
     #[command(flatten)]
     pub cluster: ClusterArgs,
+    #[command(flatten)]
+    pub follow: FollowArgs,
     #[command(flatten)]
     pub cni: CniArgs,
     /// Directory of endpoint documents (YAML or JSON); the agent applies every change in it

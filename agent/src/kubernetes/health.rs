@@ -14,6 +14,8 @@ use super::resource::{RESOURCES, Resource};
 #[derive(Clone, Debug)]
 pub struct ClusterHealth {
     server: Arc<str>,
+    /// The relay that the objects come from.
+    relay: Arc<Mutex<Option<String>>>,
     watches: Arc<Vec<Mutex<State>>>,
     own_node: Arc<Mutex<Option<String>>>,
     /// Why refused objects are not reported in the cluster.
@@ -39,6 +41,9 @@ struct State {
 pub struct ClusterView {
     /// URL of the API server.
     pub server: String,
+    /// The relay that the objects come from; none = the API server, or no relay is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay: Option<String>,
     /// Each watch.
     pub watches: Vec<WatchHealth>,
     /// Why the object about this node cannot be written; none = it is written.
@@ -85,6 +90,7 @@ impl ClusterHealth {
         let watches = RESOURCES.iter().map(|_| Mutex::new(state.clone()));
         Self {
             server: server.into(),
+            relay: Arc::default(),
             watches: Arc::new(watches.collect()),
             own_node: Arc::default(),
             report_problem: Arc::default(),
@@ -130,6 +136,39 @@ impl ClusterHealth {
             }
             state.stale = Some((since.unwrap_or_else(Instant::now), reason));
         });
+    }
+
+    /// As [`Self::set_stale`], of a kind that a relay has not been able to follow for so long.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_stale_for(
+        &self,
+        resource: &Resource,
+        age: std::time::Duration,
+        reason: String,
+    ) {
+        self.set_stale(resource, reason);
+        self.with(resource.kind, |state| {
+            if let Some((since, _)) = &mut state.stale
+                && let Some(then) = Instant::now().checked_sub(age)
+            {
+                *since = then.min(*since);
+            }
+        });
+    }
+
+    /// The objects come from this relay. Gives whether they came from one before.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_relay(&self, relay: Option<String>) -> bool {
+        let mut known = self.relay.lock();
+        let had = known.is_some();
+        if *known != relay {
+            match &relay {
+                Some(relay) => tracing::info!(relay, "the relay sends the objects of the cluster"),
+                None => tracing::warn!("no relay is connected; the agent tries again"),
+            }
+            *known = relay;
+        }
+        had
     }
 
     /// All objects were read.
@@ -210,6 +249,7 @@ impl ClusterHealth {
     pub fn view(&self) -> ClusterView {
         ClusterView {
             server: self.server.to_string(),
+            relay: self.relay.lock().clone(),
             watches: self.watches(),
             own_node: self.own_node.lock().clone(),
             report_problem: self.report_problem.lock().clone(),

@@ -11,8 +11,9 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
+    backoff::Backoff,
     client::{Api, RequestError},
-    watch::{Backoff, Lines},
+    watch::Lines,
 };
 
 /// Between two questions at the end.

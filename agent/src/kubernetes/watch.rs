@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    backoff::{self, Backoff},
     client::{Api, RequestError, chain},
     decode::{Fields, Line, Page, line, page},
     health::ClusterHealth,
@@ -46,8 +47,6 @@ const WATCH_SECONDS: u32 = 240;
 const SILENCE: Duration = Duration::from_secs(120);
 /// A watch that lasted so long was in order.
 const IN_ORDER: Duration = Duration::from_secs(10);
-/// First and longest time between two attempts.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(800), Duration::from_secs(30));
 /// A kind is absent after so many answers 404, and at the earliest after this time.
 const ABSENT: (u32, Duration) = (3, Duration::from_secs(15));
 
@@ -125,7 +124,7 @@ impl<T: Send + 'static> Watch<T> {
                 Ok(()) => {
                     absences = Absences::default();
                     // A server that ends each watch at once is not asked without a pause.
-                    if follows && lasted < BACKOFF.0 {
+                    if follows && lasted < backoff::FIRST {
                         tokio::time::sleep(backoff.next()).await;
                     }
                     continue;
@@ -419,26 +418,6 @@ impl Absences {
         let (answers, since) = self.0.get_or_insert((0, begin));
         *answers += 1;
         *answers >= ABSENT.0 && since.elapsed() >= ABSENT.1
-    }
-}
-
-/// How long to wait until the next attempt: each time twice as long, with a random part.
-#[derive(Debug)]
-pub(super) struct Backoff(Duration);
-
-impl Default for Backoff {
-    fn default() -> Self {
-        Self(BACKOFF.0)
-    }
-}
-
-impl Backoff {
-    pub(super) fn next(&mut self) -> Duration {
-        let base = self.0;
-        self.0 = (base * 2).min(BACKOFF.1);
-        let random = RandomState::new().hash_one(0_u8) % 1000;
-        // Between one half and all of it, so that agents do not come together.
-        base / 2 + base / 2 * u32::try_from(random).unwrap_or(0) / 1000
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, process::Command};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::render::Rendered;
@@ -10,6 +10,8 @@ use crate::{process, workspace};
 
 /// Container and package of a program, and the arguments before its flags.
 const PROGRAMS: [(&str, &[&str]); 2] = [("holdfast-agent", &["run"]), ("holdfast-sdp", &[])];
+/// A further command of the agent, whose container has a name of its own.
+const RELAY: (&str, &str) = ("holdfast-relay", "relay");
 /// Variables of the programs' libraries.
 const OTHERS: [&str; 1] = ["RUST_BACKTRACE"];
 
@@ -20,8 +22,8 @@ pub(super) fn problems(rendered: &[Rendered]) -> Result<Vec<String>> {
     process::run(build)?;
     let mut problems = BTreeSet::new();
     for set in rendered {
-        for daemon_set in set.of_kind("DaemonSet") {
-            container(set, daemon_set, &mut problems)?;
+        for workload in set.of_kind("DaemonSet").chain(set.of_kind("Deployment")) {
+            container(set, workload, &mut problems)?;
         }
         for map in set.of_kind("ConfigMap") {
             if map["metadata"]["name"] == "holdfast-config" {
@@ -36,14 +38,15 @@ fn container(set: &Rendered, object: &Value, problems: &mut BTreeSet<String>) ->
     let container = &object["spec"]["template"]["spec"]["containers"][0];
     let name = container["name"].as_str().context("a container's name")?;
     let args: Vec<&str> = texts(&container["args"]).collect();
+    let (name, before): (&str, &[&str]) = match PROGRAMS.iter().find(|(one, _)| *one == name) {
+        Some((_, before)) => (name, before),
+        None if name == RELAY.0 => (PROGRAMS[0].0, &[RELAY.1]),
+        None => bail!("{name} is no program"),
+    };
     // Every value is parsed before the help is printed.
     if let Err(reason) = accepts(name, &args)? {
         problems.insert(format!("charts/{}: {name}: {reason}", set.name));
     }
-    let (_, before) = PROGRAMS
-        .iter()
-        .find(|(program, _)| *program == name)
-        .context("a program")?;
     let help = process::output(program(name, before, &["--help"])?)?;
     for variable in container["env"].as_array().into_iter().flatten() {
         let variable = variable["name"].as_str().unwrap_or_default();

@@ -26,11 +26,15 @@ const CRATES: [&str; 10] = [
 ];
 
 /// Files of the agent that may use `holdfast_sdp`, and why.
-const USES_PROXY: [(&str, &str); 9] = [
+const USES_PROXY: [(&str, &str); 10] = [
     ("agent/src/app.rs", "composes the built-in proxy"),
     ("agent/src/dnsproxy.rs", "the built-in proxy"),
     ("agent/src/health.rs", "counters of the built-in proxy"),
     ("agent/src/metrics.rs", "counters of the built-in proxy"),
+    (
+        "agent/src/relay/start.rs",
+        "raises the limit of descriptors, as the proxy does",
+    ),
     (
         "agent/src/datapath/upkeep.rs",
         "reserves the built-in proxy's port while it does not listen",

@@ -1,0 +1,298 @@
+//! `holdfast-agent relay`, and the flags of an agent that follows relays.
+
+use std::{
+    net::{Ipv6Addr, SocketAddr},
+    path::PathBuf,
+};
+
+use clap::{ArgAction, Args};
+
+use super::{ConfigError, host_name, metrics_address};
+use crate::{
+    kubernetes::ApiSettings,
+    relay::settings::{RelayConfig, RelaySettings, TlsFile, TlsFiles},
+};
+
+/// Name in the relays' certificate, unless a flag says another.
+const SERVER_NAME: &str = "holdfast-relay";
+
+/// Flags of `run` about relays.
+#[derive(Clone, Debug, Args)]
+pub struct FollowArgs {
+    /// Read the objects of the cluster from a relay (`holdfast-agent relay`) and not from the API
+    /// server, as host:port; several with commas, of which the next is tried when one fails. For
+    /// clusters of more than about 1,000 nodes: a change of a pod is 10 KB from the API server to each
+    /// agent, and some 250 bytes from a relay. The agent still writes its CiliumNode at the API server
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        value_delimiter = ',',
+        value_parser = relay_address,
+        requires = "kubernetes",
+        env = "HOLDFAST_K8S_RELAY"
+    )]
+    pub k8s_relay: Vec<String>,
+    /// CA that signed the relays' certificate, in the PEM format
+    #[arg(long, value_name = "FILE", env = "HOLDFAST_K8S_RELAY_CA")]
+    pub k8s_relay_ca: Option<PathBuf>,
+    /// Certificate that this agent shows to relays, in the PEM format; the relay's --client-ca signed
+    /// it. It is read again for each connection
+    #[arg(long, value_name = "FILE", env = "HOLDFAST_K8S_RELAY_CERT")]
+    pub k8s_relay_cert: Option<PathBuf>,
+    /// Private key of --k8s-relay-cert
+    #[arg(long, value_name = "FILE", env = "HOLDFAST_K8S_RELAY_KEY")]
+    pub k8s_relay_key: Option<PathBuf>,
+    /// Name that the relays' certificate has
+    #[arg(long, value_name = "NAME", default_value = SERVER_NAME, env = "HOLDFAST_K8S_RELAY_SERVER_NAME")]
+    pub k8s_relay_server_name: String,
+    /// Connect to relays without TLS. Only to addresses of loopback, for trials: the process that answers
+    /// there decides what pods and policies the agent sees
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
+          require_equals = true, action = ArgAction::Set, env = "HOLDFAST_K8S_RELAY_PLAINTEXT")]
+    pub k8s_relay_plaintext: bool,
+}
+
+/// `holdfast-agent relay`
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "A relay reads the objects of the cluster once and sends them to its agents, which are \
+                  started with --kubernetes --k8s-relay HOST:PORT. About 200 agents for each relay; run at \
+                  least two.\n\n\
+                  Both sides show a certificate. With openssl, in a directory for the secrets:\n  \
+                  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 \\\n    \
+                  -subj /CN=holdfast-relay-ca -keyout ca.key -out ca.crt\n  \
+                  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 \\\n    \
+                  -CA ca.crt -CAkey ca.key -subj /CN=holdfast-relay -addext subjectAltName=DNS:holdfast-relay \\\n    \
+                  -addext basicConstraints=critical,CA:FALSE -keyout tls.key -out tls.crt\n\
+                  and the same with /CN=holdfast-agent for the agents. The chart makes them (relay.enabled=true)."
+)]
+pub struct RelayArgs {
+    /// Kubeconfig with the address of the API server and the account to use there; its current
+    /// context counts. Without it: the service account of this pod
+    #[arg(long, value_name = "FILE", env = "HOLDFAST_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// URL of the API server, for example https://192.0.2.1:6443, in the place of the kubeconfig's
+    /// or of KUBERNETES_SERVICE_HOST
+    #[arg(long, value_name = "URL", env = "HOLDFAST_K8S_API_SERVER")]
+    pub k8s_api_server: Option<String>,
+    /// The cluster is older than Kubernetes 1.33 and has no ServiceCIDR objects; its agents are started
+    /// with --k8s-service-cidr
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
+          require_equals = true, action = ArgAction::Set, env = "HOLDFAST_RELAY_WITHOUT_SERVICE_CIDRS")]
+    pub without_service_cidrs: bool,
+    /// Address and port for agents
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        default_value = "0.0.0.0:9971",
+        env = "HOLDFAST_RELAY_LISTEN"
+    )]
+    pub listen: SocketAddr,
+    /// Certificate that the relay shows to agents, in the PEM format, with the name of the agents'
+    /// --k8s-relay-server-name. Restart the relay after a change
+    #[arg(long, value_name = "FILE", env = "HOLDFAST_RELAY_TLS_CERT")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key of --tls-cert
+    #[arg(long, value_name = "FILE", env = "HOLDFAST_RELAY_TLS_KEY")]
+    pub tls_key: Option<PathBuf>,
+    /// CA that signed the agents' certificates, in the PEM format. It must sign nothing else: every
+    /// holder of such a certificate may read the objects of the cluster here
+    #[arg(long, value_name = "FILE", env = "HOLDFAST_RELAY_CLIENT_CA")]
+    pub client_ca: Option<PathBuf>,
+    /// Serve without TLS. Only on an address of loopback, for trials
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
+          require_equals = true, action = ArgAction::Set, env = "HOLDFAST_RELAY_PLAINTEXT")]
+    pub plaintext: bool,
+    /// Most agents at once; one more is refused and tries another relay
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000), env = "HOLDFAST_RELAY_MAX_AGENTS")]
+    pub max_agents: u32,
+    /// Name of this relay where it reports refused objects [default: the host name]
+    #[arg(long, value_name = "NAME", env = "HOLDFAST_NAME")]
+    pub name: Option<String>,
+    /// Address of /metrics, /healthz and /readyz; "off" for none
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        default_value = "127.0.0.1:9972",
+        env = "HOLDFAST_METRICS_ADDRESS"
+    )]
+    pub metrics_address: String,
+    /// Log as JSON lines
+    #[arg(long, default_value_t = false)]
+    pub log_json: bool,
+    /// Log filter, for example info or holdfast_agent=debug
+    #[arg(long, default_value = "info", env = "HOLDFAST_LOG")]
+    pub log: String,
+}
+
+impl TryFrom<RelayArgs> for RelayConfig {
+    type Error = ConfigError;
+
+    fn try_from(args: RelayArgs) -> Result<Self, ConfigError> {
+        let flags = Flags {
+            authority: "client-ca",
+            certificate: "tls-cert",
+            key: "tls-key",
+            plaintext: "plaintext",
+        };
+        if args.plaintext && !args.listen.ip().is_loopback() {
+            return Err(ConfigError {
+                flag: "listen",
+                reason: format!(
+                    "{} is not an address of loopback, and --plaintext has no protection; write for \
+                     example 127.0.0.1:9971, or give --tls-cert, --tls-key and --client-ca",
+                    args.listen
+                ),
+            });
+        }
+        let files = [args.client_ca, args.tls_cert, args.tls_key];
+        Ok(Self {
+            tls: tls(&flags, files, args.plaintext)?,
+            kubernetes: ApiSettings {
+                kubeconfig: args.kubeconfig,
+                server: args.k8s_api_server,
+            },
+            has_service_blocks: args.without_service_cidrs,
+            listen: args.listen,
+            agents_max: usize::try_from(args.max_agents).unwrap_or(usize::MAX),
+            name: args.name.unwrap_or_else(host_name),
+            metrics_address: metrics_address(&args.metrics_address)?,
+        })
+    }
+}
+
+/// The relays that an agent follows; none without `--k8s-relay`.
+pub(super) fn relays(args: FollowArgs) -> Result<Option<RelaySettings>, ConfigError> {
+    let flags = Flags {
+        authority: "k8s-relay-ca",
+        certificate: "k8s-relay-cert",
+        key: "k8s-relay-key",
+        plaintext: "k8s-relay-plaintext",
+    };
+    let files = [args.k8s_relay_ca, args.k8s_relay_cert, args.k8s_relay_key];
+    if args.k8s_relay.is_empty() {
+        let given = [flags.authority, flags.certificate, flags.key];
+        let given = given.into_iter().zip(&files);
+        return match given.filter(|(_, file)| file.is_some()).next() {
+            None => Ok(None),
+            Some((flag, _)) => Err(ConfigError {
+                flag,
+                reason: "has no effect without --k8s-relay; add that, or leave this out".to_owned(),
+            }),
+        };
+    }
+    if args.k8s_relay_plaintext
+        && let Some(other) = args.k8s_relay.iter().find(|address| !is_loopback(address))
+    {
+        return Err(ConfigError {
+            flag: "k8s-relay",
+            reason: format!(
+                "{other} is not an address of loopback, and --k8s-relay-plaintext has no protection; \
+                 give --k8s-relay-ca, --k8s-relay-cert and --k8s-relay-key"
+            ),
+        });
+    }
+    Ok(Some(RelaySettings {
+        tls: tls(&flags, files, args.k8s_relay_plaintext)?,
+        addresses: args.k8s_relay,
+        server_name: args.k8s_relay_server_name,
+    }))
+}
+
+/// Names of the flags of one side.
+struct Flags {
+    authority: &'static str,
+    certificate: &'static str,
+    key: &'static str,
+    plaintext: &'static str,
+}
+
+/// Checks that the three files are given and can be read.
+fn tls(
+    flags: &Flags,
+    [authority, certificate, key]: [Option<PathBuf>; 3],
+    is_plain: bool,
+) -> Result<Option<TlsFiles>, ConfigError> {
+    if is_plain {
+        return Ok(None);
+    }
+    let given = |file: Option<PathBuf>, flag: &'static str| {
+        file.ok_or_else(|| ConfigError {
+            flag,
+            reason: format!(
+                "is missing: relays and agents show a certificate to each other; give --{}, --{} and \
+                 --{} (`holdfast-agent relay --help` says how to make them; for a trial on loopback \
+                 --{})",
+                flags.authority, flags.certificate, flags.key, flags.plaintext
+            ),
+        })
+    };
+    let files = TlsFiles {
+        authority: given(authority, flags.authority)?,
+        certificate: given(certificate, flags.certificate)?,
+        key: given(key, flags.key)?,
+    };
+    let readable = files.read().map(|_| ());
+    readable.map_err(|error| ConfigError {
+        flag: match error.file {
+            TlsFile::Authority => flags.authority,
+            TlsFile::Certificate => flags.certificate,
+            TlsFile::Key => flags.key,
+        },
+        reason: error.to_string(),
+    })?;
+    Ok(Some(files))
+}
+
+fn is_loopback(address: &str) -> bool {
+    let address: Result<SocketAddr, _> = address.parse();
+    address.is_ok_and(|address| address.ip().is_loopback())
+}
+
+/// `host:port`.
+fn relay_address(text: &str) -> Result<String, String> {
+    let example = "write for example 192.0.2.1:9971 or [2001:db8::1]:9971";
+    let (host, port) = text.rsplit_once(':').ok_or(example)?;
+    let of_name = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
+    let bracketed = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    let is_host = match bracketed {
+        Some(address) => address.parse::<Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && host.chars().all(of_name),
+    };
+    let is_good = is_host && port.parse::<u16>().is_ok_and(|port| port != 0);
+    match is_good {
+        true => Ok(text.to_owned()),
+        false => Err(format!("`{text}` is not host:port; {example}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relay_is_a_host_and_a_port() {
+        for good in [
+            "192.0.2.1:9971",
+            "[2001:db8::1]:9971",
+            "relay-1.example.org:1",
+        ] {
+            assert_eq!(relay_address(good), Ok(good.to_owned()));
+        }
+        for bad in [
+            "",
+            "192.0.2.1",
+            "192.0.2.1:0",
+            "2001:db8::1:9971",
+            "[x]:1",
+            ":1",
+            "$(RELAY):1",
+            "a/b:1",
+        ] {
+            let error = relay_address(bad).unwrap_err();
+            assert!(error.contains("192.0.2.1:9971"), "{bad}: {error}");
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! How long to wait until the next attempt.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    time::Duration,
+};
+
+/// First time between two attempts.
+pub(crate) const FIRST: Duration = Duration::from_millis(800);
+/// Longest time between two attempts.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Each time twice as long, with a random part.
+#[derive(Debug)]
+pub(crate) struct Backoff(Duration);
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self(FIRST)
+    }
+}
+
+impl Backoff {
+    /// The next pause.
+    pub(crate) fn next(&mut self) -> Duration {
+        let base = self.0;
+        self.0 = (base * 2).min(LONGEST);
+        let random = RandomState::new().hash_one(0_u8) % 1000;
+        // Between one half and all of it, so that agents do not come together.
+        base / 2 + base / 2 * u32::try_from(random).unwrap_or(0) / 1000
+    }
+}

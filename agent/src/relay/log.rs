@@ -1,0 +1,137 @@
+//! The last changes, encoded, each with a position.
+//!
+//! Bounded: the oldest changes go. A client that is further behind takes a snapshot.
+
+use std::collections::VecDeque;
+
+use prost::bytes::Bytes;
+
+/// Octets of all changes that are kept.
+pub(super) const LOG_MAX: usize = 16 << 20;
+/// Octets of one answer of [`Log::after`], unless its first change alone is larger.
+const PORTION: usize = 256 << 10;
+
+/// Why changes after a position cannot be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TooFarBehind;
+
+/// Changes that follow a position.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Portion {
+    /// Encoded parts of a frame.
+    pub(super) parts: Vec<Bytes>,
+    /// Position after them.
+    pub(super) sequence: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Log {
+    changes: VecDeque<Bytes>,
+    /// Position before the first of `changes`.
+    begin: u64,
+    octets: usize,
+    octets_max: usize,
+}
+
+impl Log {
+    /// Empty, for this many octets.
+    pub(super) fn new(octets_max: usize) -> Self {
+        Self {
+            changes: VecDeque::new(),
+            begin: 0,
+            octets: 0,
+            octets_max,
+        }
+    }
+
+    /// Position after the last change.
+    pub(super) fn sequence(&self) -> u64 {
+        self.begin + count(self.changes.len())
+    }
+
+    /// Whether every change after `sequence` is there.
+    pub(super) fn reaches(&self, sequence: u64) -> bool {
+        (self.begin..=self.sequence()).contains(&sequence)
+    }
+
+    /// Adds a change.
+    pub(super) fn push(&mut self, change: Bytes) {
+        self.octets += change.len();
+        self.changes.push_back(change);
+        while self.octets > self.octets_max
+            && let Some(oldest) = self.changes.pop_front()
+        {
+            self.octets -= oldest.len();
+            self.begin += 1;
+        }
+    }
+
+    /// The next changes after `sequence`; empty if there are none.
+    pub(super) fn after(&self, sequence: u64) -> Result<Portion, TooFarBehind> {
+        if !self.reaches(sequence) {
+            return Err(TooFarBehind);
+        }
+        let skip = usize::try_from(sequence - self.begin).map_err(|_| TooFarBehind)?;
+        let mut portion = Portion {
+            parts: Vec::new(),
+            sequence,
+        };
+        let mut octets = 0;
+        for change in self.changes.range(skip..) {
+            octets += change.len();
+            if octets > PORTION && !portion.parts.is_empty() {
+                break;
+            }
+            portion.parts.push(change.clone());
+            portion.sequence += 1;
+        }
+        Ok(portion)
+    }
+}
+
+fn count(length: usize) -> u64 {
+    u64::try_from(length).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(n: u8, octets: usize) -> Bytes {
+        vec![n; octets].into()
+    }
+
+    #[test]
+    fn changes_follow_a_position_until_they_are_too_old() {
+        let mut log = Log::new(10);
+        assert_eq!(log.after(0), Ok(Portion::default()));
+        assert_eq!(log.after(1), Err(TooFarBehind));
+        for n in 0..5 {
+            log.push(change(n, 3));
+        }
+        // Three of three octets each are kept.
+        assert_eq!(log.sequence(), 5);
+        assert_eq!(log.after(1), Err(TooFarBehind));
+        let portion = log.after(3).unwrap();
+        assert_eq!(portion.parts, [change(3, 3), change(4, 3)]);
+        assert_eq!(portion.sequence, 5);
+        assert_eq!(log.after(5).unwrap().parts, [] as [Bytes; 0]);
+        assert_eq!(log.after(6), Err(TooFarBehind));
+        // One that is larger than the log leaves nothing.
+        log.push(change(9, 11));
+        assert_eq!((log.sequence(), log.octets), (6, 0));
+        assert_eq!(log.after(5), Err(TooFarBehind));
+        assert_eq!(log.after(6).unwrap().parts, [] as [Bytes; 0]);
+    }
+
+    #[test]
+    fn a_portion_is_bounded_and_never_empty_where_there_is_a_change() {
+        let mut log = Log::new(LOG_MAX);
+        log.push(change(1, PORTION + 1));
+        log.push(change(2, 1));
+        let first = log.after(0).unwrap();
+        assert_eq!((first.parts.len(), first.sequence), (1, 1));
+        assert_eq!(log.after(1).unwrap().parts, [change(2, 1)]);
+    }
+}

@@ -1,0 +1,28 @@
+//! In the place of relays, in a build without the feature `kubernetes`: there are none.
+
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::settings::{RelayConfig, RelaySettings};
+use crate::kubernetes::{
+    Here, Watches,
+    client::{Api, ClientError},
+};
+
+/// Starts nothing: there is no client.
+pub(crate) fn follow(
+    api: &Api,
+    _: RelaySettings,
+    _: Here,
+    _: &TaskTracker,
+    _: &CancellationToken,
+) -> Watches {
+    match *api {}
+}
+
+/// Refuses.
+///
+/// # Errors
+/// Always.
+pub async fn run(_: RelayConfig) -> anyhow::Result<()> {
+    Err(ClientError::NotBuilt.into())
+}

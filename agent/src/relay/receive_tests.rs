@@ -1,0 +1,114 @@
+//! Frames that cannot be used.
+
+use fqdn_proto::relay::Template;
+
+use super::*;
+
+fn frame(steps: Vec<step::Step>) -> Frame {
+    let steps = steps.into_iter().map(|step| Step { step: Some(step) });
+    Frame {
+        steps: steps.collect(),
+        sequence: 0,
+    }
+}
+
+fn hello(kinds: &[&str]) -> step::Step {
+    step::Step::Hello(Hello {
+        version: "0.0.9".to_owned(),
+        epoch: "e".to_owned(),
+        kinds: kinds.iter().map(|kind| (*kind).to_owned()).collect(),
+        continues: false,
+    })
+}
+
+fn all_kinds() -> Vec<&'static str> {
+    RESOURCES.iter().map(|resource| resource.kind).collect()
+}
+
+fn put(template: u64, json: &str) -> step::Step {
+    step::Step::Put(Put {
+        key: "Pod/shop/web".to_owned(),
+        template,
+        json: json.as_bytes().to_vec(),
+    })
+}
+
+#[test]
+fn a_relay_without_a_kind_is_too_old_and_named() {
+    let mut kinds = all_kinds();
+    kinds.retain(|kind| *kind != "EndpointSlice");
+    let error = Receiver::default().take(frame(vec![hello(&kinds)]));
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("version 0.0.9 and no EndpointSlice: update the relays"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_kind_that_the_agent_does_not_read_is_left_out() {
+    let mut kinds = all_kinds();
+    kinds.push("Gateway");
+    let other = step::Step::Put(Put {
+        key: "Gateway/shop/a".to_owned(),
+        template: 7,
+        json: b"?".to_vec(),
+    });
+    let received = Receiver::default().take(frame(vec![hello(&kinds), other]));
+    assert!(received.unwrap().batches.is_empty());
+}
+
+#[test]
+fn malformed_frames_are_errors_and_no_panic() {
+    let first = || hello(&all_kinds());
+    let template = step::Step::Template(Template {
+        number: 1,
+        json: b"[".to_vec(),
+    });
+    for (steps, text) in [
+        (vec![put(0, "{}")], "is not a Hello"),
+        (
+            vec![first(), put(3, "{}")],
+            "Pod/shop/web refers to template 3",
+        ),
+        (vec![first(), put(0, "{")], "Pod/shop/web is not JSON"),
+        (vec![first(), template], "template 1 is not JSON"),
+    ] {
+        let error = Receiver::default()
+            .take(frame(steps))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(text), "{error}");
+    }
+    // Not an object: refused by name, as the answer of an API server would be.
+    let mut receiver = Receiver::default();
+    let received = receiver.take(frame(vec![first(), put(0, "[1]")])).unwrap();
+    let seen = &received.batches[0].seen[0];
+    assert!(
+        matches!(
+            seen,
+            Seen::Put {
+                document: Err(_),
+                ..
+            }
+        ),
+        "{seen:?}"
+    );
+}
+
+#[test]
+fn a_position_within_a_snapshot_is_none() {
+    let mut receiver = Receiver::default();
+    let mut end = frame(vec![]);
+    end.sequence = 9;
+    receiver.take(frame(vec![hello(&all_kinds())])).unwrap();
+    receiver.take(end).unwrap();
+    assert_eq!(receiver.begin().unwrap().sequence, 9);
+    let listing = step::Step::Listing(fqdn_proto::relay::Listing {
+        kind: "Pod".to_owned(),
+    });
+    receiver
+        .take(frame(vec![hello(&all_kinds()), listing]))
+        .unwrap();
+    assert_eq!(receiver.begin(), None);
+}

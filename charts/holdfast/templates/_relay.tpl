@@ -1,0 +1,13 @@
+{{/* Accounts of the programs that read the cluster. */}}
+{{- define "holdfast.readers" -}}
+{{- if .Values.relay.enabled }}
+- kind: ServiceAccount
+  name: {{ .Values.relay.serviceAccount.name }}
+  namespace: {{ .Release.Namespace }}
+{{- end }}
+{{- if or (not .Values.relay.enabled) .Values.relay.agentsMayRead }}
+- kind: ServiceAccount
+  name: {{ .Values.agent.serviceAccount.name }}
+  namespace: {{ .Release.Namespace }}
+{{- end }}
+{{- end }}

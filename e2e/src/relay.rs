@@ -1,0 +1,46 @@
+//! Certificates of relays and agents.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+
+/// Files of one side.
+#[derive(Clone, Debug)]
+pub struct Certificates {
+    /// Certificate of the authority that signed both sides'.
+    pub authority: PathBuf,
+    /// Certificate of this side.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+impl Certificates {
+    /// Writes an authority's certificate to `directory`, and one of a relay and one of an agent.
+    pub fn issue(directory: &Path) -> Result<(Self, Self)> {
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("create {}", directory.display()))?;
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let name = format!("relays of {}", directory.display());
+        params.distinguished_name.push(DnType::CommonName, name);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        let authority = directory.join("ca.crt");
+        std::fs::write(&authority, issuer.pem())?;
+        let side = |name: &str| -> Result<Self> {
+            let params = CertificateParams::new(vec![name.to_owned()])?;
+            let key = KeyPair::generate()?;
+            let certificate = params.signed_by(&key, &issuer)?;
+            let files = Self {
+                authority: authority.clone(),
+                certificate: directory.join(format!("{name}.crt")),
+                key: directory.join(format!("{name}.key")),
+            };
+            std::fs::write(&files.certificate, certificate.pem())?;
+            std::fs::write(&files.key, key.serialize_pem())?;
+            Ok(files)
+        };
+        Ok((side("holdfast-relay")?, side("holdfast-agent")?))
+    }
+}

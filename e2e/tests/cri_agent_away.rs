@@ -11,6 +11,8 @@ use holdfast_e2e::cri::{
 };
 use holdfast_e2e::{Lab, Program, eventually, until, with_lab};
 
+/// Until all pods run that start at the same time.
+const AT_ONCE: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(30);
 
 /// Starts a pod while no agent runs, then the agent. Gives the pod, and how long after the agent was
@@ -96,6 +98,48 @@ fn without_an_agent_no_pod_starts_and_pods_that_run_stay_under_policy_and_can_en
             || Ok(endpoints(lab)?.into_iter().collect::<BTreeSet<_>>()),
             |found| *found == expected,
         )?;
+        Ok(())
+    });
+}
+
+#[test]
+fn pods_start_and_are_judged_although_the_agent_is_killed_while_they_start() {
+    with_lab(|lab| {
+        let node = CriNode::start(lab, Base::Ptp)?;
+        lab.write_policy("web.yaml", &only_allowed_server())?;
+        let pods: Vec<PodName> = (0..6).map(|n| PodName::new(&format!("p{n}"))).collect();
+        describe(lab, &pods)?;
+        let sent = Sent::watch(lab)?;
+        let agent = node.start_agent(Base::Ptp.name())?;
+        let (started, _agent) = std::thread::scope(|scope| {
+            let starting = scope.spawn(|| node.run_at_once(&pods, AT_ONCE));
+            // Some pods wait for the agent, none or one is under policy.
+            let wait = until("pods wait", SOON, || node.leases(), |now| now.len() >= 3);
+            let agent = wait
+                .and_then(|_| agent.kill_9())
+                .and_then(|()| node.start_agent(Base::Ptp.name()));
+            let started = starting
+                .join()
+                .map_err(|_| anyhow!("the client panicked"))?;
+            Ok::<_, anyhow::Error>((started?, agent?))
+        })?;
+        for one in &started {
+            sent.expect_judged(one.sandbox.address())?;
+        }
+        let sandboxes: Vec<&Sandbox> = started.iter().map(|one| &one.sandbox).collect();
+        let expected = keys(&sandboxes);
+        until(
+            "only the pods that run have endpoints",
+            SOON,
+            || Ok(endpoints(lab)?.into_iter().collect::<BTreeSet<_>>()),
+            |found| *found == expected,
+        )?;
+        let open: Vec<IpAddr> = sent.senders();
+        let known: Vec<IpAddr> = sandboxes.iter().map(|one| one.address()).collect();
+        ensure!(
+            open.iter().all(|from| known.contains(from)),
+            "{open:?} sent, but {known:?} run"
+        );
         Ok(())
     });
 }

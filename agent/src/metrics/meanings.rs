@@ -3,7 +3,31 @@
 use shared_maps::event::Reason;
 
 /// What the values of labels mean: metric, label, value, meaning.
-pub const LABELS: [[&str; 4]; 29] = [
+pub const LABELS: [[&str; 4]; 33] = [
+    [
+        "cni_add_failures",
+        "reason",
+        "agent",
+        "The agent is starting, stopping, or too busy to answer in time.",
+    ],
+    [
+        "cni_add_failures",
+        "reason",
+        "interface",
+        "The interface cannot be under policy: not a veth pair, a second way out, or an address that is not the pod's.",
+    ],
+    [
+        "cni_add_failures",
+        "reason",
+        "disk",
+        "The list of pods cannot be written.",
+    ],
+    [
+        "cni_add_failures",
+        "reason",
+        "policy",
+        "Policy was not in force in time; the labels of the pod are not known, for example.",
+    ],
     [
         "identity",
         "type",

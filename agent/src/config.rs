@@ -181,10 +181,9 @@ impl TryFrom<RunArgs> for Config {
         check_directories(&args)?;
         check_intervals(&args)?;
         let map_sizes = map_sizes(&args)?;
-        let kubernetes = kubernetes(&args.cluster)?;
-        let metrics_address = metrics_address(&args.metrics_address)?;
-        let refused_prefixes = refused_prefixes(&args)?;
         let fqdndata_port = fqdndata_port(&args);
+        let kubernetes = kubernetes(&args.cluster)?;
+        let refused_prefixes = refused_prefixes(&args)?;
         let netns_dir = netns_dir(&args)?;
         Ok(Self {
             bpf_root: args.bpf_root,
@@ -208,7 +207,7 @@ impl TryFrom<RunArgs> for Config {
             cni_socket: args.cni.socket(),
             cni_places: args.cni.places(),
             netns_dir,
-            metrics_address,
+            metrics_address: metrics_address(&args.metrics_address)?,
             proxy_port: args.tofqdns_proxy_port,
             disable_builtin_dns_proxy: args.disable_builtin_dns_proxy,
             fqdndata_port,

@@ -1,3 +1,5 @@
+//! The stored listing: written, read, and refused.
+
 use std::{
     os::unix::fs::PermissionsExt as _,
     time::{Duration, SystemTime},

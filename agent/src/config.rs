@@ -172,14 +172,19 @@ fn whole_seconds(duration: Duration) -> u32 {
     u32::try_from(duration.as_secs().saturating_add(rest)).unwrap_or(u32::MAX)
 }
 
+/// Refuses values that the types of the flags allow.
+fn check(args: &RunArgs) -> Result<(), ConfigError> {
+    check_families(args)?;
+    check_ports(args)?;
+    check_directories(args)?;
+    check_intervals(args)
+}
+
 impl TryFrom<RunArgs> for Config {
     type Error = ConfigError;
 
     fn try_from(args: RunArgs) -> Result<Self, ConfigError> {
-        check_families(&args)?;
-        check_ports(&args)?;
-        check_directories(&args)?;
-        check_intervals(&args)?;
+        check(&args)?;
         let map_sizes = map_sizes(&args)?;
         let fqdndata_port = fqdndata_port(&args);
         let kubernetes = kubernetes(&args.cluster)?;

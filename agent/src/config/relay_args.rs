@@ -28,7 +28,6 @@ pub struct FollowArgs {
         value_name = "HOST:PORT",
         value_delimiter = ',',
         value_parser = relay_address,
-        requires = "kubernetes",
         env = "HOLDFAST_K8S_RELAY"
     )]
     pub k8s_relay: Vec<String>,
@@ -172,8 +171,9 @@ pub(super) fn relays(args: FollowArgs) -> Result<Option<RelaySettings>, ConfigEr
     let files = [args.k8s_relay_ca, args.k8s_relay_cert, args.k8s_relay_key];
     if args.k8s_relay.is_empty() {
         let given = [flags.authority, flags.certificate, flags.key];
-        let mut given = given.into_iter().zip(&files);
-        return match given.find(|(_, file)| file.is_some()) {
+        let given = given.into_iter().zip(files.map(|file| file.is_some()));
+        let mut given = given.chain([(flags.plaintext, args.k8s_relay_plaintext)]);
+        return match given.find(|(_, is_given)| *is_given) {
             None => Ok(None),
             Some((flag, _)) => Err(ConfigError {
                 flag,

@@ -59,7 +59,7 @@ pub(crate) struct Unmanaged {
     pub(crate) reason: String,
 }
 
-/// What is known of pods without an endpoint.
+/// Looks for the network namespaces of pods that have no endpoint.
 #[derive(Debug, Default)]
 pub(super) struct TakenIn {
     source: Option<PodSource>,

@@ -149,7 +149,7 @@ fn damage_while_the_agent_runs_does_not_become_a_listing_with_gaps() {
         fs::write(&path, &damaged).unwrap();
         let error = file.save(&changed(&[odd])).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{damaged}");
-        let read = read(&path, &origin(), SystemTime::now());
+        let read = read(&path, &origin(), wall_time::of_file());
         assert!(read.is_err(), "{damaged}");
     }
     fs::remove_file(&path).unwrap();

@@ -172,19 +172,23 @@ fn whole_seconds(duration: Duration) -> u32 {
     u32::try_from(duration.as_secs().saturating_add(rest)).unwrap_or(u32::MAX)
 }
 
+/// Refuses values that the types of the flags allow.
+fn check(args: &RunArgs) -> Result<(), ConfigError> {
+    check_families(args)?;
+    check_ports(args)?;
+    check_directories(args)?;
+    check_intervals(args)
+}
+
 impl TryFrom<RunArgs> for Config {
     type Error = ConfigError;
 
     fn try_from(args: RunArgs) -> Result<Self, ConfigError> {
-        check_families(&args)?;
-        check_ports(&args)?;
-        check_directories(&args)?;
-        check_intervals(&args)?;
+        check(&args)?;
         let map_sizes = map_sizes(&args)?;
-        let kubernetes = kubernetes(&args.cluster)?;
-        let metrics_address = metrics_address(&args.metrics_address)?;
-        let refused_prefixes = refused_prefixes(&args)?;
         let fqdndata_port = fqdndata_port(&args);
+        let kubernetes = kubernetes(&args.cluster, &args.follow)?;
+        let refused_prefixes = refused_prefixes(&args)?;
         let netns_dir = netns_dir(&args)?;
         Ok(Self {
             bpf_root: args.bpf_root,
@@ -208,7 +212,7 @@ impl TryFrom<RunArgs> for Config {
             cni_socket: args.cni.socket(),
             cni_places: args.cni.places(),
             netns_dir,
-            metrics_address,
+            metrics_address: metrics_address(&args.metrics_address)?,
             proxy_port: args.tofqdns_proxy_port,
             disable_builtin_dns_proxy: args.disable_builtin_dns_proxy,
             fqdndata_port,
@@ -269,22 +273,26 @@ fn netns_dir(args: &RunArgs) -> Result<Option<PathBuf>, ConfigError> {
     }
 }
 
-fn kubernetes(args: &ClusterArgs) -> Result<Option<ApiSettings>, ConfigError> {
+fn kubernetes(args: &ClusterArgs, follow: &FollowArgs) -> Result<Option<ApiSettings>, ConfigError> {
     if args.kubernetes {
         return Ok(Some(ApiSettings {
             kubeconfig: args.kubeconfig.clone(),
             server: args.k8s_api_server.clone(),
         }));
     }
-    let flag = match (&args.kubeconfig, &args.k8s_api_server) {
-        (Some(_), _) => "kubeconfig",
-        (None, Some(_)) => "k8s-api-server",
-        (None, None) => return Ok(None),
-    };
-    Err(ConfigError {
-        flag,
-        reason: "has no effect without --kubernetes; add that, or leave this out".to_owned(),
-    })
+    let given = [
+        ("kubeconfig", args.kubeconfig.is_some()),
+        ("k8s-api-server", args.k8s_api_server.is_some()),
+        ("daemonset", args.daemonset.is_some()),
+        ("k8s-relay", !follow.k8s_relay.is_empty()),
+    ];
+    match given.into_iter().find(|(_, is_given)| *is_given) {
+        None => Ok(None),
+        Some((flag, _)) => Err(ConfigError {
+            flag,
+            reason: "has no effect without --kubernetes; add that, or leave this out".to_owned(),
+        }),
+    }
 }
 
 fn by_address(aliases: Vec<ServiceAlias>) -> Vec<(IpAddr, String)> {
@@ -440,6 +448,21 @@ mod tests {
         assert!(config.ipv4 && config.ipv6);
         assert_eq!(config.map_sizes, MapSizes::default());
         assert_eq!(config.identity_restore_grace, Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_flag_that_needs_another_names_it() {
+        for (flags, missing) in [
+            (&["--k8s-relay=192.0.2.1:9971"][..], "--kubernetes"),
+            (&["--daemonset=holdfast-agent"], "--kubernetes"),
+            (&["--kubernetes=false", "--kubeconfig=FILE"], "--kubernetes"),
+            (&["--kubernetes", "--k8s-relay-ca=FILE"], "--k8s-relay"),
+            (&["--kubernetes", "--k8s-relay-plaintext"], "--k8s-relay"),
+        ] {
+            let error = run(flags).unwrap_err().to_string();
+            let reason = format!(": has no effect without {missing}; add that");
+            assert!(error.contains(&reason), "{flags:?}: {error}");
+        }
     }
 
     #[test]

@@ -4,9 +4,10 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
+use dns_policy::wall_time;
 use shared_maps::user::trim_heap;
 use tokio::{
     sync::watch as channel,
@@ -269,7 +270,7 @@ async fn follow(
 /// The stored listing, if there is one that can be used.
 async fn read_stored(state: &Path, cluster: &str, health: &ClusterHealth) -> Option<Stored> {
     let (path, origin) = (ListingFile::path(state), origin(health, cluster));
-    let reading = move || listing_file::read(&path, &origin, SystemTime::now());
+    let reading = move || listing_file::read(&path, &origin, wall_time::of_file());
     match tokio::task::spawn_blocking(reading).await {
         Ok(Ok(Some(stored))) => {
             let age = stored.age.as_secs();

@@ -25,7 +25,7 @@ const OWNER_ONLY: u32 = 0o600;
 pub enum StateDirError {
     /// Another agent has it.
     #[error(
-        "another agent (pid {pid}) runs on the state directory {dir}; stop it, or give this one its own --state-dir",
+        "another agent (pid {pid}) runs on the state directory {dir}; stop it, or give another --state-dir",
         dir = .dir.display()
     )]
     Busy {

@@ -12,12 +12,15 @@ const SECOND: u64 = 1_000_000_000;
 const LONGEST: usize = "2024-02-29T12:00:00.000000001Z".len();
 
 /// Now, nanoseconds of Unix time; before 1970 it is 0. For people and files only: it jumps.
-#[expect(clippy::disallowed_methods, reason = "the edge at which it is taken")]
 pub fn now() -> u64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let since = of_file().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Now, to compare with the times of files.
+#[expect(clippy::disallowed_methods, reason = "the edge at which it is taken")]
+pub fn of_file() -> SystemTime {
+    SystemTime::now()
 }
 
 /// `2024-02-29T12:00:00.000000001Z` (RFC 3339, 5.6).

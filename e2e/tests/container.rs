@@ -4,9 +4,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use daemon::steering_program::link_pin;
 use holdfast_e2e::lab::{DNS4, web4};
 use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{AgentOptions, Lab, Program, Query, SdpOptions, config, eventually, with_lab};
+use shared_maps::user::Globals;
 
 const SOON: Duration = Duration::from_secs(10);
 /// All capabilities that docs/src/privileges.md requires. DAC_OVERRIDE is not among them.
@@ -181,12 +183,10 @@ fn a_proxy_loads_the_steering_program_with_the_capabilities_of_its_own_chart() {
         let capabilities = capabilities(&values_of("holdfast-sdp")?)?;
         ensure!(!capabilities.contains("sys_admin"), "{capabilities}");
         let mut sdp = start(lab, &["setpriv", &capabilities])?;
-        eventually("the proxy has slots", SOON, || {
+        let pin = link_pin(&Globals::new(lab.bpf_root()));
+        eventually("the steering program is attached", SOON, || {
             sdp.check_alive()?;
-            let status = lab.sdp_json("one", &["status"])?;
-            let slots = status.pointer("/steering/slots");
-            let slots = slots.and_then(|slots| slots.as_array()).map_or(0, Vec::len);
-            ensure!(slots > 0, "{status}");
+            ensure!(pin.exists(), "{}", lab.sdp_json("one", &["status"])?);
             Ok(())
         })?;
         sdp.terminate(SOON)?;

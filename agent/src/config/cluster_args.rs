@@ -28,12 +28,7 @@ pub struct ClusterArgs {
     pub k8s_api_server: Option<String>,
     /// DaemonSet of this agent, in the namespace of its service account. When the agent is stopped and
     /// this DaemonSet was deleted, it takes everything off the node, as `holdfast-agent cleanup` does
-    #[arg(
-        long,
-        value_name = "NAME",
-        requires = "kubernetes",
-        env = "HOLDFAST_DAEMONSET"
-    )]
+    #[arg(long, value_name = "NAME", env = "HOLDFAST_DAEMONSET")]
     pub daemonset: Option<String>,
     /// Name of this node in Node, CiliumNode and Pod documents [default: the host name]
     #[arg(long, value_name = "NAME", env = "HOLDFAST_NODE_NAME")]

@@ -22,13 +22,12 @@ pub struct FollowArgs {
     /// Read the objects of the cluster from a relay (`holdfast-agent relay`) and not from the API
     /// server, as host:port; several with commas, of which the next is tried when one fails. For
     /// clusters of more than about 1,000 nodes: a change of a pod is 10 KB from the API server to each
-    /// agent, and some 250 bytes from a relay. The agent still writes its CiliumNode at the API server
+    /// agent, and some 300 bytes from a relay. The agent still writes its CiliumNode at the API server
     #[arg(
         long,
         value_name = "HOST:PORT",
         value_delimiter = ',',
         value_parser = relay_address,
-        requires = "kubernetes",
         env = "HOLDFAST_K8S_RELAY"
     )]
     pub k8s_relay: Vec<String>,
@@ -172,8 +171,9 @@ pub(super) fn relays(args: FollowArgs) -> Result<Option<RelaySettings>, ConfigEr
     let files = [args.k8s_relay_ca, args.k8s_relay_cert, args.k8s_relay_key];
     if args.k8s_relay.is_empty() {
         let given = [flags.authority, flags.certificate, flags.key];
-        let given = given.into_iter().zip(&files);
-        return match given.filter(|(_, file)| file.is_some()).next() {
+        let given = given.into_iter().zip(files.map(|file| file.is_some()));
+        let mut given = given.chain([(flags.plaintext, args.k8s_relay_plaintext)]);
+        return match given.find(|(_, is_given)| *is_given) {
             None => Ok(None),
             Some((flag, _)) => Err(ConfigError {
                 flag,

@@ -178,8 +178,9 @@ impl State {
                  waits for its object; an endpoint that has labels already keeps them"
             ),
             _ => format!(
-                "there is no document Pod/{pod}: put it into --policy-dir; `kubectl get pod -o yaml` \
-                 prints it"
+                "there is no document Pod/{pod}: with --kubernetes correct the name, or wait until the \
+                 API server answers; without it put the document into --policy-dir (`kubectl get pod -o \
+                 yaml` prints it)"
             ),
         };
         self.endpoints.wait(spec, reason);

@@ -102,6 +102,16 @@ pub(super) fn put(
             Err(error) => return Err(pinned(path, &error)),
         }
     }
+    pin_over(attach(program, hook, ifindex, order)?, path)
+}
+
+/// Makes a link to the interface, with the loaded program in it.
+fn attach(
+    program: &mut SchedClassifier,
+    hook: Hook,
+    ifindex: u32,
+    order: fn() -> LinkOrder,
+) -> Result<FdLink, ProgramError> {
     let attach = |place: String, error: &dyn std::error::Error| ProgramError::Attach {
         program: hook.program,
         place,
@@ -133,8 +143,7 @@ pub(super) fn put(
     let link = program
         .take_link(id)
         .map_err(|error| attach(place(), &error))?;
-    let link = FdLink::try_from(link).map_err(|error| attach(place(), &error))?;
-    pin_over(link, path)
+    FdLink::try_from(link).map_err(|error| attach(place(), &error))
 }
 
 /// The link pinned at `path`. A pin of anything else is an error: what it

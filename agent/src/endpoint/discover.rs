@@ -4,6 +4,7 @@
 //! thread that has changed its namespace never goes back to a pool.
 
 mod addresses;
+mod attributes;
 mod behind;
 pub(crate) mod bridge;
 mod leading;
@@ -23,11 +24,13 @@ use std::{
 };
 
 use nix::sched::{CloneFlags, setns};
-use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage};
 use serde::{Deserialize, Serialize};
 use tokio_stream::StreamExt as _;
 
-use self::addresses::{HostSide, routed_to};
+use self::{
+    addresses::{HostSide, routed_to},
+    attributes::{mac_of, name_of, peer_of},
+};
 use crate::datapath::link::Link;
 
 /// Directory of named network namespaces (`ip netns add`).
@@ -529,33 +532,6 @@ async fn check_bridge(
         ifname: ifname.to_owned(),
         bridge: bridge::name(handle, bridge).await,
     })
-}
-
-fn name_of(link: &LinkMessage) -> Option<String> {
-    link.attributes
-        .iter()
-        .find_map(|attribute| match attribute {
-            LinkAttribute::IfName(name) => Some(name.clone()),
-            _ => None,
-        })
-}
-
-fn peer_of(link: &LinkMessage) -> Option<u32> {
-    link.attributes
-        .iter()
-        .find_map(|attribute| match attribute {
-            LinkAttribute::Link(index) => Some(*index),
-            _ => None,
-        })
-}
-
-fn mac_of(link: &LinkMessage) -> Option<[u8; 6]> {
-    link.attributes
-        .iter()
-        .find_map(|attribute| match attribute {
-            LinkAttribute::Address(bytes) => bytes.as_slice().try_into().ok(),
-            _ => None,
-        })
 }
 
 fn is_link_local(ip: IpAddr) -> bool {

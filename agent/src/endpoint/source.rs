@@ -250,7 +250,7 @@ impl EndpointBook {
     ) -> Result<EndpointSpec, EndpointError> {
         let mut state = self.state.lock();
         let other = state.other_with(spec.ifindex, key);
-        // Whoever adds a pod that was taken in names it.
+        // An addition of a pod that was taken in gives it the new name.
         let former = other.filter(|other| taken_in::is_key(other) && !taken_in::is_key(key));
         if former.is_none()
             && let Some(other) = state.other_with(spec.ifindex, key)
@@ -290,7 +290,7 @@ impl EndpointBook {
         );
         (self.deliver)(SourceEvent::Apply(spec.clone()));
         if let Some((former, _)) = removed {
-            // The core has the endpoint under its new key by now.
+            // The core now has the endpoint under its new key.
             state.forget(&former, &*self.deliver);
             state.unresolved.remove(&former);
             state.stale.remove(&former);

@@ -43,7 +43,7 @@ pub enum ClientError {
     },
     /// There is no service account.
     #[error(
-        "--kubernetes: {reason}; run the agent in a pod with a service account (automountServiceAccountToken: true), or give --kubeconfig FILE"
+        "there is no account for the API server: {reason}; run in a pod with a service account (automountServiceAccountToken: true), or give --kubeconfig FILE"
     )]
     Account {
         /// Why.
@@ -66,6 +66,15 @@ pub enum ClientError {
         path: PathBuf,
         /// Why.
         reason: String,
+    },
+    /// No HTTP header may have the token.
+    #[error(
+        "{path}: the token has a line break or another character that no token has; write the token without a line break, for example with `printf %s`",
+        path = .path.display()
+    )]
+    Token {
+        /// File of the token, or the kubeconfig.
+        path: PathBuf,
     },
     /// The server's certificate cannot be verified.
     #[error("the certificate of the API server {server} is not trusted with the CA of {path}: {reason}; write the CA of this cluster there, or correct the server's address", path = .path.display())]
@@ -143,6 +152,7 @@ impl Api {
         config.default_retry = false;
         let server = config.cluster_url.to_string();
         let namespace = config.default_namespace.clone();
+        let token_file = config.auth_info.token_file.as_ref().map(PathBuf::from);
         let client = Client::try_from(config).map_err(|error| {
             let reason = chain(&error);
             match &settings.kubeconfig {
@@ -158,7 +168,7 @@ impl Api {
             server: server.trim_end_matches('/').to_owned(),
             namespace,
         };
-        api.check(settings).await?;
+        api.check(settings, token_file).await?;
         Ok(api)
     }
 
@@ -173,7 +183,11 @@ impl Api {
     }
 
     /// Asks for one namespace: an agent with watches may list them.
-    async fn check(&self, settings: &ApiSettings) -> Result<(), ClientError> {
+    async fn check(
+        &self,
+        settings: &ApiSettings,
+        token_file: Option<PathBuf>,
+    ) -> Result<(), ClientError> {
         let request = Request::get("/api/v1/namespaces?limit=1").body(Vec::new());
         let request = request.expect("a constant request");
         let Err(error) = self.send(request).await else {
@@ -195,6 +209,11 @@ impl Api {
                 path,
                 reason,
             });
+        }
+        // Of kube; there is no type of it on the way.
+        if reason.contains("invalid bearer token") {
+            let path = token_file.unwrap_or_else(|| file("token"));
+            return Err(ClientError::Token { path });
         }
         // Of rustls; there is no type of it on the way.
         if reason.contains("invalid peer certificate") {
@@ -368,6 +387,18 @@ mod tests {
             );
             assert!(error.contains("https://192.0.2.1:6443"), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_token_file_that_ends_with_a_line_break_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let token = dir.path().join("token");
+        std::fs::write(&token, "t\n").unwrap();
+        let token = token.display().to_string();
+        let kubeconfig = GOOD.replace(r#""token": "t""#, &format!(r#""tokenFile": "{token}""#));
+        let error = refused(&kubeconfig, None).await;
+        let begin = format!("{token}: the token has a line break");
+        assert!(error.starts_with(&begin), "{error}");
     }
 
     #[tokio::test]

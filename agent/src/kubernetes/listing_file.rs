@@ -11,8 +11,9 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    time::SystemTime,
 };
+
+use dns_policy::wall_time;
 
 pub(crate) use self::read::{Stored, read};
 use crate::policy::source::cluster::Changed;
@@ -137,7 +138,7 @@ impl ListingFile {
         match &self.base {
             Some(base) if *base == self.path => {
                 let file = File::options().append(true).open(base)?;
-                file.set_modified(SystemTime::now())
+                file.set_modified(wall_time::of_file())
             }
             _ => Ok(()),
         }

@@ -157,6 +157,13 @@ pub(crate) async fn run(
         if let Some(rest) = rest {
             pending.put_back(rest, bytes);
         }
+        if let Err(error) = &result
+            && error.kind() == io::ErrorKind::InvalidData
+        {
+            tracing::error!(%error, "the stored list of the cluster was changed by another program or a fault of the disk; none is stored until the agent is started again");
+            pending.give_up();
+            return;
+        }
         if let (Err(error), false) = (&result, failed) {
             tracing::warn!(%error, "the list of the cluster cannot be stored in the state directory; the agent tries again");
         }

@@ -70,7 +70,7 @@ fn is_ending(set: &Value) -> bool {
 
 impl OwnSet {
     /// Follows the DaemonSet until the agent stops. An uninstall by Helm removes role and account a
-    /// moment after the DaemonSet, and the agents' pods after that: who asks then gets no answer. A
+    /// moment after the DaemonSet, and the agents' pods after that: a request then gets no answer. A
     /// watch that has begun goes on without them.
     pub(crate) fn start(
         api: Api,

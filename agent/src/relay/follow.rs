@@ -67,7 +67,7 @@ enum StreamError {
     Refused(String),
     #[error("{0}")]
     Status(String),
-    #[error("it sends what cannot be read: {0}")]
+    #[error("it sends an unreadable message: {0}")]
     Frame(#[from] FrameError),
     #[error("no message within {0:?}")]
     Silent(Duration),

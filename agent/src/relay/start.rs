@@ -95,20 +95,7 @@ pub async fn run(config: RelayConfig) -> Result<()> {
         ),
         None => None,
     };
-    let mut server = Server::builder()
-        .http2_keepalive_interval(Some(PING))
-        .http2_keepalive_timeout(Some(PING))
-        .max_concurrent_streams(Some(STREAMS));
-    if let Some(files) = &config.tls {
-        let texts = files.read()?;
-        let tls = ServerTlsConfig::new()
-            .identity(Identity::from_pem(texts.certificate, texts.key))
-            .client_ca_root(Certificate::from_pem(texts.authority))
-            .timeout(HANDSHAKE);
-        server = server.tls_config(tls).context(
-            "the certificates cannot be used; correct --tls-cert, --tls-key and --client-ca",
-        )?;
-    }
+    let mut server = server(&config)?;
     tracing::info!(?config, "relay starting");
     let health = ClusterHealth::new(api.server());
     let bounds = Bounds::agents(config.agents_max);
@@ -145,6 +132,25 @@ pub async fn run(config: RelayConfig) -> Result<()> {
     // Connections of agents that do not close them end with the process.
     let _late = tokio::time::timeout(GRACE, tasks.wait()).await;
     Ok(())
+}
+
+/// The gRPC server, with TLS if the configuration has certificates.
+fn server(config: &RelayConfig) -> Result<Server> {
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(PING))
+        .http2_keepalive_timeout(Some(PING))
+        .max_concurrent_streams(Some(STREAMS));
+    let Some(files) = &config.tls else {
+        return Ok(server);
+    };
+    let texts = files.read()?;
+    let tls = ServerTlsConfig::new()
+        .identity(Identity::from_pem(texts.certificate, texts.key))
+        .client_ca_root(Certificate::from_pem(texts.authority))
+        .timeout(HANDSHAKE);
+    server
+        .tls_config(tls)
+        .context("the certificates cannot be used; correct --tls-cert, --tls-key and --client-ca")
 }
 
 async fn bind(config: &RelayConfig, flag: &str) -> Result<TcpListener> {

@@ -62,6 +62,16 @@ struct Listener {
     overflow: u32,
 }
 
+impl Listener {
+    fn new(fd: OwnedFd, ipv6: bool) -> Self {
+        Self {
+            fd: Arc::new(fd),
+            ipv6,
+            overflow: 0,
+        }
+    }
+}
+
 /// One worker.
 pub(super) struct Worker {
     proxy: Arc<Proxy>,
@@ -113,11 +123,7 @@ impl Worker {
         let mut listeners = Vec::new();
         for ((fd, ipv6), below) in sockets.into_iter().zip(0..) {
             epoll.add(&fd, readable(TOKEN_LISTENER - below))?;
-            listeners.push(Listener {
-                fd: Arc::new(fd),
-                ipv6,
-                overflow: 0,
-            });
+            listeners.push(Listener::new(fd, ipv6));
         }
         let marked = options == SocketOptions::Transparent;
         let now = Instant::now();

@@ -189,10 +189,7 @@ impl UdpUpstream {
         if socket.waiting.len() >= MAX_WAITING {
             return Err(RegisterError::Full);
         }
-        let mut id = self.random.random();
-        while socket.waiting.contains_key(&id) {
-            id = self.random.random();
-        }
+        let id = socket.free_id(&mut self.random);
         let mut question = self.spare.pop().unwrap_or_default();
         question.clear();
         question.extend_from_slice(query.question);

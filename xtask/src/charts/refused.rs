@@ -66,7 +66,17 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
         "metrics: {serviceMonitor: {enabled: true}}",
         &["metrics.service.enabled"],
     ),
+    (
+        "holdfast",
+        "sdp: {drainTimeout: 1m}",
+        &["sdp.drainTimeout", "sdp.terminationGracePeriodSeconds"],
+    ),
     ("holdfast-sdp", "sdp: {enabled: true}", &["sdp"]),
+    (
+        "holdfast-sdp",
+        "{drainTimeout: 30s, terminationGracePeriodSeconds: 30}",
+        &["drainTimeout", "terminationGracePeriodSeconds"],
+    ),
     ("holdfast-sdp", "queryLog: some", &["/queryLog", "denied"]),
     (
         "holdfast-sdp",

@@ -48,6 +48,8 @@ fn container(set: &Rendered, object: &Value, problems: &mut BTreeSet<String>) ->
         problems.insert(format!("charts/{}: {name}: {reason}", set.name));
     }
     let help = process::output(program(name, before, &["--help"])?)?;
+    // Help text is wrapped, also within `[env: NAME=]`.
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     for variable in container["env"].as_array().into_iter().flatten() {
         let variable = variable["name"].as_str().unwrap_or_default();
         if !help.contains(&format!("[env: {variable}=")) && !OTHERS.contains(&variable) {

@@ -18,7 +18,7 @@ use rtnetlink::{
 };
 use tokio_stream::StreamExt as _;
 
-use super::{Netns, peer_of};
+use super::{Netns, attributes::peer_of};
 
 /// The interface with the number `ifindex` of this namespace, if it is one end of a pair whose
 /// other end is the interface with the number `inside` of `netns`.

@@ -15,7 +15,11 @@ use rtnetlink::{
 };
 use tokio_stream::StreamExt as _;
 
-use super::{DiscoverError, Netns, name_of, on_thread, peer_of};
+use super::{
+    DiscoverError, Netns,
+    attributes::{name_of, peer_of},
+    on_thread,
+};
 use crate::route_query;
 
 /// Index of the bridge that has a link as a port.

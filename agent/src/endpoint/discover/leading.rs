@@ -5,7 +5,11 @@ use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::Path,
 use rtnetlink::Handle;
 use tokio_stream::StreamExt as _;
 
-use super::{DiscoverError, Netns, behind, name_of, on_thread, peer_of};
+use super::{
+    DiscoverError, Netns,
+    attributes::{name_of, peer_of},
+    behind, on_thread,
+};
 
 /// One end of a pair of interfaces, inside a pod.
 struct Inside {

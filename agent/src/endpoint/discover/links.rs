@@ -12,7 +12,7 @@ use rtnetlink::{
 };
 use tokio_stream::StreamExt as _;
 
-use super::{PodSide, bridge, mac_of};
+use super::{PodSide, attributes::mac_of, bridge};
 use crate::datapath::link::Link;
 
 /// Addresses of an interface with the lengths of their prefixes, except those that another

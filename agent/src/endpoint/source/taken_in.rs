@@ -10,10 +10,12 @@
 //! endpoint is recorded as those of the CNI plugin are, and lives as long as they do.
 
 mod search;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, io,
     net::IpAddr,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -57,15 +59,16 @@ pub(crate) struct Unmanaged {
     pub(crate) reason: String,
 }
 
-/// What is known of pods without an endpoint.
+/// Looks for the network namespaces of pods that have no endpoint.
 #[derive(Debug, Default)]
 pub(super) struct TakenIn {
     source: Option<PodSource>,
     lacking: BTreeMap<Arc<str>, Lacking>,
     /// Namespaces that were entered, by file.
     entered: BTreeMap<String, Entered>,
-    /// Namespaces from which the runtime removed the pod.
-    removed: BTreeSet<NamespaceId>,
+    /// Namespaces from which the runtime removed the pod, by file. The number alone does not name
+    /// one: the next namespace gets the number of one that is gone.
+    removed: BTreeMap<String, NamespaceId>,
     retries: Retries,
 }
 
@@ -142,15 +145,27 @@ impl State {
 
     /// The runtime removed the pod from a namespace, which lasts a little longer.
     pub(super) fn leave(&mut self, netns: &Path) {
-        let namespace = namespace_id(&Netns::Path(netns.to_owned()));
-        self.taken_in.removed.extend(namespace);
+        let left = namespace_id(&Netns::Path(netns.to_owned()));
+        let source = self.taken_in.source.as_ref();
+        let dir = source.and_then(|source| source.netns_dir.as_deref());
+        // Without the directory no pod is taken in.
+        let Some(Ok(files)) = dir.map(namespaces_in) else {
+            return;
+        };
+        let removed = &mut self.taken_in.removed;
+        removed.retain(|file, namespace| files.get(file) == Some(namespace));
+        removed.extend(
+            files
+                .into_iter()
+                .filter(|(_, namespace)| left == Some(*namespace)),
+        );
     }
 
     /// The runtime adds a pod in a namespace.
     pub(super) fn enter_again(&mut self, netns: &Path) {
-        if let Some(namespace) = namespace_id(&Netns::Path(netns.to_owned())) {
-            self.taken_in.removed.remove(&namespace);
-        }
+        let entered = namespace_id(&Netns::Path(netns.to_owned()));
+        let removed = &mut self.taken_in.removed;
+        removed.retain(|_, namespace| entered != Some(*namespace));
     }
 
     /// Notes which pods have no endpoint. Gives those that may be looked for.
@@ -199,25 +214,14 @@ impl State {
 
     /// Files of namespaces that are no endpoint's and were not removed.
     fn free_namespaces(&mut self, dir: &Path) -> Result<BTreeMap<String, NamespaceId>, String> {
-        let failed = |error| {
+        let failed = |error: io::Error| {
             format!(
                 "the directory of network namespaces {} cannot be read: {error}; correct \
                  --cni-netns-dir, or mount that directory of the node",
                 dir.display()
             )
         };
-        let mut files = BTreeMap::new();
-        for entry in fs::read_dir(dir).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            // One that is gone meanwhile, or that the agent may not read, is none.
-            let (Ok(name), Ok(file)) =
-                (entry.file_name().into_string(), fs::metadata(entry.path()))
-            else {
-                continue;
-            };
-            files.insert(name, (file.dev(), file.ino()));
-        }
-        let present: BTreeSet<NamespaceId> = files.values().copied().collect();
+        let mut files = namespaces_in(dir).map_err(failed)?;
         let TakenIn {
             entered,
             removed,
@@ -230,12 +234,29 @@ impl State {
             None => lacking.contains_key(key),
         });
         entered.retain(|file, entered| files.get(file) == Some(&entered.namespace));
-        removed.retain(|namespace| present.contains(namespace));
+        removed.retain(|file, namespace| files.get(file) == Some(namespace));
         let held = self.found.values().filter(|found| !found.superseded);
         let held: BTreeSet<NamespaceId> = held.filter_map(|found| found.namespace).collect();
-        files.retain(|_, namespace| !held.contains(namespace) && !removed.contains(namespace));
+        files.retain(|file, namespace| !held.contains(namespace) && !removed.contains_key(file));
         Ok(files)
     }
+}
+
+/// Files of network namespaces in a directory. Other files are left out: one that is a FIFO, for
+/// example, would hold up who opens it.
+fn namespaces_in(dir: &Path) -> io::Result<BTreeMap<String, NamespaceId>> {
+    let of_namespaces = fs::metadata("/proc/self/ns/net")?.dev();
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        // One that is gone meanwhile, or that the agent may not read, is none.
+        if let (Ok(name), Ok(file)) = (entry.file_name().into_string(), fs::metadata(entry.path()))
+            && file.dev() == of_namespaces
+        {
+            files.insert(name, (file.dev(), file.ino()));
+        }
+    }
+    Ok(files)
 }
 
 const NOT_LOOKED_FOR: &str = "no endpoint was added for it; add one (`holdfast-agent endpoint add \

@@ -7,6 +7,7 @@ use std::{
     path::Path,
 };
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Origin, VERSION};
@@ -34,6 +35,13 @@ impl Sum {
     }
 }
 
+/// The last line, without its bracket.
+#[derive(Deserialize)]
+pub(super) struct Tail {
+    pub(super) count: usize,
+    pub(super) sum: String,
+}
+
 /// The first line, which the objects follow.
 fn head(origin: &Origin) -> String {
     let (server, cluster) = (json!(origin.server), json!(origin.cluster));
@@ -48,7 +56,8 @@ pub(super) fn entry(line: &str) -> Option<(String, &str)> {
     Some((key, object))
 }
 
-/// Writes `base` with the changes to a new file.
+/// Writes `base` with the changes to a new file. `InvalidData`: the base is damaged or gone, so the
+/// new file would have gaps.
 pub(super) fn merge(
     base: Option<&Path>,
     changes: &Changed,
@@ -65,14 +74,22 @@ pub(super) fn merge(
     out.file.write_all(head(origin).as_bytes())?;
     let mut changes = changes.iter().peekable();
     if let Some(base) = base {
-        for line in BufReader::new(File::open(base)?).lines().skip(1) {
-            let line = line?;
-            let line = line.trim_end_matches(',');
-            if line.starts_with('}') {
+        let damaged = |reason: &str| {
+            let reason = format!("{} is damaged ({reason})", base.display());
+            io::Error::new(io::ErrorKind::InvalidData, reason)
+        };
+        let file = File::open(base).map_err(|error| damaged(&error.to_string()))?;
+        let (mut sum, mut count, mut tail) = (Sum::default(), 0_usize, None);
+        for line in BufReader::new(file).lines().skip(1) {
+            let line = line.map_err(|error| damaged(&error.to_string()))?;
+            if let Some(text) = line.strip_prefix("},") {
+                tail = serde_json::from_str::<Tail>(&format!("{{{text}")).ok();
                 break;
             }
-            let odd = || io::Error::new(io::ErrorKind::InvalidData, "a line is no object");
-            let (key, _) = entry(line).ok_or_else(odd)?;
+            let line = line.strip_suffix(',').unwrap_or(&line);
+            sum.add(line);
+            count += 1;
+            let (key, _) = entry(line).ok_or_else(|| damaged("a line is no object"))?;
             while let Some((key, json)) = changes.next_if(|(changed, _)| **changed < key) {
                 out.put(key, json.as_deref())?;
             }
@@ -80,6 +97,10 @@ pub(super) fn merge(
                 Some((key, json)) => out.put(key, json.as_deref())?,
                 None => out.line(line)?,
             }
+        }
+        let tail = tail.ok_or_else(|| damaged("the end is missing"))?;
+        if tail.count != count || tail.sum != sum.hex() {
+            return Err(damaged("its sum differs"));
         }
     }
     for (key, json) in changes {

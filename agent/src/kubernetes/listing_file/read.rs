@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{
     ListingError, Origin, VERSION,
-    merge::{Sum, entry},
+    merge::{Sum, Tail, entry},
 };
 use crate::policy::{parse::parse_object, source::cluster::Read};
 
@@ -33,12 +33,6 @@ struct Head {
     version: u64,
     server: Option<String>,
     cluster: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Tail {
-    count: usize,
-    sum: String,
 }
 
 /// Reads the file. None if there is none.

@@ -1,7 +1,6 @@
-use std::{
-    os::unix::fs::PermissionsExt as _,
-    time::{Duration, SystemTime},
-};
+//! The stored listing: written, read, and refused.
+
+use std::{os::unix::fs::PermissionsExt as _, time::Duration};
 
 use super::*;
 
@@ -35,7 +34,7 @@ fn keys(stored: &Stored) -> Vec<&str> {
 fn a_listing_is_read_as_it_was_with_later_changes_and_with_refused_objects() {
     let dir = tempfile::tempdir().unwrap();
     let path = ListingFile::path(dir.path());
-    let now = SystemTime::now();
+    let now = wall_time::of_file();
     assert!(read(&path, &origin(), now).unwrap().is_none());
     let mut file = ListingFile::new(dir.path(), origin());
     file.spill(&changed(&[
@@ -79,7 +78,7 @@ fn a_file_that_is_torn_damaged_newer_foreign_or_old_is_refused_by_name() {
     let good = fs::read_to_string(&path).unwrap();
     let refusal = |text: &str| {
         fs::write(&path, text).unwrap();
-        read(&path, &origin(), SystemTime::now())
+        read(&path, &origin(), wall_time::of_file())
             .unwrap_err()
             .to_string()
     };
@@ -107,10 +106,10 @@ fn a_file_that_is_torn_damaged_newer_foreign_or_old_is_refused_by_name() {
         "{other}"
     );
     fs::write(&path, [0xff, 0xfe, b'\n']).unwrap();
-    assert!(read(&path, &origin(), SystemTime::now()).is_err());
+    assert!(read(&path, &origin(), wall_time::of_file()).is_err());
     fs::write(&path, &good).unwrap();
     let day = Duration::from_secs(25 * 3600);
-    let old = read(&path, &origin(), SystemTime::now() + day).unwrap_err();
+    let old = read(&path, &origin(), wall_time::of_file() + day).unwrap_err();
     assert!(old.to_string().contains("25 hours ago"), "{old}");
 }
 
@@ -121,10 +120,40 @@ fn a_listing_without_changes_is_confirmed_without_being_written() {
     let mut file = ListingFile::new(dir.path(), origin());
     file.save(&changed(&[("Namespace/shop", Some(NAMESPACE))]))
         .unwrap();
-    let before = SystemTime::now() - Duration::from_secs(7200);
+    let before = wall_time::of_file() - Duration::from_secs(7200);
     let handle = File::options().append(true).open(&path).unwrap();
     handle.set_modified(before).unwrap();
     file.confirm().unwrap();
-    let stored = read(&path, &origin(), SystemTime::now()).unwrap().unwrap();
+    let stored = read(&path, &origin(), wall_time::of_file())
+        .unwrap()
+        .unwrap();
     assert!(stored.age < Duration::from_secs(60), "{:?}", stored.age);
+}
+
+#[test]
+fn damage_while_the_agent_runs_does_not_become_a_listing_with_gaps() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = ListingFile::path(dir.path());
+    let mut file = ListingFile::new(dir.path(), origin());
+    file.save(&changed(&[
+        ("Namespace/shop", Some(NAMESPACE)),
+        ("Pod/shop/web", Some(POD)),
+    ]))
+    .unwrap();
+    let good = fs::read_to_string(&path).unwrap();
+    let odd = ("CiliumNetworkPolicy/shop/odd", Some(ODD));
+    let lines = good.match_indices('\n').map(|(end, _)| &good[..=end]);
+    let torn = lines.filter(|torn| *torn != good).map(str::to_owned);
+    let changed_value = good.replace("10.2.0.9", "10.2.0.8");
+    for damaged in torn.chain([changed_value, String::new()]) {
+        fs::write(&path, &damaged).unwrap();
+        let error = file.save(&changed(&[odd])).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{damaged}");
+        let read = read(&path, &origin(), wall_time::of_file());
+        assert!(read.is_err(), "{damaged}");
+    }
+    fs::remove_file(&path).unwrap();
+    let error = file.save(&changed(&[odd])).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    assert!(!path.exists());
 }

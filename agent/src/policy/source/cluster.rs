@@ -34,7 +34,6 @@ pub type Read = Result<PolicyDocument, PolicyError>;
 
 /// What a watch sees.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "nearly all are of the large one")]
 pub enum Seen<T = Read> {
     /// A list begins.
     Listing,

@@ -10,6 +10,7 @@ use std::{
 use daemon::quota::Holder;
 use foldhash::quality::RandomState;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use rand::{Rng as _, rngs::StdRng};
 use shared_maps::IdentityId;
 
 use super::{RegisterError, UdpUpstream};
@@ -63,6 +64,16 @@ pub(super) struct UpSocket {
 }
 
 impl UpSocket {
+    /// A random id that no query on this socket has.
+    pub(super) fn free_id(&self, random: &mut StdRng) -> u16 {
+        loop {
+            let id = random.random();
+            if !self.waiting.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
     /// Whether it is time to open its successor. Returns true once.
     pub(super) fn begins_to_age(&mut self, now: Instant) -> bool {
         // A flow has one socket only.

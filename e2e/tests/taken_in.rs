@@ -155,6 +155,14 @@ fn connections_of_a_pod_that_ran_before_the_agent_go_on_under_policy() {
             stream.expect_alive()?;
         }
         unmanaged(lab, 0.0)?;
+        // A typing error in a command does not take the pod out of its policy.
+        let netns = lab.a.netns.name();
+        let other = ["endpoint", "add", "--netns", netns, "--pod", "default/wbe"];
+        let refused = lab.agent(&other).err().context("it was added")?;
+        let refused = format!("{refused:#}");
+        ensure!(refused.contains("give --pod default/web"), "{refused}");
+        has_endpoints(lab, &["netns/cni-a"])?;
+        judged(&lab.a)?;
 
         // An agent that starts while the API server is away has it with its last labels.
         agent.kill_9()?;

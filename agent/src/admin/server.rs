@@ -109,7 +109,7 @@ impl From<EndpointError> for Refusal {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
             EndpointError::NotAdded(_) => StatusCode::NOT_FOUND,
-            EndpointError::Taken { .. } => StatusCode::CONFLICT,
+            EndpointError::Taken { .. } | EndpointError::OfPod { .. } => StatusCode::CONFLICT,
             _ => StatusCode::UNPROCESSABLE_ENTITY,
         };
         Self::new(status, error.to_string())

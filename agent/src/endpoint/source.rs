@@ -250,6 +250,17 @@ impl EndpointBook {
     ) -> Result<EndpointSpec, EndpointError> {
         let mut state = self.state.lock();
         let other = state.other_with(spec.ifindex, key);
+        if cli::is_key(key)
+            && let Some(former) = other.as_deref().filter(|other| taken_in::is_key(other))
+            && let Some(former) = state.documents.get(former)
+            && former.pod != document.pod
+        {
+            return Err(EndpointError::OfPod {
+                netns: netns.clone(),
+                ifname: document.ifname,
+                pod: former.pod.clone().unwrap_or_default(),
+            });
+        }
         // An addition of a pod that was taken in gives it the new name.
         let former = other.filter(|other| taken_in::is_key(other) && !taken_in::is_key(key));
         if former.is_none()

@@ -97,6 +97,16 @@ pub enum EndpointError {
     /// A named port that cannot be read.
     #[error("named-ports: {0}")]
     NamedPort(#[from] NamedPortError),
+    /// The interface is that of a running pod, and the command names another or none.
+    #[error("interface {ifname} of {netns} is the running pod {pod}'s; give --pod {pod}")]
+    OfPod {
+        /// The namespace.
+        netns: Netns,
+        /// The interface.
+        ifname: String,
+        /// The pod.
+        pod: String,
+    },
     /// Another document has this interface.
     #[error(
         "interface {ifname} of {netns} is already endpoint {other}; remove that one first (`endpoint remove`, or its document, if the key begins with `dir/`)"

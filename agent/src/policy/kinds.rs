@@ -129,6 +129,8 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         fields: &["spec", "status"],
         kept: &[
             "metadata.labels",
+            "metadata.uid",
+            "metadata.annotations",
             "metadata.creationTimestamp",
             "spec.nodeName",
             "spec.hostNetwork",

@@ -65,6 +65,10 @@ enum StreamError {
         "it does not accept the agent's certificate: {0}; write one that the relay's --client-ca signed to --k8s-relay-cert"
     )]
     Refused(String),
+    #[error(
+        "it closed the connection before it answered: {0}; if it does not accept the agent's certificate, write one that the relay's --client-ca signed to --k8s-relay-cert"
+    )]
+    Closed(String),
     #[error("{0}")]
     Status(String),
     #[error("it sends an unreadable message: {0}")]
@@ -151,7 +155,19 @@ impl Follower {
         };
         let begun = tokio::time::timeout(ANSWER, client.follow(request)).await;
         let begun = begun.map_err(|_| StreamError::Silent(ANSWER))?;
-        let mut frames = begun.map_err(|status| refused(&status))?.into_inner();
+        let mut frames = begun
+            .map_err(|status| match refused(&status) {
+                // The alert of a relay that refuses the certificate is lost if the relay closes the
+                // connection while the request is on its way.
+                StreamError::Status(reason)
+                    if self.settings.tls.is_some()
+                        && matches!(status.code(), Code::Cancelled | Code::Unknown) =>
+                {
+                    StreamError::Closed(reason)
+                }
+                error => error,
+            })?
+            .into_inner();
         loop {
             let frame = tokio::time::timeout(SILENCE, frames.message()).await;
             let frame = frame.map_err(|_| StreamError::Silent(SILENCE))?;

@@ -249,29 +249,7 @@ impl EndpointBook {
         namespace: Option<NamespaceId>,
     ) -> Result<EndpointSpec, EndpointError> {
         let mut state = self.state.lock();
-        let other = state.other_with(spec.ifindex, key);
-        if cli::is_key(key)
-            && let Some(former) = other.as_deref().filter(|other| taken_in::is_key(other))
-            && let Some(former) = state.documents.get(former)
-            && former.pod != document.pod
-        {
-            return Err(EndpointError::OfPod {
-                netns: netns.clone(),
-                ifname: document.ifname,
-                pod: former.pod.clone().unwrap_or_default(),
-            });
-        }
-        // An addition of a pod that was taken in gives it the new name.
-        let former = other.filter(|other| taken_in::is_key(other) && !taken_in::is_key(key));
-        if former.is_none()
-            && let Some(other) = state.other_with(spec.ifindex, key)
-        {
-            return Err(EndpointError::Taken {
-                netns: netns.clone(),
-                ifname: document.ifname,
-                other,
-            });
-        }
+        let former = state.former(key, &document, netns, spec.ifindex)?;
         let pid = document.pid;
         let replaced = state.documents.insert(key.to_owned(), document);
         let removed = former.and_then(|former| state.documents.remove_entry(&former));
@@ -347,6 +325,37 @@ impl State {
         }
         let added = self.documents.iter().filter(|(key, _)| cli::is_key(key));
         Ok(self.file.write(added)?)
+    }
+
+    /// The endpoint of a pod that was taken in, whose interface gets this key. Any other endpoint with
+    /// the interface is an error.
+    fn former(
+        &self,
+        key: &str,
+        document: &EndpointDocument,
+        netns: &Netns,
+        ifindex: u32,
+    ) -> Result<Option<String>, EndpointError> {
+        let Some(other) = self.other_with(ifindex, key) else {
+            return Ok(None);
+        };
+        if !taken_in::is_key(&other) || taken_in::is_key(key) {
+            return Err(EndpointError::Taken {
+                netns: netns.clone(),
+                ifname: document.ifname.clone(),
+                other,
+            });
+        }
+        match self.documents.get(&other) {
+            Some(former) if cli::is_key(key) && former.pod != document.pod => {
+                Err(EndpointError::OfPod {
+                    netns: netns.clone(),
+                    ifname: document.ifname.clone(),
+                    pod: former.pod.clone().unwrap_or_default(),
+                })
+            }
+            _ => Ok(Some(other)),
+        }
     }
 
     /// Another document that has this interface. One that is to be resolved again gives it up.

@@ -126,16 +126,11 @@ pub(crate) async fn run(
             return;
         };
         let is_due = saved.is_none_or(|at| at.elapsed() >= INTERVAL);
-        let turn = if is_current && is_due {
-            match changed.is_empty() && saved.is_some() {
-                true if health.is_fresh() => Turn::Confirm,
-                true => Turn::Nothing,
-                false => Turn::Save,
-            }
-        } else if bytes > ROOM {
-            Turn::Spill
-        } else {
-            Turn::Nothing
+        let turn = match is_current && is_due {
+            true if !changed.is_empty() || saved.is_none() => Turn::Save,
+            true if health.is_fresh() => Turn::Confirm,
+            false if bytes > ROOM => Turn::Spill,
+            _ => Turn::Nothing,
         };
         if matches!(turn, Turn::Save) {
             saved = Some(Instant::now());

@@ -256,7 +256,8 @@ impl Book {
     fn put_pod(&mut self, key: Arc<str>, pod: &Pod) {
         let known = KnownPod {
             workload: self.workloads.add(pod),
-            uid: pod.uid.clone(),
+            // A copy: what stays of a document that is freed keeps a page of the heap for itself.
+            uid: pod.uid.as_deref().map(Arc::from),
             addresses: pod.addresses.as_slice().into(),
             created: pod.created,
             is_here: self.node.is_some() && pod.node == self.node,

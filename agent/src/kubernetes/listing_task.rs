@@ -4,6 +4,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
+use shared_maps::user::trim_heap;
 use tokio::{
     sync::Notify,
     task::spawn_blocking,
@@ -45,7 +46,7 @@ impl Pending {
             return;
         }
         for (key, json) in changed {
-            state.bytes += key.len() + json.as_ref().map_or(0, |json| json.len());
+            state.bytes += key.len() + json.as_ref().map_or(0, |json| json.as_str().len());
             state.changed.insert(key, json);
         }
         let is_first = is_current && !state.is_current;
@@ -149,8 +150,13 @@ pub(crate) async fn run(
             return;
         };
         file = back;
-        if let Some(rest) = rest {
-            pending.put_back(rest, bytes);
+        match rest {
+            Some(rest) => pending.put_back(rest, bytes),
+            // The texts have left holes.
+            None if bytes > ROOM / 4 => {
+                let _trimmed = spawn_blocking(trim_heap).await;
+            }
+            None => {}
         }
         if let Err(error) = &result
             && error.kind() == io::ErrorKind::InvalidData

@@ -6,6 +6,7 @@
 
 use std::{
     hash::{BuildHasher as _, RandomState},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -29,7 +30,7 @@ use super::{
 };
 use crate::{
     policy::kinds,
-    policy::source::cluster::{Batch, Seen},
+    policy::source::cluster::{Batch, Json, Seen},
 };
 
 /// Objects of one page of a list.
@@ -89,6 +90,15 @@ pub(super) struct Watch<T> {
     pub(super) has_service_blocks: bool,
     /// For the hashes of objects.
     pub(super) hash: RandomState,
+}
+
+/// An object, and what was read from it.
+struct ReadObject<T> {
+    /// As it is stored.
+    json: String,
+    key: String,
+    document: T,
+    is_marked: bool,
 }
 
 impl<T: Send + 'static> Watch<T> {
@@ -223,7 +233,8 @@ impl<T: Send + 'static> Watch<T> {
                 next: further,
             } = self.page(fields, next.take()).await?;
             let mut seen = std::mem::take(&mut begin);
-            seen.extend(items.into_iter().map(|object| self.put(object)));
+            let read = items.into_iter().map(|object| self.read(object));
+            seen.extend(self.put(read));
             if further.is_none() {
                 seen.push(Seen::Listed);
             }
@@ -284,7 +295,7 @@ impl<T: Send + 'static> Watch<T> {
             let seen = match read {
                 Line::Applied(object) => {
                     advance(version, &object);
-                    Some(self.put(object))
+                    self.put([self.read(object)].into_iter()).pop()
                 }
                 Line::Deleted(object) => {
                     advance(version, &object);
@@ -306,7 +317,7 @@ impl<T: Send + 'static> Watch<T> {
         Ok(())
     }
 
-    fn put(&self, mut object: Value) -> Seen<T> {
+    fn read(&self, mut object: Value) -> ReadObject<T> {
         let key = self.key(&object);
         if let Some(map) = object.as_object_mut() {
             // Items of a list have neither.
@@ -320,16 +331,36 @@ impl<T: Send + 'static> Watch<T> {
                 fields.remove(field);
             }
         }
-        let json = object.to_string();
-        let digest = self.hash.hash_one(&json);
         let document = (self.read)(&object, &key);
-        Seen::Put {
+        ReadObject {
+            json: object.to_string(),
             key,
-            digest,
             document,
             is_marked,
-            json: Some(json.into()),
         }
+    }
+
+    /// Objects that share a text.
+    fn put(&self, read: impl Iterator<Item = ReadObject<T>>) -> Vec<Seen<T>> {
+        let mut text = String::new();
+        let mut parts = Vec::new();
+        for one in read {
+            let start = text.len();
+            text.push_str(&one.json);
+            parts.push((one.key, one.document, one.is_marked, start..text.len()));
+        }
+        let text: Arc<str> = text.into();
+        let seen = parts.into_iter().map(|(key, document, is_marked, part)| {
+            let json = Json::part(&text, part);
+            Seen::Put {
+                key,
+                digest: self.hash.hash_one(json.as_str()),
+                document,
+                is_marked,
+                json: Some(json),
+            }
+        });
+        seen.collect()
     }
 
     /// The key of an object, also of one that cannot be read.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Origin, VERSION};
-use crate::policy::source::cluster::Changed;
+use crate::policy::source::cluster::{Changed, Json};
 
 /// FNV-1a over the lines of objects: damage of a disk is noticed.
 #[derive(Clone, Copy, Debug)]
@@ -91,10 +91,10 @@ pub(super) fn merge(
             count += 1;
             let (key, _) = entry(line).ok_or_else(|| damaged("a line is no object"))?;
             while let Some((key, json)) = changes.next_if(|(changed, _)| **changed < key) {
-                out.put(key, json.as_deref())?;
+                out.put(key, json.as_ref().map(Json::as_str))?;
             }
             match changes.next_if(|(changed, _)| **changed == key) {
-                Some((key, json)) => out.put(key, json.as_deref())?,
+                Some((key, json)) => out.put(key, json.as_ref().map(Json::as_str))?,
                 None => out.line(line)?,
             }
         }
@@ -104,7 +104,7 @@ pub(super) fn merge(
         }
     }
     for (key, json) in changes {
-        out.put(key, json.as_deref())?;
+        out.put(key, json.as_ref().map(Json::as_str))?;
     }
     out.end()
 }

@@ -14,7 +14,7 @@ fn origin() -> Origin {
 fn changed(changes: &[(&str, Option<&str>)]) -> Changed {
     let changes = changes.iter();
     changes
-        .map(|(key, json)| ((*key).to_owned(), json.map(Into::into)))
+        .map(|(key, json)| ((*key).to_owned(), json.map(|json| json.to_owned().into())))
         .collect()
 }
 

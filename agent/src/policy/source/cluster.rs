@@ -4,7 +4,11 @@
 //! once. A list that is read again is compared with the former one: only the difference comes out.
 //! A document is compared by its hash: the document itself is the core's or the book's.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::Arc,
+};
 
 use crate::{
     policy::document::{Body, PolicyDocument, PolicyError},
@@ -18,7 +22,36 @@ const LOGGED: usize = 100;
 const STORED: u64 = 0;
 
 /// Objects as JSON by document key; none = the object is gone.
-pub(crate) type Changed = BTreeMap<String, Option<Box<str>>>;
+pub(crate) type Changed = BTreeMap<String, Option<Json>>;
+
+/// An object as JSON: a part of a text that the objects of a page share. Texts of their own would
+/// leave holes in the heap between the documents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Json {
+    text: Arc<str>,
+    part: Range<usize>,
+}
+
+impl Json {
+    /// A part of a text.
+    pub(crate) fn part(text: &Arc<str>, part: Range<usize>) -> Self {
+        let text = Arc::clone(text);
+        Self { text, part }
+    }
+
+    /// As text.
+    pub(crate) fn as_str(&self) -> &str {
+        self.text.get(self.part.clone()).unwrap_or_default()
+    }
+}
+
+impl From<String> for Json {
+    fn from(text: String) -> Self {
+        let part = 0..text.len();
+        let text = text.into();
+        Self { text, part }
+    }
+}
 
 /// What a watch saw, in order.
 #[derive(Debug)]
@@ -48,7 +81,7 @@ pub enum Seen<T = Read> {
         /// Its status says that it is refused.
         is_marked: bool,
         /// What it is read from, to be stored; none = it is not stored.
-        json: Option<Box<str>>,
+        json: Option<Json>,
     },
     /// The object of this key is gone.
     Gone(String),
@@ -347,7 +380,13 @@ impl Kind {
         match document {
             Ok(document) => {
                 let was_refused = self.refused.remove(&key).is_some();
-                if self.documents.insert(key, digest) == Some(digest) {
+                let before = match self.documents.get_mut(&key) {
+                    Some(known) => Some(std::mem::replace(known, digest)),
+                    // A copy of the key: what stays of an object that is freed keeps a page of the
+                    // heap for itself.
+                    None => self.documents.insert(key.as_str().to_owned(), digest),
+                };
+                if before == Some(digest) {
                     return (None, was_refused);
                 }
                 (Some(SourceEvent::Apply(document)), was_refused)

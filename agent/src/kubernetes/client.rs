@@ -16,8 +16,8 @@ use kube::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::ApiSettings;
 pub(crate) use super::start::start;
+use super::{ApiSettings, listing_file::Sum};
 
 /// Where Kubernetes puts the token and the CA of a pod.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -123,6 +123,7 @@ pub struct Api {
     client: Client,
     server: String,
     namespace: String,
+    authorities: Vec<String>,
 }
 
 impl std::fmt::Debug for Api {
@@ -153,6 +154,8 @@ impl Api {
         let server = config.cluster_url.to_string();
         let namespace = config.default_namespace.clone();
         let token_file = config.auth_info.token_file.as_ref().map(PathBuf::from);
+        let certificates = config.root_cert.iter().flatten();
+        let authorities = certificates.map(|one| fingerprint(one)).collect();
         let client = Client::try_from(config).map_err(|error| {
             let reason = chain(&error);
             match &settings.kubeconfig {
@@ -167,6 +170,7 @@ impl Api {
             client,
             server: server.trim_end_matches('/').to_owned(),
             namespace,
+            authorities,
         };
         api.check(settings, token_file).await?;
         Ok(api)
@@ -175,6 +179,11 @@ impl Api {
     /// URL of the server.
     pub(crate) fn server(&self) -> &str {
         &self.server
+    }
+
+    /// Fingerprints of the certificates that the server's certificate is verified with.
+    pub(crate) fn authorities(&self) -> &[String] {
+        &self.authorities
     }
 
     /// Namespace of the service account, or of the kubeconfig's context.
@@ -281,6 +290,13 @@ impl Api {
             message: message.unwrap_or_else(|| "without a reason".to_owned()),
         })
     }
+}
+
+/// Tells certificates apart.
+fn fingerprint(certificate: &[u8]) -> String {
+    let mut sum = Sum::default();
+    sum.add(certificate);
+    sum.hex()
 }
 
 /// The server's reason for a refusal.

@@ -126,7 +126,7 @@ impl Reader {
             && !std::mem::replace(&mut self.is_foreign, true)
         {
             let problem = format!(
-                "the stored list that stands in is of another cluster: the uid of its namespace \
+                "the stored list of the cluster that stands in is of another cluster: the uid of its namespace \
                  kube-system is {uid}; the list of each kind replaces it"
             );
             tracing::error!(problem);
@@ -295,7 +295,9 @@ async fn read_stored(
         Ok(Ok(None)) => None,
         Ok(Err(error)) => {
             tracing::error!(%error, "the stored list of the cluster is not used");
-            health.set_stored_problem(error.to_string());
+            health.set_stored_problem(format!(
+                "the stored list of the cluster is not used: {error}"
+            ));
             None
         }
         Err(_) => {

@@ -178,11 +178,7 @@ impl Sample {
 
     fn policies(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
         let summary = &self.scrape.summary;
-        out.gauge(
-            "policy",
-            "Policy documents in force",
-            count(summary.policies),
-        )?;
+        out.gauge("policy", "Policies in force", count(summary.policies))?;
         out.gauge(
             "cluster_pods",
             "Pods that documents of the cluster describe",

@@ -187,7 +187,7 @@ fn interfaces_that_are_no_veth_pairs_and_addresses_of_other_pods_are_refused() {
         let _agent = start_agent(lab)?;
         let runtime = Runtime::new(lab)?;
         // Kinds that every kernel of the tests has. Ipvlan and netkit are refused in the same way. A port
-        // of OVS is a veth pair with a foreign master, which has no test.
+        // of OVS is a veth pair with a foreign master: unit tests have it.
         for (name, host, make) in [
             ("m", 102, "link add link veth0 name eth0 type macvlan"),
             ("t", 103, "tuntap add dev eth0 mode tun"),
@@ -287,7 +287,23 @@ fn an_interface_that_cannot_be_under_policy_is_refused_by_name() {
         refused(lab, runtime.add(&sandbox), 100, "v4if0")?;
         lab.node.batch("link delete second")?;
         runtime.wait = 20;
-        runtime.start(&sandbox)
+        runtime.start(&sandbox)?;
+        // One that appears while the pod runs is named until it goes.
+        let names = |expected: bool| {
+            eventually("status names the further interface", SOON, || {
+                let status = lab.agent(&["status"])?;
+                let text = "pod default/p has further interfaces to other namespaces (v4if0)";
+                ensure!(status.contains(text) == expected, "{status}");
+                Ok(())
+            })
+        };
+        lab.node.batch(&format!(
+            "link add second type veth peer name v4if0 netns {}",
+            pod.netns.name()
+        ))?;
+        names(true)?;
+        lab.node.batch("link delete second")?;
+        names(false)
     });
 }
 

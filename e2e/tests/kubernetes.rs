@@ -229,7 +229,8 @@ fn enforcement_stays_and_status_says_why_while_the_server_is_away_or_refuses() {
 
         // The server is away, also for an agent that starts.
         api.away();
-        status_has(lab, SOON, &["watch of Pod", "stays in force"])?;
+        let all = "watches of Namespace, Pod, Service, ServiceCIDR, EndpointSlice, NetworkPolicy, ";
+        status_has(lab, SOON, &[all, "what was read before stays in force"])?;
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(12), 80))?;
         agent.kill_9()?;
@@ -237,7 +238,11 @@ fn enforcement_stays_and_status_says_why_while_the_server_is_away_or_refuses() {
         status_has(
             lab,
             SOON,
-            &["watch of Pod", "the policy of the last run stays in force"],
+            &[
+                all,
+                "the policy of the last run stays in force",
+                "keeps the policy that it had",
+            ],
         )?;
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(12), 80))?;
@@ -313,7 +318,11 @@ fn an_agent_that_starts_without_the_server_uses_the_list_of_the_last_run() {
         status_has(
             lab,
             STANDS_IN,
-            &["watch of Pod", "the stored list of", "stands in"],
+            &[
+                "watches of Namespace, Pod, ",
+                "the stored list of",
+                "stands in",
+            ],
         )?;
         let age = "holdfast_kubernetes_stored_list_age_seconds";
         let age = lab.metric(AGENT_METRICS, age, "kind=\"Pod\"")?;

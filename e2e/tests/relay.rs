@@ -194,7 +194,11 @@ fn policy_of_the_cluster_is_in_force_by_relays_and_stays_while_they_are_away() {
         relay.kill_9()?;
         status_has(
             lab,
-            &["watch of Pod", "relay 127.0.0.1:997", "stays in force"],
+            &[
+                "watches of Namespace, Pod, ",
+                "relay 127.0.0.1:997",
+                "stays in force",
+            ],
         )?;
         let status = lab.agent_json(&["status"])?;
         ensure!(status["ready"] == true, "{status}");
@@ -212,7 +216,10 @@ fn policy_of_the_cluster_is_in_force_by_relays_and_stays_while_they_are_away() {
 
         // The relay's API server is away.
         api.away();
-        status_has(lab, &["watch of Pod", "relay 127.0.0.1:9973: "])?;
+        status_has(
+            lab,
+            &["watches of Namespace, Pod, ", "relay 127.0.0.1:9973: "],
+        )?;
         lab.a.expect_open(at(web4(13), 80))?;
         api.back()?;
         follows(lab)?;

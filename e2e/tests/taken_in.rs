@@ -222,6 +222,25 @@ fn a_pod_that_was_taken_in_goes_when_the_runtime_removes_it() {
         has_endpoints(lab, &["netns/cni-a", "netns/cni-c"])?;
         judged(&c)?;
         unmanaged(lab, 0.0)?;
+        // A document for it is not needed, and says so.
+        let document = format!("netns: {}\nlabels: [k8s:app=web]\n", c.netns.name());
+        std::fs::write(lab.directory().join("endpoints/c.yaml"), document)?;
+        // Nor is a second way out of the pod under policy.
+        lab.node.batch(&format!(
+            "link add second type veth peer name net1 netns {}",
+            c.netns.name()
+        ))?;
+        let texts = [
+            "is already endpoint netns/cni-c; the agent put this pod under policy itself",
+            "pod default/c has further interfaces to other namespaces (net1)",
+        ];
+        eventually("status names both", SOON, || {
+            let status = lab.agent(&["status"])?;
+            let missing = texts.iter().find(|text| !status.contains(**text));
+            ensure!(missing.is_none(), "{status}");
+            Ok(())
+        })?;
+        std::fs::remove_file(lab.directory().join("endpoints/c.yaml"))?;
 
         // The runtime removes one by DEL. The API and the namespace have it a little longer.
         let runtime = Runtime::new(lab)?;

@@ -28,26 +28,92 @@ pub(super) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = Stri
              addresses for the world: {reason}"
         )
     });
-    let stale = cluster.watches.iter().filter_map(|watch| {
-        let reason = watch.reason.as_ref()?;
-        let effect = match (watch.has_listed, watch.stored_seconds) {
-            (true, _) => "what was read before stays in force".to_owned(),
-            (false, None) => {
-                "until it has been read, the policy of the last run stays in force".to_owned()
+    let stored = cluster.stored_problem.iter().cloned();
+    stale_watches(cluster).chain(own_node).chain(stored)
+}
+
+/// What holds for the objects of a watch that does not follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meanwhile {
+    /// Those that it has had stay.
+    Listed,
+    /// Those of the last run stay.
+    LastRun,
+    /// Those of the stored list count.
+    Stored,
+}
+
+/// Watches with one fault in common.
+struct Stale<'a> {
+    meanwhile: Meanwhile,
+    reason: &'a str,
+    kinds: Vec<&'a str>,
+    /// For how long the first of them does not follow.
+    seconds: u64,
+    /// Age of the stored list.
+    stored_seconds: u64,
+}
+
+/// A fault that several watches have is one problem.
+fn stale_watches(cluster: &ClusterView) -> impl Iterator<Item = String> {
+    let mut all: Vec<Stale<'_>> = Vec::new();
+    for watch in &cluster.watches {
+        let Some(reason) = watch.reason.as_deref() else {
+            continue;
+        };
+        let meanwhile = match (watch.has_listed, watch.stored_seconds) {
+            (true, _) => Meanwhile::Listed,
+            (false, None) => Meanwhile::LastRun,
+            (false, Some(_)) => Meanwhile::Stored,
+        };
+        let known = all
+            .iter_mut()
+            .find(|stale| stale.meanwhile == meanwhile && stale.reason == reason);
+        let stored_seconds = watch.stored_seconds.unwrap_or_default();
+        match known {
+            Some(stale) => {
+                stale.kinds.push(&watch.kind);
+                stale.seconds = stale.seconds.max(watch.stale_seconds);
+                stale.stored_seconds = stale.stored_seconds.max(stored_seconds);
             }
-            (false, Some(age)) => format!(
-                "until it has been read, the stored list of {age} s ago stands in, and a pod that \
-                 this list does not have cannot start"
+            None => all.push(Stale {
+                meanwhile,
+                reason,
+                kinds: vec![&watch.kind],
+                seconds: watch.stale_seconds,
+                stored_seconds,
+            }),
+        }
+    }
+    let lines = all.into_iter().map(|stale| stale.line(&cluster.server));
+    lines.collect::<Vec<_>>().into_iter()
+}
+
+impl Stale<'_> {
+    fn line(&self, server: &str) -> String {
+        let (watches, follow) = match self.kinds.as_slice() {
+            [_] => ("watch", "does not follow"),
+            _ => ("watches", "do not follow"),
+        };
+        let effect = match self.meanwhile {
+            Meanwhile::Listed => "what was read before stays in force".to_owned(),
+            Meanwhile::LastRun => {
+                "until the objects have been read, the policy of the last run stays in force"
+                    .to_owned()
+            }
+            Meanwhile::Stored => format!(
+                "until the objects have been read, the stored list of {} s ago stands in, and a pod \
+                 that this list does not have cannot start",
+                self.stored_seconds
             ),
         };
-        Some(format!(
-            "watch of {} at {} does not follow for {} s; {effect}: {reason}",
-            watch.kind, cluster.server, watch.stale_seconds
-        ))
-    });
-    let stored = cluster.stored_problem.iter();
-    let stored = stored.map(|why| format!("the stored list of the cluster is not used: {why}"));
-    stale.chain(own_node).chain(stored)
+        format!(
+            "{watches} of {} at {server} {follow} for {} s; {effect}: {}",
+            self.kinds.join(", "),
+            self.seconds,
+            self.reason
+        )
+    }
 }
 
 /// A pod of this node that is open.
@@ -96,4 +162,55 @@ pub(super) fn names_limited(summary: &Summary) -> Option<String> {
         summary.fqdn_combinations,
         summary.fqdn_identities_max.unwrap_or_default(),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubernetes::health::WatchHealth;
+
+    fn watch(kind: &str, has_listed: bool, seconds: u64, reason: Option<&str>) -> WatchHealth {
+        WatchHealth {
+            kind: kind.to_owned(),
+            has_listed,
+            stale_seconds: seconds,
+            reason: reason.map(str::to_owned),
+            ..WatchHealth::default()
+        }
+    }
+
+    #[test]
+    fn a_fault_that_several_watches_have_is_one_problem_that_names_their_kinds() {
+        let refused = Some("connection refused");
+        let cluster = ClusterView {
+            server: "https://192.0.2.1:6443".to_owned(),
+            watches: vec![
+                watch("Namespace", true, 7, refused),
+                watch("Pod", true, 9, refused),
+                watch("Service", true, 0, None),
+                watch("CiliumNode", true, 3, Some("403: forbidden")),
+                watch("ServiceCIDR", false, 9, refused),
+            ],
+            ..ClusterView::default()
+        };
+        let problems: Vec<String> = cluster_source(&cluster).collect();
+        let at = "at https://192.0.2.1:6443";
+        let stays = "what was read before stays in force";
+        assert_eq!(
+            problems,
+            [
+                format!(
+                    "watches of Namespace, Pod {at} do not follow for 9 s; {stays}: \
+                     connection refused"
+                ),
+                format!(
+                    "watch of CiliumNode {at} does not follow for 3 s; {stays}: 403: forbidden"
+                ),
+                format!(
+                    "watch of ServiceCIDR {at} does not follow for 9 s; until the objects have been \
+                     read, the policy of the last run stays in force: connection refused"
+                ),
+            ]
+        );
+    }
 }

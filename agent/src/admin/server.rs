@@ -273,6 +273,7 @@ impl Admin {
         );
         let unmanaged = self.endpoints.unmanaged();
         problems.extend(unmanaged.iter().map(problems::not_under_policy));
+        problems.extend(self.endpoints.further_interfaces());
         problems.extend(self.conditions.faults());
         problems.extend(self.cni.problem());
         problems.extend(summary.endpoint_problems.iter().cloned());

@@ -40,7 +40,7 @@ pub struct Summary {
     /// The first few of these: the pod, `namespace/name`, or the key of one that is no pod.
     #[serde(default)]
     pub unrestricted: Vec<String>,
-    /// Policy documents in force.
+    /// Policies in force; documents of other kinds do not count.
     pub policies: usize,
     /// Documents refused.
     pub policies_rejected: usize,

@@ -18,8 +18,10 @@ use super::{
     state::State,
 };
 use crate::{
-    endpoint::endpoint::Endpoint, fqdn::cache::EndpointNames, named_port::NamedPorts,
-    policy::repository::is_about,
+    endpoint::{endpoint::Endpoint, spec::EndpointSpec},
+    fqdn::cache::EndpointNames,
+    named_port::NamedPorts,
+    policy::{document::Body, repository::is_about},
 };
 
 /// Endpoints whose problem a summary spells out.
@@ -122,7 +124,7 @@ impl State {
                 .map(|e| e.spec.pod.as_ref().unwrap_or(&e.spec.key).clone())
                 .take(MAX_PROBLEMS)
                 .collect(),
-            policies: self.policy.repository().len(),
+            policies: self.policies_in_force(),
             policies_rejected: self.policy.rejected().len(),
             local_identities: self.numbers.local_len(),
             fqdn_identities: self.numbers.budget().len(),
@@ -205,10 +207,29 @@ impl State {
                 endpoint.id, endpoint.spec.key
             ))
         });
-        let waiting = self.endpoints.waiting();
-        let waiting =
-            waiting.map(|(spec, why)| format!("endpoint {} is not in force: {why}", spec.key));
+        let waiting = self.endpoints.waiting().map(|(spec, why)| {
+            let key = &spec.key;
+            match self.keeps_policy(spec) {
+                true => format!("endpoint {key} keeps the policy that it had: {why}"),
+                false => format!("endpoint {key} is not in force: {why}"),
+            }
+        });
         problems.chain(waiting).take(MAX_PROBLEMS).collect()
+    }
+
+    /// Policies; documents of other kinds, such as nodes, do not count.
+    fn policies_in_force(&self) -> usize {
+        let documents = self.policy.repository().iter();
+        let policies = documents.filter(|document| matches!(document.body, Body::Rules(_)));
+        policies.count()
+    }
+
+    /// Whether an endpoint that waits has programs and a policy map at its interface, of this run
+    /// or of an earlier one.
+    fn keeps_policy(&self, waiting: &EndpointSpec) -> bool {
+        let own = self.endpoints.by_key(&waiting.key);
+        let own = own.and_then(|id| self.endpoints.get(id));
+        own.is_some_and(|own| own.spec.ifindex == waiting.ifindex && own.policy_map.is_some())
     }
 
     pub(super) fn endpoint(&self, endpoint: &Endpoint) -> EndpointView {

@@ -149,7 +149,7 @@ pub enum DiscoverError {
     },
     /// The interface has addresses, and none of them counts.
     #[error(
-        "no address of interface {ifname} of network namespace {netns} can be used: this node routes none of {addresses} to {host}; add a route (`ip route add ADDRESS dev {host}`) and try again"
+        "no address of interface {ifname} of network namespace {netns} can be used: this node routes none of {addresses} to {host}. An address counts only if the node sends its packets to that interface: give {ifname} the address that `ip route show dev {host}` has, or, if the address is right, add the route that is missing (`ip route add ADDRESS dev {host}`)"
     )]
     NotRouted {
         /// The namespace.

@@ -16,6 +16,7 @@ pub(crate) mod dir;
 mod document;
 mod follow;
 mod gated;
+mod look;
 pub(crate) mod polls;
 mod processes;
 mod retries;
@@ -40,6 +41,7 @@ use self::{
     cli::{Added, CliFile},
     cni::CniFile,
     gated::Gated,
+    look::Looked,
     processes::Processes,
     retries::Retries,
     taken_in::TakenIn,
@@ -102,8 +104,7 @@ struct State {
     gated: Gated,
     /// The first listing is not complete.
     starting: bool,
-    /// The endpoint whose link-local addresses were looked at last.
-    looked_at: String,
+    looked: Looked,
     taken_in: TakenIn,
 }
 
@@ -170,7 +171,7 @@ impl EndpointBook {
                 retries: Retries::default(),
                 gated: Gated::new(gate),
                 starting: true,
-                looked_at: String::new(),
+                looked: Looked::default(),
                 taken_in: TakenIn::default(),
             }),
             deliver: Box::new(deliver),
@@ -203,7 +204,7 @@ impl EndpointBook {
     pub fn follow(&self) {
         let mut state = self.state.lock();
         state.follow_due(&*self.deliver);
-        state.look_at_link_locals(&*self.deliver);
+        state.look_at_next(&*self.deliver);
     }
 
     /// As [`Self::follow`], after a change of the node's interfaces or routes: whatever is not

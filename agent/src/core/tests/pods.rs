@@ -143,6 +143,22 @@ fn pods_make_no_revision_of_the_policy() {
 }
 
 #[test]
+fn documents_of_nodes_and_groups_of_blocks_do_not_count_as_policies() {
+    let mut member = Member::new(WEB_TO_DB);
+    let policies = |member: &Member| member.node.core.summary().policies;
+    let before = policies(&member);
+    member.put(
+        "apiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {name: n2}\n\
+         spec: {addresses: [{type: InternalIP, ip: 192.0.2.2}]}\n---\n",
+    );
+    member.put(
+        "apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: lan}\n\
+         spec: {externalCIDRs: [192.0.2.0/24]}\n---\n",
+    );
+    assert_eq!((before, policies(&member)), (1, 1));
+}
+
+#[test]
 fn without_objects_of_a_cluster_there_is_no_event_about_any() {
     let mut router = router();
     let listing = [SourceEvent::Init, SourceEvent::InitDone];
@@ -398,7 +414,16 @@ fn a_restart_without_the_pods_document_leaves_the_endpoint_in_force() {
     node.policy(WEB_TO_DB);
     node.endpoint(spec("web", 7, "app=web"));
     node.endpoint(of_pod("db", 8, "default/db-0"));
+    // It is true before the sources are complete, and after.
+    let problems = |node: &Node| node.core.summary().endpoint_problems.join("\n");
+    let keeps = "endpoint db keeps the policy that it had: there is no document";
+    assert!(problems(&node).starts_with(keeps), "{}", problems(&node));
     node.sync();
+    assert!(problems(&node).starts_with(keeps), "{}", problems(&node));
+    // A pod that is new has none.
+    node.endpoint(of_pod("new", 9, "default/new"));
+    let new = "endpoint new is not in force: there is no document Pod/default/new";
+    assert!(problems(&node).contains(new), "{}", problems(&node));
     assert_eq!(node.datapath.ipcache, before.ipcache);
     assert_eq!(node.datapath.lxc, before.lxc);
     assert_eq!(node.core.summary().endpoints, 2);

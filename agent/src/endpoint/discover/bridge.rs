@@ -113,3 +113,27 @@ pub(crate) fn ports() -> Result<BTreeSet<u32>, DiscoverError> {
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(kind: InfoPortKind) -> LinkMessage {
+        let mut link = LinkMessage::default();
+        link.attributes = vec![
+            LinkAttribute::Controller(3),
+            LinkAttribute::LinkInfo(vec![LinkInfo::PortKind(kind)]),
+        ];
+        link
+    }
+
+    #[test]
+    fn a_port_of_open_vswitch_has_a_master_that_is_no_bridge() {
+        let bridged = port(InfoPortKind::Bridge);
+        assert_eq!((master(&bridged), of(&bridged)), (Some(3), Some(3)));
+        let switched = port(InfoPortKind::Other("openvswitch".to_owned()));
+        assert_eq!((master(&switched), of(&switched)), (Some(3), None));
+        let routed = LinkMessage::default();
+        assert_eq!((master(&routed), of(&routed)), (None, None));
+    }
+}

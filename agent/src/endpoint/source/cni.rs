@@ -399,3 +399,50 @@ fn check(found: &Discovered, ifname: &str, addresses: &[IpAddr]) -> Result<(), A
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datapath::link::Link;
+
+    #[test]
+    fn a_port_of_open_vswitch_and_a_pod_with_another_way_out_are_refused_by_name() {
+        let address: IpAddr = "10.0.0.7".parse().unwrap();
+        let found = Discovered {
+            ifindex: 7,
+            ifname: "veth7".to_owned(),
+            addresses: vec![address],
+            mac: [2, 0, 0, 0, 0, 7],
+            node_mac: [2, 0, 0, 0, 1, 7],
+            on_bridge: false,
+            link: Link::default(),
+            present: vec![address],
+            others: Vec::new(),
+            foreign_master: None,
+        };
+        let refusal = |found: &Discovered| {
+            let checked = check(found, "eth0", &[address]);
+            checked.err().map(|error| error.to_string())
+        };
+        assert_eq!(refusal(&found), None);
+        let of_switch = Discovered {
+            foreign_master: Some("ovs-system".to_owned()),
+            ..found.clone()
+        };
+        let says = refusal(&of_switch).unwrap();
+        assert!(
+            says.contains("interface eth0 is a port of ovs-system")
+                && says.contains("Open vSwitch"),
+            "{says}"
+        );
+        let two = Discovered {
+            others: vec!["net1".to_owned()],
+            ..found
+        };
+        let says = refusal(&two).unwrap();
+        assert!(
+            says.contains("net1") && says.contains("only eth0"),
+            "{says}"
+        );
+    }
+}

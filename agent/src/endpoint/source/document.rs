@@ -4,7 +4,11 @@ use std::{net::IpAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{cli::CliFileError, cni::CniFileError};
+use super::{
+    cli::CliFileError,
+    cni::{self, CniFileError},
+    dir,
+};
 use crate::{
     endpoint::{
         discover::{Claims, DiscoverError, Discovered, Known, Netns, discover},
@@ -109,7 +113,8 @@ pub enum EndpointError {
     },
     /// Another document has this interface.
     #[error(
-        "interface {ifname} of {netns} is already endpoint {other}; remove that one first (`endpoint remove`, or its document, if the key begins with `dir/`)"
+        "interface {ifname} of {netns} is already endpoint {other}; {}",
+        how_to_resolve(.other)
     )]
     Taken {
         /// The namespace.
@@ -137,6 +142,21 @@ pub enum EndpointError {
     /// The document cannot be read.
     #[error("{0}")]
     Parse(String),
+}
+
+/// What to do about an interface that is an endpoint already.
+fn how_to_resolve(other: &str) -> String {
+    match other {
+        other if cni::is_key(other) => {
+            "the agent put this pod under policy itself, with the labels of its Pod: remove this \
+             document"
+                .to_owned()
+        }
+        other if dir::is_key(other) => {
+            "remove the document of that one in --endpoint-dir first".to_owned()
+        }
+        other => format!("remove that one first (`holdfast-agent endpoint remove {other}`)"),
+    }
 }
 
 impl EndpointError {
@@ -194,6 +214,15 @@ impl EndpointDocument {
         key: &str,
         before: Option<&EndpointSpec>,
     ) -> Result<EndpointSpec, EndpointError> {
+        Ok(self.look(key, before)?.0)
+    }
+
+    /// As [`Self::resolve`], with the names of further interfaces that lead to another namespace.
+    pub(super) fn look(
+        &self,
+        key: &str,
+        before: Option<&EndpointSpec>,
+    ) -> Result<(EndpointSpec, Vec<String>), EndpointError> {
         let netns = self.check()?;
         let claims = Claims {
             named: self.addresses.clone(),
@@ -203,13 +232,14 @@ impl EndpointDocument {
                 link_locals: before.link.pod.clone(),
             }),
         };
-        let found = discover(&netns, &self.ifname, &claims)?;
+        let mut found = discover(&netns, &self.ifname, &claims)?;
         let elsewhere = before.filter(|before| before.ifindex != found.ifindex);
         if let (Netns::Pid(_), Some(before)) = (&netns, elsewhere) {
             // The number belongs to another process now: the namespace that was meant lives on.
-            return self.relabelled(before.clone());
+            return Ok((self.relabelled(before.clone())?, Vec::new()));
         }
-        self.spec(key, &netns, found)
+        let others = std::mem::take(&mut found.others);
+        Ok((self.spec(key, &netns, found)?, others))
     }
 
     /// The endpoint at an interface that was found.

@@ -1,6 +1,6 @@
 //! Finding endpoints, and finding them again when their interface or namespace is another one.
 
-use std::{collections::BTreeSet, ops::Bound, time::Instant};
+use std::{collections::BTreeSet, time::Instant};
 
 use super::{
     Deliver, ENDED, EndpointDocument, EndpointError, Found, NamespaceId, State, gated::Until,
@@ -51,33 +51,6 @@ impl State {
         let wanted: BTreeSet<DocumentHash> = keys.map(|key| DocumentHash::of(key)).collect();
         self.gated
             .settle(|document| unknown || wanted.contains(document));
-    }
-
-    /// Takes link-local addresses that a routed pod gave itself after it was found: of one
-    /// endpoint at a time, as no event of the node tells of them.
-    pub(super) fn look_at_link_locals(&mut self, deliver: &Deliver) {
-        let routed = |(key, found): &(&String, &Found)| {
-            !found.spec.on_bridge && found.is_settled(self.documents.get(*key))
-        };
-        let after = (Bound::Excluded(self.looked_at.as_str()), Bound::Unbounded);
-        let mut next = self.found.range::<str, _>(after).filter(routed);
-        let Some((key, found)) = next.next() else {
-            self.looked_at.clear();
-            return;
-        };
-        let (key, before, namespace) = (key.clone(), found.spec.clone(), found.namespace);
-        self.looked_at.clone_from(&key);
-        let Some(document) = self.documents.get(&key) else {
-            return;
-        };
-        // An endpoint that cannot be found again stays as it is.
-        let Ok(now) = document.resolve(&key, Some(&before)) else {
-            return;
-        };
-        if now.ifindex == before.ifindex && now.link != before.link {
-            let link = now.link;
-            self.put(&key, EndpointSpec { link, ..before }, namespace, deliver);
-        }
     }
 
     /// Resolves a document. An endpoint that cannot be found again is unchanged while its interface

@@ -210,3 +210,40 @@ fn a_document_has_labels_or_a_pod() {
         assert!(error.starts_with(says), "{error}");
     }
 }
+
+#[test]
+fn an_interface_that_is_an_endpoint_already_has_a_remedy_that_can_be_done() {
+    let taken = |other: &str| {
+        let error = EndpointError::Taken {
+            netns: Netns::Name("pod1".to_owned()),
+            ifname: "eth0".to_owned(),
+            other: other.to_owned(),
+        };
+        error.to_string()
+    };
+    for (other, remedy) in [
+        (
+            "cli/pod1/eth0",
+            "(`holdfast-agent endpoint remove cli/pod1/eth0`)",
+        ),
+        (
+            "dir/a.yaml",
+            "remove the document of that one in --endpoint-dir",
+        ),
+        (
+            "netns/cni-1",
+            "under policy itself, with the labels of its Pod: remove this document",
+        ),
+        (
+            "cni/c0ffee/eth0",
+            "under policy itself, with the labels of its Pod: remove this document",
+        ),
+    ] {
+        let says = taken(other);
+        assert!(
+            says.contains(&format!("already endpoint {other}; ")),
+            "{says}"
+        );
+        assert!(says.contains(remedy), "{says}");
+    }
+}

@@ -8,6 +8,7 @@
 
 mod alerts;
 mod examples;
+mod flags;
 mod metrics;
 mod readme;
 mod refused;
@@ -53,6 +54,7 @@ pub(crate) fn run(derived: Derived) -> Result<()> {
     let mut problems = copies(derived)?;
     problems.extend(readme::problems(derived)?);
     problems.extend(metrics::problems()?);
+    problems.extend(flags::problems(derived)?);
     let tools = Tools::install()?;
     let rendered = render::all(&tools, &mut problems)?;
     problems.extend(refused::problems(&tools)?);

@@ -43,6 +43,51 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ("holdfast", "config: {extra: {Workers: 1}}", &["Workers"]),
     (
         "holdfast",
+        "config: {extra: {tofqdns-min-tll: 5s}}",
+        &["config.extra.tofqdns-min-tll", "--help"],
+    ),
+    (
+        "holdfast",
+        "cluster: {serviceCIDRs: [10.96.0.0/40]}",
+        &["cluster.serviceCIDRs", "10.96.0.0/40", "10.96.0.0/12"],
+    ),
+    (
+        "holdfast",
+        "cluster: {serviceCIDRs: [10.96.0.0/0]}",
+        &["cluster.serviceCIDRs", "10.96.0.0/12"],
+    ),
+    (
+        "holdfast",
+        "cluster: {serviceCIDRs: [10.96.0/12]}",
+        &["cluster.serviceCIDRs", "10.96.0.0/12"],
+    ),
+    (
+        "holdfast",
+        "cluster: {serviceCIDRs: [10.96.0.0]}",
+        &["/cluster/serviceCIDRs"],
+    ),
+    (
+        "holdfast",
+        "cluster: {podCIDRs: ['fd00::1::/64']}",
+        &["cluster.podCIDRs", "fd00::1::/64"],
+    ),
+    (
+        "holdfast",
+        "cluster: {podCIDRs: ['fd00::/129']}",
+        &["cluster.podCIDRs", "fd00::/129"],
+    ),
+    (
+        "holdfast",
+        "k8s: {apiServer: 'http://192.0.2.1:6443'}",
+        &["/k8s/apiServer", "https"],
+    ),
+    (
+        "holdfast",
+        "relay: {enabled: true, replicas: 1}",
+        &["/relay/replicas", "2"],
+    ),
+    (
+        "holdfast",
         "sdp: {enabled: false}",
         &["sdp.enabled", "disableBuiltinDnsProxy"],
     ),

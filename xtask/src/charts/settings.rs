@@ -15,11 +15,18 @@ const RELAY: (&str, &str) = ("holdfast-relay", "relay");
 /// Variables of the programs' libraries.
 const OTHERS: [&str; 1] = ["RUST_BACKTRACE"];
 
-/// Each setting that a program does not take.
-pub(super) fn problems(rendered: &[Rendered]) -> Result<Vec<String>> {
+/// Builds the programs; gives their help texts.
+pub(super) fn helps() -> Result<Vec<String>> {
     let mut build = process::command("cargo", &["build", "--quiet", "--locked", "--bins"]);
     build.args(PROGRAMS.iter().flat_map(|(package, _)| ["-p", package]));
     process::run(build)?;
+    let helps = PROGRAMS.iter();
+    let helps = helps.map(|(name, before)| process::output(program(name, before, &["--help"])?));
+    helps.collect()
+}
+
+/// Each setting that a program does not take. The programs are those that [`helps`] built.
+pub(super) fn problems(rendered: &[Rendered]) -> Result<Vec<String>> {
     let mut problems = BTreeSet::new();
     for set in rendered {
         for workload in set.of_kind("DaemonSet").chain(set.of_kind("Deployment")) {

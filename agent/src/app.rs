@@ -192,7 +192,11 @@ pub async fn run(mut config: Config) -> Result<()> {
         && set.is_gone().await
     {
         tracing::info!("the DaemonSet was deleted; everything is taken off this node");
-        cleanup::everything(&places).await?;
+        let cleaned = cleanup::everything(&places).await;
+        for removed in &cleaned.removed {
+            tracing::info!("removed {removed}");
+        }
+        cleaned.result()?;
     }
     drop((root_lock, lock));
     Ok(())

@@ -4,7 +4,8 @@
 //! then on the pods are open. Then what only the programs need.
 
 use std::{
-    fs, io,
+    fmt, fs,
+    io::{self, Write as _},
     os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
 };
@@ -14,7 +15,7 @@ use shared_maps::{pin, policy};
 use crate::{
     cni::install,
     datapath::{kernel::SHARED_PINS, notrack, root::BpfRootLock, routing},
-    epoch::StateDirLock,
+    epoch::{LOCK_FILE, StateDirLock},
 };
 
 /// Beginning of the names of our own maps, of every release.
@@ -38,7 +39,35 @@ pub(crate) struct Places {
 #[error("{}; remove it by hand, or run `holdfast-agent cleanup` again", .0.join("; "))]
 pub(crate) struct Left(Vec<String>);
 
-/// Cleans up after agents that have stopped.
+/// What a clean-up did.
+#[derive(Debug, Default)]
+pub(crate) struct Cleaned {
+    /// What was removed, a line each.
+    pub(crate) removed: Vec<String>,
+    /// What could not be removed, and why.
+    left: Vec<String>,
+}
+
+impl Cleaned {
+    /// Notes the result of a part: what was there and was removed, or why it is left.
+    fn part<E: fmt::Display>(&mut self, what: &str, result: Result<Option<String>, E>) {
+        match result {
+            Ok(removed) => self.removed.extend(removed),
+            Err(error) => self.left.push(format!("{what}: {error}")),
+        }
+    }
+
+    /// # Errors
+    /// Something is left.
+    pub(crate) fn result(self) -> Result<(), Left> {
+        match self.left.is_empty() {
+            true => Ok(()),
+            false => Err(Left(self.left)),
+        }
+    }
+}
+
+/// Cleans up after agents that have stopped, and prints what was removed.
 ///
 /// # Errors
 /// An agent runs, or something could not be removed.
@@ -47,59 +76,90 @@ pub(crate) async fn run(places: &Places) -> anyhow::Result<()> {
     let root = BpfRootLock::take(&places.bpf_root)?;
     let cleaned = everything(places).await;
     drop((root, state));
-    Ok(cleaned?)
+    let mut out = io::stdout().lock();
+    if cleaned.removed.is_empty() && cleaned.left.is_empty() {
+        writeln!(out, "nothing of holdfast-agent was on this node")?;
+    }
+    for removed in &cleaned.removed {
+        writeln!(out, "removed {removed}")?;
+    }
+    Ok(cleaned.result()?)
 }
 
 /// The same for a caller that holds the locks of both directories.
-///
-/// # Errors
-/// Something could not be removed.
-pub(crate) async fn everything(places: &Places) -> Result<(), Left> {
-    let mut left = Vec::new();
-    let mut failed = |what: String, error: &dyn std::error::Error| {
-        left.push(format!("{what}: {error}"));
-    };
-    if let Some(dir) = &places.cni_conf_dir
-        && let Err(error) = install::withdraw(dir)
-    {
-        failed(
-            format!("the CNI configuration in {}", dir.display()),
-            &error,
+pub(crate) async fn everything(places: &Places) -> Cleaned {
+    let mut cleaned = Cleaned::default();
+    if let Some(dir) = &places.cni_conf_dir {
+        let what = format!("the CNI configuration in {}", dir.display());
+        let withdrawn = install::withdraw(dir);
+        cleaned.part(
+            &what,
+            withdrawn.map(|was_there| was_there.then(|| what.clone())),
         );
     }
     let links = places.bpf_root.join("holdfast");
-    if let Err(error) = present(fs::remove_dir_all(&links)) {
-        failed(links.display().to_string(), &error);
-    }
-    if let Err(error) = notrack::remove() {
-        failed("the nftables table".to_owned(), &error);
-    }
-    if let Err(error) = routing::remove().await {
-        failed("the routing rules".to_owned(), &error);
-    }
+    let removed = remove_links(&links);
+    let text = |count| counted(count, "pinned link", "of programs", &links);
+    cleaned.part(&links.display().to_string(), removed.map(text));
+    let what = format!("nftables table inet {}", notrack::TABLE);
+    let removed = notrack::remove();
+    cleaned.part(
+        &what,
+        removed.map(|was_there| was_there.then(|| what.clone())),
+    );
+    let removed = routing::remove().await;
+    let text = |parts: Vec<&str>| (!parts.is_empty()).then(|| parts.join(", "));
+    cleaned.part("the routing rules", removed.map(text));
     let globals = places.bpf_root.join(pin::GLOBALS);
-    if let Err(error) = remove_maps(&globals) {
-        failed(globals.display().to_string(), &error);
-    }
-    if let Err(error) = remove_state(&places.state_dir) {
-        failed(places.state_dir.display().to_string(), &error);
-    }
-    if left.is_empty() {
-        Ok(())
-    } else {
-        Err(Left(left))
-    }
+    let removed = remove_maps(&globals);
+    let text = |count| counted(count, "pinned map", "of the agent", &globals);
+    cleaned.part(&globals.display().to_string(), removed.map(text));
+    let state = &places.state_dir;
+    let removed = remove_state(state);
+    let text = |count| counted(count, "file or directory", "of state", state);
+    cleaned.part(&state.display().to_string(), removed.map(text));
+    cleaned
 }
 
-/// Removes the maps, and the directories that are empty then.
-fn remove_maps(globals: &Path) -> io::Result<()> {
+/// None of none.
+fn counted(count: usize, one: &str, of: &str, dir: &Path) -> Option<String> {
+    let several = match one {
+        "file or directory" => "files and directories".to_owned(),
+        one => format!("{one}s"),
+    };
+    let noun = if count == 1 { one } else { &several };
+    (count > 0).then(|| format!("{count} {noun} {of} in {}", dir.display()))
+}
+
+/// Removes the pinned links, which detaches their programs. Gives how many there were.
+fn remove_links(dir: &Path) -> io::Result<usize> {
+    let count = files_below(dir)?;
+    present(fs::remove_dir_all(dir))?;
+    Ok(count)
+}
+
+fn files_below(dir: &Path) -> io::Result<usize> {
+    let mut count = 0;
+    for entry in present(fs::read_dir(dir))?.into_iter().flatten() {
+        let entry = entry?;
+        count += match entry.file_type()?.is_dir() {
+            true => files_below(&entry.path())?,
+            false => 1,
+        };
+    }
+    Ok(count)
+}
+
+/// Removes the maps, and the directories that are empty then. Gives how many maps there were.
+fn remove_maps(globals: &Path) -> io::Result<usize> {
+    let mut count = 0;
     let Some(maps) = present(fs::read_dir(globals))? else {
-        return Ok(());
+        return Ok(count);
     };
     for map in maps {
         let map = map?;
         if map.file_name().to_str().is_some_and(is_our_map) {
-            present(fs::remove_file(map.path()))?;
+            count += usize::from(present(fs::remove_file(map.path()))?.is_some());
         }
     }
     for dir in globals.ancestors().take(2) {
@@ -108,7 +168,7 @@ fn remove_maps(globals: &Path) -> io::Result<()> {
             break;
         }
     }
-    Ok(())
+    Ok(count)
 }
 
 fn is_our_map(name: &str) -> bool {
@@ -118,8 +178,9 @@ fn is_our_map(name: &str) -> bool {
 }
 
 /// Removes the agent's files. Its lock stays until the process ends, and so does the directory, which
-/// may be a mount.
-fn remove_state(dir: &Path) -> io::Result<()> {
+/// may be a mount. Gives how many entries of the directory were removed, without the lock.
+fn remove_state(dir: &Path) -> io::Result<usize> {
+    let mut count = 0;
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let path = entry.path();
@@ -127,13 +188,16 @@ fn remove_state(dir: &Path) -> io::Result<()> {
         if kind.is_dir() && entry.file_name() == PROXIES {
             continue;
         }
-        if kind.is_dir() {
-            present(fs::remove_dir_all(path))?;
+        let removed = if kind.is_dir() {
+            present(fs::remove_dir_all(path))?
         } else if kind.is_file() || kind.is_socket() {
-            present(fs::remove_file(path))?;
-        }
+            present(fs::remove_file(path))?
+        } else {
+            None
+        };
+        count += usize::from(removed.is_some() && entry.file_name() != LOCK_FILE);
     }
-    Ok(())
+    Ok(count)
 }
 
 /// Nothing there is as good as removed.
@@ -163,8 +227,9 @@ mod tests {
         for file in ["state/7/ep_config.json", "agent.lock", "sdp/one.sock"] {
             fs::write(state.join(file), "").unwrap();
         }
-        remove_maps(&globals).unwrap();
-        remove_state(&state).unwrap();
+        // The lock is this process's own and does not count.
+        assert_eq!(remove_maps(&globals).unwrap(), 3);
+        assert_eq!(remove_state(&state).unwrap(), 1);
         let left = |dir: &Path| {
             let names = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name());
             names.collect::<Vec<_>>()
@@ -173,8 +238,8 @@ mod tests {
         assert_eq!(left(&state), [PROXIES]);
         // Without the others' map the directories go as well; what is gone is no error.
         fs::remove_file(globals.join("cilium_lb4_services_v2")).unwrap();
-        remove_maps(&globals).unwrap();
-        remove_maps(&globals).unwrap();
+        assert_eq!(remove_maps(&globals).unwrap(), 0);
+        assert_eq!(remove_maps(&globals).unwrap(), 0);
         assert_eq!(left(dir.path()), ["run"]);
     }
 }

@@ -14,7 +14,7 @@ use shared_maps::user::{BOOT_ID, boot_id};
 
 use crate::datapath::files::write_atomic;
 
-const LOCK_FILE: &str = "agent.lock";
+pub(crate) const LOCK_FILE: &str = "agent.lock";
 const EPOCH_FILE: &str = "epoch.json";
 const VERSION: u32 = 1;
 /// Mode of the lock file.

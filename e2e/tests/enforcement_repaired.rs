@@ -289,7 +289,8 @@ fn removed_steering_and_netfilter_rules_are_restored() {
         let (_programs, _id) = start(lab)?;
         for _ in 0..2 {
             repaired(lab, "netfilter", || {
-                Ok(lab.node.enter(notrack::remove)??)
+                lab.node.enter(notrack::remove)??;
+                Ok(())
             })?;
         }
         let pin = link_pin(&Globals::new(lab.bpf_root()));

@@ -94,8 +94,9 @@ fn other_tables_stay_as_they_are() {
         )?;
         let before = nft(netns, "list table inet holdfast")?;
         install(netns)?;
-        netns.enter(notrack::remove)?.context("remove")?;
-        netns.enter(notrack::remove)?.context("remove again")?;
+        let was_there = netns.enter(notrack::remove)?.context("remove")?;
+        let again = netns.enter(notrack::remove)?.context("remove again")?;
+        anyhow::ensure!(was_there && !again, "{was_there}, {again}");
         ensure!(missing(netns)? == Some(Missing::Table));
         ensure!(nft(netns, "list ruleset")? == before);
         Ok(())

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use holdfast_e2e::apiserver::{ApiServer, Options, Refusal};
 use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::policy::{WEB, cidr, egress};
-use holdfast_e2e::{AgentOptions, Lab, Program, eventually, with_lab};
+use holdfast_e2e::{AgentOptions, Lab, Program, config, eventually, shell, with_lab};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
@@ -104,4 +104,48 @@ fn an_agent_whose_credentials_are_refused_leaves_its_node_as_it_is() {
             lab.a.expect_open(at(web4(OPEN), 80))
         });
     }
+}
+
+#[test]
+fn cleanup_prints_what_it_removed_or_that_there_was_nothing() {
+    with_lab(|lab| {
+        lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
+        let agent = lab.start_agent(&AgentOptions::default())?;
+        lab.add_endpoint(&lab.a, WEB)?;
+        lab.a.expect_closed(at(web4(DENIED), 80))?;
+        let conf_dir = lab.directory().join("net.d");
+        std::fs::create_dir(&conf_dir)?;
+        let cleanup = || {
+            let program = config::program("holdfast-agent")?;
+            let mut command = lab.node.command(program.to_str().context("not UTF-8")?);
+            command.arg("cleanup").arg("--bpf-root").arg(lab.bpf_root());
+            command
+                .arg("--state-dir")
+                .arg(lab.directory().join("state"));
+            command.arg("--cni-conf-dir").arg(&conf_dir);
+            shell::finish(&mut command)
+        };
+        let refused = cleanup().err().context("beside a running agent")?;
+        ensure!(format!("{refused:#}").contains("pid"), "{refused:#}");
+        ends(agent)?;
+        let removed = cleanup()?;
+        for text in [
+            "pinned links of programs in ",
+            "removed nftables table inet holdfast_v1",
+            "removed ip rule 9, ip -6 rule 9, the local route of table 2004, the local IPv6 route",
+            "pinned maps of the agent in ",
+            "of state in ",
+        ] {
+            ensure!(removed.contains(text), "{text:?} is not in: {removed}");
+        }
+        // There was no CNI configuration.
+        ensure!(!removed.contains("CNI"), "{removed}");
+        lab.a.expect_open(at(web4(DENIED), 80))?;
+        let again = cleanup()?;
+        ensure!(
+            again == "nothing of holdfast-agent was on this node\n",
+            "{again}"
+        );
+        Ok(())
+    });
 }

@@ -116,9 +116,12 @@ pub fn install() -> Result<(), NotrackError> {
     Netfilter::open()?.commit(&messages)
 }
 
-/// Removes the table, as an uninstall does. One that is not there is removed.
-pub fn remove() -> Result<(), NotrackError> {
-    Netfilter::open()?.commit(&[Message::new_table(), Message::delete_table()])
+/// Removes the table, as an uninstall does. Gives whether it was there.
+pub fn remove() -> Result<bool, NotrackError> {
+    let mut netfilter = Netfilter::open()?;
+    let was_there = netfilter.get(&Message::get_table())?.is_some();
+    netfilter.commit(&[Message::new_table(), Message::delete_table()])?;
+    Ok(was_there)
 }
 
 /// A chain with its one rule.

@@ -158,36 +158,26 @@ fn sysctl_fault(name: &'static str) -> Option<String> {
     (!is_one(name)).then(|| format!("sysctl {name} is not 1"))
 }
 
-/// Removes the rules and the routes of both families. What is not there is removed.
-pub async fn remove() -> Result<(), RoutingError> {
+/// Removes the rules and the routes of both families. Gives those that were there.
+pub async fn remove() -> Result<Vec<&'static str>, RoutingError> {
     let (connection, handle, _messages) = rtnetlink::new_connection()?;
     let work = async {
-        gone(
-            "ip rule del pref 9",
-            handle
-                .rule()
-                .del(rule_v4(&handle).message_mut().clone())
-                .execute()
-                .await,
-        )?;
-        gone(
-            "ip -6 rule del pref 9",
-            handle
-                .rule()
-                .del(rule_v6(&handle).message_mut().clone())
-                .execute()
-                .await,
-        )?;
+        let mut removed = Vec::new();
+        let rule = rule_v4(&handle).message_mut().clone();
+        let done = handle.rule().del(rule).execute().await;
+        removed.extend(gone("ip rule del pref 9", "ip rule 9", done)?);
+        let rule = rule_v6(&handle).message_mut().clone();
+        let done = handle.rule().del(rule).execute().await;
+        removed.extend(gone("ip -6 rule del pref 9", "ip -6 rule 9", done)?);
         let route = local(RouteMessageBuilder::<Ipv4Addr>::new()).build();
-        gone(
-            "ip route del local default table 2004",
-            handle.route().del(route).execute().await,
-        )?;
+        let done = handle.route().del(route).execute().await;
+        let what = "ip route del local default table 2004";
+        removed.extend(gone(what, "the local route of table 2004", done)?);
         let route = local(RouteMessageBuilder::<Ipv6Addr>::new()).build();
-        gone(
-            "ip -6 route del local default table 2004",
-            handle.route().del(route).execute().await,
-        )
+        let done = handle.route().del(route).execute().await;
+        let what = "ip -6 route del local default table 2004";
+        removed.extend(gone(what, "the local IPv6 route of table 2004", done)?);
+        Ok(removed)
     };
     tokio::select! {
         result = work => result,
@@ -195,8 +185,12 @@ pub async fn remove() -> Result<(), RoutingError> {
     }
 }
 
-/// What is not there counts as removed.
-fn gone(what: &'static str, result: Result<(), Error>) -> Result<(), RoutingError> {
+/// Gives the object if it was there.
+fn gone(
+    what: &'static str,
+    object: &'static str,
+    result: Result<(), Error>,
+) -> Result<Option<&'static str>, RoutingError> {
     match result {
         Err(Error::NetlinkError(message))
             if matches!(
@@ -204,10 +198,10 @@ fn gone(what: &'static str, result: Result<(), Error>) -> Result<(), RoutingErro
                 Some(libc::ENOENT | libc::ESRCH | libc::EAFNOSUPPORT)
             ) =>
         {
-            Ok(())
+            Ok(None)
         }
         Err(source) => Err(RoutingError::Netlink { what, source }),
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(Some(object)),
     }
 }
 

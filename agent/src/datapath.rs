@@ -1,6 +1,6 @@
 //! From a plan to the kernel.
 
-pub(crate) mod closed;
+pub mod closed;
 pub mod conntrack;
 pub mod events;
 pub mod files;

@@ -78,7 +78,7 @@ impl Why {
 }
 
 /// Closed interfaces by the document that keeps them closed.
-pub(crate) type Closed = BTreeMap<DocumentHash, BTreeMap<u32, Why>>;
+pub type Closed = BTreeMap<DocumentHash, BTreeMap<u32, Why>>;
 
 /// Closes host-side interfaces, and opens them again.
 pub trait Gate: Send {
@@ -107,7 +107,7 @@ impl DocumentHash {
 }
 
 /// The gate of the kernel.
-pub(crate) struct ClosedInterfaces {
+pub struct ClosedInterfaces {
     programs: Programs,
     globals: Globals,
     loaded: Option<Ebpf>,
@@ -115,7 +115,7 @@ pub(crate) struct ClosedInterfaces {
 
 impl ClosedInterfaces {
     /// Below the root of `globals`.
-    pub(crate) fn new(programs: Programs, globals: Globals) -> Self {
+    pub fn new(programs: Programs, globals: Globals) -> Self {
         Self {
             programs,
             globals,

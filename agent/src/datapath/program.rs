@@ -305,6 +305,11 @@ impl Programs {
         self.with_loaded(|loaded| loaded.slots.is_in_force(endpoint).map_err(settings))
     }
 
+    /// Places for settings of endpoints that no endpoint has and none can get; for tests.
+    pub fn lost_slots(&self) -> Result<usize, ProgramError> {
+        self.with_loaded(|loaded| Ok(loaded.slots.lost()))
+    }
+
     /// Whether a link of this endpoint is attached to an interface.
     fn is_attached(&self, endpoint: EndpointId, interface: u32) -> bool {
         let dir = self.dir(endpoint);

@@ -166,21 +166,17 @@ impl Slots {
         let mut state = self.state.lock();
         let prepared = state.endpoints.entry(endpoint).or_default().prepared.take();
         drop(state);
-        let slot = match prepared {
-            Some((slot, map)) if map == policy.id() => slot,
-            other => {
-                let slot = match other {
-                    Some((slot, _)) => slot,
-                    None => self.take()?.slot,
-                };
-                self.maps.policies.set(&[(slot, policy.fd())])?;
-                slot
-            }
+        let (slot, has_policy) = match prepared {
+            Some((slot, map)) => (slot, map == policy.id()),
+            None => (self.take()?.slot, false),
         };
-        self.maps.clocks.set(&slot, &0)?;
-        self.maps.configs.set(&slot, &config)?;
-        self.maps.lead(interface, slot)?;
+        let written = self.write(slot, (!has_policy).then_some(policy), interface, &config);
         let mut state = self.state.lock();
+        if let Err(error) = written {
+            // No interface leads to it: it is emptied, and used again.
+            state.leave(Some(slot));
+            return Err(error);
+        }
         let place = state.endpoints.entry(endpoint).or_default();
         let before = place.current.replace((slot, config, interface));
         if let Some((before, _, at)) = before {
@@ -191,6 +187,22 @@ impl Slots {
         Ok(())
     }
 
+    /// Fills a slot, and has the packets of `interface` judged with it.
+    fn write(
+        &self,
+        slot: u32,
+        policy: Option<&Map<PolicyKey, PolicyValue>>,
+        interface: u32,
+        config: &EndpointConfig,
+    ) -> Result<(), MapError> {
+        if let Some(policy) = policy {
+            self.maps.policies.set(&[(slot, policy.fd())])?;
+        }
+        self.maps.clocks.set(&slot, &0)?;
+        self.maps.configs.set(&slot, config)?;
+        self.maps.lead(interface, slot)
+    }
+
     /// The endpoint's programs are at its current interface only.
     pub(super) fn settle(&self, endpoint: EndpointId) -> Result<(), MapError> {
         let mut state = self.state.lock();
@@ -198,18 +210,43 @@ impl Slots {
             return Ok(());
         };
         let former = std::mem::take(&mut place.former);
-        self.clear(&mut state, former)
+        self.clear(&mut state, endpoint, former)
     }
 
-    /// Closes interfaces that have these slots, which are not in use then.
-    fn clear(&self, state: &mut State, former: BTreeMap<u32, u32>) -> Result<(), MapError> {
-        for (interface, slot) in former {
-            if !state.is_taken(interface) {
-                self.maps.close(interface)?;
+    /// Closes interfaces that have these slots, which are not in use then. The endpoint keeps those
+    /// whose interface could not be closed.
+    fn clear(
+        &self,
+        state: &mut State,
+        endpoint: EndpointId,
+        mut former: BTreeMap<u32, u32>,
+    ) -> Result<(), MapError> {
+        while let Some((&interface, &slot)) = former.first_key_value() {
+            if !state.is_taken(interface)
+                && let Err(error) = self.maps.close(interface)
+            {
+                let place = state.endpoints.entry(endpoint).or_default();
+                place.former.append(&mut former);
+                return Err(error);
             }
+            former.remove(&interface);
             state.leave(Some(slot));
         }
         Ok(())
+    }
+
+    /// Slots that neither an endpoint has nor a later endpoint can get. Some are on the way
+    /// while spare ones are made.
+    pub(super) fn lost(&self) -> usize {
+        let state = self.state.lock();
+        let held = state.endpoints.values().map(|place| {
+            usize::from(place.prepared.is_some())
+                + usize::from(place.current.is_some())
+                + place.former.len()
+        });
+        let known = held.sum::<usize>() + state.free.len() + state.spare.len() + state.left.len();
+        let numbered = usize::try_from(state.next - 1).unwrap_or(usize::MAX);
+        numbered.saturating_sub(known)
     }
 
     /// The endpoint that is behind an interface, if it is another one than `endpoint`.
@@ -233,7 +270,7 @@ impl Slots {
         if let Some((slot, _, interface)) = place.current {
             former.insert(interface, slot);
         }
-        self.clear(&mut state, former)?;
+        self.clear(&mut state, endpoint, former)?;
         drop(state);
         self.tidy();
         Ok(())

@@ -1,0 +1,131 @@
+//! Attaching an endpoint's programs that ends halfway: nothing is open for it, nothing is lost, and the
+//! next agent ends the work.
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use aya::programs::links::{FdLink, PinnedLink};
+use holdfast_agent::datapath::closed::{ClosedInterfaces, DocumentHash, Gate as _, Why};
+use holdfast_agent::datapath::kernel::KernelDatapath;
+use holdfast_agent::datapath::plan::{Datapath, Step, StepError};
+use holdfast_e2e::kernel::{ENDPOINT, attachment, config, with_kernel};
+use holdfast_e2e::until;
+use nix::net::if_::if_nametoindex;
+use shared_maps::pin;
+use shared_maps::policy::{self, PolicyKey, PolicyValue};
+use shared_maps::steering::LINK_NAME;
+use shared_maps::user::{Direction, Globals, Map, MapKind, program_name, tcx_chain};
+
+/// Key of the endpoint's document.
+const KEY: &str = "dir/pod.yaml";
+
+struct NoFiles;
+
+impl Datapath for NoFiles {
+    fn apply(&mut self, _step: &Step) -> Result<(), StepError> {
+        Ok(())
+    }
+}
+
+/// A pair of interfaces. Gives the number of the one that is the host side.
+fn pair() -> Result<u32> {
+    let arguments = "link add hf0 type veth peer name hf1".split(' ');
+    let status = Command::new("ip").args(arguments).status()?;
+    anyhow::ensure!(status.success(), "ip: {status}");
+    Ok(if_nametoindex("hf0")?)
+}
+
+/// Names of the programs at an interface, in the order in which they see packets.
+fn programs(ifindex: u32, direction: Direction) -> Result<Vec<String>> {
+    let chain = tcx_chain(ifindex, direction)?;
+    let names = chain.iter().map(|attached| program_name(attached.program));
+    Ok(names.collect::<Result<_, _>>()?)
+}
+
+#[test]
+fn an_attach_that_ends_between_its_links_leaves_the_interface_closed_until_the_next_agent_ends_it()
+{
+    with_kernel(|k| {
+        let ifindex = pair()?;
+        let root = k.globals().root().to_owned();
+        let own = root.join(pin::LINKS).join(ENDPOINT.0.to_string());
+        let gate_of = |datapath: &KernelDatapath| {
+            ClosedInterfaces::new(datapath.programs().clone(), Globals::new(&root))
+        };
+        let mut gate = gate_of(k.datapath());
+        gate.close(KEY, ifindex, Why::NotFound)?;
+        // The second link cannot be made: a link of another kind is pinned in its place.
+        let in_the_way = own.join(format!("from_pod_{ifindex}"));
+        fs::create_dir_all(&own)?;
+        FdLink::from(PinnedLink::from_pin(root.join(pin::LINKS).join(LINK_NAME))?)
+            .pin(&in_the_way)?;
+        let attach = Step::Attach(attachment(ifindex));
+        let failed = k
+            .datapath()
+            .apply(&attach)
+            .err()
+            .context("it was attached")?;
+        assert!(failed.to_string().contains("from_pod"), "{failed}");
+        assert_eq!(programs(ifindex, Direction::Ingress)?, ["closed"]);
+        assert_eq!(programs(ifindex, Direction::Egress)?, ["to_pod", "closed"]);
+        assert!(!gate.is_under_policy(ifindex));
+
+        // The agent is killed there. Its successor finds the interface closed, and ends the work.
+        fs::remove_file(&in_the_way)?;
+        let mut next = KernelDatapath::prepare(&config(&root, true), Box::new(NoFiles))?;
+        let mut gate = gate_of(&next);
+        let closed = gate.closed()?;
+        let interfaces = closed.get(&DocumentHash::of(KEY)).context("not closed")?;
+        assert_eq!(interfaces.get(&ifindex), Some(&Why::NotFound));
+        gate.close(KEY, ifindex, Why::NotFound)?;
+        assert_eq!(programs(ifindex, Direction::Ingress)?, ["closed"]);
+        assert_eq!(next.attached()?, [ENDPOINT]);
+        next.apply(&Step::CreatePolicyMap(ENDPOINT))?;
+        next.apply(&attach)?;
+        assert!(gate.is_under_policy(ifindex));
+        // The kernel removes a link without a pin some time later.
+        let all = || -> Result<[Vec<String>; 2]> {
+            Ok([
+                programs(ifindex, Direction::Ingress)?,
+                programs(ifindex, Direction::Egress)?,
+            ])
+        };
+        until(
+            "only the programs are there",
+            Duration::from_secs(5),
+            all,
+            |seen| *seen == [vec!["from_pod".to_owned()], vec!["to_pod".to_owned()]],
+        )?;
+        assert!(gate.closed()?.is_empty());
+        Ok(())
+    });
+}
+
+#[test]
+fn settings_that_cannot_be_written_take_no_place_of_later_endpoints() {
+    with_kernel(|k| {
+        let ifindex = pair()?;
+        let programs = k.datapath().programs().clone();
+        // BPF_F_RDONLY_PROG: no policy map has it, so the kernel refuses the map in a slot.
+        let flags = policy::FLAGS | 1 << 7;
+        let other: Map<PolicyKey, PolicyValue> =
+            Map::create("hf_test", MapKind::LpmTrie, 16, flags)?;
+        let failed = programs.attach(&attachment(ifindex), &other).err();
+        let failed = failed.context("it was attached")?;
+        let lost = || Ok(programs.lost_slots()?);
+        until(
+            &format!("nothing is lost ({failed})"),
+            Duration::from_secs(5),
+            lost,
+            |lost| *lost == 0,
+        )?;
+        // What was in force is, and the next settings are taken.
+        k.datapath().apply(&Step::Attach(attachment(ifindex)))?;
+        assert!(programs.has_settings(ENDPOINT)?);
+        until("nothing is lost", Duration::from_secs(5), lost, |lost| {
+            *lost == 0
+        })?;
+        Ok(())
+    });
+}

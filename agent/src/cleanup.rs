@@ -14,6 +14,7 @@ use shared_maps::{pin, policy};
 
 use crate::{
     cni::install,
+    config::Config,
     datapath::{kernel::SHARED_PINS, notrack, root::BpfRootLock, routing},
     epoch::{LOCK_FILE, StateDirLock},
 };
@@ -32,6 +33,18 @@ pub(crate) struct Places {
     pub(crate) state_dir: PathBuf,
     /// `--cni-conf-dir`; `None` = no CNI configuration was written.
     pub(crate) cni_conf_dir: Option<PathBuf>,
+}
+
+impl Places {
+    /// Those of an agent with these settings.
+    pub(crate) fn of(config: &Config) -> Self {
+        let cni = config.cni_places.as_ref();
+        Self {
+            bpf_root: config.bpf_root.clone(),
+            state_dir: config.state_dir.clone(),
+            cni_conf_dir: cni.and_then(|cni| cni.conf_dir.clone()),
+        }
+    }
 }
 
 /// What could not be removed. The rest was.

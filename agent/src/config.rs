@@ -6,6 +6,7 @@ mod cni_args;
 mod dir;
 mod max_identities;
 mod relay_args;
+mod run_args;
 pub(crate) mod why_args;
 
 use std::{
@@ -18,12 +19,13 @@ use std::{
 use dns_policy::reject_code::RejectCode;
 use ipnet::IpNet;
 
-pub use args::{Cli, ClientArgs, Command, RunArgs};
+pub use args::{Cli, ClientArgs, Command};
 pub use cluster_args::{ClusterArgs, ServiceAlias};
 pub use cni_args::CniArgs;
 pub use dir::{ParseError, Parsed, parse};
 pub use max_identities::MaxIdentities;
 pub use relay_args::{FollowArgs, RelayArgs};
+pub use run_args::RunArgs;
 
 use crate::{
     cni::install::CniPlaces,

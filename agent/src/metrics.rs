@@ -3,17 +3,16 @@
 //! Values of the core are read when they are asked for: counting costs the
 //! core nothing in between.
 
+mod cluster;
+mod core;
 pub mod meanings;
+mod writer;
 
 use holdfast_sdp::stats::Stats;
-use prometheus_client::{
-    encoding::{DescriptorEncoder, EncodeMetric as _},
-    metrics::{counter::ConstCounter, gauge::ConstGauge},
-    registry::Unit,
-};
-
+use prometheus_client::encoding::DescriptorEncoder;
 use shared_maps::event::{Counter, Reason};
 
+use self::writer::{Writer, count};
 use crate::{
     cni::failures::AddFailure,
     core::snapshot::Summary,
@@ -133,49 +132,6 @@ impl Sample {
         )
     }
 
-    fn cluster(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
-        let of_each = |value: fn(&WatchHealth) -> u64| -> Vec<_> {
-            let watches = self.scrape.watches.iter();
-            watches
-                .map(|watch| ([("kind", watch.kind.as_str())], value(watch)))
-                .collect()
-        };
-        for (name, help, values) in [
-            (
-                "kubernetes_objects",
-                "Objects of the cluster that are read from its API server; those that are refused are left out",
-                of_each(|watch| count(watch.objects)),
-            ),
-            (
-                "kubernetes_watch_stale_seconds",
-                "How long a watch has not followed the API server, seconds; 0 = it does",
-                of_each(|watch| watch.stale_seconds),
-            ),
-            (
-                "kubernetes_stored_list_age_seconds",
-                "How old the stored list is that stands in for a watch since the agent's start, seconds; 0 = none does",
-                of_each(|watch| watch.stored_seconds.map_or(0, |age| age.max(1))),
-            ),
-        ] {
-            let values: Vec<_> = values
-                .iter()
-                .map(|(labels, value)| (&labels[..], *value))
-                .collect();
-            out.labelled(name, help, &values)?;
-        }
-        out.gauge(
-            "kubernetes_pods_unmanaged",
-            "Pods of this node that have been running for ten seconds without being under policy; `holdfast-agent status` says which, and why",
-            count(self.scrape.unmanaged),
-        )?;
-        let failures = self.scrape.add_failures;
-        out.counters(
-            "cni_add_failures",
-            "Pods that the CNI plugin did not let start, by reason; the runtime tries again",
-            &failures.map(|(failure, count)| ("reason", failure.label(), count)),
-        )
-    }
-
     fn policies(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
         let summary = &self.scrape.summary;
         out.gauge("policy", "Policies in force", count(summary.policies))?;
@@ -208,189 +164,6 @@ impl Sample {
             "policy_published_revision",
             "Revision of the DNS rules last published to proxies; lower than policy_max_revision while maps are written",
             summary.published_revision,
-        )
-    }
-
-    fn identities(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
-        let summary = &self.scrape.summary;
-        let counters = &self.scrape.summary.counters;
-        out.labelled(
-            "identity",
-            "Security identities in use",
-            &[
-                (&[("type", "endpoint")], count(summary.endpoint_identities)),
-                (&[("type", "local")], count(summary.local_identities)),
-            ],
-        )?;
-        out.gauge(
-            "identity_fqdn",
-            "Local identities with the label of a name",
-            count(summary.fqdn_identities),
-        )?;
-        out.gauge(
-            "identity_fqdn_combinations",
-            "Local identities with the labels of several names' selectors: what --tofqdns-max-identities limits",
-            count(summary.fqdn_combinations),
-        )?;
-        out.gauge(
-            "identity_limited_addresses",
-            "Addresses that have the identity of some of their names only, because of --tofqdns-max-identities",
-            count(summary.addresses_limited),
-        )?;
-        out.counter(
-            "fqdn_refused_addresses",
-            "Addresses in answers that got no label of a name, because of --tofqdns-refuse-prefix",
-            counters.addresses_refused,
-        )?;
-        out.gauge(
-            "ipcache_entries",
-            "Prefixes (addresses among them) that have an identity in the ipcache map",
-            count(summary.ipcache_entries),
-        )?;
-        out.gauge(
-            "ipcache_max_entries",
-            "Prefixes that the ipcache map can hold",
-            count(summary.ipcache_max),
-        )
-    }
-
-    fn names(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
-        let summary = &self.scrape.summary;
-        let counters = &self.scrape.summary.counters;
-        out.gauge(
-            "fqdn_selectors",
-            "Selectors of policy rules",
-            count(summary.selectors),
-        )?;
-        out.gauge(
-            "fqdn_active_ips",
-            "Learned triples of endpoint, name and address whose TTL has not run out",
-            count(summary.names_live),
-        )?;
-        out.gauge(
-            "fqdn_alive_zombie_connections",
-            "Expired addresses kept open for connections that are alive",
-            count(summary.names_zombies),
-        )?;
-        out.counters(
-            "fqdn_mappings",
-            "Mappings from proxies, by outcome",
-            &[
-                ("outcome", "realised", counters.mappings_realised),
-                (
-                    "outcome",
-                    "endpoint_unknown",
-                    counters.mappings_endpoint_unknown,
-                ),
-                ("outcome", "not_allowed", counters.mappings_not_allowed),
-                (
-                    "outcome",
-                    "invalid",
-                    counters.mappings_invalid + self.unreadable,
-                ),
-                ("outcome", "rate_limited", counters.mappings_rate_limited),
-                ("outcome", "not_realised", counters.mappings_not_realised),
-            ],
-        )?;
-        out.counter(
-            "fqdn_pairs_left_out",
-            "Addresses not learned because a name had too many of them, or an endpoint",
-            counters.pairs_left_out,
-        )
-    }
-
-    fn writes(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
-        let summary = &self.scrape.summary;
-        let counters = &self.scrape.summary.counters;
-        out.counters(
-            "bpf_map_writes",
-            "Writes to maps",
-            &[
-                ("map", "ipcache", counters.ipcache_writes),
-                ("map", "policy", counters.policy_writes),
-            ],
-        )?;
-        out.counter(
-            "datapath_step_failures",
-            "Failed steps, such as map and file writes; the state before stays in force",
-            counters.step_failures,
-        )?;
-        out.gauge(
-            "datapath_pending_steps",
-            "Failed steps that wait for another attempt",
-            count(summary.pending_steps),
-        )
-    }
-
-    fn changes(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
-        let counters = &self.scrape.summary.counters;
-        out.counter(
-            "identity_exhausted",
-            "Label sets without an identity because all numbers were in use",
-            counters.identity_exhausted,
-        )?;
-        out.counter(
-            "identity_limited",
-            "Times that an address got the identity of some of its names only: the circuit breaker",
-            counters.identities_limited,
-        )?;
-        out.counter(
-            "ipcache_prefixes_resolved",
-            "Prefixes whose labels were resolved: for each change the prefix and those within it",
-            counters.prefixes_resolved,
-        )?;
-        out.counter(
-            "fqdn_pairs_removed",
-            "Pairs of name and address that were closed again",
-            counters.pairs_removed,
-        )?;
-        out.counter(
-            "fqdn_lease_revocations",
-            "Leases of proxies that were revoked before their end",
-            counters.revocations,
-        )
-    }
-
-    fn reconciler(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
-        let counters = &self.scrape.summary.counters;
-        let reconciled = &counters.reconciled;
-        out.counter(
-            "reconcile_passes",
-            "Passes that compared the maps with the model",
-            reconciled.passes,
-        )?;
-        let mut differences = vec![
-            ("part", "ipcache", reconciled.ipcache),
-            ("part", "policy", reconciled.policy),
-            ("part", "lxc", reconciled.lxc),
-            ("part", "names", reconciled.names),
-            ("part", "programs", reconciled.programs),
-        ];
-        let conditions = &self.scrape.conditions;
-        let repairs = conditions.iter();
-        differences.extend(repairs.map(|(part, c)| ("part", part.as_str(), c.repairs)));
-        let labels: Vec<_> = conditions
-            .iter()
-            .map(|(p, _)| [("part", p.as_str())])
-            .collect();
-        let broken = labels.iter().zip(conditions);
-        let broken: Vec<_> = broken
-            .map(|(label, (_, c))| (label.as_slice(), u64::from(c.fault.is_some())))
-            .collect();
-        out.counters(
-            "reconcile_differences",
-            "Repairs, by part: entries of maps that a pass found wrong, and programs, pins, routes, netfilter and steering that the check every 2 s found missing or changed; grows only if something else changes them, or through a fault of the agent",
-            &differences,
-        )?;
-        out.labelled(
-            "datapath_broken",
-            "1 for a part of the datapath that is wrong and cannot be repaired; `holdfast-agent status` says why",
-            &broken,
-        )?;
-        out.counter(
-            "reconcile_failures",
-            "Failed reads of a map in such a pass",
-            reconciled.failures,
         )
     }
 
@@ -474,65 +247,6 @@ impl Sample {
 
 /// One number of a datapath counter.
 type Value = fn(Counter) -> u64;
-
-/// Values of one family with their labels.
-type Labelled<'a> = (&'a [(&'static str, &'a str)], u64);
-
-struct Writer<'a, 'e> {
-    encoder: &'a mut DescriptorEncoder<'e>,
-}
-
-impl Writer<'_, '_> {
-    fn gauge(&mut self, name: &str, help: &str, value: u64) -> Result<(), std::fmt::Error> {
-        use prometheus_client::metrics::MetricType::Gauge;
-        let family = self.encoder.encode_descriptor(name, help, None, Gauge)?;
-        ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(family)
-    }
-
-    fn labelled(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: &[Labelled<'_>],
-    ) -> Result<(), std::fmt::Error> {
-        use prometheus_client::metrics::MetricType::Gauge;
-        let mut family = self.encoder.encode_descriptor(name, help, None, Gauge)?;
-        for (labels, value) in values {
-            let gauge = ConstGauge::new(i64::try_from(*value).unwrap_or(i64::MAX));
-            gauge.encode(family.encode_family(labels)?)?;
-        }
-        Ok(())
-    }
-
-    fn counter(&mut self, name: &str, help: &str, value: u64) -> Result<(), std::fmt::Error> {
-        use prometheus_client::metrics::MetricType::Counter;
-        let family = self.encoder.encode_descriptor(name, help, None, Counter)?;
-        ConstCounter::new(value).encode(family)
-    }
-
-    fn counters(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: &[(&'static str, &'static str, u64)],
-    ) -> Result<(), std::fmt::Error> {
-        use prometheus_client::metrics::MetricType::Counter;
-        let (name, unit) = match name.strip_suffix("_bytes") {
-            Some(name) => (name, Some(&Unit::Bytes)),
-            None => (name, None),
-        };
-        let mut family = self.encoder.encode_descriptor(name, help, unit, Counter)?;
-        for (label, word, value) in values {
-            let labels = [(*label, *word)];
-            ConstCounter::new(*value).encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-}
-
-fn count(value: usize) -> u64 {
-    u64::try_from(value).unwrap_or(u64::MAX)
-}
 
 #[cfg(test)]
 mod tests {

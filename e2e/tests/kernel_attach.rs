@@ -107,10 +107,9 @@ fn settings_that_cannot_be_written_take_no_place_of_later_endpoints() {
     with_kernel(|k| {
         let ifindex = pair()?;
         let programs = k.datapath().programs().clone();
-        // BPF_F_RDONLY_PROG: no policy map has it, so the kernel refuses the map in a slot.
-        let flags = policy::FLAGS | 1 << 7;
+        // Policy maps are tries: the kernel refuses any other map in a slot.
         let other: Map<PolicyKey, PolicyValue> =
-            Map::create("hf_test", MapKind::LpmTrie, 16, flags)?;
+            Map::create("hf_test", MapKind::Hash, 16, policy::FLAGS)?;
         let failed = programs.attach(&attachment(ifindex), &other).err();
         let failed = failed.context("it was attached")?;
         let lost = || Ok(programs.lost_slots()?);

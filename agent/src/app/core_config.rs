@@ -1,0 +1,101 @@
+//! Settings and restored rules of the core.
+
+use dns_policy::{boot_time::BootTime, epoch::Epoch, rule::RulesOf, wall_time};
+
+use crate::{config::Config, core::CoreConfig, restore::Found};
+
+/// Of the flags and this run.
+pub(super) fn of(config: &Config, epoch: &Epoch) -> CoreConfig {
+    CoreConfig {
+        names_kept_later: true,
+        boot_id: epoch.boot_id.clone(),
+        start: epoch.start,
+        boot_unix_ns: boot_unix_ns(),
+        node_name: Some(config.node_name.clone()),
+        cluster_blocks: config.cluster_blocks.clone(),
+        pod_blocks: config.pod_blocks.clone(),
+        service_aliases: config.service_aliases.clone(),
+        external_ips: config.external_ips,
+        proxy_port: config.proxy_port,
+        enable_policy: config.enable_policy,
+        enable_ipv4: config.ipv4,
+        enable_ipv6: config.ipv6,
+        min_ttl: config.min_ttl_seconds(),
+        lease_slack: config.lease_slack,
+        max_ips_per_name: config.max_ips_per_hostname,
+        max_deferred_deletes: config.max_deferred_connection_deletes,
+        idle_grace: config.idle_connection_grace,
+        restore_grace: config.identity_restore_grace,
+        preallocate_identities: config.preallocate_identities,
+        max_fqdn_identities: config.max_fqdn_identities,
+        refused_prefixes: config.refused_prefixes.clone(),
+        max_ips_per_restored_rule: config.max_ips_per_restored_rule,
+        policy_map_max: usize::try_from(config.map_sizes.policy).unwrap_or(usize::MAX),
+        ipcache_max: usize::try_from(config.map_sizes.ipcache).unwrap_or(usize::MAX),
+        reconcile_interval: config.reconcile_interval,
+        ..CoreConfig::default()
+    }
+}
+
+/// Unix time at CLOCK_BOOTTIME 0.
+fn boot_unix_ns() -> u64 {
+    wall_time::now().saturating_sub(BootTime::now().0)
+}
+
+/// DNS rules in the files of the last run.
+pub(super) fn restored_rules(found: &Found) -> Vec<RulesOf> {
+    let endpoints = found.restored.endpoints.iter();
+    endpoints
+        .filter_map(|endpoint| {
+            endpoint.rules.as_ref().map(|file| RulesOf {
+                endpoint: endpoint.id,
+                rules: file.rules.clone(),
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::config::{Cli, Command};
+
+    #[test]
+    fn the_core_gets_the_values_of_the_flags() {
+        let line = [
+            "holdfast-agent",
+            "run",
+            "--identity-restore-grace-period=10m",
+            "--tofqdns-preallocate-identities=false",
+            "--dns-max-ips-per-restored-rule=7",
+            "--tofqdns-endpoint-max-ip-per-hostname=8",
+            "--tofqdns-refuse-prefix=10.96.0.0/12,192.0.2.1",
+            "--tofqdns-refuse-prefix=fd00::/8",
+        ];
+        let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else {
+            panic!("not run");
+        };
+        let epoch = Epoch {
+            boot_id: "b".to_owned(),
+            start: 3,
+        };
+        let core = of(&Config::try_from(*args).unwrap(), &epoch);
+        assert_eq!(core.restore_grace, Duration::from_secs(600));
+        assert!(!core.preallocate_identities);
+        let refused = |text: &str| {
+            core.refused_prefixes
+                .covering(text.parse().unwrap())
+                .is_some()
+        };
+        assert!(refused("10.100.0.1") && refused("192.0.2.1") && refused("fd00::1"));
+        assert!(!refused("169.254.169.254"));
+        assert_eq!(core.max_fqdn_identities, Some(8192));
+        assert_eq!(core.max_ips_per_restored_rule, 7);
+        assert_eq!(core.max_ips_per_name, 8);
+        assert_eq!((core.boot_id.as_str(), core.start), ("b", 3));
+    }
+}

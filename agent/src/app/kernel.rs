@@ -1,0 +1,132 @@
+//! What the kernel has before the core starts: maps, programs, routes, rules and interfaces.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use dns_policy::boot_time::BootTime;
+use shared_maps::user::Globals;
+
+use super::Parts;
+use crate::{
+    config::Config,
+    core::Event,
+    datapath::{
+        closed::ClosedInterfaces,
+        files::{StateFiles, background::BackgroundFiles},
+        interfaces::Interfaces,
+        kernel::{KernelConfig, KernelDatapath},
+        notrack, routing,
+        upkeep::{self, Conditions, Upkeep},
+    },
+    kubernetes::client::Api,
+    restore, runner,
+};
+
+/// What is looked after while the agent runs.
+pub(super) struct NodeParts {
+    pub(super) upkeep: Upkeep,
+    /// Time between two checks.
+    pub(super) interval: Duration,
+    /// Interfaces that are no pod's, in transparent mode.
+    pub(super) interfaces: Option<Interfaces>,
+    pub(super) maps: Globals,
+}
+
+/// Reads what the last run left, and prepares the node. Gives the settings with the sizes that maps
+/// have.
+pub(super) async fn prepare(
+    mut config: Config,
+    api: Option<Api>,
+) -> Result<(Config, Parts, NodeParts)> {
+    let files = StateFiles::open(&config.state())
+        .with_context(|| format!("--state-dir {}", config.state_dir.display()))?;
+    let maps = Globals::new(&config.bpf_root);
+    let mut found = restore::read(&files, &maps, BootTime::now())?;
+    if let Some(path) = &config.pre_cache {
+        found.read_pre_cache(path);
+    }
+    let channel = runner::channel();
+    let core = channel.0.clone();
+    let send = move |result| {
+        // The core may stop before this thread; the event is then not needed.
+        let _gone = core.send_blocking(Event::NamesKept(result));
+    };
+    let written =
+        BackgroundFiles::start(files.clone(), send).context("starting the files' thread")?;
+    let datapath = Box::new(KernelDatapath::prepare(
+        &kernel_config(&config),
+        Box::new(written),
+    )?);
+    config.map_sizes.ipcache = datapath.ipcache_max();
+    if let Some(path) = &config.pre_cache {
+        found.bound_pre_cache(path, config.map_sizes.ipcache);
+    }
+    let mut gate = ClosedInterfaces::new(datapath.programs().clone(), maps.clone());
+    gate.load()?;
+    routing::install(config.ipv4, config.ipv6).await?;
+    if let Err(error) = notrack::install() {
+        tracing::error!(%error, "cannot install the nftables rules; DNS queries to addresses that this node translates will time out");
+    }
+    let interfaces = interfaces(&config, &datapath, &maps).await?;
+    let conditions = Conditions::default();
+    let upkeep = Upkeep::new(
+        upkeep::Node {
+            ipv4: config.ipv4,
+            ipv6: config.ipv6,
+            globals: maps.clone(),
+            sdp_group: config.sdp_group,
+            steering: datapath.steering(),
+            port: config.hold_proxy_port.then_some(config.proxy_port),
+        },
+        conditions.clone(),
+    );
+    let node = NodeParts {
+        upkeep,
+        interval: config.reconcile_interval,
+        interfaces,
+        maps: maps.clone(),
+    };
+    let parts = Parts {
+        files,
+        maps,
+        found,
+        datapath,
+        channel,
+        conditions,
+        gate: Some(Box::new(gate)),
+        api,
+    };
+    Ok((config, parts, node))
+}
+
+fn kernel_config(config: &Config) -> KernelConfig {
+    KernelConfig {
+        bpf_root: config.bpf_root.clone(),
+        ipv4: config.ipv4,
+        ipv6: config.ipv6,
+        sizes: config.map_sizes,
+        transparent: config.transparent,
+        dns_quota: config.dns_quota,
+        sdp_group: config.sdp_group,
+    }
+}
+
+/// Prepares interfaces that are no pod's for transparent mode, or withdraws what it left there.
+async fn interfaces(
+    config: &Config,
+    datapath: &KernelDatapath,
+    maps: &Globals,
+) -> Result<Option<Interfaces>> {
+    if !config.transparent {
+        Interfaces::withdraw(maps)?;
+        return Ok(None);
+    }
+    let mut interfaces = Interfaces::new(datapath.programs().clone(), maps.clone());
+    match interfaces.refresh().await {
+        Err(error) if error.is_passing() => {
+            tracing::warn!(%error, "transparent mode: the interfaces cannot be prepared yet; the agent tries again");
+        }
+        looked_after => looked_after.context("transparent mode")?,
+    }
+    Ok(Some(interfaces))
+}

@@ -1,0 +1,54 @@
+//! Sockets that the agent serves on. All are bound before anything starts.
+
+use anyhow::{Context as _, Result};
+use tokio::net::{TcpListener, UnixListener};
+
+use crate::{config::Config, grpc::peer, health};
+
+/// Every listener.
+pub(super) struct Listeners {
+    /// Of proxies.
+    pub(super) sdp: UnixListener,
+    /// Of Cilium's proxies.
+    pub(super) fqdndata: Option<TcpListener>,
+    pub(super) pages: PageListeners,
+}
+
+/// Those of people, the CNI plugin and Prometheus.
+pub(super) struct PageListeners {
+    pub(super) admin: UnixListener,
+    pub(super) cni: Option<UnixListener>,
+    pub(super) metrics: Option<TcpListener>,
+}
+
+impl Listeners {
+    /// Binds them.
+    pub(super) async fn bind(config: &Config) -> Result<Self> {
+        let sdp = peer::bind(&config.sdp_socket, Some(config.sdp_group)).context("--sdp-socket")?;
+        let admin = peer::bind(&config.admin_socket, None).context("--admin-socket")?;
+        let cni = match &config.cni_socket {
+            Some(socket) => Some(peer::bind(socket, None).context("--cni-socket")?),
+            None => None,
+        };
+        let metrics = match config.metrics_address {
+            Some(address) => Some(health::bind(address).await.map_err(anyhow::Error::msg)?),
+            None => None,
+        };
+        let fqdndata = match config.fqdndata_port {
+            Some(port) => Some(TcpListener::bind(("127.0.0.1", port)).await.with_context(|| {
+                format!("--standalone-dns-proxy-server-port {port}: choose another, or stop what has it")
+            })?),
+            None => None,
+        };
+        let pages = PageListeners {
+            admin,
+            cni,
+            metrics,
+        };
+        Ok(Self {
+            sdp,
+            fqdndata,
+            pages,
+        })
+    }
+}

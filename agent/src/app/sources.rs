@@ -1,0 +1,136 @@
+//! Starts what feeds the core: the node's addresses, endpoints, documents and the cluster.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result};
+use tokio::sync::watch;
+
+use super::Rim;
+use crate::{
+    config::Config,
+    core::Event,
+    datapath::closed::Gate,
+    document_source::{self, Sources},
+    endpoint::{
+        source::{EndpointBook, cli::CliFile, polls, taken_in::PodSource},
+        spec::EndpointSpec,
+    },
+    kubernetes::{
+        Here, Watches,
+        book::Book,
+        client::{self, Api},
+        health::ClusterHealth,
+        labels::LabelFilter,
+        listing_file::Origin,
+    },
+    node,
+    own_interfaces::{self, OwnInterfaces},
+    policy::source::dir::PolicyDir,
+    relay,
+    watched_dir::WatchedDir,
+};
+
+/// What the sources read.
+pub(super) struct From {
+    /// State directory.
+    pub(super) state: PathBuf,
+    /// `--policy-dir`.
+    pub(super) policies: Option<(WatchedDir, PolicyDir)>,
+    /// Endpoints of the last run on this boot.
+    pub(super) endpoints: Vec<EndpointSpec>,
+    pub(super) gate: Option<Box<dyn Gate>>,
+    pub(super) api: Option<Api>,
+}
+
+/// What others ask the sources for.
+pub(super) struct Started {
+    pub(super) endpoints: Arc<EndpointBook>,
+    /// The watches; none without a cluster.
+    pub(super) cluster: Option<ClusterHealth>,
+}
+
+/// Starts every source. The core has the node's addresses when this returns.
+pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Started> {
+    let From {
+        state,
+        policies,
+        endpoints,
+        gate,
+        api,
+    } = from;
+    let interfaces = own_interfaces::list().context("listing the node's addresses")?;
+    for event in node::changes(&OwnInterfaces::default(), &interfaces) {
+        rim.core.send(event).await?;
+    }
+    let following = node::run(rim.core.clone(), interfaces, rim.stop.clone());
+    rim.tasks.spawn(following);
+    let (local, pods) = watch::channel(Arc::default());
+    let endpoints = endpoint_source(config, rim, &state, endpoints, gate)?;
+    if api.is_some() {
+        let netns_dir = config.netns_dir.clone();
+        endpoints.take_in_from(PodSource { pods, netns_dir });
+    }
+    let filter = LabelFilter::new(config.label_rules.clone());
+    let book = Book::new(filter, &config.cluster_name).on_node(&config.node_name);
+    let origin = origin(config, api.as_ref());
+    let watches = api.map(|api| watches(config, rim, &api));
+    let cluster = watches.as_ref().map(|watches| watches.health.clone());
+    let sources = Sources {
+        directory: policies,
+        cluster: watches,
+        stored: (state, origin),
+        local,
+    };
+    document_source::start(sources, book, &rim.core, &rim.tasks, &rim.stop);
+    Ok(Started { endpoints, cluster })
+}
+
+/// Which cluster a stored list is of.
+fn origin(config: &Config, api: Option<&Api>) -> Origin {
+    let server = api.map(|api| api.server().to_owned());
+    let authorities = api.map(|api| api.authorities().to_vec());
+    Origin {
+        server: server.unwrap_or_default(),
+        cluster: config.cluster_name.clone(),
+        authorities: authorities.unwrap_or_default(),
+    }
+}
+
+/// Reads the cluster from the API server, or from relays.
+fn watches(config: &Config, rim: &Rim, api: &Api) -> Watches {
+    let here = Here {
+        node: config.node_name.clone(),
+        has_service_blocks: config.has_service_blocks,
+    };
+    match config.relays.clone() {
+        Some(relays) => relay::start::follow(api, relays, here, &rim.tasks, &rim.stop),
+        None => client::start(api, here, &rim.tasks, &rim.stop),
+    }
+}
+
+fn endpoint_source(
+    config: &Config,
+    rim: &Rim,
+    state: &Path,
+    restored: Vec<EndpointSpec>,
+    gate: Option<Box<dyn Gate>>,
+) -> Result<Arc<EndpointBook>> {
+    let handle = rim.core.clone();
+    let book = EndpointBook::open(
+        config.endpoint_dir.clone(),
+        CliFile::in_dir(state),
+        restored,
+        gate,
+        move |event| {
+            // A stopped core means that the agent is stopping: nothing is lost.
+            let _stopped = handle.send_blocking(Event::Endpoints(event));
+        },
+    )?;
+    // Without a directory there is still what was added by command and cannot be resolved yet.
+    let watched = config.endpoint_dir.as_deref().unwrap_or(state);
+    polls::run(Arc::clone(&book), watched, &rim.tasks, rim.stop.clone());
+    Ok(book)
+}

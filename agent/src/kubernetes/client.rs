@@ -16,8 +16,9 @@ use kube::{
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::ApiSettings;
 pub(crate) use super::start::start;
-use super::{ApiSettings, listing_file::Sum};
+use crate::checksum::Sum;
 
 /// Where Kubernetes puts the token and the CA of a pod.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_e2e::apiserver::{ApiServer, Options, Refusal};
+use holdfast_e2e::apiserver::{ApiServer, Options, Refusal, StreamingLists};
 use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::policy::{WEB, cidr, egress};
 use holdfast_e2e::{AgentOptions, Lab, Program, eventually, with_lab};
@@ -23,7 +23,11 @@ const SET: &str = "holdfast-agent";
 fn start(lab: &Lab) -> Result<(ApiServer, Program)> {
     lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
     let directory = lab.directory().join("apiserver");
-    let api = ApiServer::start(Some(&lab.node), &directory, Options::default())?;
+    let options = Options {
+        streaming_lists: StreamingLists::Refused,
+        ..Options::default()
+    };
+    let api = ApiServer::start(Some(&lab.node), &directory, options)?;
     api.put(json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
         "metadata": {"name": SET, "namespace": "kube-system"},

@@ -20,8 +20,11 @@ use super::{
 const AGAIN: Duration = Duration::from_secs(1);
 /// Longest time for an answer at the end, from a server that does not answer.
 const LONGEST: Duration = Duration::from_secs(15);
-/// After this time the server ends a watch, seconds.
-const WATCH_SECONDS: u32 = 240;
+/// After this time the server ends a watch, seconds. Without bookmarks a watch is silent, and
+/// [`Lines`] gives up a connection that is silent for longer.
+const WATCH_SECONDS: u32 = 100;
+/// A watch that lasted so long did not fail when it began.
+const LASTED: Duration = Duration::from_secs(WATCH_SECONDS as u64 / 2);
 /// The metadata is enough: each replaced agent changes the status.
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
@@ -96,8 +99,16 @@ impl OwnSet {
     async fn follow(self) {
         let mut backoff = Backoff::default();
         loop {
-            match self.follow_once().await {
-                Ok(()) => backoff = Backoff::default(),
+            let begin = Instant::now();
+            let ended = self.follow_once().await;
+            let lasted = begin.elapsed() >= LASTED;
+            if lasted {
+                backoff = Backoff::default();
+            }
+            match ended {
+                // No pause: an uninstall in it would be missed.
+                Ok(()) if lasted => continue,
+                Ok(()) => {}
                 Err(error) => {
                     tracing::debug!(%error, set = self.name, "cannot follow the agent's DaemonSet");
                 }
@@ -108,14 +119,14 @@ impl OwnSet {
 
     /// Follows the set until the server ends the watch.
     ///
-    /// The watch begins with the present state. A version from a read of the set is no beginning: it
-    /// is that of the last change, which a server that was restarted has forgotten, and refuses each
-    /// time. A watch that begins when the set is gone has no event. So the set is read once the watch
-    /// has begun.
+    /// The watch begins with the present state (version 0). A version from a read of the set is no
+    /// beginning: it is that of the last change, which a server that was restarted has forgotten, and
+    /// refuses each time. With bookmarks, a server with an old etcd refuses version 0. A watch that
+    /// begins when the set is gone has no event. So the set is read once the watch has begun.
     async fn follow_once(&self) -> Result<(), RequestError> {
         let uri = format!(
-            "{}?watch=true&fieldSelector=metadata.name%3D{}\
-             &timeoutSeconds={WATCH_SECONDS}&allowWatchBookmarks=true",
+            "{}?watch=true&fieldSelector=metadata.name%3D{}&resourceVersion=0\
+             &timeoutSeconds={WATCH_SECONDS}",
             self.all, self.name
         );
         let request = Request::get(uri).header(ACCEPT, METADATA).body(Vec::new());

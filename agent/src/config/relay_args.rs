@@ -35,7 +35,7 @@ pub struct FollowArgs {
     #[arg(long, value_name = "FILE", env = "HOLDFAST_K8S_RELAY_CA")]
     pub k8s_relay_ca: Option<PathBuf>,
     /// Certificate that this agent shows to relays, in the PEM format; the relay's --client-ca signed
-    /// it. It is read again for each connection
+    /// it. A renewed one is used for the next connection
     #[arg(long, value_name = "FILE", env = "HOLDFAST_K8S_RELAY_CERT")]
     pub k8s_relay_cert: Option<PathBuf>,
     /// Private key of --k8s-relay-cert
@@ -88,21 +88,24 @@ pub struct RelayArgs {
     )]
     pub listen: SocketAddr,
     /// Certificate that the relay shows to agents, in the PEM format, with the name of the agents'
-    /// --k8s-relay-server-name. Restart the relay after a change
+    /// --k8s-relay-server-name. A renewed one is used within 10 seconds, without a restart
     #[arg(long, value_name = "FILE", env = "HOLDFAST_RELAY_TLS_CERT")]
     pub tls_cert: Option<PathBuf>,
     /// Private key of --tls-cert
     #[arg(long, value_name = "FILE", env = "HOLDFAST_RELAY_TLS_KEY")]
     pub tls_key: Option<PathBuf>,
     /// CA that signed the agents' certificates, in the PEM format. It must sign nothing else: every
-    /// holder of such a certificate may read the objects of the cluster here
+    /// holder of such a certificate may read the objects of the cluster here. Agents that a renewed CA
+    /// did not sign are disconnected: to replace a CA, write both into the file until every agent has
+    /// its new certificate
     #[arg(long, value_name = "FILE", env = "HOLDFAST_RELAY_CLIENT_CA")]
     pub client_ca: Option<PathBuf>,
     /// Serve without TLS. Only on an address of loopback, for trials
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set, env = "HOLDFAST_RELAY_PLAINTEXT")]
     pub plaintext: bool,
-    /// Most agents at once; one more is refused and tries another relay
+    /// Most agents at once; one more is refused and tries another relay. One address gets at most half
+    /// of them, so that one host cannot keep the others out
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000), env = "HOLDFAST_RELAY_MAX_AGENTS")]
     pub max_agents: u32,
     /// Name of this relay where it reports refused objects [default: the host name]
@@ -207,14 +210,25 @@ struct Flags {
     plaintext: &'static str,
 }
 
-/// Checks that the three files are given and can be read.
+/// Checks that the three files are given and can be used.
 fn tls(
     flags: &Flags,
     [authority, certificate, key]: [Option<PathBuf>; 3],
     is_plain: bool,
 ) -> Result<Option<TlsFiles>, ConfigError> {
     if is_plain {
-        return Ok(None);
+        let names = [flags.authority, flags.certificate, flags.key];
+        let mut given = names.into_iter().zip([authority, certificate, key]);
+        return match given.find(|(_, file)| file.is_some()) {
+            None => Ok(None),
+            Some((flag, _)) => Err(ConfigError {
+                flag,
+                reason: format!(
+                    "has no effect with --{}, which turns TLS off; leave one of the two out",
+                    flags.plaintext
+                ),
+            }),
+        };
     }
     let given = |file: Option<PathBuf>, flag: &'static str| {
         file.ok_or_else(|| ConfigError {
@@ -232,8 +246,7 @@ fn tls(
         certificate: given(certificate, flags.certificate)?,
         key: given(key, flags.key)?,
     };
-    let readable = files.read().map(|_| ());
-    readable.map_err(|error| ConfigError {
+    files.check().map_err(|error| ConfigError {
         flag: match error.file {
             TlsFile::Authority => flags.authority,
             TlsFile::Certificate => flags.certificate,

@@ -1,17 +1,14 @@
 //! A relay and agents, over loopback.
 
-use fqdn_proto::{
-    frames::RelayServer,
-    relay::{Frame, cluster_relay_client::ClusterRelayClient},
-};
+use fqdn_proto::relay::{Frame, cluster_relay_client::ClusterRelayClient};
 use serde_json::json;
 use tokio::net::TcpListener;
-use tonic::transport::{Endpoint, Server, server::TcpIncoming};
+use tonic::transport::Endpoint;
 
 use super::*;
 use crate::{
     policy::source::cluster::{ClusterDocuments, Seen},
-    relay::{follow::Follower, record, settings::RelaySettings},
+    relay::{connections::Connections, follow::Follower, record, settings::RelaySettings},
 };
 
 /// A relay whose watches are the test.
@@ -75,10 +72,8 @@ async fn start(at: &str, bounds: Bounds, pods: &[(u32, String)]) -> Relay {
         kind => list(kind, &[]),
     });
     shared.take(all.collect());
-    let served = Server::builder()
-        .add_service(RelayServer::new(Service(Arc::clone(&shared))))
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener), stop.clone().cancelled_owned());
-    tasks.spawn(served);
+    let connections = Connections::new(Arc::clone(&shared), None, tasks.clone(), stop.clone());
+    tasks.spawn(connections.serve(listener));
     Relay {
         shared,
         address,
@@ -110,6 +105,7 @@ fn follow(addresses: &[&str]) -> Agent {
         health: health.clone(),
         send,
         has_service_blocks: false,
+        tasks: TaskTracker::new(),
     };
     TaskTracker::new().spawn(follower.run(stop.clone()));
     Agent {
@@ -300,8 +296,8 @@ async fn idle(relay: &Relay) -> tonic::Streaming<Frame> {
 #[tokio::test]
 async fn an_agent_that_does_not_read_is_cut_off_and_holds_up_no_other() {
     let bounds = Bounds {
-        agents: 9,
         slow: Duration::from_secs(2),
+        ..Bounds::agents(9)
     };
     let relay = start("127.0.0.1:0", bounds, &pods(9000)).await;
     let mut slow = idle(&relay).await;

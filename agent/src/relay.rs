@@ -22,6 +22,8 @@ mod dial;
 mod follow;
 #[cfg(feature = "kubernetes")]
 mod item;
+#[cfg(all(test, feature = "kubernetes"))]
+mod lab;
 #[cfg(feature = "kubernetes")]
 mod log;
 #[cfg(feature = "kubernetes")]

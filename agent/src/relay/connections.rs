@@ -58,6 +58,8 @@ const STREAMS: u32 = 1;
 const HEADERS: u32 = 8 << 10;
 /// Octets of a stream that wait in HTTP/2 for the connection.
 const SEND_BUFFER: usize = 128 << 10;
+/// Octets that wait in the kernel: few, so that it shows soon whether the other side takes any.
+const SOCKET_BUFFER: usize = 128 << 10;
 /// First octet of a client that begins with TLS: a record of a handshake.
 const TLS_RECORD: u8 = 0x16;
 /// A connection that takes less in [`Bounds::silent`] takes nothing: pings and views are smaller.
@@ -246,11 +248,7 @@ impl Connections {
         guest: Guest<IpAddr>,
     ) -> Result<(), Closed> {
         let failed = |error: io::Error| Closed::Failed(error.to_string());
-        stream.set_nodelay(true).map_err(failed)?;
-        // A host that is gone acknowledges nothing, and views are sent every few seconds.
-        let socket = SockRef::from(&stream);
-        let unanswered = socket.set_tcp_user_timeout(Some(self.bounds.silent));
-        unanswered.map_err(failed)?;
+        prepare(&stream, self.bounds.silent).map_err(failed)?;
         let progress = Progress::default();
         let close = guest.close();
         let current = self.credentials.clone();
@@ -413,6 +411,15 @@ impl Life {
     }
 }
 
+/// Sets the options of a socket.
+fn prepare(stream: &TcpStream, silent: Duration) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    socket.set_send_buffer_size(SOCKET_BUFFER)?;
+    // A host that is gone acknowledges nothing, and views are sent every few seconds.
+    socket.set_tcp_user_timeout(Some(silent))
+}
+
 /// Waits for the first octet: whether the other side begins with TLS.
 async fn greeting(stream: &TcpStream, is_tls: bool) -> Result<(), Closed> {
     let mut first = [0];
@@ -420,9 +427,13 @@ async fn greeting(stream: &TcpStream, is_tls: bool) -> Result<(), Closed> {
     let octets = octets.map_err(|error| Closed::Failed(error.to_string()))?;
     match (octets, first == [TLS_RECORD], is_tls) {
         (0, ..) => Err(Closed::Failed("closed without a request".to_owned())),
-        (_, false, true) => Err(Closed::NoTls),
-        (_, true, false) => Err(Closed::Tls),
-        _ => Ok(()),
+        (_, is_record, _) if is_record == is_tls => Ok(()),
+        _ => {
+            // A connection that is closed with octets unread is reset, and the other side reports
+            // that only.
+            let _octets = stream.try_read(&mut [0; 4096]);
+            Err(if is_tls { Closed::NoTls } else { Closed::Tls })
+        }
     }
 }
 
@@ -463,3 +474,7 @@ where
         self.0.spawn(future);
     }
 }
+
+#[cfg(test)]
+#[path = "connections_tests.rs"]
+mod tests;

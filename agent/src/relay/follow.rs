@@ -50,7 +50,7 @@ const SILENT_OCTETS: u64 = 256;
 /// Octets of a frame: the largest object of an API server with room to spare.
 const FRAME_MAX: usize = 16 << 20;
 /// Octets that a relay may send before the agent has read them.
-const WINDOW: u32 = 1 << 20;
+const WINDOW: u32 = 256 << 10;
 /// A stream that lasted so long was in order.
 const IN_ORDER: Duration = Duration::from_secs(10);
 
@@ -65,6 +65,8 @@ pub(crate) struct Follower {
     /// `--k8s-service-cidr` is given.
     pub(crate) has_service_blocks: bool,
     pub(crate) tasks: TaskTracker,
+    /// Between two reads of the certificates' files.
+    pub(super) renewal: Duration,
 }
 
 /// The credentials for relays as they are now; none = plain text.
@@ -87,7 +89,7 @@ impl Follower {
         let report = move |problem| health.set_relay_certificates(problem);
         let tasks = self.tasks.clone();
         tokio::select! {
-            () = renewal::follow(files, send, report, renewal::EVERY, tasks) => {}
+            () = renewal::follow(files, send, report, self.renewal, tasks) => {}
             () = self.follow_always(Some(current)) => {}
         }
     }

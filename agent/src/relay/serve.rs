@@ -114,6 +114,12 @@ impl Shared {
         &self.bounds
     }
 
+    /// Tasks that end with the relay.
+    #[cfg(test)]
+    pub(super) fn tasks(&self) -> &TaskTracker {
+        &self.tasks
+    }
+
     /// Agents that are connected.
     pub(super) fn agents(&self) -> usize {
         self.places.taken()

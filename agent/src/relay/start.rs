@@ -63,6 +63,7 @@ pub(crate) fn follow(
         send,
         has_service_blocks: here.has_service_blocks,
         tasks: tasks.clone(),
+        renewal: renewal::EVERY,
     };
     tasks.spawn(follower.run(stop.clone()));
     write_own_node(api, here.node, &health, tasks, stop);

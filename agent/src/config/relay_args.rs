@@ -119,6 +119,10 @@ pub struct RelayArgs {
         env = "HOLDFAST_METRICS_ADDRESS"
     )]
     pub metrics_address: String,
+    /// Directory with one file per flag of this command, named without dashes, such as a mounted
+    /// ConfigMap. Flags and environment override it. Unknown keys are ignored and listed in the log
+    #[arg(long, value_name = "DIR", env = "HOLDFAST_CONFIG_DIR")]
+    pub config_dir: Option<PathBuf>,
     /// Log as JSON lines
     #[arg(long, default_value_t = false)]
     pub log_json: bool,
@@ -307,5 +311,108 @@ mod tests {
             let error = relay_address(bad).unwrap_err();
             assert!(error.contains("192.0.2.1:9971"), "{bad}: {error}");
         }
+    }
+
+    /// `relay`, or `run` with relays.
+    fn refused(command: &str, flags: &[String]) -> String {
+        use clap::Parser as _;
+        let line = ["holdfast-agent", command].map(str::to_owned);
+        let cli = crate::config::Cli::parse_from(line.iter().chain(flags));
+        let refused = match cli.command {
+            crate::config::Command::Relay(args) => RelayConfig::try_from(*args).map(drop),
+            crate::config::Command::Run(args) => relays(args.follow).map(drop),
+            _ => panic!("{command}"),
+        };
+        refused.unwrap_err().to_string()
+    }
+
+    #[test]
+    #[cfg(feature = "kubernetes")]
+    fn files_that_do_not_belong_together_are_named_by_the_flags_of_their_side() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let of = |name: &str| {
+            let key = rcgen::KeyPair::generate().unwrap();
+            let params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+            let certificate = params.self_signed(&key).unwrap();
+            std::fs::write(path(&format!("{name}.crt")), certificate.pem()).unwrap();
+            std::fs::write(path(&format!("{name}.key")), key.serialize_pem()).unwrap();
+        };
+        of("a");
+        of("b");
+        let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        std::fs::write(path("broken"), broken).unwrap();
+        let mismatch = format!(
+            "it is not the certificate of the private key in {}",
+            path("b.key")
+        );
+        for (files, of_relay, of_agent, reason) in [
+            (
+                ["a.crt", "a.crt", "b.key"],
+                "tls-cert",
+                "k8s-relay-cert",
+                mismatch.as_str(),
+            ),
+            (
+                ["broken", "a.crt", "a.key"],
+                "client-ca",
+                "k8s-relay-ca",
+                "authority",
+            ),
+            (
+                ["a.crt", "broken", "a.key"],
+                "tls-cert",
+                "k8s-relay-cert",
+                "PEM format",
+            ),
+            (
+                ["a.crt", "a.crt", "a.crt"],
+                "tls-key",
+                "k8s-relay-key",
+                "private key",
+            ),
+        ] {
+            for (command, names, flag) in [
+                ("relay", ["client-ca", "tls-cert", "tls-key"], of_relay),
+                (
+                    "run",
+                    ["k8s-relay-ca", "k8s-relay-cert", "k8s-relay-key"],
+                    of_agent,
+                ),
+            ] {
+                let flags = names.iter().zip(files);
+                let flags = flags.map(|(name, file)| format!("--{name}={}", path(file)));
+                let mut flags: Vec<String> = flags.collect();
+                if command == "run" {
+                    flags.push("--k8s-relay=192.0.2.1:9971".to_owned());
+                }
+                let error = refused(command, &flags);
+                assert!(
+                    error.starts_with(&format!("--{flag}: {}", dir.path().display())),
+                    "{error}"
+                );
+                assert!(error.contains(reason) && error.contains("write"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn plain_text_with_certificates_is_refused() {
+        let flags = ["--plaintext", "--listen=127.0.0.1:9971", "--tls-cert=a"];
+        let error = refused("relay", &flags.map(str::to_owned));
+        assert!(
+            error.starts_with("--tls-cert: has no effect with --plaintext"),
+            "{error}"
+        );
+        let flags = [
+            "--k8s-relay=127.0.0.1:9971",
+            "--k8s-relay-plaintext",
+            "--k8s-relay-ca=a",
+        ];
+        let error = refused("run", &flags.map(str::to_owned));
+        assert!(
+            error.starts_with("--k8s-relay-ca: has no effect with --k8s-relay-plaintext"),
+            "{error}"
+        );
     }
 }

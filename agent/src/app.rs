@@ -50,6 +50,7 @@ use crate::{
         book::Book,
         client::{self, Api},
         labels::LabelFilter,
+        listing_file::Origin,
         own_set::OwnSet,
     },
     lane::Lane,
@@ -311,6 +312,17 @@ impl Agent {
         }
         let filter = LabelFilter::new(config.label_rules.clone());
         let book = Book::new(filter, &config.cluster_name).on_node(&config.node_name);
+        let origin = Origin {
+            server: api
+                .as_ref()
+                .map(|api| api.server().to_owned())
+                .unwrap_or_default(),
+            cluster: config.cluster_name.clone(),
+            authorities: api
+                .as_ref()
+                .map(|api| api.authorities().to_vec())
+                .unwrap_or_default(),
+        };
         let watches = api.map(|api| {
             let here = Here {
                 node: config.node_name.clone(),
@@ -325,7 +337,7 @@ impl Agent {
         let sources = Sources {
             directory: policies,
             cluster: watches,
-            stored: (files.dir().to_owned(), config.cluster_name.clone()),
+            stored: (files.dir().to_owned(), origin),
             local,
         };
         document_source::start(sources, book, &core, &tasks, &stop);

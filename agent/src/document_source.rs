@@ -50,7 +50,7 @@ pub(crate) struct Sources {
     /// The watches of the cluster.
     pub(crate) cluster: Option<Watches>,
     /// State directory, and the cluster whose listing is stored there.
-    pub(crate) stored: (PathBuf, String),
+    pub(crate) stored: (PathBuf, Origin),
     /// Takes the pods of this node.
     pub(crate) local: channel::Sender<Arc<LocalPods>>,
 }
@@ -72,6 +72,8 @@ struct Reader {
     pending: Arc<Pending>,
     /// Kinds that a stored listing has begun to stand in for, with the number of their objects.
     stood_in: Vec<(&'static str, usize)>,
+    /// The stored listing was found to be of another cluster.
+    is_foreign: bool,
 }
 
 impl Reader {
@@ -120,6 +122,16 @@ impl Reader {
         for resource in RESOURCES {
             health.set_objects(resource.kind, documents.count(resource.kind));
         }
+        if let Some(uid) = documents.foreign_list()
+            && !std::mem::replace(&mut self.is_foreign, true)
+        {
+            let problem = format!(
+                "the stored list that stands in is of another cluster: the uid of its namespace \
+                 kube-system is {uid}; the list of each kind replaces it"
+            );
+            tracing::error!(problem);
+            health.set_stored_problem(problem);
+        }
         if let Some(refused) = self.take_refusals() {
             refusals.send_replace(Arc::new(refused));
         }
@@ -145,8 +157,8 @@ pub(crate) fn start(
     let stop = stop.clone();
     let pending = Arc::<Pending>::default();
     if let Some(watches) = &sources.cluster {
-        let (state, cluster) = &sources.stored;
-        let file = ListingFile::new(state, origin(&watches.health, cluster));
+        let (state, origin) = &sources.stored;
+        let file = ListingFile::new(state, origin.clone());
         let health = watches.health.clone();
         let storing = listing_task::run(Arc::clone(&pending), file, health, stop.clone());
         tasks.spawn(storing);
@@ -162,13 +174,6 @@ pub(crate) fn start(
     });
 }
 
-fn origin(health: &ClusterHealth, cluster: &str) -> Origin {
-    Origin {
-        server: health.server().to_owned(),
-        cluster: cluster.to_owned(),
-    }
-}
-
 /// Reads until the agent stops.
 async fn follow(
     sources: Sources,
@@ -180,7 +185,7 @@ async fn follow(
     let Sources {
         directory,
         cluster,
-        stored: (state, name),
+        stored: (state, origin),
         local,
     } = sources;
     let stands_in = Instant::now() + STANDS_IN;
@@ -211,6 +216,7 @@ async fn follow(
         has_listed: false,
         pending,
         stood_in: Vec::new(),
+        is_foreign: false,
     };
     let mut stored_of = None;
     let mut was_complete = false;
@@ -257,8 +263,9 @@ async fn follow(
                 () = stop.cancelled() => return,
             }
             may_stand_in = false;
+            let uid = reader.merged.cluster().and_then(ClusterDocuments::uid);
             if let Some((health, _)) = &cluster
-                && let Some(stored) = read_stored(&state, &name, health).await
+                && let Some(stored) = read_stored(&state, &origin, uid.cloned(), health).await
             {
                 stored_of = Some(stored.age);
                 break Wake::Stored(stored.documents);
@@ -268,9 +275,14 @@ async fn follow(
 }
 
 /// The stored listing, if there is one that can be used.
-async fn read_stored(state: &Path, cluster: &str, health: &ClusterHealth) -> Option<Stored> {
-    let (path, origin) = (ListingFile::path(state), origin(health, cluster));
-    let reading = move || listing_file::read(&path, &origin, wall_time::of_file());
+async fn read_stored(
+    state: &Path,
+    origin: &Origin,
+    uid: Option<Arc<str>>,
+    health: &ClusterHealth,
+) -> Option<Stored> {
+    let (path, origin) = (ListingFile::path(state), origin.clone());
+    let reading = move || listing_file::read(&path, &origin, uid.as_ref(), wall_time::of_file());
     match tokio::task::spawn_blocking(reading).await {
         Ok(Ok(Some(stored))) => {
             let age = stored.age.as_secs();

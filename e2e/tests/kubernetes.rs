@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::apiserver::{ApiServer, Options, Refusal, kubeconfig, pod};
+use holdfast_e2e::cni::{Runtime, Sandbox};
 use holdfast_e2e::lab::{at, web4, web6};
 use holdfast_e2e::node::AGENT_METRICS;
 use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually, with_lab};
@@ -66,6 +67,11 @@ fn own(name: &str, app: &str, of: &Pod) -> Value {
     let addresses = [of.v4.to_string(), of.v6.to_string()];
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
     pod("default", name, json!({"app": app}), "n1", &addresses)
+}
+
+/// A pod of this node whose network is not there yet.
+fn db_0(app: &str) -> Value {
+    pod("default", "db-0", json!({"app": app}), "n1", &[])
 }
 
 /// A server with a policy, the pod that it selects, and a database on another node.
@@ -286,7 +292,9 @@ fn an_agent_that_starts_without_the_server_uses_the_list_of_the_last_run() {
     with_lab(|lab| {
         let api = cluster(lab)?;
         api.put(own("late", "web", &lab.b))?;
-        let options = options(&api.files().kubeconfig);
+        api.put(db_0("web"))?;
+        let socket = format!("--cni-socket={}", lab.cni_socket().display());
+        let options = options(&api.files().kubeconfig).flag(&socket);
         let agent = lab.start_agent(&options)?;
         add_web(lab)?;
         opens(lab, web4(10))?;
@@ -319,6 +327,30 @@ fn an_agent_that_starts_without_the_server_uses_the_list_of_the_last_run() {
         lab.a.expect_open(at(web4(10), 80))?;
         stays.expect_alive()?;
 
+        // A pod is deleted and created again under its name: the list has the labels of the former.
+        api.delete("pods", "default", "db-0")?;
+        api.put(db_0("db"))?;
+        let object = api.get("pods", "default", "db-0")?.context("db-0")?;
+        let uid = object["metadata"]["uid"]
+            .as_str()
+            .context("uid")?
+            .to_owned();
+        let replaced = lab.add_pod("p", 100)?;
+        let sandbox = Sandbox {
+            uid,
+            ..Sandbox::new(&replaced, "db-0")
+        };
+        let mut runtime = Runtime::new(lab)?;
+        runtime.wait = 2;
+        let error = runtime.add(&sandbox)?.err().context("ADD succeeded")?;
+        let expected = format!("uid {}", sandbox.uid);
+        ensure!(
+            error.code == 11 && error.message.contains(&expected),
+            "{error:?}"
+        );
+        let list = lab.agent(&["endpoint", "list"])?;
+        ensure!(!list.contains("db-0"), "{list}");
+
         // The server is back, with changes: only the difference counts.
         api.put(namespace("shop", "a"))?;
         api.delete("pods", "default", "db")?;
@@ -330,6 +362,14 @@ fn an_agent_that_starts_without_the_server_uses_the_list_of_the_last_run() {
         closes(lab, web4(10))?;
         let age = "holdfast_kubernetes_stored_list_age_seconds";
         ensure!(lab.metric(AGENT_METRICS, age, "")? == 0.0, "still stored");
+
+        // The replaced pod starts with labels of its own, which no policy selects.
+        runtime.wait = 20;
+        runtime.start(&sandbox)?;
+        let (allowed, other) = (at(web4(12), 80), at(web4(13), 80));
+        for to in [allowed, other] {
+            eventually(&format!("{to} is open"), SOON, || replaced.expect_open(to))?;
+        }
         Ok(())
     });
 }

@@ -75,6 +75,35 @@ fn an_uninstall_that_removes_the_account_before_the_agents_cleans_the_node() {
 }
 
 #[test]
+fn a_daemonset_older_than_the_history_of_the_api_server_is_followed_by_one_watch() {
+    with_lab(|lab| {
+        let (api, agent) = start(lab)?;
+        // As after a restart of the API server: the version of the DaemonSet is too old for a watch.
+        api.forget_answered();
+        api.expire("daemonsets")?;
+        eventually("the agent follows its DaemonSet again", SOON, || {
+            ensure!(watches(&api) > 0, "no watch yet");
+            Ok(())
+        })?;
+        api.delete("daemonsets", "kube-system", SET)?;
+        api.refuse("daemonsets", Refusal::Forbidden)?;
+        ends(agent)?;
+        lab.a.expect_open(at(web4(DENIED), 80))?;
+        ensure!(watches(&api) == 1, "{:?}", api.answered());
+        Ok(())
+    });
+}
+
+/// Watches of DaemonSets that the API server accepted.
+fn watches(api: &ApiServer) -> usize {
+    let answered = api.answered();
+    let watches = answered
+        .iter()
+        .filter(|a| a.verb == "watch" && a.resource == "daemonsets" && a.code == 200);
+    watches.count()
+}
+
+#[test]
 fn a_deleted_daemonset_that_is_made_again_is_no_uninstall() {
     with_lab(|lab| {
         let (api, agent) = start(lab)?;

@@ -231,11 +231,6 @@ impl ClusterHealth {
         self.stored_problem.lock().clone().filter(|_| !is_over)
     }
 
-    /// URL of the API server.
-    pub(crate) fn server(&self) -> &str {
-        &self.server
-    }
-
     /// Whether every watch follows the server.
     pub(crate) fn is_fresh(&self) -> bool {
         let mut watches = self.watches.iter();

@@ -15,6 +15,7 @@ use std::{
 
 use dns_policy::wall_time;
 
+#[cfg(feature = "kubernetes")]
 pub(crate) use self::read::{Stored, read};
 use crate::policy::source::cluster::Changed;
 
@@ -25,13 +26,17 @@ const PARTIAL: &str = ".partial";
 /// Version of the file that this program writes.
 const VERSION: u32 = 1;
 
-/// Which cluster a listing is of.
+/// Which cluster a listing is of, by what an agent knows before the API server answers. What
+/// identifies a cluster is the uid of its namespace kube-system, which is one of the objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// URL of the API server.
     pub(crate) server: String,
     /// `--cluster-name`.
     pub(crate) cluster: String,
+    /// Fingerprints of the certificates that the API server's certificate is verified with; empty
+    /// if the settings name none.
+    pub(crate) authorities: Vec<String>,
 }
 
 /// Why a stored listing cannot be used.
@@ -62,7 +67,7 @@ pub(crate) enum ListingError {
         reason: String,
     },
     /// It is of another cluster.
-    #[error("{path} is of another cluster: its {field} is {found}, not {wanted}; remove it", path = .path.display())]
+    #[error("{path} is of another cluster: its {field} is {found}, not {wanted}; remove it, or correct the API server of this agent (the first list of this cluster replaces the file)", path = .path.display())]
     Foreign {
         /// The file.
         path: PathBuf,

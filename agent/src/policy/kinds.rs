@@ -150,7 +150,7 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &["v1"],
         placement: Placement::ClusterWide,
         fields: &["spec", "status"],
-        kept: &["metadata.labels"],
+        kept: &["metadata.labels", "metadata.uid"],
         read: |head, value, _| Ok(Body::Namespace(Arc::new(namespace::read(head, value)?))),
     },
     Kind {

@@ -11,29 +11,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Origin, VERSION};
-use crate::policy::source::cluster::{Changed, Json};
-
-/// FNV-1a over the lines of objects: damage of a disk is noticed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sum(u64);
-
-impl Default for Sum {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Sum {
-    pub(super) fn add(&mut self, text: &str) {
-        for byte in text.bytes() {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    }
-
-    pub(super) fn hex(self) -> String {
-        format!("{:016x}", self.0)
-    }
-}
+use crate::{
+    checksum::Sum,
+    policy::source::cluster::{Changed, Json},
+};
 
 /// The last line, without its bracket.
 #[derive(Deserialize)]
@@ -45,7 +26,10 @@ pub(super) struct Tail {
 /// The first line, which the objects follow.
 fn head(origin: &Origin) -> String {
     let (server, cluster) = (json!(origin.server), json!(origin.cluster));
-    format!(r#"{{"version":{VERSION},"server":{server},"cluster":{cluster},"objects":{{"#)
+    let authorities = json!(origin.authorities);
+    format!(
+        r#"{{"version":{VERSION},"server":{server},"cluster":{cluster},"authorities":{authorities},"objects":{{"#
+    )
 }
 
 /// Key and JSON of a line `"key":{...}`.
@@ -87,7 +71,7 @@ pub(super) fn merge(
                 break;
             }
             let line = line.strip_suffix(',').unwrap_or(&line);
-            sum.add(line);
+            sum.add(line.as_bytes());
             count += 1;
             let (key, _) = entry(line).ok_or_else(|| damaged("a line is no object"))?;
             while let Some((key, json)) = changes.next_if(|(changed, _)| **changed < key) {
@@ -127,7 +111,7 @@ impl Out {
         let separator: &[u8] = if self.count == 0 { b"\n" } else { b",\n" };
         self.file.write_all(separator)?;
         self.file.write_all(line.as_bytes())?;
-        self.sum.add(line);
+        self.sum.add(line.as_bytes());
         self.count += 1;
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io::{self, BufRead as _, BufReader, Lines},
     path::Path,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -12,9 +13,13 @@ use serde_json::Value;
 
 use super::{
     ListingError, Origin, VERSION,
-    merge::{Sum, Tail, entry},
+    merge::{Tail, entry},
 };
-use crate::policy::{parse::parse_object, source::cluster::Read};
+use crate::checksum::Sum;
+use crate::policy::{
+    parse::parse_object,
+    source::cluster::{Read, uid_of_cluster},
+};
 
 /// Until a listing that nothing has confirmed is no longer used.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
@@ -33,12 +38,16 @@ struct Head {
     version: u64,
     server: Option<String>,
     cluster: Option<String>,
+    /// Files of releases before have none.
+    #[serde(default)]
+    authorities: Vec<String>,
 }
 
-/// Reads the file. None if there is none.
+/// Reads the file. None if there is none. `uid` is the uid of the cluster, if a watch has seen it.
 pub(crate) fn read(
     path: &Path,
     origin: &Origin,
+    uid: Option<&Arc<str>>,
     now: SystemTime,
 ) -> Result<Option<Stored>, ListingError> {
     let failed = |source| ListingError::Io {
@@ -62,7 +71,7 @@ pub(crate) fn read(
     let head = head.map(|line| format!("{line}null}}"));
     let head = head.and_then(|text| serde_json::from_str::<Head>(&text).ok());
     let head = head.ok_or_else(|| damaged("the first line is odd"))?;
-    check(path, origin, head)?;
+    let authorities = check(path, origin, head)?;
     if age > LONGEST {
         return Err(ListingError::Old {
             path: path.to_owned(),
@@ -80,13 +89,14 @@ pub(crate) fn read(
         if let Some(tail) = line.strip_prefix("},") {
             let tail = serde_json::from_str::<Tail>(&format!("{{{tail}"));
             let tail = tail.map_err(|_| damaged("the last line is odd"))?;
-            return match tail.count == stored.documents.len() && tail.sum == sum.hex() {
-                true => Ok(Some(stored)),
-                false => Err(damaged("its sum differs")),
-            };
+            if tail.count != stored.documents.len() || tail.sum != sum.hex() {
+                return Err(damaged("its sum differs"));
+            }
+            identify(path, origin, uid, &authorities, &stored.documents)?;
+            return Ok(Some(stored));
         }
         let line = line.strip_suffix(',').unwrap_or(&line);
-        sum.add(line);
+        sum.add(line.as_bytes());
         let (key, json) = entry(line).ok_or_else(|| damaged("a line is no object"))?;
         let object: Value = serde_json::from_str(json).map_err(|e| damaged(&e.to_string()))?;
         stored
@@ -103,7 +113,40 @@ fn next(lines: &mut Lines<BufReader<File>>) -> io::Result<Option<String>> {
     }
 }
 
-fn check(path: &Path, origin: &Origin, head: Head) -> Result<(), ListingError> {
+/// Whether the objects are of this cluster: by its uid, and as long as that is unknown by the
+/// certificates of its authorities. A file that does not name them is accepted.
+fn identify(
+    path: &Path,
+    origin: &Origin,
+    uid: Option<&Arc<str>>,
+    authorities: &[String],
+    documents: &[(String, Read)],
+) -> Result<(), ListingError> {
+    let foreign = |field, found: &str, wanted: &str| ListingError::Foreign {
+        path: path.to_owned(),
+        field,
+        found: found.to_owned(),
+        wanted: wanted.to_owned(),
+    };
+    if let (Some(wanted), Some(found)) = (uid, uid_of_cluster(documents)) {
+        return match found == *wanted {
+            true => Ok(()),
+            false => Err(foreign("uid of namespace kube-system", &found, wanted)),
+        };
+    }
+    // While an authority is replaced, a cluster has the former one and the new one.
+    let shares = authorities
+        .iter()
+        .any(|one| origin.authorities.contains(one));
+    if shares || authorities.is_empty() || origin.authorities.is_empty() {
+        return Ok(());
+    }
+    let (found, wanted) = (authorities.join(", "), origin.authorities.join(", "));
+    Err(foreign("CA (fingerprint)", &found, &wanted))
+}
+
+/// Gives the fingerprints of the authorities in the file.
+fn check(path: &Path, origin: &Origin, head: Head) -> Result<Vec<String>, ListingError> {
     if head.version != u64::from(VERSION) {
         return Err(ListingError::Version {
             path: path.to_owned(),
@@ -125,5 +168,5 @@ fn check(path: &Path, origin: &Origin, head: Head) -> Result<(), ListingError> {
             });
         }
     }
-    Ok(())
+    Ok(head.authorities)
 }

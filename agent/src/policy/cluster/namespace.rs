@@ -1,10 +1,10 @@
 //! `Namespace`: its labels, which its pods carry.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::Value;
 
-use super::metadata;
+use super::{metadata, read::optional_text};
 use crate::policy::{kinds::Head, validate::Checked};
 
 /// The label that the API server gives to every namespace: its name.
@@ -17,14 +17,21 @@ pub struct Namespace {
     pub name: String,
     /// Its labels, with its name among them.
     pub labels: BTreeMap<String, String>,
+    /// Its uid.
+    pub uid: Option<Arc<str>>,
 }
 
 /// Reads a namespace.
 pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<Namespace> {
     let mut labels = metadata::read(head, value)?.labels;
     labels.insert(NAME.to_owned(), head.name.clone());
+    let written = value
+        .get("metadata")
+        .and_then(|metadata| metadata.get("uid"));
+    let uid = optional_text("metadata.uid", written)?;
     Ok(Namespace {
         name: head.name.clone(),
         labels,
+        uid: uid.map(Arc::from),
     })
 }

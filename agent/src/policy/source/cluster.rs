@@ -21,6 +21,9 @@ const LOGGED: usize = 100;
 /// Instead of the hash of a stored document.
 const STORED: u64 = 0;
 
+/// The namespace whose uid identifies a cluster: every cluster has it, and it cannot be deleted.
+const OF_THE_CLUSTER: &str = "Namespace/kube-system";
+
 /// Objects as JSON by document key; none = the object is gone.
 pub(crate) type Changed = BTreeMap<String, Option<Json>>;
 
@@ -103,6 +106,29 @@ pub(crate) struct ClusterDocuments {
     refusals_changed: bool,
     /// Objects that changed since they were returned last; none if nothing stores them.
     changed: Option<Changed>,
+    /// Uid of the cluster, as the watches saw it.
+    uid: Option<Arc<str>>,
+    /// Uid of the cluster whose stored list stands in.
+    stored_uid: Option<Arc<str>>,
+}
+
+/// Uid of the cluster that these documents are of: that of its namespace kube-system.
+pub(crate) fn uid_of_cluster<'a>(
+    documents: impl IntoIterator<Item = &'a (String, Read)>,
+) -> Option<Arc<str>> {
+    let mut documents = documents.into_iter();
+    documents.find_map(|(key, document)| uid_in(key, document))
+}
+
+/// The uid of the cluster, if this is the document that has it.
+fn uid_in(key: &str, document: &Read) -> Option<Arc<str>> {
+    match document {
+        Ok(PolicyDocument {
+            body: Body::Namespace(namespace),
+            ..
+        }) if key == OF_THE_CLUSTER => namespace.uid.clone(),
+        _ => None,
+    }
 }
 
 #[derive(Debug, Default)]
@@ -130,7 +156,22 @@ impl ClusterDocuments {
             uncertain: false,
             refusals_changed: false,
             changed: None,
+            uid: None,
+            stored_uid: None,
         }
+    }
+
+    /// Uid of the cluster, as the watches saw it; none = not seen yet.
+    pub(crate) fn uid(&self) -> Option<&Arc<str>> {
+        self.uid.as_ref()
+    }
+
+    /// Uid of the cluster whose stored list stands in, if it is not the watched cluster.
+    pub(crate) fn foreign_list(&self) -> Option<&Arc<str>> {
+        let of_another = |stored: &&Arc<str>| self.uid.as_ref().is_some_and(|uid| uid != *stored);
+        let stored = self.stored_uid.as_ref().filter(of_another)?;
+        let mut kinds = self.kinds.values();
+        kinds.any(|kind| kind.is_stored).then_some(stored)
     }
 
     /// Notes the JSON of objects that change, for [`Self::take_changed`].
@@ -155,6 +196,7 @@ impl ClusterDocuments {
         documents: Vec<(String, Read)>,
     ) -> (Vec<&'static str>, Vec<SourceEvent<PolicyDocument>>) {
         let mut events = Vec::new();
+        self.stored_uid = uid_of_cluster(&documents);
         for (key, document) in documents {
             let kind = key.split_once('/').map_or(&*key, |(kind, _)| kind);
             if let Some(kind) = self.kinds.get_mut(kind)
@@ -232,6 +274,11 @@ impl ClusterDocuments {
         for seen in batch.seen {
             if matches!(&seen, Seen::Put { json: None, .. }) {
                 self.changed = None;
+            }
+            if let Seen::Put { key, document, .. } = &seen
+                && let Some(uid) = uid_in(key, document)
+            {
+                self.uid = Some(uid);
             }
             self.refusals_changed |= kind.take(seen, &mut events, self.changed.as_mut());
         }

@@ -168,7 +168,14 @@ fn namespace(number: usize, version: usize) -> PolicyDocument {
     let name = format!("ns{number}");
     let labels = BTreeMap::from([("team".to_owned(), format!("v{version}"))]);
     let key = format!("Namespace/{name}");
-    body(key, Body::Namespace(Arc::new(Namespace { name, labels })))
+    body(
+        key,
+        Body::Namespace(Arc::new(Namespace {
+            name,
+            labels,
+            uid: None,
+        })),
+    )
 }
 
 fn service(number: usize) -> Result<PolicyDocument> {

@@ -213,3 +213,41 @@ fn a_stored_list_stands_in_until_the_watch_has_listed_and_only_the_difference_co
     documents.take(batch(vec![Seen::Gone(key("a"))]));
     assert_eq!(documents.take_changed().unwrap()[&key("a")], None);
 }
+
+/// The namespace whose uid identifies the cluster.
+fn kube_system(uid: &str) -> (String, serde_json::Value) {
+    let value = json!({
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": "kube-system", "uid": uid},
+    });
+    ("Namespace/kube-system".to_owned(), value)
+}
+
+#[test]
+fn a_stored_list_of_another_cluster_is_noticed_when_the_watch_sees_the_uid() {
+    let mut documents = ClusterDocuments::new([POLICY, "Namespace"]);
+    let (key, value) = kube_system("green");
+    let stored = vec![(key.clone(), parse_object(&value, &key))];
+    documents.stand_in(stored);
+    assert_eq!((documents.uid(), documents.foreign_list()), (None, None));
+    for (uid, foreign) in [("green", None), ("blue", Some("green"))] {
+        let (key, value) = kube_system(uid);
+        let put = Seen::Put {
+            document: parse_object(&value, &key),
+            key,
+            digest: 1,
+            is_marked: false,
+            json: Some(value.to_string().into()),
+        };
+        documents.take(Batch {
+            kind: "Namespace",
+            seen: vec![Seen::Listing, put, Seen::Listed],
+        });
+        assert_eq!(documents.uid().map(|uid| &**uid), Some(uid));
+        assert_eq!(documents.foreign_list().map(|uid| &**uid), foreign);
+    }
+    // The lists of this cluster replace it.
+    documents.take(list(vec![]));
+    assert_eq!(documents.foreign_list(), None);
+}

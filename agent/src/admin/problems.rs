@@ -47,7 +47,13 @@ pub(super) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = Stri
     });
     let stored = cluster.stored_problem.iter();
     let stored = stored.map(|why| format!("the stored list of the cluster is not used: {why}"));
-    stale.chain(own_node).chain(stored)
+    let certificates = cluster.relay_certificates.iter().map(|reason| {
+        format!(
+            "the files of the certificates for relays cannot be used, and those that were read last \
+             are in use: {reason}"
+        )
+    });
+    stale.chain(own_node).chain(stored).chain(certificates)
 }
 
 /// A pod of this node that is open.

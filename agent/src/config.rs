@@ -276,6 +276,15 @@ fn netns_dir(args: &RunArgs) -> Result<Option<PathBuf>, ConfigError> {
 }
 
 fn kubernetes(args: &ClusterArgs, follow: &FollowArgs) -> Result<Option<ApiSettings>, ConfigError> {
+    if args.kubernetes && cfg!(not(feature = "kubernetes")) {
+        return Err(ConfigError {
+            flag: "kubernetes",
+            reason:
+                "this program was built without the feature kubernetes; build it with `cargo build \
+                     -p holdfast-agent --features kubernetes`"
+                    .to_owned(),
+        });
+    }
     if args.kubernetes {
         return Ok(Some(ApiSettings {
             kubeconfig: args.kubeconfig.clone(),

@@ -15,6 +15,7 @@
 
 pub mod admin;
 pub mod app;
+pub(crate) mod checksum;
 pub(crate) mod cleanup;
 pub mod cli;
 pub mod cni;

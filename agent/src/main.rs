@@ -3,12 +3,14 @@
 use std::process::ExitCode;
 
 use daemon::one_line::OneLine;
+#[cfg(feature = "kubernetes")]
+use holdfast_agent::relay::{self, settings::RelayConfig};
 use holdfast_agent::{
     app, cli,
     config::{self, Command, Config, ParseError},
     kubernetes::client::ClientError,
-    relay::{self, settings::RelayConfig},
 };
+use tokio::runtime::Runtime;
 use tracing_subscriber::EnvFilter;
 
 /// Threads for gRPC, admin requests and sources; the core has a thread of its own.
@@ -35,10 +37,7 @@ fn main() -> ExitCode {
             if let Err(reason) = log(&args.log, args.log_json) {
                 return failed(2, &reason);
             }
-            if !parsed.ignored.is_empty() {
-                let keys = parsed.ignored.join(", ");
-                tracing::info!("--config-dir: keys of other programs, ignored: {keys}");
-            }
+            log_ignored(&parsed.ignored);
             let config = match Config::try_from(*args) {
                 Ok(config) => config,
                 Err(error) => return failed(2, &error.to_string()),
@@ -49,15 +48,34 @@ fn main() -> ExitCode {
             if let Err(reason) = log(&args.log, args.log_json) {
                 return failed(2, &reason);
             }
-            match RelayConfig::try_from(*args) {
-                Ok(config) => done(runtime.block_on(relay::start::run(config))),
-                Err(error) => failed(2, &error.to_string()),
-            }
+            log_ignored(&parsed.ignored);
+            serve(*args, &runtime)
         }
         command @ (Command::Bpf(_) | Command::Cleanup(_)) => {
             needs_root(runtime.block_on(cli::run(command)))
         }
         command => done(runtime.block_on(cli::run(command))),
+    }
+}
+
+#[cfg(feature = "kubernetes")]
+fn serve(args: config::RelayArgs, runtime: &Runtime) -> ExitCode {
+    match RelayConfig::try_from(args) {
+        Ok(config) => done(runtime.block_on(relay::start::run(config))),
+        Err(error) => failed(2, &error.to_string()),
+    }
+}
+
+/// Flags of a program without relays are not checked.
+#[cfg(not(feature = "kubernetes"))]
+fn serve(_: config::RelayArgs, _: &Runtime) -> ExitCode {
+    failed(2, &ClientError::NotBuilt.to_string())
+}
+
+fn log_ignored(keys: &[String]) {
+    if !keys.is_empty() {
+        let keys = keys.join(", ");
+        tracing::info!("--config-dir: keys of other programs, ignored: {keys}");
     }
 }
 
@@ -102,10 +120,19 @@ fn failed(code: u8, reason: &str) -> ExitCode {
     ExitCode::from(code)
 }
 
-fn log(filter: &str, as_json: bool) -> Result<(), String> {
-    let filter = EnvFilter::try_new(filter).map_err(|e| {
-        format!("--log {filter:?}: {e}; write for example info or holdfast_agent=debug")
+fn log(directives: &str, as_json: bool) -> Result<(), String> {
+    let filter = EnvFilter::try_new(directives).map_err(|e| {
+        format!("--log {directives:?}: {e}; write for example info or holdfast_agent=debug")
     })?;
+    // Its errors are also in the agent's own lines. A filter that names kube has them.
+    let filter = match directives.contains("kube") {
+        true => filter,
+        false => filter.add_directive(
+            "kube_client::client::builder=off"
+                .parse()
+                .expect("a directive"),
+        ),
+    };
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(false)

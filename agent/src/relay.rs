@@ -11,17 +11,35 @@
 //! reads, the changes that leave nothing to send, and the repetition of what replicas share.
 
 #[cfg(feature = "kubernetes")]
+mod bounds;
+#[cfg(feature = "kubernetes")]
+mod connections;
+#[cfg(feature = "kubernetes")]
+mod credentials;
+#[cfg(feature = "kubernetes")]
+mod dial;
+#[cfg(feature = "kubernetes")]
 mod follow;
 #[cfg(feature = "kubernetes")]
 mod item;
+#[cfg(all(test, feature = "kubernetes"))]
+mod lab;
 #[cfg(feature = "kubernetes")]
 mod log;
 #[cfg(feature = "kubernetes")]
 pub mod metrics;
 #[cfg(feature = "kubernetes")]
+mod paced;
+#[cfg(feature = "kubernetes")]
+mod places;
+#[cfg(feature = "kubernetes")]
+mod progress;
+#[cfg(feature = "kubernetes")]
 mod receive;
 #[cfg(feature = "kubernetes")]
 mod record;
+#[cfg(feature = "kubernetes")]
+mod renewal;
 #[cfg(feature = "kubernetes")]
 mod serve;
 pub mod settings;
@@ -30,3 +48,5 @@ pub mod start;
 #[cfg(not(feature = "kubernetes"))]
 #[path = "relay/no_start.rs"]
 pub mod start;
+#[cfg(feature = "kubernetes")]
+mod stream_error;

@@ -25,7 +25,10 @@ use crate::{
         cleaned::{self, CleanedError},
         pre_cache,
     },
-    identity::checkpoint::{self, CheckpointError},
+    identity::{
+        checkpoint::{self, CheckpointError},
+        endpoint_checkpoint,
+    },
     labels::LabelSet,
 };
 
@@ -119,11 +122,9 @@ pub fn read(files: &StateFiles, maps: &Globals, now: BootTime) -> Result<Found, 
 pub fn read_files(files: &StateFiles, found: &mut Found) -> Result<(), RestoreError> {
     found.restored.local_identities =
         identities(&files.checkpoint(), checkpoint::parse_local, found)?;
-    found.restored.endpoint_identities = identities(
-        &files.endpoint_checkpoint(),
-        checkpoint::parse_endpoints,
-        found,
-    )?;
+    let added = text(&files.added_endpoint_identities())?;
+    let parse = |whole: &str| endpoint_checkpoint::parse(whole, added.as_deref());
+    found.restored.endpoint_identities = identities(&files.endpoint_checkpoint(), parse, found)?;
     if let Some(text) = text(&files.cleaned())? {
         let path = files.cleaned();
         match cleaned::parse(&text) {
@@ -163,7 +164,7 @@ type Identities = Vec<(IdentityId, LabelSet)>;
 
 fn identities(
     path: &Path,
-    parse: fn(&str) -> Result<Identities, CheckpointError>,
+    parse: impl Fn(&str) -> Result<Identities, CheckpointError>,
     found: &mut Found,
 ) -> Result<Identities, RestoreError> {
     let Some(text) = text(path)? else {

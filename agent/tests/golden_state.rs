@@ -21,14 +21,17 @@ use holdfast_agent::{
         source::{EndpointBook, cli::CliFile},
     },
     fqdn::cleaned::{self, Cleaning},
-    identity::checkpoint,
+    identity::{
+        checkpoint,
+        endpoint_checkpoint::{EndpointCheckpoint, EndpointWrite},
+    },
     labels::LabelSet,
     restore::{self, Found},
 };
 use shared_maps::{EndpointId, IdentityId};
 
 /// The newest directory.
-const NEWEST: &str = "state-2";
+const NEWEST: &str = "state-3";
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
@@ -132,16 +135,26 @@ fn today() -> BTreeMap<&'static str, String> {
         IdentityId(16_777_217),
         vec!["10.9.0.53/32".parse().unwrap()],
     )]);
-    let (local, pods) = (local(), pods());
+    let local = local();
+    let mut pods = EndpointCheckpoint::default();
+    pods.undo();
+    let whole = pods.take(Vec::new);
+    for (id, labels) in self::pods() {
+        pods.add(id, &labels);
+    }
+    let added = pods.take(Vec::new);
+    let (Some(EndpointWrite::Whole(whole)), Some(EndpointWrite::FirstAdded(added))) =
+        (whole, added)
+    else {
+        panic!("a whole file, and what is added to it");
+    };
     [
         (
             "local_allocator_state.json",
             checkpoint::IdentityFile::default().render(&local),
         ),
-        (
-            "endpoint_identities.json",
-            checkpoint::IdentityFile::default().render_endpoints(&pods),
-        ),
+        ("endpoint_identities.json", whole),
+        ("endpoint_identities.added", added),
         (
             "cleaned_names.json",
             cleaned::render("b", cleanings().iter()),

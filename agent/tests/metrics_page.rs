@@ -116,6 +116,9 @@ fn relay() -> Vec<Family> {
             kind: "Pod".to_owned(),
             ..WatchHealth::default()
         }],
+        refused: relay::metrics::Refusal::ALL
+            .map(|refusal| (refusal, 0))
+            .into(),
         ..relay::metrics::Scrape::default()
     };
     families(&scrape.text().expect("text"))

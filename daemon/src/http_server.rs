@@ -1,8 +1,6 @@
 //! HTTP/1 on sockets that anybody may connect to: bounded connections, and always room for one
 //! more peer.
 
-mod guests;
-
 use std::{
     convert::Infallible,
     io,
@@ -25,7 +23,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::guests::{Guest, Guests};
+use crate::guests::{Guest, Guests};
 
 /// Pause after a failed accept: the process is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

@@ -4,6 +4,7 @@
 #![warn(missing_docs)]
 
 pub mod config_dir;
+pub mod guests;
 pub mod http_server;
 pub mod one_line;
 pub mod pins;

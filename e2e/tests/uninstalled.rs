@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_e2e::apiserver::{ApiServer, Options, Refusal};
+use holdfast_e2e::apiserver::{ApiServer, Options, Refusal, StreamingLists};
 use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::policy::{WEB, cidr, egress};
 use holdfast_e2e::{AgentOptions, Lab, Program, config, eventually, shell, with_lab};
@@ -23,7 +23,11 @@ const SET: &str = "holdfast-agent";
 fn start(lab: &Lab) -> Result<(ApiServer, Program)> {
     lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
     let directory = lab.directory().join("apiserver");
-    let api = ApiServer::start(Some(&lab.node), &directory, Options::default())?;
+    let options = Options {
+        streaming_lists: StreamingLists::Refused,
+        ..Options::default()
+    };
+    let api = ApiServer::start(Some(&lab.node), &directory, options)?;
     api.put(json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
         "metadata": {"name": SET, "namespace": "kube-system"},
@@ -72,6 +76,35 @@ fn an_uninstall_that_removes_the_account_before_the_agents_cleans_the_node() {
         ends(agent)?;
         lab.a.expect_open(at(web4(DENIED), 80))
     });
+}
+
+#[test]
+fn a_daemonset_older_than_the_history_of_the_api_server_is_followed_by_one_watch() {
+    with_lab(|lab| {
+        let (api, agent) = start(lab)?;
+        // As after a restart of the API server: the version of the DaemonSet is too old for a watch.
+        api.forget_answered();
+        api.expire("daemonsets")?;
+        eventually("the agent follows its DaemonSet again", SOON, || {
+            ensure!(watches(&api) > 0, "no watch yet");
+            Ok(())
+        })?;
+        api.delete("daemonsets", "kube-system", SET)?;
+        api.refuse("daemonsets", Refusal::Forbidden)?;
+        ends(agent)?;
+        lab.a.expect_open(at(web4(DENIED), 80))?;
+        ensure!(watches(&api) == 1, "{:?}", api.answered());
+        Ok(())
+    });
+}
+
+/// Watches of DaemonSets that the API server accepted.
+fn watches(api: &ApiServer) -> usize {
+    let answered = api.answered();
+    let watches = answered
+        .iter()
+        .filter(|a| a.verb == "watch" && a.resource == "daemonsets" && a.code == 200);
+    watches.count()
 }
 
 #[test]

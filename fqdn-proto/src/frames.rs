@@ -16,6 +16,9 @@ use tonic::{
 
 use crate::relay::{FollowRequest, Frame, Step, cluster_relay_server::SERVICE_NAME};
 
+/// Octets of a request: a version, a node's name and a position.
+const REQUEST_MAX: usize = 16 << 10;
+
 /// A [`Frame`] as its encoded parts: messages of protobuf that follow each other are one.
 #[derive(Clone, Debug, Default)]
 pub struct EncodedFrame(pub Vec<Bytes>);
@@ -95,7 +98,8 @@ where
                 let unknown = Status::unimplemented("the relay serves Follow only");
                 return Ok(unknown.into_http());
             }
-            let mut grpc = Grpc::new(FrameCodec);
+            let mut grpc =
+                Grpc::new(FrameCodec).apply_max_message_size_config(Some(REQUEST_MAX), None);
             Ok(grpc.server_streaming(method, request).await)
         })
     }

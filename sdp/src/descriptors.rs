@@ -46,6 +46,22 @@ impl Descriptors {
         }
         fit
     }
+
+    /// The number of peers with one descriptor each for which there are descriptors beside
+    /// `others`, at most `wanted`.
+    pub fn connections(self, wanted: usize, others: usize) -> usize {
+        let fit = self.0.saturating_sub(others).clamp(1, wanted.max(1));
+        if fit < wanted {
+            tracing::warn!(
+                connections = fit,
+                descriptors = self.0,
+                "fewer connections than wanted: allow {} open descriptors (LimitNOFILE= in the unit, \
+                 or ulimit -n)",
+                wanted + others
+            );
+        }
+        fit
+    }
 }
 
 #[cfg(test)]
@@ -65,5 +81,8 @@ mod tests {
         assert_eq!(Descriptors(1024).tcp_connections(4096), 256);
         assert_eq!(Descriptors(1 << 20).tcp_connections(4096), 4096);
         assert_eq!(Descriptors(2).tcp_connections(4096), 1);
+        assert_eq!(Descriptors(1024).connections(1000, 300), 724);
+        assert_eq!(Descriptors(1024).connections(100, 300), 100);
+        assert_eq!(Descriptors(200).connections(100, 300), 1);
     }
 }

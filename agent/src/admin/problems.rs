@@ -29,7 +29,14 @@ pub(super) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = Stri
         )
     });
     let stored = cluster.stored_problem.iter().cloned();
-    stale_watches(cluster).chain(own_node).chain(stored)
+    let certificates = cluster.relay_certificates.iter().map(|reason| {
+        format!(
+            "the files of the certificates for relays cannot be used, and those that were read last \
+             are in use: {reason}"
+        )
+    });
+    let stale = stale_watches(cluster);
+    stale.chain(own_node).chain(stored).chain(certificates)
 }
 
 /// What holds for the objects of a watch that does not follow.

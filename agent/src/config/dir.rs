@@ -1,5 +1,5 @@
-//! The command line, completed from `--config-dir`: one file per flag of `run`, as in a mounted
-//! ConfigMap.
+//! The command line, completed from `--config-dir`: one file per flag of `run` or
+//! `relay`, as in a mounted ConfigMap.
 //!
 //! A file becomes the flag that it stands for, so that a value is written and checked the same way
 //! in both places. Flags and environment have priority.
@@ -16,6 +16,8 @@ use daemon::config_dir::{self, DirError, Entry};
 
 use super::args::Cli;
 
+/// Commands that have a directory.
+const COMMANDS: [&str; 2] = ["run", "relay"];
 /// Flags that a file cannot set.
 const NOT_FROM_FILES: &[&str] = &["config-dir", "help"];
 
@@ -54,17 +56,18 @@ pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseEr
     let mut line: Vec<OsString> = line.into_iter().collect();
     let matches = Cli::command().try_get_matches_from(&line)?;
     let mut ignored = Vec::new();
-    if let Some(("run", run)) = matches.subcommand()
-        && let Some(dir) = run.get_one::<PathBuf>("config_dir")
+    if let Some((command, given)) = matches.subcommand()
+        && COMMANDS.contains(&command)
+        && let Some(dir) = given.get_one::<PathBuf>("config_dir")
     {
         for entry in config_dir::read(dir)? {
-            let flag = match known(&entry.key) {
+            let flag = match known(command, &entry.key) {
                 None => {
                     ignored.push(entry.key);
                     continue;
                 }
-                Some(arg) if is_given(run, &arg) => continue,
-                Some(arg) => as_flag(&arg, &entry)?,
+                Some(arg) if is_given(given, &arg) => continue,
+                Some(arg) => as_flag(command, &arg, &entry)?,
             };
             line.extend(flag.map(OsString::from));
         }
@@ -74,22 +77,22 @@ pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseEr
     Ok(Parsed { cli, ignored })
 }
 
-fn known(key: &str) -> Option<Arg> {
-    let command = Cli::command();
-    let run = command.find_subcommand("run")?;
-    let arg = run
+fn known(command: &str, key: &str) -> Option<Arg> {
+    let all = Cli::command();
+    let arg = all
+        .find_subcommand(command)?
         .get_arguments()
         .find(|arg| arg.get_long() == Some(key))?;
     (!NOT_FROM_FILES.contains(&key)).then(|| arg.clone())
 }
 
-fn is_given(run: &ArgMatches, arg: &Arg) -> bool {
-    let source = run.value_source(arg.get_id().as_str());
+fn is_given(given: &ArgMatches, arg: &Arg) -> bool {
+    let source = given.value_source(arg.get_id().as_str());
     source.is_some_and(|source| source != ValueSource::DefaultValue)
 }
 
 /// The flag of a file; none if it is a switch that is off.
-fn as_flag(arg: &Arg, entry: &Entry) -> Result<Option<String>, ParseError> {
+fn as_flag(command: &str, arg: &Arg, entry: &Entry) -> Result<Option<String>, ParseError> {
     let Entry { path, key, text } = entry;
     let bad = |reason| bad_value(path, key, reason);
     let value = config_dir::go_bool(text);
@@ -107,7 +110,7 @@ fn as_flag(arg: &Arg, entry: &Entry) -> Result<Option<String>, ParseError> {
         Some(value) if takes_bool => format!("--{key}={value}"),
         _ => format!("--{key}={text}"),
     };
-    match Cli::command().try_get_matches_from(["holdfast-agent", "run", &flag]) {
+    match Cli::command().try_get_matches_from(["holdfast-agent", command, &flag]) {
         Ok(_) => Ok(Some(flag)),
         Err(error) => {
             let text = error.to_string();
@@ -181,6 +184,32 @@ mod tests {
         assert_eq!(config.cluster_name, "west");
         assert!(!config.ipv6 && config.ipv4 && config.disable_builtin_dns_proxy);
         assert_eq!(config.min_ttl, std::time::Duration::ZERO);
+    }
+
+    #[test]
+    fn a_relay_reads_a_directory_as_an_agent_does() {
+        let dir = directory(&[
+            ("max-agents", "70"),
+            ("listen", "127.0.0.1:7\n"),
+            ("plaintext", "true"),
+            ("log-json", "True"),
+            ("tofqdns-proxy-port", "1"),
+        ]);
+        let line = |flag: &str| {
+            let dir = format!("--config-dir={}", dir.path().display());
+            parse(["holdfast-agent", "relay", &dir, flag].map(OsString::from))
+        };
+        let parsed = line("--name=a").unwrap();
+        assert_eq!(parsed.ignored, ["tofqdns-proxy-port"]);
+        let Command::Relay(args) = parsed.cli.command else {
+            panic!("not relay");
+        };
+        assert_eq!((args.max_agents, args.listen.port()), (70, 7));
+        assert!(args.plaintext && args.log_json);
+        fs::write(dir.path().join("max-agents"), "many").unwrap();
+        let error = line("--name=a").unwrap_err().to_string();
+        assert!(error.contains("/max-agents, key \"max-agents\""), "{error}");
+        assert!(line("--max-agents=5").is_ok());
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub struct FollowArgs {
     #[arg(long, value_name = "FILE", env = "HOLDFAST_K8S_RELAY_CA")]
     pub k8s_relay_ca: Option<PathBuf>,
     /// Certificate that this agent shows to relays, in the PEM format; the relay's --client-ca signed
-    /// it. It is read again for each connection
+    /// it. A renewed one is used for the next connection
     #[arg(long, value_name = "FILE", env = "HOLDFAST_K8S_RELAY_CERT")]
     pub k8s_relay_cert: Option<PathBuf>,
     /// Private key of --k8s-relay-cert
@@ -88,21 +88,24 @@ pub struct RelayArgs {
     )]
     pub listen: SocketAddr,
     /// Certificate that the relay shows to agents, in the PEM format, with the name of the agents'
-    /// --k8s-relay-server-name. Restart the relay after a change
+    /// --k8s-relay-server-name. A renewed one is used within 10 seconds, without a restart
     #[arg(long, value_name = "FILE", env = "HOLDFAST_RELAY_TLS_CERT")]
     pub tls_cert: Option<PathBuf>,
     /// Private key of --tls-cert
     #[arg(long, value_name = "FILE", env = "HOLDFAST_RELAY_TLS_KEY")]
     pub tls_key: Option<PathBuf>,
     /// CA that signed the agents' certificates, in the PEM format. It must sign nothing else: every
-    /// holder of such a certificate may read the objects of the cluster here
+    /// holder of such a certificate may read the objects of the cluster here. Agents that a renewed CA
+    /// did not sign are disconnected: to replace a CA, write both into the file until every agent has
+    /// its new certificate
     #[arg(long, value_name = "FILE", env = "HOLDFAST_RELAY_CLIENT_CA")]
     pub client_ca: Option<PathBuf>,
     /// Serve without TLS. Only on an address of loopback, for trials
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set, env = "HOLDFAST_RELAY_PLAINTEXT")]
     pub plaintext: bool,
-    /// Most agents at once; one more is refused and tries another relay
+    /// Most agents at once; one more is refused and tries another relay. One address gets at most half
+    /// of them, so that one host cannot keep the others out
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000), env = "HOLDFAST_RELAY_MAX_AGENTS")]
     pub max_agents: u32,
     /// Name of this relay where it reports refused objects [default: the host name]
@@ -116,6 +119,10 @@ pub struct RelayArgs {
         env = "HOLDFAST_METRICS_ADDRESS"
     )]
     pub metrics_address: String,
+    /// Directory with one file per flag of this command, named without dashes, such as a mounted
+    /// ConfigMap. Flags and environment override it. Unknown keys are ignored and listed in the log
+    #[arg(long, value_name = "DIR", env = "HOLDFAST_CONFIG_DIR")]
+    pub config_dir: Option<PathBuf>,
     /// Log as JSON lines
     #[arg(long, default_value_t = false)]
     pub log_json: bool,
@@ -207,14 +214,25 @@ struct Flags {
     plaintext: &'static str,
 }
 
-/// Checks that the three files are given and can be read.
+/// Checks that the three files are given and can be used.
 fn tls(
     flags: &Flags,
     [authority, certificate, key]: [Option<PathBuf>; 3],
     is_plain: bool,
 ) -> Result<Option<TlsFiles>, ConfigError> {
     if is_plain {
-        return Ok(None);
+        let names = [flags.authority, flags.certificate, flags.key];
+        let mut given = names.into_iter().zip([authority, certificate, key]);
+        return match given.find(|(_, file)| file.is_some()) {
+            None => Ok(None),
+            Some((flag, _)) => Err(ConfigError {
+                flag,
+                reason: format!(
+                    "has no effect with --{}, which turns TLS off; leave one of the two out",
+                    flags.plaintext
+                ),
+            }),
+        };
     }
     let given = |file: Option<PathBuf>, flag: &'static str| {
         file.ok_or_else(|| ConfigError {
@@ -232,8 +250,7 @@ fn tls(
         certificate: given(certificate, flags.certificate)?,
         key: given(key, flags.key)?,
     };
-    let readable = files.read().map(|_| ());
-    readable.map_err(|error| ConfigError {
+    files.check().map_err(|error| ConfigError {
         flag: match error.file {
             TlsFile::Authority => flags.authority,
             TlsFile::Certificate => flags.certificate,
@@ -294,5 +311,108 @@ mod tests {
             let error = relay_address(bad).unwrap_err();
             assert!(error.contains("192.0.2.1:9971"), "{bad}: {error}");
         }
+    }
+
+    /// `relay`, or `run` with relays.
+    fn refused(command: &str, flags: &[String]) -> String {
+        use clap::Parser as _;
+        let line = ["holdfast-agent", command].map(str::to_owned);
+        let cli = crate::config::Cli::parse_from(line.iter().chain(flags));
+        let refused = match cli.command {
+            crate::config::Command::Relay(args) => RelayConfig::try_from(*args).map(drop),
+            crate::config::Command::Run(args) => relays(args.follow).map(drop),
+            _ => panic!("{command}"),
+        };
+        refused.unwrap_err().to_string()
+    }
+
+    #[test]
+    #[cfg(feature = "kubernetes")]
+    fn files_that_do_not_belong_together_are_named_by_the_flags_of_their_side() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let of = |name: &str| {
+            let key = rcgen::KeyPair::generate().unwrap();
+            let params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+            let certificate = params.self_signed(&key).unwrap();
+            std::fs::write(path(&format!("{name}.crt")), certificate.pem()).unwrap();
+            std::fs::write(path(&format!("{name}.key")), key.serialize_pem()).unwrap();
+        };
+        of("a");
+        of("b");
+        let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        std::fs::write(path("broken"), broken).unwrap();
+        let mismatch = format!(
+            "it is not the certificate of the private key in {}",
+            path("b.key")
+        );
+        for (files, of_relay, of_agent, reason) in [
+            (
+                ["a.crt", "a.crt", "b.key"],
+                "tls-cert",
+                "k8s-relay-cert",
+                mismatch.as_str(),
+            ),
+            (
+                ["broken", "a.crt", "a.key"],
+                "client-ca",
+                "k8s-relay-ca",
+                "authority",
+            ),
+            (
+                ["a.crt", "broken", "a.key"],
+                "tls-cert",
+                "k8s-relay-cert",
+                "PEM format",
+            ),
+            (
+                ["a.crt", "a.crt", "a.crt"],
+                "tls-key",
+                "k8s-relay-key",
+                "private key",
+            ),
+        ] {
+            for (command, names, flag) in [
+                ("relay", ["client-ca", "tls-cert", "tls-key"], of_relay),
+                (
+                    "run",
+                    ["k8s-relay-ca", "k8s-relay-cert", "k8s-relay-key"],
+                    of_agent,
+                ),
+            ] {
+                let flags = names.iter().zip(files);
+                let flags = flags.map(|(name, file)| format!("--{name}={}", path(file)));
+                let mut flags: Vec<String> = flags.collect();
+                if command == "run" {
+                    flags.push("--k8s-relay=192.0.2.1:9971".to_owned());
+                }
+                let error = refused(command, &flags);
+                assert!(
+                    error.starts_with(&format!("--{flag}: {}", dir.path().display())),
+                    "{error}"
+                );
+                assert!(error.contains(reason) && error.contains("write"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn plain_text_with_certificates_is_refused() {
+        let flags = ["--plaintext", "--listen=127.0.0.1:9971", "--tls-cert=a"];
+        let error = refused("relay", &flags.map(str::to_owned));
+        assert!(
+            error.starts_with("--tls-cert: has no effect with --plaintext"),
+            "{error}"
+        );
+        let flags = [
+            "--k8s-relay=127.0.0.1:9971",
+            "--k8s-relay-plaintext",
+            "--k8s-relay-ca=a",
+        ];
+        let error = refused("run", &flags.map(str::to_owned));
+        assert!(
+            error.starts_with("--k8s-relay-ca: has no effect with --k8s-relay-plaintext"),
+            "{error}"
+        );
     }
 }

@@ -153,8 +153,8 @@ impl State {
         if let Some(text) = due.local {
             self.step(plan, Step::Checkpoint(text), Undo::Checkpoint);
         }
-        if let Some(text) = due.endpoints {
-            self.step(plan, Step::CheckpointEndpoints(text), Undo::Checkpoint);
+        if let Some(write) = due.endpoints {
+            self.step(plan, Step::CheckpointEndpoints(write), Undo::Checkpoint);
         }
         plan.save(due.fresh);
     }

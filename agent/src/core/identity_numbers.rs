@@ -15,17 +15,18 @@ use crate::{
     identity::{
         allocator::{Acquired, Allocator as _},
         checkpoint::IdentityFile,
+        endpoint_checkpoint::{EndpointCheckpoint, EndpointWrite},
         pods::{Asked, Assigned, PodIdentities},
         scopes::LocalScopes,
     },
     labels::{Label, LabelSet, RESERVED},
 };
 
-/// Texts of the checkpoints that a plan has to begin with, and the identities that they save.
+/// The checkpoints that a plan has to begin with, and the identities that they save.
 #[derive(Debug, Default)]
 pub(super) struct Checkpoints {
     pub(super) local: Option<String>,
-    pub(super) endpoints: Option<String>,
+    pub(super) endpoints: Option<EndpointWrite>,
     pub(super) fresh: BTreeSet<IdentityId>,
 }
 
@@ -34,10 +35,9 @@ pub(super) struct Checkpoints {
 pub(super) struct IdentityNumbers {
     local: LocalScopes,
     local_file: IdentityFile,
-    endpoint_file: IdentityFile,
     endpoints: Box<dyn PodIdentities>,
     local_is_due: bool,
-    endpoints_are_due: bool,
+    endpoint_checkpoint: EndpointCheckpoint,
     fresh: BTreeSet<IdentityId>,
     /// Labels of the node's addresses that have more than the host's own: all of them are the
     /// host identity's.
@@ -54,10 +54,9 @@ impl IdentityNumbers {
         Self {
             local: LocalScopes::new(local),
             local_file: IdentityFile::default(),
-            endpoint_file: IdentityFile::default(),
             endpoints: Box::new(Assigned::new(endpoints)),
             local_is_due: false,
-            endpoints_are_due: false,
+            endpoint_checkpoint: EndpointCheckpoint::default(),
             fresh: BTreeSet::new(),
             host_labels: BTreeMap::new(),
             budget: IdentityBudget::default(),
@@ -93,7 +92,7 @@ impl IdentityNumbers {
         if let Asked::Have(acquired) = asked
             && acquired.fresh
         {
-            self.endpoints_are_due = true;
+            self.endpoint_checkpoint.add(acquired.id, labels);
             self.fresh.insert(acquired.id);
         }
         asked
@@ -135,7 +134,7 @@ impl IdentityNumbers {
     /// Takes a number up again that was swept. True if it was free.
     pub(super) fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
         if id.is_endpoint() {
-            self.endpoints_are_due = true;
+            self.endpoint_checkpoint.add(id, &labels);
             self.endpoints.revive(id, labels)
         } else {
             self.local_is_due = true;
@@ -155,10 +154,7 @@ impl IdentityNumbers {
         if std::mem::take(&mut self.local_is_due) {
             due.local = Some(self.local_file.render(&self.local.kept()));
         }
-        if std::mem::take(&mut self.endpoints_are_due) {
-            let kept = self.endpoints.kept();
-            due.endpoints = Some(self.endpoint_file.render_endpoints(&kept));
-        }
+        due.endpoints = self.endpoint_checkpoint.take(|| self.endpoints.kept());
         due.fresh = std::mem::take(&mut self.fresh);
         due
     }
@@ -166,7 +162,7 @@ impl IdentityNumbers {
     /// A checkpoint failed: both are due again.
     pub(super) fn undo_checkpoint(&mut self) {
         self.local_is_due = true;
-        self.endpoints_are_due = true;
+        self.endpoint_checkpoint.undo();
     }
 
     /// These are not on disk after all.

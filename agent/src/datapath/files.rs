@@ -1,7 +1,8 @@
 //! The state directory: per-endpoint files and the identity checkpoint.
 //!
 //! A file is written whole to a temporary name, synced, renamed, and the
-//! directory synced: after a crash there is the old file or the new one.
+//! directory synced: after a crash there is the old file or the new one. One file is appended to
+//! as well, and its reader expects a torn end.
 
 pub mod background;
 
@@ -15,6 +16,7 @@ use std::{
 use shared_maps::EndpointId;
 
 use super::plan::{Datapath, Step, StepError};
+use crate::identity::endpoint_checkpoint::EndpointWrite;
 
 /// Name of an endpoint's file in its directory.
 pub(crate) const ENDPOINT_FILE: &str = "ep_config.json";
@@ -22,6 +24,8 @@ pub(crate) const ENDPOINT_FILE: &str = "ep_config.json";
 pub(crate) const CHECKPOINT_FILE: &str = "local_allocator_state.json";
 /// Name of the checkpoint of endpoint identities.
 pub(crate) const ENDPOINT_CHECKPOINT_FILE: &str = "endpoint_identities.json";
+/// Name of what was added to it.
+pub(crate) const ADDED_ENDPOINTS_FILE: &str = "endpoint_identities.added";
 /// Name of what was asked to be forgotten.
 pub(crate) const CLEANED_FILE: &str = "cleaned_names.json";
 /// Ending of a temporary name; left over only by a crash.
@@ -65,6 +69,11 @@ impl StateFiles {
         self.dir.join(ENDPOINT_CHECKPOINT_FILE)
     }
 
+    /// Path of what was added to the checkpoint of endpoint identities.
+    pub fn added_endpoint_identities(&self) -> PathBuf {
+        self.dir.join(ADDED_ENDPOINTS_FILE)
+    }
+
     /// Path of what was asked to be forgotten.
     pub fn cleaned(&self) -> PathBuf {
         self.dir.join(CLEANED_FILE)
@@ -74,13 +83,27 @@ impl StateFiles {
     pub fn carry_out(&self, step: &Step) -> Option<Result<(), StepError>> {
         match step {
             Step::Checkpoint(text) => Some(written(&self.checkpoint(), text)),
-            Step::CheckpointEndpoints(text) => Some(written(&self.endpoint_checkpoint(), text)),
+            Step::CheckpointEndpoints(write) => Some(self.write_endpoint_identities(write)),
             Step::KeepCleaned(text) => Some(written(&self.cleaned(), text)),
             Step::WriteEndpoint(endpoint, text) | Step::KeepNames(endpoint, _, text) => {
                 Some(self.write_endpoint(*endpoint, text))
             }
             Step::RemoveEndpoint(endpoint) => Some(self.remove_endpoint(*endpoint)),
             _ => None,
+        }
+    }
+
+    fn write_endpoint_identities(&self, write: &EndpointWrite) -> Result<(), StepError> {
+        let added = self.added_endpoint_identities();
+        match write {
+            EndpointWrite::Whole(text) => written(&self.endpoint_checkpoint(), text),
+            EndpointWrite::FirstAdded(text) => written(&added, text),
+            EndpointWrite::Added(text) => {
+                append(&added, text.as_bytes()).map_err(|source| StepError::File {
+                    path: added,
+                    source,
+                })
+            }
         }
     }
 
@@ -131,6 +154,13 @@ pub(crate) fn write_atomic(path: &Path, text: &[u8]) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(&temporary, path)?;
     sync_dir(dir)
+}
+
+/// Appends to a file that exists. After an error a part of the text may be there.
+fn append(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().append(true).open(path)?;
+    file.write_all(text)?;
+    file.sync_data()
 }
 
 fn written(path: &Path, text: &str) -> Result<(), StepError> {
@@ -191,5 +221,21 @@ mod tests {
             assert!(!files.endpoint_dir(endpoint).exists());
         }
         assert!(files.carry_out(&Step::CreatePolicyMap(endpoint)).is_none());
+    }
+
+    #[test]
+    fn additions_need_the_file_that_they_are_appended_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = StateFiles::open(&dir.path().join("state")).unwrap();
+        let write = |write| files.carry_out(&Step::CheckpointEndpoints(write)).unwrap();
+        let more = EndpointWrite::Added("more\n".to_owned());
+        write(EndpointWrite::Whole("[]".to_owned())).unwrap();
+        assert!(write(more.clone()).is_err(), "nothing to append to");
+        write(EndpointWrite::FirstAdded("first\n".to_owned())).unwrap();
+        write(more.clone()).unwrap();
+        write(more).unwrap();
+        assert_eq!(fs::read(files.endpoint_checkpoint()).unwrap(), b"[]");
+        let added = fs::read_to_string(files.added_endpoint_identities()).unwrap();
+        assert_eq!(added, "first\nmore\nmore\n");
     }
 }

@@ -14,7 +14,9 @@ use super::{
     map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
     plan::{Attachment, Datapath, Step, StepError},
 };
-use crate::ipcache::table::prefix_of;
+#[cfg(test)]
+use crate::{identity::endpoint_checkpoint, labels::LabelSet};
+use crate::{identity::endpoint_checkpoint::EndpointWrite, ipcache::table::prefix_of};
 
 /// Maps and files in memory, with failures on demand.
 #[derive(Debug, Default, Clone)]
@@ -33,6 +35,8 @@ pub struct MemoryDatapath {
     pub checkpoint: Option<String>,
     /// `endpoint_identities.json`.
     pub endpoint_checkpoint: Option<String>,
+    /// `endpoint_identities.added`.
+    pub added_endpoint_identities: Option<String>,
     /// `cleaned_names.json`.
     pub cleaned: Option<String>,
     /// Every step carried out.
@@ -41,6 +45,18 @@ pub struct MemoryDatapath {
     pub forgetful: bool,
     /// Fails those steps for which this says so.
     pub fail: Option<fn(&Step) -> bool>,
+}
+
+#[cfg(test)]
+impl MemoryDatapath {
+    /// What a restart reads from the two files of endpoint identities.
+    pub(crate) fn endpoint_identities(&self) -> Vec<(shared_maps::IdentityId, LabelSet)> {
+        let Some(whole) = &self.endpoint_checkpoint else {
+            return Vec::new();
+        };
+        let added = self.added_endpoint_identities.as_deref();
+        endpoint_checkpoint::parse(whole, added).expect("the agent wrote both")
+    }
 }
 
 impl Datapath for MemoryDatapath {
@@ -55,7 +71,16 @@ impl Datapath for MemoryDatapath {
         }
         match step {
             Step::Checkpoint(text) => self.checkpoint = Some(text.clone()),
-            Step::CheckpointEndpoints(text) => self.endpoint_checkpoint = Some(text.clone()),
+            Step::CheckpointEndpoints(EndpointWrite::Whole(text)) => {
+                self.endpoint_checkpoint = Some(text.clone());
+            }
+            Step::CheckpointEndpoints(EndpointWrite::FirstAdded(text)) => {
+                self.added_endpoint_identities = Some(text.clone());
+            }
+            Step::CheckpointEndpoints(EndpointWrite::Added(text)) => {
+                let added = self.added_endpoint_identities.get_or_insert_default();
+                added.push_str(text);
+            }
             Step::KeepCleaned(text) => self.cleaned = Some(text.clone()),
             Step::WriteEndpoint(id, text) | Step::KeepNames(id, _, text) => {
                 self.files.insert(*id, text.clone());

@@ -18,7 +18,7 @@ use super::{
     link::Link,
     map_query::{MapEntries, MapQuery},
 };
-use crate::ipcache::table::prefix_of;
+use crate::{identity::endpoint_checkpoint::EndpointWrite, ipcache::table::prefix_of};
 
 /// One step. Steps run in order; a failed one is reported and the rest go on.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,8 +26,8 @@ pub enum Step {
     /// Local (CIDR and FQDN) identities, as `local_allocator_state.json` has them: a number
     /// must be on disk before a map uses it.
     Checkpoint(String),
-    /// Endpoint identities, as `endpoint_identities.json` has them; same rule.
-    CheckpointEndpoints(String),
+    /// Endpoint identities; same rule.
+    CheckpointEndpoints(EndpointWrite),
     /// Write an endpoint's `ep_config.json`.
     WriteEndpoint(EndpointId, String),
     /// Write an endpoint's `ep_config.json` for names alone: it may be done after the plan,

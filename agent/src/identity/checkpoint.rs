@@ -1,4 +1,4 @@
-//! The two files that keep identity numbers across restarts.
+//! The formats of the files that keep identity numbers across restarts.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -135,6 +135,17 @@ pub(crate) fn parse_endpoints(text: &str) -> Result<Vec<(IdentityId, LabelSet)>,
     read(document.identities, IdentityId::is_endpoint)
 }
 
+/// A line of `endpoint_identities.added`, with its line break.
+pub(crate) fn line(id: IdentityId, labels: &LabelSet) -> String {
+    spell_entry(id, labels) + "\n"
+}
+
+/// Inverse of [`line`], without the line break. None: a number of another scope.
+pub(crate) fn parse_line(line: &str) -> Result<Option<(IdentityId, LabelSet)>, CheckpointError> {
+    let entry: Entry = serde_json::from_str(line)?;
+    Ok(read(vec![entry], IdentityId::is_endpoint)?.pop())
+}
+
 fn entry(id: IdentityId, labels: &LabelSet) -> Entry {
     Entry {
         id: id.0,
@@ -170,7 +181,8 @@ pub(crate) fn unspell(map: &LabelMap) -> LabelSet {
     LabelSet::new(labels.collect())
 }
 
-type Identities = Vec<(IdentityId, LabelSet)>;
+/// Numbers and their labels.
+pub type Identities = Vec<(IdentityId, LabelSet)>;
 
 fn read(
     entries: Vec<Entry>,

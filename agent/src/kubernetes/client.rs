@@ -16,8 +16,9 @@ use kube::{
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::ApiSettings;
 pub(crate) use super::start::start;
-use super::{ApiSettings, listing_file::Sum};
+use crate::checksum::Sum;
 
 /// Where Kubernetes puts the token and the CA of a pod.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -68,10 +69,7 @@ pub enum ClientError {
         reason: String,
     },
     /// No HTTP header may have the token.
-    #[error(
-        "{path}: the token has a line break or another character that no token has; write the token without a line break, for example with `printf %s`",
-        path = .path.display()
-    )]
+    #[error("{}", line_break(.path))]
     Token {
         /// File of the token, or the kubeconfig.
         path: PathBuf,
@@ -105,6 +103,9 @@ pub(crate) enum RequestError {
     /// The answer is not what the API server of Kubernetes sends.
     #[error("the answer cannot be read: {0}")]
     Unreadable(String),
+    /// No request can be sent: the file was written again while the program runs.
+    #[error("{}", line_break(.0))]
+    Token(PathBuf),
 }
 
 impl RequestError {
@@ -123,6 +124,8 @@ pub struct Api {
     client: Client,
     server: String,
     namespace: String,
+    /// File of the token, or the kubeconfig.
+    token_file: PathBuf,
     authorities: Vec<String>,
 }
 
@@ -141,6 +144,13 @@ impl Api {
     /// The settings cannot be used, or the server does not accept them. A server that does not
     /// answer is no error: it may come.
     pub async fn connect(settings: &ApiSettings) -> Result<Self, ClientError> {
+        let api = Self::prepare(settings).await?;
+        api.check(settings).await?;
+        Ok(api)
+    }
+
+    /// Reads the settings.
+    async fn prepare(settings: &ApiSettings) -> Result<Self, ClientError> {
         let mut config = match &settings.kubeconfig {
             Some(path) => from_kubeconfig(path).await?,
             None => from_account(settings.server.is_some())?,
@@ -154,6 +164,7 @@ impl Api {
         let server = config.cluster_url.to_string();
         let namespace = config.default_namespace.clone();
         let token_file = config.auth_info.token_file.as_ref().map(PathBuf::from);
+        let token_file = token_file.unwrap_or_else(|| credentials_file(settings, "token"));
         let certificates = config.root_cert.iter().flatten();
         let authorities = certificates.map(|one| fingerprint(one)).collect();
         let client = Client::try_from(config).map_err(|error| {
@@ -166,14 +177,13 @@ impl Api {
                 None => ClientError::Account { reason },
             }
         })?;
-        let api = Self {
+        Ok(Self {
             client,
             server: server.trim_end_matches('/').to_owned(),
             namespace,
             authorities,
-        };
-        api.check(settings, token_file).await?;
-        Ok(api)
+            token_file,
+        })
     }
 
     /// URL of the server.
@@ -191,42 +201,33 @@ impl Api {
         &self.namespace
     }
 
-    /// Asks for one namespace: an agent with watches may list them.
-    async fn check(
-        &self,
-        settings: &ApiSettings,
-        token_file: Option<PathBuf>,
-    ) -> Result<(), ClientError> {
-        let request = Request::get("/api/v1/namespaces?limit=1").body(Vec::new());
+    /// Requests the server's version: every account may read it, also that of an agent with relays,
+    /// and the server examines the credentials first.
+    async fn check(&self, settings: &ApiSettings) -> Result<(), ClientError> {
+        let request = Request::get("/version").body(Vec::new());
         let request = request.expect("a constant request");
         let Err(error) = self.send(request).await else {
             return Ok(());
         };
-        // The server knows the account. An agent that follows relays may not list them.
+        // The server accepts the account; this cluster does not let it read the version.
         if error.code() == Some(403) {
             return Ok(());
         }
         let (server, reason) = (self.server.clone(), error.to_string());
-        let file = |of_account: &str| match &settings.kubeconfig {
-            Some(path) => path.clone(),
-            None => Path::new(ACCOUNT).join(of_account),
-        };
         if error.code() == Some(401) {
-            let path = file("token");
+            let path = credentials_file(settings, "token");
             return Err(ClientError::Unauthorized {
                 server,
                 path,
                 reason,
             });
         }
-        // Of kube; there is no type of it on the way.
-        if reason.contains("invalid bearer token") {
-            let path = token_file.unwrap_or_else(|| file("token"));
+        if let RequestError::Token(path) = error {
             return Err(ClientError::Token { path });
         }
         // Of rustls; there is no type of it on the way.
         if reason.contains("invalid peer certificate") {
-            let path = file("ca.crt");
+            let path = credentials_file(settings, "ca.crt");
             return Err(ClientError::Untrusted {
                 server,
                 path,
@@ -266,6 +267,14 @@ impl Api {
             .map_err(|error| RequestError::Unreadable(error.to_string()))
     }
 
+    fn not_sent(&self, reason: String) -> RequestError {
+        // Of kube, which reads the file again each minute; there is no type of it on the way.
+        match reason.contains("invalid bearer token") {
+            true => RequestError::Token(self.token_file.clone()),
+            false => RequestError::Unreachable(reason),
+        }
+    }
+
     /// Sends a request; gives the answer once it has begun. An answer that refuses is an error.
     pub(crate) async fn send(
         &self,
@@ -275,7 +284,7 @@ impl Api {
         let answer = tokio::time::timeout(ANSWER, sent).await;
         let answer = answer
             .map_err(|_| RequestError::Unreachable(format!("no answer within {ANSWER:?}")))?
-            .map_err(|error| RequestError::Unreachable(chain(&error)))?;
+            .map_err(|error| self.not_sent(chain(&error)))?;
         if answer.status().is_success() {
             return Ok(answer);
         }
@@ -289,6 +298,22 @@ impl Api {
             code,
             message: message.unwrap_or_else(|| "without a reason".to_owned()),
         })
+    }
+}
+
+fn line_break(token: &Path) -> String {
+    format!(
+        "{}: the token has a line break or another character that no token has; write the token \
+         without a line break, for example with `printf %s`",
+        token.display()
+    )
+}
+
+/// The kubeconfig, or a file of the service account.
+fn credentials_file(settings: &ApiSettings, of_account: &str) -> PathBuf {
+    match &settings.kubeconfig {
+        Some(path) => path.clone(),
+        None => Path::new(ACCOUNT).join(of_account),
     }
 }
 
@@ -414,6 +439,17 @@ mod tests {
         let kubeconfig = GOOD.replace(r#""token": "t""#, &format!(r#""tokenFile": "{token}""#));
         let error = refused(&kubeconfig, None).await;
         let begin = format!("{token}: the token has a line break");
+        assert!(error.starts_with(&begin), "{error}");
+        // The same file, written while the program runs.
+        let path = dir.path().join("config");
+        std::fs::write(&path, &kubeconfig).unwrap();
+        let settings = ApiSettings {
+            kubeconfig: Some(path),
+            server: None,
+        };
+        let api = Api::prepare(&settings).await.unwrap();
+        let error = api.json(Method::GET, "/api/v1/pods", None).await;
+        let error = error.unwrap_err().to_string();
         assert!(error.starts_with(&begin), "{error}");
     }
 

@@ -16,6 +16,8 @@ pub struct ClusterHealth {
     server: Arc<str>,
     /// The relay that the objects come from.
     relay: Arc<Mutex<Option<String>>>,
+    /// Why the files of the certificates for relays cannot be used.
+    relay_certificates: Arc<Mutex<Option<String>>>,
     watches: Arc<Vec<Mutex<State>>>,
     own_node: Arc<Mutex<Option<String>>>,
     /// Why refused objects are not reported in the cluster.
@@ -44,6 +46,10 @@ pub struct ClusterView {
     /// The relay that the objects come from; none = the API server, or no relay is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<String>,
+    /// Why the files of the certificates for relays cannot be used, and those that were read last are
+    /// in use; none = they can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay_certificates: Option<String>,
     /// Each watch.
     pub watches: Vec<WatchHealth>,
     /// Why the object about this node cannot be written; none = it is written.
@@ -91,6 +97,7 @@ impl ClusterHealth {
         Self {
             server: server.into(),
             relay: Arc::default(),
+            relay_certificates: Arc::default(),
             watches: Arc::new(watches.collect()),
             own_node: Arc::default(),
             report_problem: Arc::default(),
@@ -171,6 +178,25 @@ impl ClusterHealth {
         had
     }
 
+    /// Why the files of the certificates for relays cannot be used; none = they can.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_relay_certificates(&self, problem: Option<String>) {
+        let mut known = self.relay_certificates.lock();
+        if *known != problem {
+            match &problem {
+                Some(reason) => tracing::warn!(
+                    reason,
+                    "the files of the certificates for relays cannot be used; those that were read \
+                     last are in use"
+                ),
+                None => {
+                    tracing::info!("the files of the certificates for relays can be used again")
+                }
+            }
+            *known = problem;
+        }
+    }
+
     /// All objects were read.
     pub(crate) fn set_listed(&self, resource: &Resource) {
         self.with(resource.kind, |state| {
@@ -245,6 +271,7 @@ impl ClusterHealth {
         ClusterView {
             server: self.server.to_string(),
             relay: self.relay.lock().clone(),
+            relay_certificates: self.relay_certificates.lock().clone(),
             watches: self.watches(),
             own_node: self.own_node.lock().clone(),
             report_problem: self.report_problem.lock().clone(),

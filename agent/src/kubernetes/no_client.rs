@@ -9,7 +9,8 @@ use super::{ApiSettings, Here, Watches};
 pub enum ClientError {
     /// There is no client.
     #[error(
-        "--kubernetes: this program was built without the feature kubernetes; build it with it"
+        "this program was built without the feature kubernetes, and has neither --kubernetes nor the \
+         command relay; build it with `cargo build -p holdfast-agent --features kubernetes`"
     )]
     NotBuilt,
 }

@@ -20,8 +20,11 @@ use super::{
 const AGAIN: Duration = Duration::from_secs(1);
 /// Longest time for an answer at the end, from a server that does not answer.
 const LONGEST: Duration = Duration::from_secs(15);
-/// After this time the server ends a watch, seconds.
-const WATCH_SECONDS: u32 = 240;
+/// After this time the server ends a watch, seconds. Without bookmarks a watch is silent, and
+/// [`Lines`] gives up a connection that is silent for longer.
+const WATCH_SECONDS: u32 = 100;
+/// A watch that lasted so long did not fail when it began.
+const LASTED: Duration = Duration::from_secs(WATCH_SECONDS as u64 / 2);
 /// The metadata is enough: each replaced agent changes the status.
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
@@ -96,8 +99,16 @@ impl OwnSet {
     async fn follow(self) {
         let mut backoff = Backoff::default();
         loop {
-            match self.follow_once().await {
-                Ok(()) => backoff = Backoff::default(),
+            let begin = Instant::now();
+            let ended = self.follow_once().await;
+            let lasted = begin.elapsed() >= LASTED;
+            if lasted {
+                backoff = Backoff::default();
+            }
+            match ended {
+                // No pause: an uninstall in it would be missed.
+                Ok(()) if lasted => continue,
+                Ok(()) => {}
                 Err(error) => {
                     tracing::debug!(%error, set = self.name, "cannot follow the agent's DaemonSet");
                 }
@@ -106,33 +117,27 @@ impl OwnSet {
         }
     }
 
-    /// Reads the set and follows it until the server ends the watch.
+    /// Follows the set until the server ends the watch.
+    ///
+    /// The watch begins with the present state (version 0). A version from a read of the set is no
+    /// beginning: it is that of the last change, which a server that was restarted has forgotten, and
+    /// refuses each time. With bookmarks, a server with an old etcd refuses version 0. A watch that
+    /// begins when the set is gone has no event. So the set is read once the watch has begun.
     async fn follow_once(&self) -> Result<(), RequestError> {
-        let set = self.get().await;
-        self.note(meaning(answer_of(&set)));
-        let set = set?;
-        let version = set.pointer("/metadata/resourceVersion");
-        let version = version.and_then(Value::as_str).unwrap_or_default();
         let uri = format!(
-            "{}?watch=true&fieldSelector=metadata.name%3D{}&resourceVersion={version}\
-             &timeoutSeconds={WATCH_SECONDS}&allowWatchBookmarks=true",
+            "{}?watch=true&fieldSelector=metadata.name%3D{}&resourceVersion=0\
+             &timeoutSeconds={WATCH_SECONDS}",
             self.all, self.name
         );
         let request = Request::get(uri).header(ACCEPT, METADATA).body(Vec::new());
         let request = request.map_err(|error| RequestError::Unreadable(error.to_string()))?;
-        let mut lines = Lines::new(self.api.send(request).await?.into_body());
+        let watch = self.api.send(request).await;
+        self.note(meaning(answer_of(&self.get().await)));
+        let mut lines = Lines::new(watch?.into_body());
         while let Some(line) = lines.next().await? {
             let event: Value = serde_json::from_slice(&line)
                 .map_err(|error| RequestError::Unreadable(error.to_string()))?;
-            match event.get("type").and_then(Value::as_str) {
-                Some("ADDED" | "MODIFIED") => {
-                    let ending = event.get("object").is_some_and(is_ending);
-                    self.note(meaning(Ok(ending)));
-                }
-                Some("DELETED") => self.note(Answer::Gone),
-                Some("BOOKMARK") => {}
-                _ => break,
-            }
+            self.note(event_of(&event)?);
         }
         Ok(())
     }
@@ -185,6 +190,24 @@ fn answer_of(set: &Result<Value, RequestError>) -> Result<bool, Option<u16>> {
     match set {
         Ok(set) => Ok(is_ending(set)),
         Err(error) => Err(error.code()),
+    }
+}
+
+/// What an event of a watch means.
+fn event_of(event: &Value) -> Result<Answer, RequestError> {
+    let object = event.get("object");
+    match event.get("type").and_then(Value::as_str) {
+        Some("ADDED" | "MODIFIED") => Ok(meaning(Ok(object.is_some_and(is_ending)))),
+        Some("DELETED") => Ok(Answer::Gone),
+        Some("BOOKMARK") => Ok(Answer::Unclear),
+        _ => {
+            let text = |field| object.and_then(|o| o.get(field)).map(Value::to_string);
+            Err(RequestError::Unreadable(format!(
+                "the watch ends with {} {}",
+                text("code").unwrap_or_default(),
+                text("message").unwrap_or_default()
+            )))
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use shared_maps::event::Reason;
 
 /// What the values of labels mean: metric, label, value, meaning.
-pub const LABELS: [[&str; 4]; 33] = [
+pub const LABELS: [[&str; 4]; 40] = [
     [
         "cni_add_failures",
         "reason",
@@ -201,6 +201,48 @@ pub const LABELS: [[&str; 4]; 33] = [
         "kind",
         "fqdndata",
         "FQDNData, the service for Cilium's proxy.",
+    ],
+    [
+        "relay_refused",
+        "reason",
+        "accept",
+        "The process has no descriptor, or the kernel no memory, for one more connection.",
+    ],
+    [
+        "relay_refused",
+        "reason",
+        "crowded",
+        "There were too many connections without a request; the oldest of the address with most of them was closed.",
+    ],
+    [
+        "relay_refused",
+        "reason",
+        "handshake",
+        "The handshake of TLS failed or took longer than 5 seconds: no TLS, or no certificate that --client-ca signed.",
+    ],
+    [
+        "relay_refused",
+        "reason",
+        "no_request",
+        "There was no request within 10 seconds of the handshake, or of the end of the last stream.",
+    ],
+    [
+        "relay_refused",
+        "reason",
+        "silent",
+        "Nothing came from the other side, and it took nothing, within 60 seconds.",
+    ],
+    [
+        "relay_refused",
+        "reason",
+        "agents",
+        "There are as many agents as --max-agents allows, or half as many from one address.",
+    ],
+    [
+        "relay_refused",
+        "reason",
+        "certificate",
+        "A renewed CA of --client-ca did not sign the certificate of a connected agent.",
     ],
 ];
 

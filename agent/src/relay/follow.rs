@@ -5,21 +5,29 @@
 
 use std::{
     collections::BTreeMap,
+    convert::Infallible,
     hash::{BuildHasher as _, RandomState},
+    pin::pin,
+    sync::Arc,
     time::Duration,
 };
 
 use fqdn_proto::relay::{FollowRequest, cluster_relay_client::ClusterRelayClient};
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{mpsc, watch};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{
-    Code, Status,
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    Status,
+    transport::{Channel, Endpoint},
 };
 
 use super::{
-    receive::{FrameError, Received, Receiver},
-    settings::{RelaySettings, TlsError},
+    credentials::Credentials,
+    dial::Dial,
+    progress::Progress,
+    receive::{Received, Receiver},
+    renewal,
+    settings::{RelaySettings, TlsFiles},
+    stream_error::{StreamError, broken, refused, unanswered},
 };
 use crate::{
     kubernetes::{
@@ -37,49 +45,14 @@ const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(10);
 /// A relay that sends nothing for so long is gone: it sends a view every five seconds.
 const SILENCE: Duration = Duration::from_secs(20);
+/// A relay that sends less in that time sends nothing: pings are smaller.
+const SILENT_OCTETS: u64 = 256;
 /// Octets of a frame: the largest object of an API server with room to spare.
 const FRAME_MAX: usize = 16 << 20;
 /// Octets that a relay may send before the agent has read them.
-const WINDOW: u32 = 1 << 20;
-/// How rustls reports that the other side refuses the connection.
-const ALERT: &str = "received fatal alert";
+const WINDOW: u32 = 256 << 10;
 /// A stream that lasted so long was in order.
 const IN_ORDER: Duration = Duration::from_secs(10);
-
-/// Why there is no stream.
-#[derive(Debug, thiserror::Error)]
-enum StreamError {
-    #[error("{0}")]
-    Files(#[from] TlsError),
-    #[error(
-        "the certificates cannot be used: {0}; correct --k8s-relay-ca, --k8s-relay-cert and --k8s-relay-key"
-    )]
-    Tls(String),
-    #[error("{0}")]
-    Unreachable(String),
-    #[error(
-        "its certificate is not trusted: {0}; write the CA that signed it to --k8s-relay-ca, and its name to --k8s-relay-server-name"
-    )]
-    Untrusted(String),
-    #[error(
-        "it does not accept the agent's certificate: {0}; write one that the relay's --client-ca signed to --k8s-relay-cert"
-    )]
-    Refused(String),
-    #[error(
-        "it closed the connection before it answered: {0}; if it does not accept the agent's certificate, write one that the relay's --client-ca signed to --k8s-relay-cert"
-    )]
-    Closed(String),
-    #[error("{0}")]
-    Status(String),
-    #[error("it sends an unreadable message: {0}")]
-    Frame(#[from] FrameError),
-    #[error("no message within {0:?}")]
-    Silent(Duration),
-    #[error("the stream ended")]
-    Ended,
-    #[error("the agent stops")]
-    Stopped,
-}
 
 /// The task.
 #[derive(Debug)]
@@ -91,15 +64,52 @@ pub(crate) struct Follower {
     pub(crate) send: mpsc::Sender<Batch>,
     /// `--k8s-service-cidr` is given.
     pub(crate) has_service_blocks: bool,
+    pub(crate) tasks: TaskTracker,
+    /// Between two reads of the certificates' files.
+    pub(super) renewal: Duration,
 }
+
+/// The credentials for relays as they are now; none = plain text.
+type Current = Option<watch::Receiver<Arc<Credentials>>>;
 
 impl Follower {
     /// Runs until the agent stops.
     pub(crate) async fn run(self, stop: CancellationToken) {
-        stop.run_until_cancelled_owned(self.follow_always()).await;
+        stop.run_until_cancelled_owned(self.follow_renewed()).await;
     }
 
-    async fn follow_always(self) {
+    /// Reads renewed certificates meanwhile.
+    async fn follow_renewed(self) {
+        let Some(files) = self.settings.tls.clone() else {
+            return self.follow_always(None).await;
+        };
+        let credentials = self.credentials(&files).await;
+        let (send, current) = watch::channel(Arc::new(credentials));
+        let health = self.health.clone();
+        let report = move |problem| health.set_relay_certificates(problem);
+        let tasks = self.tasks.clone();
+        tokio::select! {
+            () = renewal::follow(files, send, report, self.renewal, tasks) => {}
+            () = self.follow_always(Some(current)) => {}
+        }
+    }
+
+    /// Those of the files, which could be used when the program started.
+    async fn credentials(&self, files: &TlsFiles) -> Credentials {
+        let mut backoff = Backoff::default();
+        loop {
+            let error = match Credentials::load(files) {
+                Ok(credentials) => return credentials,
+                Err(error) => error.to_string(),
+            };
+            for resource in RESOURCES {
+                self.health.set_stale(resource, error.clone());
+            }
+            tokio::time::sleep(backoff.next()).await;
+        }
+    }
+
+    async fn follow_always(&self, mut current: Current) {
         let mut receiver = Receiver::default();
         let mut backoff = Backoff::default();
         // Of each relay, since the last stream.
@@ -108,14 +118,16 @@ impl Follower {
         let random = RandomState::new().hash_one(0_u8);
         // Agents that start at once do not all begin with the first relay.
         let first = usize::try_from(random % u64::try_from(relays).unwrap_or(1)).unwrap_or(0);
-        for attempt in 0_usize.. {
+        let mut attempt = 0_usize;
+        loop {
             let Some(address) = self.settings.addresses.get((first + attempt) % relays) else {
                 return;
             };
             let begin = tokio::time::Instant::now();
-            let Err(error) = self.follow(address, &mut receiver).await;
+            let Err(error) = self.follow(address, &mut receiver, &mut current).await;
             match &error {
                 StreamError::Stopped => return,
+                StreamError::Renewed => continue,
                 StreamError::Frame(_) => receiver.forget_position(),
                 _ => {}
             }
@@ -137,6 +149,7 @@ impl Follower {
             if attempt % relays == relays - 1 {
                 tokio::time::sleep(backoff.next()).await;
             }
+            attempt = attempt.wrapping_add(1);
         }
     }
 
@@ -145,32 +158,28 @@ impl Follower {
         &self,
         address: &str,
         receiver: &mut Receiver,
-    ) -> Result<std::convert::Infallible, StreamError> {
-        let channel = self.connect(address).await?;
+        current: &mut Current,
+    ) -> Result<Infallible, StreamError> {
+        let progress = Progress::default();
+        let used = current
+            .as_mut()
+            .map(|current| Arc::clone(&current.borrow_and_update()));
+        let channel = self.connect(address, used.as_deref(), &progress).await?;
         let mut client = ClusterRelayClient::new(channel).max_decoding_message_size(FRAME_MAX);
         let request = FollowRequest {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node: self.node.clone(),
             after: receiver.begin(),
         };
-        let begun = tokio::time::timeout(ANSWER, client.follow(request)).await;
-        let begun = begun.map_err(|_| StreamError::Silent(ANSWER))?;
-        let mut frames = begun
-            .map_err(|status| match refused(&status) {
-                // The alert of a relay that refuses the certificate is lost if the relay closes the
-                // connection while the request is on its way.
-                StreamError::Status(reason)
-                    if self.settings.tls.is_some()
-                        && matches!(status.code(), Code::Cancelled | Code::Unknown) =>
-                {
-                    StreamError::Closed(reason)
-                }
-                error => error,
-            })?
-            .into_inner();
+        let begun = alive(&progress, ANSWER, client.follow(request)).await?;
+        let has_tls = used.is_some();
+        let begun = begun.map_err(|status: Status| unanswered(&status, has_tls));
+        let mut frames = begun?.into_inner();
         loop {
-            let frame = tokio::time::timeout(SILENCE, frames.message()).await;
-            let frame = frame.map_err(|_| StreamError::Silent(SILENCE))?;
+            let frame = tokio::select! {
+                frame = alive(&progress, SILENCE, frames.message()) => frame?,
+                () = other_authority(current, used.as_deref()) => return Err(StreamError::Renewed),
+            };
             let frame = frame.map_err(|status| refused(&status))?;
             let frame = frame.ok_or(StreamError::Ended)?;
             let received = receiver.take(frame)?;
@@ -178,32 +187,29 @@ impl Follower {
         }
     }
 
-    async fn connect(&self, address: &str) -> Result<Channel, StreamError> {
-        let scheme = match self.settings.tls {
+    async fn connect(
+        &self,
+        address: &str,
+        credentials: Option<&Credentials>,
+        progress: &Progress,
+    ) -> Result<Channel, StreamError> {
+        let scheme = match credentials {
             Some(_) => "https",
             None => "http",
         };
         let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"));
         let endpoint = endpoint.map_err(|error| StreamError::Unreachable(chain(&error)))?;
+        // No pings: their answers would wait behind a snapshot. See `alive`.
         let mut endpoint = endpoint
             .connect_timeout(CONNECT)
             .initial_stream_window_size(WINDOW)
-            .initial_connection_window_size(WINDOW)
-            .http2_keep_alive_interval(SILENCE / 2)
-            .keep_alive_timeout(SILENCE / 2)
-            .keep_alive_while_idle(true)
-            .tcp_nodelay(true);
-        if let Some(files) = &self.settings.tls {
-            // Read for each connection: certificates are renewed while the agent runs.
-            let texts = files.read()?;
-            let tls = ClientTlsConfig::new()
-                .ca_certificate(Certificate::from_pem(texts.authority))
-                .identity(Identity::from_pem(texts.certificate, texts.key))
-                .domain_name(&self.settings.server_name);
-            let with_tls = endpoint.tls_config(tls);
+            .initial_connection_window_size(WINDOW);
+        if let Some(credentials) = credentials {
+            let with_tls = endpoint.tls_config(credentials.client(&self.settings.server_name));
             endpoint = with_tls.map_err(|error| StreamError::Tls(chain(&error)))?;
         }
-        let connected = endpoint.connect().await;
+        let dial = Dial::new(address.to_owned(), progress.clone());
+        let connected = endpoint.connect_with_connector(dial).await;
         connected.map_err(|error| broken(chain(&error)))
     }
 
@@ -243,32 +249,33 @@ impl Follower {
     }
 }
 
-/// Why the relay ended the stream, or the connection broke.
-fn refused(status: &Status) -> StreamError {
-    let reason = match status.message() {
-        "" => chain(status),
-        message => message.to_owned(),
-    };
-    let causes = chain(status);
-    if let Some((_, alert)) = causes.split_once(ALERT) {
-        // The causes contain the debug form of an error of hyper.
-        let alert = alert.split(['"', '\\']).next().unwrap_or_default();
-        return StreamError::Refused(format!("{ALERT}{alert}"));
-    }
-    match status.code() {
-        Code::Unavailable | Code::ResourceExhausted | Code::Aborted => StreamError::Status(reason),
-        code => StreamError::Status(format!("{code:?}: {reason}")),
+/// Waits as long as the relay sends something.
+async fn alive<T>(
+    progress: &Progress,
+    limit: Duration,
+    answer: impl Future<Output = T>,
+) -> Result<T, StreamError> {
+    let mut answer = pin!(answer);
+    loop {
+        let before = progress.read();
+        let waited = tokio::time::timeout(limit, &mut answer).await;
+        if let Ok(answer) = waited {
+            return Ok(answer);
+        }
+        if progress.read() - before < SILENT_OCTETS {
+            return Err(StreamError::Silent(limit));
+        }
     }
 }
 
-/// Why there is no connection.
-fn broken(reason: String) -> StreamError {
-    if reason.contains("invalid peer certificate") {
-        StreamError::Untrusted(reason)
-    } else if reason.contains(ALERT) {
-        // With TLS 1.3 the agent learns only after the handshake that its certificate is refused.
-        StreamError::Refused(reason)
-    } else {
-        StreamError::Unreachable(reason)
+/// Waits until another authority than that of `used` is renewed: it may not accept this relay.
+async fn other_authority(current: &mut Current, used: Option<&Credentials>) {
+    while let (Some(current), Some(used)) = (current.as_mut(), used)
+        && current.changed().await.is_ok()
+    {
+        if !current.borrow_and_update().has_authority_of(used) {
+            return;
+        }
     }
+    std::future::pending().await
 }

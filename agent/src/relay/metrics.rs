@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
 
 use daemon::http_server::{self, Limits, Socket};
@@ -23,10 +23,54 @@ use crate::{
     kubernetes::health::WatchHealth,
 };
 
+/// Why a relay does not serve a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No descriptor.
+    Accept,
+    /// Connections without a request from one address.
+    Crowded,
+    /// TLS.
+    Handshake,
+    /// No request in time.
+    NoRequest,
+    /// Neither sends nor takes anything.
+    Silent,
+    /// As many agents as may be.
+    Agents,
+    /// A renewed authority.
+    Certificate,
+}
+
+impl Refusal {
+    /// All, as they are counted.
+    pub const ALL: [Self; 7] = [
+        Self::Accept,
+        Self::Crowded,
+        Self::Handshake,
+        Self::NoRequest,
+        Self::Silent,
+        Self::Agents,
+        Self::Certificate,
+    ];
+
+    /// Value of the label `reason`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Accept => "accept",
+            Self::Crowded => "crowded",
+            Self::Handshake => "handshake",
+            Self::NoRequest => "no_request",
+            Self::Silent => "silent",
+            Self::Agents => "agents",
+            Self::Certificate => "certificate",
+        }
+    }
+}
+
 /// Counters of the service.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    agents: Arc<AtomicUsize>,
     /// Snapshots that were begun.
     pub(super) snapshots: AtomicU64,
     /// Of these to agents that were too far behind.
@@ -35,30 +79,24 @@ pub(super) struct Counters {
     pub(super) cut: AtomicU64,
     /// Octets of frames, before TLS.
     pub(super) octets: AtomicU64,
+    refused: [AtomicU64; Refusal::ALL.len()],
 }
 
 impl Counters {
-    /// Counts one more agent, unless there are `most` already. It counts until this is dropped.
-    pub(super) fn admit(&self, most: usize) -> Option<Admitted> {
-        let more = |agents: usize| (agents < most).then_some(agents + 1);
-        let order = Ordering::Relaxed;
-        let admitted = self.agents.fetch_update(order, order, more);
-        admitted.ok().map(|_| Admitted(Arc::clone(&self.agents)))
+    /// Counts a peer that is not served.
+    pub(super) fn refuse(&self, refusal: Refusal) {
+        let counters = Refusal::ALL.iter().zip(&self.refused);
+        for (_, counter) in counters.filter(|(one, _)| **one == refusal) {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
-    /// Agents that are connected.
-    pub(super) fn agents(&self) -> usize {
-        self.agents.load(Ordering::Relaxed)
-    }
-}
-
-/// An agent that is connected.
-#[derive(Debug)]
-pub(super) struct Admitted(Arc<AtomicUsize>);
-
-impl Drop for Admitted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+    /// Peers that were not served, by reason.
+    pub(super) fn refused(&self) -> Vec<(Refusal, u64)> {
+        let counters = Refusal::ALL.iter().zip(&self.refused);
+        counters
+            .map(|(one, counter)| (*one, counter.load(Ordering::Relaxed)))
+            .collect()
     }
 }
 
@@ -77,6 +115,10 @@ pub struct Scrape {
     pub resynced: u64,
     /// Agents that were cut off.
     pub cut: u64,
+    /// Peers that were not served, by reason.
+    pub refused: Vec<(Refusal, u64)>,
+    /// Since when renewed certificates cannot be used, seconds.
+    pub certificates_stale: u64,
     /// Watches of the cluster.
     pub watches: Vec<WatchHealth>,
 }
@@ -85,12 +127,14 @@ impl Scrape {
     fn of(shared: &Shared) -> Self {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Self {
-            agents: shared.counters.agents(),
+            agents: shared.agents(),
             changes: shared.sequence(),
             octets: read(&shared.counters.octets),
             snapshots: read(&shared.counters.snapshots),
             resynced: read(&shared.counters.resynced),
             cut: read(&shared.counters.cut),
+            refused: shared.counters.refused(),
+            certificates_stale: shared.certificates.seconds(),
             watches: shared.health.watches(),
         }
     }
@@ -128,6 +172,18 @@ impl Scrape {
             let counter = ConstCounter::new(value);
             one(encoder, (name, help), MetricType::Counter, &counter)?;
         }
+        self.write_refused(encoder)?;
+        let stale = gauge(usize::try_from(self.certificates_stale).unwrap_or(usize::MAX));
+        one(
+            encoder,
+            (
+                "relay_certificates_stale_seconds",
+                "How long the files of --tls-cert, --tls-key and --client-ca have not been usable, seconds: \
+                 the relay uses those that it read last; 0 = they are",
+            ),
+            MetricType::Gauge,
+            &stale,
+        )?;
         let family = encoder.encode_descriptor(
             "relay_sent",
             "Bytes that this relay sent to agents, before TLS",
@@ -152,6 +208,20 @@ impl Scrape {
                 let labels = [("kind", watch.kind.as_str())];
                 gauge(value(watch)).encode(family.encode_family(&labels)?)?;
             }
+        }
+        Ok(())
+    }
+
+    fn write_refused(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let mut family = encoder.encode_descriptor(
+            "relay_refused",
+            "Connections and requests that this relay did not serve",
+            None,
+            MetricType::Counter,
+        )?;
+        for (refusal, count) in &self.refused {
+            let labels = [("reason", refusal.label())];
+            ConstCounter::new(*count).encode(family.encode_family(&labels)?)?;
         }
         Ok(())
     }

@@ -2,11 +2,8 @@
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::settings::{RelayConfig, RelaySettings};
-use crate::kubernetes::{
-    Here, Watches,
-    client::{Api, ClientError},
-};
+use super::settings::RelaySettings;
+use crate::kubernetes::{Here, Watches, client::Api};
 
 /// Starts nothing: there is no client.
 pub(crate) fn follow(
@@ -17,12 +14,4 @@ pub(crate) fn follow(
     _: &CancellationToken,
 ) -> Watches {
     match *api {}
-}
-
-/// Refuses.
-///
-/// # Errors
-/// Always.
-pub async fn run(_: RelayConfig) -> anyhow::Result<()> {
-    Err(ClientError::NotBuilt.into())
 }

@@ -53,6 +53,8 @@ pub(super) struct Snapshot {
     pub(super) frames: Vec<Bytes>,
     /// Position of the changes that follow.
     pub(super) sequence: u64,
+    /// Snapshots of this run before it.
+    number: u64,
 }
 
 /// See the module.
@@ -164,12 +166,19 @@ impl Record {
         {
             return Arc::clone(snapshot);
         }
-        let snapshot = Arc::new(self.encode());
+        let number = self.snapshot.as_ref().map_or(0, |last| last.number + 1);
+        let snapshot = Arc::new(self.encode(number));
         self.snapshot = Some(Arc::clone(&snapshot));
         snapshot
     }
 
-    fn encode(&self) -> Snapshot {
+    /// How many snapshots are newer.
+    pub(super) fn newer(&self, than: &Snapshot) -> u64 {
+        let last = self.snapshot.as_ref().map_or(0, |last| last.number);
+        last.saturating_sub(than.number)
+    }
+
+    fn encode(&self, number: u64) -> Snapshot {
         let mut frames = Frames::default();
         for template in self.templates.encoded.values() {
             frames.add(&template.step);
@@ -187,6 +196,7 @@ impl Record {
         Snapshot {
             frames: frames.end(),
             sequence: self.log.sequence(),
+            number,
         }
     }
 }

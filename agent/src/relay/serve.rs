@@ -2,21 +2,20 @@
 //!
 //! An agent has a position in the changes that all share, and two frames that wait for its
 //! connection. One that reads slowly delays no other: once its position is older than the oldest
-//! change, it gets a snapshot; if it takes no frame for [`SLOW`], its stream ends.
+//! change, it gets a snapshot, and another one if that is outdated before it has taken all of it. Its
+//! stream ends if its connection takes nothing for a time ([`Bounds::slow`]).
 
 use std::{
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    convert::Infallible,
+    pin::{Pin, pin},
+    sync::{Arc, OnceLock, atomic::Ordering},
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use fqdn_proto::{
     frames::{EncodedFrame, Follow, part, position},
-    relay::{FollowRequest, Hello, Stale, Step, View, step},
+    relay::{FollowRequest, Hello, Position, Stale, Step, View, step},
 };
 use parking_lot::Mutex;
 use prost::bytes::Bytes;
@@ -29,8 +28,14 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Status};
 
 use super::{
-    metrics::Counters,
-    record::{Item, Record},
+    bounds::Bounds,
+    connections::Connection,
+    metrics::{Counters, Refusal},
+    paced::Paced,
+    places::{NoPlace, Place, Places},
+    progress::Progress,
+    record::{Item, Record, Snapshot},
+    renewal,
 };
 use crate::{
     kubernetes::{health::ClusterHealth, resource::RESOURCES},
@@ -39,10 +44,15 @@ use crate::{
 
 /// Frames that wait for a connection.
 const QUEUE: usize = 2;
-/// An agent that takes no frame for so long is cut off.
-const SLOW: Duration = Duration::from_secs(30);
+/// A connection that takes less in [`Bounds::slow`] takes nothing: answers to pings are smaller.
+const SLOW_OCTETS: u64 = 1 << 10;
+/// An agent that reads a snapshot begins again when there are so many newer ones: memory has no more
+/// than these and the last.
+const SNAPSHOTS: u64 = 2;
 /// Between two views: an agent that gets none connects to another relay.
 const VIEW: Duration = Duration::from_secs(5);
+/// Octets of a node's name in the log: names of Kubernetes are not longer.
+const NAME_MAX: usize = 253;
 
 /// What all agents share.
 #[derive(Debug)]
@@ -51,28 +61,14 @@ pub(super) struct Shared {
     /// Position after the last change.
     sequence: watch::Sender<u64>,
     epoch: String,
-    agents_max: usize,
+    places: Places,
     pub(super) health: ClusterHealth,
     pub(super) counters: Counters,
-    slow: Duration,
+    pub(super) certificates: renewal::Stale,
+    bounds: Bounds,
+    connected: Paced,
     tasks: TaskTracker,
     stop: CancellationToken,
-}
-
-/// Bounds of a relay.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
-    /// Agents at once.
-    pub(super) agents: usize,
-    /// An agent that takes no frame for so long is cut off.
-    pub(super) slow: Duration,
-}
-
-impl Bounds {
-    /// For so many agents.
-    pub(super) fn agents(agents: usize) -> Self {
-        Self { agents, slow: SLOW }
-    }
 }
 
 impl Shared {
@@ -89,10 +85,12 @@ impl Shared {
             record: Mutex::new(Record::new(kinds)),
             sequence: watch::Sender::new(0),
             epoch,
-            agents_max: bounds.agents,
+            places: Places::new(bounds.agents),
             health,
             counters: Counters::default(),
-            slow: bounds.slow,
+            certificates: renewal::Stale::default(),
+            bounds,
+            connected: Paced::default(),
             tasks,
             stop,
         }
@@ -109,6 +107,22 @@ impl Shared {
         let sequence = record.sequence();
         drop(record);
         self.sequence.send_replace(sequence);
+    }
+
+    /// Its bounds.
+    pub(super) fn bounds(&self) -> &Bounds {
+        &self.bounds
+    }
+
+    /// Tasks that end with the relay.
+    #[cfg(test)]
+    pub(super) fn tasks(&self) -> &TaskTracker {
+        &self.tasks
+    }
+
+    /// Agents that are connected.
+    pub(super) fn agents(&self) -> usize {
+        self.places.taken()
     }
 
     /// See [`Record::take_refusals`].
@@ -158,7 +172,7 @@ impl Shared {
     }
 
     /// Sends to one agent until it is gone.
-    async fn serve(&self, agent: &mut Agent, after: Option<u64>) -> Result<(), Ended> {
+    async fn serve(&self, agent: &mut Agent, after: Option<u64>) -> Result<Infallible, Ended> {
         let mut changes = self.sequence.subscribe();
         let mut views = tokio::time::interval(VIEW);
         views.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -183,6 +197,7 @@ impl Shared {
                     },
                     _ = views.tick() => agent.send(self, vec![self.view()]).await?,
                     () = self.stop.cancelled() => return Err(Ended::Stopping),
+                    () = agent.place.lost().cancelled() => return Err(Ended::Displaced),
                     () = agent.out.closed() => return Err(Ended::Gone),
                 },
                 Ok(portion) => {
@@ -197,16 +212,37 @@ impl Shared {
 
     /// Gives the position of the changes that follow.
     async fn send_snapshot(&self, agent: &mut Agent) -> Result<u64, Ended> {
-        let snapshot = self.record.lock().snapshot();
-        self.counters.snapshots.fetch_add(1, Ordering::Relaxed);
-        agent.send(self, vec![self.hello(false)]).await?;
-        for frame in &snapshot.frames {
-            agent.send(self, vec![frame.clone()]).await?;
+        loop {
+            let snapshot = self.record.lock().snapshot();
+            self.counters.snapshots.fetch_add(1, Ordering::Relaxed);
+            if self.send_frames(agent, &snapshot).await? == Sent::All {
+                let parts = vec![self.view(), position(snapshot.sequence)];
+                agent.send(self, parts).await?;
+                return Ok(snapshot.sequence);
+            }
+            self.counters.resynced.fetch_add(1, Ordering::Relaxed);
         }
-        let parts = vec![self.view(), position(snapshot.sequence)];
-        agent.send(self, parts).await?;
-        Ok(snapshot.sequence)
     }
+
+    async fn send_frames(&self, agent: &mut Agent, snapshot: &Snapshot) -> Result<Sent, Ended> {
+        agent.send(self, vec![self.hello(false)]).await?;
+        let is_outdated = || self.record.lock().newer(snapshot) >= SNAPSHOTS;
+        for frame in &snapshot.frames {
+            let parts = vec![frame.clone()];
+            if agent.send_unless(self, parts, is_outdated).await? == Sent::Outdated {
+                return Ok(Sent::Outdated);
+            }
+        }
+        Ok(Sent::All)
+    }
+}
+
+/// Whether an agent got what was to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    All,
+    /// It waited for so long that it is outdated.
+    Outdated,
 }
 
 /// Why a stream ends.
@@ -214,41 +250,103 @@ impl Shared {
 enum Ended {
     /// The agent closed it.
     Gone,
-    /// The agent took no frame for too long.
+    /// The agent took nothing for too long.
     Slow,
+    /// An agent with another certificate has its place.
+    Displaced,
     /// The relay stops.
     Stopping,
+}
+
+impl Ended {
+    fn status(self) -> Status {
+        match self {
+            Self::Slow => Status::aborted("the agent reads too slowly and was cut off"),
+            Self::Displaced => Status::resource_exhausted(
+                "the relay is full, and an agent with another certificate has this agent's place; add \
+                 a relay, or raise its --max-agents",
+            ),
+            Self::Gone | Self::Stopping => Status::unavailable("the relay stops"),
+        }
+    }
 }
 
 /// The way to one agent.
 #[derive(Debug)]
 struct Agent {
     out: mpsc::Sender<EncodedFrame>,
+    progress: Progress,
+    place: Place,
 }
 
 impl Agent {
     async fn send(&mut self, shared: &Shared, parts: Vec<Bytes>) -> Result<(), Ended> {
+        self.send_unless(shared, parts, || false).await.map(drop)
+    }
+
+    /// Waits as long as the connection takes octets, and the parts are not outdated.
+    async fn send_unless(
+        &mut self,
+        shared: &Shared,
+        parts: Vec<Bytes>,
+        is_outdated: impl Fn() -> bool,
+    ) -> Result<Sent, Ended> {
         let octets: usize = parts.iter().map(Bytes::len).sum();
-        let sent = self.out.send(EncodedFrame(parts));
-        let sent = tokio::select! {
-            sent = tokio::time::timeout(shared.slow, sent) => sent,
-            () = shared.stop.cancelled() => return Err(Ended::Stopping),
-        };
-        match sent {
-            Ok(Ok(())) => {
-                let octets = u64::try_from(octets).unwrap_or(u64::MAX);
-                shared.counters.octets.fetch_add(octets, Ordering::Relaxed);
-                Ok(())
+        let mut reserved = pin!(self.out.reserve());
+        let permit = loop {
+            if is_outdated() {
+                return Ok(Sent::Outdated);
             }
-            Ok(Err(_)) => Err(Ended::Gone),
-            Err(_) => Err(Ended::Slow),
-        }
+            let before = self.progress.written();
+            tokio::select! {
+                permit = &mut reserved => break permit.map_err(|_| Ended::Gone)?,
+                () = tokio::time::sleep(shared.bounds.slow) => {}
+                () = shared.stop.cancelled() => return Err(Ended::Stopping),
+                () = self.place.lost().cancelled() => return Err(Ended::Displaced),
+            }
+            if self.progress.written() - before < SLOW_OCTETS {
+                return Err(Ended::Slow);
+            }
+        };
+        permit.send(EncodedFrame(parts));
+        let octets = u64::try_from(octets).unwrap_or(u64::MAX);
+        shared.counters.octets.fetch_add(octets, Ordering::Relaxed);
+        Ok(Sent::All)
     }
 }
 
 /// The service.
 #[derive(Clone, Debug)]
 pub(super) struct Service(pub(super) Arc<Shared>);
+
+impl Service {
+    fn place(&self, connection: &Connection) -> Result<Place, Status> {
+        let shared = &self.0;
+        let who = connection.who();
+        shared.places.admit(who).map_err(|none| {
+            shared.counters.refuse(Refusal::Agents);
+            let limit = shared.places.limit();
+            Status::resource_exhausted(match none {
+                NoPlace::Full => format!(
+                    "the relay serves {limit} agents already; add a relay, or raise its --max-agents"
+                ),
+                NoPlace::Share { held } => format!(
+                    "the relay serves {held} agents of {} already, and other addresses need the \
+                     remaining places; add a relay, or raise its --max-agents (now {limit})",
+                    who.address
+                ),
+            })
+        })
+    }
+
+    /// Where the agent continues; none = with a snapshot.
+    fn continues(&self, after: Option<Position>) -> Option<u64> {
+        let shared = &self.0;
+        let position = after.filter(|after| after.epoch == shared.epoch);
+        let sequence = position.map(|position| position.sequence);
+        sequence.filter(|sequence| shared.record.lock().reaches(*sequence))
+    }
+}
 
 impl Follow for Service {
     type Frames = Frames;
@@ -260,48 +358,45 @@ impl Follow for Service {
                 "the relay is not ready: {awaited}"
             )));
         }
-        let admitted = shared.counters.admit(shared.agents_max);
-        let admitted = admitted.ok_or_else(|| {
-            Status::resource_exhausted(format!(
-                "the relay serves {} agents already; add a relay, or raise its --max-agents",
-                shared.agents_max
-            ))
-        })?;
-        let peer = request.remote_addr().map(|address| address.to_string());
-        let peer = peer.unwrap_or_default();
+        let connection = request.extensions().get::<Connection>().cloned();
+        let connection = connection.ok_or_else(|| Status::internal("no connection (a bug)"))?;
+        let place = self.place(&connection)?;
         let request = request.into_inner();
-        let position = request.after.filter(|after| after.epoch == shared.epoch);
-        let sequence = position.map(|position| position.sequence);
-        let sequence = sequence.filter(|sequence| shared.record.lock().reaches(*sequence));
-        tracing::info!(
-            peer,
-            node = request.node,
-            version = request.version,
-            continues = sequence.is_some(),
-            "agent connected"
-        );
+        let sequence = self.continues(request.after);
+        let mut node = request.node;
+        node.truncate(node.floor_char_boundary(NAME_MAX));
+        let mut version = request.version;
+        version.truncate(version.floor_char_boundary(NAME_MAX));
+        let peer = connection.peer();
+        if let Some(left_out) = shared.connected.line(Instant::now()) {
+            let continues = sequence.is_some();
+            tracing::info!(%peer, node, version, continues, left_out, "agent connected");
+        }
         let (out, receiver) = mpsc::channel(QUEUE);
-        let is_slow = Arc::new(AtomicBool::new(false));
+        let end = Arc::new(OnceLock::new());
         let frames = Frames {
             receiver,
-            is_slow: Arc::clone(&is_slow),
+            end: Arc::clone(&end),
             has_ended: false,
         };
-        let (shared, node) = (Arc::clone(shared), request.node);
+        let shared = Arc::clone(shared);
+        let streaming = connection.stream();
         self.0.tasks.spawn(async move {
-            let mut agent = Agent { out };
-            let ended = shared.serve(&mut agent, sequence).await;
-            if ended == Err(Ended::Slow) {
-                is_slow.store(true, Ordering::Relaxed);
+            let mut agent = Agent {
+                out,
+                progress: connection.progress().clone(),
+                place,
+            };
+            let Err(ended) = shared.serve(&mut agent, sequence).await;
+            // Before the channel closes, so that the agent gets the reason.
+            let _first = end.set(ended);
+            if ended == Ended::Slow {
                 shared.counters.cut.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(
-                    peer,
-                    node,
-                    "agent cut off: it took no frame for {:?}",
-                    shared.slow
-                );
+                let slow = shared.bounds.slow;
+                tracing::warn!(%peer, node, "agent cut off: it took nothing for {slow:?}");
             }
-            drop(admitted);
+            drop(agent);
+            drop(streaming);
         });
         Ok(frames)
     }
@@ -311,7 +406,7 @@ impl Follow for Service {
 #[derive(Debug)]
 pub(super) struct Frames {
     receiver: mpsc::Receiver<EncodedFrame>,
-    is_slow: Arc<AtomicBool>,
+    end: Arc<OnceLock<Ended>>,
     has_ended: bool,
 }
 
@@ -326,10 +421,8 @@ impl Stream for Frames {
         next.map(|next| {
             Some(next.map(Ok).unwrap_or_else(|| {
                 self.has_ended = true;
-                Err(match self.is_slow.load(Ordering::Relaxed) {
-                    true => Status::aborted("the agent reads too slowly and was cut off"),
-                    false => Status::unavailable("the relay stops"),
-                })
+                let ended = self.end.get().copied();
+                Err(ended.unwrap_or(Ended::Stopping).status())
             }))
         })
     }

@@ -1,189 +1,12 @@
 //! A relay and agents, over loopback.
 
-use fqdn_proto::{
-    frames::RelayServer,
-    relay::{Frame, cluster_relay_client::ClusterRelayClient},
-};
-use serde_json::json;
-use tokio::net::TcpListener;
-use tonic::transport::{Endpoint, Server, server::TcpIncoming};
+use std::{sync::atomic::Ordering, time::Duration};
+
+use fqdn_proto::relay::{FollowRequest, Frame, cluster_relay_client::ClusterRelayClient};
+use tonic::transport::Endpoint;
 
 use super::*;
-use crate::{
-    policy::source::cluster::{ClusterDocuments, Seen},
-    relay::{follow::Follower, record, settings::RelaySettings},
-};
-
-/// A relay whose watches are the test.
-struct Relay {
-    shared: Arc<Shared>,
-    address: String,
-    stop: CancellationToken,
-}
-
-impl Drop for Relay {
-    fn drop(&mut self) {
-        self.stop.cancel();
-    }
-}
-
-fn list(kind: &'static str, pods: &[(u32, String)]) -> Batch<Item> {
-    let puts = pods.iter().map(|(n, label)| put(*n, label));
-    let begin = std::iter::once(Seen::Listing);
-    Batch {
-        kind,
-        seen: begin.chain(puts).chain([Seen::Listed]).collect(),
-    }
-}
-
-fn put(n: u32, label: &str) -> Seen<Item> {
-    let object = json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": format!("p{n}"), "namespace": "shop", "labels": {"app": label}},
-        "status": {"podIP": format!("10.{}.{}.1", n / 250, n % 250 + 1)},
-    });
-    let key = format!("Pod/shop/p{n}");
-    Seen::Put {
-        digest: (u64::from(n) << 32) + u64::try_from(label.len()).unwrap(),
-        document: record::read(&object, &key),
-        key,
-        is_marked: false,
-        json: None,
-    }
-}
-
-fn change(n: u32, label: &str) -> Vec<Batch<Item>> {
-    vec![Batch {
-        kind: "Pod",
-        seen: vec![put(n, label)],
-    }]
-}
-
-async fn start(at: &str, bounds: Bounds, pods: &[(u32, String)]) -> Relay {
-    let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-    let health = ClusterHealth::new("server");
-    for resource in RESOURCES {
-        health.set_fresh(resource);
-    }
-    let listener = TcpListener::bind(at).await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let epoch = format!("of {address} {:?}", std::time::Instant::now());
-    let shared = Shared::new(epoch, bounds, health, tasks.clone(), stop.clone());
-    let shared = Arc::new(shared);
-    let all = RESOURCES.iter().map(|resource| match resource.kind {
-        "Pod" => list("Pod", pods),
-        kind => list(kind, &[]),
-    });
-    shared.take(all.collect());
-    let served = Server::builder()
-        .add_service(RelayServer::new(Service(Arc::clone(&shared))))
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener), stop.clone().cancelled_owned());
-    tasks.spawn(served);
-    Relay {
-        shared,
-        address,
-        stop,
-    }
-}
-
-/// An agent's side.
-struct Agent {
-    batches: mpsc::Receiver<Batch>,
-    documents: ClusterDocuments,
-    /// What came, in short.
-    listings: usize,
-    health: ClusterHealth,
-    _stop: tokio_util::sync::DropGuard,
-}
-
-fn follow(addresses: &[&str]) -> Agent {
-    let health = ClusterHealth::new("server");
-    let (send, batches) = mpsc::channel(8);
-    let stop = CancellationToken::new();
-    let follower = Follower {
-        settings: RelaySettings {
-            addresses: addresses.iter().map(|one| (*one).to_owned()).collect(),
-            tls: None,
-            server_name: "relay".to_owned(),
-        },
-        node: "n1".to_owned(),
-        health: health.clone(),
-        send,
-        has_service_blocks: false,
-    };
-    TaskTracker::new().spawn(follower.run(stop.clone()));
-    Agent {
-        batches,
-        documents: ClusterDocuments::new(RESOURCES.iter().map(|one| one.kind)),
-        listings: 0,
-        health,
-        _stop: stop.drop_guard(),
-    }
-}
-
-impl Agent {
-    /// Takes batches until there are so many pods.
-    async fn until_pods(&mut self, pods: usize) {
-        let take = async {
-            while self.documents.count("Pod") != pods || !self.documents.is_complete() {
-                let batch = self.batches.recv().await.unwrap();
-                self.take(batch);
-            }
-        };
-        let taken = tokio::time::timeout(Duration::from_secs(60), take).await;
-        let count = self.documents.count("Pod");
-        assert!(
-            taken.is_ok(),
-            "{count} pods, not {pods}: {:?}",
-            self.health.view()
-        );
-    }
-
-    async fn until_reason(&self, text: &str) {
-        let reasons = async || {
-            let watches = self.health.watches().into_iter();
-            watches.filter_map(|watch| watch.reason).collect::<Vec<_>>()
-        };
-        polling::until_awaited(text, reasons, |reasons| {
-            reasons.iter().any(|reason| reason.contains(text))
-        })
-        .await;
-    }
-
-    /// Takes batches until nothing is stale.
-    async fn until_fresh(&mut self) {
-        let is_fresh = |health: &ClusterHealth| {
-            let watches = health.watches();
-            watches.iter().all(|watch| watch.reason.is_none())
-        };
-        let take = async {
-            while !is_fresh(&self.health) {
-                let next = tokio::time::timeout(Duration::from_millis(10), self.batches.recv());
-                if let Ok(Some(batch)) = next.await {
-                    self.take(batch);
-                }
-            }
-        };
-        let taken = tokio::time::timeout(Duration::from_secs(60), take).await;
-        assert!(taken.is_ok(), "{:?}", self.health.view());
-        while let Ok(batch) = self.batches.try_recv() {
-            self.take(batch);
-        }
-    }
-
-    fn take(&mut self, batch: Batch) {
-        let listings = batch
-            .seen
-            .iter()
-            .filter(|seen| matches!(seen, Seen::Listing));
-        self.listings += listings.count();
-        self.documents.take(batch);
-    }
-}
-
-fn pods(count: u32) -> Vec<(u32, String)> {
-    (0..count).map(|n| (n, "web".to_owned())).collect()
-}
+use crate::relay::lab::{Relay, change, follow, pods, start};
 
 #[tokio::test]
 async fn an_agent_follows_a_relay_through_its_restart_with_one_more_listing() {
@@ -300,8 +123,8 @@ async fn idle(relay: &Relay) -> tonic::Streaming<Frame> {
 #[tokio::test]
 async fn an_agent_that_does_not_read_is_cut_off_and_holds_up_no_other() {
     let bounds = Bounds {
-        agents: 9,
         slow: Duration::from_secs(2),
+        ..Bounds::agents(9)
     };
     let relay = start("127.0.0.1:0", bounds, &pods(9000)).await;
     let mut slow = idle(&relay).await;

@@ -68,21 +68,38 @@ pub(crate) enum TlsFile {
 pub(crate) struct TlsError {
     /// Which.
     pub(crate) file: TlsFile,
-    path: PathBuf,
-    reason: String,
+    pub(super) path: PathBuf,
+    pub(super) reason: String,
 }
 
 /// The content of the files, in the PEM format.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct TlsTexts {
-    pub(crate) authority: String,
-    pub(crate) certificate: String,
-    pub(crate) key: String,
+pub(super) struct TlsTexts {
+    pub(super) authority: String,
+    pub(super) certificate: String,
+    pub(super) key: String,
 }
 
 impl TlsFiles {
+    /// The file of a kind.
+    pub(super) fn path(&self, file: TlsFile) -> &Path {
+        match file {
+            TlsFile::Authority => &self.authority,
+            TlsFile::Certificate => &self.certificate,
+            TlsFile::Key => &self.key,
+        }
+    }
+
+    /// Checks that a connection can be made with the files.
+    pub(crate) fn check(&self) -> Result<(), TlsError> {
+        #[cfg(feature = "kubernetes")]
+        return super::credentials::Credentials::load(self).map(drop);
+        #[cfg(not(feature = "kubernetes"))]
+        return self.read().map(drop);
+    }
+
     /// Reads the files.
-    pub(crate) fn read(&self) -> Result<TlsTexts, TlsError> {
+    pub(super) fn read(&self) -> Result<TlsTexts, TlsError> {
         Ok(TlsTexts {
             authority: pem(&self.authority, TlsFile::Authority)?,
             certificate: pem(&self.certificate, TlsFile::Certificate)?,

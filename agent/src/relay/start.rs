@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use fqdn_proto::frames::RelayServer;
 use holdfast_sdp::descriptors::Descriptors;
 use tokio::{
     net::TcpListener,
@@ -16,13 +15,16 @@ use tokio::{
     sync::{mpsc, watch},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig, server::TcpIncoming};
 
 use super::{
+    bounds::Bounds,
+    connections::Connections,
+    credentials::Credentials,
     follow::Follower,
     metrics,
     record::{self, Item},
-    serve::{Bounds, Service, Shared},
+    renewal,
+    serve::Shared,
     settings::{RelayConfig, RelaySettings},
 };
 use crate::{
@@ -40,13 +42,6 @@ use crate::{
 const QUEUE: usize = 8;
 /// Batches of watches that are recorded at once.
 const BATCHES: usize = 64;
-/// An agent that does not answer a ping for this long is gone.
-const PING: Duration = Duration::from_secs(20);
-/// Streams of one connection: an agent has one.
-const STREAMS: u32 = 4;
-/// Longest time for a handshake of TLS: a connection without a certificate holds a descriptor so
-/// long.
-const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Longest time for tasks to stop.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -67,6 +62,8 @@ pub(crate) fn follow(
         health: health.clone(),
         send,
         has_service_blocks: here.has_service_blocks,
+        tasks: tasks.clone(),
+        renewal: renewal::EVERY,
     };
     tasks.spawn(follower.run(stop.clone()));
     write_own_node(api, here.node, &health, tasks, stop);
@@ -82,7 +79,7 @@ pub(crate) fn follow(
 /// # Errors
 /// An address or a file cannot be used, or the API server does not accept the relay.
 pub async fn run(config: RelayConfig) -> Result<()> {
-    Descriptors::raise();
+    let descriptors = Descriptors::raise();
     let api = Api::connect(&config.kubernetes).await?;
     let tasks = TaskTracker::new();
     let stop = CancellationToken::new();
@@ -95,10 +92,11 @@ pub async fn run(config: RelayConfig) -> Result<()> {
         ),
         None => None,
     };
-    let mut server = server(&config)?;
+    let credentials = credentials(&config)?;
     tracing::info!(?config, "relay starting");
     let health = ClusterHealth::new(api.server());
-    let bounds = Bounds::agents(config.agents_max);
+    let mut bounds = Bounds::agents(config.agents_max);
+    bounds.agents = descriptors.connections(bounds.agents, bounds.other_descriptors());
     let shared = Shared::new(epoch(), bounds, health, tasks.clone(), stop.clone());
     let shared = Arc::new(shared);
     let here = Here {
@@ -112,19 +110,25 @@ pub async fn run(config: RelayConfig) -> Result<()> {
         let served = metrics::serve(Arc::clone(&shared), listener, tasks.clone(), stop.clone());
         tasks.spawn(served);
     }
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let served = server
-        .add_service(RelayServer::new(Service(shared)))
-        .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
-    let served = tasks.spawn(served);
+    let current = match (credentials, config.tls) {
+        (Some(credentials), Some(files)) => {
+            let (send, current) = watch::channel(Arc::new(credentials));
+            let stale = shared.certificates.clone();
+            let report = move |problem| stale.set(problem);
+            let renewed = renewal::follow(files, send, report, renewal::EVERY, tasks.clone());
+            tasks.spawn(stop.clone().run_until_cancelled_owned(renewed));
+            Some(current)
+        }
+        _ => None,
+    };
+    let connections = Connections::new(shared, current, tasks.clone(), stop.clone());
+    let served = tasks.spawn(connections.serve(listener));
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        ended = served => {
-            ended.context("the gRPC server panicked (a bug)")?.context("the gRPC server")?;
-        }
+        ended = served => ended.context("the task that accepts connections panicked (a bug)")?,
     }
     tracing::info!("stopping; agents keep what they have, and connect to another relay");
     stop.cancel();
@@ -134,23 +138,10 @@ pub async fn run(config: RelayConfig) -> Result<()> {
     Ok(())
 }
 
-/// The gRPC server, with TLS if the configuration has certificates.
-fn server(config: &RelayConfig) -> Result<Server> {
-    let server = Server::builder()
-        .http2_keepalive_interval(Some(PING))
-        .http2_keepalive_timeout(Some(PING))
-        .max_concurrent_streams(Some(STREAMS));
-    let Some(files) = &config.tls else {
-        return Ok(server);
-    };
-    let texts = files.read()?;
-    let tls = ServerTlsConfig::new()
-        .identity(Identity::from_pem(texts.certificate, texts.key))
-        .client_ca_root(Certificate::from_pem(texts.authority))
-        .timeout(HANDSHAKE);
-    server
-        .tls_config(tls)
-        .context("the certificates cannot be used; correct --tls-cert, --tls-key and --client-ca")
+/// Certificates, if the configuration has them.
+fn credentials(config: &RelayConfig) -> Result<Option<Credentials>> {
+    let read = config.tls.as_ref().map(Credentials::load).transpose();
+    read.context("--tls-cert, --tls-key or --client-ca cannot be used")
 }
 
 async fn bind(config: &RelayConfig, flag: &str) -> Result<TcpListener> {

@@ -66,8 +66,10 @@ impl Watch {
             Some(Ok(seconds)) => Duration::from_secs(seconds),
             Some(Err(_)) => return Err(Failure::bad_request("invalid timeoutSeconds")),
         };
+        let bookmarks = target.is_set("allowWatchBookmarks");
         let start = match target.parameter("resourceVersion") {
             _ if target.is_set("sendInitialEvents") => Start::StreamingList,
+            None | Some("" | "0") if bookmarks => Start::StreamingList,
             None | Some("" | "0") => Start::State,
             Some(revision) => Start::Revision(
                 revision
@@ -79,7 +81,7 @@ impl Watch {
             selection: read::selection(target)?,
             namespace: target.namespace.clone(),
             view,
-            bookmarks: target.is_set("allowWatchBookmarks"),
+            bookmarks,
             ends: Instant::now() + limit,
             start,
             shared,

@@ -189,7 +189,7 @@ fn judge_comers_and_goers(
 /// Every number that a map uses is on disk.
 fn judge_numbers(state: &MemoryDatapath, at: &dyn std::fmt::Debug) {
     let local = checkpoint::parse_local(state.checkpoint.as_deref().unwrap()).unwrap();
-    let pods = checkpoint::parse_endpoints(state.endpoint_checkpoint.as_deref().unwrap()).unwrap();
+    let pods = state.endpoint_identities();
     let saved = local.iter().chain(&pods).map(|(id, _)| *id);
     let saved: BTreeSet<IdentityId> = saved.collect();
     let ipcache = state.ipcache.values().map(|value| value.sec_identity);

@@ -18,15 +18,11 @@ use crate::{
 /// What a start finds.
 pub(super) fn left_behind(datapath: &MemoryDatapath, interfaces: &[u32]) -> Restored {
     let local = datapath.checkpoint.as_deref().map(checkpoint::parse_local);
-    let pods = datapath
-        .endpoint_checkpoint
-        .as_deref()
-        .map(checkpoint::parse_endpoints);
     let cleaned = datapath.cleaned.as_deref().map(cleaned::parse);
     Restored {
         now: Default::default(),
         local_identities: local.transpose().unwrap().unwrap_or_default(),
-        endpoint_identities: pods.transpose().unwrap().unwrap_or_default(),
+        endpoint_identities: datapath.endpoint_identities(),
         cleaned: cleaned.transpose().unwrap().unwrap_or_default(),
         endpoints: datapath
             .files

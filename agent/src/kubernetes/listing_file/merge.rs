@@ -11,29 +11,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Origin, VERSION};
-use crate::policy::source::cluster::{Changed, Json};
-
-/// FNV-1a, over the lines of objects: damage of a disk is noticed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sum(u64);
-
-impl Default for Sum {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Sum {
-    pub(crate) fn add(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    }
-
-    pub(crate) fn hex(self) -> String {
-        format!("{:016x}", self.0)
-    }
-}
+use crate::{
+    checksum::Sum,
+    policy::source::cluster::{Changed, Json},
+};
 
 /// The last line, without its bracket.
 #[derive(Deserialize)]

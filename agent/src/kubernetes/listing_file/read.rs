@@ -13,8 +13,9 @@ use serde_json::Value;
 
 use super::{
     ListingError, Origin, VERSION,
-    merge::{Sum, Tail, entry},
+    merge::{Tail, entry},
 };
+use crate::checksum::Sum;
 use crate::policy::{
     parse::parse_object,
     source::cluster::{Read, uid_of_cluster},

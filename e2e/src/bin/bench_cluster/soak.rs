@@ -56,7 +56,8 @@ pub(crate) fn play(report: &mut Report, size: Size, limit: Duration) -> Result<(
         // The last change of a round is of a pod.
         let marked = objects::address(changes % size.pods);
         let before = agent.identity(marked)?;
-        let track = format!("mark-{}", changes / ROUND % 2);
+        // Another one than at the former mark of this pod, `size.pods` changes ago.
+        let track = format!("mark-{}", changes / size.pods % 2);
         cluster.api.put(objects::pod(changes % size.pods, &track))?;
         agent.wait_for(marked, |now| now.is_some() && now != before)?;
         if changes % (20 * ROUND) == 0 {
@@ -65,7 +66,9 @@ pub(crate) fn play(report: &mut Report, size: Size, limit: Duration) -> Result<(
         }
         let pace = Duration::from_secs(1) / RATE * u32::try_from(ROUND)?;
         std::thread::sleep(pace.saturating_sub(round.elapsed()));
-        if first.is_none() && start.elapsed() >= limit / 10 {
+        // Each node has its second address then.
+        let has_all_entries = changes >= 10 * size.nodes;
+        if first.is_none() && has_all_entries && start.elapsed() >= limit / 10 {
             first = Some(read(&cluster, &agent)?);
         }
     }

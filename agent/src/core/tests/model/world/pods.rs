@@ -8,10 +8,7 @@ use shared_maps::{
 };
 
 use super::{super::Spec, World};
-use crate::{
-    core::tests::oracle::{self, ClusterPod, Pod, Question, ServicePort, VIP},
-    identity::checkpoint,
-};
+use crate::core::tests::oracle::{self, ClusterPod, Pod, Question, ServicePort, VIP};
 
 /// Where the pod is. No answer has this address.
 const ADDRESS: &str = "10.2.0.9";
@@ -119,8 +116,7 @@ impl World {
             return;
         };
         let id: IdentityId = found.expect("the pod has an entry");
-        let text = self.node.datapath.endpoint_checkpoint.as_deref();
-        let known = checkpoint::parse_endpoints(text.unwrap_or("[]")).unwrap();
+        let known = self.node.datapath.endpoint_identities();
         let labels = known.iter().find(|(known, _)| *known == id);
         let (_, labels) = labels.expect("its identity is on disk");
         let wanted = self.cluster.labels(pod);

@@ -1,4 +1,6 @@
 //! The open connections of a socket, and the one to close for another.
+//!
+//! There is always room for one more peer: one with many connections gives way.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +18,7 @@ use crate::quota::Quota;
 
 /// All connections of one socket. Clones are one.
 #[derive(Debug)]
-pub(super) struct Guests<P> {
+pub struct Guests<P> {
     state: Arc<Mutex<State<P>>>,
 }
 
@@ -37,7 +39,7 @@ struct Open<P> {
 
 /// One connection. Dropping it releases its place.
 #[derive(Debug)]
-pub(super) struct Guest<P: Copy + Eq + Hash + Ord> {
+pub struct Guest<P: Copy + Eq + Hash + Ord> {
     guests: Guests<P>,
     key: u64,
     close: CancellationToken,
@@ -46,7 +48,7 @@ pub(super) struct Guest<P: Copy + Eq + Hash + Ord> {
 
 /// A request is being answered until this is dropped.
 #[derive(Debug)]
-pub(super) struct Busy<'a>(&'a AtomicBool);
+pub struct Busy<'a>(&'a AtomicBool);
 
 impl<P> Clone for Guests<P> {
     fn clone(&self) -> Self {
@@ -58,7 +60,7 @@ impl<P> Clone for Guests<P> {
 
 impl<P: Copy + Eq + Hash + Ord> Guests<P> {
     /// At most `limit` connections, and at least one.
-    pub(super) fn new(limit: usize) -> Self {
+    pub fn new(limit: usize) -> Self {
         let state = State {
             quota: Quota::new(limit.max(1)),
             open: BTreeMap::new(),
@@ -71,7 +73,7 @@ impl<P: Copy + Eq + Hash + Ord> Guests<P> {
 
     /// Admits a connection. If there are as many as may be, another one is closed: the oldest
     /// idle one of the peers with most connections, or their oldest if none is idle.
-    pub(super) fn admit(&self, peer: P) -> Guest<P> {
+    pub fn admit(&self, peer: P) -> Guest<P> {
         let mut state = self.state.lock();
         while state.quota.used() >= state.quota.limit() {
             let Some(key) = state.to_close() else {
@@ -117,12 +119,12 @@ impl<P: Copy + Eq + Hash + Ord> State<P> {
 
 impl<P: Copy + Eq + Hash + Ord> Guest<P> {
     /// Cancelled when the connection has to give way.
-    pub(super) fn close(&self) -> CancellationToken {
+    pub fn close(&self) -> CancellationToken {
         self.close.clone()
     }
 
     /// Marks the connection as busy.
-    pub(super) fn busy(&self) -> Busy<'_> {
+    pub fn busy(&self) -> Busy<'_> {
         self.busy.store(true, Ordering::Release);
         Busy(&self.busy)
     }

@@ -1,0 +1,45 @@
+//! How many connections and agents a relay serves, and how long each may take.
+
+use std::time::Duration;
+
+/// Bounds of a relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bounds {
+    /// Agents at once.
+    pub(super) agents: usize,
+    /// Connections without a stream at once: of peers that have not shown a certificate, and of
+    /// those that have not sent a request.
+    pub(super) waiting: usize,
+    /// Longest time for a handshake of TLS.
+    pub(super) handshake: Duration,
+    /// Longest time of a connection without a stream, after its handshake.
+    pub(super) request: Duration,
+    /// A stream that takes nothing for so long ends.
+    pub(super) slow: Duration,
+    /// A connection that neither sends nor takes anything for so long is closed. An agent answers a
+    /// ping, and takes a view, more often.
+    pub(super) silent: Duration,
+}
+
+/// Descriptors beside those of agents and of waiting connections: metrics (64 connections), the API
+/// server, files.
+const OTHERS: usize = 128;
+
+impl Bounds {
+    /// For so many agents.
+    pub(super) fn agents(agents: usize) -> Self {
+        Self {
+            agents,
+            waiting: 256,
+            handshake: Duration::from_secs(5),
+            request: Duration::from_secs(10),
+            slow: Duration::from_secs(30),
+            silent: Duration::from_secs(60),
+        }
+    }
+
+    /// Descriptors that the relay needs beside one for each agent.
+    pub(super) fn other_descriptors(&self) -> usize {
+        self.waiting + OTHERS
+    }
+}

@@ -22,7 +22,8 @@ mod dial;
 mod follow;
 #[cfg(feature = "kubernetes")]
 mod item;
-#[cfg(all(test, feature = "kubernetes"))]
+#[cfg(test)]
+#[cfg(feature = "kubernetes")]
 mod lab;
 #[cfg(feature = "kubernetes")]
 mod log;

@@ -31,6 +31,7 @@ use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -157,6 +158,7 @@ impl ApiServer {
             tokens: Mutex::new(tokens),
             roles: Mutex::default(),
             answered: Mutex::default(),
+            unauthorized: AtomicUsize::default(),
             tasks: TaskTracker::new(),
         });
         let (listeners, received) = channel::channel(Some(Arc::new(listener)));

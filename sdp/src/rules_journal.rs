@@ -77,6 +77,8 @@ struct State {
     content: Content,
     /// The content is not in the file yet.
     dirty: bool,
+    /// There is a file of this boot, whose time can be set.
+    stored: bool,
     /// A thread writes the file.
     busy: bool,
     /// The stream is alive, and says what the content says.
@@ -139,7 +141,9 @@ impl RulesJournal {
 
     /// Adopted content stays in the file until the agent sends newer rules.
     pub fn adopt(&self, content: Content) {
-        self.state.lock().content = content;
+        let mut state = self.state.lock();
+        state.content = content;
+        state.stored = true;
     }
 
     /// Takes what a state says. Endpoints that `kept` does not have are not kept here either.
@@ -179,7 +183,7 @@ impl RulesJournal {
             .is_none_or(|at| now.saturating_duration_since(at) >= TOUCHED_EVERY);
         // A failed write is tried again only as often as the time is written.
         let write = state.dirty && (due || state.problem.is_none());
-        let touch = state.live && !state.dirty && due;
+        let touch = state.live && state.stored && !state.dirty && due;
         if state.busy || !(write || touch) {
             return None;
         }
@@ -221,7 +225,9 @@ impl RulesJournal {
                 "cannot store the agent's rules; a start without the agent will not have them"
             );
         }
-        state.dirty |= problem.is_some() && work.content.is_some();
+        // Also if only the time could not be set: the file may have been deleted.
+        state.dirty |= problem.is_some();
+        state.stored |= problem.is_none();
         state.problem = problem;
     }
 

@@ -86,6 +86,10 @@ pub(super) const NIGHTLY: &[Package] = &[
         name: "nodejs",
         why: "the resolver of Node programs, in nightly tests",
     },
+    Package {
+        name: "faketime",
+        why: "libfaketime: hours of an agent in minutes, in nightly tests",
+    },
 ];
 
 /// Tools of `cargo xtask image`.

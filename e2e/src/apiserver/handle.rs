@@ -1,6 +1,7 @@
 //! The test's side: objects, faults, and the requests that were answered.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
@@ -205,6 +206,11 @@ impl ApiServer {
     /// Requests of all users so far; a watch counts when it begins.
     pub fn answered(&self) -> Vec<Answered> {
         self.shared.answered.lock().clone()
+    }
+
+    /// Requests so far whose token was not accepted.
+    pub fn unauthorized(&self) -> usize {
+        self.shared.unauthorized.load(Ordering::Relaxed)
     }
 
     /// Forgets the requests so far.

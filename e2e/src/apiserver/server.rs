@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::BoxBody};
@@ -79,6 +80,8 @@ pub(super) struct Shared {
     pub(super) tokens: Mutex<HashMap<String, User>>,
     pub(super) roles: Mutex<HashMap<String, Arc<Roles>>>,
     pub(super) answered: Mutex<Vec<Answered>>,
+    /// Requests without a token that is accepted: they are in no list.
+    pub(super) unauthorized: AtomicUsize,
     pub(super) tasks: TaskTracker,
 }
 
@@ -99,7 +102,9 @@ impl Shared {
         if matches!(path.as_str(), "/readyz" | "/livez" | "/healthz") {
             return Ok(plain(200, "ok", "text/plain"));
         }
-        let user = self.user(&head.headers)?;
+        let user = self.user(&head.headers).inspect_err(|_| {
+            self.unauthorized.fetch_add(1, Ordering::Relaxed);
+        })?;
         if let Some(document) = discovery::document(&path, self.store.lock().kinds()) {
             return Ok(plain(200, &document.to_string(), "application/json"));
         }

@@ -121,6 +121,17 @@ impl<Q> PendingQuery<Q> {
         }
     }
 
+    /// Whether the answer to one is the answer to the other.
+    pub(crate) fn equals<R>(&self, other: &PendingQuery<R>) -> bool
+    where
+        Q: AsRef<[u8]>,
+        R: AsRef<[u8]>,
+    {
+        self.question.as_ref() == other.question.as_ref()
+            && self.from.server == other.from.server
+            && self.endpoint == other.endpoint
+    }
+
     /// Whose share of queries in flight it uses.
     pub(crate) fn holder(&self) -> Holder {
         self.endpoint.into()

@@ -136,3 +136,36 @@ fn a_fifo_at_its_path_does_not_prevent_a_start() {
     assert!(work_off(&journal, Instant::now()));
     assert!(journal.read().unwrap().is_some());
 }
+
+#[test]
+fn rules_of_endpoints_that_are_not_known_yet_are_no_reason_to_look_for_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = RulesJournal::default();
+    journal.open(dir.path(), "one");
+    let start = Instant::now();
+    journal.note(&[rules("a.com")], &KeptRules::default(), BTreeMap::new());
+    assert!(!work_off(&journal, start), "there is nothing to write");
+    journal.note(&[rules("a.com")], &kept(), prefixes());
+    assert!(
+        work_off(&journal, start),
+        "the first rules are stored at once"
+    );
+}
+
+#[test]
+fn a_file_that_was_deleted_is_written_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = RulesJournal::default();
+    journal.open(dir.path(), "one");
+    let mut at = Instant::now();
+    journal.note(&[rules("a.com")], &kept(), prefixes());
+    assert!(work_off(&journal, at));
+    fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
+    at += TOUCHED_EVERY;
+    let work = journal.work(at).unwrap();
+    journal.done(&work, work.run());
+    assert!(journal.status().problem.is_some());
+    at += TOUCHED_EVERY;
+    assert!(work_off(&journal, at));
+    assert!(journal.read().unwrap().is_some());
+}

@@ -44,8 +44,9 @@ const MAX_IDLE: Duration = Duration::from_secs(30);
 /// Most queries in flight per socket, so that ids stay hard to guess.
 const MAX_WAITING: usize = 16_384;
 /// Age below which a query in flight also gets the answer for equal ones. An older query may be
-/// lost, and the equal ones must not be lost with it.
-const JOIN: Duration = Duration::from_secs(1);
+/// lost, and the equal ones must not be lost with it: the next one is sent, over another socket if
+/// this one is silent, and its answer is for them too.
+const JOIN: Duration = sockets::PATIENCE;
 /// Queries that one in flight answers for at most.
 const MAX_JOINED: usize = 64;
 
@@ -183,12 +184,14 @@ impl UdpUpstream {
             source,
         };
         let key = self.socket_under(query.source, of, holder, now, epoll)?;
+        let is_full = |socket: &UpSocket| socket.waiting.len() >= MAX_WAITING;
+        if self.sockets.get(key).is_none_or(is_full) {
+            return Err(RegisterError::Full);
+        }
+        query.joined = self.inherited(fingerprint, query, now);
         let Some(socket) = self.sockets.get_mut(key) else {
             return Err(RegisterError::Full);
         };
-        if socket.waiting.len() >= MAX_WAITING {
-            return Err(RegisterError::Full);
-        }
         let id = socket.free_id(&mut self.random);
         let mut question = self.spare.pop().unwrap_or_default();
         question.clear();
@@ -227,9 +230,7 @@ impl UdpUpstream {
         let (client, header) = (query.from.client, query.header);
         // A client repeats a query if the first seems lost. The repetition must not wait for the
         // first.
-        let fits = first.question == query.question
-            && first.from.server == query.from.server
-            && first.endpoint == query.endpoint
+        let fits = first.equals(query)
             && first.waited(now) < JOIN
             && first.joined.len() < MAX_JOINED
             && first.recipients().all(|sent| sent != (client, header));
@@ -241,6 +242,28 @@ impl UdpUpstream {
             });
         }
         fits
+    }
+
+    /// Queries that joined an equal one which may be lost. The answer to `query` is for them, too.
+    fn inherited(
+        &mut self,
+        fingerprint: u64,
+        query: &PendingQuery<&[u8]>,
+        now: Instant,
+    ) -> Vec<Joined> {
+        let latest = self.latest.get(&fingerprint).copied();
+        let flight = latest.and_then(|latest| self.flights.get_mut(latest));
+        let Some(Flight { query: first, .. }) = flight else {
+            return Vec::new();
+        };
+        if !first.equals(query) || first.waited(now) < JOIN {
+            return Vec::new();
+        }
+        let repeated = (query.from.client, query.header);
+        let joined = std::mem::take(&mut first.joined).into_iter();
+        let (repeats, others) = joined.partition(|one| (one.client, one.header) == repeated);
+        first.joined = repeats;
+        others
     }
 
     /// The descriptor of a socket.

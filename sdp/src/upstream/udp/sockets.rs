@@ -36,7 +36,7 @@ const MAX_AGE: Duration = Duration::from_secs(2);
 /// Time without an answer to a waiting query after which later queries get another socket: the pod
 /// behind this one may have ended without a word. Doubled for each such successor until an answer
 /// comes, so that a silent server costs few sockets.
-const PATIENCE: Duration = Duration::from_millis(300);
+pub(super) const PATIENCE: Duration = Duration::from_millis(300);
 /// From this number of queries or this age on, a successor is opened when there is nothing left to
 /// send. A query that had to open it would wait for eight system calls.
 const QUERIES_AHEAD: u32 = MAX_QUERIES - MAX_QUERIES / 8;

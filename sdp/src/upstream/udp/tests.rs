@@ -35,6 +35,30 @@ impl Worker {
             .register(&mut query, &message, self.now, &self.epoll)
     }
 
+    /// Registers the same question of endpoint 1 from a client's port.
+    fn ask_from(&mut self, port: u16) -> Registration {
+        let message = [&[0; HEADER_LEN][..], &[1, b'a', 0, 0, 1, 0, 1]].concat();
+        let mut query = PendingQuery::of_endpoint(1, &message[HEADER_LEN..], self.now);
+        query.from.client.set_port(port);
+        self.upstream
+            .register(&mut query, &message, self.now, &self.epoll)
+            .unwrap()
+    }
+
+    /// Ports of the clients that get the answer to a query, after it has come.
+    fn answer(&mut self, sent: FlightRef) -> Vec<u16> {
+        let flight = self.upstream.flights.get(sent.flight).unwrap();
+        let answer = [
+            &sent.id.to_be_bytes()[..],
+            &[0x80, 0, 0, 1, 0, 0, 0, 0, 0, 0],
+            &flight.query.question,
+        ]
+        .concat();
+        let flight = self.upstream.answered(sent.socket, &answer, self.now);
+        let recipients = flight.unwrap().query;
+        recipients.recipients().map(|(to, _)| to.port()).collect()
+    }
+
     /// Registers queries of endpoint `id` to silent servers from `first` on until one is refused.
     /// Returns how many were accepted.
     fn ask_all(&mut self, id: u16, first: u16) -> u16 {
@@ -129,16 +153,53 @@ fn queries_leave_a_socket_that_gets_no_answers() {
     for _ in 0..3 {
         let waiting = ask(&mut worker, 200);
         assert_eq!(waiting.socket, third.socket);
-        let flight = worker.upstream.flights.get(waiting.flight).unwrap();
-        let answer = [
-            &waiting.id.to_be_bytes()[..],
-            &[0x80, 0, 0, 1, 0, 0, 0, 0, 0, 0],
-            &flight.query.question,
-        ]
-        .concat();
-        let (socket, now) = (waiting.socket, worker.now);
-        assert!(worker.upstream.answered(socket, &answer, now).is_some());
+        assert_eq!(worker.answer(waiting).len(), 1);
     }
     assert_eq!(ask(&mut worker, 299).socket, third.socket);
     assert_ne!(ask(&mut worker, 1).socket, third.socket);
+}
+
+fn sent(registration: Registration) -> FlightRef {
+    match registration {
+        Registration::New(sent) => sent,
+        Registration::Joined => panic!("it waits for the answer to an equal query"),
+    }
+}
+
+#[test]
+fn a_lost_query_takes_no_equal_ones_with_it() {
+    let mut worker = Worker::new();
+    let lost = sent(worker.ask_from(1));
+    for port in [2, 3] {
+        worker.now += Duration::from_millis(100);
+        assert!(matches!(worker.ask_from(port), Registration::Joined));
+    }
+    worker.now += Duration::from_millis(100);
+    let next = sent(worker.ask_from(4));
+    assert_ne!(next.socket, lost.socket, "the socket is silent");
+    assert!(matches!(worker.ask_from(5), Registration::Joined));
+    assert_eq!(worker.answer(next), [4, 2, 3, 5]);
+    // If it was only late, its own client gets it.
+    assert_eq!(worker.answer(lost), [1]);
+}
+
+#[test]
+fn a_client_that_repeats_its_query_gets_one_answer_to_each() {
+    let mut worker = Worker::new();
+    let first = sent(worker.ask_from(1));
+    assert!(matches!(worker.ask_from(2), Registration::Joined));
+    worker.now += Duration::from_secs(1);
+    let repeated = sent(worker.ask_from(2));
+    assert_eq!(worker.answer(repeated), [2]);
+    assert_eq!(worker.answer(first), [1, 2]);
+}
+
+#[test]
+fn while_answers_come_many_equal_queries_are_not_sent_one_by_one() {
+    let mut worker = Worker::new();
+    let mut sent = 0;
+    for port in 0..1000 {
+        sent += usize::from(matches!(worker.ask_from(port), Registration::New(_)));
+    }
+    assert_eq!(sent, 1000_usize.div_ceil(MAX_JOINED + 1));
 }

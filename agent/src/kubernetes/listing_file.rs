@@ -15,7 +15,6 @@ use std::{
 
 use dns_policy::wall_time;
 
-#[cfg(feature = "kubernetes")]
 pub(crate) use self::read::{Stored, read};
 use crate::policy::source::cluster::Changed;
 

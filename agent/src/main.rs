@@ -15,6 +15,12 @@ use tracing_subscriber::EnvFilter;
 
 /// Threads for gRPC, admin requests and sources; the core has a thread of its own.
 const WORKERS: usize = 2;
+/// Lines of libraries that are left out: those that repeat the agent's own, and those that a peer
+/// can cause any number of times.
+const QUIET: [(&str, &str); 2] = [
+    ("kube", "kube_client::client::builder=off"),
+    ("h2", "h2::proto::streams=off"),
+];
 
 fn main() -> ExitCode {
     shared_maps::user::limit_heap();
@@ -124,15 +130,12 @@ fn log(directives: &str, as_json: bool) -> Result<(), String> {
     let filter = EnvFilter::try_new(directives).map_err(|e| {
         format!("--log {directives:?}: {e}; write for example info or holdfast_agent=debug")
     })?;
-    // Its errors are also in the agent's own lines. A filter that names kube has them.
-    let filter = match directives.contains("kube") {
-        true => filter,
-        false => filter.add_directive(
-            "kube_client::client::builder=off"
-                .parse()
-                .expect("a directive"),
-        ),
-    };
+    // Unless the filter names the library.
+    let is_quiet = |(library, _): &&(&str, &str)| !directives.contains(library);
+    let quiet = QUIET.iter().filter(is_quiet);
+    let filter = quiet.fold(filter, |filter, (_, directive)| {
+        filter.add_directive(directive.parse().expect("a constant directive"))
+    });
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(false)

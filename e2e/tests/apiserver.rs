@@ -151,6 +151,15 @@ fn observed_3_streaming_lists_end_with_a_bookmark_or_fail_with_an_old_etcd() -> 
         let message = line["object"]["message"].as_str().unwrap_or_default();
         let wanted = "required storage feature RequestWatchProgress is disabled";
         ensure!(message.contains(wanted), "{line}");
+        // The server makes a streaming list of every watch with bookmarks that begins with the state.
+        server.put(web("web-1"))?;
+        let state = format!("{PODS}?watch=1&resourceVersion=0");
+        let bookmarks = format!("{state}&allowWatchBookmarks=true");
+        let mut lines = Client::agent(&server)?.watch(&bookmarks).await?;
+        let line = lines.next().await?.context("no line")?;
+        ensure!(line["object"]["code"] == 500, "{line}");
+        let mut lines = Client::agent(&server)?.watch(&state).await?;
+        ensure!(lines.change().await? == ("ADDED".into(), "web-1".into()));
         Ok(())
     })
 }

@@ -77,6 +77,12 @@ fn one(check: Check) -> Result<()> {
             ];
             let mut command = process::command("cargo", &args);
             command.args(["--all-targets", "--", "-D", "warnings"]);
+            process::run(command)?;
+            // The agent of a build without a cluster.
+            let args = ["clippy", "--locked", "--package", "holdfast-agent"];
+            let mut command = process::command("cargo", &args);
+            command.args(["--no-default-features", "--lib", "--bins"]);
+            command.args(["--", "-D", "warnings"]);
             process::run(command)
         }
         Check::Doc => {

@@ -10,6 +10,10 @@ pub(crate) enum OwnSet {}
 
 impl OwnSet {
     /// There is no client to look with.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "the same arguments as with the feature"
+    )]
     pub(crate) fn start(api: Api, _: &str, _: &TaskTracker, _: &CancellationToken) -> Self {
         match api {}
     }

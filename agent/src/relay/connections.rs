@@ -369,7 +369,7 @@ impl AtWork<'_> {
                 _ = beats.tick() => if !life.goes_on(&self.connection.0.progress) {
                     return Err(Closed::Silent(bounds.silent));
                 },
-                renewed = renewed(&mut current) => if !self.accepts(renewed) {
+                renewed = renewed(&mut current) => if !self.accepts(&renewed) {
                     return Err(Closed::NotAccepted);
                 },
                 () = stop.cancelled(), if !is_stopping => {
@@ -381,9 +381,9 @@ impl AtWork<'_> {
     }
 
     /// Whether the authority of renewed credentials accepts the agent.
-    fn accepts(&mut self, renewed: Arc<Credentials>) -> bool {
-        let before = self.used.replace(Arc::clone(&renewed));
-        let is_same = before.is_some_and(|before| before.has_authority_of(&renewed));
+    fn accepts(&mut self, renewed: &Arc<Credentials>) -> bool {
+        let before = self.used.replace(Arc::clone(renewed));
+        let is_same = before.is_some_and(|before| before.has_authority_of(renewed));
         is_same || renewed.accepts(&self.chain, UnixTime::now())
     }
 }

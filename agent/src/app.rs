@@ -40,11 +40,9 @@ use crate::{
     kubernetes::{client::Api, own_set::OwnSet},
     lane::Lane,
     liveness,
-    policy::source::{dir::PolicyDir, last_good::LastGood},
     proxies::{Proxies, RulesTable},
     restore::Found,
     runner::{self, CoreHandle, CoreThread, Inbox},
-    watched_dir::WatchedDir,
 };
 
 /// Socket of a Cilium agent.
@@ -169,13 +167,7 @@ impl Agent {
         let of_boot = endpoint_files.filter(|file| file.is_of_boot(&epoch.boot_id));
         let endpoints = of_boot.map(EndpointFile::spec).collect();
         let mut damaged = found.damaged;
-        let policies = match &config.policy_dir {
-            Some(dir) => {
-                let kept = LastGood::open(files.dir(), dir, &mut damaged)?;
-                Some((WatchedDir::new(dir), PolicyDir::with_last_good(dir, kept)))
-            }
-            None => None,
-        };
+        let policies = sources::policies(&config, &files, &mut damaged)?;
 
         let proxies = Proxies::default();
         let core = Core::new(core_config::of(&config, &epoch), found.restored);

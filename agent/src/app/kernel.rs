@@ -69,19 +69,8 @@ pub(super) async fn prepare(
     }
     let interfaces = interfaces(&config, &datapath, &maps).await?;
     let conditions = Conditions::default();
-    let upkeep = Upkeep::new(
-        upkeep::Node {
-            ipv4: config.ipv4,
-            ipv6: config.ipv6,
-            globals: maps.clone(),
-            sdp_group: config.sdp_group,
-            steering: datapath.steering(),
-            port: config.hold_proxy_port.then_some(config.proxy_port),
-        },
-        conditions.clone(),
-    );
     let node = NodeParts {
-        upkeep,
+        upkeep: upkeep(&config, &datapath, &maps, &conditions),
         interval: config.reconcile_interval,
         interfaces,
         maps: maps.clone(),
@@ -97,6 +86,23 @@ pub(super) async fn prepare(
         api,
     };
     Ok((config, parts, node))
+}
+
+fn upkeep(
+    config: &Config,
+    datapath: &KernelDatapath,
+    maps: &Globals,
+    conditions: &Conditions,
+) -> Upkeep {
+    let node = upkeep::Node {
+        ipv4: config.ipv4,
+        ipv6: config.ipv6,
+        globals: maps.clone(),
+        sdp_group: config.sdp_group,
+        steering: datapath.steering(),
+        port: config.hold_proxy_port.then_some(config.proxy_port),
+    };
+    Upkeep::new(node, conditions.clone())
 }
 
 fn kernel_config(config: &Config) -> KernelConfig {

@@ -12,7 +12,7 @@ use super::Rim;
 use crate::{
     config::Config,
     core::Event,
-    datapath::closed::Gate,
+    datapath::{closed::Gate, files::StateFiles},
     document_source::{self, Sources},
     endpoint::{
         source::{EndpointBook, cli::CliFile, polls, taken_in::PodSource},
@@ -28,7 +28,7 @@ use crate::{
     },
     node,
     own_interfaces::{self, OwnInterfaces},
-    policy::source::dir::PolicyDir,
+    policy::source::{dir::PolicyDir, last_good::LastGood},
     relay,
     watched_dir::WatchedDir,
 };
@@ -43,6 +43,21 @@ pub(super) struct From {
     pub(super) endpoints: Vec<EndpointSpec>,
     pub(super) gate: Option<Box<dyn Gate>>,
     pub(super) api: Option<Api>,
+}
+
+/// `--policy-dir`, with the last good versions of its files. What is wrong with those is added to
+/// `damaged`.
+pub(super) fn policies(
+    config: &Config,
+    files: &StateFiles,
+    damaged: &mut Vec<String>,
+) -> Result<Option<(WatchedDir, PolicyDir)>> {
+    let Some(dir) = &config.policy_dir else {
+        return Ok(None);
+    };
+    let kept = LastGood::open(files.dir(), dir, damaged)?;
+    let policies = PolicyDir::with_last_good(dir, kept);
+    Ok(Some((WatchedDir::new(dir), policies)))
 }
 
 /// What others ask the sources for.

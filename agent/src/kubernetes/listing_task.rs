@@ -107,6 +107,17 @@ enum Turn {
     Nothing,
 }
 
+impl Turn {
+    fn of(is_due: bool, is_new: bool, bytes: usize, health: &ClusterHealth) -> Self {
+        match (is_due, is_new) {
+            (true, true) => Self::Save,
+            (true, false) if health.is_fresh() => Self::Confirm,
+            (false, _) if bytes > ROOM => Self::Spill,
+            _ => Self::Nothing,
+        }
+    }
+}
+
 /// Stores the listing until the agent stops.
 pub(crate) async fn run(
     pending: Arc<Pending>,
@@ -126,13 +137,9 @@ pub(crate) async fn run(
         let Some((changed, bytes, is_current)) = pending.take() else {
             return;
         };
-        let is_due = saved.is_none_or(|at| at.elapsed() >= INTERVAL);
-        let turn = match is_current && is_due {
-            true if !changed.is_empty() || saved.is_none() => Turn::Save,
-            true if health.is_fresh() => Turn::Confirm,
-            false if bytes > ROOM => Turn::Spill,
-            _ => Turn::Nothing,
-        };
+        let is_due = is_current && saved.is_none_or(|at| at.elapsed() >= INTERVAL);
+        let is_new = !changed.is_empty() || saved.is_none();
+        let turn = Turn::of(is_due, is_new, bytes, &health);
         if matches!(turn, Turn::Save) {
             saved = Some(Instant::now());
         }

@@ -332,13 +332,7 @@ impl AtWork<'_> {
             request.extensions_mut().insert(connection.clone());
             server.clone().call(request)
         });
-        let mut http = http2::Builder::new(Tasks(all.tasks.clone()));
-        http.timer(TokioTimer::new())
-            .keep_alive_interval(PING)
-            .keep_alive_timeout(PONG)
-            .max_concurrent_streams(STREAMS)
-            .max_header_list_size(HEADERS)
-            .max_send_buf_size(SEND_BUFFER);
+        let http = http(&all.tasks);
         let mut http = pin!(http.serve_connection(TokioIo::new(stream), service));
         let mut streams = self.connection.0.streams.subscribe();
         let mut deadline = tokio::time::Instant::now() + bounds.request;
@@ -386,6 +380,17 @@ impl AtWork<'_> {
         let is_same = before.is_some_and(|before| before.has_authority_of(renewed));
         is_same || renewed.accepts(&self.chain, UnixTime::now())
     }
+}
+
+fn http(tasks: &TaskTracker) -> http2::Builder<Tasks> {
+    let mut http = http2::Builder::new(Tasks(tasks.clone()));
+    http.timer(TokioTimer::new())
+        .keep_alive_interval(PING)
+        .keep_alive_timeout(PONG)
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(HEADERS)
+        .max_send_buf_size(SEND_BUFFER);
+    http
 }
 
 /// Octets of a connection at the last look.

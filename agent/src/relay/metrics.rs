@@ -191,6 +191,10 @@ impl Scrape {
             MetricType::Counter,
         )?;
         ConstCounter::new(self.octets).encode(family)?;
+        self.write_watches(encoder)
+    }
+
+    fn write_watches(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         for (name, help, value) in [
             (
                 "kubernetes_objects",

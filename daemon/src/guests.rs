@@ -1,6 +1,6 @@
 //! The open connections of a socket, and the one to close for another.
 //!
-//! There is always room for one more peer: one with many connections gives way.
+//! There is always room for one more peer: a connection of the peer with most of them is closed for it.
 
 use std::{
     collections::BTreeMap,

@@ -5,8 +5,8 @@
 //!  └─────────── waiting: few, short ──────────┘ └ a place ┘ └─ waiting ─┘
 //! ```
 //!
-//! A connection without a stream gives way to others: of the address with most of them, the oldest
-//! is closed. A connection with a stream has one of the places of agents.
+//! When there are too many connections without a stream, the oldest of the address with most of them
+//! is closed for the new one. A connection with a stream has one of the places of agents.
 
 use std::{
     hash::{BuildHasher as _, RandomState},

@@ -265,7 +265,7 @@ async fn renewed_certificates_are_used_without_a_restart_and_torn_ones_are_not()
     third.until_pods(2).await;
     assert!(relay.shared.certificates.seconds() > 0);
 
-    // Another authority, in the files of all: nobody is restarted.
+    // Another authority, in the files of all, without a restart.
     let authority = Authority::new();
     of_relay.replace(&authority.issue());
     of_agent.replace(&authority.issue());

@@ -72,15 +72,15 @@ pub(crate) enum CheckpointError {
     NewerLogic(u64),
 }
 
-/// Renders one of the files: each time the whole of it, as often as there are new identities. So
-/// the texts of entries are kept.
+/// Renders `local_allocator_state.json`: each time the whole of it, as often as there are new
+/// identities. So the texts of entries are kept.
 #[derive(Debug, Default)]
 pub struct IdentityFile {
     entries: HashMap<IdentityId, (LabelSet, String)>,
 }
 
 impl IdentityFile {
-    /// `local_allocator_state.json` with these identities: an array in Cilium's format, which has no
+    /// The file with these identities: an array in Cilium's format, which has no
     /// version.
     pub fn render(&mut self, kept: &[(IdentityId, LabelSet)]) -> String {
         let mut text = String::from("[");
@@ -105,12 +105,14 @@ impl IdentityFile {
         }
         text
     }
+}
 
-    /// `endpoint_identities.json` with these identities.
-    pub fn render_endpoints(&mut self, kept: &[(IdentityId, LabelSet)]) -> String {
-        let identities = self.render(kept);
-        format!("{{\"version\":{VERSION},\"identities\":{identities}}}")
-    }
+/// `endpoint_identities.json` with these identities.
+pub(crate) fn render_endpoints(kept: &[(IdentityId, LabelSet)]) -> String {
+    let entries = kept.iter().map(|(id, labels)| spell_entry(*id, labels));
+    let entries: Vec<String> = entries.collect();
+    let identities = entries.join(",");
+    format!("{{\"version\":{VERSION},\"identities\":[{identities}]}}")
 }
 
 fn spell_entry(id: IdentityId, labels: &LabelSet) -> String {
@@ -217,7 +219,7 @@ mod tests {
         assert_eq!(parse_local(&file.render(&local)).unwrap(), local);
         assert_eq!(file.render(&[]), "[]");
         let pods = vec![(IdentityId(256), pod)];
-        let text = IdentityFile::default().render_endpoints(&pods);
+        let text = render_endpoints(&pods);
         assert_eq!(parse_endpoints(&text).unwrap(), pods);
     }
 

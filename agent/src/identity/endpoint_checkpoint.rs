@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::{Deserialize, Serialize};
 use shared_maps::IdentityId;
 
-use super::checkpoint::{self, CheckpointError, Identities, IdentityFile};
+use super::checkpoint::{self, CheckpointError, Identities};
 use crate::{checksum::Sum, labels::LabelSet};
 
 /// The first file is written again after so many additions at least.
@@ -74,7 +74,7 @@ impl EndpointCheckpoint {
             Some(written) if written.has_room(new.len()) => Some(written.add(&new)),
             _ => {
                 let kept = kept();
-                let text = IdentityFile::default().render_endpoints(&kept);
+                let text = checkpoint::render_endpoints(&kept);
                 self.written = Some(Written {
                     sum: sum(&text),
                     identities: kept.len(),

@@ -5,6 +5,7 @@
 //! changes, and waits for a list without end.
 
 use std::{
+    fmt::Write as _,
     hash::{BuildHasher as _, RandomState},
     sync::Arc,
     time::{Duration, Instant},
@@ -90,15 +91,6 @@ pub(super) struct Watch<T> {
     pub(super) has_service_blocks: bool,
     /// For the hashes of objects.
     pub(super) hash: RandomState,
-}
-
-/// An object, and what was read from it.
-struct ReadObject<T> {
-    /// As it is stored.
-    json: String,
-    key: String,
-    document: T,
-    is_marked: bool,
 }
 
 impl<T: Send + 'static> Watch<T> {
@@ -233,8 +225,7 @@ impl<T: Send + 'static> Watch<T> {
                 next: further,
             } = self.page(fields, next.take()).await?;
             let mut seen = std::mem::take(&mut begin);
-            let read = items.into_iter().map(|object| self.read(object));
-            seen.extend(self.put(read));
+            seen.extend(self.put(items));
             if further.is_none() {
                 seen.push(Seen::Listed);
             }
@@ -295,7 +286,7 @@ impl<T: Send + 'static> Watch<T> {
             let seen = match read {
                 Line::Applied(object) => {
                     advance(version, &object);
-                    self.put([self.read(object)].into_iter()).pop()
+                    self.put([object]).pop()
                 }
                 Line::Deleted(object) => {
                     advance(version, &object);
@@ -317,37 +308,18 @@ impl<T: Send + 'static> Watch<T> {
         Ok(())
     }
 
-    fn read(&self, mut object: Value) -> ReadObject<T> {
-        let key = self.key(&object);
-        if let Some(map) = object.as_object_mut() {
-            // Items of a list have neither.
-            map.insert("kind".to_owned(), self.resource.kind.into());
-            map.insert("apiVersion".to_owned(), self.resource.version.into());
-        }
-        let is_marked = is_marked(object.get("status"));
-        // Each change has a new version, also one of fields that mean nothing for the document.
-        for (of, field) in [("metadata", "resourceVersion"), ("status", "conditions")] {
-            if let Some(fields) = object.get_mut(of).and_then(Value::as_object_mut) {
-                fields.remove(field);
-            }
-        }
-        let document = (self.read)(&object, &key);
-        ReadObject {
-            json: object.to_string(),
-            key,
-            document,
-            is_marked,
-        }
-    }
-
     /// Objects that share a text.
-    fn put(&self, read: impl Iterator<Item = ReadObject<T>>) -> Vec<Seen<T>> {
+    fn put(&self, objects: impl IntoIterator<Item = Value>) -> Vec<Seen<T>> {
         let mut text = String::new();
         let mut parts = Vec::new();
-        for one in read {
+        for mut object in objects {
+            let key = self.key(&object);
+            let is_marked = is_marked(object.get("status"));
+            self.normalise(&mut object);
+            let document = (self.read)(&object, &key);
             let start = text.len();
-            text.push_str(&one.json);
-            parts.push((one.key, one.document, one.is_marked, start..text.len()));
+            let _infallible = write!(text, "{object}");
+            parts.push((key, document, is_marked, start..text.len()));
         }
         let text: Arc<str> = text.into();
         let seen = parts.into_iter().map(|(key, document, is_marked, part)| {
@@ -361,6 +333,21 @@ impl<T: Send + 'static> Watch<T> {
             }
         });
         seen.collect()
+    }
+
+    /// Makes an object of a list and one of a watch equal.
+    fn normalise(&self, object: &mut Value) {
+        if let Some(map) = object.as_object_mut() {
+            // Items of a list have neither.
+            map.insert("kind".to_owned(), self.resource.kind.into());
+            map.insert("apiVersion".to_owned(), self.resource.version.into());
+        }
+        // Each change has a new version, also one of fields that mean nothing for the document.
+        for (of, field) in [("metadata", "resourceVersion"), ("status", "conditions")] {
+            if let Some(fields) = object.get_mut(of).and_then(Value::as_object_mut) {
+                fields.remove(field);
+            }
+        }
     }
 
     /// The key of an object, also of one that cannot be read.

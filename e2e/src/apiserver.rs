@@ -45,7 +45,7 @@ use tokio_util::task::TaskTracker;
 
 pub use self::credentials::{Files, kubeconfig};
 pub use self::fault::Refusal;
-pub use self::handle::pod;
+pub use self::handle::{namespace, pod, web_policy};
 pub use self::kind::Kind;
 pub use self::server::{Answered, Options, StreamingLists};
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use holdfast_e2e::apiserver::{ApiServer, Options, pod};
+use holdfast_e2e::apiserver::{ApiServer, Options, pod, web_policy};
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::node::AGENT_METRICS;
 use holdfast_e2e::{AgentOptions, Lab, Program, Query, Reply, config, eventually, with_lab};
@@ -34,24 +34,17 @@ const REQUESTS: usize = 60;
 
 /// Web may look up and reach names of good.test, and databases.
 fn policy() -> Value {
-    json!({
-        "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
-        "metadata": {"name": "web", "namespace": "default"},
-        "spec": {
-            "endpointSelector": {"matchLabels": {"app": "web"}},
-            "egress": [
-                {"toEndpoints": [{"matchLabels": {"app": "db"}}]},
-                {
-                    "toCIDR": [format!("{DNS4}/32")],
-                    "toPorts": [{
-                        "ports": [{"port": "53", "protocol": "ANY"}],
-                        "rules": {"dns": [{"matchPattern": "*.good.test"}]},
-                    }],
-                },
-                {"toFQDNs": [{"matchPattern": "*.good.test"}]},
-            ],
+    web_policy(&json!([
+        {"toEndpoints": [{"matchLabels": {"app": "db"}}]},
+        {
+            "toCIDR": [format!("{DNS4}/32")],
+            "toPorts": [{
+                "ports": [{"port": "53", "protocol": "ANY"}],
+                "rules": {"dns": [{"matchPattern": "*.good.test"}]},
+            }],
         },
-    })
+        {"toFQDNs": [{"matchPattern": "*.good.test"}]},
+    ]))
 }
 
 fn remote(name: &str, app: &str, host: u8) -> Value {

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use holdfast_e2e::apiserver::{ApiServer, Options, Refusal, kubeconfig, pod};
+use holdfast_e2e::apiserver::{
+    ApiServer, Options, Refusal, kubeconfig, namespace, pod, web_policy,
+};
 use holdfast_e2e::cni::{Runtime, Sandbox};
 use holdfast_e2e::lab::{at, web4, web6};
 use holdfast_e2e::node::AGENT_METRICS;
@@ -35,26 +37,12 @@ const KINDS: [&str; 10] = [
 
 /// Web may reach databases, and everything in namespaces of team a.
 fn policy() -> Value {
-    json!({
-        "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
-        "metadata": {"name": "web", "namespace": "default"},
-        "spec": {
-            "endpointSelector": {"matchLabels": {"app": "web"}},
-            "egress": [
-                {"toEndpoints": [{"matchLabels": {"app": "db"}}]},
-                {"toEndpoints": [{"matchLabels": {
-                    "k8s:io.cilium.k8s.namespace.labels.team": "a",
-                }}]},
-            ],
-        },
-    })
-}
-
-fn namespace(name: &str, team: &str) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Namespace",
-        "metadata": {"name": name, "labels": {"team": team}},
-    })
+    web_policy(&json!([
+        {"toEndpoints": [{"matchLabels": {"app": "db"}}]},
+        {"toEndpoints": [{"matchLabels": {
+            "k8s:io.cilium.k8s.namespace.labels.team": "a",
+        }}]},
+    ]))
 }
 
 fn remote(name: &str, app: &str, addresses: &[IpAddr]) -> Value {

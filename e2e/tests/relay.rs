@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use holdfast_e2e::apiserver::{ApiServer, Options, pod};
+use holdfast_e2e::apiserver::{ApiServer, Options, namespace, pod, web_policy};
 use holdfast_e2e::config;
 use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::relay::Certificates;
@@ -18,26 +18,12 @@ const SOON: Duration = Duration::from_secs(20);
 const FOLLOWS: Duration = Duration::from_secs(45);
 
 fn policy() -> Value {
-    json!({
-        "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
-        "metadata": {"name": "web", "namespace": "default"},
-        "spec": {
-            "endpointSelector": {"matchLabels": {"app": "web"}},
-            "egress": [
-                {"toEndpoints": [{"matchLabels": {"app": "db"}}]},
-                {"toEndpoints": [{"matchLabels": {
-                    "k8s:io.cilium.k8s.namespace.labels.team": "a",
-                }}]},
-            ],
-        },
-    })
-}
-
-fn namespace(name: &str, team: &str) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Namespace",
-        "metadata": {"name": name, "labels": {"team": team}},
-    })
+    web_policy(&json!([
+        {"toEndpoints": [{"matchLabels": {"app": "db"}}]},
+        {"toEndpoints": [{"matchLabels": {
+            "k8s:io.cilium.k8s.namespace.labels.team": "a",
+        }}]},
+    ]))
 }
 
 fn db(name: &str, address: IpAddr) -> Value {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_e2e::apiserver::{ApiServer, Options, pod};
+use holdfast_e2e::apiserver::{ApiServer, Options, pod, web_policy};
 use holdfast_e2e::cni::{Runtime, Sandbox};
 use holdfast_e2e::lab::{UDP_PORT, at, web4, web6};
 use holdfast_e2e::pod::REFUSED_AFTER;
@@ -21,14 +21,7 @@ const DENIED: u8 = 12;
 
 /// Web may reach one server.
 fn policy() -> Value {
-    json!({
-        "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
-        "metadata": {"name": "web", "namespace": "default"},
-        "spec": {
-            "endpointSelector": {"matchLabels": {"app": "web"}},
-            "egress": [{"toCIDR": [format!("{}/32", web4(OPEN)), format!("{}/128", web6(OPEN))]}],
-        },
-    })
+    web_policy(&json!([{"toCIDR": [format!("{}/32", web4(OPEN)), format!("{}/128", web6(OPEN))]}]))
 }
 
 /// A pod of this node with the uid that its sandbox has.

@@ -219,6 +219,23 @@ impl ApiServer {
     }
 }
 
+/// Policy `web` of pods with the label `app: web` in namespace `default`.
+pub fn web_policy(egress: &Value) -> Value {
+    json!({
+        "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
+        "metadata": {"name": "web", "namespace": "default"},
+        "spec": {"endpointSelector": {"matchLabels": {"app": "web"}}, "egress": egress},
+    })
+}
+
+/// A namespace with the label `team`.
+pub fn namespace(name: &str, team: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": {"name": name, "labels": {"team": team}},
+    })
+}
+
 /// A pod as the API server shows it, for [`ApiServer::put`].
 pub fn pod(namespace: &str, name: &str, labels: Value, node: &str, addresses: &[&str]) -> Value {
     let addresses: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();

@@ -11,6 +11,13 @@ impl Default for Sum {
 }
 
 impl Sum {
+    /// Of one text.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let mut sum = Self::default();
+        sum.add(bytes);
+        sum
+    }
+
     pub(crate) fn add(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);

@@ -76,7 +76,7 @@ impl EndpointCheckpoint {
                 let kept = kept();
                 let text = checkpoint::render_endpoints(&kept);
                 self.written = Some(Written {
-                    sum: sum(&text),
+                    sum: Sum::of(text.as_bytes()).hex(),
                     identities: kept.len(),
                     added: 0,
                 });
@@ -105,12 +105,6 @@ impl Written {
     }
 }
 
-fn sum(text: &str) -> String {
-    let mut sum = Sum::default();
-    sum.add(text.as_bytes());
-    sum.hex()
-}
-
 /// Reads `endpoint_identities.json` and `endpoint_identities.added`. Of two lines about one number,
 /// or about one label set, the later one counts. A last line without line break was never used.
 ///
@@ -123,7 +117,7 @@ pub(crate) fn parse(whole: &str, added: Option<&str>) -> Result<Identities, Chec
         return Ok(identities);
     };
     match serde_json::from_str::<Header>(header) {
-        Ok(header) if header.adds_to == sum(whole) => {}
+        Ok(header) if header.adds_to == Sum::of(whole.as_bytes()).hex() => {}
         _ => return Ok(identities),
     }
     let by_labels = identities.iter().map(|(id, labels)| (labels.clone(), *id));

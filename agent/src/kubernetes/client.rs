@@ -166,7 +166,7 @@ impl Api {
         let token_file = config.auth_info.token_file.as_ref().map(PathBuf::from);
         let token_file = token_file.unwrap_or_else(|| credentials_file(settings, "token"));
         let certificates = config.root_cert.iter().flatten();
-        let authorities = certificates.map(|one| fingerprint(one)).collect();
+        let authorities = certificates.map(|one| Sum::of(one).hex()).collect();
         let client = Client::try_from(config).map_err(|error| {
             let reason = chain(&error);
             match &settings.kubeconfig {
@@ -315,13 +315,6 @@ fn credentials_file(settings: &ApiSettings, of_account: &str) -> PathBuf {
         Some(path) => path.clone(),
         None => Path::new(ACCOUNT).join(of_account),
     }
-}
-
-/// Tells certificates apart.
-fn fingerprint(certificate: &[u8]) -> String {
-    let mut sum = Sum::default();
-    sum.add(certificate);
-    sum.hex()
 }
 
 /// The server's reason for a refusal.

@@ -31,6 +31,19 @@ fn keys(stored: &Stored) -> Vec<&str> {
         .collect()
 }
 
+/// A listing of a namespace and a pod, on disk.
+fn saved() -> (tempfile::TempDir, PathBuf, ListingFile) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = ListingFile::path(dir.path());
+    let mut file = ListingFile::new(dir.path(), origin());
+    let objects = [
+        ("Namespace/shop", Some(NAMESPACE)),
+        ("Pod/shop/web", Some(POD)),
+    ];
+    file.save(&changed(&objects)).unwrap();
+    (dir, path, file)
+}
+
 #[test]
 fn a_listing_is_read_as_it_was_with_later_changes_and_with_refused_objects() {
     let dir = tempfile::tempdir().unwrap();
@@ -68,14 +81,7 @@ fn a_listing_is_read_as_it_was_with_later_changes_and_with_refused_objects() {
 
 #[test]
 fn a_file_that_is_torn_damaged_newer_foreign_or_old_is_refused_by_name() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = ListingFile::path(dir.path());
-    let mut file = ListingFile::new(dir.path(), origin());
-    file.save(&changed(&[
-        ("Namespace/shop", Some(NAMESPACE)),
-        ("Pod/shop/web", Some(POD)),
-    ]))
-    .unwrap();
+    let (_dir, path, _file) = saved();
     let good = fs::read_to_string(&path).unwrap();
     let refusal = |text: &str| {
         fs::write(&path, text).unwrap();
@@ -133,14 +139,7 @@ fn a_listing_without_changes_is_confirmed_without_being_written() {
 
 #[test]
 fn damage_while_the_agent_runs_does_not_become_a_listing_with_gaps() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = ListingFile::path(dir.path());
-    let mut file = ListingFile::new(dir.path(), origin());
-    file.save(&changed(&[
-        ("Namespace/shop", Some(NAMESPACE)),
-        ("Pod/shop/web", Some(POD)),
-    ]))
-    .unwrap();
+    let (_dir, path, mut file) = saved();
     let good = fs::read_to_string(&path).unwrap();
     let odd = ("CiliumNetworkPolicy/shop/odd", Some(ODD));
     let lines = good.match_indices('\n').map(|(end, _)| &good[..=end]);

@@ -3,5 +3,6 @@
 mod clean;
 pub mod model;
 mod problems;
+mod resolver;
 pub mod server;
 pub(crate) mod why;

@@ -10,6 +10,7 @@ mod core_config;
 mod kernel;
 mod listeners;
 mod pages;
+mod resolving;
 mod sources;
 mod streams;
 
@@ -25,7 +26,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::{kernel::NodeParts, listeners::Listeners};
+use self::{kernel::NodeParts, listeners::Listeners, resolving::Resolving};
 use crate::{
     cleanup::{self, Places},
     config::Config,
@@ -171,7 +172,9 @@ impl Agent {
 
         let proxies = Proxies::default();
         let core = Core::new(core_config::of(&config, &epoch), found.restored);
-        let (core, thread) = runner::start(channel, core, datapath, proxies.clone())
+        let resolving = Resolving::new(&config);
+        let feed = resolving.feed.clone();
+        let (core, thread) = runner::start(channel, core, datapath, proxies.clone(), feed)
             .context("starting the core's thread")?;
         let rim = Rim {
             core,
@@ -183,7 +186,9 @@ impl Agent {
             rim_stop: CancellationToken::new(),
         };
         tracing::info!(start = rim.epoch.start, ?config, "agent starting");
+        let resolver = resolving.start(&config, &rim, api.as_ref());
         let from = sources::From {
+            names: resolver.objects,
             state: files.dir().to_owned(),
             policies,
             endpoints,
@@ -204,6 +209,7 @@ impl Agent {
             damaged: Arc::new(damaged),
             conditions,
             builtin: builtin.clone(),
+            resolver: resolver.handle,
         };
         pages::start(config, &rim, about, page_listeners);
         Ok(Self {

@@ -4,6 +4,7 @@ pub(crate) mod bpf;
 pub mod client;
 pub(crate) mod observe;
 pub(crate) mod policy;
+mod resolver;
 pub(crate) mod show;
 pub(crate) mod table;
 pub(crate) mod trace;
@@ -62,6 +63,7 @@ pub async fn run(command: Command) -> Result<()> {
             print(args.output, &selectors, |list| show::selectors(list))
         }
         Command::Fqdn(command) => fqdn(command).await,
+        Command::Resolver(command) => resolver::run(command).await,
         Command::Bpf(command) => bpf::run(&command),
         Command::Observe(args) => observe::run(&args).await,
         Command::Why(args) => why::run(&args).await,

@@ -4,8 +4,10 @@ pub(crate) mod args;
 mod cluster_args;
 mod cni_args;
 mod dir;
+mod firewall_args;
 mod max_identities;
 mod relay_args;
+mod resolver_args;
 mod run_args;
 pub(crate) mod why_args;
 
@@ -23,8 +25,10 @@ pub use args::{Cli, ClientArgs, Command};
 pub use cluster_args::{ClusterArgs, ServiceAlias};
 pub use cni_args::CniArgs;
 pub use dir::{ParseError, Parsed, parse};
+pub use firewall_args::FirewallArgs;
 pub use max_identities::MaxIdentities;
 pub use relay_args::{FollowArgs, RelayArgs};
+pub use resolver_args::{ResolverArgs, ResolverMode};
 pub use run_args::RunArgs;
 
 use crate::{
@@ -34,6 +38,7 @@ use crate::{
     kubernetes::{ApiSettings, external_ips::ExternalIps, labels::LabelRule},
     policy::mode::PolicyMode,
     relay::settings::RelaySettings,
+    resolver::ResolverSettings,
 };
 
 /// Entries that a conntrack map may have; Cilium's bounds.
@@ -68,6 +73,8 @@ pub struct Config {
     pub kubernetes: Option<ApiSettings>,
     /// Relays that the objects of the cluster are read from, in the place of the API server.
     pub relays: Option<RelaySettings>,
+    /// Where names of EgressFirewalls are refreshed and shared; `None` = nowhere.
+    pub resolver: Option<ResolverSettings>,
     /// The DaemonSet of this agent; when it is gone at the end, the node is cleaned up.
     pub daemonset: Option<String>,
     /// Name of this node.
@@ -78,6 +85,10 @@ pub struct Config {
     pub label_rules: Vec<LabelRule>,
     /// Further addresses of Services: (address, `namespace/name`).
     pub service_aliases: Vec<(IpAddr, String)>,
+    /// DNS servers that are trusted for EgressFirewalls; empty = those of `dns_service`.
+    pub dns_servers: Vec<SocketAddr>,
+    /// The DNS Service, `namespace/name`.
+    pub dns_service: String,
     /// Whether `spec.externalIPs` of Services count.
     pub external_ips: ExternalIps,
     /// Blocks of the cluster's pods and Services.
@@ -192,17 +203,21 @@ impl TryFrom<RunArgs> for Config {
         let kubernetes = kubernetes(&args.cluster, &args.follow)?;
         let refused_prefixes = refused_prefixes(&args)?;
         let netns_dir = netns_dir(&args)?;
+        let (dns_servers, dns_service) = args.firewalls.settings()?;
         Ok(Self {
             bpf_root: args.bpf_root,
             state_dir: args.state_dir,
             policy_dir: args.policy_dir,
             kubernetes,
             relays: relay_args::relays(args.follow)?,
+            resolver: args.resolver.settings(args.cluster.kubernetes)?,
             daemonset: args.cluster.daemonset.clone(),
             node_name: args.cluster.node_name.unwrap_or_else(host_name),
             cluster_name: args.cluster.cluster_name,
             label_rules: args.cluster.labels,
             service_aliases: by_address(args.cluster.k8s_dns_alias),
+            dns_servers,
+            dns_service,
             external_ips: args.cluster.k8s_external_ips,
             has_service_blocks: !args.cluster.k8s_service_cidr.is_empty(),
             pod_blocks: args.cluster.pod_cidr.clone(),

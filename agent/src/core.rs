@@ -39,6 +39,7 @@ mod intake;
 mod leases;
 mod lxc_table;
 mod mappings;
+mod node_selectors;
 pub(crate) mod plan;
 mod pods;
 mod policies;
@@ -49,6 +50,7 @@ mod rate;
 mod reconcile;
 mod refused;
 mod relabel;
+mod resolved;
 mod restoration;
 mod restore;
 mod retry;
@@ -140,6 +142,7 @@ impl Core {
             Event::Pods(events) => state.on_pods(events),
             Event::Services(events) => state.on_services(events),
             Event::Identities(events) => state.on_identities(events),
+            Event::Resolved(events) => state.on_resolved(events),
             Event::ClusterWarnings(warnings) => state.cluster.pods.warn(warnings),
             Event::Namespaces(namespaces) => state.cluster.namespaces = namespaces,
             Event::NodeInterfaces(interfaces) => state.on_node_interfaces(interfaces),
@@ -207,6 +210,7 @@ impl Core {
         let mut effects = state.settle_results(plan.take_results());
         let durable = plan.take_durable().into_iter();
         effects.extend(durable.map(|result| Effect::Result(result.result())));
+        effects.extend(state.take_resolver_effects());
         state.free_numbers();
         if state.renumber() {
             state.retry.schedule(state.now);
@@ -237,6 +241,7 @@ impl Core {
         let file = state.files.next_due();
         let times = [
             state.learned.names.next_deadline(),
+            state.resolved.next_deadline(),
             state.retry.next(),
             state.restored_until(),
             state.leases.next_end(),
@@ -306,6 +311,7 @@ impl State {
         self.publication.begin_first_revision();
         self.await_names();
         self.hold_endpoints();
+        self.relabel_resolved();
         self.relabel(plan);
         self.preallocate_early();
         self.flush(plan);

@@ -32,6 +32,7 @@ use crate::{
         dir::PolicyDir,
         merge::Merged,
     },
+    resolver::store::feed::Feed,
     runner::CoreHandle,
     source_event::SourceEvent,
     watched_dir::WatchedDir,
@@ -53,6 +54,8 @@ pub(crate) struct Sources {
     pub(crate) stored: (PathBuf, Origin),
     /// Takes the pods of this node.
     pub(crate) local: channel::Sender<Arc<LocalPods>>,
+    /// Takes the DNSNameResolvers, if they are used.
+    pub(crate) names: Option<Arc<Feed>>,
 }
 
 /// What is read next.
@@ -187,6 +190,7 @@ async fn follow(
         cluster,
         stored: (state, origin),
         local,
+        names,
     } = sources;
     let stands_in = Instant::now() + STANDS_IN;
     let (watched, directory) = directory.unzip();
@@ -243,6 +247,10 @@ async fn follow(
         was_complete = is_complete;
         may_stand_in &= !is_complete;
         let pods = reader.router.take_local();
+        let changed_names = reader.router.take_names();
+        if let Some(feed) = &names {
+            feed.add(changed_names);
+        }
         for event in events {
             if core.send(event).await.is_err() {
                 return;

@@ -19,8 +19,9 @@ use crate::{
     },
     endpoint::source::EndpointBook,
     kubernetes::health::ClusterHealth,
-    metrics::{self, Scrape},
+    metrics::{self, Scrape, resolver::ResolverScrape},
     proxies::Proxies,
+    resolver::task::ResolverHandle,
     runner::CoreHandle,
 };
 
@@ -50,6 +51,8 @@ pub(crate) struct Health {
     pub conditions: Conditions,
     /// How the watches of the cluster are, if it is a source.
     pub cluster: Option<ClusterHealth>,
+    /// Where names of EgressFirewalls are refreshed.
+    pub resolver: Option<ResolverHandle>,
 }
 
 /// Binds the address, or says which flag to change.
@@ -107,6 +110,17 @@ impl Health {
         }
     }
 
+    async fn resolver(&self) -> Option<ResolverScrape> {
+        let resolver = self.resolver.as_ref()?;
+        let counters = resolver.counters();
+        Some(ResolverScrape {
+            view: resolver.state().await.unwrap_or_default(),
+            lookups: counters.lookups().to_vec(),
+            writes: counters.writes().to_vec(),
+            left_out: counters.addresses_left_out(),
+        })
+    }
+
     fn ready(&self) -> bool {
         self.proxies.watch_rules().borrow().ready
     }
@@ -139,6 +153,7 @@ impl Health {
             conditions: Part::ALL
                 .map(|part| (part, self.conditions.of(part)))
                 .to_vec(),
+            resolver: self.resolver().await,
             watches: self
                 .cluster
                 .as_ref()

@@ -21,6 +21,10 @@ mod decode;
 pub(crate) mod external_ips;
 pub mod health;
 pub(crate) mod labels;
+#[cfg(feature = "kubernetes")]
+pub(crate) mod lease;
+#[cfg(feature = "kubernetes")]
+pub(crate) mod lease_client;
 pub(crate) mod listing_file;
 pub(crate) mod listing_task;
 pub(crate) mod local_pods;
@@ -38,7 +42,7 @@ mod report;
 pub(crate) mod resource;
 #[cfg(feature = "kubernetes")]
 #[cfg(test)]
-mod scripted;
+pub(crate) mod scripted;
 pub(crate) mod service_at;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod start;

@@ -8,6 +8,14 @@ pub(crate) const CIDR: &str = "cidr";
 pub(crate) const CIDR_GROUP: &str = "cidrgroup";
 /// Source of labels that name an FQDN selector.
 pub(crate) const FQDN: &str = "fqdn";
+/// Source of labels that name a DNS name of an EgressFirewall.
+pub(crate) const DNS_NAME: &str = "dnsname";
+/// Source of the same for addresses that no answer may open.
+pub(crate) const CLOSED_NAME: &str = "dnsname-closed";
+/// Source of labels of blocks of addresses that nodes are in.
+pub(crate) const NODE_CIDR: &str = "node-cidr";
+/// Source of labels of nodes.
+pub(crate) const NODE: &str = "node";
 /// Source of the reserved labels (`reserved:world`, …).
 pub(crate) const RESERVED: &str = "reserved";
 /// Source of Kubernetes labels.

@@ -6,13 +6,17 @@
 mod cluster;
 mod core;
 pub mod meanings;
+pub mod resolver;
 mod writer;
 
 use holdfast_sdp::stats::Stats;
 use prometheus_client::encoding::DescriptorEncoder;
 use shared_maps::event::{Counter, Reason};
 
-use self::writer::{Writer, count};
+use self::{
+    resolver::ResolverScrape,
+    writer::{Writer, count},
+};
 use crate::{
     cni::failures::AddFailure,
     core::snapshot::Summary,
@@ -44,6 +48,8 @@ pub struct Scrape {
     pub conditions: Vec<(Part, Condition)>,
     /// Watches of the cluster; empty where it is no source.
     pub watches: Vec<WatchHealth>,
+    /// The resolver of names of EgressFirewalls; none where it does not run.
+    pub resolver: Option<ResolverScrape>,
 }
 
 impl prometheus_client::collector::Collector for Sample {
@@ -95,6 +101,8 @@ impl Sample {
         self.cluster(&mut out)?;
         self.identities(&mut out)?;
         self.names(&mut out)?;
+        self.resolver(&mut out)?;
+        self.firewalls(&mut out)?;
         self.writes(&mut out)?;
         self.changes(&mut out)?;
         self.reconciler(&mut out)?;
@@ -279,6 +287,7 @@ mod tests {
                     fault: Some("a rule is missing".to_owned()),
                 },
             )],
+            resolver: None,
             watches: vec![WatchHealth {
                 kind: "Pod".to_owned(),
                 objects: 7,

@@ -14,6 +14,7 @@ pub(crate) mod cidr_group;
 pub mod cluster;
 pub(crate) mod compute;
 pub mod document;
+pub(crate) mod egress_firewall;
 pub(crate) mod kinds;
 pub(crate) mod lint;
 pub(crate) mod mode;

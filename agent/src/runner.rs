@@ -28,6 +28,7 @@ use crate::{
     },
     datapath::plan::Datapath,
     proxies::Proxies,
+    resolver::feed::ResolverFeed,
 };
 
 /// Events that may wait: at this depth senders wait.
@@ -263,12 +264,13 @@ pub fn start(
     core: Core,
     datapath: Box<dyn Datapath>,
     proxies: Proxies,
+    resolver: ResolverFeed,
 ) -> io::Result<(CoreHandle, CoreThread)> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()?;
     let shared = Arc::clone(&handle.shared);
-    shared.begin(Engine::new(core, datapath, proxies));
+    shared.begin(Engine::new(core, datapath, proxies, resolver));
     let mut runner = Runner {
         inbox,
         owner: Owner(shared),

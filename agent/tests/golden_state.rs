@@ -111,12 +111,14 @@ fn endpoint() -> EndpointFile {
             expires: 1_700_000_060_000_000_001,
             ttl: 60,
             addresses: vec!["1.1.1.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
+            trusted_until: 0,
         }],
         zombies: vec![ZombieEntry {
             address: "2.2.2.2".parse().unwrap(),
             names: vec![Fqdn::normalise("www.cilium.io")],
             alive_at: 1_700_000_030_000_000_000,
             delete_pending_at: 1_700_000_000_000_000_000,
+            trusted: Vec::new(),
         }],
         rules: Some(RulesInFile {
             boot_id: "3e3b8d8c-0000-4000-8000-000000000000".into(),

@@ -13,9 +13,10 @@ use holdfast_agent::{
     core::snapshot::Summary,
     datapath::upkeep::{Condition, Part},
     kubernetes::health::WatchHealth,
-    metrics::{self, Scrape, meanings},
+    metrics::{self, Scrape, meanings, resolver::ResolverScrape},
     proxies::Proxies,
     relay,
+    resolver::counters::{LookupResult, WriteResult},
 };
 use holdfast_sdp::{metrics::Metrics, stats::Stats};
 use shared_maps::event::{Counter, Reason};
@@ -106,6 +107,11 @@ fn agent() -> Vec<Family> {
             kind: "Pod".to_owned(),
             ..WatchHealth::default()
         }],
+        resolver: Some(ResolverScrape {
+            lookups: LookupResult::ALL.map(|result| (result, 0)).into(),
+            writes: WriteResult::ALL.map(|result| (result, 0)).into(),
+            ..ResolverScrape::default()
+        }),
     };
     families(&metrics::text(scrape, &Proxies::default(), None).expect("text"))
 }

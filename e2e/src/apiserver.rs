@@ -49,6 +49,7 @@ pub use self::handle::{namespace, pod, web_policy};
 pub use self::kind::Kind;
 pub use self::server::{Answered, Options, StreamingLists};
 
+use self::chart::ResolverRole;
 use self::fault::Conditions;
 use self::roles::User;
 use self::server::Shared;
@@ -79,18 +80,24 @@ pub struct ApiServer {
 /// Roles and CRDs of the chart.
 impl Default for Options {
     fn default() -> Self {
-        Self::read_by(ACCOUNT)
+        Self::read_by(ACCOUNT, ResolverRole::Unbound)
     }
 }
 
 impl Options {
     /// The agents may not read the cluster: relays do. In tests they are users that may do everything.
     pub fn with_relays() -> Self {
-        Self::read_by("holdfast-relay")
+        Self::read_by("holdfast-relay", ResolverRole::Unbound)
     }
 
-    fn read_by(reader: &str) -> Self {
-        let documents = chart::of_release(NAMESPACE, ACCOUNT, reader);
+    /// The agents may write DNSNameResolvers in [`NAMESPACE`], as with the chart's value
+    /// `resolver.mode: kube`.
+    pub fn with_resolver() -> Self {
+        Self::read_by(ACCOUNT, ResolverRole::Bound)
+    }
+
+    fn read_by(reader: &str, resolver: ResolverRole) -> Self {
+        let documents = chart::of_release(NAMESPACE, ACCOUNT, reader, resolver);
         Self {
             documents: documents.expect("the chart has YAML"),
             bookmarks_every: Duration::from_secs(1),

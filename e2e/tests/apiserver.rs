@@ -3,6 +3,8 @@
 
 #[path = "apiserver/client.rs"]
 mod client;
+#[path = "apiserver/resolver.rs"]
+mod resolver;
 
 use std::future::Future;
 use std::time::Duration;
@@ -204,56 +206,6 @@ fn observed_4_status_is_written_only_through_its_subresource_and_is_no_new_gener
             .await?;
         ensure!(spec.body["metadata"]["generation"] == 2, "{spec:?}");
         ensure!(spec.body["status"] == status.body["status"], "{spec:?}");
-        Ok(())
-    })
-}
-
-#[test]
-fn observed_5_the_status_of_a_dnsnameresolver_is_checked_and_its_name_never_changes() -> Result<()>
-{
-    let options = Options::default().with_documents(STRICT_CRDS)?;
-    with_server(options, async |server| {
-        let admin = Client::admin(&server)?;
-        let path = "/apis/network.openshift.io/v1alpha1/namespaces/dns/dnsnameresolvers";
-        let object = json!({
-            "apiVersion": "network.openshift.io/v1alpha1", "kind": "DNSNameResolver",
-            "metadata": {"name": "example"}, "spec": {"name": "www.example.org."},
-        });
-        ensure!(admin.post(path, &object).await?.code == 201);
-        let path = format!("{path}/example");
-        let status = |name: &str, address: Value| {
-            let resolved = json!([{"dnsName": name, "resolvedAddresses": [address]}]);
-            json!({"status": {"resolvedNames": resolved}})
-        };
-        let seen = "2026-01-01T00:00:00Z";
-        let whole = json!({"ip": "192.0.2.1", "ttlSeconds": 5, "lastLookupTime": seen});
-        let to = format!("{path}/status");
-        for name in [
-            "www.example.org",
-            "org.",
-            "*.*.example.org.",
-            "-a.example.org.",
-        ] {
-            let refused = admin.patch(&to, &status(name, whole.clone())).await?;
-            ensure!(refused.code == 422, "{name}: {refused:?}");
-        }
-        for field in ["ip", "ttlSeconds", "lastLookupTime"] {
-            let mut part = whole.clone();
-            part.as_object_mut().context("an object")?.remove(field);
-            let refused = admin.patch(&to, &status("www.example.org.", part)).await?;
-            ensure!(
-                refused.code == 422 && refused.text.contains(field),
-                "{refused:?}"
-            );
-        }
-        let taken = admin.patch(&to, &status("*.example.org.", whole)).await?;
-        ensure!(taken.code == 200, "{taken:?}");
-        let renamed = json!({"spec": {"name": "other.example.org."}});
-        let refused = admin.patch(&path, &renamed).await?;
-        ensure!(
-            refused.code == 422 && refused.text.contains("spec.name"),
-            "{refused:?}"
-        );
         Ok(())
     })
 }

@@ -142,6 +142,72 @@ fn a_refused_policy_says_so_in_its_conditions_and_a_corrected_one_that_it_is_acc
 }
 
 #[test]
+fn an_egress_firewall_says_whether_it_is_accepted_once_for_all_nodes() {
+    with_lab(|lab| {
+        let directory = lab.directory().join("apiserver");
+        let api = ApiServer::start(Some(&lab.node), &directory, Options::default())?;
+        let firewall = |namespace: &str, to: &str, status: Value| {
+            json!({
+                "apiVersion": "k8s.ovn.org/v1", "kind": "EgressFirewall",
+                "metadata": {"name": "default", "namespace": namespace},
+                "spec": {"egress": [{"type": "Deny", "to": {"cidrSelector": to}}]},
+                "status": status,
+            })
+        };
+        let of_ovn = "zone-1: EgressFirewall Rules applied";
+        let applied = "EgressFirewall Rules applied";
+        let refused = "EgressFirewall Rules not correctly applied";
+        api.put(firewall("good", "0.0.0.0/0", Value::Null))?;
+        api.put(firewall(
+            "bad",
+            "0.0.0.0/99",
+            json!({"status": applied, "messages": [of_ovn]}),
+        ))?;
+        api.put(firewall(
+            "ovn",
+            "0.0.0.0/0",
+            json!({"status": "", "messages": [of_ovn]}),
+        ))?;
+        let _agent = lab.start_agent(&options(&api))?;
+        let status = |namespace: &str, sentence: &str| {
+            let what = format!("{namespace} says {sentence}");
+            eventually(&what, SOON, || {
+                let object = api.get("egressfirewalls", namespace, "default")?;
+                let status = object.context("no object")?["status"].clone();
+                ensure!(status["status"] == sentence, "{status}");
+                Ok(status["messages"].clone())
+            })
+        };
+        let messages = status("good", applied)?;
+        ensure!(
+            messages == json!([format!("holdfast: {applied}")]),
+            "{messages}"
+        );
+        let messages = status("bad", refused)?;
+        ensure!(messages[0] == of_ovn, "{messages}");
+        let ours = messages[1].as_str().unwrap_or_default();
+        ensure!(
+            ours.starts_with("holdfast: ") && ours.contains("spec.egress[0].to.cidrSelector"),
+            "{messages}"
+        );
+        api.edit("egressfirewalls", "bad", "default", |firewall| {
+            firewall["spec"]["egress"][0]["to"]["cidrSelector"] = json!("192.0.2.0/24");
+        })?;
+        status("bad", applied)?;
+        let writes = |namespace: &str| {
+            let answered = api.answered().into_iter();
+            answered
+                .filter(|one| one.resource == "egressfirewalls/status" && one.verb == "patch")
+                .filter(|one| one.object.0.as_deref() == Some(namespace))
+                .count()
+        };
+        let writes = ["good", "bad", "ovn"].map(writes);
+        ensure!(writes == [1, 2, 0], "{writes:?}");
+        Ok(())
+    });
+}
+
+#[test]
 fn an_agent_that_does_not_have_the_lease_writes_nothing_and_one_without_the_rights_says_so() {
     with_lab(|lab| {
         let mut allowed = Options::default();

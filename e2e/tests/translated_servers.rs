@@ -4,10 +4,12 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use hickory_proto::op::ResponseCode;
 use holdfast_e2e::bridge::Bridge;
 use holdfast_e2e::lab::{DNS4, DNS6, NODE4, NODE6, at, web4, web6};
 use holdfast_e2e::policy::{WEB, dns_to, egress, names};
 use holdfast_e2e::service::{self, service4, service6};
+use holdfast_e2e::shell;
 use holdfast_e2e::{AgentOptions, Lab, Pod, Query, SdpOptions, eventually, with_lab};
 
 const SOON: Duration = Duration::from_secs(10);
@@ -94,6 +96,61 @@ fn queries_to_an_address_that_the_node_translates_are_judged_and_answered() {
             "entries of queries or answers: {others:#?}"
         );
         Ok(())
+    });
+}
+
+/// Translates the Services to a backend by turns: the first, third, … flow of each goes to the first.
+fn translate_by_turns(lab: &Lab, backends: [[IpAddr; 2]; 2]) -> Result<()> {
+    let rules = backends.map(|[first, second]| {
+        let (family, service) = match first {
+            IpAddr::V4(_) => ("ip", SERVICE4),
+            IpAddr::V6(_) => ("ip6", SERVICE6),
+        };
+        format!(
+            "{family} daddr {service} udp dport 53 \
+             dnat to numgen inc mod 2 map {{ 0 : {first}, 1 : {second} }}\n"
+        )
+    });
+    let table = format!(
+        "table inet turns {{}}\ndelete table inet turns\ntable inet turns {{\n\
+         chain out {{ type nat hook output priority -100; {} }}\n}}\n",
+        rules.join("")
+    );
+    shell::feed(lab.node.command("nft").args(["-f", "-"]), &table)?;
+    Ok(())
+}
+
+#[test]
+fn a_query_whose_server_is_gone_goes_to_the_next_one_behind_the_same_address() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10), web6(10)], 60);
+        lab.write_policy("web.yaml", &policy())?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        let _sdp = lab.start_sdp(&SdpOptions::default())?;
+        lab.add_endpoint(&lab.a, WEB)?;
+        // Hosts without a DNS server answer with an ICMP error, each time.
+        for limit in ["ipv4.icmp_ratelimit", "ipv6.icmp.ratelimit"] {
+            lab.world.sysctl(&[(&format!("net.{limit}"), "0")])?;
+        }
+        let gone = [web4(12), web6(12)];
+        translate_by_turns(lab, [[gone[0], DNS4], [gone[1], DNS6]])?;
+        for attempt in 0..20 {
+            for server in [SERVICE4, SERVICE6] {
+                let query = Query::a("www.good.test", server);
+                let reply = lab.a.ask(&query).with_context(|| format!("{attempt}"))?;
+                reply
+                    .expect(web4(10))
+                    .with_context(|| format!("{attempt}: {query:?}"))?;
+            }
+        }
+        translate_by_turns(lab, [[gone[0]; 2], [gone[1]; 2]])?;
+        eventually("all servers are gone", SOON, || {
+            for server in [SERVICE4, SERVICE6] {
+                let reply = lab.a.ask(&Query::a("www.good.test", server))?;
+                reply.expect_code(ResponseCode::ServFail)?;
+            }
+            Ok(())
+        })
     });
 }
 

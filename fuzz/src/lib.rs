@@ -18,6 +18,7 @@ use dns_policy::{
     rule::{NameRule, NameRules},
     table::PolicyHandle,
 };
+use dns_wire::{answer, reply::QueryHeader};
 use fqdn_proto::{encoded::Encoded, fqdndata::PolicyState, native as wire};
 use hickory_proto::{op::Message, serialize::binary::BinDecodable as _};
 use holdfast_agent::{
@@ -31,7 +32,6 @@ use holdfast_sdp::{
     proxy::{QueryDecision, RulesWait},
     query::pending::{Arrival, Identities, PendingQuery},
     restore,
-    wire::{answer, reply::QueryHeader},
 };
 use prost::Message as _;
 use serde_json::Value;

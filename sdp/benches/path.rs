@@ -9,11 +9,11 @@ use dns_policy::{
     },
     table::{PolicyHandle, Question},
 };
+use dns_wire::{answer, query::Query};
 use hickory_proto::{
     op::{Message, OpCode, Query as HickoryQuery},
     rr::{Name, RData, Record, RecordType, rdata},
 };
-use holdfast_sdp::wire::{answer, query::Query};
 use shared_maps::{EndpointId, IdentityId};
 
 /// Endpoints of the rule benchmarks.

@@ -1,10 +1,10 @@
 //! The standalone DNS proxy (SDP) as a library.
 //!
 //! ```text
-//!  packet ─► listener ─► proxy (query) ─► wire::query ─► resolve (client, server) ─► dns_policy::table
+//!  packet ─► listener ─► proxy (query) ─► dns_wire::query ─► resolve (client, server) ─► dns_policy::table
 //!                          │                                          allowed │
 //!                          │                                     upstream ◄───┘
-//!                          └─► proxy (answer) ─► wire::answer ─► mapping ─► reply
+//!                          └─► proxy (answer) ─► dns_wire::answer ─► mapping ─► reply
 //!                                                                  │ gRPC, or in process
 //!                                                                  ▼ agent
 //!  backwards only as data: rule snapshots (link → dns_policy::table), results and leases (link → mapping)
@@ -47,4 +47,3 @@ pub mod steering;
 pub mod telemetry;
 pub mod transparent;
 mod upstream;
-pub mod wire;

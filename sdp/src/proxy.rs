@@ -21,6 +21,8 @@ pub use self::{
     config::ProxyConfig,
     decision::{AnswerDecision, Answered, QueryDecision, RulesWait},
 };
+use dns_wire::{answer, edns::Edns, labels, query::Query, reply::QueryHeader};
+
 use crate::{
     mapping::{MappingSink, OnRealised, Release},
     query::{
@@ -31,7 +33,6 @@ use crate::{
     query_report::QueryReports,
     resolve::{LookupCache, Resolver},
     stats::{AnswerResult, QueryResult, Stats},
-    wire::{answer, edns::Edns, labels, query::Query, reply::QueryHeader},
 };
 
 /// Judges queries and learns from answers. Shared by all workers.

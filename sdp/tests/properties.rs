@@ -16,14 +16,14 @@ use dns_policy::{
     table::{PolicyHandle, Question},
     verdict::Verdict,
 };
-use hickory_proto::{
-    op::{Message, OpCode, Query as HickoryQuery, ResponseCode},
-    rr::{Name, RData, Record, RecordType, rdata},
-};
-use holdfast_sdp::wire::{
+use dns_wire::{
     answer,
     query::{Query, Unfit},
     reply,
+};
+use hickory_proto::{
+    op::{Message, OpCode, Query as HickoryQuery, ResponseCode},
+    rr::{Name, RData, Record, RecordType, rdata},
 };
 use proptest::prelude::*;
 use regex::Regex;
@@ -116,7 +116,7 @@ proptest! {
         let _ = answer::answers(&bytes, bytes.get(12..).unwrap_or_default());
         let mut out = Vec::new();
         match Query::decode(&bytes) {
-            Ok(query) => reply::to_query(&query, holdfast_sdp::wire::Rcode::NxDomain, Some(15), &mut out),
+            Ok(query) => reply::to_query(&query, dns_wire::Rcode::NxDomain, Some(15), &mut out),
             Err(Unfit::Answer(code)) => reply::to_unfit(&bytes, code, &mut out),
             Err(Unfit::Ignore) => {}
         }

@@ -94,6 +94,7 @@ fn copies(derived: Derived) -> Result<Vec<String>> {
         "agent-role.yaml",
         "reader-clusterrole.yaml",
         "reader-role.yaml",
+        "resolver-clusterrole.yaml",
     ] {
         let text = read(&source.join("templates").join(role))?;
         let rules = text.split_once("\nrules:\n").map(|(_, rules)| rules);

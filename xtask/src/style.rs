@@ -20,11 +20,12 @@ use syn::{
 use crate::{repository, workspace};
 
 /// Crates that users run.
-const PRODUCTION: [&str; 8] = [
+const PRODUCTION: [&str; 9] = [
     "agent/src",
     "bpf/src",
     "daemon/src",
     "dns-policy/src",
+    "dns-wire/src",
     "fqdn-proto/src",
     "netpol/src",
     "sdp/src",

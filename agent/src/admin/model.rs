@@ -10,6 +10,7 @@ use crate::{
     kubernetes::health::ClusterView,
     policy::trace::RuleView,
     proxies::ProxyView,
+    resolver::view::ResolverView,
 };
 
 /// `/v1/status`
@@ -46,6 +47,9 @@ pub struct Status {
     /// The cluster that objects and policies are read from.
     #[serde(default)]
     pub cluster: Option<ClusterView>,
+    /// Where names of EgressFirewalls are refreshed.
+    #[serde(default)]
+    pub resolver: Option<ResolverView>,
 }
 
 /// One run of the agent.

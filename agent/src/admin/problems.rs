@@ -20,7 +20,7 @@ pub(super) fn not_reported(cluster: &ClusterView) -> Option<String> {
     cluster.report_problem.clone()
 }
 
-/// Watches that do not follow the API server, and an object about this node that is not written.
+/// Watches that do not follow their source, and an object about this node that is not written.
 pub(super) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = String> {
     let own_node = cluster.own_node.iter().map(|reason| {
         format!(
@@ -92,12 +92,16 @@ fn stale_watches(cluster: &ClusterView) -> impl Iterator<Item = String> {
             }),
         }
     }
-    let lines = all.into_iter().map(|stale| stale.line(&cluster.server));
+    let of = match cluster.relays.as_slice() {
+        [] => format!("at {}", cluster.server),
+        relays => format!("through the relays {}", relays.join(", ")),
+    };
+    let lines = all.into_iter().map(|stale| stale.line(&of));
     lines.collect::<Vec<_>>().into_iter()
 }
 
 impl Stale<'_> {
-    fn line(&self, server: &str) -> String {
+    fn line(&self, of: &str) -> String {
         let (watches, follow) = match self.kinds.as_slice() {
             [_] => ("watch", "does not follow"),
             _ => ("watches", "do not follow"),
@@ -115,7 +119,7 @@ impl Stale<'_> {
             ),
         };
         format!(
-            "{watches} of {} at {server} {follow} for {} s; {effect}: {}",
+            "{watches} of {} {of} {follow} for {} s; {effect}: {}",
             self.kinds.join(", "),
             self.seconds,
             self.reason
@@ -171,9 +175,32 @@ pub(super) fn names_limited(summary: &Summary) -> Option<String> {
     ))
 }
 
+/// No DNS server is trusted for names of EgressFirewalls.
+pub(super) fn names_closed(summary: &Summary) -> Option<String> {
+    let firewalls = &summary.firewalls;
+    if firewalls.names == 0 || !firewalls.trusted_dns.is_empty() {
+        return None;
+    }
+    Some(
+        "names of EgressFirewalls stay closed, because no DNS server is trusted: give --dns-server, \
+         or --dns-service and the Service and EndpointSlice of that name"
+            .to_owned(),
+    )
+}
+
+/// EgressFirewalls cannot tell pods of other nodes from the outside.
+pub(super) fn pods_outside(summary: &Summary) -> Option<String> {
+    summary.firewalls.takes_pods_for_outside.then(|| {
+        "EgressFirewalls treat pods of other nodes as outside: give --pod-cidr, Node or Pod \
+         documents"
+            .to_owned()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::snapshot::FirewallSummary;
     use crate::kubernetes::health::WatchHealth;
 
     fn watch(kind: &str, has_listed: bool, seconds: u64, reason: Option<&str>) -> WatchHealth {
@@ -184,6 +211,29 @@ mod tests {
             reason: reason.map(str::to_owned),
             ..WatchHealth::default()
         }
+    }
+
+    #[test]
+    fn names_without_a_trusted_server_are_a_problem_with_a_remedy() {
+        let of = |names: usize, trusted: &[&str], outside: bool| Summary {
+            firewalls: FirewallSummary {
+                names,
+                trusted_dns: trusted.iter().map(ToString::to_string).collect(),
+                takes_pods_for_outside: outside,
+                ..FirewallSummary::default()
+            },
+            ..Summary::default()
+        };
+        let problem = names_closed(&of(1, &[], false)).unwrap();
+        assert!(problem.contains("give --dns-server, or"), "{problem}");
+        assert_eq!(names_closed(&of(1, &["10.96.0.10:53"], false)), None);
+        assert_eq!(names_closed(&of(0, &[], false)), None);
+        assert!(
+            pods_outside(&of(0, &[], true))
+                .unwrap()
+                .contains("--pod-cidr")
+        );
+        assert_eq!(pods_outside(&of(0, &[], false)), None);
     }
 
     #[test]
@@ -217,6 +267,24 @@ mod tests {
                     "watch of ServiceCIDR {at} does not follow for 9 s; until the objects have been \
                      read, the policy of the last run stays in force: connection refused"
                 ),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_agent_with_relays_names_them_and_not_the_api_server() {
+        let cluster = ClusterView {
+            server: "https://192.0.2.1:6443".to_owned(),
+            relays: vec!["relay-0:9971".to_owned(), "relay-1:9971".to_owned()],
+            watches: vec![watch("Pod", true, 9, Some("connection refused"))],
+            ..ClusterView::default()
+        };
+        let problems: Vec<String> = cluster_source(&cluster).collect();
+        assert_eq!(
+            problems,
+            [
+                "watch of Pod through the relays relay-0:9971, relay-1:9971 does not follow for 9 s; \
+                 what was read before stays in force: connection refused"
             ]
         );
     }

@@ -41,6 +41,7 @@ use crate::{
         trace::{FlowDirection, Port},
     },
     proxies::{Proxies, ProxyView},
+    resolver::task::ResolverHandle,
     runner::{CoreAway, CoreHandle},
 };
 
@@ -77,12 +78,14 @@ pub struct Admin {
     pub conditions: Conditions,
     /// How the watches of the cluster are, if it is a source.
     pub cluster: Option<ClusterHealth>,
+    /// Where names of EgressFirewalls are refreshed.
+    pub resolver: Option<ResolverHandle>,
     /// Why new pods may not get the CNI plugin.
     pub cni: CniCondition,
 }
 
 /// An answer that is not 200.
-struct Refusal {
+pub(super) struct Refusal {
     status: StatusCode,
     error: String,
 }
@@ -93,6 +96,18 @@ impl Refusal {
             status,
             error: error.into(),
         }
+    }
+
+    pub(super) fn bad_request(error: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, error)
+    }
+
+    pub(super) fn not_found(error: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, error)
+    }
+
+    pub(super) fn unavailable(error: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, error)
     }
 }
 
@@ -192,6 +207,12 @@ impl Admin {
                 }
                 render(&found)
             }
+            "/v1/resolver" if get => render(&self.resolver_objects().await?),
+            "/v1/resolver/lookup" if get => {
+                let name = parameter(query.as_deref(), "name");
+                let missing = || Refusal::bad_request("parameter name is missing");
+                render(&self.resolver_lookup(&name.ok_or_else(missing)?).await?)
+            }
             "/v1/trace" if get => render(&self.trace(query.as_deref()).await?),
             "/v1/why" if get => render(&self.why(query.as_deref()).await?),
             "/v1/endpoints" if method == Method::POST => {
@@ -228,6 +249,7 @@ impl Admin {
         let cluster = self.cluster.as_ref().map(ClusterHealth::view);
         problems.extend(cluster.iter().flat_map(problems::cluster_source));
         problems.extend(cluster.iter().filter_map(problems::not_reported));
+        let resolver = self.resolver_state(&mut problems).await;
         let limits = self.core.inspect(Core::limits).await?;
         let endpoints = self.core.inspect(Core::endpoint_keys).await?;
         let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {
@@ -252,6 +274,7 @@ impl Admin {
             repairs: Part::ALL.map(|part| self.conditions.repairs(part)).to_vec(),
             quotas,
             cluster,
+            resolver,
         })
     }
 
@@ -286,6 +309,8 @@ impl Admin {
         }));
         problems.extend(problems::ipcache_full(summary));
         problems.extend(problems::names_limited(summary));
+        problems.extend(problems::names_closed(summary));
+        problems.extend(problems::pods_outside(summary));
         if !learning(proxies) {
             problems.push(
                 "no DNS proxy is connected and none is built in: names of restricted endpoints are \

@@ -173,6 +173,7 @@ pub(crate) async fn answer(
         sides: HashMap::new(),
     };
     let read = reader.addresses().await?;
+    let outside = reader.outside().await?;
     let own = found.endpoint.ipv4.iter().chain(&found.endpoint.ipv6);
     let own: Vec<IpAddr> = own.filter_map(|ip| ip.parse().ok()).collect();
     let maps = maps.clone();
@@ -188,6 +189,7 @@ pub(crate) async fn answer(
         lxc: &lxc,
         programs: &programs,
         read: &read,
+        outside: &outside,
         learning,
         now: BootTime::now(),
     }
@@ -290,6 +292,17 @@ impl Reader<'_> {
             read.push(self.address(address, ipcache).await?);
         }
         Ok(read)
+    }
+
+    /// Addresses outside of which nothing is known.
+    async fn outside(&mut self) -> Result<Vec<SideRead>, WhyError> {
+        let endpoint = EndpointId(self.found.endpoint.id);
+        let mut outside = Vec::new();
+        for world in &self.found.worlds {
+            let side = self.side(endpoint, self.question.direction, *world);
+            outside.push(side.await?);
+        }
+        Ok(outside)
     }
 
     async fn address(

@@ -15,6 +15,8 @@ pub(super) fn of(config: &Config, epoch: &Epoch) -> CoreConfig {
         cluster_blocks: config.cluster_blocks.clone(),
         pod_blocks: config.pod_blocks.clone(),
         service_aliases: config.service_aliases.clone(),
+        dns_servers: config.dns_servers.clone(),
+        dns_service: config.dns_service.clone(),
         external_ips: config.external_ips,
         proxy_port: config.proxy_port,
         enable_policy: config.enable_policy,

@@ -11,6 +11,7 @@ use crate::{
     dnsproxy::BuiltinProxy,
     events::Events,
     health::Health,
+    resolver::task::ResolverHandle,
 };
 
 /// What the pages are about, in addition to the core and the proxies.
@@ -20,6 +21,8 @@ pub(super) struct About {
     pub(super) damaged: Arc<Vec<String>>,
     pub(super) conditions: Conditions,
     pub(super) builtin: Option<Arc<BuiltinProxy>>,
+    /// Where names of EgressFirewalls are refreshed.
+    pub(super) resolver: Option<ResolverHandle>,
 }
 
 /// Starts them.
@@ -29,6 +32,7 @@ pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageList
         damaged,
         conditions,
         builtin,
+        resolver,
     } = about;
     let (tasks, stop) = (&rim.tasks, &rim.stop);
     let events = Events::default();
@@ -47,6 +51,7 @@ pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageList
         damaged: Arc::clone(&damaged),
         conditions: conditions.clone(),
         cluster: cluster.clone(),
+        resolver: resolver.clone(),
     };
     tasks.spawn(admin.serve(listeners.admin, tasks.clone(), stop.clone()));
     if let Some(listener) = listeners.cni {
@@ -70,6 +75,7 @@ pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageList
             builtin: builtin.as_ref().map(|proxy| proxy.stats().clone()),
             conditions,
             cluster,
+            resolver,
         };
         tasks.spawn(health.serve(listener, tasks.clone(), stop.clone()));
     }

@@ -30,6 +30,7 @@ use crate::{
     own_interfaces::{self, OwnInterfaces},
     policy::source::{dir::PolicyDir, last_good::LastGood},
     relay,
+    resolver::store::feed::Feed,
     watched_dir::WatchedDir,
 };
 
@@ -42,6 +43,8 @@ pub(super) struct From {
     /// Endpoints of the last run on this boot.
     pub(super) endpoints: Vec<EndpointSpec>,
     pub(super) gate: Option<Box<dyn Gate>>,
+    /// Takes DNSNameResolver objects of the cluster.
+    pub(super) names: Option<Arc<Feed>>,
     pub(super) api: Option<Api>,
 }
 
@@ -74,6 +77,7 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
         policies,
         endpoints,
         gate,
+        names,
         api,
     } = from;
     let interfaces = own_interfaces::list().context("listing the node's addresses")?;
@@ -98,6 +102,7 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
         cluster: watches,
         stored: (state, origin),
         local,
+        names,
     };
     document_source::start(sources, book, &rim.core, &rim.tasks, &rim.stop);
     Ok(Started { endpoints, cluster })

@@ -19,6 +19,7 @@ use crate::{
         lint,
         network_policy::blocks_without_pods,
         parse::parse_documents,
+        source::dir::TWICE,
     },
     watched_dir,
 };
@@ -64,7 +65,33 @@ fn read_documents(files: &[PathBuf]) -> Result<Vec<ReadFile>> {
         let documents = parse_documents(&text, &name);
         read.push((name, documents));
     }
+    refuse_second_firewalls(&mut read);
     Ok(read)
+}
+
+/// Refuses each EgressFirewall of a namespace except the first, as the agent does.
+fn refuse_second_firewalls(read: &mut [ReadFile]) {
+    let mut first: BTreeMap<String, String> = BTreeMap::new();
+    for (name, documents) in read {
+        for slot in documents {
+            let Ok(document) = &*slot else { continue };
+            if !document.is_firewall() {
+                continue;
+            }
+            let key = document.key.clone();
+            let Some(file) = first.get(&key) else {
+                first.insert(key, name.clone());
+                continue;
+            };
+            *slot = Err(PolicyError {
+                source_name: name.clone(),
+                key: Some(key),
+                field: "metadata.name".to_owned(),
+                reason: format!("{file} has an EgressFirewall of this namespace already"),
+                remedy: TWICE.to_owned(),
+            });
+        }
+    }
 }
 
 /// The verdict on each document; its warnings consider the valid documents of all files.
@@ -203,4 +230,38 @@ fn warnings(document: &PolicyDocument, all: &[&PolicyDocument]) -> Vec<String> {
         .chain(lint::labels_of_no_identity(document, |l| FILTER.keeps(l)))
         .chain(missing)
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIREWALL: &str = "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\n\
+                            metadata: {name: default, namespace: shop}\nspec: {egress: []}\n";
+
+    #[test]
+    fn a_second_egress_firewall_of_a_namespace_is_refused() {
+        let file = |name: &str, text: &str| (name.to_owned(), parse_documents(text, name));
+        let other = FIREWALL.replace("shop", "bank");
+        let mut read = [
+            file("a.yaml", &format!("{FIREWALL}---\n{other}---\n{FIREWALL}")),
+            file("b.yaml", FIREWALL),
+        ];
+        refuse_second_firewalls(&mut read);
+        let checked = check(&read);
+        let valid: Vec<Vec<bool>> = checked
+            .iter()
+            .map(|file| file.documents.iter().map(|d| d.valid).collect())
+            .collect();
+        assert_eq!(valid, [vec![true, true, false], vec![false]]);
+        assert_eq!(
+            checked[1].documents[0].error.as_deref(),
+            Some(
+                "b.yaml (EgressFirewall/shop/default): metadata.name: a.yaml has an \
+                 EgressFirewall of this namespace already; rename or remove one of the two; of \
+                 two EgressFirewalls, put all rules into one"
+            )
+        );
+        assert!(fail_if_refused(&checked).is_err());
+    }
 }

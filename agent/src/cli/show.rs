@@ -6,18 +6,22 @@ use anyhow::Result;
 use dns_policy::boot_time::BootTime;
 use serde::Serialize;
 
+use super::resolver;
 use super::table::{list, maybe, render};
 use crate::{
     admin::model::{Policies, Status},
     config::args::Output,
     core::snapshot::{
-        Counters, EndpointView, IdentityView, IpcacheView, LimitView, NameView, Reconciled,
-        SelectorView, Summary,
+        Counters, EndpointView, FirewallSummary, IdentityView, IpcacheView, LimitView, NameView,
+        Reconciled, SelectorView, Summary,
     },
     datapath::{quota::QuotaView, upkeep::RepairsView},
     kubernetes::health::ClusterView,
     proxies::ProxyView,
 };
+
+/// DNS servers that a line of `status` lists.
+const SERVERS: usize = 4;
 
 /// Prints `value` as asked. A reader that closed the pipe is no error.
 pub(crate) fn print<T: Serialize + ?Sized>(
@@ -76,6 +80,13 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
         ("Policies", policy_counts(summary)),
     ];
     rows.extend(cluster_counts(summary).map(|counts| ("Objects", counts)));
+    rows.extend(firewalls(&summary.firewalls).map(|counts| ("Egress firewalls", counts)));
+    rows.extend(
+        status
+            .resolver
+            .as_ref()
+            .map(|view| ("Resolver", resolver::state(view))),
+    );
     rows.extend([
         ("Identities", identity_counts(summary)),
         ("Ipcache", ipcache_use(summary)),
@@ -121,6 +132,32 @@ fn cluster_counts(summary: &Summary) -> Option<String> {
              NetworkPolicies"
         )
     })
+}
+
+/// None without EgressFirewalls.
+fn firewalls(summary: &FirewallSummary) -> Option<String> {
+    let FirewallSummary {
+        firewalls,
+        rules,
+        names,
+        addresses,
+        trusted_dns,
+        ..
+    } = summary;
+    if *firewalls == 0 {
+        return None;
+    }
+    let dns = match trusted_dns.as_slice() {
+        [] => "none".to_owned(),
+        all if all.len() <= SERVERS => all.join(", "),
+        all => {
+            let first = all.get(..SERVERS).unwrap_or_default().join(", ");
+            format!("{first} and {} more", all.len() - SERVERS)
+        }
+    };
+    Some(format!(
+        "{firewalls} ({rules} rules), {names} names with {addresses} addresses, trusted DNS {dns}"
+    ))
 }
 
 /// A line for each row, the values below each other.
@@ -338,11 +375,16 @@ fn enforced(endpoint: &EndpointView) -> String {
 fn enforced_why(endpoint: &EndpointView) -> String {
     let restricted = endpoint.egress_enforced || endpoint.ingress_enforced;
     let mode = endpoint.enable_policy.as_str();
+    let mut policies = endpoint.policies.iter();
+    let has_firewall = policies.any(|key| key.starts_with("EgressFirewall/"));
     let why = match (restricted, mode) {
         (true, "always") => " (enable-policy is always)",
         (true, _) => "",
         (false, "never") => ": enable-policy is never",
         (false, _) if endpoint.policies.is_empty() => ": no policy selects it",
+        (false, _) if has_firewall => {
+            ": no policy restricts it, and its EgressFirewall drops what a Deny rule covers"
+        }
         (false, _) => ": no policy that selects it restricts it",
     };
     format!("{}{why}", enforced(endpoint))

@@ -16,6 +16,7 @@ use crate::{
         ask::{self, Peer, Step, To, Trace},
         parse::parse_documents,
         repository::Repository,
+        trace::after_tier,
     },
     selector::selector::Subject,
     source_event::SourceEvent,
@@ -148,5 +149,9 @@ fn line(text: &mut String, step: &Step) {
             by(&step.other_ports)
         ),
     };
+    let said = after_tier(step.tier.as_ref(), said);
     text.push_str(&format!("  {state:7}  {:8} {peer}{said}\n", step.step));
 }
+
+#[cfg(test)]
+mod tests;

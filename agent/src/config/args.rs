@@ -60,6 +60,9 @@ pub enum Command {
     /// List or remove names learned from DNS answers
     #[command(subcommand)]
     Fqdn(FqdnCommand),
+    /// List names of EgressFirewalls that are looked up again before they expire, and look one up
+    #[command(subcommand)]
+    Resolver(ResolverCommand),
     /// Print the pinned BPF maps; works without a running agent. Needs root
     #[command(subcommand)]
     Bpf(BpfCommand),
@@ -272,6 +275,27 @@ pub enum FqdnCacheCommand {
         /// Only names that match this matchPattern; default: all names
         #[arg(long)]
         matchpattern: Option<String>,
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+}
+
+/// `resolver …`
+#[derive(Debug, Subcommand)]
+pub enum ResolverCommand {
+    /// List DNSNameResolver objects
+    List(ClientArgs),
+    /// Show the names of one object: addresses with the rest of their TTLs, failures, the next look-up, and where the addresses come from
+    Get {
+        /// A name, with or without its final dot, or the name of an object
+        name: String,
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+    /// Look a name up at the trusted DNS servers now. The agent that writes objects adds the result to those of the name
+    Lookup {
+        /// The name
+        name: String,
         #[command(flatten)]
         client: ClientArgs,
     },

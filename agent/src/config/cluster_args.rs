@@ -82,6 +82,7 @@ pub struct ClusterArgs {
     /// CiliumNode documents count too; several with commas
     #[arg(
         long,
+        visible_alias = "cluster-cidr",
         value_name = "CIDR",
         value_delimiter = ',',
         value_parser = block,

@@ -7,7 +7,7 @@ use dns_policy::{duration, reject_code::RejectCode};
 
 use super::{
     MaxIdentities, args::ADMIN_SOCKET, cluster_args::ClusterArgs, cni_args::CniArgs,
-    relay_args::FollowArgs,
+    firewall_args::FirewallArgs, relay_args::FollowArgs, resolver_args::ResolverArgs,
 };
 use crate::{
     datapath::kernel::MapSizes,
@@ -35,6 +35,10 @@ pub struct RunArgs {
     pub cluster: ClusterArgs,
     #[command(flatten)]
     pub follow: FollowArgs,
+    #[command(flatten)]
+    pub firewalls: FirewallArgs,
+    #[command(flatten)]
+    pub resolver: ResolverArgs,
     #[command(flatten)]
     pub cni: CniArgs,
     /// Directory of endpoint documents (YAML or JSON); the agent applies every change in it

@@ -11,8 +11,8 @@
 //! - where there is no such combination, an address keeps what it has of that, a new one gets the
 //!   label of one of its selectors.
 //!
-//! Whatever else its labels say (blocks, and so what denies) is always in force, and no label
-//! outlives its name. A single selector's identity, and combinations in force that get a block's
+//! Whatever else its labels say (blocks and names that EgressFirewalls deny, and so what denies) is
+//! always in force, and no label outlives its name. A single selector's identity, and combinations in force that get a block's
 //! label, come from policy and not from answers: they are never refused. Nor is the rest of
 //! a combination when a name is removed: it replaces one in use. Mappings of such an address count as
 //! not realised and get no lease. What has to wait is tried again when an identity of names has
@@ -29,7 +29,7 @@ use super::{
     identity_budget::{is_combination, is_name},
     state::State,
 };
-use crate::labels::{Label, LabelSet};
+use crate::labels::{DNS_NAME, Label, LabelSet};
 
 /// Identities among which the nearest is looked for, the latest first: so long a look may take for
 /// one address.
@@ -62,14 +62,14 @@ impl State {
             now.or_else(|| self.numbers.withheld_labels(id))
         });
         let part = self.nearest(labels, has).unwrap_or_else(|| {
-            let others = labels.iter().filter(|label| !is_name(label));
+            let others = labels.iter().filter(|label| !self.may_be_left_out(label));
             let mut names: Vec<&Label> = has
                 .iter()
-                .flat_map(|has| has.iter().filter(is_name))
+                .flat_map(|has| has.iter().filter(|label| self.may_be_left_out(label)))
                 .filter(|name| within([*name].into_iter(), labels))
                 .collect();
             if names.is_empty() {
-                names.extend(labels.iter().find(is_name));
+                names.extend(labels.iter().find(|label| self.may_be_left_out(label)));
             }
             LabelSet::new(others.chain(names).cloned().collect())
         });
@@ -97,7 +97,11 @@ impl State {
     /// The largest known combination of these names, with all other labels, that has every
     /// label of theirs that the prefix has.
     fn nearest(&self, labels: &LabelSet, has: Option<&LabelSet>) -> Option<LabelSet> {
-        let others = labels.iter().filter(|label| !is_name(label)).count();
+        let others = |labels: &LabelSet| {
+            let others = labels.iter().filter(|label| !self.may_be_left_out(label));
+            others.count()
+        };
+        let wanted = others(labels);
         let kept = |known: &LabelSet| {
             let has = has.into_iter().flat_map(LabelSet::iter);
             within(
@@ -108,12 +112,15 @@ impl State {
         let known = self.numbers.budget().latest().take(CONSIDERED);
         let known = known
             .filter_map(|id| self.numbers.local_labels(id))
-            .filter(|known| {
-                known.iter().filter(|label| !is_name(label)).count() == others
-                    && within(known.iter(), labels)
-                    && kept(known)
-            });
+            .filter(|known| others(known) == wanted && within(known.iter(), labels) && kept(known));
         known.max_by_key(|known| known.as_slice().len()).cloned()
+    }
+
+    /// Whether the label is that of a name, and no firewall denies the name: without the label a
+    /// packet would pass.
+    fn may_be_left_out(&self, label: &Label) -> bool {
+        let is_denied = label.source() == DNS_NAME && self.resolved.used().is_denied(label);
+        is_name(&label) && !is_denied
     }
 
     /// Looks again at prefixes that wait, some at a time, once an identity of names has come or

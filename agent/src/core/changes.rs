@@ -208,7 +208,7 @@ impl State {
         self.publication.begin_revision();
         let stage = Stage::Labels(0);
         let moves = Moves::default();
-        if let Some((owner, labels)) = new.as_deref().map(|new| self.says(&key, new)) {
+        if let Some((owner, labels)) = new.as_deref().map(|new| self.says(new)) {
             for (prefix, labels) in labels {
                 self.ipcache
                     .claim(prefix, owner.clone(), Claim::Labels(labels));
@@ -231,6 +231,9 @@ impl State {
         let next = match &mut change.stage {
             Stage::Labels(registered) => {
                 let all = self.each_selector(change.new.as_ref(), registered, Self::register);
+                if all {
+                    self.relabel_if_synced();
+                }
                 self.note_moves(&mut change.moves);
                 let all = all && self.move_some(plan, &mut change.moves);
                 all.then(|| Stage::Rules(self.replace(&change)))
@@ -242,6 +245,9 @@ impl State {
             }
             Stage::Leftovers(unregistered) => {
                 let all = self.each_selector(change.old.as_ref(), unregistered, Self::unregister);
+                if all {
+                    self.relabel_if_synced();
+                }
                 self.note_moves(&mut change.moves);
                 if all && self.move_some(plan, &mut change.moves) {
                     self.policy.changes_mut().files = Files::Due;
@@ -273,6 +279,13 @@ impl State {
             self.policy.changes_mut().spend(SELECTOR);
         }
         true
+    }
+
+    /// Labels the addresses of names that firewalls use, once names of the run before are complete.
+    fn relabel_if_synced(&mut self) {
+        if self.restoration.is_synced() {
+            self.relabel_resolved();
+        }
     }
 
     /// Notes prefixes whose labels changed.
@@ -357,17 +370,18 @@ impl State {
     }
 
     /// What a document says of blocks, and as whom.
-    fn says(&self, key: &str, document: &PolicyDocument) -> (Owner, BTreeMap<IpNet, LabelSet>) {
-        let (source, labels) = document.labels(self.config.node_name.as_deref());
-        (Owner::Object(source, key.into()), labels)
+    pub(super) fn says(&self, document: &PolicyDocument) -> (Owner, BTreeMap<IpNet, LabelSet>) {
+        let own = self.config.node_name.as_deref();
+        let (source, labels) = document.labels(own, &|key| self.nodes.asks_for(key));
+        (Owner::Object(source, document.key.as_str().into()), labels)
     }
 
     fn unclaim_blocks(&mut self, change: &Change) {
         let Some(old) = change.old.as_deref() else {
             return;
         };
-        let (owner, old) = self.says(&change.key, old);
-        let new = change.new.as_deref().map(|new| self.says(&change.key, new));
+        let (owner, old) = self.says(old);
+        let new = change.new.as_deref().map(|new| self.says(new));
         let kept = |prefix: &&IpNet| {
             let new = new.as_ref();
             new.is_some_and(|(_, labels)| labels.contains_key(*prefix))

@@ -20,9 +20,9 @@ use super::{
 };
 use crate::{
     datapath::plan::Step,
-    fqdn::cleaned::Cleaning,
+    fqdn::{cache::NamePair, cleaned::Cleaning, firewall_names},
     ipcache::metadata::{Claim, Owner},
-    labels::{FQDN, Label, LabelSet},
+    labels::{CLOSED_NAME, DNS_NAME, FQDN, Label, LabelSet},
 };
 
 /// A cleaned pair that stays until its leases were given back.
@@ -92,18 +92,21 @@ impl State {
             }
         }
         let mut revoke: BTreeMap<_, Vec<IpAddr>> = Default::default();
-        let known = match cleaned.endpoint() {
-            Some(_) => Vec::new(),
-            None => self
-                .learned
-                .names
-                .forget_known(|name| cleaned.is_of_name(name)),
+        let (known, alone) = match cleaned.endpoint() {
+            Some(_) => (Vec::new(), Vec::new()),
+            None => (
+                self.learned
+                    .names
+                    .forget_known(|name| cleaned.is_of_name(name)),
+                self.resolved_alone(|name| cleaned.is_of_name(name)),
+            ),
         };
+        self.forget_answers(&alone);
         self.learned.closed.add(cleaned, self.now);
         for (name, address) in known {
             self.forget_restored(&name, address);
             let gone = self.learned.names.release(&name, address, self.now);
-            self.unlabel(gone.into_iter().collect());
+            self.clear(gone);
             if self.note_revoking(&name, address) {
                 revoke.entry(name).or_default().push(address);
             }
@@ -112,7 +115,7 @@ impl State {
             // What a restart kept of the address goes too.
             self.forget_restored(&name, address);
             let gone = self.learned.names.forget(id, &name, address, self.now);
-            self.unlabel(gone.into_iter().collect());
+            self.clear(gone);
             if self.note_revoking(&name, address) {
                 revoke.entry(name).or_default().push(address);
             }
@@ -123,6 +126,13 @@ impl State {
         }
     }
 
+    /// Takes all labels of a pair that is gone.
+    pub(super) fn clear(&mut self, gone: Option<NamePair>) {
+        let gone: Vec<_> = gone.into_iter().collect();
+        self.forget_answers(&gone);
+        self.unlabel(gone);
+    }
+
     /// Removes this name's part of the labels that a restart restored for an address. The other
     /// names for which it is kept are not known yet.
     pub(super) fn forget_restored(&mut self, name: &Fqdn, address: IpAddr) {
@@ -131,13 +141,17 @@ impl State {
         let Some(kept) = metadata.and_then(|m| m.labels_by(&Owner::Restored)) else {
             return;
         };
-        let of_name = |label: &Label| {
-            let rule = NameRule::Pattern(label.key().to_owned());
-            label.source() == FQDN
-                && SelectorMatcher::compile(&rule).is_ok_and(|matcher| matcher.matches(name))
+        let of_name = |label: &Label| match label.source() {
+            FQDN => {
+                let rule = NameRule::Pattern(label.key().to_owned());
+                SelectorMatcher::compile(&rule).is_ok_and(|matcher| matcher.matches(name))
+            }
+            DNS_NAME | CLOSED_NAME => firewall_names::means(label.key(), name),
+            _ => false,
         };
+        let is_name = |label: &Label| matches!(label.source(), FQDN | DNS_NAME | CLOSED_NAME);
         let left: Vec<Label> = kept.iter().filter(|l| !of_name(l)).cloned().collect();
-        if left.iter().any(|label| label.source() == FQDN) {
+        if left.iter().any(is_name) {
             let left = Claim::Labels(LabelSet::new(left));
             self.ipcache.claim(prefix, Owner::Restored, left);
         } else {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
@@ -23,6 +23,9 @@ use crate::{
     policy::mode::PolicyMode,
 };
 
+/// The usual DNS Service, whose addresses NodeLocal DNSCache serves.
+pub(crate) const DNS_SERVICE: &str = "kube-system/kube-dns";
+
 /// Settings of the core. [`CoreConfig::default`] holds the product's defaults.
 #[derive(Clone, Debug)]
 pub struct CoreConfig {
@@ -41,6 +44,10 @@ pub struct CoreConfig {
     pub pod_blocks: Vec<IpNet>,
     /// Addresses beside those of its document that a Service has: (address, `namespace/name`).
     pub service_aliases: Vec<(IpAddr, String)>,
+    /// DNS servers whose answers count for EgressFirewalls; empty = those of `dns_service`.
+    pub dns_servers: Vec<SocketAddr>,
+    /// The DNS Service, `namespace/name`.
+    pub dns_service: String,
     /// Whether `spec.externalIPs` of Services count.
     pub external_ips: ExternalIps,
     /// Port of the DNS proxy.
@@ -104,6 +111,8 @@ impl Default for CoreConfig {
             cluster_blocks: Vec::new(),
             pod_blocks: Vec::new(),
             service_aliases: Vec::new(),
+            dns_servers: Vec::new(),
+            dns_service: DNS_SERVICE.to_owned(),
             external_ips: ExternalIps::Judge,
             proxy_port: 10094,
             enable_policy: PolicyMode::Default,

@@ -50,9 +50,10 @@ impl Core {
             };
             let peer = packet.remote_identity;
             let flow = (id, direction == FlowDirection::Egress, peer, port);
-            let rules = judged
-                .entry(flow)
-                .or_insert_with(|| self.peer(id, direction, IdentityId(peer), Some(port)).by);
+            let rules = judged.entry(flow).or_insert_with(|| {
+                let found = self.peer(id, direction, IdentityId(peer), Some(port));
+                found.deciding()
+            });
             packet.rules.clone_from(rules);
         }
     }

@@ -179,8 +179,8 @@ impl State {
             ),
             _ => format!(
                 "there is no document Pod/{pod}: with --kubernetes correct the name, or wait until the \
-                 API server answers; without it put the document into --policy-dir (`kubectl get pod -o \
-                 yaml` prints it)"
+                 API server or a relay answers; without it put the document into --policy-dir \
+                 (`kubectl get pod -o yaml` prints it)"
             ),
         };
         self.endpoints.wait(spec, reason);

@@ -1,6 +1,6 @@
 //! Events to the core, and its effects.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use dns_policy::{
     boot_time::BootTime,
@@ -20,6 +20,7 @@ use crate::{
         document::{PolicyDocument, PolicyError},
         source::PolicyChange,
     },
+    resolver::{Observation, ResolvedName, TrustedServers, WantedNames},
     source_event::SourceEvent,
 };
 
@@ -48,6 +49,9 @@ pub enum Event {
     /// Changes of the numbers that the cluster has for label sets of pods, in order. The key is the
     /// number.
     Identities(Vec<SourceEvent<CiliumIdentity>>),
+    /// Changes of what objects of the resolver's store say, in order. The key is
+    /// [`ResolvedName::key`].
+    Resolved(Vec<SourceEvent<ResolvedName>>),
     /// What the author of the cluster's objects should know; replaces the list before.
     ClusterWarnings(Vec<String>),
     /// How many namespaces have an object.
@@ -119,6 +123,15 @@ pub enum Effect {
     SnapshotReady,
     /// Tell every stream to drop leases and to acknowledge.
     Revoke(Revocation),
+    /// An answer counts for EgressFirewalls.
+    Observed(Observation),
+    /// The names that EgressFirewalls use, or the DNS servers whose answers count, are these now.
+    Resolver {
+        /// The names.
+        names: Arc<WantedNames>,
+        /// The servers.
+        servers: Arc<TrustedServers>,
+    },
 }
 
 /// Leases to be dropped.

@@ -2,11 +2,19 @@
 //! is allowed:
 //!
 //! 1. checkpoints of new identities,
-//! 2. policy maps: denies, redirects, allows; new endpoints: file first, then the whole map,
+//! 2. policy maps: tables of ordered rules; then denies, redirects, allows; new endpoints: file
+//!    first, then the whole map,
 //! 3. `cilium_lxc`,
 //! 4. ipcache: longest prefixes first, then removals, shortest first,
 //! 5. programs; the remaining entries of removed endpoints,
-//! 6. policy maps: entries that are no longer used: allows, redirects, denies.
+//! 6. policy maps: entries that are no longer used: allows, redirects, denies; then those of tables.
+//!
+//! A table ([`tier`]) is written longest prefix first, and entries that it replaces go shortest
+//! first. While all lengths from L on are written, the longest entry for a packet is either one of
+//! the new table that is its longest there, or one of the old entries that is the longest of these.
+//! So each packet meets the old verdict or the new one. A new table comes before the entries for
+//! everyone, and one that goes stays until after them: whatever these say in between, no table
+//! falls through to them.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +22,7 @@ use ipnet::IpNet;
 use shared_maps::{
     EndpointId, IdentityId,
     ipcache::IpcacheValue,
-    policy::{PolicyKey, PolicyValue},
+    policy::{EGRESS, PolicyKey, PolicyValue},
 };
 
 use super::{hold::HELD, plan::Plan, rollback::Undo, state::State};
@@ -22,7 +30,10 @@ use crate::{
     datapath::plan::Step,
     endpoint::{endpoint::DirtyPeers, policy_map::PolicyMap},
     ipcache::table::key_of,
-    policy::compute,
+    policy::compute::{
+        self,
+        tier::{self, is_of_table},
+    },
 };
 
 /// Prefixes that one round moves: while it lasts, old and new identities both exist.
@@ -206,6 +217,8 @@ impl State {
             _ => map.peers().chain(subject.peers()).collect(),
         };
         let (mut sets, mut unsets) = (Vec::new(), Vec::new());
+        let mut replaced = Vec::new();
+        let has_tier = subject.has_tier();
         let nothing = compute::Entries::new();
         for peer in &peers {
             let wanted = subject.entries(*peer).unwrap_or(&nothing);
@@ -216,24 +229,43 @@ impl State {
             {
                 sets.push((*key, *value, has.get(key).copied()));
             }
-            let gone = has.iter().filter(|(key, _)| !wanted.contains_key(key));
-            unsets.extend(gone.map(|(key, value)| (id, *key, *value)));
+            let gets_table = has_tier && tier::is_table(*peer, wanted);
+            for (key, value) in has.iter().filter(|(key, _)| !wanted.contains_key(key)) {
+                match gets_table && key.egress == EGRESS {
+                    true => replaced.push((*key, *value)),
+                    false => unsets.push((id, *key, *value)),
+                }
+            }
         }
         let added = sets.iter().filter(|(_, _, old)| old.is_none()).count();
         let needed = endpoint.policy_entries() + added;
         let revision = subject.revision();
         let room = self.policy_map_max(id);
+        // A map without entries drops every packet: none of them may pass by an entry for everyone.
+        let is_empty = map.len() == 0;
         if added > 0 && needed > room {
+            let meanwhile = match is_empty {
+                true => "no packet of it passes",
+                false => "the policy before it stays in force",
+            };
             let problem = format!(
-                "its policy needs {needed} map entries at once, the map takes {room}: the policy \
-                 before it stays in force; use fewer or broader rules (a map keeps the size it \
-                 was made with: a larger --bpf-policy-map-max is for endpoints added later)"
+                "its policy needs {needed} map entries at once, the map takes {room}: {meanwhile}; \
+                 use fewer or broader rules (a map keeps the size it was made with: a larger \
+                 --bpf-policy-map-max is for endpoints added later)"
             );
-            blocked.extend(peers.iter().filter(|peer| {
-                sets.iter()
-                    .any(|(key, value, _)| key.sec_label == peer.0 && value.is_deny())
-            }));
+            if !is_empty {
+                let denies = sets.iter().filter(|(_, value, _)| value.is_deny());
+                blocked.extend(denies.map(|(key, ..)| IdentityId(key.sec_label)));
+            }
+            if is_new {
+                self.file(plan, id);
+                self.step(plan, Step::CreatePolicyMap(id), Undo::CreatedMap(id));
+            }
             if let Some(endpoint) = self.endpoints.get_mut(id) {
+                endpoint.policy_map.get_or_insert_default();
+                if is_empty {
+                    endpoint.dirty_peers = DirtyPeers::All;
+                }
                 endpoint.problem = Some(problem);
             }
             return;
@@ -243,16 +275,17 @@ impl State {
             self.step(plan, Step::CreatePolicyMap(id), Undo::CreatedMap(id));
         }
         sets.sort_by_key(|(key, value, _)| (set_order(key, value), *key));
+        replaced.sort_by_key(|(key, _)| (key.prefix_len, *key));
+        let tables = sets.partition_point(|(_, value, _)| is_of_table(value));
+        let others = sets.split_off(tables);
         for (key, value, old) in sets {
-            self.step(
-                plan,
-                Step::SetPolicy(id, key, value),
-                Undo::Policy(id, key, old),
-            );
-            if let Some(endpoint) = self.endpoints.get_mut(id) {
-                let map = endpoint.policy_map.get_or_insert_default();
-                map.put(key, Some(value));
-            }
+            self.put_policy(plan, id, key, (Some(value), old));
+        }
+        for (key, old) in replaced {
+            self.put_policy(plan, id, key, (None, Some(old)));
+        }
+        for (key, value, old) in others {
+            self.put_policy(plan, id, key, (Some(value), old));
         }
         if let Some(endpoint) = self.endpoints.get_mut(id) {
             endpoint.policy_map.get_or_insert_default();
@@ -261,6 +294,24 @@ impl State {
             endpoint.policy_revision = revision;
         }
         removals.extend(unsets);
+    }
+
+    /// Plans the change of an entry: what it has to be, and what it was.
+    fn put_policy(
+        &mut self,
+        plan: &mut Plan,
+        id: EndpointId,
+        key: PolicyKey,
+        (value, old): (Option<PolicyValue>, Option<PolicyValue>),
+    ) {
+        let step = match value {
+            Some(value) => Step::SetPolicy(id, key, value),
+            None => Step::UnsetPolicy(id, key),
+        };
+        self.step(plan, step, Undo::Policy(id, key, old));
+        if let Some(endpoint) = self.endpoints.get_mut(id) {
+            endpoint.policy_map.get_or_insert_default().put(key, value);
+        }
     }
 
     /// Adds entries of identities that were just forgotten: their removal needs no round more.
@@ -432,19 +483,25 @@ impl State {
     }
 }
 
-/// Order in which entries are set; they are removed in the reverse. The deny of a Service is for all
-/// of its ports, except those with an entry: these come before it.
+/// Order in which entries are set; they are removed in the reverse. Entries of tables come before
+/// all others, longest prefix first. The deny of a Service is for all of its ports, except those with
+/// an entry: these come before it.
 pub(super) fn set_order(key: &PolicyKey, value: &PolicyValue) -> u8 {
-    if value.is_deny() {
-        1
+    if is_of_table(value) {
+        LONGEST - key.lpm_len().min(LONGEST)
+    } else if value.is_deny() {
+        LAST - 2
     } else if IdentityId(key.sec_label).is_service() {
-        0
+        LAST - 3
     } else if value.proxy_port != shared_maps::Be16::ZERO {
-        2
+        LAST - 1
     } else {
         LAST
     }
 }
 
+/// Bits of protocol and port.
+const LONGEST: u8 = 24;
+
 /// Rank of the entries that are set last.
-const LAST: u8 = 3;
+const LAST: u8 = LONGEST + 4;

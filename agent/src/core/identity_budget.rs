@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, VecDeque};
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
-use crate::labels::{FQDN, Label, LabelSet};
+use crate::labels::{DNS_NAME, FQDN, Label, LabelSet};
 
 /// Prefixes that one retry looks at: each costs a look at every identity of names.
 const RETRIED: usize = 512;
@@ -33,7 +33,7 @@ pub(super) struct IdentityBudget {
 }
 
 pub(super) fn is_name(label: &&Label) -> bool {
-    label.source() == FQDN
+    matches!(label.source(), FQDN | DNS_NAME)
 }
 
 /// Whether answers made the label set: it has the labels of several names' selectors.

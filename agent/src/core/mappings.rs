@@ -15,10 +15,11 @@ use super::{
     endpoint_files::Undurable,
     event::{Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingResult},
     plan::{PendingResult, Plan},
+    resolved::Relevance,
     state::State,
 };
 use crate::{
-    fqdn::cache::Answer,
+    fqdn::{cache::Answer, resolved::Room},
     ipcache::metadata::{Claim, Owner},
 };
 
@@ -77,13 +78,32 @@ impl State {
         let mut leased =
             self.leases.is_open(event.stream) && lease_end > self.now && !self.is_crowded();
         let mut left_out = mapping.addresses.len().saturating_sub(TAKEN_ADDRESSES);
+        let relevance = self.relevance(mapping, times.ttl, times.seen);
+        // An answer that counts must not be released under the lease of one that does not.
+        leased &= relevance != Relevance::Untrusted;
         let labels = match self.learned.names.name(&mapping.name) {
             Some(entry) => entry.labels.clone(),
             None => self.policy.labels_of_name(&mapping.name),
         };
         let mut prefixes = Vec::with_capacity(mapping.addresses.len().min(TAKEN_ADDRESSES));
         for address in mapping.addresses.iter().copied().take(TAKEN_ADDRESSES) {
+            let until = times.expires.max(lease_end);
+            let room = match relevance {
+                Relevance::Counts if self.is_sound(address) => {
+                    let openness = self.openness(address);
+                    Some(self.resolved.room(&mapping.name, address, openness))
+                }
+                _ => None,
+            };
+            if room == Some(Room::Full) {
+                left_out += 1;
+                continue;
+            }
+            leased &= room != Some(Room::Scarce);
             if !self.may_learn(&mapping.name, address) {
+                if room.is_some() && self.resolve_name(&mapping.name, address, until, None) {
+                    prefixes.push(IpNet::from(address));
+                }
                 continue;
             }
             if !self
@@ -103,7 +123,16 @@ impl State {
                 ttl: times.ttl,
                 expires: times.expires,
                 lease_end: leased.then_some(lease_end),
+                trusted_until: match relevance.is_trusted() {
+                    true => until,
+                    false => BootTime(0),
+                },
             });
+            if room.is_some() {
+                let lease = leased.then_some(lease_end);
+                self.resolve_name(&mapping.name, address, until, lease);
+                prefixes.push(IpNet::from(address));
+            }
             if let Some(labels) = &labels {
                 let prefix = IpNet::from(address);
                 self.ipcache.claim(
@@ -260,6 +289,11 @@ impl State {
     /// Whether an address may carry a name's label: those of this node and of pods never do, nor
     /// those of refused prefixes.
     pub(super) fn is_plumbed(&self, address: IpAddr) -> bool {
+        self.is_sound(address) && self.config.refused_prefixes.covering(address).is_none()
+    }
+
+    /// Whether an address is that of one machine outside.
+    pub(super) fn is_sound(&self, address: IpAddr) -> bool {
         let sound = match address {
             IpAddr::V4(v4) => self.config.enable_ipv4 && !v4.is_broadcast(),
             IpAddr::V6(v6) => {
@@ -273,7 +307,6 @@ impl State {
             && !address.is_multicast()
             && !address.is_unspecified()
             && !self.ipcache.is_of_cluster(address)
-            && self.config.refused_prefixes.covering(address).is_none()
     }
 
     /// Fills in what became of the mappings once the plan ran.
@@ -330,7 +363,7 @@ impl State {
         for pending in self.leases.take_ended(now) {
             for address in pending.addresses {
                 let gone = self.learned.names.revoked(&pending.name, address, now);
-                self.unlabel(gone.into_iter().collect());
+                self.clear(gone);
             }
         }
     }
@@ -340,6 +373,7 @@ impl State {
         for (local, remote) in alive {
             if let Some(id) = self.endpoints.by_address(*local) {
                 self.learned.names.mark_alive(id, *remote, gc_start);
+                self.mark_resolved_alive(*remote, gc_start);
             }
         }
     }
@@ -348,12 +382,14 @@ impl State {
     pub(super) fn on_pass_complete(&mut self, gc_start: BootTime) {
         let expired = self.learned.names.scanned(gc_start, self.now);
         self.release(expired);
+        self.end_resolved_scan(gc_start);
     }
 
     /// Removes expired pairs, unless the inbox has a mapping that renews them.
     pub(super) fn expire(&mut self) {
         let expired = self.learned.names.expire(self.now);
         self.release(expired);
+        self.expire_resolved();
     }
 
     fn release(&mut self, expired: crate::fqdn::cache::Expired) {

@@ -3,9 +3,9 @@
 //! It owns all that waits for its outcome: [`crate::core::Core::commit`] takes it from here, and
 //! nothing of a plan is left in the core. Each step has exactly one undo.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use shared_maps::{EndpointId, IdentityId};
+use shared_maps::{EndpointId, IdentityId, policy::PolicyKey};
 
 use super::{
     endpoint_files::Undurable,
@@ -15,6 +15,7 @@ use super::{
 use crate::{
     datapath::plan::{Datapath, Step, StepError},
     labels::LabelSet,
+    policy::compute::is_within,
 };
 
 /// Ordered steps. Made by [`crate::core::Core::plan`], carried out by [`Plan::apply`], handed
@@ -154,6 +155,7 @@ struct FailedDeps {
     maps: BTreeSet<EndpointId>,
     denies: BTreeSet<EndpointId>,
     identities: BTreeSet<u32>,
+    entries: BTreeMap<(EndpointId, u32), Vec<PolicyKey>>,
 }
 
 impl FailedDeps {
@@ -174,6 +176,8 @@ impl FailedDeps {
                 if value.is_deny() {
                     self.denies.insert(*endpoint);
                 }
+                let of_peer = self.entries.entry((*endpoint, key.sec_label));
+                of_peer.or_default().push(*key);
             }
             // Its programs know the endpoint without it: an endpoint that the map has no room
             // for is held to its policy, and has no DNS.
@@ -189,14 +193,17 @@ impl FailedDeps {
     }
 
     /// Whether `step` would break an invariant after what failed: an identity in a map that
-    /// is not on disk, an allow without its deny, a prefix whose identity a policy map does
+    /// is not on disk, an allow without its deny, an entry without a longer one that shall come
+    /// before it, a prefix whose identity a policy map does
     /// not know, an identity forgotten while a prefix may still map to it, programs on an
     /// interface whose policy map is not whole.
     fn stops(&self, step: &Step, fresh: &BTreeSet<IdentityId>) -> bool {
         let unsaved = |identity: u32| self.checkpoint && fresh.contains(&IdentityId(identity));
         match step {
             Step::SetPolicy(endpoint, key, value) => {
-                unsaved(key.sec_label) || (!value.is_deny() && self.denies.contains(endpoint))
+                unsaved(key.sec_label)
+                    || (!value.is_deny() && self.denies.contains(endpoint))
+                    || self.lacks_longer(*endpoint, key)
             }
             Step::SetIpcache(_, value) => {
                 unsaved(value.sec_identity) || self.identities.contains(&value.sec_identity)
@@ -214,5 +221,12 @@ impl FailedDeps {
             Step::RemoveEndpoint(_) => self.lxc_left,
             _ => false,
         }
+    }
+
+    /// Whether the write of a longer entry failed that takes packets from this one.
+    fn lacks_longer(&self, endpoint: EndpointId, key: &PolicyKey) -> bool {
+        let failed = self.entries.get(&(endpoint, key.sec_label));
+        let mut failed = failed.into_iter().flatten();
+        failed.any(|longer| longer.egress == key.egress && is_within(longer, key))
     }
 }

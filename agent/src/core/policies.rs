@@ -25,6 +25,9 @@ impl State {
                 for prefix in cidr.except.iter().chain([&cidr.prefix]) {
                     self.ask_block(*prefix);
                 }
+                if cidr.nodes {
+                    self.ask_nodes_in(cidr.prefix);
+                }
             }
             Selector::Fqdn(fqdn) => {
                 self.policy.add_name_selector(fqdn);
@@ -36,6 +39,8 @@ impl State {
                     self.ask_block(*prefix);
                 }
             }
+            Selector::DnsName(name) => self.use_name(name),
+            Selector::Node(labels) => self.ask_node_labels(labels),
             Selector::Labels(_) | Selector::Entity(_) => {}
         }
     }
@@ -48,6 +53,9 @@ impl State {
             Selector::Cidr(cidr) => {
                 for prefix in cidr.except.iter().chain([&cidr.prefix]) {
                     self.drop_block(*prefix);
+                }
+                if cidr.nodes {
+                    self.drop_nodes_in(cidr.prefix);
                 }
             }
             Selector::Fqdn(fqdn) => {
@@ -62,6 +70,8 @@ impl State {
                     self.drop_block(*prefix);
                 }
             }
+            Selector::DnsName(name) => self.disuse_name(name),
+            Selector::Node(labels) => self.drop_node_labels(labels),
             Selector::Labels(_) | Selector::Entity(_) => {}
         }
     }
@@ -158,6 +168,7 @@ impl State {
     /// Takes labels off pairs that nothing keeps any more.
     pub(super) fn unlabel(&mut self, gone: Vec<NamePair>) {
         self.counters.pairs_removed += gone.len() as u64;
+        self.end_answers(&gone);
         for (name, address) in gone {
             self.ipcache
                 .unclaim(IpNet::from(address), &Owner::Name(name));

@@ -23,7 +23,7 @@ use crate::{
     fqdn::names::NameSelectors,
     labels::LabelSet,
     policy::{
-        compute::{self, DnsScope, Entries, RuleIndex},
+        compute::{self, DnsScope, Entries, Observed, RuleIndex},
         document::{PolicyDocument, PolicyError},
         mode::PolicyMode,
         model::EndpointPolicy,
@@ -104,11 +104,39 @@ impl Subject {
         self.revision
     }
 
+    /// Whether ordered rules are about it.
+    pub(super) fn has_tier(&self) -> bool {
+        self.rules.has_tier()
+    }
+
+    /// Which answers of DNS servers have to pass the proxy.
+    pub(super) fn observed(&self) -> Observed {
+        self.rules.observed()
+    }
+
     /// Renders the entries of one identity. True if they differ from those before.
     fn render(&mut self, peer: IdentityId, selectors: &SelectorCache, proxy_port: u16) -> bool {
         let entries = self
             .rules
             .entries(&self.policy, &self.labels, peer, selectors, proxy_port);
+        self.put(peer, entries)
+    }
+
+    /// Renders the entries for everyone, which comes before those of others.
+    fn render_everyone(&mut self, selectors: &SelectorCache, proxy_port: u16) -> Everyone {
+        let everyone = IdentityId::UNKNOWN;
+        let entries =
+            self.rules
+                .entries(&self.policy, &self.labels, everyone, selectors, proxy_port);
+        let tables = self.rules.follow_everyone(&entries);
+        Everyone {
+            entries: self.put(everyone, entries),
+            tables,
+        }
+    }
+
+    /// True if the entries differ from those before.
+    fn put(&mut self, peer: IdentityId, entries: Entries) -> bool {
         if entries.is_empty() {
             return self.entries.remove(&peer).is_some();
         }
@@ -124,6 +152,14 @@ impl Subject {
             }
         }
     }
+}
+
+/// What differs after the entries for everyone were rendered.
+struct Everyone {
+    /// These entries.
+    entries: bool,
+    /// Tables of ordered rules, which are made with them.
+    tables: bool,
 }
 
 /// Endpoints whose maps have to follow a change.
@@ -289,6 +325,19 @@ impl PolicyModel {
         self.subjects.get(&identity)
     }
 
+    /// Entries that ordered lists decide.
+    pub(super) fn tier_entries(&self) -> usize {
+        let lists = self.subjects.values().filter(|subject| subject.has_tier());
+        let entries = lists.map(|subject| {
+            let selections = subject.rules.tier_selectors();
+            let selections = selections.filter_map(|id| self.selectors.selections(id));
+            let peers: BTreeSet<IdentityId> = selections.flatten().copied().collect();
+            let entries = peers.iter().filter_map(|peer| subject.entries(*peer));
+            entries.map(Entries::len).sum::<usize>()
+        });
+        entries.sum()
+    }
+
     /// All subjects, by identity.
     pub(super) fn subjects(
         &self,
@@ -330,10 +379,11 @@ impl PolicyModel {
         subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors, &[]);
         subject.dns_is_dirty = true;
         subject.revision = revision;
-        let mut peers = BTreeSet::from([IdentityId::UNKNOWN, IdentityId::HOST]);
+        let mut peers = BTreeSet::from([IdentityId::HOST]);
         for id in subject.rules.selectors() {
             peers.extend(self.selectors.selections(id).into_iter().flatten());
         }
+        subject.render_everyone(&self.selectors, self.proxy_port);
         for peer in peers {
             subject.render(peer, &self.selectors, self.proxy_port);
         }
@@ -353,26 +403,40 @@ impl PolicyModel {
         let Some(subject) = self.subjects.get_mut(&identity) else {
             return Vec::new();
         };
+        let (selectors, port) = (&self.selectors, self.proxy_port);
         let change = subject.policy.put(key, &subject.labels, document);
-        subject.rules.follow(&change, &self.selectors);
-        let mut peers = BTreeSet::from([IdentityId::UNKNOWN, IdentityId::HOST]);
-        for selector in change.rules().flat_map(|rule| rule.selectors()) {
-            let id = self.selectors.id_of(selector);
-            let selections = id.and_then(|id| self.selectors.selections(id));
-            peers.extend(selections.into_iter().flatten());
-        }
+        let before = subject.rules.observed();
+        subject.rules.follow(&subject.policy, &change, selectors);
+        let observed_otherwise = subject.rules.observed() != before;
         let egress = change.egress.added.iter().chain(&change.egress.removed);
-        if egress.clone().any(|rule| subject.dns_scope.is_in(rule)) {
-            subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors, &[]);
+        let mut egress = egress.into_iter();
+        if observed_otherwise || egress.any(|rule| subject.dns_scope.is_in(rule)) {
+            subject.dns_scope = DnsScope::of(&subject.policy, selectors, &[]);
             subject.dns_is_dirty = true;
         }
         subject.revision = revision;
-        let (selectors, port) = (&self.selectors, self.proxy_port);
-        let peers = peers.into_iter();
-        let mut changed: Vec<IdentityId> = peers
-            .filter(|peer| subject.render(*peer, selectors, port))
+        let everyone = subject.render_everyone(selectors, port);
+        let mut used: Vec<SelectorId> = change
+            .selectors()
+            .filter_map(|selector| selectors.id_of(selector))
             .collect();
-        changed.extend(subject.follow_services(&changed, &self.services, port));
+        if observed_otherwise {
+            used.extend(subject.rules.selectors());
+        } else if everyone.tables {
+            used.extend(subject.rules.tier_selectors());
+        }
+        let selections = used.iter().filter_map(|id| selectors.selections(*id));
+        let mut peers: BTreeSet<IdentityId> = selections.flatten().copied().collect();
+        peers.insert(IdentityId::HOST);
+        let mut changed = Vec::new();
+        changed.extend(everyone.entries.then_some(IdentityId::UNKNOWN));
+        let peers = peers.into_iter();
+        changed.extend(peers.filter(|peer| subject.render(*peer, selectors, port)));
+        let services = match observed_otherwise {
+            true => subject.follow_services(&[IdentityId::UNKNOWN], &self.services, port),
+            false => subject.follow_services(&changed, &self.services, port),
+        };
+        changed.extend(services);
         changed
     }
 

@@ -21,9 +21,11 @@ use super::{
     identity_numbers::IdentityNumbers,
     leases::Leases,
     lxc_table::LxcTable,
+    node_selectors::NodeSelectors,
     plan::Plan,
     policy_model::PolicyModel,
     publication::Publication,
+    resolved::ResolvedNames,
     restoration::Restoration,
     retry::Retry,
     rollback::Undo,
@@ -34,7 +36,7 @@ use crate::{
     datapath::plan::Step,
     endpoint::config_file::EndpointFile,
     fqdn::{
-        cache::{Answer, Limits, NameCache},
+        cache::{Answer, Limits, NameCache, Trust},
         pre_cache::PreCached,
     },
     ipcache::{
@@ -42,7 +44,9 @@ use crate::{
         resolve::{World, cidr_label, cidr_of},
         table::{Ipcache, key_of, prefix_of},
     },
-    labels::{CIDR, CIDR_GROUP, FQDN, Label, LabelSet, RESERVED, SERVICE},
+    labels::{
+        CIDR, CIDR_GROUP, DNS_NAME, FQDN, Label, LabelSet, NODE, NODE_CIDR, RESERVED, SERVICE,
+    },
 };
 
 /// Source of the label that stands for the lost labels of a number.
@@ -75,6 +79,8 @@ impl State {
             ipcache: Ipcache::new(dual),
             numbers: IdentityNumbers::new(local.clone(), pods),
             policy: PolicyModel::new(config.enable_policy, config.proxy_port),
+            nodes: NodeSelectors::default(),
+            resolved: ResolvedNames::new(limits, config.ipcache_max),
             learned: Learned {
                 names: NameCache::new(limits),
                 closed: ClosedNames::default(),
@@ -102,6 +108,7 @@ impl State {
             .learned
             .closed
             .restore(cleaned, &state.config.boot_id, state.now);
+        state.refresh_servers();
         state.restore_pre_cached(&restored.pre_cache);
         state.restore(restored, &local);
         state
@@ -179,9 +186,12 @@ impl State {
                 .filter(|l| l.source() != CIDR || !shared.contains(&identity))
                 // Documents and the node speak before anything is resolved: a group, a node or
                 // an API server that went keeps nothing open.
-                .filter(|l| !matches!(l.source(), CIDR_GROUP | RESERVED))
+                .filter(|l| !matches!(l.source(), CIDR_GROUP | NODE | NODE_CIDR | RESERVED))
                 // The run before may have let answers label it.
-                .filter(|l| l.source() != FQDN || !self.config.refused_prefixes.covers(prefix))
+                .filter(|l| {
+                    !matches!(l.source(), FQDN | DNS_NAME)
+                        || !self.config.refused_prefixes.covers(prefix)
+                })
                 .cloned()
                 .collect();
             let own = Claim::Labels(LabelSet::new(own));
@@ -289,6 +299,12 @@ impl State {
                     ttl: entry.ttl,
                     expires: instant(entry.expires).max(at_least),
                     lease_end: None,
+                    trusted_until: match entry.trusted_until {
+                        0 => BootTime(0),
+                        // An answer of another server keeps the pair for longer.
+                        until if until < entry.expires => instant(until),
+                        until => instant(until).max(at_least),
+                    },
                 });
             }
         }
@@ -305,9 +321,12 @@ impl State {
                     cleaned = true;
                     continue;
                 }
-                self.learned
-                    .names
-                    .restore_zombie(file.id, name, entry.address, alive, pending);
+                let trust = match entry.trusted.contains(name) {
+                    true => Trust::Trusted,
+                    false => Trust::Untrusted,
+                };
+                let names = &mut self.learned.names;
+                names.restore_zombie(file.id, name, entry.address, alive, pending, trust);
             }
         }
         if cleaned {

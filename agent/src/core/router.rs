@@ -1,7 +1,10 @@
 //! From the documents of `--policy-dir` to events: policies go to the core as they are, objects of
 //! the cluster through the `Book`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::event::Event;
 use crate::{
@@ -10,6 +13,7 @@ use crate::{
         labels::LabelFilter,
         local_pods::LocalPods,
     },
+    name_objects::object::{self, Resolver},
     policy::{
         document::{Body, PolicyDocument},
         lint,
@@ -36,6 +40,8 @@ pub struct Router {
     filtered: BTreeMap<String, Vec<String>>,
     warnings: Vec<String>,
     namespaces: usize,
+    /// Changes of DNSNameResolvers.
+    names: Vec<SourceEvent<Arc<Resolver>>>,
 }
 
 /// Which parts of the agent a document is for.
@@ -43,6 +49,12 @@ struct Parts {
     core: bool,
     book: bool,
 }
+
+/// Of documents that are for neither the core nor the book.
+const NEITHER: Parts = Parts {
+    core: false,
+    book: false,
+};
 
 fn parts(document: &PolicyDocument) -> Parts {
     match &document.body {
@@ -63,6 +75,7 @@ fn parts(document: &PolicyDocument) -> Parts {
             core: false,
             book: true,
         },
+        Body::NameResolver(_) => NEITHER,
     }
 }
 
@@ -83,6 +96,7 @@ impl Router {
             filtered: BTreeMap::new(),
             warnings: Vec::new(),
             namespaces: 0,
+            names: Vec::new(),
         }
     }
 
@@ -98,6 +112,7 @@ impl Router {
                 PolicyChange::Document(SourceEvent::Init) => {
                     is_listing = true;
                     begin.push(Event::Policies(SourceEvent::Init));
+                    self.names.push(SourceEvent::Init);
                 }
                 PolicyChange::Document(SourceEvent::Apply(document)) => {
                     rest.extend(self.put(document));
@@ -105,6 +120,9 @@ impl Router {
                 PolicyChange::Document(SourceEvent::Delete(key)) => rest.extend(self.remove(key)),
                 other => rest.push(other.into()),
             }
+        }
+        if is_listing {
+            self.names.push(SourceEvent::InitDone);
         }
         let Changes {
             identities,
@@ -131,11 +149,22 @@ impl Router {
         self.book.take_local()
     }
 
+    /// Changes of DNSNameResolvers since the last call. They are in namespaces: a key that is gone is
+    /// `namespace/name`.
+    pub(crate) fn take_names(&mut self) -> Vec<SourceEvent<Arc<Resolver>>> {
+        std::mem::take(&mut self.names)
+    }
+
     fn put(&mut self, document: PolicyDocument) -> Vec<Event> {
         let Parts { core, book } = parts(&document);
         let key = document.key.clone();
+        if let Body::NameResolver(object) = &document.body {
+            self.names.push(SourceEvent::Apply(Arc::clone(object)));
+        }
         if book {
             self.book.put(&document);
+        }
+        if !core || book {
             match document.warnings.is_empty() {
                 true => drop(self.objects.remove(&key)),
                 false => drop(self.objects.insert(key.clone(), document.warnings.clone())),
@@ -156,6 +185,9 @@ impl Router {
     fn remove(&mut self, key: String) -> Option<Event> {
         self.objects.remove(&key);
         self.book.remove(&key);
+        if let Some((object::KIND, place)) = key.split_once('/') {
+            self.names.push(SourceEvent::Delete(place.to_owned()));
+        }
         self.remove_policy(key)
     }
 

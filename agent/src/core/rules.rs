@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use dns_policy::{
     boot_time::BootTime,
+    name::Fqdn,
     rule::{EndpointRules, Servers},
 };
 use shared_maps::{EndpointId, IdentityId};
@@ -17,12 +18,12 @@ use super::{
     state::State,
 };
 use crate::{
-    datapath::plan::Step,
+    datapath::{late_text::LateText, plan::Step},
     endpoint::config_file::{
-        self, EndpointFile, HistoryEntry, RulesInFile, ServerAddresses, ZombieEntry,
+        EndpointFile, LearnedPair, RulesInFile, ServerAddresses, UnrenderedFile, ZombieEntry,
     },
     endpoint::endpoint::Endpoint,
-    fqdn::cache::{EndpointNames, Lookup},
+    fqdn::cache::EndpointNames,
 };
 
 impl State {
@@ -77,9 +78,11 @@ impl State {
             // A disk that takes so long gets the next write when this one is done.
             self.files.postpone(id, self.now);
         } else {
-            let text = self.file_text(id, &rules);
+            let Some(file) = self.unrendered(id, &rules) else {
+                return;
+            };
             let number = self.files.begin_background(id, self.now);
-            let step = Step::KeepNames(id, number, text);
+            let step = Step::KeepNames(id, number, LateText::new(move || file.text()));
             self.step(plan, step, Undo::Names(id, number));
         }
     }
@@ -103,7 +106,10 @@ impl State {
             return;
         };
         let rules = self.rules_of(endpoint);
-        let text = self.file_text(id, &rules);
+        let Some(file) = self.unrendered(id, &rules) else {
+            return;
+        };
+        let text = file.text();
         let (before, results) = self.files.write(id, rules, self.now);
         self.step(plan, Step::WriteEndpoint(id, text), Undo::File(id, before));
         plan.make_durable(id, results);
@@ -116,18 +122,20 @@ impl State {
         rules.map(Arc::clone).unwrap_or_default()
     }
 
-    fn file_text(&mut self, id: EndpointId, rules: &Arc<EndpointRules>) -> String {
+    fn unrendered(&mut self, id: EndpointId, rules: &Arc<EndpointRules>) -> Option<UnrenderedFile> {
         let servers = self.server_addresses(rules);
-        let Some(endpoint) = self.endpoints.get(id) else {
-            return String::new();
-        };
-        let file = self.file_of(endpoint, rules);
-        config_file::render(&file, &servers, self.config.max_ips_per_restored_rule)
+        let endpoint = self.endpoints.get(id)?;
+        Some(UnrenderedFile {
+            file: self.file_of(endpoint, rules),
+            pairs: self.pairs_of(id),
+            servers,
+            max_servers: self.config.max_ips_per_restored_rule,
+            boot_unix_ns: self.config.boot_unix_ns,
+        })
     }
 
     fn file_of(&self, endpoint: &Endpoint, rules: &Arc<EndpointRules>) -> EndpointFile {
         let names = self.learned.names.endpoint(endpoint.id);
-        let history = names.map(|names| self.history_of(names));
         let zombies = names.map(|names| self.zombies_of(names));
         EndpointFile {
             id: endpoint.id,
@@ -143,7 +151,7 @@ impl State {
             on_bridge: endpoint.spec.on_bridge,
             link: endpoint.spec.link.clone(),
             netns: endpoint.spec.netns.clone(),
-            history: history.unwrap_or_default(),
+            history: Vec::new(),
             zombies: zombies.unwrap_or_default(),
             rules: Some(RulesInFile {
                 boot_id: self.config.boot_id.clone(),
@@ -159,38 +167,42 @@ impl State {
         at.0.saturating_add(self.config.boot_unix_ns)
     }
 
-    fn history_of(&self, names: &EndpointNames) -> Vec<HistoryEntry> {
-        let mut history = Vec::new();
+    fn pairs_of(&self, endpoint: EndpointId) -> Vec<LearnedPair> {
+        let Some(names) = self.learned.names.endpoint(endpoint) else {
+            return Vec::new();
+        };
+        let mut pairs = Vec::with_capacity(names.held);
         for (name, addresses) in &names.names {
-            // Addresses of one answer go together: most of them still are.
-            let same = |(_, one): &(&IpAddr, &Lookup), (_, other): &(&IpAddr, &Lookup)| {
-                (one.seen, one.expires, one.ttl) == (other.seen, other.expires, other.ttl)
-            };
-            let mut addresses: Vec<_> = addresses.iter().collect();
-            addresses.sort_unstable_by_key(|(address, lookup)| {
-                let seen = std::cmp::Reverse(lookup.seen);
-                (seen, lookup.expires, lookup.ttl, **address)
-            });
-            for answer in addresses.chunk_by(same) {
-                let Some((_, lookup)) = answer.first() else {
-                    continue;
-                };
-                history.push(HistoryEntry {
-                    name: name.clone(),
-                    lookup: self.wall(lookup.seen),
-                    expires: self.wall(lookup.expires),
-                    ttl: lookup.ttl,
-                    addresses: answer.iter().map(|(address, _)| **address).collect(),
-                });
-            }
+            pairs.extend(addresses.iter().map(|(address, lookup)| LearnedPair {
+                name: name.clone(),
+                address: *address,
+                seen: lookup.seen,
+                expires: lookup.expires,
+                ttl: lookup.ttl,
+                trusted_until: lookup.trusted_until,
+            }));
         }
-        history
+        pairs
     }
 
     fn zombies_of(&self, names: &EndpointNames) -> Vec<ZombieEntry> {
+        // An answer of another server may have kept the pair for longer.
+        let is_trusted = |name: &Fqdn, address: &IpAddr, expired: BootTime| {
+            let entry = self.learned.names.name(name);
+            let pair = entry.and_then(|entry| entry.pairs.get(address));
+            let until = pair.map(|pair| pair.trusted_until);
+            until.is_some_and(|until| until > BootTime(0) && until >= expired)
+                || self.resolved.has(name, *address)
+        };
         let zombies = names.zombies.iter().map(|(address, zombie)| ZombieEntry {
             address: *address,
             names: zombie.names.iter().cloned().collect(),
+            trusted: zombie
+                .names
+                .iter()
+                .filter(|name| is_trusted(name, address, zombie.delete_pending))
+                .cloned()
+                .collect(),
             alive_at: if zombie.alive_at.0 == 0 {
                 0
             } else {

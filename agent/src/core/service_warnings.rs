@@ -8,9 +8,9 @@ use shared_maps::{
 };
 
 use super::{
+    config::DNS_SERVICE,
     policy_model::Subject,
     service_backends::{Exception, SKEW},
-    services::DNS_SERVICE,
     state::State,
 };
 use crate::{

@@ -41,7 +41,9 @@ pub(crate) struct BackendFound {
     pub(crate) port: Port,
     /// What policy says of it; none while it is left out, because its pod is unknown.
     pub(crate) verdict: Option<Verdict>,
-    /// Rules that make the verdict.
+    /// The first ordered rule that covers the packet.
+    pub(crate) tier: Option<RuleView>,
+    /// Rules that make the verdict, unless that one drops the packet.
     pub(crate) by: Vec<RuleView>,
 }
 
@@ -86,17 +88,13 @@ impl State {
             .flat_map(|port| port.backends_of(family).map(move |backend| (port, backend)))
             .map(|(port, backend)| self.backend_found(own, at, port, backend))
             .collect();
-        let (verdict, by) = match port {
-            None => (None, Vec::new()),
-            Some(_) => {
-                let (verdict, by) = together(own, id, &backends);
-                (Some(verdict), by)
-            }
-        };
+        let decision = port.map(|port| together(own, id, port, &backends));
+        let Together { verdict, tier, by } = decision.unwrap_or_default();
         let ports = at.ports.iter().map(|port| port_of(port).to_string());
         PeerFound {
             labels,
             verdict,
+            tier,
             by,
             about: self.rules_about_backends(own, at, family),
             service: Some(ServiceFound {
@@ -158,10 +156,10 @@ impl State {
             who: self.described(at, backend, subject.id),
             port: number,
             verdict: decision.as_ref().map(|decision| decision.verdict),
+            tier: decision.as_ref().and_then(|decision| decision.tier_view()),
             by: decision
                 .iter()
-                .flat_map(|decision| &decision.by)
-                .map(RuleView::of)
+                .flat_map(|decision| decision.views())
                 .collect(),
         }
     }
@@ -175,26 +173,46 @@ fn port_of(port: &PortAt) -> Port {
 }
 
 /// What the backends of one port make together.
-fn together(own: &Endpoint, id: IdentityId, backends: &[BackendFound]) -> (Verdict, Vec<RuleView>) {
+#[derive(Default)]
+struct Together {
+    /// None only where no port is asked for.
+    verdict: Option<Verdict>,
+    tier: Option<RuleView>,
+    by: Vec<RuleView>,
+}
+
+fn together(own: &Endpoint, id: IdentityId, port: Port, backends: &[BackendFound]) -> Together {
+    let side = &own.policy().egress;
     let known = || {
         backends
             .iter()
-            .filter_map(|backend| Some((backend.verdict?, &backend.by)))
+            .filter_map(|backend| Some((backend.verdict?, backend)))
     };
     let closed = known().find(|(verdict, _)| !verdict.passes());
     let proxied = known().find(|(verdict, _)| *verdict == Verdict::Proxied);
-    match closed.or(proxied).or_else(|| known().next()) {
-        Some((verdict, by)) => (verdict, by.clone()),
-        None => {
-            let all = PolicyKey::new(id.0, EGRESS, 0, 0, 0);
-            match own
-                .entries(id)
-                .is_some_and(|entries| entries.contains_key(&all))
-            {
-                true => (Verdict::Denied, Vec::new()),
-                false => everything(&own.policy().egress),
-            }
-        }
+    if let Some((verdict, backend)) = closed.or(proxied).or_else(|| known().next()) {
+        // Its port may be observed where those of its backends are not.
+        let is_observed = verdict.passes() && own.observed().is_at(port.protocol, port.number);
+        return Together {
+            verdict: Some(if is_observed {
+                Verdict::Proxied
+            } else {
+                verdict
+            }),
+            tier: backend.tier.clone(),
+            by: backend.by.clone(),
+        };
+    }
+    let all = PolicyKey::new(id.0, EGRESS, 0, 0, 0);
+    let mut entries = own.entries(id).into_iter();
+    let (verdict, by) = match entries.any(|entries| entries.contains_key(&all)) {
+        true => (Verdict::Denied, Vec::new()),
+        false => everything(side),
+    };
+    Together {
+        verdict: Some(verdict),
+        tier: None,
+        by,
     }
 }
 

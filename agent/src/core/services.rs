@@ -8,7 +8,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
@@ -17,6 +17,7 @@ use ipnet::IpNet;
 use shared_maps::IdentityId;
 
 use super::{
+    config::DNS_SERVICE,
     service_addresses::{ServiceAddresses, Standing},
     service_backends::{DepartedPods, Exception, Graces, SKEW},
     state::State,
@@ -28,11 +29,13 @@ use crate::{
     },
     labels::{Label, LabelSet, SERVICE},
     own_interfaces::NodeInterfaces,
+    policy::cluster::Protocol,
+    resolver::TrustedServers,
     source_event::SourceEvent,
 };
 
-/// The Service whose addresses NodeLocal DNSCache serves.
-pub(super) const DNS_SERVICE: &str = "kube-system/kube-dns";
+/// Port of a DNS Service.
+const DNS_PORT: u16 = 53;
 
 /// The Services that the cluster has.
 #[derive(Debug, Default)]
@@ -91,6 +94,30 @@ impl Services {
         all.filter(|(_, standing)| *standing == Standing::Cluster)
             .map(|(address, _)| address)
             .collect()
+    }
+
+    /// DNS servers of the Service `namespace/name`: pods ask its addresses in the cluster, or a
+    /// backend. Other ports of it are no DNS servers.
+    pub(super) fn dns_servers(&self, key: &str) -> TrustedServers {
+        let mut found = TrustedServers::default();
+        let Some(KnownService { at, .. }) = self.known.get(key) else {
+            return found;
+        };
+        let ports = at.ports.iter();
+        for port in ports.filter(|port| port.port == DNS_PORT && port.protocol != Protocol::Sctp) {
+            let addresses = at.cluster_ips.iter();
+            let addresses = addresses.map(|address| SocketAddr::new(*address, port.port));
+            found.asked.extend(addresses);
+            for backend in &port.backends {
+                let own = backend.port.unwrap_or(port.port);
+                let server = SocketAddr::new(backend.address, own);
+                found.asked.insert(server);
+                if backend.is_ready {
+                    found.backends.insert(server);
+                }
+            }
+        }
+        found
     }
 
     /// Every Service.
@@ -395,6 +422,9 @@ impl State {
         }
         if node_changed {
             self.apply_node_addresses();
+        }
+        if **key == *self.config.dns_service {
+            self.refresh_servers();
         }
     }
 }

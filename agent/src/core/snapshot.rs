@@ -69,6 +69,9 @@ pub struct Summary {
     /// NetworkPolicies of Kubernetes in force.
     #[serde(default)]
     pub network_policies: usize,
+    /// EgressFirewalls in force.
+    #[serde(default)]
+    pub firewalls: FirewallSummary,
     /// Services that the cluster's objects name.
     #[serde(default)]
     pub services: usize,
@@ -148,8 +151,41 @@ pub struct Counters {
     pub pairs_removed: u64,
     /// Leases revoked.
     pub revocations: u64,
+    /// Answers, by what they meant for EgressFirewalls.
+    #[serde(default)]
+    pub observations: Observations,
     /// What comparing the datapath with the model found.
     pub reconciled: Reconciled,
+}
+
+/// EgressFirewalls in force, and what their names depend on.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct FirewallSummary {
+    /// How many there are.
+    pub firewalls: usize,
+    /// Their rules.
+    pub rules: usize,
+    /// Names that they use.
+    pub names: usize,
+    /// Pairs (name, address) whose address has a label of such a name.
+    pub addresses: usize,
+    /// DNS servers whose answers count, as pods ask them.
+    pub trusted_dns: Vec<String>,
+    /// Entries of policy maps that they decide, once for endpoints of one identity.
+    pub entries: usize,
+    /// Pods of other nodes are taken for addresses outside: nothing says which addresses they have.
+    pub takes_pods_for_outside: bool,
+}
+
+/// Answers, by what they meant for EgressFirewalls; none while there is no name in any.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Observations {
+    /// A firewall uses the name, and the server counts.
+    pub taken: u64,
+    /// No firewall uses the name.
+    pub unmatched: u64,
+    /// A firewall uses the name, and the server does not count.
+    pub untrusted: u64,
 }
 
 /// What comparing the datapath with the model found ([`crate::core::Core::next_query`]).

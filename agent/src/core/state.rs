@@ -7,9 +7,9 @@ use shared_maps::{EndpointId, IdentityId};
 use super::{
     closed_names::ClosedNames, config::CoreConfig, endpoint_files::EndpointFiles,
     endpoint_table::EndpointTable, identity_numbers::IdentityNumbers, leases::Leases,
-    lxc_table::LxcTable, plan::Plan, pods::Pods, policy_model::PolicyModel,
-    publication::Publication, restoration::Restoration, retry::Retry, rollback::Undo,
-    services::Services, snapshot::Counters,
+    lxc_table::LxcTable, node_selectors::NodeSelectors, plan::Plan, pods::Pods,
+    policy_model::PolicyModel, publication::Publication, resolved::ResolvedNames,
+    restoration::Restoration, retry::Retry, rollback::Undo, services::Services, snapshot::Counters,
 };
 use crate::{
     datapath::plan::Step, fqdn::cache::NameCache, ipcache::table::Ipcache, labels::LabelSet,
@@ -24,6 +24,8 @@ pub(super) struct State {
     pub ipcache: Ipcache,
     pub numbers: IdentityNumbers,
     pub policy: PolicyModel,
+    pub nodes: NodeSelectors,
+    pub resolved: ResolvedNames,
     pub learned: Learned,
     pub endpoints: EndpointTable,
     pub lxc: LxcTable,

@@ -136,6 +136,7 @@ impl State {
             pods_without_identity: self.cluster.pods.without_identity().count(),
             namespaces: self.cluster.namespaces,
             network_policies: self.network_policies(),
+            firewalls: self.firewall_summary(),
             services: self.cluster.services.len(),
             services_mixed: self.mixed_services(),
             ipcache_entries: self.ipcache.realised(),
@@ -195,8 +196,11 @@ impl State {
     fn is_unrestricted(&self, endpoint: &Endpoint) -> bool {
         let subject = self.policy.subject(endpoint.identity);
         let held = self.restoration.hold().has(endpoint.id);
-        !held
-            && subject.is_some_and(|s| !s.policy().egress.enforced && !s.policy().ingress.enforced)
+        let is_free = |subject: &super::policy_model::Subject| {
+            let policy = subject.policy();
+            !policy.egress.enforced && !policy.ingress.enforced && !subject.has_tier()
+        };
+        !held && subject.is_some_and(is_free)
     }
 
     fn endpoint_problems(&self) -> Vec<String> {

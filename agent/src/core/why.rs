@@ -56,6 +56,8 @@ pub struct Findings {
     pub dns: Vec<DnsRulesView>,
     /// Rules whose name selectors match the name.
     pub by_name: Vec<RuleView>,
+    /// Ordered rules are about what it sends.
+    pub has_tier: bool,
     /// For a name: its addresses that this endpoint learned. For an address: its names, from any
     /// endpoint.
     pub names: Vec<NameView>,
@@ -66,6 +68,8 @@ pub struct Findings {
     pub refused: Vec<IpAddr>,
     /// Each address in question.
     pub addresses: Vec<AddressFound>,
+    /// For a name: identities of unknown addresses outside, one for each family of the endpoint.
+    pub worlds: Vec<IdentityId>,
 }
 
 /// What the model has on an address.
@@ -100,12 +104,24 @@ pub struct PeerFound {
     pub labels: Option<Vec<String>>,
     /// Whether policy lets the packet pass; none if no port was asked for.
     pub verdict: Option<Verdict>,
-    /// Rules that make the verdict.
+    /// The first ordered rule that covers the packet.
+    pub tier: Option<RuleView>,
+    /// Rules that make the verdict, unless that one drops the packet.
     pub by: Vec<RuleView>,
     /// Rules about the identity, whatever the port.
     pub about: Vec<RuleView>,
     /// The Service whose identity it is, with its backends.
     pub(crate) service: Option<ServiceFound>,
+}
+
+impl PeerFound {
+    /// The rules that decide: the ordered one if it drops the packet, or else the others.
+    pub fn deciding(&self) -> Vec<RuleView> {
+        match self.tier.as_ref().filter(|tier| tier.is_tier_deny()) {
+            Some(tier) => vec![tier.clone()],
+            None => self.by.clone(),
+        }
+    }
 }
 
 impl Core {
@@ -137,6 +153,7 @@ impl Core {
         let mut findings = Findings {
             endpoint: state.endpoint(endpoint),
             wanted_revision: subject.map_or(0, |subject| subject.revision()),
+            has_tier: subject.is_some_and(|subject| subject.has_tier()),
             ..Findings::default()
         };
         match target {
@@ -155,6 +172,7 @@ impl Core {
                     .retain(|view| !own.contains(&&view.address));
                 findings.refused = state.learned.closed.refused_of(name);
                 findings.service = state.service_named(name);
+                findings.worlds = state.worlds_of(endpoint);
             }
             Target::Address(address) => findings.names = state.names_of(*address),
         }
@@ -225,10 +243,10 @@ impl Core {
         PeerFound {
             labels: known,
             verdict: decision.as_ref().map(|decision| decision.verdict),
+            tier: decision.as_ref().and_then(|decision| decision.tier_view()),
             by: decision
                 .iter()
-                .flat_map(|d| &d.by)
-                .map(RuleView::of)
+                .flat_map(|decision| decision.views())
                 .collect(),
             about: trace::about(side, direction, own.labels(), &subject)
                 .iter()
@@ -367,6 +385,7 @@ fn rules_by_name(policy: &EndpointPolicy, name: &Fqdn) -> Vec<RuleView> {
             })
         }));
     }
+    found.extend(trace::tier_by_name(&policy.egress, name));
     found
 }
 
@@ -417,6 +436,19 @@ impl State {
 
     fn names_of(&self, address: IpAddr) -> Vec<NameView> {
         self.name_views_where(|_, known| *known == address)
+    }
+
+    /// Identities that addresses outside have without an entry, by families of an endpoint. Both
+    /// families count for an endpoint without an address.
+    fn worlds_of(&self, endpoint: &Endpoint) -> Vec<IdentityId> {
+        let has = |family: fn(&IpAddr) -> bool| endpoint.addresses().any(|own| family(&own));
+        let (has_ipv4, has_ipv6) = (has(IpAddr::is_ipv4), has(IpAddr::is_ipv6));
+        let ipv4 = (has_ipv4 || !has_ipv6).then_some(IpAddr::from([0_u8; 4]));
+        let ipv6 = (has_ipv6 || !has_ipv4).then_some(IpAddr::from([0_u8; 16]));
+        let any = ipv4.into_iter().chain(ipv6);
+        let mut worlds: Vec<IdentityId> = any.map(|any| self.world_of(any)).collect();
+        worlds.dedup();
+        worlds
     }
 
     fn address(&self, address: IpAddr) -> AddressFound {

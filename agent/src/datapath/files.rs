@@ -85,8 +85,9 @@ impl StateFiles {
             Step::Checkpoint(text) => Some(written(&self.checkpoint(), text)),
             Step::CheckpointEndpoints(write) => Some(self.write_endpoint_identities(write)),
             Step::KeepCleaned(text) => Some(written(&self.cleaned(), text)),
-            Step::WriteEndpoint(endpoint, text) | Step::KeepNames(endpoint, _, text) => {
-                Some(self.write_endpoint(*endpoint, text))
+            Step::WriteEndpoint(endpoint, text) => Some(self.write_endpoint(*endpoint, text)),
+            Step::KeepNames(endpoint, _, text) => {
+                Some(self.write_endpoint(*endpoint, &text.make()))
             }
             Step::RemoveEndpoint(endpoint) => Some(self.remove_endpoint(*endpoint)),
             _ => None,

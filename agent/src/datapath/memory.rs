@@ -82,8 +82,11 @@ impl Datapath for MemoryDatapath {
                 added.push_str(text);
             }
             Step::KeepCleaned(text) => self.cleaned = Some(text.clone()),
-            Step::WriteEndpoint(id, text) | Step::KeepNames(id, _, text) => {
+            Step::WriteEndpoint(id, text) => {
                 self.files.insert(*id, text.clone());
+            }
+            Step::KeepNames(id, _, text) => {
+                self.files.insert(*id, text.make());
             }
             Step::RemoveEndpoint(id) => {
                 self.files.remove(id);

@@ -15,6 +15,7 @@ use shared_maps::{
 };
 
 use super::{
+    late_text::LateText,
     link::Link,
     map_query::{MapEntries, MapQuery},
 };
@@ -33,7 +34,7 @@ pub enum Step {
     /// Write an endpoint's `ep_config.json` for names alone: it may be done after the plan,
     /// and [`crate::core::Event::NamesKept`] of this number says so. A later step about the
     /// same file comes after it.
-    KeepNames(EndpointId, u64, String),
+    KeepNames(EndpointId, u64, LateText),
     /// Write what was asked to be forgotten, as `cleaned_names.json` has it.
     KeepCleaned(String),
     /// Remove an endpoint's directory.

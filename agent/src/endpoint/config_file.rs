@@ -2,6 +2,7 @@
 
 mod json;
 mod rules;
+mod unrendered;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -88,6 +89,8 @@ pub struct HistoryEntry {
     pub ttl: u32,
     /// Addresses.
     pub addresses: Vec<IpAddr>,
+    /// When the answers of trusted DNS servers that gave them end; 0 = none did.
+    pub trusted_until: u64,
 }
 
 /// An expired address. Instants are nanoseconds of Unix time.
@@ -97,6 +100,8 @@ pub struct ZombieEntry {
     pub address: IpAddr,
     /// Names it was learned under.
     pub names: Vec<Fqdn>,
+    /// Those of them under which a trusted DNS server gave it.
+    pub trusted: Vec<Fqdn>,
     /// Until when conntrack last vouched for it; 0 = never.
     pub alive_at: u64,
     /// Since when it is expired.
@@ -139,7 +144,11 @@ pub enum FileError {
     Newer(u64),
 }
 
-pub use json::{parse, render};
+pub(crate) use self::unrendered::LearnedPair;
+pub use self::{
+    json::{parse, render},
+    unrendered::UnrenderedFile,
+};
 
 /// Where the servers of a DNS rule are, for rules by address.
 pub type ServerAddresses = std::collections::BTreeMap<IdentityId, Vec<ipnet::IpNet>>;

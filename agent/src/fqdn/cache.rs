@@ -30,6 +30,8 @@ pub(crate) struct Lookup {
     pub expires: BootTime,
     /// TTL, seconds.
     pub ttl: u32,
+    /// As [`Pair::trusted_until`], by this endpoint's answers.
+    pub trusted_until: BootTime,
     queued: BootTime,
 }
 
@@ -66,6 +68,8 @@ pub(crate) struct Pair {
     pub known_until: BootTime,
     /// No new promise: it is being revoked.
     pub revoking: bool,
+    /// When the answers of trusted DNS servers that gave it end; 0 = none did.
+    pub trusted_until: BootTime,
 }
 
 impl Pair {
@@ -74,6 +78,13 @@ impl Pair {
         let leased = (self.lease_end > BootTime(0)).then(|| self.lease_end.plus_secs(AFTER_LEASE));
         self.known_until.max(leased.unwrap_or_default())
     }
+}
+
+/// Whether an address came from a DNS server whose answers count for EgressFirewalls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trust {
+    Trusted,
+    Untrusted,
 }
 
 /// An answer to be learned.
@@ -95,6 +106,8 @@ pub(crate) struct Answer<'a> {
     pub expires: BootTime,
     /// End of the lease that it would have, if it may have one.
     pub lease_end: Option<BootTime>,
+    /// When it ends for EgressFirewalls, if it comes from a trusted DNS server; else 0.
+    pub trusted_until: BootTime,
 }
 
 /// A name and an address.
@@ -166,11 +179,13 @@ impl NameCache {
             let before = (lookup.expires, lookup.seen, lookup.ttl);
             let later = before.max((answer.expires, answer.seen, answer.ttl));
             (lookup.expires, lookup.seen, lookup.ttl) = later;
+            lookup.trusted_until = lookup.trusted_until.max(answer.trusted_until);
         } else {
             let lookup = Lookup {
                 seen: answer.seen,
                 expires: answer.expires,
                 ttl: answer.ttl,
+                trusted_until: answer.trusted_until,
                 queued: answer.expires,
             };
             addresses.insert(address, lookup);
@@ -192,6 +207,7 @@ impl NameCache {
             Pair::default()
         });
         pair.owners += u32::from(!owned);
+        pair.trusted_until = pair.trusted_until.max(answer.trusted_until);
         lease_end = lease_end.filter(|_| !pair.revoking);
         if let Some(end) = lease_end {
             pair.lease_end = pair.lease_end.max(end);
@@ -462,6 +478,7 @@ impl NameCache {
         address: IpAddr,
         alive_at: BootTime,
         delete_pending: BootTime,
+        trust: Trust,
     ) {
         let names = self.endpoints.entry(endpoint).or_default();
         if names
@@ -485,7 +502,11 @@ impl NameCache {
             names.held += 1;
             let pairs = &mut self.names.entry(name.clone()).or_default().pairs;
             self.pairs += usize::from(!pairs.contains_key(&address));
-            pairs.entry(address).or_default().owners += 1;
+            let pair = pairs.entry(address).or_default();
+            pair.owners += 1;
+            if trust == Trust::Trusted {
+                pair.trusted_until = pair.trusted_until.max(delete_pending);
+            }
         }
     }
 

@@ -33,6 +33,10 @@ pub enum Owner {
     Name(Fqdn),
     /// CIDR selectors of policy.
     Policy,
+    /// CIDR selectors of policy that mean nodes too.
+    NodesOfPolicy,
+    /// Answers of trusted DNS servers about a name that EgressFirewalls use.
+    Resolved(Fqdn),
     /// The node: the outside as a whole.
     World,
     /// The node: its own address.
@@ -61,7 +65,9 @@ impl Owner {
     /// Where it has its knowledge from.
     pub const fn source(&self) -> Source {
         match self {
-            Self::Name(_) | Self::Policy => Source::Generated,
+            Self::Name(_) | Self::Policy | Self::NodesOfPolicy | Self::Resolved(_) => {
+                Source::Generated
+            }
             Self::World | Self::Node | Self::Endpoint(_) => Source::Local,
             Self::Service(_) | Self::ExternalService(_) => Source::Kubernetes,
             Self::Object(source, _) => *source,
@@ -74,7 +80,8 @@ impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Name(name) => write!(f, "fqdn-name-manager/{name}"),
-            Self::Policy => f.write_str("policy"),
+            Self::Policy | Self::NodesOfPolicy => f.write_str("policy"),
+            Self::Resolved(name) => write!(f, "resolved/{name}"),
             Self::World => f.write_str("world"),
             Self::Node => f.write_str("node"),
             Self::Endpoint(id) => write!(f, "endpoint/{id}"),

@@ -5,7 +5,9 @@ use ipnet::IpNet;
 use shared_maps::IdentityId;
 
 use super::{metadata::Metadata, trie::PrefixMap};
-use crate::labels::{CIDR, CIDR_GROUP, FQDN, Label, LabelSet, RESERVED};
+use crate::labels::{
+    CIDR, CIDR_GROUP, CLOSED_NAME, DNS_NAME, FQDN, Label, LabelSet, NODE, NODE_CIDR, RESERVED,
+};
 
 /// Reserved labels of what is inside the cluster without being a pod.
 const INSIDE: [&str; 5] = ["host", "remote-node", "health", "ingress", UNMANAGED];
@@ -64,11 +66,24 @@ fn cidr_key(prefix: IpNet) -> String {
     }
 }
 
+/// Label of nodes in a CIDR block.
+pub(crate) fn node_cidr_label(prefix: IpNet) -> Label {
+    Label::new(NODE_CIDR, &cidr_key(prefix.trunc()), "")
+}
+
 /// Reads the block back from a CIDR label.
 pub(crate) fn cidr_of(label: &Label) -> Option<IpNet> {
-    if label.source() != CIDR {
-        return None;
-    }
+    (label.source() == CIDR).then(|| block_of(label)).flatten()
+}
+
+/// Reads the block back from a [`node_cidr_label`].
+pub(crate) fn node_cidr_of(label: &Label) -> Option<IpNet> {
+    (label.source() == NODE_CIDR)
+        .then(|| block_of(label))
+        .flatten()
+}
+
+fn block_of(label: &Label) -> Option<IpNet> {
     label
         .key()
         .parse()
@@ -83,19 +98,21 @@ pub(crate) fn cidr_of(label: &Label) -> Option<IpNet> {
 /// 2. from covering prefixes, longest first, labels whose source and key are not there yet, but
 ///    of CIDR labels only the longest;
 /// 3. inside the cluster neither world nor blocks nor names: a DNS answer with the node's address
-///    opens nothing;
+///    opens nothing. Only nodes have the longest block that an EgressFirewall names, under a
+///    source of its own, and labels of their objects;
 /// 4. outside the world label of the family, and the prefix's own CIDR label if there is nothing
 ///    else.
 pub(crate) fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) -> LabelSet {
     let mut found: Vec<Label> = Vec::with_capacity(4);
-    let mut cidr = false;
+    let (mut cidr, mut node_cidr) = (false, false);
     for (at, metadata) in map.covering(prefix).into_iter().rev() {
         if at == prefix && metadata.identity() == Some(IdentityId::HOST) {
             found.push(Label::new(RESERVED, "host", ""));
         }
         for label in metadata.labels().flat_map(LabelSet::iter) {
             let is_cidr = label.source() == CIDR;
-            if is_cidr && cidr {
+            let is_node_cidr = label.source() == NODE_CIDR;
+            if is_cidr && cidr || is_node_cidr && node_cidr {
                 continue;
             }
             let same =
@@ -103,13 +120,18 @@ pub(crate) fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) ->
             if !found.iter().any(same) {
                 found.push(label.clone());
                 cidr |= is_cidr;
+                node_cidr |= is_node_cidr;
             }
         }
+    }
+    if !found.iter().any(is_of_node) {
+        found.retain(|label| !matches!(label.source(), NODE | NODE_CIDR));
     }
     let is_inside = |label: &Label| INSIDE.iter().any(|key| label.is_reserved(key));
     if found.iter().any(is_inside) {
         found.retain(|label| {
-            !label.is_world() && !matches!(label.source(), CIDR | CIDR_GROUP | FQDN)
+            let outside = [CIDR, CIDR_GROUP, FQDN, DNS_NAME, CLOSED_NAME];
+            !label.is_world() && !outside.contains(&label.source())
         });
         let is_known = |label: &Label| is_inside(label) && !label.is_reserved(UNMANAGED);
         if found.iter().any(is_known) {
@@ -124,6 +146,10 @@ pub(crate) fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) ->
         }
     }
     LabelSet::new(found)
+}
+
+fn is_of_node(label: &Label) -> bool {
+    label.is_reserved("host") || label.is_reserved("remote-node")
 }
 
 #[cfg(test)]
@@ -268,6 +294,38 @@ mod tests {
             let labels = labels(&map, net("10.0.0.1/32"), &World::new(false));
             assert_eq!(labels.texts(), [label]);
         }
+    }
+
+    #[test]
+    fn a_node_has_the_longest_block_of_a_firewall_and_nothing_else_has() {
+        let mut map = PrefixMap::default();
+        put(&mut map, "0.0.0.0/0", Owner::World, &["reserved:world"]);
+        for block in ["0.0.0.0/0", "10.0.0.0/8", "10.2.0.0/16"] {
+            let label = format!("node-cidr:{block}");
+            put(&mut map, block, Owner::NodesOfPolicy, &[&label]);
+        }
+        put(
+            &mut map,
+            "10.2.0.0/16",
+            Owner::Policy,
+            &["cidr:10.2.0.0/16"],
+        );
+        let nodes = Owner::Object(Source::CustomResource, "nodes".into());
+        let of_node = ["reserved:remote-node", "node:region=east"];
+        put(&mut map, "10.2.0.1/32", nodes.clone(), &of_node);
+        put(&mut map, "192.0.2.1/32", nodes, &of_node);
+        let texts = |prefix: &str| labels(&map, net(prefix), &World::new(false)).texts();
+        for (node, block) in [
+            ("10.2.0.1/32", "10.2.0.0/16"),
+            ("192.0.2.1/32", "0.0.0.0/0"),
+        ] {
+            let block = format!("node-cidr:{block}");
+            let wanted = ["node:region=east", &block, "reserved:remote-node"];
+            assert_eq!(texts(node), wanted);
+        }
+        assert_eq!(texts("10.2.0.2/32"), ["cidr:10.2.0.0/16", "reserved:world"]);
+        assert_eq!(texts("0.0.0.0/0"), ["reserved:world"]);
+        assert_eq!(texts("10.0.0.0/8"), ["reserved:world"]);
     }
 
     #[test]

@@ -25,8 +25,13 @@ impl Backoff {
     pub(crate) fn next(&mut self) -> Duration {
         let base = self.0;
         self.0 = (base * 2).min(LONGEST);
-        let random = RandomState::new().hash_one(0_u8) % 1000;
         // Between one half and all of it, so that agents do not come together.
-        base / 2 + base / 2 * u32::try_from(random).unwrap_or(0) / 1000
+        base / 2 + random(base / 2)
     }
+}
+
+/// A random time below `limit`, so that agents do not come together.
+pub(crate) fn random(limit: Duration) -> Duration {
+    let part = RandomState::new().hash_one(0_u8) % 1000;
+    limit * u32::try_from(part).unwrap_or(0) / 1000
 }

@@ -142,7 +142,11 @@ impl Book {
                 self.services.put_slice(slice, known);
             }
             Body::Identity(identity) => self.identities.put(identity),
-            Body::Rules(_) | Body::Group(_) | Body::Node(_) | Body::ServiceCidr(_) => {}
+            Body::Rules(_)
+            | Body::Group(_)
+            | Body::Node(_)
+            | Body::ServiceCidr(_)
+            | Body::NameResolver(_) => {}
         }
     }
 

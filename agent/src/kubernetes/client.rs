@@ -249,6 +249,17 @@ impl Api {
         path: &str,
         body: Option<&Value>,
     ) -> Result<Value, RequestError> {
+        self.json_within(method, path, body, OBJECT_MAX).await
+    }
+
+    /// As [`Self::json`], with an answer of at most `most` octets.
+    pub(crate) async fn json_within(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        most: usize,
+    ) -> Result<Value, RequestError> {
         let text = body.map(|body| body.to_string().into_bytes());
         let content = match method {
             Method::PATCH => "application/merge-patch+json",
@@ -258,7 +269,7 @@ impl Api {
         let request = request.header(CONTENT_TYPE, content);
         let request = request.body(text.unwrap_or_default());
         let request = request.map_err(|error| RequestError::Unreadable(chain(&error)))?;
-        let body = Limited::new(self.send(request).await?.into_body(), OBJECT_MAX).collect();
+        let body = Limited::new(self.send(request).await?.into_body(), most).collect();
         let body = tokio::time::timeout(ANSWER, body).await;
         let body = body
             .map_err(|_| RequestError::Unreachable(format!("no answer within {ANSWER:?}")))?

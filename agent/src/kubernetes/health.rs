@@ -14,6 +14,8 @@ use super::resource::{RESOURCES, Resource};
 #[derive(Clone, Debug)]
 pub struct ClusterHealth {
     server: Arc<str>,
+    /// `host:port` of the relays in the place of the server's watches; empty = there are none.
+    relays: Arc<[String]>,
     /// The relay that the objects come from.
     relay: Arc<Mutex<Option<String>>>,
     /// Why the files of the certificates for relays cannot be used.
@@ -43,6 +45,9 @@ struct State {
 pub struct ClusterView {
     /// URL of the API server.
     pub server: String,
+    /// `host:port` of the relays that the agent connects to; empty = it watches the API server.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub relays: Vec<String>,
     /// The relay that the objects come from; none = the API server, or no relay is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<String>,
@@ -83,6 +88,15 @@ pub struct WatchHealth {
 }
 
 impl ClusterHealth {
+    /// The same with relays in the place of the server's watches.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn through(self, relays: &[String]) -> Self {
+        Self {
+            relays: relays.into(),
+            ..self
+        }
+    }
+
     /// Of watches that have not begun.
     pub(crate) fn new(server: &str) -> Self {
         let begin = Instant::now();
@@ -96,6 +110,7 @@ impl ClusterHealth {
         let watches = RESOURCES.iter().map(|_| Mutex::new(state.clone()));
         Self {
             server: server.into(),
+            relays: Arc::default(),
             relay: Arc::default(),
             relay_certificates: Arc::default(),
             watches: Arc::new(watches.collect()),
@@ -124,6 +139,30 @@ impl ClusterHealth {
                 );
             }
         });
+    }
+
+    /// The cluster does not have the kind, and may do without it.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_absent(&self, resource: &Resource) {
+        self.with(resource.kind, |state| {
+            // Before that, an API server that starts may not serve it yet.
+            if state.has_listed && state.stale.take().is_some() {
+                tracing::info!(
+                    kind = resource.kind,
+                    "the cluster has no definition of the kind, so no objects of it"
+                );
+            }
+        });
+    }
+
+    /// Whether there are objects of the kind, from the watch or from a stored listing.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn has_objects(&self, resource: &Resource) -> bool {
+        let mut has = false;
+        self.with(resource.kind, |state| {
+            has = state.objects > 0 || state.has_stored;
+        });
+        has
     }
 
     /// The watch does not follow the server.
@@ -270,6 +309,7 @@ impl ClusterHealth {
     pub fn view(&self) -> ClusterView {
         ClusterView {
             server: self.server.to_string(),
+            relays: self.relays.to_vec(),
             relay: self.relay.lock().clone(),
             relay_certificates: self.relay_certificates.lock().clone(),
             watches: self.watches(),

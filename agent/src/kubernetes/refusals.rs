@@ -10,8 +10,8 @@ use crate::policy::document::PolicyError;
 /// Refused objects that are reported.
 const REPORTED: usize = 500;
 
-/// The objects of the cluster that are refused now, and the policies that carry a condition which
-/// says so.
+/// The objects of the cluster that are refused now, and the policies whose status changes if they are
+/// accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Refusals {
     /// Message by key of the document.

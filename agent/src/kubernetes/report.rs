@@ -1,4 +1,5 @@
-//! Reports refused objects of the cluster in the cluster: in the status of policies, and as Events.
+//! Reports refused objects of the cluster in the cluster: in the status of policies, and as Events. An
+//! EgressFirewall that is accepted says so as well.
 //!
 //! ```text
 //!  documents ─► refusals ─► plan (what, and when) ─► condition / event ─► API server
@@ -10,12 +11,11 @@
 
 mod condition;
 mod event;
-mod lease;
+mod firewall_status;
 mod plan;
 
 use std::{
     collections::BTreeMap,
-    hash::{BuildHasher as _, RandomState},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -26,19 +26,35 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub(in crate::kubernetes) use self::condition::is_marked;
-
-use self::{
-    lease::{Sight, Step},
-    plan::{Next, Outcome, Plan, What, Write},
-};
+use self::plan::{Next, Outcome, Plan, What, Write};
 use super::{
+    backoff::random,
     client::{Api, RequestError},
     health::ClusterHealth,
+    lease::{Sight, Terms},
+    lease_client::{LeaseClient, micro_time, present},
     refusals::Refusals,
     resource::{RESOURCES, Resource},
 };
+use crate::policy::egress_firewall;
 
+/// Whether a status changes if the object is accepted: it says that the object is refused, or it has
+/// to say that it is accepted.
+pub(in crate::kubernetes) fn is_marked(kind: &str, status: Option<&Value>) -> bool {
+    match kind {
+        egress_firewall::KIND => firewall_status::is_marked(status),
+        _ => condition::is_marked(status),
+    }
+}
+
+/// The Lease that makes one agent of the cluster the writer, in the agents' namespace. An agent takes
+/// it only while it has something to report.
+const LEASE: Terms = Terms {
+    name: "holdfast-refusals",
+    duration: Duration::from_secs(120),
+};
+/// How often the holder renews.
+const RENEW: Duration = Duration::from_secs(40);
 /// Longest time before an agent requests the Lease, so that not all do at once.
 const FIRST: Duration = Duration::from_secs(3);
 /// First and longest time until the Lease is requested again after a failure.
@@ -82,7 +98,7 @@ impl Hold {
 
     fn is_ours(&self, now: Instant) -> bool {
         self.renewed
-            .is_some_and(|renewed| now < renewed + lease::DURATION - MARGIN)
+            .is_some_and(|renewed| now < renewed + LEASE.duration - MARGIN)
     }
 }
 
@@ -173,17 +189,17 @@ impl Reporter {
 
     /// Takes or renews the Lease, if it is free or ours.
     async fn hold(&self, hold: &mut Hold, now: Instant) -> Result<(), RequestError> {
-        let taken = self.take_lease(&mut hold.sight, now).await;
+        let taken = self.lease().take(&mut hold.sight, now).await;
         match taken {
             Ok(true) => {
                 hold.renewed = Some(now);
-                hold.due = now + lease::RENEW;
+                hold.due = now + RENEW;
                 hold.retry = RETRY.0;
                 Ok(())
             }
             Ok(false) => {
                 hold.renewed = None;
-                hold.due = now + lease::DURATION / 2 + random(lease::DURATION / 2);
+                hold.due = now + LEASE.duration / 2 + random(LEASE.duration / 2);
                 hold.retry = RETRY.0;
                 Ok(())
             }
@@ -195,37 +211,19 @@ impl Reporter {
         }
     }
 
-    async fn take_lease(&self, sight: &mut Sight, now: Instant) -> Result<bool, RequestError> {
-        let leases = self.leases();
-        let path = format!("{leases}/{}", lease::NAME);
-        let lease = present(self.api.json(Method::GET, &path, None).await)?;
-        let written = match sight.step(lease.as_ref(), &self.node, now, &micro_time()) {
-            Step::Create(lease) => self.api.json(Method::POST, &leases, Some(&lease)).await,
-            Step::Update(lease) => self.api.json(Method::PUT, &path, Some(&lease)).await,
-            Step::Wait => return Ok(false),
-        };
-        match written {
-            Ok(_) => Ok(true),
-            // Another agent was faster.
-            Err(error) if error.code() == Some(409) => Ok(false),
-            Err(error) => Err(error),
+    fn lease(&self) -> LeaseClient {
+        LeaseClient {
+            api: self.api.clone(),
+            namespace: self.api.namespace().to_owned(),
+            holder: self.node.clone(),
+            terms: LEASE,
         }
     }
 
-    /// Gives the Lease back. If that fails, others take it after its duration.
+    /// Gives the Lease back.
     async fn release(&self, hold: &Hold) {
-        if !hold.is_ours(Instant::now()) {
-            return;
-        }
-        let path = format!("{}/{}", self.leases(), lease::NAME);
-        let lease = self.api.json(Method::GET, &path, None).await;
-        let released = lease
-            .ok()
-            .and_then(|lease| lease::released(&lease, &self.node));
-        if let Some(released) = released
-            && let Err(error) = self.api.json(Method::PUT, &path, Some(&released)).await
-        {
-            tracing::debug!(%error, lease = lease::NAME, "Lease not released; it ends by itself");
+        if hold.is_ours(Instant::now()) {
+            self.lease().release().await;
         }
     }
 
@@ -258,7 +256,12 @@ impl Reporter {
         match (write.what, &write.message) {
             (What::Condition, message) => {
                 let now = Timestamp::now().strftime("%FT%TZ").to_string();
-                let Some(patch) = condition::patch(&object, message.as_deref(), &now) else {
+                let message = message.as_deref();
+                let patch = match place.resource.kind {
+                    egress_firewall::KIND => firewall_status::patch(&object, message),
+                    _ => condition::patch(&object, message, &now),
+                };
+                let Some(patch) = patch else {
                     return Ok(());
                 };
                 let path = format!("{}/{}/status", place.path(), place.name);
@@ -325,11 +328,6 @@ impl Reporter {
             object
         }))
     }
-
-    fn leases(&self) -> String {
-        let namespace = self.api.namespace();
-        format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases")
-    }
 }
 
 /// Where the API server has the object of a key.
@@ -372,26 +370,6 @@ impl<'a> Place<'a> {
             _ => all,
         }
     }
-}
-
-/// The answer, or none if the server does not have the object.
-fn present(answer: Result<Value, RequestError>) -> Result<Option<Value>, RequestError> {
-    match answer {
-        Ok(answer) => Ok(Some(answer)),
-        Err(error) if error.code() == Some(404) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Now, as Leases and Events have it.
-fn micro_time() -> String {
-    Timestamp::now().strftime("%FT%T.%6fZ").to_string()
-}
-
-/// A random time below `limit`, so that agents do not come together.
-fn random(limit: Duration) -> Duration {
-    let part = RandomState::new().hash_one(0_u8) % 1000;
-    limit * u32::try_from(part).unwrap_or(0) / 1000
 }
 
 #[cfg(test)]

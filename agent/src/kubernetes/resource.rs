@@ -22,6 +22,8 @@ pub(crate) enum Absence {
     Never,
     /// Its CustomResourceDefinition is missing.
     Definition,
+    /// As [`Self::Definition`], of a kind that a cluster may do without: it has no objects of it.
+    Optional,
     /// The cluster is older than Kubernetes 1.33, and `--k8s-service-cidr` says the same.
     Release,
 }
@@ -97,6 +99,20 @@ pub(crate) const RESOURCES: &[Resource] = &[
         plural: "ciliumnodes",
         selector: "",
         absence: Absence::Definition,
+    },
+    Resource {
+        kind: "EgressFirewall",
+        version: "k8s.ovn.org/v1",
+        plural: "egressfirewalls",
+        selector: "",
+        absence: Absence::Optional,
+    },
+    Resource {
+        kind: "DNSNameResolver",
+        version: "network.openshift.io/v1alpha1",
+        plural: "dnsnameresolvers",
+        selector: "",
+        absence: Absence::Optional,
     },
 ];
 

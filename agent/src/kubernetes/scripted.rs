@@ -13,17 +13,17 @@ use tokio_util::task::TaskTracker;
 use super::{ApiSettings, client::Api};
 
 /// A server whose answers are written down before.
-pub(super) struct Server {
-    pub(super) api: Api,
+pub(crate) struct Server {
+    pub(crate) api: Api,
     /// Method and path of each request.
-    pub(super) requests: Arc<Mutex<Vec<String>>>,
-    pub(super) answers: Arc<Mutex<VecDeque<(u16, String)>>>,
+    pub(crate) requests: Arc<Mutex<Vec<String>>>,
+    pub(crate) answers: Arc<Mutex<VecDeque<(u16, String)>>>,
     _dir: tempfile::TempDir,
 }
 
 impl Server {
     /// After the last answer, the server refuses with 503.
-    pub(super) async fn start(answers: Vec<(u16, String)>) -> Self {
+    pub(crate) async fn start(answers: Vec<(u16, String)>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let requests: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -76,7 +76,7 @@ impl Server {
 }
 
 /// A refusal of the server.
-pub(super) fn refusal(code: u16, message: &str) -> (u16, String) {
+pub(crate) fn refusal(code: u16, message: &str) -> (u16, String) {
     (
         code,
         json!({"kind": "Status", "code": code, "message": message}).to_string(),

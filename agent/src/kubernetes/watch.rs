@@ -149,8 +149,12 @@ impl<T: Send + 'static> Watch<T> {
                 absences = Absences::default();
             }
             let is_replaced = self.resource.absence == Absence::Release && self.has_service_blocks;
+            let may_be_absent = self.resource.absence == Absence::Optional;
             if code == Some(404) && is_replaced {
                 self.health.set_fresh(self.resource);
+            } else if code == Some(404) && may_be_absent && !self.health.has_objects(self.resource)
+            {
+                self.health.set_absent(self.resource);
             } else {
                 let reason = self.reason(&error, version.is_none());
                 self.health.set_stale(self.resource, reason);
@@ -164,7 +168,7 @@ impl<T: Send + 'static> Watch<T> {
     async fn take_absence(&self, is_absent: bool) -> Result<(), WatchError> {
         let is_empty = match self.resource.absence {
             Absence::Never => false,
-            Absence::Definition => is_absent,
+            Absence::Definition | Absence::Optional => is_absent,
             Absence::Release => is_absent || self.has_service_blocks,
         };
         if is_empty && !self.health.has_list(self.resource) {
@@ -193,6 +197,10 @@ impl<T: Send + 'static> Watch<T> {
             (Some(404), Absence::Definition) => {
                 format!("{name}: install the CRDs (chart value crds.install)")
             }
+            (Some(404), Absence::Optional) => format!(
+                "{name}: the definition is gone, and its objects stay in force; install it again \
+                 (chart value crds.install)"
+            ),
             (Some(404), Absence::Release) => format!(
                 "{name}: this cluster is older than Kubernetes 1.33; start the agent with \
                  --k8s-service-cidr and the value of kube-apiserver's --service-cluster-ip-range"
@@ -314,7 +322,7 @@ impl<T: Send + 'static> Watch<T> {
         let mut parts = Vec::new();
         for mut object in objects {
             let key = self.key(&object);
-            let is_marked = is_marked(object.get("status"));
+            let is_marked = is_marked(self.resource.kind, object.get("status"));
             self.normalise(&mut object);
             let document = (self.read)(&object, &key);
             let start = text.len();
@@ -343,7 +351,17 @@ impl<T: Send + 'static> Watch<T> {
             map.insert("apiVersion".to_owned(), self.resource.version.into());
         }
         // Each change has a new version, also one of fields that mean nothing for the document.
-        for (of, field) in [("metadata", "resourceVersion"), ("status", "conditions")] {
+        let kept = kinds::kept_fields(self.resource.kind);
+        let keeps_version = kept.contains(&"metadata.resourceVersion");
+        for (of, field) in [
+            ("metadata", "resourceVersion"),
+            ("status", "conditions"),
+            ("status", "status"),
+            ("status", "messages"),
+        ]
+        .into_iter()
+        .skip(keeps_version.into())
+        {
             if let Some(fields) = object.get_mut(of).and_then(Value::as_object_mut) {
                 fields.remove(field);
             }

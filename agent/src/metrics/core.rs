@@ -94,6 +94,30 @@ impl Sample {
         )
     }
 
+    pub(super) fn firewalls(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
+        let firewalls = &self.scrape.summary.firewalls;
+        let observations = &self.scrape.summary.counters.observations;
+        out.counters(
+            "resolver_observations",
+            "Answers while EgressFirewalls use names, by outcome",
+            &[
+                ("outcome", "taken", observations.taken),
+                ("outcome", "unmatched", observations.unmatched),
+                ("outcome", "untrusted", observations.untrusted),
+            ],
+        )?;
+        out.gauge(
+            "tier_entries",
+            "Entries of policy maps that EgressFirewalls decide, counted once for endpoints of one identity",
+            count(firewalls.entries),
+        )?;
+        out.gauge(
+            "egress_firewall_addresses",
+            "Pairs of a name that an EgressFirewall uses and an address that has its label",
+            count(firewalls.addresses),
+        )
+    }
+
     pub(super) fn writes(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
         let summary = &self.scrape.summary;
         let counters = &self.scrape.summary.counters;

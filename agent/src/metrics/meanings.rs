@@ -3,7 +3,7 @@
 use shared_maps::event::Reason;
 
 /// What the values of labels mean: metric, label, value, meaning.
-pub const LABELS: [[&str; 4]; 40] = [
+pub const LABELS: [[&str; 4]; 52] = [
     [
         "cni_add_failures",
         "reason",
@@ -75,6 +75,24 @@ pub const LABELS: [[&str; 4]; 40] = [
         "outcome",
         "not_realised",
         "Not opened: a map is full, identities are exhausted, or a write failed.",
+    ],
+    [
+        "resolver_observations",
+        "outcome",
+        "taken",
+        "Of a name that an EgressFirewall uses, from a trusted DNS server: its addresses count.",
+    ],
+    [
+        "resolver_observations",
+        "outcome",
+        "unmatched",
+        "Of a name that no EgressFirewall uses.",
+    ],
+    [
+        "resolver_observations",
+        "outcome",
+        "untrusted",
+        "Of a name that an EgressFirewall uses, from another DNS server: no address gets its label.",
     ],
     [
         "bpf_map_writes",
@@ -243,6 +261,60 @@ pub const LABELS: [[&str; 4]; 40] = [
         "reason",
         "certificate",
         "A renewed CA of --client-ca did not sign the certificate of a connected agent.",
+    ],
+    [
+        "resolver_lookups",
+        "outcome",
+        "found",
+        "At least one server gave addresses.",
+    ],
+    [
+        "resolver_lookups",
+        "outcome",
+        "no_data",
+        "The name exists and has no address.",
+    ],
+    [
+        "resolver_lookups",
+        "outcome",
+        "nxdomain",
+        "The name does not exist.",
+    ],
+    [
+        "resolver_lookups",
+        "outcome",
+        "error",
+        "The servers answered with another code.",
+    ],
+    [
+        "resolver_lookups",
+        "outcome",
+        "timeout",
+        "No server answered within 5 s.",
+    ],
+    [
+        "resolver_lookups",
+        "outcome",
+        "no_server",
+        "No DNS server is trusted, or none is ready.",
+    ],
+    [
+        "resolver_status_writes",
+        "outcome",
+        "written",
+        "The status is in the store.",
+    ],
+    [
+        "resolver_status_writes",
+        "outcome",
+        "conflict",
+        "Another agent wrote the object at the same time; the write was tried again.",
+    ],
+    [
+        "resolver_status_writes",
+        "outcome",
+        "failed",
+        "The store refused the write, or cannot be reached.",
     ],
 ];
 

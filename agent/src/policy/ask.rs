@@ -1,7 +1,7 @@
 //! `policy trace`: what documents say of one party that sends to another. Pure: needs neither
 //! endpoints nor a datapath.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use dns_policy::{name::Fqdn, pattern::Pattern};
 use ipnet::IpNet;
@@ -9,17 +9,21 @@ use serde::{Deserialize, Serialize};
 use shared_maps::IdentityId;
 
 use super::{
-    model::EndpointPolicy,
+    compute::Observed,
+    model::{EndpointPolicy, Side},
     repository::Repository,
-    rule::{DnsNames, Peers, Rule},
+    rule::{DnsNames, PeerRule, Peers, Rule},
     trace::{self, FlowDirection, Match, Port, RuleView, Verdict},
 };
 use crate::{
-    fqdn::names::NameSelectors,
+    fqdn::{
+        firewall_names::{FirewallNames, Openness},
+        names::NameSelectors,
+    },
     identity::scopes::reserved,
     ipcache::{
         metadata::{Claim, Owner},
-        resolve::cidr_label,
+        resolve::{cidr_label, node_cidr_label},
         table::Ipcache,
     },
     labels::{Label, LabelError, LabelSet, RESERVED, in_namespace},
@@ -64,7 +68,10 @@ pub(crate) struct Step {
     pub verdict: String,
     /// Whether it passes.
     pub passes: bool,
-    /// Rules that decide.
+    /// The first ordered rule that covers the packet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier: Option<RuleView>,
+    /// Rules that decide, unless that one drops the packet.
     pub rules: Vec<RuleView>,
     /// Rules about the other side that are not about this port.
     pub other_ports: Vec<RuleView>,
@@ -75,6 +82,9 @@ pub(crate) struct Step {
 pub(crate) struct Outside {
     ipcache: Ipcache,
     names: NameSelectors,
+    dns_names: FirewallNames,
+    /// Blocks of all addresses of a family that mean nodes.
+    all_nodes: Vec<IpNet>,
 }
 
 impl Outside {
@@ -82,6 +92,9 @@ impl Outside {
     pub(crate) fn of(repository: &Repository) -> Self {
         let mut ipcache = Ipcache::new(true);
         let mut names = NameSelectors::default();
+        let mut dns_names = FirewallNames::default();
+        let mut node_blocks = BTreeSet::new();
+        let mut node_keys: BTreeSet<&str> = BTreeSet::new();
         for all in ["0.0.0.0/0", "::/0"] {
             let all: IpNet = all.parse().expect("a constant prefix");
             let labels = LabelSet::new(vec![ipcache.world().label(all).clone()]);
@@ -102,22 +115,61 @@ impl Outside {
                         .chain([&cidr.prefix])
                         .copied()
                         .for_each(&mut block);
+                    node_blocks.extend(cidr.nodes.then_some(cidr.prefix));
                 }
                 Selector::Fqdn(fqdn) => {
                     names.add(fqdn);
                 }
                 Selector::Group(group) => group.except.iter().copied().for_each(&mut block),
+                Selector::DnsName(name) => dns_names.add(name),
+                Selector::Node(labels) => {
+                    let keys = labels.requirements.iter();
+                    node_keys.extend(keys.map(|requirement| requirement.key.as_str()));
+                }
                 Selector::Labels(_) | Selector::Entity(_) => {}
             }
         }
+        let all_nodes = node_blocks.iter().filter(|block| block.prefix_len() == 0);
+        let all_nodes = all_nodes.copied().collect();
+        for block in node_blocks {
+            let label = Claim::Labels(LabelSet::new(vec![node_cidr_label(block)]));
+            ipcache.claim(block, Owner::NodesOfPolicy, label);
+        }
         for document in repository.iter() {
-            let (source, labels) = document.labels(None);
+            let (source, labels) = document.labels(None, &|key| node_keys.contains(key));
             for (prefix, labels) in labels {
                 let owner = Owner::Object(source, document.key.as_str().into());
                 ipcache.claim(prefix, owner, Claim::Labels(labels));
             }
         }
-        Self { ipcache, names }
+        Self {
+            ipcache,
+            names,
+            dns_names,
+            all_nodes,
+        }
+    }
+
+    /// What labels select. A node has an address of each family, as far as a block of all
+    /// addresses means it; those of the agent's own node are judged together.
+    fn labelled(&self, labels: &LabelSet) -> Vec<Subject> {
+        let with = |blocks: &[IpNet]| {
+            let blocks = blocks.iter().map(|block| node_cidr_label(*block));
+            inside(&LabelSet::new(
+                labels.iter().cloned().chain(blocks).collect(),
+            ))
+        };
+        if labels.has_reserved("host") {
+            return vec![with(&self.all_nodes)];
+        }
+        if !labels.has_reserved("remote-node") || self.all_nodes.is_empty() {
+            return vec![inside(labels)];
+        }
+        let (ipv4, ipv6): (Vec<_>, Vec<_>) = self
+            .all_nodes
+            .iter()
+            .partition(|block| matches!(block, IpNet::V4(_)));
+        vec![with(&ipv4), with(&ipv6)]
     }
 
     fn address(&self, address: IpAddr) -> Subject {
@@ -129,7 +181,9 @@ impl Outside {
         let of = |all: &str| {
             let all: IpNet = all.parse().expect("a constant prefix");
             let selected = self.names.labels_of(name);
-            let mut labels = selected.map_or(Vec::new(), |labels| labels.as_slice().to_vec());
+            let resolved = self.dns_names.labels_of(name, Openness::Open);
+            let selected = selected.iter().chain(&resolved);
+            let mut labels: Vec<_> = selected.flat_map(LabelSet::iter).cloned().collect();
             labels.push(self.ipcache.world().label(all).clone());
             outside(LabelSet::new(labels))
         };
@@ -174,7 +228,7 @@ pub(crate) fn trace(
     let mut steps = Vec::new();
     let peers = match (to, known) {
         (_, Some(subject)) => vec![subject],
-        (To::Labels(labels), None) => vec![inside(labels)],
+        (To::Labels(labels), None) => outside.labelled(labels),
         (To::Address(address), None) => vec![outside.address(*address)],
         (To::Name(name), None) => {
             steps.extend(asking(&policy, name));
@@ -227,7 +281,8 @@ fn step(
         peer: peer.labels.texts(),
         verdict: word(decision.verdict).to_owned(),
         passes: decision.verdict.passes(),
-        rules: decision.by.iter().map(RuleView::of).collect(),
+        tier: decision.tier_view(),
+        rules: decision.views(),
         other_ports: others.map(RuleView::of).collect(),
     }
 }
@@ -246,7 +301,7 @@ fn asking(policy: &EndpointPolicy, name: &Fqdn) -> Option<Step> {
     let rules = policy.egress.rules.iter().filter(|rule| !rule.rule.deny);
     let rules = rules.filter(|rule| {
         let names = rule.rule.ports.iter().filter_map(|port| port.dns.as_ref());
-        names.into_iter().any(allows)
+        names.into_iter().any(allows) || is_observed(&policy.egress, &rule.rule)
     });
     let rules: Vec<RuleView> = rules
         .map(|rule| {
@@ -267,9 +322,21 @@ fn asking(policy: &EndpointPolicy, name: &Fqdn) -> Option<Step> {
         peer: Vec::new(),
         verdict: if passes { "proxied" } else { "no-rule" }.to_owned(),
         passes,
+        tier: None,
         rules,
         other_ports: Vec::new(),
     })
+}
+
+/// Whether a rule allows queries whatever the name, and the proxy has to see their answers.
+fn is_observed(side: &Side, rule: &PeerRule) -> bool {
+    let observed = Observed::of(side);
+    let is_plain = |(protocol, number): (u8, u16)| {
+        let mut plain = rule.ports.iter().filter(|port| port.dns.is_none());
+        observed.is_at(protocol, number)
+            && (rule.ports.is_empty() || plain.any(|port| port.covers(protocol, number, None)))
+    };
+    [(17, 53), (6, 53)].into_iter().any(is_plain)
 }
 
 fn word(verdict: Verdict) -> &'static str {

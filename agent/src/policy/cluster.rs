@@ -6,6 +6,7 @@
 pub(crate) mod endpoint;
 pub(crate) mod identity;
 mod metadata;
+pub(crate) mod name_resolver;
 pub mod namespace;
 pub(crate) mod node;
 pub mod pod;

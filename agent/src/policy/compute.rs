@@ -7,11 +7,18 @@
 //! | a plain allow | allow |
 //! | none, direction enforced | none: dropped |
 //! | none, direction not enforced | allow of identity 0 |
+//!
+//! An identity that an ordered list selects has a table instead ([`tier`]).
 
 mod dns;
+mod observed;
 pub(crate) mod service;
+pub(crate) mod tier;
 
-pub(crate) use self::dns::{DnsScope, ServicePortAt, dns_rules};
+pub(crate) use self::{
+    dns::{DnsScope, ServicePortAt, dns_rules},
+    observed::Observed,
+};
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,6 +31,7 @@ use shared_maps::{
     policy::{EGRESS, INGRESS, PolicyKey, PolicyValue},
 };
 
+use self::tier::Tier;
 use super::{
     model::{Change, EndpointPolicy},
     rule::{PeerRule, Peers},
@@ -42,6 +50,8 @@ pub(crate) type Entries = BTreeMap<PolicyKey, PolicyValue>;
 pub(crate) struct RuleIndex {
     by_selector: HashMap<SelectorId, Vec<Indexed>>,
     any: Vec<Indexed>,
+    tier: Option<Box<Tier>>,
+    observed: Observed,
 }
 
 type Indexed = (u8, Arc<PeerRule>);
@@ -55,11 +65,23 @@ impl RuleIndex {
                 index.add(direction, &rule.rule, selectors);
             }
         }
+        index.tier = Tier::of(&policy.egress, selectors, None);
+        index.observed = Observed::of(&policy.egress);
         index
     }
 
-    /// Follows a change of the policy; the selectors of both versions are registered.
-    pub(crate) fn follow(&mut self, change: &Change, selectors: &SelectorCache) {
+    /// Follows a change of the policy, which it is of now; the selectors of both versions are
+    /// registered.
+    pub(crate) fn follow(
+        &mut self,
+        policy: &EndpointPolicy,
+        change: &Change,
+        selectors: &SelectorCache,
+    ) {
+        if !change.egress.tier.is_empty() {
+            self.tier = Tier::of(&policy.egress, selectors, self.tier.take());
+        }
+        self.observed = Observed::of(&policy.egress);
         for (direction, side) in [(EGRESS, &change.egress), (INGRESS, &change.ingress)] {
             for rule in &side.removed {
                 self.remove(direction, rule, selectors);
@@ -101,18 +123,45 @@ impl RuleIndex {
 
     /// Selectors that rules use.
     pub(crate) fn selectors(&self) -> impl Iterator<Item = SelectorId> {
-        self.by_selector.keys().copied()
+        self.by_selector
+            .keys()
+            .copied()
+            .chain(self.tier_selectors())
+    }
+
+    /// Selectors that ordered rules use.
+    pub(crate) fn tier_selectors(&self) -> impl Iterator<Item = SelectorId> {
+        self.tier.iter().flat_map(|tier| tier.selectors())
     }
 
     /// Whether a rule uses one of these selectors.
     pub(crate) fn uses(&self, selectors: &[SelectorId]) -> bool {
-        selectors.iter().any(|id| self.by_selector.contains_key(id))
+        let tier = |id| self.tier.as_ref().is_some_and(|tier| tier.uses(id));
+        let mut selectors = selectors.iter();
+        selectors.any(|id| self.by_selector.contains_key(id) || tier(*id))
     }
 
-    /// Renders the entries of one identity; [`IdentityId::UNKNOWN`] gives those for everyone.
+    /// Whether there are ordered rules.
+    pub(crate) const fn has_tier(&self) -> bool {
+        self.tier.is_some()
+    }
+
+    /// Which answers of DNS servers have to pass the proxy.
+    pub(crate) const fn observed(&self) -> Observed {
+        self.observed
+    }
+
+    /// Takes the entries for everyone, which tables are made with. True if tables may differ now.
+    pub(crate) fn follow_everyone(&mut self, entries: &Entries) -> bool {
+        let tier = self.tier.as_mut();
+        tier.is_some_and(|tier| tier.follow_everyone(entries))
+    }
+
+    /// Renders the entries of one identity; [`IdentityId::UNKNOWN`] gives those for everyone, which
+    /// [`Self::follow_everyone`] takes before those of others are rendered.
     /// `own` labels are those of the endpoints that the policy is of.
     pub(crate) fn entries(
-        &self,
+        &mut self,
         policy: &EndpointPolicy,
         own: &LabelSet,
         identity: IdentityId,
@@ -141,10 +190,24 @@ impl RuleIndex {
             let everything = PolicyKey::new(identity.0, direction, 0, 0, 0);
             let open = everyone && !side.enforced;
             let host = identity == IdentityId::HOST && direction == INGRESS && side.enforced;
+            let observes = direction == EGRESS && self.observed != Observed::Nothing;
+            if observes {
+                observed::redirect(&mut drafts, identity, proxy_port);
+            }
             if open || host {
                 put(&mut drafts, everything, PolicyValue::allow(everything));
             }
-            found.extend(without_covered(&drafts));
+            if observes && open && self.observed == Observed::Everything {
+                observed::redirect(&mut drafts, identity, proxy_port);
+            }
+            let kept = without_covered(&drafts);
+            let tier = self
+                .tier
+                .as_mut()
+                .filter(|_| direction == EGRESS && !everyone);
+            let selecting = selectors.selecting_ids(identity);
+            let table = tier.and_then(|tier| tier.table(identity, selecting, &kept, proxy_port));
+            found.extend(table.unwrap_or(kept));
         }
         found
     }
@@ -210,7 +273,7 @@ fn without_covered(drafts: &Entries) -> Entries {
 }
 
 /// Whether all that `narrow` matches is matched by `broad` (identity and direction equal).
-fn is_within(narrow: &PolicyKey, broad: &PolicyKey) -> bool {
+pub(crate) fn is_within(narrow: &PolicyKey, broad: &PolicyKey) -> bool {
     match broad.lpm_len() {
         0 => true,
         len => {
@@ -330,6 +393,7 @@ mod tests {
         let egress = Side {
             enforced: true,
             enforcers: vec!["d".into()],
+            tier: Vec::new(),
             rules: rules.collect(),
         };
         EndpointPolicy {
@@ -340,7 +404,7 @@ mod tests {
 
     fn everyone(policy: &EndpointPolicy) -> Entries {
         let selectors = SelectorCache::default();
-        let index = RuleIndex::of(policy, &selectors);
+        let mut index = RuleIndex::of(policy, &selectors);
         let own = LabelSet::new(Vec::new());
         index.entries(policy, &own, IdentityId::UNKNOWN, &selectors, 1)
     }

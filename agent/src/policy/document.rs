@@ -10,9 +10,10 @@ use super::{
         endpoint::CiliumEndpoint, identity::CiliumIdentity, namespace::Namespace, node::Node,
         pod::Pod, service::Service, service_cidr::ServiceCidr, slice::EndpointSlice,
     },
+    egress_firewall,
     rule::Rule,
 };
-use crate::{ipcache::metadata::Source, labels::LabelSet};
+use crate::{ipcache::metadata::Source, labels::LabelSet, name_objects::object::Resolver};
 
 /// A document that was read without error.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,6 +51,8 @@ pub enum Body {
     Endpoint(Arc<CiliumEndpoint>),
     /// The number of a label set.
     Identity(CiliumIdentity),
+    /// Addresses of a name that EgressFirewalls use.
+    NameResolver(Arc<Resolver>),
 }
 
 impl PolicyDocument {
@@ -61,6 +64,11 @@ impl PolicyDocument {
         }
     }
 
+    /// Whether it is an EgressFirewall.
+    pub(crate) fn is_firewall(&self) -> bool {
+        self.key.split('/').next() == Some(egress_firewall::KIND)
+    }
+
     /// Its blocks, if it is a `CiliumCIDRGroup`.
     pub fn group(&self) -> Option<&CidrGroup> {
         match &self.body {
@@ -70,10 +78,14 @@ impl PolicyDocument {
     }
 
     /// Labels that it gives to prefixes, and how far it is trusted. `own` is the name of this
-    /// node.
-    pub fn labels(&self, own: Option<&str>) -> (Source, BTreeMap<IpNet, LabelSet>) {
+    /// node; `asked` says which keys of a node's labels count.
+    pub fn labels(
+        &self,
+        own: Option<&str>,
+        asked: &dyn Fn(&str) -> bool,
+    ) -> (Source, BTreeMap<IpNet, LabelSet>) {
         match &self.body {
-            Body::Node(node) => (Source::CustomResource, node.address_labels(own)),
+            Body::Node(node) => (Source::CustomResource, node.address_labels(own, asked)),
             Body::ServiceCidr(blocks) => (Source::CustomResource, blocks.labels()),
             Body::Slice(slice) if slice.is_of_api_servers() => {
                 (Source::KubeApiserver, slice.api_server_labels())

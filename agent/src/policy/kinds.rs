@@ -7,9 +7,11 @@ use serde_json::Value;
 
 use super::{
     cidr_group,
-    cluster::{endpoint, identity, namespace, node, pod, service, service_cidr, slice},
+    cluster::{
+        endpoint, identity, name_resolver, namespace, node, pod, service, service_cidr, slice,
+    },
     document::Body,
-    network_policy,
+    egress_firewall, network_policy,
     prune::prune,
     rule::Rule,
     validate::{Checked, Fault, Scope, rule, warnings},
@@ -82,6 +84,29 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         fields: &["spec", "status"],
         kept: ALL,
         read: |_, value, warnings| Ok(Body::Rules(vec![network_policy::read(value, warnings)?])),
+    },
+    Kind {
+        name: egress_firewall::KIND,
+        versions: &[egress_firewall::API_VERSION],
+        placement: Placement::Namespaced,
+        fields: &["spec", "status"],
+        // The status says whether the agents refused it.
+        kept: &["spec", "status.status", "status.messages"],
+        read: |head, value, warnings| {
+            let rule = egress_firewall::read(head, value, warnings)?;
+            Ok(Body::Rules(vec![rule]))
+        },
+    },
+    Kind {
+        name: name_resolver::KIND,
+        versions: &[name_resolver::API_VERSION],
+        placement: Placement::Namespaced,
+        fields: &["spec", "status"],
+        kept: name_resolver::KEPT,
+        read: |head, value, warnings| {
+            let object = name_resolver::read(head, value, warnings)?;
+            Ok(Body::NameResolver(Arc::new(object)))
+        },
     },
     Kind {
         name: cidr_group::KIND,
@@ -158,7 +183,12 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &["v1"],
         placement: Placement::ClusterWide,
         fields: &["spec", "status"],
-        kept: &["spec.podCIDR", "spec.podCIDRs", "status.addresses"],
+        kept: &[
+            "metadata.labels",
+            "spec.podCIDR",
+            "spec.podCIDRs",
+            "status.addresses",
+        ],
         read: |head, value, warnings| Ok(Body::Node(node::read(&head.name, value, warnings)?)),
     },
     Kind {

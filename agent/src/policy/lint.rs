@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
+    compute::Observed,
     document::PolicyDocument,
     model::{EndpointPolicy, SideRule},
     rule::{PeerRule, Peers, Rule},
@@ -30,7 +31,8 @@ fn is_dns(rule: &PeerRule) -> bool {
 /// Rules by name of an endpoint none of whose queries passes the proxy: they open nothing.
 pub(crate) fn unlearned(policy: &EndpointPolicy) -> Option<String> {
     let rules = &policy.egress.rules;
-    if rules.iter().any(|rule| is_dns(&rule.rule)) {
+    let observed = Observed::of(&policy.egress) != Observed::Nothing;
+    if observed || rules.iter().any(|rule| is_dns(&rule.rule)) {
         return None;
     }
     let place = |rule: &SideRule| format!("{} {}", rule.document, rule.rule.path);

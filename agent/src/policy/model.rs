@@ -9,9 +9,9 @@ use super::{
     document::PolicyDocument,
     mode::PolicyMode,
     repository::Repository,
-    rule::{Direction, PeerRule, Rule},
+    rule::{Direction, PeerRule, Rule, TierRule},
 };
-use crate::labels::LabelSet;
+use crate::{labels::LabelSet, selector::selector::Selector};
 
 /// Policy of all endpoints with one label set.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,17 +33,20 @@ pub(crate) struct Side {
     pub enforced: bool,
     /// Documents that say so, sorted.
     pub enforcers: Vec<Arc<str>>,
+    /// Ordered rules that are read before the others, by document and in its order: the first
+    /// one that covers a packet decides. Only egress has any.
+    pub tier: Vec<SideRule<TierRule>>,
     /// Rules in force, by document; a deny beats every allow.
     pub rules: Vec<SideRule>,
 }
 
 /// A rule in force.
 #[derive(Clone, Debug, PartialEq)]
-pub struct SideRule {
+pub struct SideRule<R = PeerRule> {
     /// Document it comes from.
     pub document: Arc<str>,
     /// What it says.
-    pub rule: Arc<PeerRule>,
+    pub rule: Arc<R>,
 }
 
 /// Rules that came and went.
@@ -62,6 +65,8 @@ pub(crate) struct SideChange {
     pub added: Vec<Arc<PeerRule>>,
     /// Not there any more.
     pub removed: Vec<Arc<PeerRule>>,
+    /// Ordered rules that came, went or have another place in the order.
+    pub tier: Vec<Arc<TierRule>>,
 }
 
 impl EndpointPolicy {
@@ -101,10 +106,14 @@ impl EndpointPolicy {
         let key: Arc<str> = key.into();
         let egress = rules.iter().map(|rule| &rule.egress);
         let ingress = rules.iter().map(|rule| &rule.ingress);
-        Change {
+        let mut change = Change {
             egress: self.egress.put(self.mode, &key, egress),
             ingress: self.ingress.put(self.mode, &key, ingress),
-        }
+        };
+        let tier: Vec<&Arc<TierRule>> = rules.iter().flat_map(|rule| &rule.tier).collect();
+        let (added, removed) = replace(&mut self.egress.tier, &key, &tier);
+        change.egress.tier = [added, removed].concat();
+        change
     }
 }
 
@@ -124,52 +133,69 @@ impl Side {
         }
         self.enforced = mode.enforces(!self.enforcers.is_empty());
         let new: Vec<&Arc<PeerRule>> = new.flat_map(|direction| &direction.peers).collect();
-        let (old, new) = self.differing(document, &new);
-        let added: Vec<Arc<PeerRule>> = new.iter().map(|rule| Arc::clone(rule)).collect();
-        let removed = self.rules.splice(
-            old,
-            added.iter().map(|rule| SideRule {
-                document: Arc::clone(document),
-                rule: Arc::clone(rule),
-            }),
-        );
-        let removed = removed.map(|rule| rule.rule).collect();
-        SideChange { added, removed }
-    }
-
-    /// The positions of a document's rules, and its new version. Both are without the rules with
-    /// which the two versions begin and end alike.
-    fn differing<'r, 'a>(
-        &self,
-        document: &Arc<str>,
-        mut new: &'r [&'a Arc<PeerRule>],
-    ) -> (Range<usize>, &'r [&'a Arc<PeerRule>]) {
-        let mut first = self.rules.partition_point(|rule| rule.document < *document);
-        let mut end = self
-            .rules
-            .partition_point(|rule| rule.document <= *document);
-        while let (Some(old), Some((next, rest))) = (self.rules.get(first..end), new.split_first())
-            && old.first().is_some_and(|old| old.rule == **next)
-        {
-            first += 1;
-            new = rest;
+        let (added, removed) = replace(&mut self.rules, document, &new);
+        SideChange {
+            added,
+            removed,
+            tier: Vec::new(),
         }
-        while let (Some(old), Some((last, rest))) = (self.rules.get(first..end), new.split_last())
-            && old.last().is_some_and(|old| old.rule == **last)
-        {
-            end -= 1;
-            new = rest;
-        }
-        (first..end, new)
     }
 }
 
+/// Rules that came, and rules that went.
+type Replaced<R> = (Vec<Arc<R>>, Vec<Arc<R>>);
+
+/// Puts the rules of a document's new version in the place of those that it had.
+fn replace<R: PartialEq>(
+    rules: &mut Vec<SideRule<R>>,
+    document: &Arc<str>,
+    new: &[&Arc<R>],
+) -> Replaced<R> {
+    let (old, new) = differing(rules, document, new);
+    let added: Vec<Arc<R>> = new.iter().map(|rule| Arc::clone(rule)).collect();
+    let removed = rules.splice(
+        old,
+        added.iter().map(|rule| SideRule {
+            document: Arc::clone(document),
+            rule: Arc::clone(rule),
+        }),
+    );
+    let removed = removed.map(|rule| rule.rule).collect();
+    (added, removed)
+}
+
+/// The positions of a document's rules, and its new version. Both are without the rules with
+/// which the two versions begin and end alike.
+fn differing<'r, 'a, R: PartialEq>(
+    rules: &[SideRule<R>],
+    document: &Arc<str>,
+    mut new: &'r [&'a Arc<R>],
+) -> (Range<usize>, &'r [&'a Arc<R>]) {
+    let mut first = rules.partition_point(|rule| rule.document < *document);
+    let mut end = rules.partition_point(|rule| rule.document <= *document);
+    while let (Some(old), Some((next, rest))) = (rules.get(first..end), new.split_first())
+        && old.first().is_some_and(|old| old.rule == **next)
+    {
+        first += 1;
+        new = rest;
+    }
+    while let (Some(old), Some((last, rest))) = (rules.get(first..end), new.split_last())
+        && old.last().is_some_and(|old| old.rule == **last)
+    {
+        end -= 1;
+        new = rest;
+    }
+    (first..end, new)
+}
+
 impl Change {
-    /// Every rule that came or went.
-    pub(crate) fn rules(&self) -> impl Iterator<Item = &Arc<PeerRule>> {
+    /// Selectors of every rule that came or went.
+    pub(crate) fn selectors(&self) -> impl Iterator<Item = &Selector> {
         let sides = [&self.egress, &self.ingress];
-        sides
+        let rules = sides
             .into_iter()
-            .flat_map(|side| side.added.iter().chain(&side.removed))
+            .flat_map(|side| side.added.iter().chain(&side.removed));
+        let tier = self.egress.tier.iter().flat_map(|rule| &rule.selectors);
+        rules.flat_map(|rule| rule.selectors()).chain(tier)
     }
 }

@@ -122,6 +122,7 @@ fn block(prefix: &str, except: &[&str]) -> Selector {
     Selector::Cidr(CidrSelector {
         prefix: prefix.parse().unwrap(),
         except: except.iter().map(|part| part.parse().unwrap()).collect(),
+        nodes: false,
     })
 }
 

@@ -19,6 +19,31 @@ pub struct Rule {
     pub egress: Direction,
     /// What they may receive.
     pub ingress: Direction,
+    /// What of that egress is taken away or passed on, in order: the first rule that covers a
+    /// packet decides.
+    pub tier: Vec<Arc<TierRule>>,
+}
+
+/// One rule of an ordered list that is read before the rules of egress.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TierRule {
+    /// Where its document says so, for example `spec.egress[0]`.
+    pub path: Arc<str>,
+    /// What happens to a packet that it covers.
+    pub action: TierAction,
+    /// Destinations, the union of them; an empty list means none.
+    pub selectors: Vec<Selector>,
+    /// Ports of the destination. Empty = every protocol and port, ICMP too.
+    pub ports: Vec<PortRule>,
+}
+
+/// What a tier does with a packet that a rule of it covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TierAction {
+    /// It is dropped.
+    Deny,
+    /// The rules of egress decide: `type: Allow` of an EgressFirewall.
+    Pass,
 }
 
 /// One direction of a rule.
@@ -183,6 +208,7 @@ impl Rule {
             .iter()
             .chain(&self.ingress.peers)
             .flat_map(|rule| rule.selectors())
+            .chain(self.tier.iter().flat_map(|rule| &rule.selectors))
     }
 }
 

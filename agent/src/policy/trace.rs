@@ -2,11 +2,13 @@
 
 use std::{fmt, str::FromStr};
 
+use dns_policy::name::Fqdn;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    compute::Observed,
     model::{Side, SideRule},
-    rule::{Peers, PortRule},
+    rule::{Peers, PortRule, TierAction, TierRule},
 };
 use crate::{
     labels::LabelSet,
@@ -124,13 +126,55 @@ pub struct Match<'a> {
     pub receiver: Option<&'a LabelSet>,
 }
 
+/// An ordered rule that is about a peer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TierMatch<'a> {
+    /// The rule.
+    pub rule: &'a SideRule<TierRule>,
+    /// Its first selector that selects the peer.
+    pub selector: &'a Selector,
+}
+
 /// A verdict, and the rules that make it.
 #[derive(Clone, Debug)]
 pub(crate) struct Decision<'a> {
     /// The verdict.
     pub verdict: Verdict,
-    /// Rules that agree with it; empty where it comes of there being none.
+    /// The first ordered rule that covers the packet. If it drops it, no other rule is read.
+    pub tier: Option<TierMatch<'a>>,
+    /// Rules that agree with the verdict; empty where it comes of there being none.
     pub by: Vec<Match<'a>>,
+    /// An ordered rule with a DNS name, for which the proxy has to see the answer.
+    pub observer: Option<TierMatch<'a>>,
+}
+
+impl Decision<'_> {
+    /// The ordered rule, for people.
+    pub(crate) fn tier_view(&self) -> Option<RuleView> {
+        let tier = self.tier.as_ref()?;
+        Some(RuleView::of_tier(tier, says(tier.rule.rule.action)))
+    }
+
+    /// The rules that agree with the verdict, for people.
+    pub(crate) fn views(&self) -> Vec<RuleView> {
+        let observer = self.observer.iter();
+        let observer = observer.map(|rule| RuleView::of_tier(rule, TIER_OBSERVES));
+        self.by.iter().map(RuleView::of).chain(observer).collect()
+    }
+}
+
+/// An ordered rule drops the packet.
+const TIER_DENY: &str = "tier-deny";
+/// An ordered rule leaves the packet to the other rules.
+const TIER_PASS: &str = "tier-pass";
+/// An ordered rule needs the answers of DNS servers.
+const TIER_OBSERVES: &str = "tier-names";
+
+const fn says(action: TierAction) -> &'static str {
+    match action {
+        TierAction::Deny => TIER_DENY,
+        TierAction::Pass => TIER_PASS,
+    }
 }
 
 /// A policy rule, as people find it in its document.
@@ -140,7 +184,8 @@ pub struct RuleView {
     pub document: String,
     /// Where the document says it, for example `spec.egress[0]`.
     pub rule: String,
-    /// `allow`, `deny` or `dns` (through the DNS proxy).
+    /// `allow`, `deny` or `dns` (through the DNS proxy); of ordered rules `tier-deny`, `tier-pass`
+    /// or `tier-names` (the proxy has to see answers for it).
     pub says: String,
     /// The selector of it that is meant; none = the rule is about everyone.
     pub selector: Option<String>,
@@ -169,9 +214,61 @@ impl RuleView {
     }
 }
 
+impl RuleView {
+    fn of_tier(found: &TierMatch<'_>, says: &str) -> Self {
+        let ports = found.rule.rule.ports.iter();
+        Self {
+            document: found.rule.document.to_string(),
+            rule: found.rule.rule.path.to_string(),
+            says: says.to_owned(),
+            selector: Some(found.selector.to_string()),
+            ports: ports.map(ToString::to_string).collect(),
+        }
+    }
+
+    /// Whether it is an ordered rule that drops the packet.
+    pub fn is_tier_deny(&self) -> bool {
+        self.says == TIER_DENY
+    }
+
+    /// As its document has it: `Deny 0.0.0.0/0`, `Allow *.example.com; TCP 443`.
+    fn fmt_tier(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let selector = self.selector.as_deref().unwrap_or_default();
+        let written = ["cidr:", "dnsname:"]
+            .iter()
+            .find_map(|kind| selector.strip_prefix(kind));
+        let written = written.unwrap_or(selector);
+        // Parts that no rule of the list means are not written in it.
+        let written = written.split(" except ").next().unwrap_or(written);
+        let says = match self.says.as_str() {
+            TIER_DENY => "Deny",
+            TIER_PASS => "Allow",
+            _ => "needs DNS answers for",
+        };
+        write!(f, "{} {} ({says} {written}", self.document, self.rule)?;
+        match self.ports.is_empty() || self.says == TIER_OBSERVES {
+            true => f.write_str(")"),
+            false => write!(f, "; {})", self.ports.join(", ")),
+        }
+    }
+}
+
+/// What people read where an ordered rule is about a packet: `rest` is what the other rules say.
+pub(crate) fn after_tier(tier: Option<&RuleView>, rest: String) -> String {
+    match tier {
+        Some(rule) if rule.is_tier_deny() => format!("denied by {rule}"),
+        Some(rule) => format!("passed on by {rule}, then {rest}"),
+        None => rest,
+    }
+}
+
 impl fmt::Display for RuleView {
-    /// `CiliumNetworkPolicy/shop/web spec.egress[1] (fqdn:*.example.com; TCP 443)`.
+    /// `CiliumNetworkPolicy/shop/web spec.egress[1] (fqdn:*.example.com; TCP 443)`,
+    /// `EgressFirewall/shop/default spec.egress[3] (Deny 0.0.0.0/0)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.says.starts_with("tier-") {
+            return self.fmt_tier(f);
+        }
         let selector = self.selector.as_deref().unwrap_or("everyone");
         write!(f, "{} {} ({selector}; ", self.document, self.rule)?;
         if self.ports.is_empty() {
@@ -232,8 +329,48 @@ impl Match<'_> {
     }
 }
 
-/// Judges one packet: a deny beats all, a DNS rule beats a plain allow
-/// ([`super::compute`] renders the same).
+/// Ordered rules that are about a peer, whatever the port.
+fn tier_about<'a>(side: &'a Side, peer: &Subject) -> impl Iterator<Item = TierMatch<'a>> {
+    side.tier.iter().filter_map(|rule| {
+        let mut selectors = rule.rule.selectors.iter();
+        let selector = selectors.find(|selector| selector.matches(peer))?;
+        Some(TierMatch { rule, selector })
+    })
+}
+
+/// The first ordered rule that covers a packet.
+fn first_of_tier<'a>(side: &'a Side, peer: &Subject, port: Port) -> Option<TierMatch<'a>> {
+    let covers = |found: &TierMatch<'_>| {
+        let ports = &found.rule.rule.ports;
+        let mut those = ports.iter();
+        ports.is_empty() || those.any(|rule| rule.covers(port.protocol, port.number, None))
+    };
+    tier_about(side, peer).find(covers)
+}
+
+/// Ordered rules that name a DNS name.
+pub(crate) fn tier_by_name(side: &Side, name: &Fqdn) -> Vec<RuleView> {
+    let named = side.tier.iter().filter_map(|rule| {
+        let names =
+            |selector: &&Selector| matches!(selector, Selector::DnsName(of) if of.is_about(name));
+        let selector = rule.rule.selectors.iter().find(names)?;
+        let says = says(rule.rule.action);
+        Some(RuleView::of_tier(&TierMatch { rule, selector }, says))
+    });
+    named.collect()
+}
+
+/// The first ordered rule with a DNS name.
+fn first_with_name(side: &Side) -> Option<TierMatch<'_>> {
+    side.tier.iter().find_map(|rule| {
+        let mut selectors = rule.rule.selectors.iter();
+        let selector = selectors.find(|selector| matches!(selector, Selector::DnsName(_)))?;
+        Some(TierMatch { rule, selector })
+    })
+}
+
+/// Judges one packet: the first ordered rule that covers it may drop it. Of the other rules a deny
+/// beats all, and a DNS rule beats a plain allow ([`super::compute`] renders the same).
 pub(crate) fn judge<'a>(
     side: &'a Side,
     direction: FlowDirection,
@@ -241,6 +378,15 @@ pub(crate) fn judge<'a>(
     peer: &'a Subject,
     port: Port,
 ) -> Decision<'a> {
+    let tier = first_of_tier(side, peer, port);
+    if tier.is_some_and(|found| found.rule.rule.action == TierAction::Deny) {
+        return Decision {
+            verdict: Verdict::Denied,
+            tier,
+            by: Vec::new(),
+            observer: None,
+        };
+    }
     let mut matches = about(side, direction, own, peer);
     matches.retain(|found| found.covers(port));
     let denies = |found: &Match<'_>| found.rule.rule.deny;
@@ -260,9 +406,31 @@ pub(crate) fn judge<'a>(
     } else {
         Verdict::NoRule
     };
+    let (verdict, observer) = observed(side, verdict, port);
     Decision {
         verdict,
+        tier,
         by: matches,
+        observer,
+    }
+}
+
+/// The verdict where the proxy has to see answers of DNS servers, and the rule that needs them.
+pub(crate) fn observed(
+    side: &Side,
+    verdict: Verdict,
+    port: Port,
+) -> (Verdict, Option<TierMatch<'_>>) {
+    let observed = Observed::of(side);
+    let is_observed = observed.is_at(port.protocol, port.number)
+        && match verdict {
+            Verdict::Allowed => true,
+            Verdict::NotRestricted => observed == Observed::Everything,
+            _ => false,
+        };
+    match is_observed {
+        true => (Verdict::Proxied, first_with_name(side)),
+        false => (verdict, None),
     }
 }
 

@@ -11,11 +11,14 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-pub(super) use self::field::{list, mapping, object, prefix, text};
 use self::{
     field::boolean,
     labels::{allowed_peer_labels, group_labels, peer_labels, subject},
     ports::ports_of,
+};
+pub(super) use self::{
+    field::{list, mapping, object, prefix, text},
+    labels::{node_labels, pods_of_namespace},
 };
 use super::rule::{Direction, PeerRule, Peers, Rule};
 use crate::{
@@ -134,6 +137,7 @@ pub(crate) fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
         egress: direction(path, map, &EGRESS, scope)?,
         ingress: direction(path, map, &INGRESS, scope)?,
         subject,
+        tier: Vec::new(),
     })
 }
 
@@ -297,6 +301,7 @@ fn peers_of(
             Selector::Cidr(CidrSelector {
                 prefix,
                 except: [].into(),
+                nodes: false,
             })
         } else if field == section.cidr_set {
             cidr_set(&path, item)?
@@ -361,7 +366,11 @@ fn cidr_set(path: &str, value: &Value) -> Checked<Selector> {
                     ));
                 }
             }
-            return Ok(Selector::Cidr(CidrSelector { prefix, except }));
+            return Ok(Selector::Cidr(CidrSelector {
+                prefix,
+                except,
+                nodes: false,
+            }));
         }
         "cidrGroupRef" => {
             let name = group_label(text(&field_path, value)?);
@@ -463,7 +472,7 @@ fn is_anyone(peers: &Peers) -> bool {
             .iter()
             .all(|requirement| requirement.key == NAMESPACE_KEY),
         Selector::Cidr(cidr) => cidr.prefix.prefix_len() == 0,
-        Selector::Group(_) | Selector::Fqdn(_) => false,
+        Selector::Group(_) | Selector::Fqdn(_) | Selector::DnsName(_) | Selector::Node(_) => false,
         Selector::Entity(entity) => matches!(
             entity,
             Entity::World | Entity::WorldIpv4 | Entity::WorldIpv6 | Entity::Cluster

@@ -54,7 +54,7 @@ pub(crate) fn follow(
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> Watches {
-    let health = ClusterHealth::new(api.server());
+    let health = ClusterHealth::new(api.server()).through(&settings.addresses);
     let (send, batches) = mpsc::channel(QUEUE);
     let follower = Follower {
         settings,

@@ -14,6 +14,7 @@ use crate::{
         plan::{Datapath, Step},
     },
     proxies::Proxies,
+    resolver::feed::ResolverFeed,
 };
 
 /// Failed steps of one plan that are logged one by one.
@@ -40,6 +41,7 @@ pub(super) struct Engine {
     pub(super) core: Core,
     datapath: Box<dyn Datapath>,
     proxies: Proxies,
+    resolver: ResolverFeed,
     /// A plan with a step that may take long, made on a stream's thread.
     planned: Option<Plan>,
     /// When the core's thread wakes by itself.
@@ -49,11 +51,17 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    pub(super) fn new(core: Core, datapath: Box<dyn Datapath>, proxies: Proxies) -> Self {
+    pub(super) fn new(
+        core: Core,
+        datapath: Box<dyn Datapath>,
+        proxies: Proxies,
+        resolver: ResolverFeed,
+    ) -> Self {
         Self {
             core,
             datapath,
             proxies,
+            resolver,
             planned: None,
             wakes_at: None,
             broken: false,
@@ -164,6 +172,8 @@ impl Engine {
                 Effect::Rules(update) => self.proxies.rules(update),
                 Effect::SnapshotReady => self.proxies.ready(),
                 Effect::Revoke(revocation) => revocations.push(revocation),
+                Effect::Observed(observation) => self.resolver.observe(observation),
+                Effect::Resolver { names, servers } => self.resolver.publish(names, servers),
             }
         }
         // One message per stream, however many names were cleaned.

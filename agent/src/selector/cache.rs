@@ -261,6 +261,7 @@ mod tests {
             block.prop_map(|prefix| Selector::Cidr(CidrSelector {
                 prefix: prefix.parse().unwrap(),
                 except: BTreeSet::new(),
+                nodes: false,
             })),
             prop::sample::select(vec!["app", "www.cilium.io"]).prop_map(fqdn),
             Just(Selector::Entity(Entity::World)),

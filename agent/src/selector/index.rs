@@ -46,8 +46,9 @@ enum IndexKey<'a> {
 fn keys_of_selector(selector: &Selector) -> Vec<IndexKey<'_>> {
     match selector {
         Selector::Fqdn(fqdn) => vec![IndexKey::Key(fqdn.text())],
+        Selector::DnsName(name) => vec![IndexKey::Key(name.text())],
         Selector::Cidr(cidr) if cidr.prefix.prefix_len() > 0 => vec![IndexKey::Block(cidr.prefix)],
-        Selector::Labels(labels) => {
+        Selector::Labels(labels) | Selector::Node(labels) => {
             let keys = labels.requirements.iter().filter_map(|requirement| {
                 let key = requirement.key.as_str();
                 match &requirement.operator {
@@ -75,7 +76,8 @@ fn keys_of_identity(subject: &Subject) -> Vec<IndexKey<'_>> {
         })
         .flatten()
         .collect();
-    keys.extend(subject.cidr.map(IndexKey::Block));
+    let blocks = subject.cidr.iter().chain(&subject.node_cidrs);
+    keys.extend(blocks.map(|block| IndexKey::Block(*block)));
     keys
 }
 

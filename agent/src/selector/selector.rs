@@ -6,12 +6,13 @@ use std::{
     net::IpAddr,
 };
 
+use dns_policy::name::Fqdn;
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
 use crate::{
-    ipcache::resolve::cidr_of,
-    labels::{CIDR_GROUP, FQDN, Label, LabelSet, RESERVED},
+    ipcache::resolve::{cidr_of, node_cidr_of},
+    labels::{CIDR_GROUP, CLOSED_NAME, DNS_NAME, FQDN, Label, LabelSet, NODE, RESERVED},
 };
 
 /// Selects identities.
@@ -25,6 +26,10 @@ pub enum Selector {
     Group(GroupSelector),
     /// By DNS name.
     Fqdn(FqdnSelector),
+    /// By DNS name of an EgressFirewall.
+    DnsName(DnsNameSelector),
+    /// By labels of nodes.
+    Node(LabelSelector),
     /// By role.
     Entity(Entity),
 }
@@ -36,6 +41,8 @@ pub struct CidrSelector {
     pub prefix: IpNet,
     /// Parts left out.
     pub except: BTreeSet<IpNet>,
+    /// It means nodes of the cluster too, by their addresses.
+    pub nodes: bool,
 }
 
 impl CidrSelector {
@@ -132,6 +139,80 @@ impl FqdnSelector {
     /// The label that addresses of matching names carry.
     pub fn label(&self) -> Label {
         Label::new(FQDN, self.text(), "")
+    }
+}
+
+/// A name of an EgressFirewall, or `*.` and a name, which means one label: lower case, without
+/// the final dot.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DnsNameSelector {
+    name: String,
+    rule: RuleOfName,
+}
+
+/// Which rules name a DNS name of an EgressFirewall.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RuleOfName {
+    /// Those that pass packets on.
+    Pass,
+    /// Those that drop packets: they also mean addresses that no answer may open.
+    Deny,
+}
+
+impl DnsNameSelector {
+    /// Of a name as people write it, in a rule that passes packets on.
+    pub fn new(name: &str) -> Self {
+        Self::of_rule(name, RuleOfName::Pass)
+    }
+
+    /// Of a name as people write it, in a rule that drops packets.
+    pub fn denied(name: &str) -> Self {
+        Self::of_rule(name, RuleOfName::Deny)
+    }
+
+    fn of_rule(name: &str, rule: RuleOfName) -> Self {
+        let name = name.strip_suffix('.').unwrap_or(name);
+        Self {
+            name: name.to_ascii_lowercase(),
+            rule,
+        }
+    }
+
+    /// The text.
+    pub fn text(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it names a name: `*.` stands for one label.
+    pub(crate) fn is_about(&self, name: &Fqdn) -> bool {
+        let name = name.as_str().trim_end_matches('.');
+        match self.name.strip_prefix("*.") {
+            Some(domain) => name.split_once('.').is_some_and(|(_, of)| of == domain),
+            None => name == self.name,
+        }
+    }
+
+    /// Which rules name it.
+    pub(crate) const fn rule(&self) -> RuleOfName {
+        self.rule
+    }
+
+    /// The label that addresses of matching names carry. Its source is not that of
+    /// [`FqdnSelector::label`]: no rule of another kind selects what an EgressFirewall names.
+    pub fn label(&self) -> Label {
+        Label::new(DNS_NAME, self.text(), "")
+    }
+
+    /// The label that such addresses carry if no answer may open them: only rules that drop
+    /// packets select it.
+    pub(crate) fn closed_label(&self) -> Label {
+        Label::new(CLOSED_NAME, self.text(), "")
+    }
+
+    fn matches(&self, label: &Label) -> bool {
+        let is_open = label.source() == DNS_NAME;
+        let is_closed = self.rule == RuleOfName::Deny && label.source() == CLOSED_NAME;
+        (is_open || is_closed) && label.key() == self.text()
     }
 }
 
@@ -295,13 +376,21 @@ pub struct Subject {
     /// Labels.
     pub labels: LabelSet,
     pub(super) cidr: Option<IpNet>,
+    /// Blocks of an EgressFirewall that the node is in: one of each address.
+    pub(super) node_cidrs: Vec<IpNet>,
 }
 
 impl Subject {
-    /// Reads the CIDR label once.
+    /// Reads the CIDR labels once.
     pub fn new(id: IdentityId, labels: LabelSet) -> Self {
         let cidr = labels.iter().find_map(cidr_of);
-        Self { id, labels, cidr }
+        let node_cidrs = labels.iter().filter_map(node_cidr_of).collect();
+        Self {
+            id,
+            labels,
+            cidr,
+            node_cidrs,
+        }
     }
 
     fn is_world(&self) -> bool {
@@ -349,13 +438,25 @@ impl Selector {
                     || (selector.prefix.prefix_len() == 0
                         && subject.is_world_of(selector.prefix)
                         && subject.cidr.is_none_or(|c| same_family(c, selector.prefix)));
+                let in_block = |block: &IpNet| {
+                    let except = &mut selector.except.iter();
+                    selector.prefix.contains(block) && !except.any(|part| part.contains(block))
+                };
                 inside && !subject.is_in(&selector.except)
+                    || selector.nodes && subject.node_cidrs.iter().any(in_block)
             }
             Self::Group(selector) => selector.matches(subject),
             Self::Fqdn(selector) => subject
                 .labels
                 .iter()
                 .any(|label| label.source() == FQDN && label.key() == selector.text()),
+            Self::DnsName(name) => subject.labels.iter().any(|label| name.matches(label)),
+            Self::Node(selector) => {
+                let is_node = ["remote-node", "host"]
+                    .iter()
+                    .any(|role| subject.labels.has_reserved(role));
+                is_node && selector.matches(&node_labels(&subject.labels))
+            }
             Self::Entity(entity) => match entity {
                 Entity::World => subject.is_world(),
                 Entity::Cluster => !subject.is_world() && !subject.id.is_local_scope(),
@@ -369,16 +470,24 @@ impl Selector {
         }
     }
 
-    /// `labels`, `cidr`, `cidrgroup`, `fqdn` or `entity`.
+    /// `labels`, `cidr`, `cidrgroup`, `fqdn`, `dnsname`, `node` or `entity`.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Labels(_) => "labels",
             Self::Cidr(_) => "cidr",
             Self::Group(_) => "cidrgroup",
             Self::Fqdn(_) => "fqdn",
+            Self::DnsName(_) => "dnsname",
+            Self::Node(_) => "node",
             Self::Entity(_) => "entity",
         }
     }
+}
+
+/// The labels that a node's object has, of those of its addresses.
+fn node_labels(labels: &LabelSet) -> LabelSet {
+    let own = labels.iter().filter(|label| label.source() == NODE);
+    LabelSet::new(own.cloned().collect())
 }
 
 fn same_family(one: IpNet, other: IpNet) -> bool {
@@ -413,6 +522,9 @@ impl fmt::Display for Selector {
                 Ok(())
             }
             Self::Fqdn(selector) => write!(f, "fqdn:{}", selector.text()),
+            Self::DnsName(selector) => write!(f, "dnsname:{}", selector.text()),
+            Self::Node(selector) if selector.requirements.is_empty() => f.write_str("<every node>"),
+            Self::Node(selector) => write!(f, "{selector}"),
             Self::Entity(entity) => write!(f, "entity:{}", entity.name()),
         }
     }
@@ -459,6 +571,7 @@ mod tests {
         Selector::Cidr(CidrSelector {
             prefix: prefix.parse().unwrap(),
             except: except.iter().map(|e| e.parse().unwrap()).collect(),
+            nodes: false,
         })
     }
 

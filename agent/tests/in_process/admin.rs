@@ -43,6 +43,7 @@ fn serve(lab: &Lab) -> Client {
         damaged: Arc::new(vec!["a file is damaged".to_owned()]),
         conditions: Conditions::default(),
         cluster: None,
+        resolver: None,
     };
     lab.tasks
         .spawn(admin.serve(listener, lab.tasks.clone(), lab.stop.clone()));

@@ -31,6 +31,7 @@ use holdfast_agent::{
     },
     policy::{document::PolicyDocument, parse::parse_documents},
     proxies::Proxies,
+    resolver::feed::ResolverFeed,
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread},
     source_event::SourceEvent,
@@ -180,6 +181,7 @@ impl Lab {
             core,
             Box::new(datapath.clone()),
             proxies.clone(),
+            ResolverFeed::default(),
         )
         .unwrap();
         let tasks = TaskTracker::new();

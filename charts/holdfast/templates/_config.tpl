@@ -37,6 +37,10 @@ cni-socket: /run/holdfast/cni.sock
 cni-conf-dir: {{ .Values.cni.confDir | quote }}
 cni-bin-dir: {{ .Values.cni.binDir | quote }}
 {{- end }}
+{{- if ne .Values.resolver.mode "off" }}
+resolver: {{ .Values.resolver.mode | quote }}
+resolver-namespace: {{ include "holdfast.resolver.namespace" . | quote }}
+{{- end }}
 {{- end }}
 
 {{- define "holdfast.config.sdp" -}}
@@ -64,4 +68,10 @@ query-log: {{ .Values.sdp.queryLog | quote }}
 {{- $own := include (printf "holdfast.config.%s" .program) .root -}}
 {{- $shared := include "holdfast.config.shared" .root -}}
 {{- printf "%s\n%s\n%s" $shared $own (toYaml .root.Values.config.extra) | sha256sum -}}
+{{- end }}
+
+{{/* Namespace of the DNSNameResolvers. */}}
+{{- define "holdfast.resolver.namespace" -}}
+{{- $own := ternary "openshift-ovn-kubernetes" .Release.Namespace (eq .Values.resolver.mode "consume") -}}
+{{- .Values.resolver.namespace | default $own -}}
 {{- end }}

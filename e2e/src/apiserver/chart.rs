@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::documents;
 
 /// Templates of roles and bindings.
-const ROLES: [&str; 8] = [
+const ROLES: [&str; 9] = [
     include_str!("../../../charts/holdfast/templates/agent-clusterrole.yaml"),
     include_str!("../../../charts/holdfast/templates/agent-clusterrolebinding.yaml"),
     include_str!("../../../charts/holdfast/templates/agent-role.yaml"),
@@ -16,28 +16,58 @@ const ROLES: [&str; 8] = [
     include_str!("../../../charts/holdfast/templates/reader-clusterrolebinding.yaml"),
     include_str!("../../../charts/holdfast/templates/reader-role.yaml"),
     include_str!("../../../charts/holdfast/templates/reader-rolebinding.yaml"),
+    include_str!("../../../charts/holdfast/templates/resolver-clusterrole.yaml"),
 ];
+
+/// Binding of the resolver's role, and the condition around it.
+const RESOLVER: &str = include_str!("../../../charts/holdfast/templates/resolver-rolebinding.yaml");
+const RESOLVER_CONDITION: [&str; 2] = ["{{- if eq .Values.resolver.mode \"kube\" }}", "{{- end }}"];
+const RESOLVER_NAMESPACE: &str = "{{ include \"holdfast.resolver.namespace\" . }}";
 
 /// The subjects of bindings of `holdfast-reader`.
 const READERS: &str = "{{- include \"holdfast.readers\" . | trim | nindent 2 }}";
 
-const CRDS: [&str; 4] = [
+const CRDS: [&str; 6] = [
     include_str!("../../../charts/holdfast/files/crds/ciliumcidrgroups.yaml"),
     include_str!("../../../charts/holdfast/files/crds/ciliumclusterwidenetworkpolicies.yaml"),
     include_str!("../../../charts/holdfast/files/crds/ciliumnetworkpolicies.yaml"),
     include_str!("../../../charts/holdfast/files/crds/ciliumnodes.yaml"),
+    include_str!("../../../charts/holdfast/files/crds/dnsnameresolvers.yaml"),
+    include_str!("../../../charts/holdfast/files/crds/egressfirewalls.yaml"),
 ];
+
+/// The chart's value `resolver.mode`, as far as roles depend on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum ResolverRole {
+    /// Agents do not write DNSNameResolvers.
+    #[default]
+    Unbound,
+    /// `kube`: they write those of the release's namespace.
+    Bound,
+}
 
 /// Documents of a release in `namespace`; the program of `reader` reads the cluster.
 ///
 /// The templates of roles are simple: the namespace of the release, the ServiceAccount, and lines for
 /// labels, which do not matter here. Other directives are refused.
-pub(super) fn of_release(namespace: &str, account: &str, reader: &str) -> Result<Vec<Value>> {
+pub(super) fn of_release(
+    namespace: &str,
+    account: &str,
+    reader: &str,
+    resolver: ResolverRole,
+) -> Result<Vec<Value>> {
+    let readers = format!("- {{kind: ServiceAccount, name: {reader}, namespace: {namespace}}}");
+    let mut templates: Vec<String> = ROLES.iter().map(|text| (*text).to_owned()).collect();
+    if resolver == ResolverRole::Bound {
+        let lines = RESOLVER.lines();
+        let lines = lines.filter(|line| !RESOLVER_CONDITION.contains(line));
+        let lines: Vec<&str> = lines.collect();
+        templates.push(lines.join("\n").replace(RESOLVER_NAMESPACE, namespace));
+    }
     let mut all = Vec::new();
-    for template in ROLES {
+    for template in templates {
         let text = template.replace("{{ .Release.Namespace }}", namespace);
         let text = text.replace("{{ .Values.agent.serviceAccount.name }}", account);
-        let readers = format!("- {{kind: ServiceAccount, name: {reader}, namespace: {namespace}}}");
         let text = text.replace(READERS, &readers);
         let lines = text
             .lines()

@@ -28,6 +28,10 @@ pub(super) struct OfKind {
     pub(super) held: bool,
     /// Lists with `items: null`.
     pub(super) null_items: bool,
+    /// Each so-many-th update or patch gets 409; none if 0.
+    pub(super) conflict_every: u64,
+    /// Updates and patches since that was set.
+    pub(super) changes: u64,
     /// Counts the times that running watches were broken off.
     pub(super) breaks: u64,
     /// Counts the times that running watches ended with 410.
@@ -52,6 +56,15 @@ impl Conditions {
 
     pub(super) fn kind(&mut self, id: &str) -> &mut OfKind {
         self.kinds.entry(id.to_owned()).or_default()
+    }
+
+    /// Whether this update or patch gets 409, as if another writer was faster.
+    pub(super) fn takes_conflict(&mut self, id: &str) -> bool {
+        let Some(of_kind) = self.kinds.get_mut(id) else {
+            return false;
+        };
+        of_kind.changes += 1;
+        of_kind.conflict_every > 0 && of_kind.changes.is_multiple_of(of_kind.conflict_every)
     }
 
     /// The refusal for one request; one that is counted is used up by it.

@@ -158,6 +158,12 @@ impl ApiServer {
         self.condition(plural, |of_kind| of_kind.null_items = null)
     }
 
+    /// Each `every`-th update or patch of a kind fails with 409, as if another writer was faster; 0
+    /// ends it.
+    pub fn conflict(&self, plural: &str, every: u64) -> Result<()> {
+        self.condition(plural, |of_kind| of_kind.conflict_every = every)
+    }
+
     /// Whether writes are done without an answer, until this is called with false.
     pub fn hold_answers(&self, holds: bool) {
         let conditions = &self.shared.conditions;

@@ -1,7 +1,10 @@
 //! The part of `openAPIV3Schema` that the server applies: unknown fields are pruned, values are
-//! checked for type, pattern, enumeration and required fields. Of the rules in CEL only
-//! `self == oldSelf` is applied.
+//! checked for type, pattern, enumeration, bounds, unique items and required fields. Of the rules in
+//! CEL only `self == oldSelf` is applied.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use parking_lot::Mutex;
 use regex::Regex;
 use serde_json::{Map, Value};
 
@@ -115,7 +118,7 @@ fn own_problem(schema: &Value, old: Option<&Value>, value: &Value) -> Option<Str
         return Some(format!("Invalid value: {value}: must be of type {wanted}"));
     }
     if let (Some(pattern), Some(text)) = (schema["pattern"].as_str(), value.as_str())
-        && !Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(text))
+        && !fits_pattern(pattern, text)
     {
         return Some(format!("Invalid value: {value}: should match '{pattern}'"));
     }
@@ -123,6 +126,9 @@ fn own_problem(schema: &Value, old: Option<&Value>, value: &Value) -> Option<Str
         && !allowed.contains(value)
     {
         return Some(format!("Unsupported value: {value}"));
+    }
+    if let Some(problem) = bounds_problem(schema, value).or_else(|| duplicate(schema, value)) {
+        return Some(problem);
     }
     let mut rules = schema["x-kubernetes-validations"]
         .as_array()
@@ -135,6 +141,71 @@ fn own_problem(schema: &Value, old: Option<&Value>, value: &Value) -> Option<Str
             let message = rule["message"].as_str().unwrap_or("Value is immutable");
             format!("Invalid value: {value}: {message}")
         })
+}
+
+/// Patterns are compiled once: a status has hundreds of values with the same one.
+fn fits_pattern(pattern: &str, text: &str) -> bool {
+    static COMPILED: Mutex<BTreeMap<String, Option<Regex>>> = Mutex::new(BTreeMap::new());
+    let mut compiled = COMPILED.lock();
+    if !compiled.contains_key(pattern) {
+        compiled.insert(pattern.to_owned(), Regex::new(pattern).ok());
+    }
+    let known = compiled.get(pattern).and_then(Option::as_ref);
+    known.is_some_and(|known| known.is_match(text))
+}
+
+/// Lengths, numbers and formats.
+fn bounds_problem(schema: &Value, value: &Value) -> Option<String> {
+    let length = match value {
+        Value::String(text) => Some(("Length", text.chars().count())),
+        Value::Array(items) => Some(("Items", items.len())),
+        Value::Object(fields) => Some(("Properties", fields.len())),
+        _ => None,
+    };
+    if let Some((of, length)) = length {
+        let bound = |which: &str| schema[format!("{which}{of}")].as_u64();
+        let length = u64::try_from(length).unwrap_or(u64::MAX);
+        if let Some(most) = bound("max").filter(|most| length > *most) {
+            return Some(format!("Too many: {length}: must have at most {most}"));
+        }
+        if let Some(least) = bound("min").filter(|least| length < *least) {
+            return Some(format!("Invalid value: should have at least {least}"));
+        }
+    }
+    if let Some(number) = value.as_i64() {
+        let (least, most) = match schema["format"].as_str() {
+            Some("int32") => (i64::from(i32::MIN), i64::from(i32::MAX)),
+            _ => (i64::MIN, i64::MAX),
+        };
+        let least = schema["minimum"].as_i64().unwrap_or(least);
+        let most = schema["maximum"].as_i64().unwrap_or(most);
+        if !(least..=most).contains(&number) {
+            return Some(format!(
+                "Invalid value: {number}: should be between {least} and {most}"
+            ));
+        }
+    }
+    let is_time = |text: &str| text.parse::<jiff::Timestamp>().is_ok();
+    (schema["format"] == "date-time" && !value.as_str().is_some_and(is_time))
+        .then(|| format!("Invalid value: {value}: must be of type date-time"))
+}
+
+/// The first item of a map or set that is there twice.
+fn duplicate(schema: &Value, value: &Value) -> Option<String> {
+    let items = value.as_array()?;
+    let keys = schema["x-kubernetes-list-map-keys"].as_array();
+    let of = |item: &Value| match (schema["x-kubernetes-list-type"].as_str(), keys) {
+        (Some("map"), Some(keys)) => {
+            let keys = keys.iter().filter_map(Value::as_str);
+            Some(keys.map(|key| item[key].to_string()).collect::<String>())
+        }
+        (Some("set"), _) => Some(item.to_string()),
+        _ => None,
+    };
+    let mut known = BTreeSet::new();
+    let mut keys = items.iter().filter_map(of);
+    let twice = keys.find(|key| !known.insert(key.clone()))?;
+    Some(format!("Duplicate value: {twice}"))
 }
 
 fn join(path: &str, name: &str) -> String {

@@ -204,7 +204,15 @@ impl Shared {
                 matches!(refusal, Refusal::TooMany(_) | Refusal::Internal(_))
             })
         });
+        let mut conflicts = false;
+        if matches!(verb, "update" | "patch") {
+            self.conditions.send_if_modified(|conditions| {
+                conflicts = conditions.takes_conflict(&kind.id());
+                false
+            });
+        }
         match taken {
+            None if conflicts => Err(Failure::conflict(kind, asked.name.unwrap_or_default())),
             None => Ok(()),
             Some(taken) => Err(taken.failure().unwrap_or_else(|| refusal(user, asked))),
         }

@@ -11,6 +11,9 @@ use super::schema;
 use super::store::{Key, Store};
 use super::target::Target;
 
+/// Octets that etcd stores of one object.
+const OBJECT_MAX: usize = 3 << 19;
+
 /// A write, and warnings for the client (`Warning: 299`).
 #[derive(Debug)]
 pub(super) struct Written {
@@ -146,6 +149,9 @@ pub(super) fn delete(store: &mut Store, kind: &Kind, target: &Target) -> Result<
 }
 
 fn stored(store: &mut Store, kind: &Kind, object: Value) -> Result<Arc<Value>, Failure> {
+    if object.to_string().len() > OBJECT_MAX {
+        return Err(Failure::internal("etcdserver: request is too large"));
+    }
     let stored = store.put(kind, object);
     stored.map_err(|error| Failure::bad_request(format!("{error:#}")))
 }

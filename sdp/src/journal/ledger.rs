@@ -27,7 +27,7 @@ impl Note {
     pub(super) fn holder(&self) -> Option<Holder> {
         match self {
             Self::Learned(mapping, _) => Some(mapping.endpoint.into()),
-            Self::Settled(key, ..) | Self::Forgotten(key, ..) => Some(key.0.into()),
+            Self::Settled(key, ..) | Self::Forgotten(key, ..) => Some(key.asked.endpoint.into()),
             Self::Revoked(..) => None,
         }
     }
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn durable_pairs_are_removed_unless_seen_again() {
         let key = |note: &Note| match note {
-            Note::Learned(m, _) => (m.endpoint, m.name.clone()),
+            Note::Learned(m, _) => Key::of(m),
             _ => unreachable!(),
         };
         let (a, b) = (learned("a.", &[1], 10), learned("b.", &[1], 10));

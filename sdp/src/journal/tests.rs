@@ -44,7 +44,7 @@ fn durable() -> AgentAck {
 
 fn key(note: &Note) -> crate::mapping::pairs::Key {
     match note {
-        Note::Learned(mapping, _) => (mapping.endpoint, mapping.name.clone()),
+        Note::Learned(mapping, _) => crate::mapping::pairs::Key::of(mapping),
         _ => panic!("{note:?}"),
     }
 }
@@ -66,7 +66,7 @@ impl Process {
         );
         let (sender, done) = mpsc::channel();
         let waits = self.journal.note_first(
-            key(&note).0,
+            key(&note).asked.endpoint,
             note,
             Box::new(move |_| sender.send(()).unwrap()),
         );
@@ -301,7 +301,11 @@ fn an_endpoint_that_fills_the_queue_keeps_no_other_from_the_journal() {
     assert!(journal.wait_behind(endpoint, Box::new(|_| {})).is_ok());
     let (notes, waiting) = journal.take();
     assert!(notes.len() <= QUEUE && waiting.len() <= WAITING);
-    assert!(notes.iter().any(|note| key(note).0 == endpoint));
+    assert!(
+        notes
+            .iter()
+            .any(|note| key(note).asked.endpoint == endpoint)
+    );
     journal.written();
     assert!(
         journal.wait_behind(endpoint, Box::new(|_| {})).is_err(),

@@ -9,13 +9,11 @@ use std::{
 
 use daemon::quota::{Holder, Quota};
 use dns_policy::mapping::EndpointInstance;
+use dns_wire::HEADER_LEN;
 use foldhash::quality::RandomState;
 use shared_maps::EndpointId;
 
-use crate::{
-    query::pending::{Arrival, PendingQuery},
-    wire::HEADER_LEN,
-};
+use crate::query::pending::{Arrival, PendingQuery};
 
 /// Bytes of waiting queries per worker. Endpoints have shares of it.
 pub(crate) const MAX_BYTES: usize = 4 << 20;

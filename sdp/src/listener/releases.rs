@@ -6,12 +6,11 @@
 use std::{net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Instant};
 
 use dns_policy::mapping::Realised;
+use dns_wire::set_id;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{SocketOptions, control::Control, held::HeldAnswers, reply_sender::ReplySender};
-use crate::{
-    arena::Key, proxy::Proxy, query::pending::HeldAnswer, stats::AnswerResult, wire::set_id,
-};
+use crate::{arena::Key, proxy::Proxy, query::pending::HeldAnswer, stats::AnswerResult};
 
 /// See the module.
 pub(super) struct Releases {

@@ -1,6 +1,6 @@
 //! Every unexpired pair, kept so that the proxy can send it to an agent that comes back.
 //!
-//! One entry per endpoint, name and address. Bounded: when the table is full, the endpoint
+//! One entry per endpoint, server, name and address. Bounded: when the table is full, the endpoint
 //! with most pairs loses those that end soonest, and they are counted. No operation on an
 //! answer walks more than that answer's addresses.
 
@@ -25,10 +25,11 @@ pub(crate) use self::{
     acknowledged::{Acknowledged, Session},
     pair::AgentAck,
 };
+use dns_wire::answer::MAX_ADDRESSES;
+
 use super::holdings::{Holdings, Serial};
 #[cfg(test)]
 use super::steps;
-use crate::wire::answer::MAX_ADDRESSES;
 
 /// How long after its TTL a pair that no agent has made durable is still kept, seconds.
 const UNSETTLED_SECS: u64 = 300;
@@ -50,8 +51,39 @@ const PER_NAME: usize = 4 * MAX_ADDRESSES;
 /// Pairs evicted before the largest holder is looked for again.
 const EVICTED_AT_ONCE: usize = 32;
 
-/// A name that an endpoint asked for.
-pub(crate) type Key = (EndpointInstance, Fqdn);
+/// A name that an endpoint asked a server for. Answers of different servers are not merged: the agent
+/// may trust one of them and not the other.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    pub(crate) asked: Asked,
+    pub(crate) name: Fqdn,
+}
+
+/// Who asked, and which server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Asked {
+    pub(crate) endpoint: EndpointInstance,
+    pub(crate) server: SocketAddr,
+}
+
+impl Key {
+    /// Of an answer.
+    pub(crate) fn of(mapping: &Mapping) -> Self {
+        Self {
+            asked: Asked::of(mapping),
+            name: mapping.name.clone(),
+        }
+    }
+}
+
+impl Asked {
+    fn of(mapping: &Mapping) -> Self {
+        Self {
+            endpoint: mapping.endpoint,
+            server: mapping.server,
+        }
+    }
+}
 
 /// The part of a mapping that is not on disk yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,28 +104,26 @@ enum Source {
     Journal,
 }
 
-type NamesByEndpoint = HashMap<EndpointInstance, NamePairs, RandomState>;
+type NamesByAsked = HashMap<Asked, NamePairs, RandomState>;
 
 /// The table of pairs.
 #[derive(Debug)]
 pub(crate) struct PairTable {
     /// By name first: a revocation names no endpoint.
-    names: HashMap<Fqdn, NamesByEndpoint, RandomState>,
+    names: HashMap<Fqdn, NamesByAsked, RandomState>,
     holdings: Holdings<PairKey>,
     dropped: u64,
 }
 
 #[derive(Debug)]
 struct NamePairs {
-    server: SocketAddr,
     transport: Transport,
     pairs: HashMap<IpAddr, Pair, RandomState>,
 }
 
 #[derive(Clone, Debug)]
 struct PairKey {
-    name: Fqdn,
-    endpoint: EndpointInstance,
+    key: Key,
     address: IpAddr,
 }
 
@@ -129,12 +159,12 @@ impl PairTable {
         let expires = mapping.seen_at.plus_secs(mapping.ttl.max(min_ttl).into());
         let endpoint = mapping.endpoint;
         let asked = self.names.entry(mapping.name.clone()).or_default();
-        let name = asked.entry(endpoint).or_insert_with(|| NamePairs {
-            server: mapping.server,
-            transport: mapping.transport,
-            pairs: HashMap::default(),
-        });
-        name.server = mapping.server;
+        let name = asked
+            .entry(Asked::of(mapping))
+            .or_insert_with(|| NamePairs {
+                transport: mapping.transport,
+                pairs: HashMap::default(),
+            });
         name.transport = mapping.transport;
         for address in &mapping.addresses {
             #[cfg(test)]
@@ -151,8 +181,7 @@ impl PairTable {
                 }
                 Entry::Vacant(place) => {
                     let key = PairKey {
-                        name: mapping.name.clone(),
-                        endpoint,
+                        key: Key::of(mapping),
                         address: *address,
                     };
                     let serial = self.holdings.enter(endpoint.into(), expires, key);
@@ -171,7 +200,7 @@ impl PairTable {
 
     /// Drops the quarter of a name's pairs that ends soonest.
     fn trim(&mut self, mapping: &Mapping) {
-        let key = (mapping.endpoint, mapping.name.clone());
+        let key = Key::of(mapping);
         let Some(name) = self.name(&key) else { return };
         let ends = name
             .pairs
@@ -190,7 +219,7 @@ impl PairTable {
         let Some(asked) = self.names.get_mut(&mapping.name) else {
             return Unwritten::Nothing;
         };
-        let Some(name) = asked.get_mut(&mapping.endpoint) else {
+        let Some(name) = asked.get_mut(&Asked::of(mapping)) else {
             return Unwritten::Nothing;
         };
         let mut found = Unwritten::Nothing;
@@ -289,11 +318,11 @@ impl PairTable {
     }
 
     fn name(&self, key: &Key) -> Option<&NamePairs> {
-        self.names.get(&key.1)?.get(&key.0)
+        self.names.get(&key.name)?.get(&key.asked)
     }
 
     fn name_mut(&mut self, key: &Key) -> Option<&mut NamePairs> {
-        self.names.get_mut(&key.1)?.get_mut(&key.0)
+        self.names.get_mut(&key.name)?.get_mut(&key.asked)
     }
 
     /// The agent takes these pairs back, from whichever endpoint: without a
@@ -307,7 +336,11 @@ impl PairTable {
         let Some(asked) = self.names.get(name) else {
             return;
         };
-        let keys: Vec<Key> = asked.keys().map(|by| (*by, name.clone())).collect();
+        let keys = asked.keys().map(|asked| Key {
+            asked: *asked,
+            name: name.clone(),
+        });
+        let keys: Vec<Key> = keys.collect();
         for key in keys {
             if addresses.is_empty() {
                 let pairs = self.name(&key).map(|name| &name.pairs);
@@ -326,10 +359,10 @@ impl PairTable {
         addresses: &[IpAddr],
         mut keep: impl FnMut(&mut Pair) -> bool,
     ) {
-        let Some(asked) = self.names.get_mut(&key.1) else {
+        let Some(asked) = self.names.get_mut(&key.name) else {
             return;
         };
-        let Some(name) = asked.get_mut(&key.0) else {
+        let Some(name) = asked.get_mut(&key.asked) else {
             return;
         };
         for address in addresses {
@@ -339,13 +372,13 @@ impl PairTable {
                 && !keep(pair)
             {
                 name.pairs.remove(address);
-                self.holdings.leave(key.0.into());
+                self.holdings.leave(key.asked.endpoint.into());
             }
         }
         if name.pairs.is_empty() {
-            asked.remove(&key.0);
+            asked.remove(&key.asked);
             if asked.is_empty() {
-                self.names.remove(&key.1);
+                self.names.remove(&key.name);
             }
         }
     }
@@ -361,12 +394,11 @@ impl PairTable {
 
     fn remove(&mut self, pairs: &[PairKey]) {
         for pair in pairs {
-            let key = (pair.endpoint, pair.name.clone());
-            self.retain_pairs(&key, &[pair.address], |_| false);
+            self.retain_pairs(&pair.key, &[pair.address], |_| false);
         }
     }
 
-    fn all(&self) -> impl Iterator<Item = (&Fqdn, &EndpointInstance, &NamePairs)> {
+    fn all(&self) -> impl Iterator<Item = (&Fqdn, &Asked, &NamePairs)> {
         let names = self.names.iter();
         names.flat_map(|(name, asked)| asked.iter().map(move |(by, pairs)| (name, by, pairs)))
     }
@@ -396,7 +428,10 @@ impl PairTable {
     pub(crate) fn keys(&self, all: bool) -> Vec<Key> {
         self.all()
             .filter(|(_, _, pairs)| all || pairs.pairs.values().any(|pair| !pair.is_settled()))
-            .map(|(name, by, _)| (*by, name.clone()))
+            .map(|(name, asked, _)| Key {
+                asked: *asked,
+                name: name.clone(),
+            })
             .collect()
     }
 
@@ -426,7 +461,7 @@ impl PairTable {
     /// The mapping's pairs that no agent has made durable.
     pub(crate) fn undurable(&self, mapping: &Mapping) -> Vec<IpAddr> {
         let asked = self.names.get(&mapping.name);
-        let Some(name) = asked.and_then(|asked| asked.get(&mapping.endpoint)) else {
+        let Some(name) = asked.and_then(|asked| asked.get(&Asked::of(mapping))) else {
             return Vec::new();
         };
         let is_undurable = |address: &&IpAddr| {
@@ -501,13 +536,13 @@ impl NamePairs {
                 _ => {
                     *at = found.len();
                     let mapping = Mapping {
-                        endpoint: key.0,
-                        name: key.1.clone(),
+                        endpoint: key.asked.endpoint,
+                        name: key.name.clone(),
                         addresses: vec![address],
                         ttl: pair.ttl,
                         seen_at: pair.seen_at,
                         rcode: 0,
-                        server: self.server,
+                        server: key.asked.server,
                         transport: self.transport,
                         replayed: true,
                     };
@@ -523,12 +558,12 @@ impl NamePairs {
 }
 
 fn end_of(
-    names: &HashMap<Fqdn, NamesByEndpoint, RandomState>,
-    key: &PairKey,
+    names: &HashMap<Fqdn, NamesByAsked, RandomState>,
+    pair: &PairKey,
     serial: Serial,
 ) -> Option<BootTime> {
-    let name = names.get(&key.name)?.get(&key.endpoint)?;
-    let pair = name.pairs.get(&key.address)?;
+    let name = names.get(&pair.key.name)?.get(&pair.key.asked)?;
+    let pair = name.pairs.get(&pair.address)?;
     (pair.serial == serial).then(|| pair.until())
 }
 

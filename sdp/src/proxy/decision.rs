@@ -1,8 +1,9 @@
 //! The decisions of the main path about a query and about an answer.
 
 use dns_policy::mapping::EndpointInstance;
+use dns_wire::edns::Edns;
 
-use crate::{query::pending::PendingQuery, stats::AnswerResult, wire::edns::Edns};
+use crate::{query::pending::PendingQuery, stats::AnswerResult};
 
 /// The decision about a query.
 #[derive(Debug)]

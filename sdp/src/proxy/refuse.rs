@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, time::Instant};
 
 use dns_policy::reject_code::RejectCode;
+use dns_wire::{Rcode, query::Unfit, reply};
 
 use super::{Proxy, QueryDecision};
 
@@ -12,7 +13,6 @@ use crate::{
         pending::PendingQuery,
     },
     stats::QueryResult,
-    wire::{Rcode, query::Unfit, reply},
 };
 
 impl Proxy {

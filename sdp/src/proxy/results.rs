@@ -4,11 +4,9 @@ use dns_policy::{
     mapping::{Realised, Refusal},
     verdict::DenyReason,
 };
+use dns_wire::Rcode;
 
-use crate::{
-    stats::{AnswerResult, QueryResult},
-    wire::Rcode,
-};
+use crate::stats::{AnswerResult, QueryResult};
 
 impl QueryResult {
     pub(super) fn of_unfit(code: Rcode) -> Self {

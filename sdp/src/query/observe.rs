@@ -6,6 +6,7 @@ use std::{
 };
 
 use dns_policy::wall_time;
+use dns_wire::{Rcode, query::Query};
 use shared_maps::EndpointId;
 
 use super::{
@@ -16,7 +17,6 @@ use crate::{
     query_log::{Entry, QueryEnd, QueryLog},
     query_report::{self, QueryReports},
     stats::{AnswerResult, Label as _, QueryResult, Stage, Stats},
-    wire::{Rcode, query::Query},
 };
 
 /// The one recorder of all queries. Shared by all workers.

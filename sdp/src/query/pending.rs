@@ -10,17 +10,14 @@ use dns_policy::{
     mapping::{EndpointInstance, Realised},
     rule::Transport,
 };
+use dns_wire::{
+    Rcode,
+    edns::Edns,
+    reply::{self, QueryHeader},
+};
 use shared_maps::IdentityId;
 
-use crate::{
-    query_log::Entry,
-    stats::AnswerResult,
-    wire::{
-        Rcode,
-        edns::Edns,
-        reply::{self, QueryHeader},
-    },
-};
+use crate::{query_log::Entry, stats::AnswerResult};
 
 /// How a query arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,19 +3,17 @@
 use std::{net::SocketAddr, time::Instant};
 
 use dns_policy::name::{Fqdn, NameBuf};
+use dns_wire::{
+    answer::{self, Learned},
+    labels, u16_at,
+};
 
 use super::{
     observe::{Judged, Observer},
     pending::{Arrival, Identities, PendingQuery},
     stopwatch::Judging,
 };
-use crate::{
-    query_report::{Content, Event, Failure, QueryReport, Times},
-    wire::{
-        answer::{self, Learned},
-        labels, u16_at,
-    },
-};
+use crate::query_report::{Content, Event, Failure, QueryReport, Times};
 
 impl Observer {
     /// Reports that policy allowed or denied a query.

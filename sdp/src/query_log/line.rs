@@ -9,7 +9,7 @@ use std::{
 use dns_policy::{rule::Transport, wall_time};
 use serde::Serialize;
 
-use crate::wire::{Header, Rcode};
+use dns_wire::{Header, Rcode};
 
 /// A query that is to be logged.
 #[derive(Clone, Debug)]

@@ -3,11 +3,11 @@
 use std::{fs, net::Ipv4Addr, path::Path};
 
 use dns_policy::rule::Transport;
+use dns_wire::{Rcode, query::Query};
 use polling::until;
 use serde_json::Value;
 
 use super::*;
-use crate::wire::{Rcode, query::Query};
 
 fn entry(name: &str) -> Entry {
     Entry {

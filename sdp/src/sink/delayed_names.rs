@@ -32,7 +32,7 @@ impl DelayedNames {
 
     /// Queues a name once. If there is no room, the name is sent with the next replay.
     pub(super) fn push(&mut self, key: Key, now: BootTime) {
-        if !self.names.contains(&key) && self.queued.take(key.0.into(), 1) {
+        if !self.names.contains(&key) && self.queued.take(key.asked.endpoint.into(), 1) {
             self.names.push(key);
             self.since.get_or_insert(now);
         }
@@ -50,7 +50,7 @@ impl DelayedNames {
             return None;
         }
         let key = self.names.pop()?;
-        self.queued.give_back(key.0.into(), 1);
+        self.queued.give_back(key.asked.endpoint.into(), 1);
         if self.names.is_empty() {
             self.since = None;
         }

@@ -282,7 +282,7 @@ impl State {
     pub(super) fn adopt(&mut self, mapping: &Mapping, lasts: u32) {
         self.pairs.take_over(mapping, lasts);
         if self.agent.is_some() {
-            let key = (mapping.endpoint, mapping.name.clone());
+            let key = Key::of(mapping);
             self.replays.push(key);
         }
     }
@@ -290,7 +290,7 @@ impl State {
     /// Has what is kept of the name sent soon: of two answers the longer one counts, address
     /// by address, whichever came last.
     fn refresh(&mut self, mapping: &Mapping, now: BootTime) {
-        let key = (mapping.endpoint, mapping.name.clone());
+        let key = Key::of(mapping);
         self.refreshes.push(key, now);
     }
 
@@ -311,7 +311,7 @@ impl State {
         self.in_flight.insert(
             sequence,
             InFlight {
-                key: (mapping.endpoint, mapping.name.clone()),
+                key: Key::of(&mapping),
                 addresses: mapping.addresses.clone(),
                 ack: AgentAck {
                     seen: mapping.seen_at,
@@ -385,10 +385,9 @@ impl State {
         match grant.promise {
             Promise::None => {}
             Promise::Until(end) => {
-                let (endpoint, name) = &sent.key;
-                let holder = (*endpoint).into();
+                let holder = sent.key.asked.endpoint.into();
                 self.leases
-                    .grant(holder, name, &sent.addresses, end, grant.revision);
+                    .grant(holder, &sent.key.name, &sent.addresses, end, grant.revision);
             }
             Promise::ForItsTtl => self.acknowledged(&sent, at),
         }
@@ -435,7 +434,8 @@ impl State {
         let sent = self.in_flight.remove(&sequence)?;
         if sent.waited {
             let units = work(&sent.addresses);
-            self.on_wire.give_back(sent.key.0.into(), units);
+            self.on_wire
+                .give_back(sent.key.asked.endpoint.into(), units);
         } else {
             self.others_on_wire -= 1;
         }
@@ -454,7 +454,7 @@ impl State {
         let named = |of: &Fqdn| name.is_none_or(|name| name == of);
         // Answers wait for these; an agent that stops now has not accepted them.
         let sent = self.in_flight.values();
-        let sent = sent.filter(|sent| sent.waited && named(&sent.key.1));
+        let sent = sent.filter(|sent| sent.waited && named(&sent.key.name));
         let own = |sent: &InFlight| self.pairs.of(&sent.key, &sent.addresses);
         let mut again: Vec<_> = sent.flat_map(own).collect();
         self.leases.revoke(name, addresses);

@@ -101,7 +101,7 @@ impl Names {
     pub(super) fn push(&mut self, key: Key) -> bool {
         let is_new = self.queued.insert(key.clone());
         if is_new {
-            self.turns.push(key.0.into(), key);
+            self.turns.push(key.asked.endpoint.into(), key);
         }
         is_new
     }

@@ -17,6 +17,7 @@ use std::{
 };
 
 use daemon::quota::{Holder, Quota};
+use dns_wire::{HEADER_LEN, Header, answer};
 use foldhash::quality::RandomState;
 use nix::sys::epoll::Epoll;
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -26,7 +27,7 @@ use crate::{
     query::pending::{Joined, PendingQuery},
     socket,
     stats::{Counters, Fallback},
-    wire::{HEADER_LEN, Header, answer},
+    transparent,
 };
 
 mod flows;
@@ -57,6 +58,8 @@ pub(crate) struct Flight {
     fingerprint: u64,
     socket: Key,
     id: u16,
+    /// Its first attempt ended with an ICMP error.
+    is_second: bool,
 }
 
 /// Where a query waits for its answer.
@@ -166,13 +169,29 @@ impl UdpUpstream {
         now: Instant,
         epoll: &Epoll,
     ) -> Result<Registration, RegisterError> {
-        let server = query.from.server;
-        let fingerprint = self
-            .hasher
-            .hash_one((message.get(2..), server, query.endpoint));
+        let fingerprint = self.fingerprint(query, message);
         if self.join(fingerprint, query, now) {
             return Ok(Registration::Joined);
         }
+        self.begin(fingerprint, query, now, epoll)
+            .map(Registration::New)
+    }
+
+    /// Of a query as its client sent it; the id does not count.
+    fn fingerprint<Q>(&self, query: &PendingQuery<Q>, message: &[u8]) -> u64 {
+        let (server, endpoint) = (query.from.server, query.endpoint);
+        self.hasher.hash_one((message.get(2..), server, endpoint))
+    }
+
+    /// Finds a socket and an id for a query.
+    fn begin(
+        &mut self,
+        fingerprint: u64,
+        query: &mut PendingQuery<&[u8]>,
+        now: Instant,
+        epoll: &Epoll,
+    ) -> Result<FlightRef, RegisterError> {
+        let server = query.from.server;
         let holder = query.holder();
         if !self.quota.allows(holder, 1) {
             return Err(RegisterError::Full);
@@ -188,7 +207,8 @@ impl UdpUpstream {
         if self.sockets.get(key).is_none_or(is_full) {
             return Err(RegisterError::Full);
         }
-        query.joined = self.inherited(fingerprint, query, now);
+        let inherited = self.inherited(fingerprint, query, now);
+        query.joined.extend(inherited);
         let Some(socket) = self.sockets.get_mut(key) else {
             return Err(RegisterError::Full);
         };
@@ -201,6 +221,7 @@ impl UdpUpstream {
             fingerprint,
             socket: key,
             id,
+            is_second: false,
         });
         self.latest.insert(fingerprint, flight);
         self.flows.began(socket);
@@ -213,11 +234,47 @@ impl UdpUpstream {
         }
         self.deadlines.push_back((now + self.timeout, flight));
         self.quota.add(holder, 1);
-        Ok(Registration::New(FlightRef {
+        Ok(FlightRef {
             socket: key,
             flight,
             id,
-        }))
+        })
+    }
+
+    /// Registers a query again, over another socket, after its first attempt ended with an ICMP
+    /// error: behind the address of a Service, the new socket may go to another pod. Once only.
+    /// `message` is the error's quotation of the query; it is sent again only if it is the whole
+    /// query and unchanged. Returns the query if it cannot be sent again.
+    pub(crate) fn again(
+        &mut self,
+        flight: Flight,
+        message: &[u8],
+        now: Instant,
+        epoll: &Epoll,
+    ) -> Result<FlightRef, Box<PendingQuery<Vec<u8>>>> {
+        let (fingerprint, is_second) = (flight.fingerprint, flight.is_second);
+        let is_whole = self.fingerprint(&flight.query, message) == fingerprint;
+        let is_flow = flight.query.source.is_some_and(transparent::is_flow);
+        if is_second || is_flow || !is_whole {
+            return Err(Box::new(flight.query));
+        }
+        let mut question = Vec::new();
+        let query = flight.query.map_question(|owned| question = owned);
+        let mut query = query.map_question(|()| question.as_slice());
+        self.spread_to_free(&query);
+        match self.begin(fingerprint, &mut query, now, epoll) {
+            Ok(registered) => {
+                if let Some(flight) = self.flights.get_mut(registered.flight) {
+                    flight.is_second = true;
+                }
+                self.recycle(question);
+                Ok(registered)
+            }
+            Err(_) => {
+                let query = query.map_question(|_| ());
+                Err(Box::new(query.map_question(|()| question)))
+            }
+        }
     }
 
     /// Adds a query to an equal one in flight, if there is one.

@@ -30,6 +30,8 @@ for definition in data["definitions"]:
         schema = closed(version["schema"]["openAPIV3Schema"])
         for field in ("apiVersion", "kind", "metadata"):
             schema.setdefault("properties", {}).setdefault(field, {})
+        # A definition may check the name alone; the other fields are those of every object.
+        schema["properties"]["metadata"].pop("additionalProperties", None)
         schemas[f"{spec['group']}/{version['name']}", spec["names"]["kind"]] = schema
 for one in data["objects"]:
     found = one["object"]

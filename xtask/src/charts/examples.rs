@@ -11,8 +11,8 @@ use crate::{process, repository, workspace};
 /// Checks objects against definitions, both in one JSON file.
 const CHECK: &str = include_str!("check_objects.py");
 
-/// What a policy in the guide begins with.
-const GROUP: &str = "apiVersion: cilium.io/";
+/// Groups of the kinds that the chart defines.
+const GROUPS: [&str; 3] = ["cilium.io/", "k8s.ovn.org/", "network.openshift.io/"];
 
 /// Documents that the definitions refuse.
 pub(super) fn problems(tools: &Tools) -> Result<Vec<String>> {
@@ -29,17 +29,15 @@ pub(super) fn problems(tools: &Tools) -> Result<Vec<String>> {
             let found = match render::documents(&block) {
                 Ok(found) => found,
                 // Excerpts and templates are not documents.
-                Err(_) if !block.contains(GROUP) => continue,
+                Err(_) if !names_a_group(&block) => continue,
                 Err(error) => {
                     unread.push(format!("{}: an example: {error:#}", file.display()));
                     continue;
                 }
             };
             for object in found {
-                if object["apiVersion"]
-                    .as_str()
-                    .is_some_and(|v| v.starts_with("cilium.io/"))
-                {
+                let version = object["apiVersion"].as_str().unwrap_or_default();
+                if GROUPS.iter().any(|group| version.starts_with(group)) {
                     objects.push(json!({"file": file, "object": object}));
                 }
             }
@@ -55,6 +53,12 @@ pub(super) fn problems(tools: &Tools) -> Result<Vec<String>> {
     let output = process::output(process::command(&tools::text(&tools.python)?, &args))?;
     unread.extend(output.lines().map(ToOwned::to_owned));
     Ok(unread)
+}
+
+/// Whether a text has an object of one of the [`GROUPS`].
+fn names_a_group(block: &str) -> bool {
+    let mut groups = GROUPS.iter();
+    groups.any(|group| block.contains(&format!("apiVersion: {group}")))
 }
 
 /// Blocks of YAML in Markdown.

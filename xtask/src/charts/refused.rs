@@ -40,6 +40,16 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
         &["/crds/install", "auto"],
     ),
     ("holdfast", "enablePolicy: sometimes", &["/enablePolicy"]),
+    (
+        "holdfast",
+        "resolver: {mode: openshift}",
+        &["/resolver/mode", "consume"],
+    ),
+    (
+        "holdfast",
+        "resolver: {namespace: A_b}",
+        &["/resolver/namespace"],
+    ),
     ("holdfast", "config: {extra: {Workers: 1}}", &["Workers"]),
     (
         "holdfast",

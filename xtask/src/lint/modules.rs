@@ -12,10 +12,11 @@ use anyhow::Result;
 use crate::{repository, workspace};
 
 /// The crates whose modules are checked.
-const CRATES: [&str; 10] = [
+const CRATES: [&str; 11] = [
     "agent",
     "daemon",
     "dns-policy",
+    "dns-wire",
     "e2e",
     "fqdn-proto",
     "netpol",
@@ -97,7 +98,7 @@ pub(super) fn problems() -> Result<Vec<String>> {
     for file in &uses_proxy {
         if !USES_PROXY.iter().any(|(allowed, _)| allowed == file) {
             problems.push(format!(
-                "{file}: uses holdfast_sdp; types of both programs belong to dns-policy or daemon"
+                "{file}: uses holdfast_sdp; types of both programs belong to dns-policy, dns-wire or daemon"
             ));
         }
     }

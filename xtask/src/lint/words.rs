@@ -16,6 +16,7 @@ const RUST: &[&str] = &[
     "bpf",
     "daemon",
     "dns-policy",
+    "dns-wire",
     "e2e",
     "fqdn-proto",
     "fuzz",

@@ -8,7 +8,7 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey, PolicyValue},
 };
 
-use super::{AddressRead, Entries, Question, Receiver, matched, text::text, walk::Walk};
+use super::{AddressRead, Entries, Question, Receiver, SideRead, matched, text::text, walk::Walk};
 use crate::{
     admin::model::{HopState, Why},
     core::{
@@ -39,6 +39,7 @@ fn rule() -> RuleView {
 /// All is well.
 fn found() -> Findings {
     Findings {
+        has_tier: false,
         endpoint: EndpointView {
             id: 7,
             key: "web.yaml/web".to_owned(),
@@ -85,7 +86,27 @@ fn found() -> Findings {
             refused: None,
         }],
         refused: Vec::new(),
+        worlds: vec![IdentityId::WORLD_IPV4],
     }
+}
+
+/// Addresses of which nothing is known, without a rule about them.
+fn outside(found: &Findings) -> [SideRead; 1] {
+    let key = PolicyKey::new(0, EGRESS, 0, 0, 0);
+    let is_free = !found.endpoint.egress_enforced;
+    let verdict = match is_free {
+        true => Verdict::NotRestricted,
+        false => Verdict::NoRule,
+    };
+    let peer = PeerFound {
+        verdict: Some(verdict),
+        ..PeerFound::default()
+    };
+    let entries = Entries {
+        decides: is_free.then(|| (key, PolicyValue::allow(key))),
+        open: Vec::new(),
+    };
+    [(peer, Ok(entries))]
 }
 
 fn read() -> AddressRead {
@@ -99,6 +120,7 @@ fn read() -> AddressRead {
                 "reserved:world-ipv4".to_owned(),
             ]),
             verdict: Some(Verdict::Allowed),
+            tier: None,
             by: vec![rule()],
             about: vec![rule()],
             service: None,
@@ -129,12 +151,14 @@ fn why_with(
         direction: FlowDirection::Egress,
     };
     let lxc = Ok(vec![([10, 0, 0, 7].into(), Some((7, 300)))]);
+    let outside = outside(found);
     Walk {
         question: &question,
         found,
         lxc: &lxc,
         programs,
         read,
+        outside: &outside,
         learning,
         now: BootTime(0),
     }
@@ -289,6 +313,7 @@ fn an_address_that_no_answer_opens_is_reported_as_such() {
 
 fn backend(who: &str, verdict: Option<Verdict>) -> BackendFound {
     BackendFound {
+        tier: None,
         service_port: HTTPS.to_string(),
         who: who.to_owned(),
         port: Port {
@@ -448,6 +473,32 @@ fn an_unrestricted_endpoint_needs_no_entry() {
     let why = why(&free, &[], true);
     assert!(why.allowed, "{why:#?}");
     assert!(!text(&why).contains("MISSING"), "{}", text(&why));
+}
+
+#[test]
+fn a_name_without_an_address_passes_a_firewall_that_denies_nothing_outside() {
+    let mut free = found();
+    free.endpoint.egress_enforced = false;
+    free.endpoint.dns_rules.clear();
+    free.has_tier = true;
+    free.by_name.clear();
+    free.dns.clear();
+    free.names.clear();
+    free.addresses.clear();
+    let passes = why(&free, &[], true);
+    assert!(passes.allowed, "{}", text(&passes));
+    assert_eq!(
+        passes.verdict,
+        "no address of it is known; addresses outside pass: no rule denies it, and nothing else \
+         is restricted"
+    );
+    assert!(!text(&passes).contains("MISSING"), "{}", text(&passes));
+    // A rule that denies the name itself.
+    free.by_name = vec![RuleView {
+        says: "tier-deny".to_owned(),
+        ..rule()
+    }];
+    assert!(!why(&free, &[], true).allowed);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use dns_policy::boot_time::BootTime;
 
-use super::{AddressRead, LxcRead, Question, Read};
+use super::{AddressRead, LxcRead, Question, Read, SideRead};
 use crate::{
     admin::model::{Hop, HopState, Why},
     core::why::{Findings, Target},
@@ -25,6 +25,8 @@ pub(super) struct Walk<'a> {
     /// What is wrong about the endpoint's programs, as the kernel has them.
     pub programs: &'a [ProgramFault],
     pub read: &'a [AddressRead],
+    /// For a name: an unknown address outside, of each family.
+    pub outside: &'a [SideRead],
     /// A DNS proxy tells the agent what it learns.
     pub learning: bool,
     pub now: BootTime,
@@ -63,9 +65,12 @@ impl Walk<'_> {
         }
         let late = hops.len();
         let ends = self.addresses(&mut hops);
-        let free = self.restricted().is_none();
         let opens = ends.iter().all(|end| end.passes == Some(true));
-        let allowed = asks && if ends.is_empty() { free } else { opens };
+        let allowed = asks
+            && match ends.is_empty() {
+                true => self.unknown_address_passes(),
+                false => opens,
+            };
         let middle = hops.get_mut(early..late).unwrap_or_default();
         if allowed {
             calm(middle);
@@ -167,7 +172,7 @@ impl Walk<'_> {
                     more => format!("{}; and {more} more", texts.join("; ")),
                 }
             }
-            (_, true, ..) => format!("{} is not restricted", self.direction()),
+            (_, true, ..) => self.outside_passes(),
             (_, false, Some(end), _) => end.text.clone(),
             (_, false, None, _) => missing
                 .find(|hop| matches!(hop.hop.as_str(), "selector" | "names"))
@@ -180,10 +185,8 @@ impl Walk<'_> {
         let mut rules: Vec<RuleView> = Vec::new();
         let receivers = self.read.iter().filter_map(|read| read.receiver.as_ref());
         let peers = self.read.iter().map(|read| &read.peer);
-        for rule in peers
-            .chain(receivers.map(|receiver| &receiver.peer))
-            .flat_map(|peer| &peer.by)
-        {
+        let all = peers.chain(receivers.map(|receiver| &receiver.peer));
+        for rule in all.flat_map(|peer| peer.tier.iter().chain(&peer.by)) {
             if !rules.contains(rule) {
                 rules.push(rule.clone());
             }

@@ -6,11 +6,14 @@ use std::{
 };
 
 use dns_policy::rule::Transport;
-use shared_maps::{Be16, IdentityId, policy::EGRESS};
+use shared_maps::{
+    Be16, IdentityId,
+    policy::{EGRESS, PolicyKey, PolicyValue},
+};
 
 use super::{PolicyModel, Subject, Touched};
 use crate::policy::compute::{
-    Entries, ServicePortAt,
+    Entries, Observed, ServicePortAt,
     service::{self, Rendered, Service},
 };
 
@@ -60,10 +63,16 @@ impl ServiceTable {
     }
 
     /// Services that a subject may have entries for.
-    fn candidates(&self, entries: &BTreeMap<IdentityId, Entries>) -> BTreeSet<IdentityId> {
+    fn candidates(
+        &self,
+        entries: &BTreeMap<IdentityId, Entries>,
+        observed: Observed,
+    ) -> BTreeSet<IdentityId> {
         let everyone = entries.get(&IdentityId::UNKNOWN).into_iter().flatten();
         let mut everyone = everyone.filter(|(key, _)| key.egress == EGRESS);
-        if everyone.any(|(key, value)| key.lpm_len() > 0 || value.is_deny()) {
+        let is_narrow =
+            |(key, value): (&PolicyKey, &PolicyValue)| key.lpm_len() > 0 || value.is_deny();
+        if observed != Observed::Nothing || everyone.any(is_narrow) {
             return self.services.keys().copied().collect();
         }
         let peers = entries.keys().flat_map(|peer| self.behind(*peer));
@@ -76,7 +85,7 @@ impl ServiceTable {
             return BTreeSet::new();
         }
         if peers.contains(&IdentityId::UNKNOWN) {
-            let mut all = self.candidates(&subject.entries);
+            let mut all = self.candidates(&subject.entries, subject.rules.observed());
             all.extend(subject.services());
             return all;
         }
@@ -108,8 +117,10 @@ impl Subject {
         service: Option<&Service>,
         proxy_port: u16,
     ) -> Rendered {
-        let rendered =
-            service.map(|service| service::render(&self.entries, service, id, proxy_port));
+        let rendered = service.map(|service| {
+            let observed = self.rules.observed();
+            service::render(&self.entries, service, id, proxy_port, observed)
+        });
         rendered.unwrap_or_default()
     }
 
@@ -119,9 +130,12 @@ impl Subject {
         let (own, other) = (&self.policy.egress, &other.policy.egress);
         // Rules of all endpoints tend to come first.
         let mut rules = own.rules.iter().rev().zip(other.rules.iter().rev());
+        let mut tier = own.tier.iter().zip(&other.tier);
         own.enforced == other.enforced
             && own.rules.len() == other.rules.len()
             && rules.all(|(own, other)| Arc::ptr_eq(&own.rule, &other.rule))
+            && own.tier.len() == other.tier.len()
+            && tier.all(|(own, other)| Arc::ptr_eq(&own.rule, &other.rule))
     }
 
     /// Takes a rendering of a Service. True if its entries differ from those before.

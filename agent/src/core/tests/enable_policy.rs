@@ -72,3 +72,15 @@ fn an_endpoints_own_mode_goes_before_the_agents() {
     assert_eq!(restricted(&open, "own"), (true, true, 0));
     assert_eq!(open.datapath.lxc.len(), before);
 }
+
+#[test]
+fn status_does_not_count_a_pod_under_an_egress_firewall_as_unrestricted() {
+    let mut node = node(PolicyMode::Default);
+    assert_eq!(node.core.summary().unrestricted, ["free"]);
+    node.policy(
+        "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\n\
+         metadata: {name: default, namespace: default}\n\
+         spec: {egress: [{type: Deny, to: {cidrSelector: 0.0.0.0/0}}]}\n",
+    );
+    assert_eq!(node.core.summary().endpoints_unrestricted, 0);
+}

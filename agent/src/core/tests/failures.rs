@@ -207,6 +207,41 @@ fn a_policy_that_does_not_fit_leaves_the_old_one_whole() {
 }
 
 #[test]
+fn a_new_pod_whose_policy_does_not_fit_is_closed_and_holds_up_no_other() {
+    let mut node = started(CoreConfig {
+        policy_map_max: 12,
+        ..CoreConfig::default()
+    });
+    let denied = |blocks: &str| {
+        format!(
+            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: big}}\nspec:\n  \
+             endpointSelector: {{matchLabels: {{app: web}}}}\n  enableDefaultDeny: {{egress: false, \
+             ingress: false}}\n  egressDeny:\n  - toCIDR: [{blocks}]"
+        )
+    };
+    node.policy(&denied(&blocks()));
+    node.policy(
+        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: api}\nspec:\n  \
+         endpointSelector: {matchLabels: {app: api}}\n  egress:\n  - toCIDR: [20.0.1.0/32]",
+    );
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    let id = node.id();
+    assert!(node.datapath.attached.contains_key(&id), "it is open");
+    assert_eq!(node.datapath.policy[&id].len(), 0);
+    let problems = node.core.summary().endpoint_problems;
+    assert!(
+        matches!(problems.as_slice(), [one] if one.contains("no packet of it passes")),
+        "{problems:?}"
+    );
+    node.endpoint(spec("api", 8, "app=api"));
+    assert!(node.identity("20.0.1.0").is_some(), "the other pod waits");
+    node.policy(&denied("20.0.2.0/24"));
+    assert!(node.core.summary().endpoint_problems.is_empty());
+    assert_ne!(node.datapath.policy[&id].len(), 0);
+}
+
+#[test]
 fn a_map_of_an_earlier_run_takes_what_it_was_made_for() {
     let node = Node::usual();
     let mut restored = left_behind(&node.datapath, &[107]);

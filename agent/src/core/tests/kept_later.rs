@@ -20,9 +20,10 @@ fn write(node: &mut Node, name: &str) -> u64 {
     node.learn(name, &["1.1.1.1"]);
     let due = node.core.next_deadline().unwrap();
     let steps = node.tick(due);
-    let [Step::KeepNames(_, number, text)] = steps.as_slice() else {
+    let [Step::KeepNames(_, number, file)] = steps.as_slice() else {
         panic!("{steps:?}");
     };
+    let text = file.make();
     assert!(text.contains(name), "{text}");
     assert_eq!(durable(node), 0);
     *number
@@ -84,7 +85,7 @@ fn one_write_at_a_time() {
     kept(&mut node, id, number, true);
     let steps = node.tick(node.now.plus_secs(1));
     assert!(
-        matches!(steps.as_slice(), [Step::KeepNames(_, _, text)] if text.contains("sub.cilium.io.")),
+        matches!(steps.as_slice(), [Step::KeepNames(_, _, file)] if file.make().contains("sub.cilium.io.")),
         "{steps:?}"
     );
 }

@@ -209,6 +209,7 @@ fn selectors() -> [Read; 5] {
         Selector::Cidr(CidrSelector {
             prefix: text.parse().unwrap(),
             except: Default::default(),
+            nodes: false,
         })
     };
     let name = Selector::Fqdn(FqdnSelector::Pattern("*.test".to_owned()));

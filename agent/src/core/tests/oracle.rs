@@ -42,6 +42,7 @@ use crate::{
 };
 
 mod cluster;
+mod firewalls;
 mod language;
 mod network_policies;
 mod packets;
@@ -53,6 +54,7 @@ use self::language::{
 };
 pub(super) use self::{
     cluster::{Cluster, ClusterPod},
+    firewalls::FirewallRule,
     language::{Group, ServicePort, Spec, VIP},
     packets::{Ends, Fate, Question, check_way, fate, fates, identity, questions},
     pod::{DEFAULT, Pod},
@@ -75,6 +77,8 @@ pub(super) enum Act {
     ApiServers(Addresses),
     /// The NetworkPolicy `n<number>` is this one now, or is removed.
     NetworkPolicy(u8, Option<Value>),
+    /// The EgressFirewall of the namespace has these rules now, or is removed.
+    Firewall(&'static str, Option<Vec<FirewallRule>>),
     /// The endpoint 10.0.0.`<number>` is this pod now.
     Endpoint(u8, Pod),
     /// The endpoint 10.0.0.`<number>` is removed.
@@ -99,6 +103,7 @@ pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
         1 => select(CLUSTER).prop_map(Act::Node),
         1 => select(CLUSTER).prop_map(Act::ApiServers),
         4 => (0u8..3, prop::option::weighted(0.8, policy(VOCABULARY))).prop_map(|(slot, policy)| Act::NetworkPolicy(slot, policy)),
+        4 => firewalls::firewall().prop_map(|(namespace, rules)| Act::Firewall(namespace, rules)),
         2 => (7u8..10, pod::pod()).prop_map(|(host, pod)| Act::Endpoint(host, learning(host, pod))),
         1 => (8u8..10).prop_map(Act::Gone),
         3 => (0u8..3, prop::option::weighted(0.8, cluster::cluster_pod())).prop_map(|(n, pod)| Act::ClusterPod(n, pod)),
@@ -115,6 +120,7 @@ fn cluster_acts() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         6 => (0u8..3, prop::option::weighted(0.8, policy(VOCABULARY))).prop_map(|(slot, policy)| Act::NetworkPolicy(slot, policy)),
         1 => (0u8..4, select(Spec::ALL)).prop_map(|(slot, spec)| Act::Policy(slot, spec)),
+        2 => firewalls::firewall().prop_map(|(namespace, rules)| Act::Firewall(namespace, rules)),
         3 => (7u8..10, pod::pod()).prop_map(|(host, pod)| Act::Endpoint(host, learning(host, pod))),
         3 => (0u8..3, prop::option::weighted(0.8, cluster::cluster_pod())).prop_map(|(n, pod)| Act::ClusterPod(n, pod)),
         2 => prop::option::weighted(0.6, select(TEAMS)).prop_map(Act::Team),
@@ -151,6 +157,7 @@ pub(super) struct World {
     pub(super) node: Node,
     policies: BTreeMap<String, PolicyDocument>,
     network_policies: BTreeMap<u8, Value>,
+    firewalls: BTreeMap<&'static str, Vec<FirewallRule>>,
     endpoints: BTreeMap<u8, Pod>,
     cluster: Cluster,
     /// Addresses of the other node, and of the API servers.
@@ -173,6 +180,8 @@ fn is_node(address: IpAddr) -> bool {
 
 pub(super) fn config() -> CoreConfig {
     CoreConfig {
+        // The server of every answer.
+        dns_servers: vec!["10.9.0.53:53".parse().unwrap()],
         max_deferred_deletes: 0,
         reconcile_interval: std::time::Duration::ZERO,
         ..CoreConfig::default()
@@ -192,6 +201,7 @@ impl World {
             node,
             policies: [("dns".to_owned(), dns)].into(),
             network_policies: BTreeMap::new(),
+            firewalls: BTreeMap::new(),
             endpoints: [(7, Pod::WEB)].into(),
             cluster: Cluster::new(),
             nodes: &[],
@@ -213,6 +223,7 @@ impl World {
                 self.events(events);
                 return;
             }
+            Act::Firewall(namespace, rules) => self.firewall(namespace, rules.as_deref()),
             Act::Endpoint(host, pod) => self.host(*host, Some(*pod)),
             Act::Gone(host) => self.host(*host, None),
             Act::ClusterPod(number, pod) => {

@@ -1,7 +1,7 @@
 //! The state directory with a thread of its own for writes that the core does not wait for.
 //!
-//! Learned names are written every few seconds, and a sync can take long. An answer with a new
-//! address must not wait for it.
+//! Learned names are written every few seconds. To make the text and to sync it can take long, and
+//! an answer with a new address must not wait for either.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -14,7 +14,10 @@ use parking_lot::{Condvar, Mutex};
 use shared_maps::EndpointId;
 
 use super::StateFiles;
-use crate::datapath::plan::{Datapath, Step, StepError};
+use crate::datapath::{
+    late_text::LateText,
+    plan::{Datapath, Step, StepError},
+};
 
 /// Writes the state directory; [`Step::KeepNames`] later, everything else at once.
 pub struct BackgroundFiles {
@@ -53,7 +56,7 @@ struct Waiting {
 struct Write {
     endpoint: EndpointId,
     number: u64,
-    text: String,
+    text: LateText,
 }
 
 impl BackgroundFiles {
@@ -69,7 +72,7 @@ impl BackgroundFiles {
             .spawn(move || {
                 let mut failing = BTreeSet::new();
                 while let Some(write) = taken.next() {
-                    let done = written.write_endpoint(write.endpoint, &write.text);
+                    let done = written.write_endpoint(write.endpoint, &write.text.make());
                     match &done {
                         Ok(()) => {
                             failing.remove(&write.endpoint);
@@ -176,8 +179,12 @@ mod tests {
 
     use super::*;
 
-    fn kept(number: u64, text: &str) -> Step {
-        Step::KeepNames(EndpointId(7), number, text.to_owned())
+    fn kept(number: u64, text: &'static str) -> Step {
+        Step::KeepNames(
+            EndpointId(7),
+            number,
+            LateText::new(move || text.to_owned()),
+        )
     }
 
     #[test]

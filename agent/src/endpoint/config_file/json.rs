@@ -103,6 +103,8 @@ struct History {
     ttl: u32,
     #[serde(default)]
     ips: Vec<IpAddr>,
+    #[serde(rename = "holdfast-trusted-until", default)]
+    trusted_until: String,
 }
 
 /// [`History`] as it is written: nothing is copied, for there may be a hundred thousand.
@@ -115,6 +117,17 @@ struct HistoryOut<'a> {
     expires: u64,
     ttl: u32,
     ips: &'a [IpAddr],
+    #[serde(
+        rename = "holdfast-trusted-until",
+        serialize_with = "instant_text",
+        skip_serializing_if = "is_zero"
+    )]
+    trusted_until: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
+fn is_zero(unix_ns: &u64) -> bool {
+    *unix_ns == 0
 }
 
 fn instant_text<S: Serializer>(unix_ns: &u64, to: S) -> Result<S::Ok, S::Error> {
@@ -131,6 +144,12 @@ struct Zombies {
 struct ZombieJson {
     #[serde(default)]
     names: Vec<String>,
+    #[serde(
+        rename = "holdfast-trusted",
+        default,
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    trusted: Vec<String>,
     ip: IpAddr,
     #[serde(rename = "alive-at", default)]
     alive_at: String,
@@ -151,6 +170,7 @@ pub fn render(file: &EndpointFile, servers: &ServerAddresses, limit: usize) -> S
         expires: entry.expires,
         ttl: entry.ttl,
         ips: &entry.addresses,
+        trusted_until: entry.trusted_until,
     });
     let zombies: BTreeMap<_, _> = file.zombies.iter().map(zombie_json).collect();
     let rules_v2 = file
@@ -191,12 +211,10 @@ pub fn render(file: &EndpointFile, servers: &ServerAddresses, limit: usize) -> S
 }
 
 fn zombie_json(entry: &ZombieEntry) -> (String, ZombieJson) {
+    let texts = |names: &[Fqdn]| names.iter().map(|name| name.as_str().to_owned()).collect();
     let json = ZombieJson {
-        names: entry
-            .names
-            .iter()
-            .map(|name| name.as_str().to_owned())
-            .collect(),
+        names: texts(&entry.names),
+        trusted: texts(&entry.trusted),
         ip: entry.address,
         alive_at: if entry.alive_at == 0 {
             // Go's zero time: never.
@@ -234,6 +252,7 @@ pub fn parse(text: &str) -> Result<EndpointFile, FileError> {
             expires: instant("DNSHistory.expiration-time", &entry.expires)?,
             ttl: entry.ttl,
             addresses: entry.ips,
+            trusted_until: instant("DNSHistory.holdfast-trusted-until", &entry.trusted_until)?,
         });
     }
     let mut zombies = Vec::new();
@@ -243,10 +262,14 @@ pub fn parse(text: &str) -> Result<EndpointFile, FileError> {
         .unwrap_or_default()
         .into_values()
     {
-        let names: BTreeSet<Fqdn> = entry.names.iter().map(|n| Fqdn::normalise(n)).collect();
+        let read = |names: &[String]| -> Vec<Fqdn> {
+            let names: BTreeSet<Fqdn> = names.iter().map(|n| Fqdn::normalise(n)).collect();
+            names.into_iter().collect()
+        };
         zombies.push(ZombieEntry {
             address: entry.ip,
-            names: names.into_iter().collect(),
+            names: read(&entry.names),
+            trusted: read(&entry.trusted),
             alive_at: instant("DNSZombies.alive-at", &entry.alive_at)?,
             delete_pending_at: instant("DNSZombies.delete-pending-at", &entry.delete_pending_at)?,
         });

@@ -40,10 +40,12 @@ fn file() -> EndpointFile {
             expires: 1_700_000_060_000_000_001,
             ttl: 60,
             addresses: vec!["1.1.1.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
+            trusted_until: 1_700_000_120_000_000_001,
         }],
         zombies: vec![ZombieEntry {
             address: "2.2.2.2".parse().unwrap(),
             names: vec![Fqdn::normalise("a.b")],
+            trusted: vec![Fqdn::normalise("a.b")],
             alive_at: 0,
             delete_pending_at: 1_700_000_000_000_000_000,
         }],

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::kubernetes::refusals::Refusals;
+use crate::{kubernetes::refusals::Refusals, policy::egress_firewall};
 
 /// Time between two Events of one refusal: shorter than the hour that Events live.
 const REPEAT: Duration = Duration::from_mins(30);
@@ -35,7 +35,7 @@ pub(super) struct Write {
 /// Kind of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// The condition in the status of a policy.
+    /// The status of a policy.
     Condition,
     /// An Event; how often the refusal was reported with it.
     Event(u32),
@@ -199,12 +199,12 @@ impl Plan {
     }
 }
 
-/// Whether objects of a kind have the condition.
+/// Whether objects of a kind have a status that says whether they are refused.
 fn has_condition(key: &str) -> bool {
     let kind = key.split('/').next();
     matches!(
         kind,
-        Some("CiliumNetworkPolicy" | "CiliumClusterwideNetworkPolicy")
+        Some("CiliumNetworkPolicy" | "CiliumClusterwideNetworkPolicy" | egress_firewall::KIND)
     )
 }
 

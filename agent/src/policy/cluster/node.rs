@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::read::{address, optional_text};
 use crate::{
-    labels::{Label, LabelSet, RESERVED},
+    labels::{Label, LabelSet, NODE, RESERVED},
     policy::validate::{Checked, Fault, list, mapping, object, prefix},
 };
 
@@ -33,12 +33,19 @@ pub struct Node {
     pub ingress: BTreeSet<IpAddr>,
     /// Blocks that its pods' addresses are from.
     pub pod_blocks: BTreeSet<IpNet>,
+    /// Labels of its object.
+    pub labels: BTreeMap<String, String>,
 }
 
 impl Node {
     /// Labels of each address, and of the blocks of its pods; the node called `own` is this one
-    /// (Cilium `pkg/node/manager`, nodeIdentityLabels).
-    pub(in crate::policy) fn address_labels(&self, own: Option<&str>) -> BTreeMap<IpNet, LabelSet> {
+    /// (Cilium `pkg/node/manager`, nodeIdentityLabels). Of its object's labels only those whose key
+    /// is asked for count: each combination of values is an identity.
+    pub(in crate::policy) fn address_labels(
+        &self,
+        own: Option<&str>,
+        asked: &dyn Fn(&str) -> bool,
+    ) -> BTreeMap<IpNet, LabelSet> {
         let mut found: BTreeMap<IpNet, Vec<Label>> = BTreeMap::new();
         let is_own = own == Some(self.name.as_str());
         for (addresses, key) in [
@@ -50,6 +57,13 @@ impl Node {
                 let label = Label::new(RESERVED, key, "");
                 found.entry(IpNet::from(*address)).or_default().push(label);
             }
+        }
+        let of_object = self.labels.iter().filter(|(key, _)| asked(key));
+        let of_object = of_object.map(|(key, value)| Label::new(NODE, key, value));
+        let of_object: Vec<Label> = of_object.collect();
+        for address in &self.addresses {
+            let labels = found.entry(IpNet::from(*address)).or_default();
+            labels.extend(of_object.iter().cloned());
         }
         for block in &self.pod_blocks {
             let label = Label::new(RESERVED, "unmanaged", "");
@@ -72,8 +86,7 @@ fn shared(labels: Vec<Label>) -> LabelSet {
     known.cloned().unwrap_or_else(|| LabelSet::new(labels))
 }
 
-/// Reads a `CiliumNode`. Fields that say how nodes are reached, and labels of nodes, mean nothing
-/// here and are accepted.
+/// Reads a `CiliumNode`. Fields that say how nodes are reached mean nothing here and are accepted.
 pub(in crate::policy) fn read_cilium(
     name: &str,
     value: &Value,
@@ -119,7 +132,18 @@ pub(in crate::policy) fn read_cilium(
         health: pair(spec, "health")?,
         ingress: pair(spec, "ingress")?,
         pod_blocks: blocks.into_values().collect(),
+        labels: labels(value),
     })
+}
+
+/// Labels of the object. A value that is no text is left out: a node is read with whatever labels.
+fn labels(value: &Value) -> BTreeMap<String, String> {
+    let metadata = value
+        .get("metadata")
+        .and_then(|metadata| metadata.get("labels"));
+    let labels = metadata.and_then(Value::as_object).into_iter().flatten();
+    let texts = labels.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
+    texts.collect()
 }
 
 /// The IPv4 and the IPv6 address of a field.
@@ -209,5 +233,6 @@ pub(in crate::policy) fn read(
         health: BTreeSet::new(),
         ingress: BTreeSet::new(),
         pod_blocks: blocks.into_values().collect(),
+        labels: labels(value),
     })
 }

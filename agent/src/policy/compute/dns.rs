@@ -7,7 +7,10 @@ use dns_policy::rule::{
 };
 use shared_maps::IdentityId;
 
-use super::service::Backend;
+use super::{
+    observed::{self, Observed},
+    service::Backend,
+};
 use crate::{
     labels::LabelSet,
     policy::{
@@ -21,7 +24,7 @@ use crate::{
 };
 
 /// Port and transport at which queries are judged.
-type DnsPort = (u16, Transport);
+pub(super) type DnsPort = (u16, Transport);
 
 /// A port of a Service at which queries are judged, and the backends behind it.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +45,7 @@ pub(crate) fn dns_rules(
     services: &[ServicePortAt<'_>],
 ) -> EndpointRules {
     let side = &policy.egress;
+    let observed = Observed::of(side);
     let mut all = judged_ports(side, selectors);
     all.extend(services.iter().map(|service| service.at));
     let ports = all.into_iter().map(|at| {
@@ -55,6 +59,15 @@ pub(crate) fn dns_rules(
         for rule in allows(side) {
             let meant = |server: Option<&LabelSet>| is_plain(rule, at, server);
             add_rules(&mut rules, rule, &NameRules::All, selectors, meant);
+        }
+        if observed == Observed::Everything && observed::PORTS.contains(&at) {
+            let everyone = Servers::Any;
+            add_rule(
+                &mut rules,
+                "any server".to_owned(),
+                everyone,
+                &NameRules::All,
+            );
         }
         for service in services.iter().filter(|service| service.at == at) {
             add_service(&mut rules, side, selectors, service);
@@ -71,9 +84,13 @@ pub(crate) fn dns_rules(
     }
 }
 
-/// Ports that DNS rules are about; of a port by name, what it is at the servers there are.
+/// Ports that DNS rules are about, and those that are observed; of a port by name, what it is at the
+/// servers there are.
 fn judged_ports(side: &Side, selectors: &SelectorCache) -> BTreeSet<DnsPort> {
     let mut found = BTreeSet::new();
+    if Observed::of(side) != Observed::Nothing {
+        found.extend(observed::PORTS);
+    }
     for (rule, port, _) in dns_ports(side) {
         let mut add = |server: Option<&LabelSet>| {
             let at = port.at(server).filter_map(|(protocol, first, _)| {
@@ -116,7 +133,7 @@ fn is_plain(rule: &PeerRule, at: DnsPort, server: Option<&LabelSet>) -> bool {
 }
 
 /// Port rules with DNS names among the allows of a direction.
-fn dns_ports(side: &Side) -> impl Iterator<Item = (&PeerRule, &PortRule, &DnsNames)> {
+pub(super) fn dns_ports(side: &Side) -> impl Iterator<Item = (&PeerRule, &PortRule, &DnsNames)> {
     allows(side).flat_map(|rule| {
         let ports = rule.ports.iter();
         ports.filter_map(move |port| port.dns.as_ref().map(|names| (rule, port, names)))
@@ -142,16 +159,7 @@ fn add_rules(
     meant: impl Fn(Option<&LabelSet>) -> bool,
 ) {
     let by_number = meant(None);
-    let mut add = |selector: String, servers: Servers| {
-        let rule = SelectorRule {
-            selector,
-            servers,
-            names: names.clone(),
-        };
-        if !rules.contains(&rule) {
-            rules.push(rule);
-        }
-    };
+    let mut add = |selector, servers| add_rule(rules, selector, servers, names);
     match &rule.peers {
         Peers::Any if by_number => add("any server".to_owned(), Servers::Any),
         Peers::Any => {}
@@ -165,6 +173,18 @@ fn add_rules(
                 }
             }
         }
+    }
+}
+
+/// Adds a rule, if it is not there.
+fn add_rule(rules: &mut Vec<SelectorRule>, selector: String, servers: Servers, names: &NameRules) {
+    let rule = SelectorRule {
+        selector,
+        servers,
+        names: names.clone(),
+    };
+    if !rules.contains(&rule) {
+        rules.push(rule);
     }
 }
 
@@ -195,6 +215,7 @@ fn common_names(
     service: &ServicePortAt<'_>,
 ) -> Option<NameRules> {
     let (_, transport) = service.at;
+    let is_observed = Observed::of(side) != Observed::Nothing;
     let mut common: Option<BTreeSet<&NameRule>> = None;
     for backend in service.backends {
         let labels = selectors.labels(backend.identity);
@@ -202,14 +223,18 @@ fn common_names(
         let is_about = |rule: &PeerRule| is_selected(rule, backend.identity, selectors);
         let mut of: BTreeSet<&NameRule> = BTreeSet::new();
         let mut every = allows(side).any(|rule| is_plain(rule, at, labels) && is_about(rule));
+        let mut is_limited = false;
         for (rule, port, names) in dns_ports(side) {
             if is_at(port, at, labels) && is_about(rule) {
+                is_limited = true;
                 match names {
                     DnsNames::All => every = true,
                     DnsNames::Names(list) => of.extend(list),
                 }
             }
         }
+        // Only an observed Service has a backend that no rule is about.
+        every |= is_observed && !side.enforced && !is_limited;
         if !every {
             common = Some(match common {
                 None => of,

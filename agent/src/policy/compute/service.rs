@@ -6,7 +6,7 @@
 //! | backends of a port | entry at the Service's port |
 //! |---|---|
 //! | all allowed | allow |
-//! | all allowed, DNS rules for at least one | redirect to the proxy |
+//! | all allowed, DNS rules for at least one, or the port is observed | redirect to the proxy |
 //! | one is not allowed | none; where "everyone, every port" is allowed, a deny of all ports |
 //! | there is none | none |
 
@@ -17,7 +17,7 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey, PolicyValue},
 };
 
-use super::{Entries, decide, longest};
+use super::{Entries, Observed, decide, longest};
 
 /// A Service as policy sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -132,9 +132,19 @@ pub(crate) fn render(
     service: &Service,
     id: IdentityId,
     proxy_port: u16,
+    observed: Observed,
 ) -> Rendered {
     let mut rendered = Rendered::default();
-    let verdicts = service.ports.iter().map(|port| (port, verdict(of, port)));
+    let verdicts = service.ports.iter().map(|port| {
+        let verdict = match verdict(of, port) {
+            // Its backends may have another port.
+            PortVerdict::Allowed if observed.is_at(port.protocol, port.port) => {
+                PortVerdict::Redirected
+            }
+            verdict => verdict,
+        };
+        (port, verdict)
+    });
     let verdicts: Vec<(&ServicePort, PortVerdict)> = verdicts.collect();
     let everyone = of.get(&IdentityId::UNKNOWN);
     let open = everyone.and_then(|entries| longest(entries.iter(), EGRESS, 0, 0));

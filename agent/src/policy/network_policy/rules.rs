@@ -31,6 +31,7 @@ pub(super) fn rule(policy: &NetworkPolicy) -> Rule {
         subject: pods(&Namespaces::Own, &policy.pods, namespace),
         egress: direction(&policy.egress, FlowDirection::Egress, namespace),
         ingress: direction(&policy.ingress, FlowDirection::Ingress, namespace),
+        tier: Vec::new(),
     }
 }
 
@@ -85,6 +86,7 @@ fn block_selector(block: &Block) -> CidrSelector {
     CidrSelector {
         prefix: block.prefix(),
         except: block.except().clone(),
+        nodes: false,
     }
 }
 

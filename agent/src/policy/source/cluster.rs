@@ -325,7 +325,9 @@ impl ClusterDocuments {
 
 /// Whether documents of a kind restrict endpoints, or are parts of those that do.
 fn is_policy(kind: &str) -> bool {
-    kind.ends_with("NetworkPolicy") || kind == crate::policy::cidr_group::KIND
+    kind.ends_with("NetworkPolicy")
+        || kind == crate::policy::cidr_group::KIND
+        || kind == crate::policy::egress_firewall::KIND
 }
 
 impl Kind {

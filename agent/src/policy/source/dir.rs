@@ -25,6 +25,10 @@ use crate::{
 /// Refused documents that are logged one by one.
 const LOGGED: usize = 100;
 
+/// Remedy for two documents of one kind and name.
+pub(crate) const TWICE: &str =
+    "rename or remove one of the two; of two EgressFirewalls, put all rules into one";
+
 /// What the directory held when it was read last.
 #[derive(Debug)]
 pub struct PolicyDir {
@@ -170,7 +174,7 @@ impl PolicyDir {
                         key: Some(key.clone()),
                         field: "metadata.name".to_owned(),
                         reason: format!("{first} has a document of this kind and name already"),
-                        remedy: "rename or remove one of the two".to_owned(),
+                        remedy: TWICE.to_owned(),
                     }),
                     None => {
                         wanted.insert(key, (name, document));
@@ -347,7 +351,7 @@ impl File {
                     key: Some(document.key),
                     field: "metadata.name".to_owned(),
                     reason: "the file has a document of this kind and name already".to_owned(),
-                    remedy: "rename or remove one of the two".to_owned(),
+                    remedy: TWICE.to_owned(),
                 });
                 continue;
             }

@@ -7,7 +7,7 @@ use super::{
     field::{list, object, text},
 };
 use crate::{
-    labels::{CIDR_GROUP, K8S, NAMESPACE_KEY, NAMESPACE_LABELS, NAMESPACE_NAME, RESERVED},
+    labels::{CIDR_GROUP, K8S, NAMESPACE_KEY, NAMESPACE_LABELS, NAMESPACE_NAME, NODE, RESERVED},
     selector::selector::{LabelSelector, Operator, Requirement},
 };
 
@@ -61,16 +61,30 @@ pub(super) fn allowed_peer_labels(
 
 /// A selector of groups: keys are of the source of their labels.
 pub(super) fn group_labels(path: &str, value: &Value) -> Checked<LabelSelector> {
+    labels_of(CIDR_GROUP, path, value)
+}
+
+/// A selector of nodes: keys are of the source of their labels.
+pub(in crate::policy) fn node_labels(path: &str, value: &Value) -> Checked<LabelSelector> {
+    labels_of(NODE, path, value)
+}
+
+fn labels_of(source: &str, path: &str, value: &Value) -> Checked<LabelSelector> {
     let mut selector = labels(path, value)?;
-    selector.requirements = selector
-        .requirements
-        .into_iter()
-        .map(|requirement| Requirement {
-            source: Some(CIDR_GROUP.to_owned()),
-            ..requirement
-        })
-        .collect();
+    let requirements = std::mem::take(&mut selector.requirements).into_iter();
+    let of_source = requirements.map(|requirement| Requirement {
+        source: Some(source.to_owned()),
+        ..requirement
+    });
+    selector.requirements = of_source.collect();
     Ok(selector)
+}
+
+/// Selects every pod of a namespace.
+pub(in crate::policy) fn pods_of_namespace(namespace: &str) -> LabelSelector {
+    LabelSelector {
+        requirements: [in_namespace(namespace)].into(),
+    }
 }
 
 fn in_namespace(namespace: &str) -> Requirement {

@@ -24,6 +24,7 @@ use holdfast_agent::grpc::peer::{self, Allowed};
 use holdfast_agent::grpc::server::{About, Native};
 use holdfast_agent::policy::document::PolicyDocument;
 use holdfast_agent::proxies::Proxies;
+use holdfast_agent::resolver::feed::ResolverFeed;
 use holdfast_agent::runner::{self, CoreHandle};
 use holdfast_agent::{
     core::{Core, CoreConfig, Event, Restored},
@@ -288,7 +289,8 @@ fn agent(
     };
     let proxies = Proxies::default();
     let core = Core::new(config, restored);
-    let (core, thread) = runner::start(channel, core, Box::new(datapath), proxies.clone())?;
+    let feed = ResolverFeed::default();
+    let (core, thread) = runner::start(channel, core, Box::new(datapath), proxies.clone(), feed)?;
     let about = About {
         epoch,
         proxy_port: 10094,

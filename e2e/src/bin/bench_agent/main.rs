@@ -8,6 +8,8 @@ use clap::Parser;
 
 mod calibration;
 mod cluster;
+mod firewall_names;
+mod firewalls;
 mod latency;
 mod names;
 mod parts;
@@ -39,7 +41,7 @@ struct Options {
 /// A workload: its name, and the function that measures it at a size of 1 or 10 (full) tenths.
 type Workload = (&'static str, fn(usize) -> Result<Vec<Figure>>);
 
-const WORKLOADS: [Workload; 10] = [
+const WORKLOADS: [Workload; 13] = [
     ("names-update", |tenths| names::update_rounds(100 * tenths)),
     ("names-expire", |tenths| {
         names::update_and_expire(100 * tenths)
@@ -52,6 +54,15 @@ const WORKLOADS: [Workload; 10] = [
     ("selectors", |tenths| selectors::cache(1_000 * tenths)),
     ("rules", |tenths| {
         selectors::regeneration(25 * tenths, 100 * tenths)
+    }),
+    ("firewalls", |tenths| {
+        firewalls::changes(10 * tenths, 100 * tenths)
+    }),
+    ("firewalls-cold-start", |tenths| {
+        firewalls::cold_start(tenths, 200 * tenths)
+    }),
+    ("firewall-names", |tenths| {
+        firewall_names::unmatched(5_000 * tenths)
     }),
     ("cluster-pods", |tenths| cluster::pods(100 * tenths)),
     ("cluster-services", |tenths| {

@@ -6,13 +6,11 @@ use std::{
 };
 
 use daemon::quota::Seat;
+use dns_wire::{answer, transfer::Transfer};
 use foldhash::quality::RandomState;
 
 use super::results::PendingResult;
-use crate::{
-    query::pending::{HeldAnswer, PendingQuery},
-    wire::{answer, transfer::Transfer},
-};
+use crate::query::pending::{HeldAnswer, PendingQuery};
 
 /// A query in flight.
 pub(super) struct Flight {

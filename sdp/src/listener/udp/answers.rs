@@ -3,6 +3,7 @@
 use std::{io, sync::Arc};
 
 use dns_policy::boot_time::BootTime;
+use dns_wire::set_id;
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 
 use super::{BATCH, ROUNDS, Worker, listener_for};
@@ -16,7 +17,6 @@ use crate::{
     socket::sys::RecvBatch,
     stats::AnswerResult,
     upstream::udp::Flight,
-    wire::set_id,
 };
 
 impl Worker {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dns_policy::rule::Transport;
+use dns_wire::set_id;
 
 use super::{BATCH, Listener, Next, ROUNDS, Worker, count_unsent, listener_for};
 use crate::{
@@ -15,7 +16,6 @@ use crate::{
     socket::sys::Datagram,
     stats::{Protocol, QueryResult},
     upstream::udp::{FlightRef, RegisterError, Registration},
-    wire::set_id,
 };
 
 /// Most delayed queries that are tried again in one turn. New rules can free thousands at once, and
@@ -259,7 +259,7 @@ impl Worker {
     }
 
     /// Sends the query in `own`.
-    fn forward_own(&mut self, registered: FlightRef) {
+    pub(super) fn forward_own(&mut self, registered: FlightRef) {
         let datagram = Datagram {
             bytes: &self.own,
             to: None,

@@ -5,6 +5,7 @@ use std::{
     os::fd::{AsRawFd as _, OwnedFd},
 };
 
+use dns_wire::set_id;
 use nix::{
     cmsg_space,
     errno::Errno,
@@ -20,8 +21,9 @@ const ERRORS: usize = 64;
 const RETURNED: usize = 576;
 
 impl Worker {
-    /// Ends the queries that ICMP errors quote. The others on the socket stay in flight. Later queries
-    /// get another socket: behind the address of a Service, that one may go to another pod.
+    /// Sends the queries that ICMP errors quote again, over another socket, or ends them if that was
+    /// their second attempt. The others on the socket stay in flight. Later queries get another
+    /// socket too: behind the address of a Service, that one may go to another pod.
     pub(super) fn undelivered(&mut self, socket: Key) {
         let mut query = [0; RETURNED];
         for _ in 0..ERRORS {
@@ -32,10 +34,20 @@ impl Worker {
                 return;
             };
             let query = query.get(..length).unwrap_or_default();
-            if is_final && let Some(mut flight) = self.upstream.undelivered(socket, query) {
-                self.fail(&mut flight.query, Failure::Unreachable);
-                self.upstream.recycle(flight.query.question);
+            if is_final && let Some(flight) = self.upstream.undelivered(socket, query) {
                 self.upstream.retire(socket);
+                match self.upstream.again(flight, query, self.now, &self.epoll) {
+                    Ok(registered) => {
+                        self.own.clear();
+                        self.own.extend_from_slice(query);
+                        set_id(&mut self.own, registered.id);
+                        self.forward_own(registered);
+                    }
+                    Err(mut query) => {
+                        self.fail(&mut query, Failure::Unreachable);
+                        self.upstream.recycle(query.question);
+                    }
+                }
             }
         }
     }

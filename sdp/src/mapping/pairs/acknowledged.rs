@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use dns_policy::{boot_time::BootTime, mapping::Mapping};
 
-use super::{Key, PairTable};
+use super::{Asked, Key, PairTable};
 
 /// Addresses that one endpoint has of a name at most for them to count as acknowledged. Releases
 /// of Cilium keep 50 or more, which may be of two proxies.
@@ -89,7 +89,7 @@ impl PairTable {
             return false;
         }
         let asked = self.names.get(&mapping.name);
-        let Some(name) = asked.and_then(|asked| asked.get(&mapping.endpoint)) else {
+        let Some(name) = asked.and_then(|asked| asked.get(&Asked::of(mapping))) else {
             return false;
         };
         name.pairs.len() <= MOST_ADDRESSES

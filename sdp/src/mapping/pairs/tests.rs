@@ -26,7 +26,7 @@ pub(crate) fn mapping(name: &str, addresses: &[u8], ttl: u32, seen: u64) -> Mapp
 }
 
 fn key(mapping: &Mapping) -> Key {
-    (mapping.endpoint, mapping.name.clone())
+    Key::of(mapping)
 }
 
 fn at(secs: u64) -> BootTime {
@@ -59,6 +59,28 @@ fn two_answers_merge_to_the_later_one_and_the_longer_expiry() {
         pairs.keep(&mapping("a.", &[1], 5, 120), 0);
         assert_eq!(pairs.keys(false).len(), 1);
     }
+}
+
+#[test]
+fn an_answer_is_sent_again_with_the_server_that_gave_it() {
+    let mut pairs = PairTable::new(10);
+    let trusted = mapping("a.", &[1], 20, 10);
+    let mut other = mapping("a.", &[1, 2], 600, 20);
+    other.server.set_ip([203, 0, 113, 66].into());
+    for order in [[&trusted, &other], [&other, &trusted]] {
+        order.into_iter().for_each(|mapping| pairs.keep(mapping, 0));
+        for answer in [&trusted, &other] {
+            let again = pairs.replay(&key(answer), at(21));
+            let replayed = Mapping {
+                replayed: true,
+                ..answer.clone()
+            };
+            assert_eq!(again, [replayed]);
+        }
+    }
+    assert_eq!(pairs.len(), 3);
+    pairs.revoke(Some(&trusted.name), &trusted.addresses);
+    assert_eq!(pairs.len(), 1, "whoever gave them");
 }
 
 #[test]
@@ -308,7 +330,7 @@ proptest::proptest! {
         let counts = |pairs: &PairTable| {
             let mut counts = [0; 4];
             for (_, by, name) in pairs.all() {
-                counts[usize::from(by.id.0)] += name.pairs.len();
+                counts[usize::from(by.endpoint.id.0)] += name.pairs.len();
             }
             counts
         };

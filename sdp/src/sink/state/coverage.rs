@@ -6,7 +6,11 @@ use dns_policy::{boot_time::BootTime, mapping::Mapping};
 
 use super::{HoldWindow, InFlight, State, nanos};
 use crate::{
-    mapping::{lease, pairs::Acknowledged, repeat},
+    mapping::{
+        lease,
+        pairs::{Acknowledged, Key},
+        repeat,
+    },
     query_report::QueryReport,
     sink::Acknowledgements,
 };
@@ -84,9 +88,7 @@ impl State {
             Some(report) if self.besides.take(holder, 1) => {
                 self.beside.push(holder, ReleasedAnswer { mapping, report });
             }
-            _ => self
-                .renewals
-                .push((mapping.endpoint, mapping.name.clone()), now),
+            _ => self.renewals.push(Key::of(&mapping), now),
         }
     }
 

@@ -14,7 +14,7 @@ use rand::{Rng as _, rngs::StdRng};
 use shared_maps::IdentityId;
 
 use super::{RegisterError, UdpUpstream};
-use crate::{arena::Key, socket, stats::Fallback, transparent};
+use crate::{arena::Key, query::pending::PendingQuery, socket, stats::Fallback, transparent};
 
 /// Most sockets per server and identity. More are opened when [`ROOM`] answers are expected on each
 /// of the others.
@@ -179,6 +179,18 @@ impl UdpUpstream {
             return self.spread;
         }
         (0..MOST).find(has_room).unwrap_or(self.spread)
+    }
+
+    /// Selects a place without a socket, if the query's server has one.
+    pub(super) fn spread_to_free<Q>(&mut self, query: &PendingQuery<Q>) {
+        let server = ServerKey {
+            server: query.from.server,
+            identity: self.marked.then_some(query.identities.client),
+            source: query.source,
+        };
+        let sockets = self.servers.get(&server);
+        let free = sockets.and_then(|all| all.iter().position(Option::is_none));
+        self.spread = free.unwrap_or(self.spread);
     }
 
     fn at(&self, server: ServerKey, at: usize) -> Option<Key> {

@@ -89,6 +89,61 @@ fn silent_servers_stop_only_their_clients() {
 }
 
 #[test]
+fn an_undelivered_query_is_sent_once_more_over_another_socket() {
+    let mut worker = Worker::new();
+    let message = [&[0; HEADER_LEN][..], &[1, b'a', 0, 0, 1, 0, 1]].concat();
+    let sent = |id: u16| [&id.to_be_bytes()[..], &message[2..]].concat();
+    let Registration::New(first) = worker.ask_from(1000) else {
+        panic!("nothing is in flight");
+    };
+    let joined = worker.ask_from(1001);
+    assert!(matches!(joined, Registration::Joined), "{joined:?}");
+    let now = worker.now;
+    let flight = worker.upstream.undelivered(first.socket, &sent(first.id));
+    worker.upstream.retire(first.socket);
+    let second = worker
+        .upstream
+        .again(flight.unwrap(), &sent(first.id), now, &worker.epoll);
+    let second = second.unwrap();
+    assert_ne!(second.socket, first.socket);
+    assert_eq!(worker.upstream.in_flight(), 1);
+    let flight = worker
+        .upstream
+        .undelivered(second.socket, &sent(second.id))
+        .unwrap();
+    let failed = worker
+        .upstream
+        .again(flight, &sent(second.id), now, &worker.epoll);
+    let ports: Vec<u16> = failed
+        .unwrap_err()
+        .recipients()
+        .map(|(to, _)| to.port())
+        .collect();
+    assert_eq!(ports, [1000, 1001], "all clients get SERVFAIL");
+    assert_eq!(worker.upstream.in_flight(), 0);
+}
+
+#[test]
+fn a_changed_or_shortened_quotation_is_not_sent_again() {
+    let message = [&[0; HEADER_LEN][..], &[1, b'a', 0, 0, 1, 0, 1]].concat();
+    let mut changed = message.clone();
+    changed[3] = 0x10;
+    let longer = [&message[..], &[0]].concat();
+    for quoted in [changed, longer] {
+        let mut worker = Worker::new();
+        let Registration::New(first) = worker.ask_from(1000) else {
+            panic!("nothing is in flight");
+        };
+        let quoted = [&first.id.to_be_bytes()[..], &quoted[2..]].concat();
+        let flight = worker.upstream.undelivered(first.socket, &quoted).unwrap();
+        let again = worker
+            .upstream
+            .again(flight, &quoted, worker.now, &worker.epoll);
+        assert!(again.is_err(), "{quoted:?}");
+    }
+}
+
+#[test]
 fn an_old_socket_is_used_if_no_new_one_can_be_opened() {
     let mut worker = Worker::new();
     let last = 2000 + worker.ask_all(1, 2000) - 1;

@@ -139,8 +139,23 @@ impl Walk<'_> {
             .collect::<Vec<_>>()
             .join("; ");
         if by_name.is_empty() {
-            let text = format!("no toFQDNs rule of its policy selects {name}");
-            let remedy = "add the name (matchName or matchPattern) to toFQDNs of an egress rule";
+            let to_fqdns = "add the name (matchName or matchPattern) to toFQDNs of an egress rule";
+            let (text, remedy) = match (self.found.has_tier, self.restricted()) {
+                (false, _) => (
+                    format!("no toFQDNs rule of its policy selects {name}"),
+                    to_fqdns,
+                ),
+                (true, restricted) => (
+                    format!("no toFQDNs and no dnsName of its policy selects {name}"),
+                    match restricted {
+                        Some(_) => to_fqdns,
+                        None => {
+                            "add a rule with its dnsName to the EgressFirewall, before the rule \
+                             that denies other addresses"
+                        }
+                    },
+                ),
+            };
             return hop("selector", None, HopState::Missing, text, remedy);
         }
         hop("selector", None, HopState::Found, found, "")

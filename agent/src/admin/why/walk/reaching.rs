@@ -11,7 +11,9 @@ use crate::{
         why::{AddressRead, Entries, Read, Receiver},
     },
     core::why::{AddressFound, PeerFound},
-    policy::trace::{FlowDirection, Port, Verdict, port_range, protocol_name},
+    policy::trace::{
+        FlowDirection, Port, RuleView, Verdict, after_tier, port_range, protocol_name,
+    },
 };
 
 impl Walk<'_> {
@@ -244,6 +246,31 @@ impl Walk<'_> {
         End { passes, text }
     }
 
+    /// Whether packets pass to an address of the name before its first answer.
+    pub(super) fn unknown_address_passes(&self) -> bool {
+        let mut sides = self.outside.iter();
+        let passes = sides.all(|(peer, entries)| self.passes(entries, peer).0 == Some(true));
+        // The first answer closes its addresses.
+        let mut by_name = self.found.by_name.iter();
+        passes && !by_name.any(RuleView::is_tier_deny)
+    }
+
+    /// Why they pass.
+    pub(super) fn outside_passes(&self) -> String {
+        if self.restricted().is_none() && !self.found.has_tier {
+            return format!("{} is not restricted", self.direction());
+        }
+        let sides = self.outside.iter();
+        let mut said: Vec<String> = sides
+            .map(|(peer, entries)| self.passes(entries, peer).1)
+            .collect();
+        said.dedup();
+        format!(
+            "no address of it is known; addresses outside pass: {}",
+            said.join("; ")
+        )
+    }
+
     /// Whether the kernel's map lets pass, and why.
     fn passes(&self, entries: &Read<Entries>, policy: &PeerFound) -> (Option<bool>, String) {
         let Ok(entries) = entries else {
@@ -261,13 +288,13 @@ impl Walk<'_> {
         let text = match policy.verdict {
             None if passes => open_ports(&entries.open).join(", "),
             None => "no rule opens a port to it".to_owned(),
-            Some(verdict) if verdict.passes() != passes => {
-                format!(
-                    "the kernel's map is not as policy says ({})",
-                    said(verdict, &rules)
-                )
+            Some(verdict) => {
+                let said = after_tier(policy.tier.as_ref(), said(verdict, &rules));
+                match verdict.passes() == passes {
+                    true => said,
+                    false => format!("the kernel's map is not as policy says ({said})"),
+                }
             }
-            Some(verdict) => said(verdict, &rules),
         };
         (Some(passes), text)
     }

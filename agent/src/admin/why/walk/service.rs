@@ -6,7 +6,7 @@ use super::{Walk, hop};
 use crate::{
     admin::model::{Hop, HopState},
     core::service_why::{BackendFound, ServiceFound},
-    policy::trace::Verdict,
+    policy::trace::{Verdict, after_tier},
 };
 
 /// Backends shown one by one.
@@ -88,7 +88,10 @@ fn backend_hop(at: IpAddr, backend: &BackendFound, is_mixed: bool) -> Hop {
             format!("{to}: left out, its pod is not known yet"),
             "",
         ),
-        Some(Verdict::Denied) => hop(HopState::Missing, format!("{to}: denied{by}"), ""),
+        Some(Verdict::Denied) => {
+            let said = after_tier(backend.tier.as_ref(), format!("denied{by}"));
+            hop(HopState::Missing, format!("{to}: {said}"), "")
+        }
         Some(Verdict::NoRule) => hop(
             HopState::Missing,
             format!("{to}: no rule allows it"),

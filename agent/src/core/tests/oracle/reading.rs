@@ -42,6 +42,9 @@ impl World {
         if pod.mode == Some(PolicyMode::Never) {
             return Fate::Passed;
         }
+        if direction == EGRESS && self.firewall_denies(host, remote, protocol, port) {
+            return Fate::Dropped;
+        }
         let mut fates = Vec::new();
         for rule in sides.iter().flat_map(|side| &side.peers) {
             let meant = match &rule.peers {
@@ -68,10 +71,18 @@ impl World {
         if self.network_policies_say(host, &self.peer_at(remote), packet) == Ruling::Allowed {
             fates.push(Fate::Passed);
         }
+        let passed = match direction {
+            EGRESS => self.seen(host, protocol, port, Fate::Passed),
+            _ => Fate::Passed,
+        };
         if fates.contains(&Fate::Proxied) {
             Fate::Proxied
-        } else if !fates.is_empty() || !restricted {
+        } else if !fates.is_empty() {
+            passed
+        } else if !restricted && direction == EGRESS && self.limits_names(host) {
             Fate::Passed
+        } else if !restricted {
+            passed
         } else if direction == INGRESS && is_node(remote) {
             // What the node itself sends needs no rule.
             Fate::Passed
@@ -81,7 +92,7 @@ impl World {
     }
 
     /// Rules of a pod in one direction, and whether it is restricted.
-    fn sides(&self, host: u8, direction: u8) -> (Vec<&Direction>, bool) {
+    pub(super) fn sides(&self, host: u8, direction: u8) -> (Vec<&Direction>, bool) {
         let pod = self.endpoints[&host];
         let own = pod.labels();
         let rules = self.policies.values().flat_map(|document| document.rules());
@@ -139,7 +150,7 @@ impl World {
             .iter()
             .find(|known| (known.0, known.1) == (protocol, port));
         if let Some(fate) = own.and_then(of) {
-            return fate;
+            return self.seen(host, protocol, port, fate);
         }
         match ports.iter().any(|port| of(port) == Some(Fate::Dropped)) {
             true => Fate::Dropped,
@@ -197,7 +208,7 @@ impl World {
                 local.is_none() && parse(self.api_servers).any(|a| a == remote)
             }
             // No endpoint here is one of these.
-            Selector::Entity(_) => false,
+            Selector::Entity(_) | Selector::DnsName(_) | Selector::Node(_) => false,
         }
     }
 }

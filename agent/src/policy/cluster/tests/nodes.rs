@@ -7,7 +7,7 @@ use crate::{
 };
 
 fn labels(document: &PolicyDocument, own: &str) -> Vec<String> {
-    let (_, labels) = document.labels(Some(own));
+    let (_, labels) = document.labels(Some(own), &|_| false);
     let texts = labels.iter();
     let texts = texts.map(|(prefix, labels)| format!("{prefix} {}", labels.texts().join(",")));
     texts.collect()
@@ -50,7 +50,7 @@ fn nodes_are_remote_but_for_ones_own() {
         ]
     );
     assert!(labels(&node, "worker-2").contains(&"192.0.2.2/32 reserved:host".to_owned()));
-    assert_eq!(node.labels(None).0, Source::CustomResource);
+    assert_eq!(node.labels(None, &|_| false).0, Source::CustomResource);
 }
 
 const SLICE: &str = r#"
@@ -72,7 +72,7 @@ fn api_servers_are_the_endpoints_of_their_service() {
     assert_eq!(slice.key, "EndpointSlice/default/kubernetes");
     let api = |ip| format!("{ip}/32 reserved:kube-apiserver");
     assert_eq!(labels(&slice, ""), [api("192.0.2.1"), api("192.0.2.9")]);
-    assert_eq!(slice.labels(None).0, Source::KubeApiserver);
+    assert_eq!(slice.labels(None, &|_| false).0, Source::KubeApiserver);
 }
 
 #[test]

@@ -196,7 +196,7 @@ fn a_slice_names_its_service_and_its_backends() {
         .map(|port| (&*port.name, port.port))
         .collect();
     assert_eq!(ports, [("http", Some(8080)), ("all", None)]);
-    assert!(read(text).unwrap().labels(None).1.is_empty());
+    assert!(read(text).unwrap().labels(None, &|_| false).1.is_empty());
 }
 
 #[test]
@@ -249,7 +249,7 @@ status:
 fn a_node_of_kubernetes_is_a_node() {
     let text = NODE;
     let document = read(text).unwrap();
-    let labels = document.labels(None).1;
+    let labels = document.labels(None, &|_| false).1;
     let labels: Vec<String> = labels
         .iter()
         .map(|(at, labels)| format!("{at} {}", labels.texts().join(",")))

@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     labels::LabelSet,
     policy::{
-        compute::{RuleIndex, everyone_at},
+        compute::{Observed, RuleIndex, everyone_at},
         model::{EndpointPolicy, Side, SideRule},
         rule::{DnsNames, PeerRule, Peers, PortRule, Ports, Protocol},
     },
@@ -161,11 +161,12 @@ fn entries(rules: &[PeerRule], restricted: bool) -> BTreeMap<IdentityId, Entries
         egress: Side {
             enforced: restricted,
             enforcers: Vec::new(),
+            tier: Vec::new(),
             rules: rules.collect(),
         },
         ..EndpointPolicy::default()
     };
-    let index = RuleIndex::of(&policy, &selectors);
+    let mut index = RuleIndex::of(&policy, &selectors);
     let own = LabelSet::new(Vec::new());
     let render = |id| (id, index.entries(&policy, &own, id, &selectors, 10094));
     [IdentityId::UNKNOWN, A, B].map(render).into()
@@ -177,7 +178,7 @@ proptest! {
         rules in rules(), restricted in any::<bool>(), service in services()
     ) {
         let of = entries(&rules, restricted);
-        let rendered = render(&of, &service, SERVICE, 10094);
+        let rendered = render(&of, &service, SERVICE, 10094, Observed::Nothing);
         let mut all = of.clone();
         all.insert(SERVICE, rendered.entries);
         let fate = |protocol, port| {
@@ -262,7 +263,7 @@ fn a_service_with_unlike_backends_is_mixed() {
         let service = Service {
             ports: vec![port(backends)],
         };
-        let rendered = render(&of, &service, SERVICE, 10094);
+        let rendered = render(&of, &service, SERVICE, 10094, Observed::Nothing);
         assert_eq!(rendered.is_mixed, shall == PortVerdict::Mixed);
         assert_eq!(
             rendered.entries.len(),

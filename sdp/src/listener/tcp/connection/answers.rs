@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dns_policy::{boot_time::BootTime, mapping::Realised};
+use dns_wire::{Header, answer, set_id};
 
 use super::{
     super::{
@@ -15,7 +16,6 @@ use crate::{
     proxy::AnswerDecision,
     query::{observe::Failure, pending::HeldAnswer},
     stats::AnswerResult,
-    wire::{Header, answer, set_id},
 };
 
 impl Connection {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use daemon::quota::Seat;
 use dns_policy::rule::Transport;
+use dns_wire::{set_id, transfer::Transfer};
 use rand::Rng;
 
 use super::{super::flight::Flight, Connection};
@@ -19,7 +20,6 @@ use crate::{
         pending::{Arrival, PendingQuery},
     },
     stats::Protocol,
-    wire::{set_id, transfer::Transfer},
 };
 
 impl Connection {

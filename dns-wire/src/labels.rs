@@ -113,7 +113,7 @@ pub(crate) fn skip_plain(message: &[u8], mut at: usize) -> Option<usize> {
 }
 
 /// Reads the name at `at` in presentation form, lower case.
-pub(crate) fn read(message: &[u8], at: usize, into: &mut NameBuf) -> Option<()> {
+pub fn read(message: &[u8], at: usize, into: &mut NameBuf) -> Option<()> {
     into.clear();
     let mut labels = Labels::new(message, at);
     loop {

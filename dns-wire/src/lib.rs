@@ -1,11 +1,13 @@
-//! DNS messages, read in place and never re-encoded (RFC 1035, 4).
+//! DNS messages, read in place and never re-encoded (RFC 1035, 4). No input or output.
+//!
+//! The proxy reads every query and answer with it, and the agent's resolver its own answers.
 
 pub mod answer;
-pub(crate) mod edns;
-pub(crate) mod labels;
+pub mod edns;
+pub mod labels;
 pub mod query;
 pub mod reply;
-pub(crate) mod transfer;
+pub mod transfer;
 
 /// Size of the header, bytes.
 pub const HEADER_LEN: usize = 12;
@@ -24,13 +26,13 @@ pub(crate) const FLAG_CHECKING_DISABLED: u16 = 0x0010;
 pub(crate) const MASK_RCODE: u16 = 0x000f;
 
 /// Record type A.
-pub(crate) const TYPE_A: u16 = 1;
+pub const TYPE_A: u16 = 1;
 /// Record type CNAME.
 pub(crate) const TYPE_CNAME: u16 = 5;
 /// Record type SOA.
 pub(crate) const TYPE_SOA: u16 = 6;
 /// Record type AAAA (RFC 3596).
-pub(crate) const TYPE_AAAA: u16 = 28;
+pub const TYPE_AAAA: u16 = 28;
 /// Record type OPT (RFC 6891, 6.1).
 pub(crate) const TYPE_OPT: u16 = 41;
 /// Class IN.
@@ -86,6 +88,7 @@ pub struct Header {
 
 impl Header {
     /// Reads the header, if the message is long enough.
+    #[inline]
     pub fn read(message: &[u8]) -> Option<Self> {
         Some(Self {
             id: u16_at(message, 0)?,
@@ -98,16 +101,19 @@ impl Header {
     }
 
     /// Whether QR is set.
+    #[inline]
     pub const fn is_response(self) -> bool {
         self.flags & FLAG_RESPONSE != 0
     }
 
     /// Opcode, 0 to 15.
+    #[inline]
     pub const fn opcode(self) -> u16 {
         (self.flags & MASK_OPCODE) >> 11
     }
 
     /// Response code without its EDNS extension.
+    #[inline]
     pub const fn rcode(self) -> u16 {
         self.flags & MASK_RCODE
     }
@@ -151,7 +157,8 @@ impl Record {
 }
 
 /// Big-endian number at `at`.
-pub(crate) fn u16_at(message: &[u8], at: usize) -> Option<u16> {
+#[inline]
+pub fn u16_at(message: &[u8], at: usize) -> Option<u16> {
     let bytes = message.get(at..)?.first_chunk::<2>()?;
     Some(u16::from_be_bytes(*bytes))
 }
@@ -170,6 +177,7 @@ pub(crate) fn put_u16(message: &mut [u8], at: usize, value: u16) {
 }
 
 /// Overwrites the message id.
-pub(crate) fn set_id(message: &mut [u8], id: u16) {
+#[inline]
+pub fn set_id(message: &mut [u8], id: u16) {
     put_u16(message, 0, id);
 }

@@ -76,6 +76,7 @@ impl<'a> Query<'a> {
     }
 
     /// The question, as sent: name, type and class.
+    #[inline]
     pub fn question(&self) -> &'a [u8] {
         self.message
             .get(HEADER_LEN..self.question_end)
@@ -86,7 +87,7 @@ impl<'a> Query<'a> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::{Query, Unfit};
-    use crate::wire::{Rcode, put_u16};
+    use crate::{Rcode, put_u16};
 
     /// A query for `name` (text, no escapes) and type, without EDNS.
     pub(crate) fn plain(id: u16, name: &str, qtype: u16) -> Vec<u8> {

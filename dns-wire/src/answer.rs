@@ -29,7 +29,7 @@ pub fn answers(message: &[u8], asked: &[u8]) -> bool {
 }
 
 /// [`answers`] where a forgery is not possible: over TCP a server may lose the name's case (RFC 4343).
-pub(crate) fn answers_in_any_case(message: &[u8], asked: &[u8]) -> bool {
+pub fn answers_in_any_case(message: &[u8], asked: &[u8]) -> bool {
     answers_if(message, asked, <[u8]>::eq_ignore_ascii_case)
 }
 
@@ -287,7 +287,7 @@ mod tests {
     use std::net::IpAddr;
 
     use super::{MAX_ADDRESSES, MAX_CHAIN, Malformed, answers, read, section};
-    use crate::wire::{labels::steps, put_u16, query::tests::plain};
+    use crate::{labels::steps, put_u16, query::tests::plain};
 
     struct Builder(Vec<u8>, u16);
 

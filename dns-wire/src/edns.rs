@@ -7,7 +7,7 @@ use super::{HEADER_LEN, Header, Record, TYPE_OPT, labels, put_u16, u16_at};
 /// Option EDNS TCP keepalive (RFC 7828): between two hops only.
 const OPTION_TCP_KEEPALIVE: u16 = 11;
 /// Option COOKIE (RFC 7873).
-pub(super) const OPTION_COOKIE: u16 = 10;
+pub(crate) const OPTION_COOKIE: u16 = 10;
 /// Length of a cookie that a server had a part in, bytes (RFC 7873, 4).
 const FULL_COOKIE: std::ops::RangeInclusive<usize> = 16..=40;
 /// Flag DO in the extended flags (RFC 3225).
@@ -33,7 +33,7 @@ pub struct Edns {
 
 impl Edns {
     /// Parses an OPT record. `None` if its options do not fill its data.
-    pub(super) fn of(message: &[u8], record: &Record) -> Option<Self> {
+    pub(crate) fn of(message: &[u8], record: &Record) -> Option<Self> {
         let data = record.data..record.data + record.data_len;
         let mut has_keepalive = false;
         let mut cookie = None;
@@ -63,12 +63,13 @@ impl Edns {
     }
 
     /// Whether [`Self::strip_keepalive`] would change anything.
+    #[inline]
     pub fn has_keepalive(&self) -> bool {
         self.has_keepalive
     }
 
     /// The cookie in `message`, which this was read from, if a server had a part in it.
-    pub(super) fn cookie<'a>(&self, message: &'a [u8]) -> Option<&'a [u8]> {
+    pub(crate) fn cookie<'a>(&self, message: &'a [u8]) -> Option<&'a [u8]> {
         message.get(self.cookie.clone()?)
     }
 
@@ -98,7 +99,7 @@ impl Edns {
 
 /// Reads `count` records from `at` on and finds the OPT record among them.
 /// `None` if a record cannot be read or there are two OPT records.
-pub(super) fn find(message: &[u8], mut at: usize, count: usize) -> Option<(Option<Edns>, usize)> {
+pub(crate) fn find(message: &[u8], mut at: usize, count: usize) -> Option<(Option<Edns>, usize)> {
     let mut edns = None;
     for _ in 0..count {
         let (record, next) = Record::read(message, at)?;
@@ -116,7 +117,7 @@ pub(super) fn find(message: &[u8], mut at: usize, count: usize) -> Option<(Optio
 
 /// The flag DO of a message that may be broken, if there is an OPT record to be found:
 /// who sends one gets one back, whatever is wrong (RFC 6891, 7).
-pub(super) fn anywhere(message: &[u8]) -> Option<bool> {
+pub(crate) fn anywhere(message: &[u8]) -> Option<bool> {
     let header = Header::read(message)?;
     let mut at = HEADER_LEN;
     for _ in 0..header.questions {

@@ -6,11 +6,11 @@ use super::{
 };
 
 /// Extended DNS error Blocked: the operator's own policy forbids the name (RFC 8914, 4.16).
-pub(crate) const EDE_BLOCKED: u16 = 15;
+pub const EDE_BLOCKED: u16 = 15;
 /// Extended DNS error Prohibited: the client may not ask here (RFC 8914, 4.19).
-pub(crate) const EDE_PROHIBITED: u16 = 18;
+pub const EDE_PROHIBITED: u16 = 18;
 /// Extended DNS error Network Error (RFC 8914, 4.24).
-pub(crate) const EDE_NETWORK: u16 = 23;
+pub const EDE_NETWORK: u16 = 23;
 
 /// UDP payload size that our OPT records announce, bytes.
 const UDP_SIZE: u16 = 1232;
@@ -74,7 +74,7 @@ pub struct QueryHeader {
 }
 
 /// Answers a pending query, of which the proxy has this header and the question.
-pub(crate) fn to_pending(header: QueryHeader, question: &[u8], code: Rcode, out: &mut Vec<u8>) {
+pub fn to_pending(header: QueryHeader, question: &[u8], code: Rcode, out: &mut Vec<u8>) {
     to_pending_because(header, question, code, None, out);
 }
 
@@ -178,7 +178,7 @@ mod tests {
     use hickory_proto::op::{Message, ResponseCode};
 
     use super::{EDE_BLOCKED, EDE_PROHIBITED, to_query, to_unfit};
-    use crate::wire::{
+    use crate::{
         Rcode, put_u16,
         query::{
             Query,

@@ -9,7 +9,7 @@ const TYPE_AXFR: u16 = 252;
 
 /// How far a transfer has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Transfer {
+pub struct Transfer {
     /// SOA records so far.
     soas: u64,
     /// Serial of the first one.
@@ -18,19 +18,19 @@ pub(crate) struct Transfer {
 
 impl Transfer {
     /// If `question` (name, type, class) asks for one.
-    pub(crate) fn of(question: &[u8]) -> Option<Self> {
+    pub fn of(question: &[u8]) -> Option<Self> {
         let qtype = u16_at(question, question.len().checked_sub(4)?)?;
         [TYPE_IXFR, TYPE_AXFR].contains(&qtype).then(Self::default)
     }
 
     /// Whether it has begun.
-    pub(crate) fn has_begun(self) -> bool {
+    pub fn has_begun(self) -> bool {
         self.soas > 0
     }
 
     /// Whether `message` may be its next one: the question comes back in the first only
     /// (RFC 5936, 2.2.1), later ones may leave it out.
-    pub(crate) fn continues(self, message: &[u8]) -> bool {
+    pub fn continues(self, message: &[u8]) -> bool {
         Header::read(message).is_some_and(|h| {
             self.has_begun() && h.is_response() && h.opcode() == 0 && h.questions == 0
         })
@@ -41,7 +41,7 @@ impl Transfer {
     /// records ends with its second SOA; in one of changes they come in pairs, the old one first.
     ///
     /// An IXFR answer that is one SOA ("nothing new") looks like the beginning of more.
-    pub(crate) fn take(&mut self, message: &[u8]) -> bool {
+    pub fn take(&mut self, message: &[u8]) -> bool {
         self.read(message).unwrap_or(true)
     }
 
@@ -77,7 +77,7 @@ impl Transfer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{put_u16, query::tests::plain};
+    use crate::{put_u16, query::tests::plain};
 
     /// A message with an SOA of each serial; 0 stands for another record.
     fn message(serials: &[u32]) -> Vec<u8> {

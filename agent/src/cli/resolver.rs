@@ -1,0 +1,167 @@
+//! `resolver …`
+
+use anyhow::{Result, bail};
+
+use super::{
+    client::Client,
+    show::print,
+    table::{list, maybe, render},
+};
+use crate::{
+    admin::server::encode,
+    config::args::ResolverCommand,
+    resolver::view::{LookupView, NameView, ObjectView, ResolverView},
+};
+
+pub(super) async fn run(command: ResolverCommand) -> Result<()> {
+    match command {
+        ResolverCommand::List(args) => {
+            let objects: Vec<ObjectView> =
+                Client::new(&args.admin_socket).get("/v1/resolver").await?;
+            print(args.output, &objects, |objects| table(objects))
+        }
+        ResolverCommand::Get { name, client } => {
+            let mut objects: Vec<ObjectView> = Client::new(&client.admin_socket)
+                .get("/v1/resolver")
+                .await?;
+            let wanted = dotted(&name);
+            objects.retain(|object| {
+                object.name == wanted
+                    || object.key == name
+                    || object.key.ends_with(&format!("/{name}"))
+                    || object.names.iter().any(|entry| entry.name == wanted)
+            });
+            if objects.is_empty() {
+                bail!("no DNSNameResolver is about {name}; `resolver list` shows all");
+            }
+            print(client.output, &objects, |objects| details(objects))
+        }
+        ResolverCommand::Lookup { name, client } => {
+            let path = format!("/v1/resolver/lookup?name={}", encode(&name));
+            let found: LookupView = Client::new(&client.admin_socket).get(&path).await?;
+            print(client.output, &found, looked_up)
+        }
+    }
+}
+
+/// A line of `status`.
+pub(super) fn state(view: &ResolverView) -> String {
+    let next = match (view.role.as_str(), view.next_lookup_seconds) {
+        ("leads", Some(seconds)) => format!(", next look-up in {seconds} s"),
+        _ => String::new(),
+    };
+    let degraded = match view.degraded {
+        0 => String::new(),
+        count => format!(", {count} degraded"),
+    };
+    format!(
+        "{}, {} objects with {} names and {} addresses{next}{degraded}",
+        view.role, view.objects, view.names, view.addresses
+    )
+}
+
+fn dotted(name: &str) -> String {
+    let name = name.to_ascii_lowercase();
+    match name.strip_suffix('.') {
+        Some(_) => name,
+        None => format!("{name}."),
+    }
+}
+
+fn table(objects: &[ObjectView]) -> String {
+    let rows: Vec<Vec<String>> = objects
+        .iter()
+        .map(|object| {
+            let addresses = object.names.iter().map(|name| name.addresses.len());
+            let next = object
+                .names
+                .iter()
+                .filter_map(|name| name.next_lookup_seconds);
+            let degraded = object.names.iter().filter(|name| name.degraded.is_some());
+            vec![
+                object.name.clone(),
+                object.key.clone(),
+                object.names.len().to_string(),
+                addresses.sum::<usize>().to_string(),
+                degraded.count().to_string(),
+                maybe(next.min().map(|seconds| format!("{seconds} s")).as_ref()),
+            ]
+        })
+        .collect();
+    let heading = [
+        "NAME",
+        "OBJECT",
+        "NAMES",
+        "ADDRESSES",
+        "DEGRADED",
+        "NEXT LOOK-UP",
+    ];
+    render(&heading, &rows)
+}
+
+fn details(objects: &[ObjectView]) -> String {
+    let rows: Vec<Vec<String>> = objects
+        .iter()
+        .flat_map(|object| object.names.iter().map(move |name| (object, name)))
+        .map(|(object, name)| {
+            vec![
+                name.name.clone(),
+                object.key.clone(),
+                name_state(name),
+                maybe(
+                    name.next_lookup_seconds
+                        .map(|seconds| format!("{seconds} s"))
+                        .as_ref(),
+                ),
+                name.said_by.clone(),
+                addresses(name),
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        let keys: Vec<&str> = objects.iter().map(|object| object.key.as_str()).collect();
+        return format!("{}: no name was looked up successfully yet\n", list(&keys));
+    }
+    let heading = [
+        "NAME",
+        "OBJECT",
+        "STATE",
+        "NEXT LOOK-UP",
+        "FROM",
+        "ADDRESSES",
+    ];
+    render(&heading, &rows)
+}
+
+fn name_state(name: &NameView) -> String {
+    match &name.degraded {
+        Some(code) => format!("{code}, {} failures", name.failures),
+        None => "good".to_owned(),
+    }
+}
+
+fn addresses(name: &NameView) -> String {
+    let addresses = name.addresses.iter();
+    let shown: Vec<String> = addresses
+        .map(|address| {
+            let left = u64::from(address.ttl_seconds).saturating_sub(address.age_seconds);
+            format!("{} ({left} s)", address.ip)
+        })
+        .collect();
+    list(&shown)
+}
+
+fn looked_up(found: &LookupView) -> String {
+    let addresses = found.addresses.iter();
+    let addresses: Vec<String> = addresses
+        .map(|address| format!("{} (TTL {} s)", address.ip, address.ttl_seconds))
+        .collect();
+    format!(
+        "{}: {}\nservers    {}\naddresses  {}\nobjects    {}\n",
+        found.name,
+        found.outcome,
+        list(&found.servers),
+        list(&addresses),
+        list(&found.objects)
+    )
+}

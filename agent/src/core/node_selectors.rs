@@ -1,0 +1,111 @@
+//! What EgressFirewalls select of nodes: blocks of their addresses, and labels of their objects.
+//!
+//! Owns which blocks and which keys of labels are selected. It keeps one invariant: an address of
+//! a node has the label of the longest selected block that covers it, and those labels of its node
+//! whose keys are selected. Selectors of other policies do not read either.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+
+use super::state::State;
+use crate::{
+    ipcache::{
+        metadata::{Claim, Owner},
+        resolve::node_cidr_label,
+    },
+    labels::LabelSet,
+    policy::document::Body,
+    selector::selector::LabelSelector,
+};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct NodeSelectors {
+    blocks: BTreeMap<IpNet, usize>,
+    keys: BTreeMap<String, usize>,
+}
+
+impl NodeSelectors {
+    /// Whether a selector asks for labels of this key.
+    pub(super) fn asks_for(&self, key: &str) -> bool {
+        self.keys.contains_key(key)
+    }
+}
+
+impl State {
+    /// A selector means nodes in this block.
+    pub(super) fn ask_nodes_in(&mut self, block: IpNet) {
+        let users = self.nodes.blocks.entry(block).or_default();
+        *users += 1;
+        if *users == 1 {
+            let label = Claim::Labels(LabelSet::new(vec![node_cidr_label(block)]));
+            self.ipcache.claim(block, Owner::NodesOfPolicy, label);
+        }
+    }
+
+    /// A selector means nodes in this block no more.
+    pub(super) fn drop_nodes_in(&mut self, block: IpNet) {
+        if release(&mut self.nodes.blocks, &block) {
+            self.ipcache.unclaim(block, &Owner::NodesOfPolicy);
+        }
+    }
+
+    /// A selector asks for labels of nodes.
+    pub(super) fn ask_node_labels(&mut self, selector: &LabelSelector) {
+        let mut is_new = false;
+        for key in keys(selector) {
+            let users = self.nodes.keys.entry(key.to_owned()).or_default();
+            *users += 1;
+            is_new |= *users == 1;
+        }
+        if is_new {
+            self.label_nodes();
+        }
+    }
+
+    /// A selector asks for labels of nodes no more.
+    pub(super) fn drop_node_labels(&mut self, selector: &LabelSelector) {
+        let mut is_last = false;
+        for key in keys(selector) {
+            is_last |= release(&mut self.nodes.keys, key);
+        }
+        if is_last {
+            self.label_nodes();
+        }
+    }
+
+    /// Gives all addresses of nodes their labels again.
+    fn label_nodes(&mut self) {
+        let documents = self.policy.repository().iter();
+        let nodes = documents.filter(|document| matches!(document.body, Body::Node(_)));
+        let nodes: Vec<_> = nodes.map(|document| self.says(document)).collect();
+        for (owner, labels) in nodes {
+            for (prefix, labels) in labels {
+                self.ipcache
+                    .claim(prefix, owner.clone(), Claim::Labels(labels));
+            }
+        }
+    }
+}
+
+fn keys(selector: &LabelSelector) -> BTreeSet<&str> {
+    let requirements = selector.requirements.iter();
+    requirements.map(|r| r.key.as_str()).collect()
+}
+
+/// Takes one user away. True if it was the last.
+fn release<K: Ord + std::borrow::Borrow<Q>, Q: Ord + ?Sized>(
+    users: &mut BTreeMap<K, usize>,
+    key: &Q,
+) -> bool {
+    let Some(left) = users.get_mut(key) else {
+        return false;
+    };
+    *left -= 1;
+    let is_unused = *left == 0;
+    if is_unused {
+        users.remove(key);
+    }
+    is_unused
+}

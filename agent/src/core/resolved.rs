@@ -1,0 +1,520 @@
+//! Names of EgressFirewalls: which answers count, and which addresses have their labels.
+//!
+//! Owns the names that firewalls use, the DNS servers whose answers count for them, the objects of
+//! the store, and the pairs (name, address) that follow from both. It keeps one invariant: an
+//! address has a label of a name exactly while it has such a pair. Answers of other servers give
+//! no address such a label: two pods of one tenant, one of them a DNS server, would open any
+//! address for every tenant.
+//!
+//! `dnsname:` labels come in the same plan as `fqdn:` labels ([`State::learn`]): an answer that is
+//! released has both.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use dns_policy::{boot_time::BootTime, mapping::Mapping, name::Fqdn};
+use ipnet::IpNet;
+
+use super::{event::Effect, snapshot::FirewallSummary, state::State};
+use crate::{
+    fqdn::{
+        cache::{Limits, NamePair},
+        firewall_names::{FirewallNames, Openness},
+        resolved::{ResolvedPairs, Room},
+    },
+    ipcache::metadata::{Claim, Owner},
+    policy::document::{Body, PolicyDocument},
+    resolver::{Observation, ResolvedName, TrustedServers},
+    selector::selector::DnsNameSelector,
+    source_event::SourceEvent,
+};
+
+/// Objects of the store that are read.
+const MAX_OBJECTS: usize = 10_000;
+/// Objects of the store keep at most one pair for so many entries of the ipcache.
+const SHARE: usize = 4;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct ResolvedNames {
+    used: FirewallNames,
+    /// Selectors that came or went since addresses were labelled.
+    changed: Vec<DnsNameSelector>,
+    pairs: ResolvedPairs,
+    objects: BTreeMap<String, Object>,
+    /// Objects that a listing under way has named.
+    listed: Option<BTreeSet<String>>,
+    servers: Arc<TrustedServers>,
+    observed: Vec<Observation>,
+    /// Names or servers changed since they were last published.
+    is_unpublished: bool,
+}
+
+#[derive(Debug)]
+struct Object {
+    is: ResolvedName,
+    /// Addresses that it keeps.
+    held: BTreeSet<IpAddr>,
+}
+
+/// What an answer means for EgressFirewalls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Relevance {
+    /// No firewall uses its name.
+    Unused,
+    /// The same, and it comes from a server that counts.
+    UnusedAndTrusted,
+    /// It comes from a server that does not count.
+    Untrusted,
+    /// Its addresses get labels.
+    Counts,
+}
+
+impl Relevance {
+    pub(super) const fn is_trusted(self) -> bool {
+        matches!(self, Self::UnusedAndTrusted | Self::Counts)
+    }
+}
+
+impl ResolvedNames {
+    pub(super) fn new(limits: Limits, ipcache_max: usize) -> Self {
+        Self {
+            used: FirewallNames::default(),
+            changed: Vec::new(),
+            pairs: ResolvedPairs::new(limits, ipcache_max / SHARE),
+            objects: BTreeMap::new(),
+            listed: None,
+            servers: Arc::default(),
+            observed: Vec::new(),
+            is_unpublished: false,
+        }
+    }
+
+    /// Names that firewalls use.
+    pub(super) fn used(&self) -> &FirewallNames {
+        &self.used
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<BootTime> {
+        self.pairs.next_deadline()
+    }
+
+    /// Whether an address has labels of a name.
+    pub(super) fn has(&self, name: &Fqdn, address: IpAddr) -> bool {
+        self.pairs.has(name, address)
+    }
+
+    /// How much room there is for an address of an answer.
+    pub(super) fn room(&self, name: &Fqdn, address: IpAddr, openness: Openness) -> Room {
+        self.pairs.room(name, address, openness)
+    }
+
+    /// The answer's addresses, in one piece for each family.
+    fn observe(&mut self, mapping: &Mapping, ttl: u32, at: SystemTime) {
+        let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = mapping
+            .addresses
+            .iter()
+            .partition(|address| address.is_ipv4());
+        for addresses in [v4, v6].into_iter().filter(|some| !some.is_empty()) {
+            self.observed.push(Observation {
+                name: mapping.name.clone(),
+                addresses,
+                ttl: Duration::from_secs(u64::from(ttl)),
+                at,
+            });
+        }
+    }
+}
+
+/// Selectors.
+impl State {
+    /// A firewall uses a name. Addresses follow with [`Self::relabel_resolved`].
+    pub(super) fn use_name(&mut self, selector: &DnsNameSelector) {
+        self.resolved.used.add(selector);
+        self.note_name(selector);
+    }
+
+    /// A firewall no longer uses a name.
+    pub(super) fn disuse_name(&mut self, selector: &DnsNameSelector) {
+        self.resolved.used.remove(selector);
+        self.note_name(selector);
+    }
+
+    fn note_name(&mut self, selector: &DnsNameSelector) {
+        self.resolved.changed.push(selector.clone());
+        self.resolved.is_unpublished = true;
+    }
+
+    /// Labels the addresses of names that firewalls began or ceased to use.
+    pub(super) fn relabel_resolved(&mut self) {
+        let changed = std::mem::take(&mut self.resolved.changed);
+        if changed.is_empty() {
+            return;
+        }
+        let mut probe = FirewallNames::default();
+        changed.iter().for_each(|selector| probe.add(selector));
+        let mut names: BTreeSet<Fqdn> = match probe.has_wildcard() {
+            true => {
+                let learned = self.learned.names.names().map(|(name, _)| name);
+                let known = learned.chain(self.resolved.pairs.names());
+                known.filter(|name| probe.matches(name)).cloned().collect()
+            }
+            false => probe.wanted(),
+        };
+        let mut objects = Vec::new();
+        for (key, object) in &self.resolved.objects {
+            if probe.matches(&object.is.name) {
+                objects.push(key.clone());
+                names.insert(object.is.name.clone());
+            }
+        }
+        for name in &names {
+            if self.resolved.used.matches(name) {
+                self.adopt_learned(name);
+            } else {
+                self.forget_name(name);
+            }
+        }
+        for key in objects {
+            self.hold(&key);
+        }
+        for name in names {
+            self.label_resolved(&name);
+        }
+    }
+
+    /// Takes the addresses that answers of trusted servers gave before a firewall used the name.
+    fn adopt_learned(&mut self, name: &Fqdn) {
+        let entry = self.learned.names.name(name);
+        let trusted = entry.into_iter().flat_map(|entry| &entry.pairs);
+        let trusted = trusted.filter(|(_, pair)| pair.trusted_until > BootTime(0));
+        let trusted: Vec<_> = trusted
+            .map(|(address, pair)| (*address, pair.trusted_until, pair.lease_end))
+            .collect();
+        for (address, until, lease_end) in trusted {
+            let openness = self.openness(address);
+            if self.resolved.room(name, address, openness) != Room::Full {
+                let lease = (lease_end > self.now).then_some(lease_end);
+                let pairs = &mut self.resolved.pairs;
+                pairs.learn((name, address), openness, until, lease);
+            }
+        }
+    }
+
+    fn forget_name(&mut self, name: &Fqdn) {
+        let addresses: Vec<IpAddr> = self.resolved.pairs.addresses(name).collect();
+        for address in addresses {
+            self.forget_resolved(name, address);
+        }
+    }
+
+    fn forget_resolved(&mut self, name: &Fqdn, address: IpAddr) {
+        if self.resolved.pairs.forget(name, address) {
+            self.unlabel_resolved(vec![(name.clone(), address)]);
+        }
+    }
+
+    fn label_resolved(&mut self, name: &Fqdn) {
+        let addresses: Vec<IpAddr> = self.resolved.pairs.addresses(name).collect();
+        for address in addresses {
+            if !self.claim_resolved(name, address) {
+                self.forget_resolved(name, address);
+            }
+        }
+    }
+
+    /// Gives an address the labels of a name. False if there are none.
+    fn claim_resolved(&mut self, name: &Fqdn, address: IpAddr) -> bool {
+        let labels = self.resolved.used.labels_of(name, self.openness(address));
+        let Some(labels) = labels else {
+            return false;
+        };
+        let owner = Owner::Resolved(name.clone());
+        self.ipcache
+            .claim(IpNet::from(address), owner, Claim::Labels(labels));
+        true
+    }
+
+    /// Takes labels off pairs that are gone.
+    pub(super) fn unlabel_resolved(&mut self, gone: Vec<NamePair>) {
+        for (name, address) in gone {
+            self.ipcache
+                .unclaim(IpNet::from(address), &Owner::Resolved(name));
+        }
+    }
+
+    /// Whether answers may open an address.
+    pub(super) fn openness(&self, address: IpAddr) -> Openness {
+        match self.config.refused_prefixes.covering(address) {
+            Some(_) => Openness::Closed,
+            None => Openness::Open,
+        }
+    }
+}
+
+/// Answers.
+impl State {
+    /// What a mapping means for EgressFirewalls; counts it.
+    pub(super) fn relevance(&mut self, mapping: &Mapping, ttl: u32, seen: BootTime) -> Relevance {
+        let server = (mapping.server.ip().to_canonical(), mapping.server.port());
+        let is_trusted = self.resolved.servers.asked.contains(&server.into());
+        if self.resolved.used.is_empty() {
+            return match is_trusted {
+                true => Relevance::UnusedAndTrusted,
+                false => Relevance::Unused,
+            };
+        }
+        let is_used = self.resolved.used.matches(&mapping.name);
+        let observations = &mut self.counters.observations;
+        match (is_used, is_trusted) {
+            (false, false) => {
+                observations.unmatched += 1;
+                Relevance::Unused
+            }
+            (false, true) => {
+                observations.unmatched += 1;
+                Relevance::UnusedAndTrusted
+            }
+            (true, false) => {
+                observations.untrusted += 1;
+                Relevance::Untrusted
+            }
+            (true, true) => {
+                observations.taken += 1;
+                let at = self.config.boot_unix_ns.saturating_add(seen.0);
+                let at = SystemTime::UNIX_EPOCH + Duration::from_nanos(at);
+                self.resolved.observe(mapping, ttl, at);
+                Relevance::Counts
+            }
+        }
+    }
+
+    /// Takes an address of an answer that counts, for which there is room. True if the address
+    /// gets a label.
+    pub(super) fn resolve_name(
+        &mut self,
+        name: &Fqdn,
+        address: IpAddr,
+        until: BootTime,
+        lease_end: Option<BootTime>,
+    ) -> bool {
+        let openness = self.openness(address);
+        let pairs = &mut self.resolved.pairs;
+        pairs.learn((name, address), openness, until, lease_end);
+        if !self.claim_resolved(name, address) {
+            self.forget_resolved(name, address);
+            return false;
+        }
+        let gone = self.resolved.pairs.evict(name, address, self.now);
+        self.unlabel_resolved(gone);
+        true
+    }
+
+    /// Removes pairs that ended and that no connection may use.
+    pub(super) fn expire_resolved(&mut self) {
+        let gone = self.resolved.pairs.expire(self.now);
+        self.unlabel_resolved(gone);
+    }
+
+    /// Conntrack found a connection to an address.
+    pub(super) fn mark_resolved_alive(&mut self, address: IpAddr, gc_start: BootTime) {
+        self.resolved.pairs.mark_alive(address, gc_start);
+    }
+
+    /// A complete conntrack scan ended.
+    pub(super) fn end_resolved_scan(&mut self, gc_start: BootTime) {
+        let gone = self.resolved.pairs.scanned(gc_start);
+        self.unlabel_resolved(gone);
+    }
+
+    /// Forgets what answers said of these pairs.
+    pub(super) fn forget_answers(&mut self, pairs: &[NamePair]) {
+        for (name, address) in pairs {
+            if self.resolved.pairs.forget_answers(name, *address) {
+                self.unlabel_resolved(vec![(name.clone(), *address)]);
+            }
+        }
+    }
+
+    /// Nothing keeps these pairs as answers that endpoints got: only connections do.
+    pub(super) fn end_answers(&mut self, pairs: &[NamePair]) {
+        for (name, address) in pairs {
+            self.resolved.pairs.end_answers(name, *address, self.now);
+        }
+    }
+
+    /// Pairs of these names that no endpoint holds any more.
+    pub(super) fn resolved_alone(&self, which: impl Fn(&Fqdn) -> bool) -> Vec<NamePair> {
+        let names = self.resolved.pairs.names().filter(|name| which(name));
+        let pairs = names.flat_map(|name| {
+            let addresses = self.resolved.pairs.addresses(name);
+            addresses.map(move |address| (name.clone(), address))
+        });
+        let is_alone = |(name, address): &NamePair| {
+            let entry = self.learned.names.name(name);
+            entry.is_none_or(|entry| !entry.pairs.contains_key(address))
+        };
+        pairs.filter(is_alone).collect()
+    }
+}
+
+/// Objects of the store.
+impl State {
+    /// Changes of objects of the store.
+    pub(super) fn on_resolved(&mut self, events: Vec<SourceEvent<ResolvedName>>) {
+        for event in events {
+            match event {
+                SourceEvent::Init => self.resolved.listed = Some(BTreeSet::new()),
+                SourceEvent::Apply(object) => {
+                    if let Some(listed) = &mut self.resolved.listed {
+                        listed.insert(object.key.clone());
+                    }
+                    self.put_object(object);
+                }
+                SourceEvent::Delete(key) => self.remove_object(&key),
+                SourceEvent::InitDone => {
+                    let listed = self.resolved.listed.take().unwrap_or_default();
+                    let gone = self.resolved.objects.keys();
+                    let gone: Vec<String> =
+                        gone.filter(|key| !listed.contains(*key)).cloned().collect();
+                    for key in gone {
+                        self.remove_object(&key);
+                    }
+                }
+            }
+        }
+    }
+
+    fn put_object(&mut self, mut object: ResolvedName) {
+        let before = self.resolved.objects.get(&object.key);
+        if before.is_none() && self.resolved.objects.len() >= MAX_OBJECTS {
+            return;
+        }
+        let renamed = before.is_some_and(|before| before.is.name != object.name);
+        if renamed {
+            self.remove_object(&object.key);
+        }
+        let sound = object.addresses.iter().copied();
+        let sound = sound.filter(|address| self.is_sound(*address));
+        object.addresses = sound.take(self.config.max_ips_per_name).collect();
+        let key = object.key.clone();
+        match self.resolved.objects.get_mut(&key) {
+            Some(known) => known.is = object,
+            None => {
+                let held = BTreeSet::new();
+                let object = Object { is: object, held };
+                self.resolved.objects.insert(key.clone(), object);
+            }
+        }
+        self.hold(&key);
+    }
+
+    fn remove_object(&mut self, key: &str) {
+        if let Some(object) = self.resolved.objects.remove(key) {
+            for address in object.held {
+                let pairs = &mut self.resolved.pairs;
+                pairs.release(&object.is.name, address, self.now);
+            }
+        }
+    }
+
+    /// Has an object keep the addresses that it lists while a firewall uses its name.
+    fn hold(&mut self, key: &str) {
+        let Some(object) = self.resolved.objects.get_mut(key) else {
+            return;
+        };
+        let name = object.is.name.clone();
+        let wanted = match self.resolved.used.matches(&name) {
+            true => object.is.addresses.clone(),
+            false => BTreeSet::new(),
+        };
+        let before = std::mem::take(&mut object.held);
+        for address in before.difference(&wanted) {
+            self.resolved.pairs.release(&name, *address, self.now);
+        }
+        let mut held = BTreeSet::new();
+        for address in wanted {
+            let openness = self.openness(address);
+            if before.contains(&address) {
+                held.insert(address);
+            } else if self.resolved.pairs.may_hold(&name, address, openness) {
+                self.resolved.pairs.hold(&name, address, openness);
+                if self.claim_resolved(&name, address) {
+                    held.insert(address);
+                } else {
+                    self.forget_resolved(&name, address);
+                }
+            }
+        }
+        if let Some(object) = self.resolved.objects.get_mut(key) {
+            object.held = held;
+        }
+    }
+}
+
+/// DNS servers, and what the resolver and people get.
+impl State {
+    pub(super) fn firewall_summary(&self) -> FirewallSummary {
+        let documents = self.policy.repository().iter();
+        let lists = documents.filter(|document| document.is_firewall());
+        let rules = lists.map(|document| document.rules().iter().map(|rule| rule.tier.len()).sum());
+        let rules: Vec<usize> = rules.collect();
+        let has_blocks = |document: &Arc<PolicyDocument>| match &document.body {
+            Body::Node(node) => !node.pod_blocks.is_empty(),
+            _ => false,
+        };
+        let has_pods = self.cluster.pods.len() > 0
+            || !self.config.pod_blocks.is_empty()
+            || self.policy.repository().iter().any(has_blocks);
+        FirewallSummary {
+            firewalls: rules.len(),
+            rules: rules.iter().sum(),
+            names: self.resolved.used.len(),
+            addresses: self.resolved.pairs.len(),
+            trusted_dns: self
+                .resolved
+                .servers
+                .asked
+                .iter()
+                .map(SocketAddr::to_string)
+                .collect(),
+            entries: self.policy.tier_entries(),
+            takes_pods_for_outside: !rules.is_empty() && !has_pods,
+        }
+    }
+
+    /// Reads again which DNS servers count: those of the flag, or else those of the DNS Service.
+    pub(super) fn refresh_servers(&mut self) {
+        let servers = match self.config.dns_servers.is_empty() {
+            true => self.cluster.services.dns_servers(&self.config.dns_service),
+            false => {
+                let given: BTreeSet<_> = self.config.dns_servers.iter().copied().collect();
+                TrustedServers {
+                    asked: given.clone(),
+                    backends: given,
+                }
+            }
+        };
+        if *self.resolved.servers != servers {
+            self.resolved.servers = Arc::new(servers);
+            self.resolved.is_unpublished = true;
+        }
+    }
+
+    /// Takes what the resolver gets after a plan.
+    pub(super) fn take_resolver_effects(&mut self) -> Vec<Effect> {
+        let observed = std::mem::take(&mut self.resolved.observed).into_iter();
+        let mut effects: Vec<Effect> = observed.map(Effect::Observed).collect();
+        if std::mem::take(&mut self.resolved.is_unpublished) {
+            effects.push(Effect::Resolver {
+                names: Arc::new(self.resolved.used.wanted()),
+                servers: Arc::clone(&self.resolved.servers),
+            });
+        }
+        effects
+    }
+}

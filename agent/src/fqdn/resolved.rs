@@ -1,0 +1,394 @@
+//! Addresses of names that EgressFirewalls use: how long each is kept.
+//!
+//! A pair (name, address) is kept while an object of the store lists it, until its answers end and
+//! [`AFTER_LEASE`] more, and then while connections use the address: until a complete conntrack
+//! scan that began later found none.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, BinaryHeap, hash_map::Entry},
+    net::IpAddr,
+};
+
+use dns_policy::{boot_time::BootTime, name::Fqdn};
+use foldhash::HashMap;
+
+use super::{
+    cache::{AFTER_LEASE, Limits, NamePair},
+    firewall_names::Openness,
+};
+
+/// Pairs whose address no answer may open.
+const MAX_CLOSED: usize = 1024;
+/// Pairs that only connections keep, beyond which those go that the last scan saw no connection of:
+/// a pod that asks for many names must not make others wait for the next scan.
+const MAX_PENDING: usize = 65_536;
+
+/// One address of a name.
+#[derive(Clone, Copy, Debug, Default)]
+struct Resolved {
+    /// When the answers that gave it end; 0 = none did.
+    until: BootTime,
+    /// Until when it is promised to stay; 0 = no promise.
+    lease_end: BootTime,
+    /// Objects of the store that list it.
+    objects: u32,
+    is_closed: bool,
+    /// It is in the heap.
+    is_queued: bool,
+    /// Since when only connections keep it; 0 = something else does.
+    pending: BootTime,
+}
+
+/// An address of any number of names.
+#[derive(Clone, Copy, Debug, Default)]
+struct Address {
+    names: u32,
+    /// Until when conntrack vouches for it.
+    alive: BootTime,
+}
+
+/// How much room there is for a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// Enough.
+    Free,
+    /// It may be taken without a lease.
+    Scarce,
+    /// None.
+    Full,
+}
+
+/// The pairs.
+#[derive(Debug)]
+pub(crate) struct ResolvedPairs {
+    limits: Limits,
+    /// Most pairs that objects of the store may add.
+    most: usize,
+    /// When the last complete conntrack scan began.
+    last_scan: BootTime,
+    names: HashMap<Fqdn, HashMap<IpAddr, Resolved>>,
+    addresses: HashMap<IpAddr, Address>,
+    due: BinaryHeap<Reverse<(BootTime, Fqdn, IpAddr)>>,
+    pending: BTreeSet<(Fqdn, IpAddr)>,
+    len: usize,
+    closed: usize,
+}
+
+impl ResolvedPairs {
+    /// Empty; objects of the store may add pairs while there are fewer than `most`. Pairs of answers
+    /// are bounded by what endpoints may learn.
+    pub(crate) fn new(limits: Limits, most: usize) -> Self {
+        Self {
+            limits,
+            most,
+            last_scan: BootTime(0),
+            names: HashMap::default(),
+            addresses: HashMap::default(),
+            due: BinaryHeap::new(),
+            pending: BTreeSet::new(),
+            len: 0,
+            closed: 0,
+        }
+    }
+
+    /// How many pairs there are.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Names with their addresses.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &Fqdn> {
+        self.names.keys()
+    }
+
+    /// Addresses of a name.
+    pub(crate) fn addresses(&self, name: &Fqdn) -> impl Iterator<Item = IpAddr> {
+        self.names
+            .get(name)
+            .into_iter()
+            .flat_map(HashMap::keys)
+            .copied()
+    }
+
+    /// How much room there is for a pair.
+    pub(crate) fn room(&self, name: &Fqdn, address: IpAddr, openness: Openness) -> Room {
+        let addresses = self.names.get(name);
+        let known = addresses.is_some_and(|all| all.contains_key(&address));
+        let of_name = addresses.map_or(0, HashMap::len);
+        let is_closed = openness == Openness::Closed;
+        let full = of_name >= 2 * self.limits.per_name || is_closed && self.closed >= MAX_CLOSED;
+        match known {
+            false if full => Room::Full,
+            _ if of_name >= self.limits.per_name => Room::Scarce,
+            _ => Room::Free,
+        }
+    }
+
+    /// Whether an object of the store may keep a pair.
+    pub(crate) fn may_hold(&self, name: &Fqdn, address: IpAddr, openness: Openness) -> bool {
+        self.has(name, address)
+            || self.len < self.most && self.room(name, address, openness) != Room::Full
+    }
+
+    /// Whether the pair is there.
+    pub(crate) fn has(&self, name: &Fqdn, address: IpAddr) -> bool {
+        let addresses = self.names.get(name);
+        addresses.is_some_and(|all| all.contains_key(&address))
+    }
+
+    /// Takes a pair of an answer: its end, and that of its lease. There is room for it.
+    pub(crate) fn learn(
+        &mut self,
+        (name, address): (&Fqdn, IpAddr),
+        openness: Openness,
+        until: BootTime,
+        lease_end: Option<BootTime>,
+    ) {
+        let pair = self.pair(name, address, openness);
+        pair.until = pair.until.max(until);
+        pair.lease_end = pair.lease_end.max(lease_end.unwrap_or_default());
+        pair.pending = BootTime(0);
+        let queue = !std::mem::replace(&mut pair.is_queued, true);
+        let due = pair.due();
+        self.pending.remove(&(name.clone(), address));
+        if queue {
+            self.due.push(Reverse((due, name.clone(), address)));
+        }
+    }
+
+    /// An object of the store lists the pair. There is room for it.
+    pub(crate) fn hold(&mut self, name: &Fqdn, address: IpAddr, openness: Openness) {
+        let pair = self.pair(name, address, openness);
+        pair.objects += 1;
+        pair.pending = BootTime(0);
+        self.pending.remove(&(name.clone(), address));
+    }
+
+    /// No endpoint holds the pair, and no lease promises it.
+    pub(crate) fn end_answers(&mut self, name: &Fqdn, address: IpAddr, now: BootTime) {
+        let pair = self
+            .names
+            .get_mut(name)
+            .and_then(|all| all.get_mut(&address));
+        let Some(pair) = pair.filter(|pair| pair.pending == BootTime(0)) else {
+            return;
+        };
+        (pair.until, pair.lease_end) = (BootTime(0), BootTime(0));
+        pair.is_queued = true;
+        self.due.push(Reverse((now, name.clone(), address)));
+    }
+
+    /// An object of the store no longer lists the pair.
+    pub(crate) fn release(&mut self, name: &Fqdn, address: IpAddr, now: BootTime) {
+        let pair = self
+            .names
+            .get_mut(name)
+            .and_then(|all| all.get_mut(&address));
+        let Some(pair) = pair.filter(|pair| pair.objects > 0) else {
+            return;
+        };
+        pair.objects -= 1;
+        if pair.objects == 0 && !pair.is_queued {
+            pair.is_queued = true;
+            self.due.push(Reverse((now, name.clone(), address)));
+        }
+    }
+
+    fn pair(&mut self, name: &Fqdn, address: IpAddr, openness: Openness) -> &mut Resolved {
+        let addresses = match self.names.contains_key(name) {
+            true => self.names.get_mut(name),
+            false => Some(self.names.entry(name.clone()).or_default()),
+        };
+        let addresses = addresses.expect("the name is there now");
+        match addresses.entry(address) {
+            Entry::Occupied(pair) => pair.into_mut(),
+            Entry::Vacant(vacant) => {
+                let is_closed = openness == Openness::Closed;
+                self.len += 1;
+                self.closed += usize::from(is_closed);
+                self.addresses.entry(address).or_default().names += 1;
+                vacant.insert(Resolved {
+                    is_closed,
+                    ..Resolved::default()
+                })
+            }
+        }
+    }
+
+    /// The pairs of a name beyond its limit that nothing promises to keep: those that end first.
+    pub(crate) fn evict(&mut self, name: &Fqdn, kept: IpAddr, now: BootTime) -> Vec<NamePair> {
+        let Some(addresses) = self.names.get(name) else {
+            return Vec::new();
+        };
+        let excess = addresses.len().saturating_sub(self.limits.per_name);
+        if excess == 0 {
+            return Vec::new();
+        }
+        let free = addresses.iter().filter(|(address, pair)| {
+            **address != kept && pair.objects == 0 && pair.lease_until() <= now
+        });
+        let mut free: Vec<_> = free.map(|(address, pair)| (pair.until, *address)).collect();
+        free.sort_unstable();
+        let gone = free.into_iter().take(excess);
+        let gone: Vec<NamePair> = gone.map(|(_, address)| (name.clone(), address)).collect();
+        for (name, address) in &gone {
+            self.forget(name, *address);
+        }
+        gone
+    }
+
+    /// Has pairs that nothing keeps wait for their connections; gives them if none may wait.
+    pub(crate) fn expire(&mut self, now: BootTime) -> Vec<NamePair> {
+        let mut gone = Vec::new();
+        while let Some(Reverse((at, _, _))) = self.due.peek()
+            && *at <= now
+        {
+            let Some(Reverse((_, name, address))) = self.due.pop() else {
+                break;
+            };
+            let pair = self
+                .names
+                .get_mut(&name)
+                .and_then(|all| all.get_mut(&address));
+            let Some(pair) = pair.filter(|pair| pair.is_queued) else {
+                continue;
+            };
+            let due = pair.due();
+            if due > now {
+                self.due.push(Reverse((due, name, address)));
+                continue;
+            }
+            pair.is_queued = false;
+            if pair.objects > 0 {
+                continue;
+            }
+            pair.pending = now;
+            if self.limits.zombies == 0 {
+                self.forget(&name, address);
+                gone.push((name, address));
+            } else {
+                self.pending.insert((name, address));
+            }
+        }
+        if self.pending.len() > MAX_PENDING {
+            gone.extend(self.forget_unseen());
+        }
+        gone
+    }
+
+    /// Forgets the pairs that only connections could keep, of which the last scan saw none.
+    fn forget_unseen(&mut self) -> Vec<NamePair> {
+        let is_unseen = |(_, address): &&NamePair| {
+            let alive = self.addresses.get(address).map(|address| address.alive);
+            alive.is_none_or(|alive| alive < self.last_scan || alive == BootTime(0))
+        };
+        let gone: Vec<NamePair> = self.pending.iter().filter(is_unseen).cloned().collect();
+        for (name, address) in &gone {
+            self.forget(name, *address);
+        }
+        gone
+    }
+
+    /// Conntrack vouches for an address.
+    pub(crate) fn mark_alive(&mut self, address: IpAddr, gc_start: BootTime) {
+        if let Some(address) = self.addresses.get_mut(&address) {
+            address.alive = address.alive.max(gc_start.plus(self.limits.idle_grace));
+        }
+    }
+
+    /// A complete conntrack scan ended. Gives the pairs that no connection uses; they are gone.
+    pub(crate) fn scanned(&mut self, gc_start: BootTime) -> Vec<NamePair> {
+        self.last_scan = self.last_scan.max(gc_start);
+        let is_unused = |(name, address): &&NamePair| {
+            let pair = self.names.get(name).and_then(|all| all.get(address));
+            let alive = self.addresses.get(address).map(|address| address.alive);
+            pair.is_some_and(|pair| gc_start > pair.pending.plus(self.limits.idle_grace))
+                && alive.is_some_and(|alive| gc_start > alive)
+        };
+        let gone: Vec<NamePair> = self.pending.iter().filter(is_unused).cloned().collect();
+        for (name, address) in &gone {
+            self.forget(name, *address);
+        }
+        gone
+    }
+
+    /// Forgets a pair, whatever keeps it. True if it was there.
+    pub(crate) fn forget(&mut self, name: &Fqdn, address: IpAddr) -> bool {
+        let Some(addresses) = self.names.get_mut(name) else {
+            return false;
+        };
+        let Some(pair) = addresses.remove(&address) else {
+            return false;
+        };
+        if addresses.is_empty() {
+            self.names.remove(name);
+        }
+        self.len -= 1;
+        self.closed -= usize::from(pair.is_closed);
+        self.pending.remove(&(name.clone(), address));
+        if let Some(used) = self.addresses.get_mut(&address) {
+            used.names -= 1;
+            if used.names == 0 {
+                self.addresses.remove(&address);
+            }
+        }
+        self.compact();
+        true
+    }
+
+    /// Forgets what answers said of a pair; an object of the store may keep it. True if it is gone.
+    pub(crate) fn forget_answers(&mut self, name: &Fqdn, address: IpAddr) -> bool {
+        let pair = self
+            .names
+            .get_mut(name)
+            .and_then(|all| all.get_mut(&address));
+        let Some(pair) = pair else {
+            return false;
+        };
+        if pair.objects == 0 {
+            return self.forget(name, address);
+        }
+        (pair.until, pair.lease_end) = (BootTime(0), BootTime(0));
+        false
+    }
+
+    /// When something ends next.
+    pub(crate) fn next_deadline(&self) -> Option<BootTime> {
+        self.due.peek().map(|Reverse((at, _, _))| *at)
+    }
+
+    /// Rebuilds the heap once most of it is about pairs long gone.
+    fn compact(&mut self) {
+        if self.due.len() < 2 * self.len + 1024 {
+            return;
+        }
+        let all = self.names.iter();
+        let all = all
+            .flat_map(|(name, all)| all.iter().map(move |(address, pair)| (name, address, pair)));
+        let queued = all.filter(|(_, _, pair)| pair.is_queued);
+        let due = queued.map(|(name, address, pair)| Reverse((pair.due(), name.clone(), *address)));
+        self.due = due.collect();
+    }
+}
+
+impl Resolved {
+    fn lease_until(&self) -> BootTime {
+        match self.lease_end {
+            BootTime(0) => BootTime(0),
+            end => end.plus_secs(AFTER_LEASE),
+        }
+    }
+
+    /// When its answers have ended.
+    fn due(&self) -> BootTime {
+        match self.until {
+            BootTime(0) => BootTime(0),
+            until => until.plus_secs(AFTER_LEASE),
+        }
+        .max(self.lease_until())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,39 @@
+//! `DNSNameResolver` of OpenShift (`network.openshift.io/v1alpha1`): addresses of a name.
+
+use serde_json::Value;
+
+pub(in crate::policy) use crate::name_objects::object::{API_VERSION, KIND};
+use crate::{
+    name_objects::object::{ObjectError, Resolver},
+    policy::{
+        kinds::Head,
+        validate::{Checked, Fault},
+    },
+};
+
+/// Fields that have a meaning. A status is written to the version that it was decided on.
+pub(in crate::policy) const KEPT: &[&str] = &[
+    "metadata.resourceVersion",
+    "spec.name",
+    "status.resolvedNames",
+];
+
+/// Reads a document. A part of its status that cannot be used is left out, and is a warning.
+pub(in crate::policy) fn read(
+    head: &Head,
+    value: &Value,
+    warnings: &mut Vec<String>,
+) -> Checked<Resolver> {
+    let namespace = head.namespace.as_deref().unwrap_or_default();
+    let read = Resolver::read(value, namespace).map_err(|error| {
+        let field = match &error {
+            ObjectError::Name { .. } => "spec.name",
+            ObjectError::Kind { .. } => "kind",
+            ObjectError::Shape(_) => "spec",
+        };
+        let remedy = "remove the object; the resolver makes it again if an EgressFirewall uses it";
+        Fault::new(field, &error.to_string(), remedy)
+    })?;
+    warnings.extend(read.flaws);
+    Ok(read.object)
+}

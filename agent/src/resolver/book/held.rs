@@ -1,0 +1,219 @@
+//! One object, with the answers that came since it was read.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::IpAddr,
+};
+
+use dns_policy::name::Fqdn;
+
+use crate::resolver::{
+    dns_name,
+    object::{MAX_ADDRESSES, Resolver, Settings, Status, UnixTime},
+    observe::{Outcome, apply, observe},
+};
+
+/// Results of look-ups that wait for the store, for one object. The oldest are dropped.
+const MAX_LEARNED: usize = 1000;
+
+/// Where the addresses of a name come from, as this agent knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// An own look-up.
+    LookUp,
+    /// An answer that a pod of this node got.
+    Pod,
+    /// The store: another agent, or the last run.
+    Store,
+}
+
+impl Said {
+    /// For people.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::LookUp => "look-up",
+            Self::Pod => "pod",
+            Self::Store => "store",
+        }
+    }
+}
+
+/// The result of looking a name up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Learned {
+    /// The name.
+    pub name: Fqdn,
+    /// The result.
+    pub outcome: Outcome,
+    /// When it was known.
+    pub at: UnixTime,
+}
+
+/// An object.
+#[derive(Debug)]
+pub(super) struct Held {
+    /// As it is in the store.
+    pub(super) stored: Resolver,
+    /// It is not in the store yet.
+    pub(super) is_local: bool,
+    /// What the store does not have yet, in order.
+    pub(super) learned: Vec<Learned>,
+    /// As it will be in the store.
+    pub(super) effective: Resolver,
+    /// Who gave the addresses of each name.
+    pub(super) said: HashMap<Fqdn, Said>,
+    /// Addresses that the core has.
+    pub(super) sent: Option<BTreeSet<IpAddr>>,
+    /// When the first address leaves it.
+    pub(super) expires: Option<UnixTime>,
+    pub(super) is_writing: bool,
+    pub(super) retry_at: Option<UnixTime>,
+    /// What is being written.
+    writing: usize,
+    /// The object that was written last, and how many of `learned` it has; until the store sends
+    /// it.
+    written: Option<(Resolver, usize)>,
+}
+
+impl Held {
+    pub(super) fn new(object: Resolver, is_local: bool) -> Self {
+        Self {
+            effective: object.clone(),
+            stored: object,
+            is_local,
+            learned: Vec::new(),
+            said: HashMap::new(),
+            sent: None,
+            expires: None,
+            is_writing: false,
+            retry_at: None,
+            writing: 0,
+            written: None,
+        }
+    }
+
+    /// The store has this object. What was written before a new list is in the list.
+    pub(super) fn applied(&mut self, object: Resolver, is_listed: bool) {
+        let is_ours =
+            |(written, _): &mut (Resolver, usize)| is_listed || written.version == object.version;
+        if let Some((_, count)) = self.written.take_if(is_ours) {
+            self.drop_learned(count);
+        }
+        self.stored = object;
+    }
+
+    fn drop_learned(&mut self, count: usize) {
+        self.learned.drain(..count.min(self.learned.len()));
+        self.writing = self.writing.saturating_sub(count);
+    }
+
+    /// The object as it was read or written last, and the answers since.
+    pub(super) fn base(&self) -> (&Resolver, &[Learned]) {
+        match &self.written {
+            Some((written, count)) => (written, self.learned.get(*count..).unwrap_or_default()),
+            None => (&self.stored, &self.learned),
+        }
+    }
+
+    pub(super) fn begin_write(&mut self) -> (Resolver, Vec<Learned>) {
+        self.is_writing = true;
+        self.writing = self.learned.len();
+        let (base, learned) = self.base();
+        (base.clone(), learned.to_vec())
+    }
+
+    pub(super) fn wrote(&mut self, object: Resolver) {
+        if self.stored.version == object.version {
+            self.drop_learned(self.writing);
+            self.stored = object;
+        } else {
+            self.written = Some((object, self.writing));
+        }
+        self.writing = 0;
+    }
+
+    /// Whether the object has an address of a name, with a TTL that is not over.
+    pub(super) fn has(&self, name: &Fqdn, ip: IpAddr, now: UnixTime) -> bool {
+        let status = &self.effective.status;
+        // The addresses of the wildcard itself stand for its names.
+        let spec = status
+            .of(&self.stored.name)
+            .filter(|_| status.of(name).is_none());
+        let entry = status.of(name).or(spec);
+        entry.is_some_and(|entry| {
+            let mut addresses = entry.addresses.iter();
+            addresses.any(|address| address.ip == ip && address.next() > now)
+        })
+    }
+
+    /// The status that the object has with it; none if it changes nothing.
+    pub(super) fn learn(
+        &mut self,
+        learned: Learned,
+        said: Said,
+        settings: &Settings,
+    ) -> Option<Status> {
+        let Learned { name, outcome, at } = &learned;
+        let spec = &self.stored.name;
+        let change = observe(&self.effective.status, spec, name, outcome, *at, settings);
+        let status = change.status?;
+        self.said.insert(name.clone(), said);
+        // Entries that are being written must keep their places.
+        let fixed = self
+            .writing
+            .max(self.written.as_ref().map_or(0, |(_, count)| *count));
+        let mut open = self.learned.iter_mut().skip(fixed).rev();
+        let before = open.find(|before| before.name == learned.name);
+        if before.is_some_and(|before| before.add(&learned)) {
+            return Some(status);
+        }
+        if self.learned.len() >= MAX_LEARNED && fixed == 0 {
+            self.learned.remove(0);
+        }
+        if self.learned.len() < 2 * MAX_LEARNED {
+            self.learned.push(learned);
+        }
+        Some(status)
+    }
+
+    /// Names that the object no longer has, have no source.
+    pub(super) fn keep_said(&mut self) {
+        let names = &self.effective.status;
+        self.said.retain(|name, _| names.of(name).is_some());
+        for entry in &names.names {
+            self.said.entry(entry.name.clone()).or_insert(Said::Store);
+        }
+    }
+}
+
+impl Learned {
+    /// Adds later addresses to these, if both have some.
+    fn add(&mut self, later: &Self) -> bool {
+        let (Outcome::Found(mine), Outcome::Found(theirs)) = (&mut self.outcome, &later.outcome)
+        else {
+            return false;
+        };
+        let passed = u32::try_from(later.at.since(self.at)).unwrap_or(u32::MAX);
+        for (_, ttl) in mine.iter_mut() {
+            *ttl = ttl.saturating_sub(passed).max(1);
+        }
+        mine.retain(|(ip, _)| !theirs.iter().any(|(other, _)| other == ip));
+        mine.extend(theirs.iter().copied());
+        mine.truncate(MAX_ADDRESSES);
+        self.at = later.at.max(self.at);
+        true
+    }
+}
+
+/// The status of an object after all that was learned, and how many addresses it has no room for.
+pub(super) fn fold(object: &Resolver, learned: &[Learned], settings: &Settings) -> (Status, usize) {
+    let mut status = object.status.clone();
+    let mut left_out = 0;
+    for Learned { name, outcome, at } in learned {
+        if !dns_name::matches(&object.name, name) {
+            continue;
+        }
+        left_out += apply(&mut status, &object.name, name, outcome, *at, settings);
+    }
+    (status, left_out)
+}

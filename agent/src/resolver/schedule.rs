@@ -1,0 +1,314 @@
+//! When names are looked up again, and when their addresses leave the status.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use dns_policy::name::Fqdn;
+use rand::{Rng, seq::IteratorRandom as _};
+
+use super::object::{AddressStatus, GRACE, ObjectKey, Resolver, Settings, Status, UnixTime};
+
+/// Longest wait for the next look-up, and the time after which a name without addresses is looked
+/// up again.
+pub const LONGEST: Duration = Duration::from_secs(30 * 60);
+/// How far the clocks of nodes may differ, seconds.
+const SKEW: u32 = 60;
+/// DNS servers that one look-up asks, if the name has several addresses.
+const FAN_OUT: usize = 5;
+/// Names that are looked up again. The names of the objects come before names that wildcards found.
+pub const MAX_PLANNED: usize = 50_000;
+
+/// The status without the addresses whose grace period is over; `None` if all of them stay.
+/// `looked_up` is when the last look-up of a name ended: an address stays until one ended after
+/// its TTL, so that a silent server removes nothing before the failure is counted. A look-up in the
+/// future, by a node with a wrong clock, counts as one of now: its address would stay for as long as
+/// that clock was wrong.
+pub fn expire(
+    status: &Status,
+    now: UnixTime,
+    looked_up: impl Fn(&Fqdn) -> Option<UnixTime>,
+) -> Option<Status> {
+    let mut left = status.clone();
+    for entry in &mut left.names {
+        for address in &mut entry.addresses {
+            if address.last > now.plus(SKEW) {
+                address.last = now;
+            }
+        }
+        let Some(looked_up) = looked_up(&entry.name) else {
+            continue;
+        };
+        entry.addresses.retain(|address| {
+            let next = address.next();
+            now.since(next) < GRACE.as_secs() || looked_up < next
+        });
+    }
+    (&left != status).then_some(left)
+}
+
+/// When an address leaves the status, if it is not found again.
+pub fn leaves_at(address: &AddressStatus) -> UnixTime {
+    UnixTime(address.next().0.saturating_add(GRACE.as_secs()))
+}
+
+/// Seconds until the first grace period ends, of the addresses that are in theirs.
+pub fn requeue_after(status: &Status, now: UnixTime) -> Option<u64> {
+    let addresses = status.names.iter().flat_map(|entry| &entry.addresses);
+    let expired = addresses.filter(|address| address.next() < now);
+    expired
+        .map(|address| GRACE.as_secs().saturating_sub(now.since(address.next())))
+        .min()
+}
+
+/// How long to wait for the next look-up. `remaining` is the time until it is due: none without a
+/// name, zero if it is overdue.
+pub fn wait(remaining: Option<Duration>, settings: &Settings) -> Duration {
+    match remaining {
+        None => LONGEST,
+        Some(Duration::ZERO) => Duration::from_secs(2 * u64::from(settings.min_ttl)),
+        Some(remaining) => remaining.min(LONGEST),
+    }
+}
+
+/// There is no DNS server to ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no servers: no DNS server is trusted or ready; give --dns-server, or see --dns-service")]
+pub struct NoServers;
+
+/// The servers that a look-up asks, chosen at random: one for a name with at most one known
+/// address, else up to five.
+pub fn servers_to_ask(
+    known: usize,
+    servers: &BTreeSet<SocketAddr>,
+    random: &mut impl Rng,
+) -> Result<Vec<SocketAddr>, NoServers> {
+    let count = if known > 1 { FAN_OUT } else { 1 };
+    let chosen = servers.iter().copied().choose_multiple(random, count);
+    match chosen.is_empty() {
+        true => Err(NoServers),
+        false => Ok(chosen),
+    }
+}
+
+/// How the last look-up of a name ended, as far as the next one depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// A server answered: with addresses, with NXDOMAIN or without addresses.
+    Answered,
+    /// All servers were silent or failed: tried again soon.
+    Failed,
+}
+
+/// Names with the times of their next look-ups.
+#[derive(Debug)]
+pub struct Schedule {
+    settings: Settings,
+    planned: HashMap<Fqdn, Planned>,
+    queue: BTreeSet<(UnixTime, Fqdn)>,
+    /// Names of each object.
+    objects: BTreeMap<ObjectKey, BTreeSet<Fqdn>>,
+    left_out: usize,
+}
+
+#[derive(Debug, Default)]
+struct Planned {
+    /// Objects of the name, each with the number of its addresses and its next look-up.
+    objects: BTreeMap<ObjectKey, (usize, Option<UnixTime>)>,
+    /// When it is looked up; none while it is.
+    due: Option<UnixTime>,
+    is_asked: bool,
+    /// When the last look-up ended.
+    last: Option<UnixTime>,
+    /// Look-ups in a row at which all servers failed.
+    silent: u32,
+}
+
+impl Schedule {
+    /// Without names.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            planned: HashMap::new(),
+            queue: BTreeSet::new(),
+            objects: BTreeMap::new(),
+            left_out: 0,
+        }
+    }
+
+    /// An object is new or changed.
+    pub fn apply(&mut self, object: &Resolver, now: UnixTime) {
+        let mut names = BTreeMap::from([(object.name.clone(), (0, None))]);
+        for entry in &object.status.names {
+            let next = entry.addresses.iter().map(|address| {
+                // A time that has not come, of a node with another clock, is now.
+                let last = address.last.min(now);
+                AddressStatus { last, ..*address }.next()
+            });
+            names.insert(entry.name.clone(), (entry.addresses.len(), next.min()));
+        }
+        let room = MAX_PLANNED.saturating_sub(self.planned.len());
+        let is_new = |name: &Fqdn| !self.planned.contains_key(name) && name != &object.name;
+        let new: Vec<Fqdn> = names.keys().filter(|name| is_new(name)).cloned().collect();
+        self.left_out += new.len().saturating_sub(room);
+        for name in new.into_iter().skip(room) {
+            names.remove(&name);
+        }
+        let now_of = names.keys().cloned().collect();
+        let before = self.objects.insert(object.key.clone(), now_of);
+        for gone in before.unwrap_or_default() {
+            if !names.contains_key(&gone) {
+                self.forget(&gone, &object.key);
+            }
+        }
+        for (name, known) in names {
+            let planned = self.planned.entry(name.clone()).or_default();
+            planned.objects.insert(object.key.clone(), known);
+            self.plan(&name, now);
+        }
+    }
+
+    /// An object is gone: its names are forgotten unless another object has them.
+    pub fn remove(&mut self, key: &ObjectKey) {
+        for name in self.objects.remove(key).unwrap_or_default() {
+            self.forget(&name, key);
+        }
+    }
+
+    fn forget(&mut self, name: &Fqdn, key: &ObjectKey) {
+        let Some(planned) = self.planned.get_mut(name) else {
+            return;
+        };
+        planned.objects.remove(key);
+        if planned.objects.is_empty()
+            && let Some(planned) = self.planned.remove(name)
+            && let Some(due) = planned.due
+        {
+            self.queue.remove(&(due, name.clone()));
+        }
+    }
+
+    fn plan(&mut self, name: &Fqdn, now: UnixTime) {
+        let Some(planned) = self.planned.get_mut(name) else {
+            return;
+        };
+        if planned.is_asked {
+            return;
+        }
+        let due = planned.due(&self.settings, now);
+        if let Some(before) = planned.due.replace(due) {
+            self.queue.remove(&(before, name.clone()));
+        }
+        self.queue.insert((due, name.clone()));
+    }
+
+    /// Takes the names that are due, `most` at most: they are not due again until
+    /// [`Self::ended`].
+    pub fn take_due(&mut self, now: UnixTime, most: usize) -> Vec<(Fqdn, usize)> {
+        let mut due = Vec::new();
+        while due.len() < most
+            && let Some((at, name)) = self.queue.pop_first()
+        {
+            if at > now {
+                self.queue.insert((at, name));
+                break;
+            }
+            let planned = self.planned.get_mut(&name);
+            due.push((name, planned.map_or(0, Planned::ask)));
+        }
+        due
+    }
+
+    /// A look-up of a taken name ended.
+    pub fn ended(&mut self, name: &Fqdn, ended: Ended, now: UnixTime) {
+        let Some(planned) = self.planned.get_mut(name) else {
+            return;
+        };
+        planned.is_asked = false;
+        planned.last = Some(now);
+        planned.silent = match ended {
+            Ended::Answered => 0,
+            Ended::Failed => planned.silent.saturating_add(1),
+        };
+        self.plan(name, now);
+    }
+
+    /// A taken name could not be asked for: this is no look-up, and it is tried again after
+    /// [`Settings::min_ttl`].
+    pub fn not_asked(&mut self, name: &Fqdn, now: UnixTime) {
+        let Some(planned) = self.planned.get_mut(name) else {
+            return;
+        };
+        planned.is_asked = false;
+        let due = now.plus(self.settings.min_ttl);
+        planned.due = Some(due);
+        self.queue.insert((due, name.clone()));
+    }
+
+    /// The name that is looked up next, and when.
+    pub fn next(&self) -> Option<(UnixTime, &Fqdn)> {
+        self.queue.first().map(|(at, name)| (*at, name))
+    }
+
+    /// When a name is looked up next, if it is planned and is not being looked up now.
+    pub fn next_of(&self, name: &Fqdn) -> Option<UnixTime> {
+        self.planned.get(name).and_then(|planned| planned.due)
+    }
+
+    /// When the last look-up of a name ended.
+    pub fn looked_up(&self, name: &Fqdn) -> Option<UnixTime> {
+        self.planned.get(name).and_then(|planned| planned.last)
+    }
+
+    /// Known addresses of a planned name.
+    pub fn addresses_of(&self, name: &Fqdn) -> Option<usize> {
+        self.planned.get(name).map(Planned::addresses)
+    }
+
+    /// Number of the names.
+    pub fn len(&self) -> usize {
+        self.planned.len()
+    }
+
+    /// Whether it has no name.
+    pub fn is_empty(&self) -> bool {
+        self.planned.is_empty()
+    }
+
+    /// How often a name was left out because there are [`MAX_PLANNED`].
+    pub fn left_out(&self) -> usize {
+        self.left_out
+    }
+}
+
+impl Planned {
+    fn ask(&mut self) -> usize {
+        self.is_asked = true;
+        self.due = None;
+        self.addresses()
+    }
+
+    fn addresses(&self) -> usize {
+        let counts = self.objects.values().map(|(count, _)| *count);
+        counts.max().unwrap_or(0)
+    }
+
+    fn due(&self, settings: &Settings, now: UnixTime) -> UnixTime {
+        let longest = u32::try_from(LONGEST.as_secs()).unwrap_or(u32::MAX);
+        let next = self.objects.values().filter_map(|(_, next)| *next).min();
+        let Some(last) = self.last else {
+            return next.unwrap_or(now);
+        };
+        match next {
+            // A status that could not be written, and small TTLs, are not a loop.
+            Some(next) => next.max(last.plus(settings.min_ttl)),
+            None if self.silent > 0 => {
+                let doubled = 1_u32 << (self.silent - 1).min(16);
+                last.plus(settings.min_ttl.saturating_mul(doubled).min(longest))
+            }
+            None => last.plus(longest),
+        }
+    }
+}

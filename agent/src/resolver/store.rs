@@ -1,0 +1,130 @@
+//! Stores of DNSNameResolver objects: what the resolver needs of a directory, or of Kubernetes.
+
+pub mod feed;
+pub mod file;
+#[cfg(feature = "kubernetes")]
+pub mod kube;
+
+use std::future::Future;
+
+use dns_policy::name::Fqdn;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::object::{ObjectKey, Resolver, Status, Version};
+use crate::source_event::SourceEvent;
+
+/// Changes of objects, in the order in which they were made.
+pub type Changes = Vec<SourceEvent<Resolver>>;
+
+/// Objects of one namespace.
+///
+/// Every agent lists and watches them. Only the agent that leads creates and deletes them, looks names
+/// up, and removes addresses. [`ResolverStore::observers`] says who adds what pods were answered.
+pub trait ResolverStore: Send + Sync + 'static {
+    /// Which agents write observations.
+    fn observers(&self) -> Observers;
+
+    /// Reads the object as it is in the store now, not as the watch last sent it.
+    fn get(
+        &self,
+        key: &ObjectKey,
+    ) -> impl Future<Output = Result<Option<Resolver>, StoreError>> + Send;
+
+    /// Reads every object as it is in the store now.
+    fn list(&self) -> impl Future<Output = Result<Vec<Resolver>, StoreError>> + Send;
+
+    /// Sends the objects, then their changes, until `stop`: the first change is
+    /// [`SourceEvent::Init`]. Errors are retried and reported in `health`.
+    fn watch(
+        &self,
+        changes: mpsc::Sender<Changes>,
+        health: watch::Sender<StoreHealth>,
+        stop: CancellationToken,
+    ) -> impl Future<Output = ()> + Send;
+
+    /// Seeks to lead until `stop`, and reports in `role` whether this agent leads. When it returns,
+    /// this agent does not lead, and another one may.
+    fn lead(
+        &self,
+        role: watch::Sender<Role>,
+        stop: CancellationToken,
+    ) -> impl Future<Output = ()> + Send;
+
+    /// Makes an object with an empty status.
+    fn create(
+        &self,
+        key: &ObjectKey,
+        name: &Fqdn,
+    ) -> impl Future<Output = Result<Created, StoreError>> + Send;
+
+    /// Removes an object. One that is not there is no error.
+    fn delete(&self, key: &ObjectKey) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Replaces the status of an object that is still at `version`.
+    fn update_status(
+        &self,
+        key: &ObjectKey,
+        version: &Version,
+        status: &Status,
+    ) -> impl Future<Output = Result<Updated, StoreError>> + Send;
+}
+
+/// Which agents write what their pods were answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Observers {
+    /// The one that leads.
+    Leader,
+    /// Each: the store compares versions. An agent that follows writes an observation only if it
+    /// has an address that the object does not have: the leader refreshes the others, and a write of
+    /// each node for each TTL would grow with the cluster.
+    Every,
+}
+
+/// Whether this agent writes objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Another agent leads, or none does.
+    #[default]
+    Follows,
+    /// This agent looks names up, and creates, writes and deletes objects.
+    Leads,
+}
+
+/// Result of [`ResolverStore::create`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Created {
+    /// The object was made.
+    Done(Resolver),
+    /// An object of this key is there already.
+    Exists,
+}
+
+/// Result of [`ResolverStore::update_status`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Updated {
+    /// The status was written; the object has this version now.
+    Done(Version),
+    /// The object has another version: read it again, and decide again.
+    Conflict,
+    /// The object is not there.
+    Gone,
+}
+
+/// Whether a store can be used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoreHealth {
+    /// What is wrong, each with its remedy.
+    pub problems: Vec<String>,
+}
+
+/// Why a store did not do what was asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// It will not do it: trying again does not help until a setting or a right changes.
+    #[error("{0}")]
+    Refused(String),
+    /// It cannot do it now.
+    #[error("{0}")]
+    Unavailable(String),
+}

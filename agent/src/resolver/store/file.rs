@@ -1,0 +1,259 @@
+//! A directory as the store: one YAML file for each object, written by one agent.
+
+mod files;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fs::{self, OpenOptions, Permissions},
+    io,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use dns_policy::name::Fqdn;
+use nix::fcntl::{Flock, FlockArg};
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Notify, mpsc, watch},
+    time::sleep,
+};
+use tokio_util::sync::CancellationToken;
+
+use self::files::Files;
+use super::{Changes, Created, Observers, ResolverStore, Role, StoreError, StoreHealth, Updated};
+use crate::{
+    resolver::object::{ObjectKey, Resolver, Status, Version},
+    source_event::SourceEvent,
+    watched_dir::WatchedDir,
+};
+
+/// Subdirectory of `--resolver-dir`.
+const DIRECTORY: &str = "dnsnameresolvers";
+/// Its agent that writes has a lock on this file.
+const LOCK: &str = ".lock";
+/// Time between attempts to become the agent that writes.
+const ATTEMPTS: Duration = Duration::from_secs(1);
+/// Objects in one list of changes.
+const CHANGES: usize = 256;
+
+/// The store. Clones are the same store.
+#[derive(Clone, Debug)]
+pub struct FileStore {
+    dir: PathBuf,
+    files: Arc<Mutex<Files>>,
+    /// There are changes that the watch has not sent.
+    changed: Arc<Notify>,
+}
+
+impl FileStore {
+    /// Objects of `namespace` in the directory `--resolver-dir`. Nothing is read or written yet.
+    pub fn new(resolver_dir: &Path, namespace: &str) -> Self {
+        let dir = resolver_dir.join(DIRECTORY);
+        Self {
+            files: Arc::new(Mutex::new(Files::new(&dir, namespace))),
+            changed: Arc::default(),
+            dir,
+        }
+    }
+
+    /// Runs `work` on a thread that may wait for the disk.
+    async fn with<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Files) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let files = Arc::clone(&self.files);
+        let done = tokio::task::spawn_blocking(move || work(&mut files.lock())).await;
+        let done = done.unwrap_or_else(|_| {
+            let error = "reading or writing an object panicked (a bug)";
+            Err(StoreError::Unavailable(error.to_owned()))
+        });
+        self.changed.notify_one();
+        done
+    }
+
+    fn take_lock(dir: &Path) -> io::Result<Option<Flock<fs::File>>> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(dir.join(LOCK))?;
+        // A process that may open it may lock it.
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(Some(lock)),
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
+            Err((_, errno)) => Err(errno.into()),
+        }
+    }
+
+    /// The locked file is still the one at its path: otherwise another agent can lock that one.
+    fn holds(dir: &Path, lock: &Flock<fs::File>) -> bool {
+        let there = fs::metadata(dir.join(LOCK));
+        let same = there.and_then(|there| {
+            let held = lock.metadata()?;
+            Ok((there.dev(), there.ino()) == (held.dev(), held.ino()))
+        });
+        same.unwrap_or(false)
+    }
+}
+
+impl ResolverStore for FileStore {
+    fn observers(&self) -> Observers {
+        Observers::Leader
+    }
+
+    async fn get(&self, key: &ObjectKey) -> Result<Option<Resolver>, StoreError> {
+        let key = key.clone();
+        self.with(move |files| files.get(&key)).await
+    }
+
+    async fn list(&self) -> Result<Vec<Resolver>, StoreError> {
+        let listed = self.with(|files| {
+            files.scan()?;
+            Ok(files.objects())
+        });
+        listed.await
+    }
+
+    async fn watch(
+        &self,
+        changes: mpsc::Sender<Changes>,
+        health: watch::Sender<StoreHealth>,
+        stop: CancellationToken,
+    ) {
+        let mut watched = None;
+        let mut has_listed = false;
+        while !stop.is_cancelled() {
+            let is_first = !has_listed;
+            let scanned = self.with(move |files| {
+                let scanned = files.scan();
+                let problems = files.problems();
+                if is_first && scanned.is_ok() {
+                    return Ok((scanned, problems, files.list_events()));
+                }
+                Ok((scanned, problems, files.take_changes()))
+            });
+            let (scanned, mut problems, events) = match scanned.await {
+                Ok(done) => done,
+                Err(error) => (Err(error), Vec::new(), Vec::new()),
+            };
+            has_listed |= scanned.is_ok();
+            if let Err(error) = &scanned {
+                problems.push(error.to_string());
+            }
+            health.send_if_modified(|health| {
+                let is_new = health.problems != problems;
+                health.problems = problems;
+                is_new
+            });
+            for some in events.chunks(CHANGES) {
+                if changes.send(some.to_vec()).await.is_err() {
+                    return;
+                }
+            }
+            if watched.is_none() && self.dir.is_dir() {
+                watched = Some(WatchedDir::new(&self.dir));
+                // Files that changed before the watch began.
+                continue;
+            }
+            tokio::select! {
+                () = self.changed_by_us() => {}
+                () = seen(watched.as_ref()) => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    async fn lead(&self, role: watch::Sender<Role>, stop: CancellationToken) {
+        let mut held = None;
+        while !stop.is_cancelled() {
+            let dir = self.dir.clone();
+            let before = held.take();
+            let now = tokio::task::spawn_blocking(move || match before {
+                Some(lock) => FileStore::holds(&dir, &lock).then_some(lock),
+                None => match FileStore::take_lock(&dir) {
+                    Ok(lock) => lock,
+                    Err(error) => {
+                        tracing::debug!(dir = %dir.display(), %error, "cannot lock the directory of objects");
+                        None
+                    }
+                },
+            });
+            held = now.await.unwrap_or_default();
+            let leads = held.is_some();
+            let led = self.files.lock().leads();
+            if leads && !led {
+                // Changes of the agent that led before are accepted, later ones are undone.
+                let began = self.with(|files| {
+                    files.scan()?;
+                    files.set_leads(true);
+                    Ok(())
+                });
+                if began.await.is_err() {
+                    held = None;
+                }
+            } else if !leads && led {
+                self.files.lock().set_leads(false);
+            }
+            let now = match self.files.lock().leads() {
+                true => Role::Leads,
+                false => Role::Follows,
+            };
+            role.send_if_modified(|role| std::mem::replace(role, now) != now);
+            tokio::select! {
+                () = sleep(ATTEMPTS) => {}
+                () = stop.cancelled() => {}
+            }
+        }
+        self.files.lock().set_leads(false);
+        role.send_replace(Role::Follows);
+        drop(held);
+    }
+
+    async fn create(&self, key: &ObjectKey, name: &Fqdn) -> Result<Created, StoreError> {
+        let (key, name) = (key.clone(), name.clone());
+        self.with(move |files| files.create(&key, &name)).await
+    }
+
+    async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
+        let key = key.clone();
+        self.with(move |files| files.delete(&key)).await
+    }
+
+    async fn update_status(
+        &self,
+        key: &ObjectKey,
+        version: &Version,
+        status: &Status,
+    ) -> Result<Updated, StoreError> {
+        let (key, version, status) = (key.clone(), version.clone(), status.clone());
+        let updated = self.with(move |files| files.update(&key, &version, status));
+        updated.await
+    }
+}
+
+impl FileStore {
+    async fn changed_by_us(&self) {
+        loop {
+            self.changed.notified().await;
+            if self.files.lock().has_changes() {
+                return;
+            }
+        }
+    }
+}
+
+async fn seen(watched: Option<&WatchedDir>) {
+    match watched {
+        Some(watched) => watched.changed().await,
+        None => sleep(ATTEMPTS).await,
+    }
+}
+
+/// A change that the watch sends.
+type Event = SourceEvent<Resolver>;

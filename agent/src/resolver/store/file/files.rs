@@ -1,0 +1,398 @@
+//! The files of the objects, and the latest version of each.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    path::{Path, PathBuf},
+};
+
+use daemon::yaml;
+use dns_policy::{name::Fqdn, wall_time};
+
+use super::Event;
+use crate::{
+    checksum::Sum,
+    datapath::files::write_atomic,
+    resolver::{
+        names::MAX_OBJECTS,
+        object::{ObjectKey, Read, Resolver, Status, Version},
+        store::{Created, StoreError, Updated},
+    },
+    source_event::SourceEvent,
+    watched_dir,
+};
+
+/// Ending of the files.
+const ENDING: &str = ".yaml";
+/// Ending of a file that was set aside.
+const ASIDE: &str = ".corrupt";
+/// Bytes of one file.
+const MAX_BYTES: u64 = 2 << 20;
+const HEADING: &str = "# Written by holdfast-agent, which undoes changes by hand.\n";
+
+/// The files of the directory.
+#[derive(Debug)]
+pub(super) struct Files {
+    dir: PathBuf,
+    namespace: String,
+    /// Objects by `metadata.name`, which is the file's name without its ending.
+    known: BTreeMap<String, Known>,
+    /// Changes that the watch has not sent.
+    changes: Vec<Event>,
+    /// What is wrong with files, by file name.
+    problems: BTreeMap<String, String>,
+    leads: bool,
+}
+
+/// A file as it was read or written last.
+#[derive(Debug)]
+struct Known {
+    object: Resolver,
+    stamp: Stamp,
+    /// A later change has another stamp.
+    is_settled: bool,
+    sum: String,
+}
+
+/// Which version of a file is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+/// A file that changed so recently may change again without another stamp.
+const CLOCK: i64 = 2;
+
+impl Stamp {
+    fn is_settled(&self) -> bool {
+        let now = i64::try_from(wall_time::now() / 1_000_000_000).unwrap_or(i64::MAX);
+        now.saturating_sub(self.changed.0) > CLOCK
+    }
+
+    fn of(path: &Path) -> io::Result<Self> {
+        let metadata = fs::metadata(path)?;
+        Ok(Self {
+            inode: metadata.ino(),
+            size: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+}
+
+impl Files {
+    pub(super) fn new(dir: &Path, namespace: &str) -> Self {
+        Self {
+            dir: dir.to_owned(),
+            namespace: namespace.to_owned(),
+            known: BTreeMap::new(),
+            changes: Vec::new(),
+            problems: BTreeMap::new(),
+            leads: false,
+        }
+    }
+
+    pub(super) fn leads(&self) -> bool {
+        self.leads
+    }
+
+    pub(super) fn set_leads(&mut self, leads: bool) {
+        self.leads = leads;
+    }
+
+    pub(super) fn objects(&self) -> Vec<Resolver> {
+        let known = self.known.values();
+        known.map(|known| known.object.clone()).collect()
+    }
+
+    pub(super) fn problems(&self) -> Vec<String> {
+        self.problems.values().cloned().collect()
+    }
+
+    pub(super) fn has_changes(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
+    pub(super) fn take_changes(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// All objects, as a listing. Changes before it are part of it.
+    pub(super) fn list_events(&mut self) -> Vec<Event> {
+        self.changes.clear();
+        let objects = self.objects().into_iter().map(SourceEvent::Apply);
+        let all = std::iter::once(SourceEvent::Init).chain(objects);
+        all.chain([SourceEvent::InitDone]).collect()
+    }
+
+    /// Reads the files that changed.
+    ///
+    /// The agent that leads undoes changes by hand, and sets damaged files aside. Other agents
+    /// accept changes, and ignore damaged files: the agent that leads takes care of those.
+    pub(super) fn scan(&mut self) -> Result<(), StoreError> {
+        let dir = self.dir.clone();
+        let made = match fs::DirBuilder::new().mode(0o700).create(&dir) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            made => made,
+        };
+        made.map_err(|error| failed(&dir, &error))?;
+        let mut names = watched_dir::names(&dir).map_err(|error| failed(&dir, &error))?;
+        names.retain(|name| name.ends_with(ENDING));
+        let aside = |file: &String| dir.join(format!("{file}{ASIDE}")).exists();
+        self.problems
+            .retain(|file, _| names.contains(file) || aside(file));
+        for file in names.iter().take(MAX_OBJECTS) {
+            self.look_at(file)?;
+        }
+        if names.len() > MAX_OBJECTS {
+            self.problems.insert(
+                ENDING.to_owned(),
+                format!(
+                    "{}: has {} objects; the first {MAX_OBJECTS} are read; remove files that no EgressFirewall needs",
+                    dir.display(),
+                    names.len()
+                ),
+            );
+        }
+        let is_gone = |name: &&String| !names.contains(&format!("{name}{ENDING}"));
+        let gone: Vec<String> = self.known.keys().filter(is_gone).cloned().collect();
+        for name in gone {
+            self.restore_or_forget(&name)?;
+        }
+        Ok(())
+    }
+
+    fn restore_or_forget(&mut self, name: &str) -> Result<(), StoreError> {
+        if self.leads {
+            tracing::warn!(file = %self.path(name).display(), "the file was removed by hand; it is written again");
+            return self.write_known(name);
+        }
+        if let Some(known) = self.known.remove(name) {
+            let key = known.object.key.to_string();
+            self.changes.push(SourceEvent::Delete(key));
+        }
+        Ok(())
+    }
+
+    /// Reads a file if it is not as it was read or written last.
+    fn look_at(&mut self, file: &str) -> Result<(), StoreError> {
+        let name = file.strip_suffix(ENDING).unwrap_or(file);
+        let path = self.path(name);
+        let stamp = match Stamp::of(&path) {
+            Ok(stamp) => stamp,
+            // Removed since the directory was read.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(failed(&path, &error)),
+        };
+        let known = self.known.get(name);
+        if known.is_some_and(|known| known.is_settled && known.stamp == stamp) {
+            return Ok(());
+        }
+        let is_settled = stamp.is_settled();
+        let read = self.read(&path, stamp);
+        let (read, sum) = match read {
+            Ok(read) => read,
+            Err(damage) => return self.damaged(name, &damage),
+        };
+        match self.known.get_mut(name) {
+            Some(known) if known.sum == sum => {
+                (known.stamp, known.is_settled) = (stamp, is_settled);
+                return Ok(());
+            }
+            Some(_) if self.leads => {
+                tracing::warn!(file = %path.display(), "the file was changed by hand; its content is put back");
+                return self.write_known(name);
+            }
+            Some(known) => {
+                if let Err(error) = known.object.check_successor(&read.object) {
+                    let text = format!("{}: {error}; remove the file", path.display());
+                    self.problems.insert(file.to_owned(), text);
+                    return Ok(());
+                }
+            }
+            None => {}
+        }
+        match read.flaws.first() {
+            Some(flaw) => {
+                let text = format!(
+                    "{}: {flaw}; this part is ignored until the file is written again",
+                    path.display()
+                );
+                tracing::warn!("{text}");
+                self.problems.insert(file.to_owned(), text);
+            }
+            None => {
+                self.problems.remove(file);
+            }
+        }
+        self.changes.push(SourceEvent::Apply(read.object.clone()));
+        let known = Known {
+            object: read.object,
+            stamp,
+            is_settled,
+            sum,
+        };
+        self.known.insert(name.to_owned(), known);
+        Ok(())
+    }
+
+    fn read(&self, path: &Path, stamp: Stamp) -> Result<(Read, String), String> {
+        if stamp.size > MAX_BYTES {
+            return Err(format!(
+                "has {} bytes; a file of an object may have {MAX_BYTES}",
+                stamp.size
+            ));
+        }
+        let text = watched_dir::read_file(path).map_err(|error| error.to_string())?;
+        let documents = yaml::documents(&text);
+        let [document] = documents.as_slice() else {
+            return Err(format!("has {} documents instead of one", documents.len()));
+        };
+        let value = document.value().map_err(|error| error.to_string())?;
+        let read = Resolver::read(&value, &self.namespace).map_err(|error| error.to_string())?;
+        let key = &read.object.key;
+        let expected = self.path(&key.name);
+        if key.namespace != self.namespace || expected != path {
+            return Err(format!(
+                "is the object {key}; only objects of the namespace {} are in this directory, each in the file \
+                 of its name",
+                self.namespace
+            ));
+        }
+        Ok((read, Sum::of(text.as_bytes()).hex()))
+    }
+
+    /// A file that is not an object: the agent that leads sets it aside.
+    fn damaged(&mut self, name: &str, damage: &str) -> Result<(), StoreError> {
+        let file = format!("{name}{ENDING}");
+        let path = self.path(name);
+        if !self.leads {
+            let text = format!("{}: {damage}; it is ignored", path.display());
+            self.problems.insert(file, text);
+            return Ok(());
+        }
+        let aside = self.dir.join(format!("{file}{ASIDE}"));
+        fs::rename(&path, &aside).map_err(|error| failed(&path, &error))?;
+        let text = format!(
+            "{}: {damage}; set aside as {}; remove that file when you do not need it",
+            path.display(),
+            aside.display()
+        );
+        tracing::error!("{text}");
+        self.problems.insert(file, text);
+        match self.known.contains_key(name) {
+            true => self.write_known(name),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn get(&mut self, key: &ObjectKey) -> Result<Option<Resolver>, StoreError> {
+        self.look_at(&format!("{}{ENDING}", key.name))?;
+        let known = self.known.get(&key.name);
+        let known = known.filter(|known| &known.object.key == key);
+        Ok(known.map(|known| known.object.clone()))
+    }
+
+    pub(super) fn create(&mut self, key: &ObjectKey, name: &Fqdn) -> Result<Created, StoreError> {
+        self.check_leads()?;
+        if self.get(key)?.is_some() {
+            return Ok(Created::Exists);
+        }
+        let object = Resolver {
+            key: key.clone(),
+            version: Version("1".to_owned()),
+            name: name.clone(),
+            status: Status::default(),
+        };
+        self.write(object.clone())?;
+        Ok(Created::Done(object))
+    }
+
+    pub(super) fn update(
+        &mut self,
+        key: &ObjectKey,
+        version: &Version,
+        status: Status,
+    ) -> Result<Updated, StoreError> {
+        self.check_leads()?;
+        let Some(mut object) = self.get(key)? else {
+            return Ok(Updated::Gone);
+        };
+        if &object.version != version {
+            return Ok(Updated::Conflict);
+        }
+        let number = version.0.parse::<u64>().unwrap_or(0);
+        object.version = Version(number.saturating_add(1).to_string());
+        object.status = status;
+        let version = object.version.clone();
+        self.write(object)?;
+        Ok(Updated::Done(version))
+    }
+
+    pub(super) fn delete(&mut self, key: &ObjectKey) -> Result<(), StoreError> {
+        self.check_leads()?;
+        let path = self.path(&key.name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed(&path, &error));
+            }
+            _ => {}
+        }
+        if self.known.remove(&key.name).is_some() {
+            self.changes.push(SourceEvent::Delete(key.to_string()));
+        }
+        Ok(())
+    }
+
+    fn check_leads(&self) -> Result<(), StoreError> {
+        match self.leads {
+            true => Ok(()),
+            false => {
+                let text = format!("another agent writes {}", self.dir.display());
+                Err(StoreError::Refused(text))
+            }
+        }
+    }
+
+    fn write_known(&mut self, name: &str) -> Result<(), StoreError> {
+        match self.known.get(name) {
+            Some(known) => self.write(known.object.clone()),
+            None => Ok(()),
+        }
+    }
+
+    fn write(&mut self, object: Resolver) -> Result<(), StoreError> {
+        let path = self.path(&object.key.name);
+        let text = serde_yaml_ng::to_string(&object.document())
+            .map_err(|error| StoreError::Refused(format!("{}: {error}", object.key)))?;
+        let text = format!("{HEADING}{text}");
+        write_atomic(&path, text.as_bytes()).map_err(|error| failed(&path, &error))?;
+        let stamp = Stamp::of(&path).map_err(|error| failed(&path, &error))?;
+        self.changes.push(SourceEvent::Apply(object.clone()));
+        let sum = Sum::of(text.as_bytes()).hex();
+        let name = object.key.name.clone();
+        let known = Known {
+            object,
+            stamp,
+            is_settled: false,
+            sum,
+        };
+        self.known.insert(name, known);
+        Ok(())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}{ENDING}"))
+    }
+}
+
+fn failed(path: &Path, error: &io::Error) -> StoreError {
+    StoreError::Unavailable(format!(
+        "{}: {error}; give a --resolver-dir that the agent can read and write, on a disk with room",
+        path.display()
+    ))
+}

@@ -1,0 +1,82 @@
+//! The resolver as `status` and `resolver list` show it.
+
+use serde::{Deserialize, Serialize};
+
+/// State of the resolver, for `status` and metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResolverView {
+    /// `leads`, `follows` or `consumes`.
+    pub role: String,
+    /// Objects of the store, with those that the store did not take yet.
+    pub objects: usize,
+    /// Names that the objects have, their own and those that wildcards found.
+    pub names: usize,
+    /// Addresses of all names.
+    pub addresses: usize,
+    /// Names whose last look-up failed.
+    pub degraded: usize,
+    /// Seconds until the next look-up, if this agent looks names up.
+    pub next_lookup_seconds: Option<u64>,
+    /// Answers to pods that wait.
+    pub queued: usize,
+    /// Answers to pods that were dropped, because too many waited.
+    pub dropped: u64,
+    /// Objects with something to write.
+    pub unwritten: usize,
+    /// What needs attention.
+    pub problems: Vec<String>,
+}
+
+/// An object, for `resolver list` and `resolver get`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectView {
+    /// `namespace/name`.
+    pub key: String,
+    /// `spec.name`.
+    pub name: String,
+    /// Its names.
+    pub names: Vec<NameView>,
+}
+
+/// A name of an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NameView {
+    /// The name.
+    pub name: String,
+    /// Its addresses.
+    pub addresses: Vec<AddressView>,
+    /// Look-ups that failed since the last one that succeeded.
+    pub failures: u32,
+    /// Code of the last answer, if it was no success: for example `NXDOMAIN`.
+    pub degraded: Option<String>,
+    /// Seconds until the next look-up, if this agent looks names up.
+    pub next_lookup_seconds: Option<u64>,
+    /// Who gave its addresses: `look-up`, `pod` or `store`.
+    pub said_by: String,
+}
+
+/// An address of a name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddressView {
+    /// The address.
+    pub ip: String,
+    /// Its TTL, seconds.
+    pub ttl_seconds: u32,
+    /// Seconds since it was looked up.
+    pub age_seconds: u64,
+}
+
+/// Result of `resolver lookup`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LookupView {
+    /// The name.
+    pub name: String,
+    /// DNS servers that were asked.
+    pub servers: Vec<String>,
+    /// `found`, `no_data`, `nxdomain`, `error`, `timeout` or `no_server`.
+    pub outcome: String,
+    /// Addresses with their TTLs.
+    pub addresses: Vec<AddressView>,
+    /// Objects that are about the name.
+    pub objects: Vec<String>,
+}

@@ -1,0 +1,245 @@
+//! Names of EgressFirewalls stay fresh although no pod asks, and what pods learned while the agent
+//! was away is in the objects when it is back.
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use hickory_proto::op::ResponseCode;
+use holdfast_e2e::dns::server::DnsServer;
+use holdfast_e2e::dns::zone::{Manner, Zone};
+use holdfast_e2e::lab::{DNS4, at, web4};
+use holdfast_e2e::{AgentOptions, Lab, Query, eventually, with_lab};
+use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(10);
+/// TTL of the records that change, seconds, and the time in which a change is known.
+const TTL: u32 = 6;
+const REFRESHED: Duration = Duration::from_secs(TTL as u64 + 2);
+/// Ten failures, and a TTL.
+const FAILED: Duration = Duration::from_secs(40);
+const SERVERS: u8 = 8;
+/// Answers while the agent is away.
+const ANSWERS: u16 = 1000;
+
+const TO_DNS: &str =
+    "type: Allow, to: {cidrSelector: 192.0.2.53/32}, ports: [{protocol: UDP, port: 53}]";
+const NOTHING_ELSE: &str = "type: Deny, to: {cidrSelector: 0.0.0.0/0}";
+
+fn firewall(names: &[&str]) -> String {
+    let allow = |name: &&str| format!("type: Allow, to: {{dnsName: '{name}'}}");
+    let names = names.iter().map(allow);
+    let rules = [TO_DNS.to_owned()].into_iter().chain(names);
+    let rules = rules.chain([NOTHING_ELSE.to_owned()]);
+    let rules: String = rules.map(|rule| format!("  - {{{rule}}}\n")).collect();
+    format!(
+        "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\nmetadata: {{name: default, namespace: \
+         default}}\nspec:\n  egress:\n{rules}"
+    )
+}
+
+fn options(lab: &Lab) -> Result<AgentOptions> {
+    let dir = lab.directory().join("resolver");
+    std::fs::create_dir_all(&dir)?;
+    Ok(AgentOptions::default()
+        .flag(&format!("--resolver-dir={}", dir.display()))
+        .flag("--resolver-min-ttl=1s")
+        .flag("--pod-cidr=10.77.0.0/24")
+        .flag("--mapping-lease-slack=0s"))
+}
+
+/// Server `n` outside, and one of its two addresses of the name that all have.
+fn server(n: u8) -> IpAddr {
+    Ipv4Addr::new(192, 0, 2, 60 + n).into()
+}
+
+fn pooled(server: u8, n: u8) -> IpAddr {
+    Ipv4Addr::new(203, 0, 114 + server, n).into()
+}
+
+/// The entry of a name in the object that is about it.
+fn entry(lab: &Lab, name: &str) -> Result<Value> {
+    let objects = lab.agent_json(&["resolver", "list"])?;
+    let objects = objects.as_array().context("a list")?;
+    let mut names = objects
+        .iter()
+        .flat_map(|object| object["names"].as_array().cloned().unwrap_or_default());
+    Ok(names
+        .find(|entry| entry["name"] == name)
+        .unwrap_or(Value::Null))
+}
+
+fn addresses(entry: &Value) -> Vec<String> {
+    let addresses = entry["addresses"].as_array().cloned().unwrap_or_default();
+    let ip = |address: &Value| address["ip"].as_str().map(str::to_owned);
+    addresses.iter().filter_map(ip).collect()
+}
+
+fn has(lab: &Lab, name: &str, address: IpAddr) -> Result<()> {
+    let entry = entry(lab, name)?;
+    let addresses = addresses(&entry);
+    ensure!(addresses.contains(&address.to_string()), "{entry}");
+    Ok(())
+}
+
+/// Waits without connecting: a connection keeps an expired address open.
+fn gone(lab: &Lab, address: IpAddr) -> Result<()> {
+    eventually(&format!("{address} leaves the ipcache"), FAILED, || {
+        let listed = lab.bpf_json(&["ipcache", "list"])?.to_string();
+        ensure!(
+            !listed.contains(&format!("\"{address}/32\"")),
+            "it is there"
+        );
+        Ok(())
+    })
+}
+
+#[test]
+fn names_stay_fresh_although_no_pod_asks() {
+    with_lab(|lab| {
+        lab.world.batch(
+            &(0..SERVERS)
+                .map(|n| format!("address add {}/32 dev lo\n", server(n)))
+                .collect::<String>(),
+        )?;
+        let zones: Vec<Zone> = (0..SERVERS).map(|_| Zone::default()).collect();
+        let set = |host| {
+            for zone in &zones {
+                zone.set("www.example.test", &[web4(host)], TTL);
+            }
+        };
+        set(10);
+        let mut options = options(lab)?;
+        let mut servers = Vec::new();
+        for (n, zone) in (0..).zip(&zones) {
+            zone.set("pool.example.test", &[pooled(n, 1), pooled(n, 2)], TTL);
+            servers.push(DnsServer::start(&lab.world, &[server(n)], zone)?);
+            options = options.flag(&format!("--dns-server={}", server(n)));
+        }
+        let policy = firewall(&["www.example.test", "pool.example.test"]);
+        let _programs = lab.start_with(&policy, &options)?;
+        eventually("the first look-up", SOON, || {
+            has(lab, "www.example.test.", web4(10))
+        })?;
+        eventually("its address is open", SOON, || {
+            lab.a.expect_open(at(web4(10), 80))
+        })?;
+        lab.a.expect_closed(at(web4(11), 80))?;
+
+        // A look-up asks five servers once it knows several addresses, and each has two others.
+        eventually(
+            "addresses of five servers after one TTL",
+            REFRESHED + SOON,
+            || {
+                let entry = entry(lab, "pool.example.test.")?;
+                let known = addresses(&entry);
+                let of = |n: &u8| known.contains(&pooled(*n, 1).to_string());
+                let count = (0..SERVERS).filter(of).count();
+                ensure!(count >= 5, "{count} servers: {entry}");
+                Ok(())
+            },
+        )?;
+
+        set(11);
+        eventually("the new address", REFRESHED, || {
+            has(lab, "www.example.test.", web4(11))
+        })?;
+        eventually("the new address is open", SOON, || {
+            lab.a.expect_open(at(web4(11), 80))
+        })?;
+        gone(lab, web4(10))?;
+        lab.a.expect_closed(at(web4(10), 80))?;
+
+        let manner = |manner: Manner| {
+            for zone in &zones {
+                zone.manner("www.example.test", manner.clone());
+            }
+        };
+        let failures = |least: u64| -> Result<()> {
+            let entry = entry(lab, "www.example.test.")?;
+            ensure!(entry["failures"].as_u64() >= Some(least), "{entry}");
+            ensure!(entry["degraded"] == "NXDOMAIN", "{entry}");
+            Ok(())
+        };
+        manner(Manner::Code(ResponseCode::NXDomain));
+        eventually("failures", FAILED, || failures(3))?;
+        manner(Manner::Normal);
+        eventually("no failure after a success", FAILED, || {
+            let entry = entry(lab, "www.example.test.")?;
+            ensure!(
+                entry["failures"] == 0 && entry["degraded"].is_null(),
+                "{entry}"
+            );
+            ensure!(addresses(&entry) == [web4(11).to_string()], "{entry}");
+            Ok(())
+        })?;
+        let status = lab.agent(&["status"])?;
+        ensure!(status.contains("leads, 2 objects"), "{status}");
+        manner(Manner::Code(ResponseCode::NXDomain));
+        eventually("the name's entry goes", FAILED, || {
+            let entry = entry(lab, "www.example.test.")?;
+            ensure!(entry.is_null(), "{entry}");
+            Ok(())
+        })?;
+        gone(lab, web4(11))?;
+        lab.a.expect_closed(at(web4(11), 80))?;
+        let found = lab.agent(&["resolver", "lookup", "pool.example.test"])?;
+        ensure!(found.contains("pool.example.test.: found"), "{found}");
+        Ok(())
+    });
+}
+
+#[test]
+fn answers_during_an_absence_of_the_agent_are_in_the_objects_afterwards() {
+    with_lab(|lab| {
+        let policy = firewall(&[
+            "*.a.example.test",
+            "*.b.example.test",
+            "*.c.example.test",
+            "*.d.example.test",
+        ]);
+        let options = options(lab)?.flag("--dns-server=192.0.2.53");
+        let name = |n: u16| {
+            let zone = ['a', 'b', 'c', 'd'][usize::from(n % 4)];
+            format!("n{n}.{zone}.example.test")
+        };
+        let address = |n: u16| -> IpAddr {
+            let [high, low] = n.to_be_bytes();
+            Ipv4Addr::new(203, 0, 114 + high, low).into()
+        };
+        let programs = lab.start_with(&policy, &options)?;
+        eventually("the objects", SOON, || {
+            let objects = lab.agent_json(&["resolver", "list"])?;
+            ensure!(objects.as_array().map(Vec::len) == Some(4), "{objects}");
+            Ok(())
+        })?;
+        programs.agent.kill_9()?;
+        let mut slowest = Duration::ZERO;
+        for n in 0..ANSWERS {
+            lab.zone.set(&name(n), &[address(n)], 3600);
+            let reply = lab.a.ask(&Query::a(&name(n), DNS4))?.expect(address(n))?;
+            slowest = slowest.max(reply.took);
+        }
+        println!("slowest of {ANSWERS} answers without an agent: {slowest:?}");
+        let _agent = lab.start_agent(&options)?;
+        eventually("every answer is in an object", FAILED, || {
+            let objects = lab.agent_json(&["resolver", "list"])?.to_string();
+            let is_missing = |n: &u16| !objects.contains(&format!("\"{}\"", address(*n)));
+            let missing = (0..ANSWERS).filter(is_missing).count();
+            ensure!(missing == 0, "{missing} of {ANSWERS} are missing");
+            Ok(())
+        })?;
+        eventually("every answer is in a file", SOON, || {
+            let mut text = String::new();
+            for file in std::fs::read_dir(lab.directory().join("resolver/dnsnameresolvers"))? {
+                let path = file?.path();
+                if path.extension().is_some_and(|ending| ending == "yaml") {
+                    text.push_str(&std::fs::read_to_string(path)?);
+                }
+            }
+            let is_missing = |n: &u16| !text.contains(&format!("ip: {}\n", address(*n)));
+            let missing = (0..ANSWERS).filter(is_missing).count();
+            ensure!(missing == 0, "{missing} of {ANSWERS} are missing");
+            Ok(())
+        })
+    });
+}

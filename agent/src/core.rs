@@ -312,6 +312,7 @@ impl State {
         self.await_names();
         self.hold_endpoints();
         self.relabel_resolved();
+        self.publish_names();
         self.relabel(plan);
         self.preallocate_early();
         self.flush(plan);

@@ -48,6 +48,11 @@ impl Hold {
         self.uncertain = true;
     }
 
+    /// Whether the listing of policies still has gaps.
+    pub(super) fn is_uncertain(&self) -> bool {
+        self.uncertain
+    }
+
     /// Whether an endpoint keeps its previous policy.
     pub(super) fn has(&self, id: EndpointId) -> bool {
         self.held.contains_key(&id)
@@ -73,6 +78,7 @@ impl State {
     /// The listing of policies has no gaps any more: endpoints follow it.
     pub(super) fn end_hold(&mut self) {
         self.restoration.hold_mut().uncertain = false;
+        self.publish_names();
         for id in std::mem::take(&mut self.restoration.hold_mut().held).into_keys() {
             if let Some(endpoint) = self.endpoints.mark_mut(id) {
                 endpoint.dirty_peers = DirtyPeers::All;

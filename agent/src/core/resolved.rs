@@ -28,7 +28,7 @@ use crate::{
     },
     ipcache::metadata::{Claim, Owner},
     policy::document::{Body, PolicyDocument},
-    resolver::{Observation, ResolvedName, TrustedServers},
+    resolver::{Observation, ResolvedName, TrustedServers, WantedNames},
     selector::selector::DnsNameSelector,
     source_event::SourceEvent,
 };
@@ -505,13 +505,27 @@ impl State {
         }
     }
 
+    /// Names that the resolver keeps objects of. It may remove the others only once no document is
+    /// left to be read.
+    fn wanted_names(&self) -> WantedNames {
+        WantedNames {
+            names: self.resolved.used.wanted(),
+            is_complete: self.restoration.is_synced() && !self.restoration.hold().is_uncertain(),
+        }
+    }
+
+    /// The resolver is to get the names again: more, or all, of them are known.
+    pub(super) fn publish_names(&mut self) {
+        self.resolved.is_unpublished = true;
+    }
+
     /// Takes what the resolver gets after a plan.
     pub(super) fn take_resolver_effects(&mut self) -> Vec<Effect> {
         let observed = std::mem::take(&mut self.resolved.observed).into_iter();
         let mut effects: Vec<Effect> = observed.map(Effect::Observed).collect();
         if std::mem::take(&mut self.resolved.is_unpublished) {
             effects.push(Effect::Resolver {
-                names: Arc::new(self.resolved.used.wanted()),
+                names: Arc::new(self.wanted_names()),
                 servers: Arc::clone(&self.resolved.servers),
             });
         }

@@ -1,11 +1,12 @@
 //! Names that EgressFirewalls use, and the labels that they give to addresses.
 
+use std::collections::BTreeSet;
+
 use dns_policy::name::Fqdn;
 use foldhash::HashMap;
 
 use crate::{
     labels::{Label, LabelSet},
-    name_objects::WantedNames,
     selector::selector::{DnsNameSelector, RuleOfName},
 };
 
@@ -87,7 +88,7 @@ impl FirewallNames {
     }
 
     /// The names, with their final dots.
-    pub(crate) fn wanted(&self) -> WantedNames {
+    pub(crate) fn wanted(&self) -> BTreeSet<Fqdn> {
         let exact = self.exact.keys().map(|name| Fqdn::normalise(name));
         let below = self.below.keys();
         let below = below.map(|rest| Fqdn::normalise(&format!("{STAR}{rest}")));

@@ -15,7 +15,7 @@ use dns_policy::name::Fqdn;
 use self::held::{Held, fold};
 pub use self::held::{Learned, Said};
 use super::{
-    Observation, ResolvedName, dns_name,
+    Observation, ResolvedName, WantedNames, dns_name,
     names::{self, Plan},
     object::{AddressFilter, ObjectKey, Resolver, Settings, Status, UnixTime, Version},
     observe::Outcome,
@@ -405,11 +405,15 @@ impl Book {
     }
 
     /// The objects that there shall be. Objects to make exist from now on, so that their names are
-    /// looked up even if the store refuses them.
-    pub fn plan(&mut self, wanted: &BTreeSet<Fqdn>, now: UnixTime) -> Plan {
+    /// looked up even if the store refuses them. While documents are still to be read, none is
+    /// removed: their names may be in them.
+    pub fn plan(&mut self, wanted: &WantedNames, now: UnixTime) -> Plan {
         let stored = self.objects.iter().filter(|(_, held)| !held.is_local);
         let stored = stored.map(|(key, held)| (key.clone(), held.stored.name.clone()));
-        let plan = names::plan(wanted, &stored.collect(), &self.namespace);
+        let mut plan = names::plan(&wanted.names, &stored.collect(), &self.namespace);
+        if !wanted.is_complete {
+            plan.delete.clear();
+        }
         let is_made = |key: &ObjectKey| plan.create.iter().any(|(made, _)| made == key);
         let local = self.objects.iter().filter(|(_, held)| held.is_local);
         let local: Vec<_> = local.map(|(key, _)| key.clone()).collect();

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     core::{CoreConfig, Effect, Event, event::CleanNames},
-    resolver::ResolvedName,
+    resolver::{ResolvedName, WantedNames},
     source_event::SourceEvent,
 };
 
@@ -199,6 +199,30 @@ fn the_resolver_gets_what_counts_and_what_firewalls_use() {
     let published = node.core.state.resolved.used().wanted();
     let texts: Vec<&str> = published.iter().map(Fqdn::as_str).collect();
     assert_eq!(texts, ["a.b."]);
+}
+
+/// What the resolver got last.
+fn wanted(node: &Node) -> Option<WantedNames> {
+    node.effects.iter().rev().find_map(|effect| match effect {
+        Effect::Resolver { names, .. } => Some((**names).clone()),
+        _ => None,
+    })
+}
+
+#[test]
+fn the_resolver_removes_no_object_before_every_document_is_read() {
+    let mut node = again(&node(&example()), config(), &[107]);
+    node.begin();
+    node.event(Event::PoliciesUncertain(true));
+    assert!(wanted(&node).is_none_or(|wanted| !wanted.is_complete));
+    node.policy(&format!("{DNS}{}", firewall(&["type: Deny, to: {dnsName: a.b}"])));
+    assert!(wanted(&node).is_none_or(|wanted| !wanted.is_complete));
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    let some = wanted(&node).unwrap();
+    assert_eq!((some.names.len(), some.is_complete), (1, false));
+    node.event(Event::PoliciesUncertain(false));
+    assert!(wanted(&node).unwrap().is_complete);
 }
 
 #[test]

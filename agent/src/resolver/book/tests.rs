@@ -41,7 +41,10 @@ fn at(time: UnixTime) -> SystemTime {
 
 /// Makes the objects of the names; the store has them.
 fn make(book: &mut Book, names: &[&str]) -> Vec<ObjectKey> {
-    let wanted = names.iter().map(|text| name(text)).collect();
+    let wanted = WantedNames {
+        names: names.iter().map(|text| name(text)).collect(),
+        is_complete: true,
+    };
     let plan = book.plan(&wanted, NOW);
     for (key, name) in &plan.create {
         let object = Resolver {

@@ -30,8 +30,11 @@ struct Agent {
 
 impl Agent {
     fn start(store: impl ResolverStore, wanted: &[&str]) -> Self {
+        Self::start_with(store, all_of(wanted))
+    }
+
+    fn start_with(store: impl ResolverStore, wanted: WantedNames) -> Self {
         let observations = Observations::default();
-        let wanted: WantedNames = wanted.iter().map(|name| Fqdn::normalise(name)).collect();
         let (names, names_end) = watch::channel(Arc::new(wanted));
         let (servers, servers_end) = watch::channel(Arc::default());
         let (resolved_end, resolved) = mpsc::channel(1000);
@@ -97,6 +100,14 @@ impl Agent {
     fn written(&self, result: WriteResult) -> u64 {
         let counts = self.handle.counters().writes();
         counts.iter().find(|(of, _)| *of == result).unwrap().1
+    }
+}
+
+/// All names that firewalls use.
+fn all_of(names: &[&str]) -> WantedNames {
+    WantedNames {
+        names: names.iter().map(|name| Fqdn::normalise(name)).collect(),
+        is_complete: true,
     }
 }
 
@@ -204,7 +215,7 @@ async fn two_hundred_answers_at_two_agents_reach_the_store_although_writes_confl
     .await;
     second
         .names
-        .send_replace(Arc::new([Fqdn::normalise("*.example.com")].into()));
+        .send_replace(Arc::new(all_of(&["*.example.com"])));
     until_awaited(
         "one object",
         async || memory.objects().len(),
@@ -270,6 +281,30 @@ async fn two_hundred_answers_reach_the_files_although_writes_conflict() {
         "a restarted agent begins with the addresses"
     );
     again.ends().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_object_is_removed_before_every_document_is_read() {
+    let memory = Memory::default();
+    let first = Agent::start(memory.clone(), &["www.example.org", "old.example.org"]);
+    first.has_objects(2).await;
+    first.ends().await;
+    assert_eq!(memory.objects().len(), 2);
+    // The next run leads before it has read a policy, and then knows some of them.
+    let second = Agent::start_with(memory.clone(), WantedNames::default());
+    second.has_objects(2).await;
+    let some = WantedNames {
+        is_complete: false,
+        ..all_of(&["new.example.org"])
+    };
+    second.names.send_replace(Arc::new(some));
+    second.has_objects(3).await;
+    let store = async || memory.objects().len();
+    until_awaited("a new object", store, |count| *count == 3).await;
+    let all = all_of(&["www.example.org", "new.example.org"]);
+    second.names.send_replace(Arc::new(all));
+    until_awaited("the old one is gone", store, |count| *count == 2).await;
+    second.ends().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,6 +8,7 @@ mod enable_policy;
 mod failures;
 mod firewall_names;
 mod firewall_nodes;
+mod firewall_vectors;
 mod hold;
 mod holders;
 mod ingress;

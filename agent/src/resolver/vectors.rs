@@ -24,6 +24,7 @@ use super::{
 pub(crate) const NOW: UnixTime = UnixTime(1_764_000_000);
 /// Groups that other tests run.
 const ELSEWHERE: [&str; 3] = [
+    // core/tests/firewall_vectors.rs
     "egressfirewall_destination",
     "egressfirewall_names",
     "plugin_config",

@@ -194,9 +194,11 @@ fn a_changed_record_opens_at_once_and_cuts_no_connection() {
         ask(lab, "away.example.test", web4(13))?;
         let _agent = lab.start_agent(&options())?;
         lab.connected("one")?;
-        eventually("what was learned meanwhile opens", SOON, || {
-            lab.a.expect_open(at(web4(13), 80))
-        })?;
+        eventually(
+            "a name looked up while the agent was away opens",
+            SOON,
+            || lab.a.expect_open(at(web4(13), 80)),
+        )?;
         lab.a.expect_open(at(web4(12), 80))?;
         download.expect_alive()
     });

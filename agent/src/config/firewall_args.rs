@@ -16,7 +16,7 @@ const DNS_PORT: u16 = 53;
 #[derive(Clone, Debug, Args)]
 pub struct FirewallArgs {
     /// A DNS server that is trusted for names in EgressFirewalls, for example 10.96.0.10 or
-    /// 192.0.2.53:5353 or [2001:db8::53]:53. Only answers of trusted servers open or deny an address
+    /// 192.0.2.53:5353 or `[2001:db8::53]:53`. Only answers of trusted servers open or deny an address
     /// there: otherwise the owner of two pods, one of them a DNS server, would open any address to
     /// every pod. Without this flag: the addresses of --dns-service and of the pods behind it, and
     /// --k8s-dns-alias for it; several with commas

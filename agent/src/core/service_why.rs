@@ -175,7 +175,7 @@ fn port_of(port: &PortAt) -> Port {
 /// What the backends of one port make together.
 #[derive(Default)]
 struct Together {
-    /// None only where no port is asked for.
+    /// None if no port is given.
     verdict: Option<Verdict>,
     tier: Option<RuleView>,
     by: Vec<RuleView>,

@@ -172,7 +172,7 @@ impl<S: ResolverStore> Task<S> {
                     self.looked_up(&name, outcome);
                 }
                 Some(Ok((key, written, error))) = self.writing.join_next() => {
-                    self.wrote(&key, written, error);
+                    self.wrote(&key, written, error.as_ref());
                 }
                 Some(Ok(made)) = self.making.join_next() => self.made(made),
                 Some(request) = requests.recv() => self.answer(request),
@@ -192,7 +192,7 @@ impl<S: ResolverStore> Task<S> {
             // Without the pause between two writes of an object.
             self.write(now().plus(book::PAUSE));
             match self.writing.join_next().await {
-                Some(Ok((key, written, error))) => self.wrote(&key, written, error),
+                Some(Ok((key, written, error))) => self.wrote(&key, written, error.as_ref()),
                 Some(Err(_)) => {}
                 None => return,
             }
@@ -390,8 +390,8 @@ impl<S: ResolverStore> Task<S> {
         }
     }
 
-    fn wrote(&mut self, key: &ObjectKey, written: Written, error: Option<StoreError>) {
-        match &error {
+    fn wrote(&mut self, key: &ObjectKey, written: Written, error: Option<&StoreError>) {
+        match error {
             Some(error) => self.failed(error),
             None if matches!(written, Written::Done(_)) => self.store_problem = None,
             None => {}

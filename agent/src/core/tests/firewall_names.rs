@@ -215,7 +215,10 @@ fn the_resolver_removes_no_object_before_every_document_is_read() {
     node.begin();
     node.event(Event::PoliciesUncertain(true));
     assert!(wanted(&node).is_none_or(|wanted| !wanted.is_complete));
-    node.policy(&format!("{DNS}{}", firewall(&["type: Deny, to: {dnsName: a.b}"])));
+    node.policy(&format!(
+        "{DNS}{}",
+        firewall(&["type: Deny, to: {dnsName: a.b}"])
+    ));
     assert!(wanted(&node).is_none_or(|wanted| !wanted.is_complete));
     node.endpoint(spec("web", 7, "app=web"));
     node.sync();

@@ -8,7 +8,7 @@ fn read(document: &Value) -> Read {
     Resolver::read(document, "openshift-ovn-kubernetes").unwrap()
 }
 
-fn object(spec: &str, names: Value) -> Value {
+fn object(spec: &str, names: &Value) -> Value {
     json!({
         "apiVersion": API_VERSION, "kind": KIND,
         "metadata": {"name": "dns-1", "namespace": "n", "resourceVersion": "7", "uid": "u"},
@@ -33,7 +33,7 @@ fn an_object_reads_back_as_it_was_written_in_json_and_yaml() {
     };
     let document = object(
         "*.example.com.",
-        json!([entry("a.example.com."), entry("*.example.com.")]),
+        &json!([entry("a.example.com."), entry("*.example.com.")]),
     );
     let Read { object, flaws } = read(&document);
     assert!(flaws.is_empty(), "{flaws:?}");
@@ -62,7 +62,7 @@ fn an_object_reads_back_as_it_was_written_in_json_and_yaml() {
 #[test]
 fn an_object_of_an_older_definition_is_lowered_and_others_are_refused_by_field() {
     assert_eq!(
-        read(&object("WWW.Example.com.", json!([])))
+        read(&object("WWW.Example.com.", &json!([])))
             .object
             .name
             .as_str(),
@@ -70,7 +70,7 @@ fn an_object_of_an_older_definition_is_lowered_and_others_are_refused_by_field()
     );
     for (document, says) in [
         (
-            object("com.", json!([])),
+            object("com.", &json!([])),
             "spec.name \"com.\" has one label",
         ),
         (json!({"kind": "ConfigMap"}), "apiVersion"),
@@ -99,7 +99,7 @@ fn entries_that_cannot_be_used_are_left_out_and_named() {
         {"dnsName": "a_b.example.com."},
         7,
     ]);
-    let Read { object, flaws } = read(&object("www.example.com.", names));
+    let Read { object, flaws } = read(&object("www.example.com.", &names));
     assert_eq!(object.status.names.len(), 1);
     let entry = &object.status.names[0];
     assert_eq!(entry.failures, 0);
@@ -136,7 +136,7 @@ fn the_addresses_of_an_object_edited_by_hand_are_bounded() {
     let many: Vec<_> = (0..300_u32)
         .map(|n| json!({"dnsName": format!("n{n}.example.com."), "resolvedAddresses": addresses(n << 16, if n < 4 { 20_000 } else { 1 })}))
         .collect();
-    let Read { object, flaws } = read(&object("*.example.com.", json!(many)));
+    let Read { object, flaws } = read(&object("*.example.com.", &json!(many)));
     assert_eq!(object.status.names.len(), MAX_NAMES);
     assert_eq!(object.status.names[0].addresses.len(), MAX_ADDRESSES);
     assert_eq!(object.status.count(), MAX_ADDRESSES_OF_OBJECT);

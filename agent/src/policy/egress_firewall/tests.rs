@@ -56,11 +56,11 @@ fn shown(rule: &TierRule) -> String {
 
 /// The refusal of a list with one rule.
 #[track_caller]
-fn refusal(rule: Value) -> String {
+fn refusal(rule: &Value) -> String {
     read(&document(&json!([rule]))).unwrap_err().to_string()
 }
 
-fn allow(to: Value) -> Value {
+fn allow(to: &Value) -> Value {
     json!({"type": "Allow", "to": to})
 }
 
@@ -113,7 +113,7 @@ fn authors_are_warned_of_host_bits_and_of_denied_names() {
 
 #[test]
 fn every_refusal_has_the_document_the_field_and_a_remedy() {
-    let star = refusal(allow(json!({"dnsName": "*.com"})));
+    let star = refusal(&allow(&json!({"dnsName": "*.com"})));
     assert_eq!(
         star,
         "firewall.yaml (EgressFirewall/shop/default): spec.egress[0].to.dnsName: `*.com` has one \
@@ -141,42 +141,42 @@ fn every_refusal_has_the_document_the_field_and_a_remedy() {
             "dnsName",
         ),
         (
-            allow(json!({})),
+            allow(&json!({})),
             "spec.egress[0].to: has not exactly one",
             "each destination is a rule",
         ),
         (
-            allow(json!({"dnsName": "a.b", "cidrSelector": "10.0.0.0/8"})),
+            allow(&json!({"dnsName": "a.b", "cidrSelector": "10.0.0.0/8"})),
             "spec.egress[0].to: has not exactly one",
             "each destination is a rule",
         ),
         (
-            allow(json!({"nodeSelector": {}, "cidrSelector": "10.0.0.0/8"})),
+            allow(&json!({"nodeSelector": {}, "cidrSelector": "10.0.0.0/8"})),
             "spec.egress[0].to: has not exactly one",
             "each destination is a rule",
         ),
         (
-            allow(json!({"podSelector": {}})),
+            allow(&json!({"podSelector": {}})),
             "spec.egress[0].to.podSelector",
             "nodeSelector",
         ),
         (
-            allow(json!({"cidrSelector": "10.0.0.1"})),
+            allow(&json!({"cidrSelector": "10.0.0.1"})),
             "spec.egress[0].to.cidrSelector",
             "192.0.2.1/32",
         ),
         (
-            allow(json!({"cidrSelector": "10.0.0.0/33"})),
+            allow(&json!({"cidrSelector": "10.0.0.0/33"})),
             "spec.egress[0].to.cidrSelector",
             "192.0.2.1/32",
         ),
         (
-            allow(json!({"nodeSelector": {"matchExpressions": [{"key": "a", "operator": "in"}]}})),
+            allow(&json!({"nodeSelector": {"matchExpressions": [{"key": "a", "operator": "in"}]}})),
             "spec.egress[0].to.nodeSelector.matchExpressions[0].operator",
             "In, NotIn",
         ),
     ] {
-        let error = refusal(rule);
+        let error = refusal(&rule);
         assert!(error.contains(&format!(": {field}")), "{error}");
         assert!(error.contains(remedy), "{error}");
     }
@@ -185,7 +185,7 @@ fn every_refusal_has_the_document_the_field_and_a_remedy() {
 #[test]
 fn ports_are_numbers_and_protocols_are_spelt_whole() {
     let port = |port: Value| {
-        refusal(json!({"type": "Allow", "to": {"cidrSelector": "10.0.0.0/8"}, "ports": [port]}))
+        refusal(&json!({"type": "Allow", "to": {"cidrSelector": "10.0.0.0/8"}, "ports": [port]}))
     };
     for (given, field) in [
         (json!({"protocol": "TCP", "port": 0}), "port: is 0"),
@@ -226,7 +226,7 @@ fn names_are_those_that_the_definition_accepts() {
         &long_name,
         &format!("{long_name}."),
     ] {
-        tier(&json!([allow(json!({"dnsName": good}))]));
+        tier(&json!([allow(&json!({"dnsName": good}))]));
     }
     for (bad, reason) in [
         ("com", "has one label"),
@@ -258,7 +258,7 @@ fn names_are_those_that_the_definition_accepts() {
         (&format!("a{long_label}.com"), "more than 63"),
         (&format!("a{long_name}"), "longer than 253"),
     ] {
-        let error = refusal(allow(json!({"dnsName": bad})));
+        let error = refusal(&allow(&json!({"dnsName": bad})));
         assert!(error.contains("spec.egress[0].to.dnsName: `"), "{error}");
         assert!(error.contains(reason), "{bad}: {error}");
         assert!(!error.contains('\n'), "{error}");
@@ -271,7 +271,7 @@ fn a_namespace_has_one_firewall_of_at_most_8000_rules() {
     named["metadata"]["name"] = json!("other");
     let error = read(&named).unwrap_err().to_string();
     assert!(error.contains("metadata.name: is `other`; name it `default`"));
-    let rule = allow(json!({"cidrSelector": "10.0.0.0/8"}));
+    let rule = allow(&json!({"cidrSelector": "10.0.0.0/8"}));
     let (rules, _) = tier(&Value::Array(vec![rule.clone(); 8000]));
     assert_eq!(rules.len(), 8000);
     let many = document(&Value::Array(vec![rule; 8001]));
@@ -301,8 +301,8 @@ fn a_namespace_has_one_firewall_of_at_most_8000_rules() {
 #[test]
 fn a_rule_after_one_that_covers_all_its_packets_is_warned_about() {
     let all = |block: &str| json!({"type": "Deny", "to": {"cidrSelector": block}});
-    let name = || allow(json!({"dnsName": "www.example.com"}));
-    let block = |block: &str| allow(json!({"cidrSelector": block}));
+    let name = || allow(&json!({"dnsName": "www.example.com"}));
+    let block = |block: &str| allow(&json!({"cidrSelector": block}));
     let warnings = |rules: Value| tier(&rules).1;
     assert!(
         warnings(json!([

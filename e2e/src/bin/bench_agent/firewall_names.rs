@@ -12,7 +12,7 @@ use holdfast_e2e::in_memory::{DNS, Node, config, document, web};
 
 /// Names of each firewall, a half of them wildcards.
 const NAMES: usize = 5_000;
-/// Names that are asked for again and again.
+/// Names that pods look up many times.
 const ASKED: usize = 1_000;
 /// Most that the firewalls may add at the 99th percentile.
 const LIMIT: Duration = Duration::from_micros(5);

@@ -80,7 +80,7 @@ fn an_answer_is_sent_again_with_the_server_that_gave_it() {
     }
     assert_eq!(pairs.len(), 3);
     pairs.revoke(Some(&trusted.name), &trusted.addresses);
-    assert_eq!(pairs.len(), 1, "whoever gave them");
+    assert_eq!(pairs.len(), 1, "the pairs of both servers go");
 }
 
 #[test]

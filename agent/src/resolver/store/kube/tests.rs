@@ -68,7 +68,7 @@ async fn objects_are_read_made_written_and_removed() {
     assert_eq!(known.version, at("1"));
     assert_eq!(known.name.as_str(), "www.example.org.");
     assert_eq!(store.get(&key()).await, Ok(None));
-    assert_eq!(store.list().await.unwrap(), [known.clone()]);
+    assert_eq!(store.list().await.unwrap(), std::slice::from_ref(&known));
     let made = store.create(&key(), &known.name).await.unwrap();
     assert!(matches!(made, Created::Done(object) if object.version == at("2")));
     let made = store.create(&key(), &known.name).await;

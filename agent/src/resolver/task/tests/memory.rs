@@ -33,11 +33,11 @@ impl State {
         self.writes += 1;
         object.version = Version(self.version.to_string());
         self.objects.insert(object.key.clone(), object.clone());
-        self.send(SourceEvent::Apply(object.clone()));
+        self.send(&SourceEvent::Apply(object.clone()));
         Ok(object)
     }
 
-    fn send(&mut self, event: SourceEvent<Resolver>) {
+    fn send(&mut self, event: &SourceEvent<Resolver>) {
         self.watches
             .retain(|watch| watch.send(vec![event.clone()]).is_ok());
     }
@@ -129,7 +129,7 @@ impl ResolverStore for Memory {
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
         let mut state = self.0.lock();
         if state.objects.remove(key).is_some() {
-            state.send(SourceEvent::Delete(key.to_string()));
+            state.send(&SourceEvent::Delete(key.to_string()));
         }
         Ok(())
     }

@@ -1,0 +1,102 @@
+//! Selectors of DNS names: those of `toFQDNs` rules, and those of EgressFirewalls.
+
+use dns_policy::name::Fqdn;
+
+use crate::labels::{CLOSED_NAME, DNS_NAME, FQDN, Label};
+
+/// A name or a pattern of names, spelt as in the policy: the spelling is the label.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FqdnSelector {
+    /// `matchName`.
+    Name(String),
+    /// `matchPattern`.
+    Pattern(String),
+}
+
+impl FqdnSelector {
+    /// The text.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Name(text) | Self::Pattern(text) => text,
+        }
+    }
+
+    /// The label that addresses of matching names carry.
+    pub fn label(&self) -> Label {
+        Label::new(FQDN, self.text(), "")
+    }
+}
+
+/// A name of an EgressFirewall, or `*.` and a name, which means one label: lower case, without
+/// the final dot.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DnsNameSelector {
+    name: String,
+    rule: RuleOfName,
+}
+
+/// Which rules name a DNS name of an EgressFirewall.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum RuleOfName {
+    /// Those that pass packets on.
+    Pass,
+    /// Those that drop packets: they also mean addresses that no answer may open.
+    Deny,
+}
+
+impl DnsNameSelector {
+    /// Of a name as people write it, in a rule that passes packets on.
+    pub fn new(name: &str) -> Self {
+        Self::of_rule(name, RuleOfName::Pass)
+    }
+
+    /// Of a name as people write it, in a rule that drops packets.
+    pub fn denied(name: &str) -> Self {
+        Self::of_rule(name, RuleOfName::Deny)
+    }
+
+    fn of_rule(name: &str, rule: RuleOfName) -> Self {
+        let name = name.strip_suffix('.').unwrap_or(name);
+        Self {
+            name: name.to_ascii_lowercase(),
+            rule,
+        }
+    }
+
+    /// The text.
+    pub fn text(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it names a name: `*.` stands for one label.
+    pub(crate) fn is_about(&self, name: &Fqdn) -> bool {
+        let name = name.as_str().trim_end_matches('.');
+        match self.name.strip_prefix("*.") {
+            Some(domain) => name.split_once('.').is_some_and(|(_, of)| of == domain),
+            None => name == self.name,
+        }
+    }
+
+    /// Which rules name it.
+    pub(crate) const fn rule(&self) -> RuleOfName {
+        self.rule
+    }
+
+    /// The label that addresses of matching names carry. Its source is not that of
+    /// [`FqdnSelector::label`]: no rule of another kind selects what an EgressFirewall names.
+    pub fn label(&self) -> Label {
+        Label::new(DNS_NAME, self.text(), "")
+    }
+
+    /// The label that such addresses carry if no answer may open them: only rules that drop
+    /// packets select it.
+    pub(crate) fn closed_label(&self) -> Label {
+        Label::new(CLOSED_NAME, self.text(), "")
+    }
+
+    pub(super) fn matches(&self, label: &Label) -> bool {
+        let is_open = label.source() == DNS_NAME;
+        let is_closed = self.rule == RuleOfName::Deny && label.source() == CLOSED_NAME;
+        (is_open || is_closed) && label.key() == self.text()
+    }
+}

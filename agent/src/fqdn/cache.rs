@@ -2,6 +2,7 @@
 //! pairs (name, address) that must stay plumbed.
 
 mod expired;
+mod learn;
 mod limits;
 
 use std::{
@@ -14,7 +15,11 @@ use dns_policy::{boot_time::BootTime, name::Fqdn};
 use foldhash::HashMap;
 use shared_maps::EndpointId;
 
-pub(crate) use self::{expired::Expired, limits::Limits};
+pub(crate) use self::{
+    expired::Expired,
+    learn::{Answer, Trust},
+    limits::Limits,
+};
 use super::gc::{self, ConntrackScans, Zombie};
 use crate::labels::LabelSet;
 
@@ -80,36 +85,6 @@ impl Pair {
     }
 }
 
-/// Whether an address came from a DNS server whose answers count for EgressFirewalls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trust {
-    Trusted,
-    Untrusted,
-}
-
-/// An answer to be learned.
-#[derive(Clone, Debug)]
-pub(crate) struct Answer<'a> {
-    /// Endpoint that asked.
-    pub endpoint: EndpointId,
-    /// Name.
-    pub name: &'a Fqdn,
-    /// Labels that its addresses carry, if the node does not know it yet.
-    pub labels: Option<&'a LabelSet>,
-    /// Address.
-    pub address: IpAddr,
-    /// When the answer came.
-    pub seen: BootTime,
-    /// TTL, seconds.
-    pub ttl: u32,
-    /// When it expires.
-    pub expires: BootTime,
-    /// End of the lease that it would have, if it may have one.
-    pub lease_end: Option<BootTime>,
-    /// When it ends for EgressFirewalls, if it comes from a trusted DNS server; else 0.
-    pub trusted_until: BootTime,
-}
-
 /// A name and an address.
 pub(crate) type NamePair = (Fqdn, IpAddr);
 
@@ -150,73 +125,6 @@ impl NameCache {
             released: Vec::new(),
             sorts: 0,
         }
-    }
-
-    /// Learns one address. True if it has the lease that was asked for: none is given near a
-    /// limit of the endpoint, or while the pair's is being revoked. Merging is commutative: the
-    /// later expiry and the later lease win; of two that expire at once the one seen last.
-    pub(crate) fn learn(&mut self, answer: &Answer<'_>) -> bool {
-        let Answer {
-            endpoint,
-            name,
-            address,
-            ..
-        } = *answer;
-        let names = self.endpoints.entry(endpoint).or_default();
-        let near_limit = names.is_near_limit(&self.limits);
-        let mut lease_end = answer.lease_end.filter(|_| !near_limit);
-        let zombies = names.zombies.len();
-        let mut owned = names.revive(name, address);
-        self.zombies -= zombies - names.zombies.len();
-        let addresses = match names.names.get_mut(name) {
-            Some(addresses) => addresses,
-            None => names.names.entry(name.clone()).or_default(),
-        };
-        let is_full = addresses.len() >= self.limits.per_name;
-        lease_end = lease_end.filter(|_| !is_full);
-        if let Some(lookup) = addresses.get_mut(&address) {
-            owned = true;
-            let before = (lookup.expires, lookup.seen, lookup.ttl);
-            let later = before.max((answer.expires, answer.seen, answer.ttl));
-            (lookup.expires, lookup.seen, lookup.ttl) = later;
-            lookup.trusted_until = lookup.trusted_until.max(answer.trusted_until);
-        } else {
-            let lookup = Lookup {
-                seen: answer.seen,
-                expires: answer.expires,
-                ttl: answer.ttl,
-                trusted_until: answer.trusted_until,
-                queued: answer.expires,
-            };
-            addresses.insert(address, lookup);
-            self.live += 1;
-            let due = Due::Lookup(endpoint, name.clone(), address);
-            self.due.push(Reverse((answer.expires, due)));
-        }
-        names.held += usize::from(!owned);
-        let over = limits::is_over(addresses.len(), self.limits.per_name);
-        let entry = match self.names.get_mut(name) {
-            Some(entry) => entry,
-            None => self.names.entry(name.clone()).or_insert(NameEntry {
-                labels: answer.labels.cloned(),
-                pairs: HashMap::default(),
-            }),
-        };
-        let pair = entry.pairs.entry(address).or_insert_with(|| {
-            self.pairs += 1;
-            Pair::default()
-        });
-        pair.owners += u32::from(!owned);
-        pair.trusted_until = pair.trusted_until.max(answer.trusted_until);
-        lease_end = lease_end.filter(|_| !pair.revoking);
-        if let Some(end) = lease_end {
-            pair.lease_end = pair.lease_end.max(end);
-        }
-        if over {
-            self.evict(endpoint, name, answer.seen);
-        }
-        self.compact();
-        lease_end.is_some()
     }
 
     /// Takes a lookup out of an endpoint's valid ones. True if the endpoint holds the address
@@ -468,56 +376,6 @@ impl NameCache {
         pair.lease_end = BootTime(0);
         pair.revoking = false;
         self.drop_if_free(name, address, now)
-    }
-
-    /// Restores a zombie: it needs two complete scans before it may go.
-    pub(crate) fn restore_zombie(
-        &mut self,
-        endpoint: EndpointId,
-        name: &Fqdn,
-        address: IpAddr,
-        alive_at: BootTime,
-        delete_pending: BootTime,
-        trust: Trust,
-    ) {
-        let names = self.endpoints.entry(endpoint).or_default();
-        if names
-            .names
-            .get(name)
-            .is_some_and(|all| all.contains_key(&address))
-        {
-            return;
-        }
-        let zombies = &mut self.zombies;
-        let zombie = names.zombies.entry(address).or_insert_with(|| {
-            *zombies += 1;
-            Zombie {
-                names: [].into(),
-                alive_at,
-                delete_pending,
-                born: self.scans.count,
-            }
-        });
-        if zombie.names.insert(name.clone()) {
-            names.held += 1;
-            let pairs = &mut self.names.entry(name.clone()).or_default().pairs;
-            self.pairs += usize::from(!pairs.contains_key(&address));
-            let pair = pairs.entry(address).or_default();
-            pair.owners += 1;
-            if trust == Trust::Trusted {
-                pair.trusted_until = pair.trusted_until.max(delete_pending);
-            }
-        }
-    }
-
-    /// Keeps a pair until then, for every endpoint.
-    pub(crate) fn know_until(&mut self, name: &Fqdn, address: IpAddr, until: BootTime) {
-        let pairs = &mut self.names.entry(name.clone()).or_default().pairs;
-        self.pairs += usize::from(!pairs.contains_key(&address));
-        let pair = pairs.entry(address).or_default();
-        pair.known_until = pair.known_until.max(until);
-        let due = Due::Lease(name.clone(), address);
-        self.due.push(Reverse((pair.known_until, due)));
     }
 
     /// Removes these names from the names of the node. Returns the pairs that no endpoint holds:

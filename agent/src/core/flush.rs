@@ -128,6 +128,7 @@ impl State {
         for id in self.endpoints.dirty_ids() {
             self.plan_policy(plan, id, &mut removals, &mut blocked);
         }
+        self.follow_moves(plan, prefixes, &mut blocked);
         self.plan_lxc_sets(plan);
         self.plan_ipcache(plan, prefixes, &blocked);
         self.plan_attach(plan);
@@ -138,6 +139,7 @@ impl State {
         let idle = self.numbers.sweep(&|id| ipcache.is_in_force(id));
         for id in idle {
             self.forget_identity(plan, id);
+            self.drop_kept_entries(plan, id);
         }
         self.sweep_policy(&mut removals);
         removals.append(deferred);
@@ -297,7 +299,7 @@ impl State {
     }
 
     /// Plans the change of an entry: what it has to be, and what it was.
-    fn put_policy(
+    pub(super) fn put_policy(
         &mut self,
         plan: &mut Plan,
         id: EndpointId,

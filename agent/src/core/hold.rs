@@ -2,17 +2,23 @@
 //!
 //! A policy document that is refused at the start, and of which no good version is known, may be
 //! the one that restricts an endpoint. Its policy map and its DNS rules stay those of the last
-//! run until the document is read or removed.
+//! run until the document is read or removed. Policies of other endpoints give addresses new
+//! identities meanwhile: for these the map gets the entries of the identity that the address had.
+//! Otherwise an address that a list or a deny of the refused document means would pass.
 
-use std::{collections::BTreeMap, sync::Arc};
-
-use dns_policy::rule::EndpointRules;
-use shared_maps::{
-    EndpointId, IdentityId,
-    policy::{EGRESS, INGRESS, PolicyKey},
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
 };
 
-use super::state::State;
+use dns_policy::rule::EndpointRules;
+use ipnet::IpNet;
+use shared_maps::{
+    EndpointId, IdentityId,
+    policy::{EGRESS, INGRESS, PolicyKey, PolicyValue},
+};
+
+use super::{flush::set_order, plan::Plan, state::State};
 use crate::{
     endpoint::endpoint::{DirtyPeers, Endpoint},
     policy::compute::Entries,
@@ -103,6 +109,79 @@ impl State {
             let rules = former.remove(&id).unwrap_or_default();
             self.restoration.hold_mut().held.insert(id, rules);
             self.publication.mark_stale();
+        }
+    }
+
+    /// Before addresses get other identities: kept endpoints' maps get the entries of those that the
+    /// addresses have. An identity for which a map has no room is `blocked`.
+    pub(super) fn follow_moves(
+        &mut self,
+        plan: &mut Plan,
+        prefixes: &[IpNet],
+        blocked: &mut BTreeSet<IdentityId>,
+    ) {
+        let kept: Vec<EndpointId> = self.restoration.hold().held.keys().copied().collect();
+        if kept.is_empty() {
+            return;
+        }
+        for prefix in prefixes {
+            let Some(metadata) = self.ipcache.get(*prefix) else {
+                continue;
+            };
+            let next = metadata
+                .desired
+                .filter(|_| metadata.realised != metadata.desired);
+            // A pod is new: it had no identity of which it could keep the entries.
+            let Some(next) = next.filter(|next| !next.is_endpoint()) else {
+                continue;
+            };
+            let world = self.world_of(prefix.addr());
+            let before = self.ipcache.in_force_at(*prefix).unwrap_or(world);
+            for id in &kept {
+                self.copy_entries(plan, *id, (before, next), blocked);
+            }
+        }
+    }
+
+    /// Gives a kept endpoint's map the entries of one identity for another that it does not know.
+    fn copy_entries(
+        &mut self,
+        plan: &mut Plan,
+        id: EndpointId,
+        (before, next): (IdentityId, IdentityId),
+        blocked: &mut BTreeSet<IdentityId>,
+    ) {
+        let Some(map) = self.endpoints.get(id).and_then(|e| e.policy_map.as_ref()) else {
+            return;
+        };
+        let Some(entries) = map.get(before).filter(|_| map.get(next).is_none()) else {
+            return;
+        };
+        if map.len() + entries.len() > self.policy_map_max(id) {
+            blocked.insert(next);
+            return;
+        }
+        let entries = entries.iter().map(|(key, value)| {
+            let sec_label = next.0;
+            (PolicyKey { sec_label, ..*key }, *value)
+        });
+        let mut entries: Vec<(PolicyKey, PolicyValue)> = entries.collect();
+        entries.sort_by_key(|(key, value)| (set_order(key, value), *key));
+        for (key, value) in entries {
+            self.put_policy(plan, id, key, (Some(value), None));
+        }
+    }
+
+    /// An identity is no longer in use. The next one with its number has other labels: entries
+    /// that kept endpoints' maps have for it go.
+    pub(super) fn drop_kept_entries(&mut self, plan: &mut Plan, identity: IdentityId) {
+        let kept: Vec<EndpointId> = self.restoration.hold().held.keys().copied().collect();
+        for id in kept {
+            let map = self.endpoints.get(id).and_then(|e| e.policy_map.as_ref());
+            let entries = map.and_then(|map| map.get(identity)).cloned();
+            for (key, value) in entries.unwrap_or_default() {
+                self.put_policy(plan, id, key, (None, Some(value)));
+            }
         }
     }
 

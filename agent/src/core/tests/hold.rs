@@ -1,7 +1,10 @@
 //! A policy document is refused at a start and no good version of it is known: endpoints of the
 //! last run do not open.
 
+use shared_maps::policy::EGRESS;
+
 use super::{
+    oracle::{Fate, Question, fate},
     restart::again,
     scenario::{Node, WEB, spec},
 };
@@ -148,4 +151,51 @@ spec:
     // Without the document it opens.
     node.event(Event::PoliciesUncertain(false));
     assert!(!node.datapath.policy[&node.id()].values().any(denied));
+}
+
+/// A list lets everyone pass that it does not name: an address with a new identity would pass.
+#[test]
+fn an_address_with_a_new_identity_opens_nothing_under_a_list_that_is_kept() {
+    const LIST: &str = "\
+apiVersion: k8s.ovn.org/v1
+kind: EgressFirewall
+metadata: {name: default, namespace: default}
+spec:
+  egress:
+  - {type: Allow, to: {cidrSelector: 192.0.2.0/24}}
+  - {type: Deny, to: {cidrSelector: 0.0.0.0/0}}
+";
+    const ELSEWHERE: &str = "\
+apiVersion: k8s.ovn.org/v1
+kind: EgressFirewall
+metadata: {name: default, namespace: elsewhere}
+spec:
+  egress:
+  - {type: Deny, to: {cidrSelector: 203.0.113.0/24}}
+";
+    let fate_of = |node: &Node, address: &str| {
+        let question = Question {
+            endpoint: node.id(),
+            remote: address.parse().unwrap(),
+            direction: EGRESS,
+            protocol: 6,
+            port: 443,
+        };
+        fate(&node.datapath, question).unwrap()
+    };
+    let node = Node::synced(CoreConfig::default(), LIST);
+    assert_eq!(fate_of(&node, "203.0.113.1"), Fate::Dropped);
+    let mut node = again(&node, CoreConfig::default(), &[107]);
+    node.begin();
+    node.endpoint(spec("web", 7, "app=web"));
+    node.event(Event::PoliciesUncertain(true));
+    node.sync();
+    assert_eq!(fate_of(&node, "203.0.113.1"), Fate::Dropped);
+    assert_eq!(fate_of(&node, "192.0.2.1"), Fate::Passed);
+    node.policy(ELSEWHERE);
+    assert_eq!(fate_of(&node, "203.0.113.1"), Fate::Dropped);
+    assert_eq!(fate_of(&node, "192.0.2.1"), Fate::Passed);
+    node.tick(node.now.plus_secs(1000));
+    assert_eq!(fate_of(&node, "203.0.113.1"), Fate::Dropped);
+    assert_eq!(fate_of(&node, "192.0.2.1"), Fate::Passed);
 }

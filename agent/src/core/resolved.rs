@@ -19,7 +19,7 @@ use std::{
 use dns_policy::{boot_time::BootTime, mapping::Mapping, name::Fqdn};
 use ipnet::IpNet;
 
-use super::{event::Effect, snapshot::FirewallSummary, state::State};
+use super::{event::Effect, mappings::MAX_TTL, snapshot::FirewallSummary, state::State};
 use crate::{
     fqdn::{
         cache::{Limits, NamePair},
@@ -27,6 +27,7 @@ use crate::{
         resolved::{ResolvedPairs, Room},
     },
     ipcache::metadata::{Claim, Owner},
+    labels::CLOSED_NAME,
     policy::document::{Body, PolicyDocument},
     resolver::{Observation, ResolvedName, TrustedServers, WantedNames},
     selector::selector::DnsNameSelector,
@@ -187,20 +188,51 @@ impl State {
         }
     }
 
-    /// Takes the addresses that answers of trusted servers gave before a firewall used the name.
+    /// Takes the addresses that answers of trusted servers gave before a firewall used the name,
+    /// as long as nothing but these answers and connections keeps them.
     fn adopt_learned(&mut self, name: &Fqdn) {
-        let entry = self.learned.names.name(name);
+        let names = &self.learned.names;
+        let entry = names.name(name);
         let trusted = entry.into_iter().flat_map(|entry| &entry.pairs);
-        let trusted = trusted.filter(|(_, pair)| pair.trusted_until > BootTime(0));
+        let trusted = trusted.filter(|(address, pair)| {
+            pair.trusted_until > BootTime(0)
+                && (pair.trusted_until > self.now
+                    || !names.is_kept_after(name, **address, pair.trusted_until))
+        });
         let trusted: Vec<_> = trusted
             .map(|(address, pair)| (*address, pair.trusted_until, pair.lease_end))
             .collect();
         for (address, until, lease_end) in trusted {
             let openness = self.openness(address);
             if self.resolved.room(name, address, openness) != Room::Full {
+                // Another server's answer may have a longer one.
+                let lease_end = lease_end.min(until);
                 let lease = (lease_end > self.now).then_some(lease_end);
                 let pairs = &mut self.resolved.pairs;
                 pairs.learn((name, address), openness, until, lease);
+            }
+        }
+    }
+
+    /// At the end of the grace: addresses in refused prefixes that the earlier run denied by name.
+    /// Files do not have them, so nothing tells when their answers end: they stay for the longest
+    /// time that an answer can last. A wildcard stands for the names that it means.
+    pub(super) fn keep_denied(&mut self, prefix: IpNet) {
+        let address = prefix.addr();
+        let is_closed = prefix == IpNet::from(address)
+            && self.openness(address) == Openness::Closed
+            && self.is_sound(address);
+        let kept = self.ipcache.get(prefix);
+        let kept = kept.and_then(|metadata| metadata.labels_by(&Owner::Restored));
+        let Some(kept) = kept.filter(|_| is_closed) else {
+            return;
+        };
+        let kept = kept.iter().filter(|label| label.source() == CLOSED_NAME);
+        let names: Vec<Fqdn> = kept.map(|label| Fqdn::normalise(label.key())).collect();
+        let until = self.now.plus_secs(MAX_TTL.into());
+        for name in names {
+            if self.resolved.room(&name, address, Openness::Closed) != Room::Full {
+                self.resolve_name(&name, address, until, None);
             }
         }
     }

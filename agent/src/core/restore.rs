@@ -372,6 +372,7 @@ impl State {
         // What this event asks for gets the numbers that it had, before they are released.
         self.flush(plan);
         for prefix in self.restoration.end() {
+            self.keep_denied(prefix);
             self.ipcache.unclaim(prefix, &Owner::Restored);
         }
         self.numbers.release_withheld();

@@ -378,6 +378,17 @@ impl NameCache {
         self.drop_if_free(name, address, now)
     }
 
+    /// Whether an endpoint was given a pair by an answer that ended, or will end, later.
+    pub(crate) fn is_kept_after(&self, name: &Fqdn, address: IpAddr, end: BootTime) -> bool {
+        self.endpoints.values().any(|endpoint| {
+            let lookup = endpoint.names.get(name).and_then(|all| all.get(&address));
+            let zombie = endpoint.zombies.get(&address);
+            let zombie = zombie.filter(|zombie| zombie.names.contains(name));
+            lookup.is_some_and(|lookup| lookup.expires > end)
+                || zombie.is_some_and(|zombie| zombie.delete_pending > end)
+        })
+    }
+
     /// Removes these names from the names of the node. Returns the pairs that no endpoint holds:
     /// [`NameCache::release`] says whether they may go.
     pub(crate) fn forget_known(&mut self, which: impl Fn(&Fqdn) -> bool) -> Vec<NamePair> {

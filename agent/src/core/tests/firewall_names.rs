@@ -567,3 +567,58 @@ fn trust_that_ended_does_not_come_back_with_a_restart() {
     alive(&mut node, &[]);
     assert!(labels(&node, "1.1.1.1").is_empty());
 }
+
+/// Another server keeps the address for toFQDNs.
+#[test]
+fn a_firewall_that_comes_later_does_not_revive_an_answer_that_ended() {
+    let mut node = node("");
+    node.learn("www.example.com", &["1.1.1.1"]);
+    let learned = node.now;
+    for after in [100, 150, 200, 250] {
+        node.tick(learned.plus_secs(after));
+        learn_untrusted(&mut node, "www.example.com", "1.1.1.1");
+        node.now = node.now.plus_secs(1);
+        alive(&mut node, &[]);
+    }
+    node.policy(&example());
+    assert_eq!(labels(&node, "1.1.1.1"), [""; 0]);
+}
+
+#[test]
+fn the_lease_of_another_server_does_not_keep_an_address_for_a_firewall_that_comes_later() {
+    let mut node = node("");
+    node.learn("www.example.com", &["1.1.1.1"]);
+    let learned = node.now;
+    let mut answer = mapping(&node, "www.example.com", &["1.1.1.1"]);
+    answer.server = "10.9.0.54:53".parse().unwrap();
+    answer.ttl = 3600;
+    node.mapping(answer);
+    node.policy(&example());
+    assert!(!labels(&node, "1.1.1.1").is_empty());
+    node.tick(learned.plus_secs(130));
+    node.now = learned.plus_secs(131);
+    alive(&mut node, &[]);
+    assert_eq!(labels(&node, "1.1.1.1"), [""; 0]);
+}
+
+#[test]
+fn a_denied_address_in_a_refused_prefix_stays_denied_after_a_restart() {
+    const METADATA: &str = "169.254.169.254";
+    let rules = firewall(&["type: Deny, to: {dnsName: metadata.example.com}"]);
+    let mut node = node(&rules);
+    let mut answer = mapping(&node, "metadata.example.com", &[METADATA]);
+    answer.ttl = 86_400;
+    node.mapping(answer);
+    let closed = ["dnsname-closed:metadata.example.com"];
+    assert_eq!(labels(&node, METADATA), closed);
+    node.tick(node.now.plus_secs(6));
+    let mut node = again(&node, config(), &[107]);
+    node.begin();
+    node.policy(&format!("{DNS}{rules}"));
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    node.tick(node.now.plus_secs(60));
+    node.now = node.now.plus_secs(1);
+    alive(&mut node, &[]);
+    assert_eq!(labels(&node, METADATA), closed);
+}

@@ -29,6 +29,8 @@ use crate::source_event::SourceEvent;
 pub const PAUSE: u32 = 1;
 /// Time until a status is written for an object that was not there, seconds.
 const AGAIN: u32 = 5;
+/// No write waits for longer, seconds: a later time is of a clock that was set back since.
+const LONGEST_PAUSE: u32 = 120;
 
 /// What an answer to a pod was to the objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -466,7 +468,8 @@ impl Book {
     pub fn take_writes(&mut self, now: UnixTime, most: usize) -> Vec<Write> {
         let is_ready = |key: &&ObjectKey| {
             let held = self.objects.get(*key);
-            held.is_some_and(|held| !held.is_writing && held.retry_at.is_none_or(|at| at <= now))
+            let waits = |at: UnixTime| at > now && at <= now.plus(LONGEST_PAUSE);
+            held.is_some_and(|held| !held.is_writing && !held.retry_at.is_some_and(waits))
         };
         let keys: Vec<_> = self
             .unwritten

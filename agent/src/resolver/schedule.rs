@@ -1,7 +1,7 @@
 //! When names are looked up again, and when their addresses leave the status.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     net::SocketAddr,
     time::Duration,
 };
@@ -103,11 +103,20 @@ pub enum Ended {
 }
 
 /// Names with the times of their next look-ups.
+///
+/// Objects take turns: a pod can fill the object of a wildcard with names whose servers are slow, and
+/// the names of other objects must not wait for all of these.
 #[derive(Debug)]
 pub struct Schedule {
     settings: Settings,
     planned: HashMap<Fqdn, Planned>,
     queue: BTreeSet<(UnixTime, Fqdn)>,
+    /// Names of the queue that became due, by object. The keys are those in `turns`.
+    due: BTreeMap<ObjectKey, BTreeSet<(UnixTime, Fqdn)>>,
+    /// Objects with due names, that whose turn it is first.
+    turns: VecDeque<ObjectKey>,
+    /// The latest time at which due names were taken.
+    clock: UnixTime,
     /// Names of each object.
     objects: BTreeMap<ObjectKey, BTreeSet<Fqdn>>,
     left_out: usize,
@@ -119,6 +128,8 @@ struct Planned {
     objects: BTreeMap<ObjectKey, (usize, Option<UnixTime>)>,
     /// When it is looked up; none while it is.
     due: Option<UnixTime>,
+    /// The object in whose turn it is looked up, once it is due.
+    turn: Option<ObjectKey>,
     is_asked: bool,
     /// When the last look-up ended.
     last: Option<UnixTime>,
@@ -133,6 +144,9 @@ impl Schedule {
             settings,
             planned: HashMap::new(),
             queue: BTreeSet::new(),
+            due: BTreeMap::new(),
+            turns: VecDeque::new(),
+            clock: UnixTime::default(),
             objects: BTreeMap::new(),
             left_out: 0,
         }
@@ -186,8 +200,14 @@ impl Schedule {
             && let Some(planned) = self.planned.remove(name)
             && let Some(due) = planned.due
         {
-            self.queue.remove(&(due, name.clone()));
+            self.dequeue(name, due, planned.turn.as_ref());
         }
+    }
+
+    fn dequeue(&mut self, name: &Fqdn, due: UnixTime, turn: Option<&ObjectKey>) {
+        let of_object = turn.and_then(|key| self.due.get_mut(key));
+        let queue = of_object.unwrap_or(&mut self.queue);
+        queue.remove(&(due, name.clone()));
     }
 
     fn plan(&mut self, name: &Fqdn, now: UnixTime) {
@@ -198,8 +218,9 @@ impl Schedule {
             return;
         }
         let due = planned.due(&self.settings, now);
+        let turn = planned.turn.take();
         if let Some(before) = planned.due.replace(due) {
-            self.queue.remove(&(before, name.clone()));
+            self.dequeue(name, before, turn.as_ref());
         }
         self.queue.insert((due, name.clone()));
     }
@@ -207,18 +228,70 @@ impl Schedule {
     /// Takes the names that are due, `most` at most: they are not due again until
     /// [`Self::ended`].
     pub fn take_due(&mut self, now: UnixTime, most: usize) -> Vec<(Fqdn, usize)> {
-        let mut due = Vec::new();
-        while due.len() < most
-            && let Some((at, name)) = self.queue.pop_first()
+        self.follow_clock(now);
+        self.give_turns(now);
+        let mut taken = Vec::new();
+        while taken.len() < most
+            && let Some(key) = self.turns.pop_front()
         {
+            let Some(mut names) = self.due.remove(&key) else {
+                continue;
+            };
+            let Some((_, name)) = names.pop_first() else {
+                continue;
+            };
+            if !names.is_empty() {
+                self.due.insert(key.clone(), names);
+                self.turns.push_back(key);
+            }
+            let planned = self.planned.get_mut(&name);
+            taken.push((name, planned.map_or(0, Planned::ask)));
+        }
+        taken
+    }
+
+    /// Names that became due wait for the turn of their object: of that with the fewest names, if
+    /// there are several.
+    fn give_turns(&mut self, now: UnixTime) {
+        while let Some((at, name)) = self.queue.pop_first() {
             if at > now {
                 self.queue.insert((at, name));
                 break;
             }
-            let planned = self.planned.get_mut(&name);
-            due.push((name, planned.map_or(0, Planned::ask)));
+            let Some(planned) = self.planned.get_mut(&name) else {
+                continue;
+            };
+            let keys = planned.objects.keys();
+            let names_of = |key: &&ObjectKey| self.objects.get(*key).map_or(0, BTreeSet::len);
+            let Some(key) = keys.min_by_key(names_of).cloned() else {
+                continue;
+            };
+            planned.turn = Some(key.clone());
+            if !self.due.contains_key(&key) {
+                self.turns.push_back(key.clone());
+            }
+            self.due.entry(key).or_default().insert((at, name));
         }
-        due
+    }
+
+    /// A clock that was set back would have names wait until it is where it was.
+    fn follow_clock(&mut self, now: UnixTime) {
+        let back = self.clock.since(now.plus(SKEW));
+        self.clock = if back > 0 { now } else { self.clock.max(now) };
+        if back == 0 {
+            return;
+        }
+        let back = back + u64::from(SKEW);
+        let earlier = |time: &mut UnixTime| time.0 = time.0.saturating_sub(back);
+        for planned in self.planned.values_mut() {
+            planned.last.iter_mut().for_each(earlier);
+            let next = planned.objects.values_mut();
+            next.filter_map(|(_, next)| next.as_mut()).for_each(earlier);
+        }
+        let names: Vec<Fqdn> = self.planned.keys().cloned().collect();
+        for name in names {
+            self.plan(&name, now);
+        }
     }
 
     /// A look-up of a taken name ended.
@@ -249,7 +322,10 @@ impl Schedule {
 
     /// The name that is looked up next, and when.
     pub fn next(&self) -> Option<(UnixTime, &Fqdn)> {
-        self.queue.first().map(|(at, name)| (*at, name))
+        let due = self.turns.iter().filter_map(|key| self.due.get(key));
+        let mut due = due.filter_map(BTreeSet::first);
+        let next = due.next().or_else(|| self.queue.first());
+        next.map(|(at, name)| (*at, name))
     }
 
     /// When a name is looked up next, if it is planned and is not being looked up now.
@@ -286,7 +362,7 @@ impl Schedule {
 impl Planned {
     fn ask(&mut self) -> usize {
         self.is_asked = true;
-        self.due = None;
+        (self.due, self.turn) = (None, None);
         self.addresses()
     }
 

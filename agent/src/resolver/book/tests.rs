@@ -303,3 +303,54 @@ fn random_names_under_a_wildcard_fill_one_object_only_so_far() {
     book.observed(&answer("_srv.example.com", 9, 30), NOW);
     assert!(!addresses(&book).contains(&"192.0.2.9".to_owned()));
 }
+
+/// A pod under a wildcard asks for names whose servers are slow: as many as the object takes.
+#[test]
+fn names_of_a_wildcard_do_not_delay_those_of_other_objects() {
+    let mut book = book();
+    make(&mut book, &["*.slow.example.", "www.example.org."]);
+    for n in 0..MAX_NAMES {
+        book.observed(&answer(&format!("n{n}.slow.example."), 1, 1), NOW);
+    }
+    let www = name("www.example.org.");
+    let taken = |due: &[(Fqdn, usize)]| due.iter().any(|(name, _)| *name == www);
+    let found = |last: u8, ttl| Outcome::Found(vec![(IpAddr::from([192, 0, 2, last]), ttl)]);
+    // Its first look-up; then it is due five seconds later, when all others have been for long.
+    assert!(taken(&book.schedule().take_due(NOW, 1000)));
+    book.looked_up(&www, &found(2, 30), NOW);
+    for n in 0..MAX_NAMES {
+        book.looked_up(&name(&format!("n{n}.slow.example.")), &found(1, 1), NOW);
+    }
+    let now = NOW.plus(31);
+    let first = book.schedule().take_due(now, 16);
+    assert_eq!(first.len(), 16);
+    assert!(taken(&first), "{first:?}");
+    // All of them, in the end, and each once.
+    let mut all = first;
+    while let more @ [_, ..] = book.schedule().take_due(now, 16).as_slice() {
+        all.extend_from_slice(more);
+    }
+    all.sort();
+    all.dedup();
+    assert!(all.len() > MAX_NAMES, "{}", all.len());
+    assert_eq!(book.schedule().next(), None);
+}
+
+#[test]
+fn a_clock_that_is_set_back_delays_neither_look_ups_nor_writes() {
+    let mut book = book();
+    make(&mut book, &["www.example.org."]);
+    let www = name("www.example.org.");
+    let found = |last: u8| Outcome::Found(vec![(IpAddr::from([192, 0, 2, last]), 30)]);
+    let wrong = NOW.plus(86_400);
+    assert_eq!(book.schedule().take_due(wrong, 16).len(), 1);
+    book.looked_up(&www, &found(1), wrong);
+    assert_eq!(write(&mut book, wrong), 1);
+    assert!(book.schedule().take_due(NOW, 16).is_empty());
+    let (due, _) = book.schedule().next().unwrap();
+    assert!(due <= NOW.plus(30), "{due:?}");
+    assert_eq!(book.schedule().take_due(due, 16).len(), 1);
+    book.looked_up(&www, &found(2), due);
+    assert_eq!(write(&mut book, due), 1);
+    assert!(addresses(&book).contains(&"192.0.2.2".to_owned()));
+}

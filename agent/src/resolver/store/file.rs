@@ -22,7 +22,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::files::Files;
+use self::files::{Files, check_owner};
 use super::{Changes, Created, Observers, ResolverStore, Role, StoreError, StoreHealth, Updated};
 use crate::{
     resolver::object::{ObjectKey, Resolver, Status, Version},
@@ -75,6 +75,7 @@ impl FileStore {
     }
 
     fn take_lock(dir: &Path) -> io::Result<Option<Flock<fs::File>>> {
+        check_owner(dir)?;
         let file = OpenOptions::new()
             .read(true)
             .write(true)

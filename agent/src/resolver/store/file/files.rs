@@ -27,9 +27,14 @@ use crate::{
 const ENDING: &str = ".yaml";
 /// Ending of a file that was set aside.
 const ASIDE: &str = ".corrupt";
+/// Files that cannot be looked at and are named.
+const MAX_UNSEEN: usize = 16;
 /// Bytes of one file.
 const MAX_BYTES: u64 = 2 << 20;
 const HEADING: &str = "# Written by holdfast-agent, which undoes changes by hand.\n";
+
+/// Permission of users that are neither the owner nor in the group.
+const OTHERS_WRITE: u32 = 0o002;
 
 /// The files of the directory.
 #[derive(Debug)]
@@ -42,6 +47,8 @@ pub(super) struct Files {
     changes: Vec<Event>,
     /// What is wrong with files, by file name.
     problems: BTreeMap<String, String>,
+    /// Files that could not be looked at the last time, and why.
+    unseen: Vec<String>,
     leads: bool,
 }
 
@@ -92,6 +99,7 @@ impl Files {
             known: BTreeMap::new(),
             changes: Vec::new(),
             problems: BTreeMap::new(),
+            unseen: Vec::new(),
             leads: false,
         }
     }
@@ -110,7 +118,11 @@ impl Files {
     }
 
     pub(super) fn problems(&self) -> Vec<String> {
-        self.problems.values().cloned().collect()
+        self.problems
+            .values()
+            .chain(&self.unseen)
+            .cloned()
+            .collect()
     }
 
     pub(super) fn has_changes(&self) -> bool {
@@ -140,13 +152,21 @@ impl Files {
             made => made,
         };
         made.map_err(|error| failed(&dir, &error))?;
+        check_owner(&dir).map_err(|error| failed(&dir, &error))?;
         let mut names = watched_dir::names(&dir).map_err(|error| failed(&dir, &error))?;
         names.retain(|name| name.ends_with(ENDING));
         let aside = |file: &String| dir.join(format!("{file}{ASIDE}")).exists();
         self.problems
             .retain(|file, _| names.contains(file) || aside(file));
+        self.unseen.clear();
         for file in names.iter().take(MAX_OBJECTS) {
-            self.look_at(file)?;
+            let seen = self.look_at(file);
+            // One such file must not keep the others from being read.
+            if let Err(error) = seen
+                && self.unseen.len() < MAX_UNSEEN
+            {
+                self.unseen.push(error.to_string());
+            }
         }
         if names.len() > MAX_OBJECTS {
             self.problems.insert(
@@ -388,6 +408,19 @@ impl Files {
     fn path(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}{ENDING}"))
     }
+}
+
+/// Whoever writes into the directory opens addresses, and has the agent write where links lead.
+pub(super) fn check_owner(dir: &Path) -> io::Result<()> {
+    let there = fs::symlink_metadata(dir)?;
+    let own = nix::unistd::geteuid().as_raw();
+    let reason = match () {
+        () if !there.is_dir() => "it is not a directory",
+        () if there.uid() != 0 && there.uid() != own => "it belongs to another user",
+        () if there.mode() & OTHERS_WRITE != 0 => "every user may write into it",
+        () => return Ok(()),
+    };
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
 }
 
 fn failed(path: &Path, error: &io::Error) -> StoreError {

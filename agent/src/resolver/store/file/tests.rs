@@ -259,6 +259,46 @@ async fn a_file_that_is_not_an_object_is_set_aside_and_named() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_can_be_neither_read_nor_set_aside_does_not_hide_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let objects = dir.path().join(DIRECTORY);
+    fs::create_dir(&objects).unwrap();
+    let good = format!(
+        "apiVersion: network.openshift.io/v1alpha1\nkind: DNSNameResolver\nmetadata: {{name: good, namespace: \
+         {NAMESPACE}}}\nspec: {{name: www.example.com.}}\n"
+    );
+    fs::write(objects.join("good.yaml"), good).unwrap();
+    std::os::unix::fs::symlink("circle.yaml", objects.join("circle.yaml")).unwrap();
+    fs::write(objects.join("a.yaml"), "apiVersion: netw").unwrap();
+    fs::create_dir_all(objects.join("a.yaml.corrupt/full")).unwrap();
+    let mut lab = Lab::start(dir);
+    lab.leads().await;
+    let problems = lab.problem("circle.yaml").await;
+    assert!(problems.contains("a.yaml"), "{problems}");
+    let listed = lab.store.list().await.unwrap();
+    assert_eq!(listed.len(), 1, "{problems}");
+    let changes = lab.next().await;
+    assert!(is_init(&changes) && changes.len() == 3, "{changes:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_into_which_every_user_may_write_is_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let objects = dir.path().join(DIRECTORY);
+    fs::create_dir(&objects).unwrap();
+    fs::set_permissions(&objects, Permissions::from_mode(0o777)).unwrap();
+    let mut lab = Lab::start(dir);
+    lab.problem("every user may write into it").await;
+    assert_eq!(*lab.role.borrow(), Role::Follows);
+    fs::set_permissions(&objects, Permissions::from_mode(0o700)).unwrap();
+    lab.leads().await;
+    let elsewhere = lab.dir.path().join("elsewhere");
+    fs::rename(&objects, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &objects).unwrap();
+    lab.problem("it is not a directory").await;
+}
+
 /// Puts the object of a case into a directory, before an agent runs there.
 fn put(dir: &Path, object: &Resolver) {
     let dir = dir.join(DIRECTORY);

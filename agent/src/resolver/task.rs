@@ -39,6 +39,8 @@ use crate::source_event::SourceEvent;
 const LOOK_UPS: usize = 16;
 /// Writes of objects at the same time.
 const WRITES: usize = 16;
+/// Objects that the core gets at once: answers to pods wait while it plans.
+const OBJECTS: usize = 64;
 /// Attempts to write a status while other agents write it.
 const ATTEMPTS: u32 = 8;
 /// Time until a write that failed is tried again, seconds.
@@ -242,8 +244,16 @@ impl<S: ResolverStore> Task<S> {
     }
 
     async fn send_resolved(&mut self) -> bool {
-        let resolved = self.book.take_resolved();
-        resolved.is_empty() || self.ends.resolved.send(resolved).await.is_ok()
+        let mut resolved = self.book.take_resolved().into_iter();
+        loop {
+            let some: Vec<_> = resolved.by_ref().take(OBJECTS).collect();
+            if some.is_empty() {
+                return true;
+            }
+            if self.ends.resolved.send(some).await.is_err() {
+                return false;
+            }
+        }
     }
 
     fn changed(&mut self, changes: Changes) {

@@ -63,7 +63,7 @@ pub(crate) enum Room {
 #[derive(Debug)]
 pub(crate) struct ResolvedPairs {
     limits: Limits,
-    /// Most pairs that objects of the store may add.
+    /// Most pairs that objects of the store may keep.
     most: usize,
     /// When the last complete conntrack scan began.
     last_scan: BootTime,
@@ -72,12 +72,14 @@ pub(crate) struct ResolvedPairs {
     due: BinaryHeap<Reverse<(BootTime, Fqdn, IpAddr)>>,
     pending: BTreeSet<(Fqdn, IpAddr)>,
     len: usize,
+    /// Pairs that objects of the store keep.
+    held: usize,
     closed: usize,
 }
 
 impl ResolvedPairs {
-    /// Empty; objects of the store may add pairs while there are fewer than `most`. Pairs of answers
-    /// are bounded by what endpoints may learn.
+    /// Empty; objects of the store may keep `most` pairs. Pairs of answers are bounded by what
+    /// endpoints may learn, and take no room from those of objects.
     pub(crate) fn new(limits: Limits, most: usize) -> Self {
         Self {
             limits,
@@ -88,6 +90,7 @@ impl ResolvedPairs {
             due: BinaryHeap::new(),
             pending: BTreeSet::new(),
             len: 0,
+            held: 0,
             closed: 0,
         }
     }
@@ -127,8 +130,9 @@ impl ResolvedPairs {
 
     /// Whether an object of the store may keep a pair.
     pub(crate) fn may_hold(&self, name: &Fqdn, address: IpAddr, openness: Openness) -> bool {
-        self.has(name, address)
-            || self.len < self.most && self.room(name, address, openness) != Room::Full
+        let pair = self.names.get(name).and_then(|all| all.get(&address));
+        pair.is_some_and(|pair| pair.objects > 0)
+            || self.held < self.most && self.room(name, address, openness) != Room::Full
     }
 
     /// Whether the pair is there.
@@ -162,6 +166,8 @@ impl ResolvedPairs {
         let pair = self.pair(name, address, openness);
         pair.objects += 1;
         pair.pending = BootTime(0);
+        let is_first = pair.objects == 1;
+        self.held += usize::from(is_first);
         self.pending.remove(&(name.clone(), address));
     }
 
@@ -189,7 +195,11 @@ impl ResolvedPairs {
             return;
         };
         pair.objects -= 1;
-        if pair.objects == 0 && !pair.is_queued {
+        if pair.objects > 0 {
+            return;
+        }
+        self.held -= 1;
+        if !pair.is_queued {
             pair.is_queued = true;
             self.due.push(Reverse((now, name.clone(), address)));
         }
@@ -325,6 +335,7 @@ impl ResolvedPairs {
             self.names.remove(name);
         }
         self.len -= 1;
+        self.held -= usize::from(pair.objects > 0);
         self.closed -= usize::from(pair.is_closed);
         self.pending.remove(&(name.clone(), address));
         if let Some(used) = self.addresses.get_mut(&address) {

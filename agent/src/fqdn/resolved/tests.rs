@@ -161,6 +161,32 @@ fn a_pair_that_no_endpoint_holds_waits_for_its_connections_only() {
     assert_eq!(pairs.scanned(at(20)).len(), 1);
 }
 
+/// Pods under a wildcard learn as many as they like.
+#[test]
+fn answers_take_no_room_from_objects_of_the_store() {
+    let mut pairs = pairs();
+    pairs.most = 2;
+    for n in 1..=3 {
+        let random = name(&format!("n{n}.example.com"));
+        pairs.learn((&random, address(n)), Openness::Open, BootTime(1), None);
+    }
+    let known = name("www.example.com");
+    for n in 1..=2 {
+        assert!(pairs.may_hold(&known, address(n), Openness::Open));
+        pairs.hold(&known, address(n), Openness::Open);
+        pairs.hold(&known, address(n), Openness::Open);
+    }
+    let learned = name("n1.example.com");
+    assert!(!pairs.may_hold(&learned, address(1), Openness::Open));
+    pairs.release(&known, address(1), BootTime(2));
+    assert!(!pairs.may_hold(&learned, address(1), Openness::Open));
+    pairs.release(&known, address(1), BootTime(2));
+    assert!(pairs.may_hold(&learned, address(1), Openness::Open));
+    pairs.hold(&learned, address(1), Openness::Open);
+    pairs.forget(&known, address(2));
+    assert!(pairs.may_hold(&learned, address(2), Openness::Open));
+}
+
 #[test]
 fn objects_of_the_store_leave_room() {
     let mut pairs = pairs();

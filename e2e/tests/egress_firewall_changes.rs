@@ -66,10 +66,16 @@ fn under_changes(lab: &Lab, what: &str, act: Act<'_>) -> Result<()> {
     }
     stream.expect_alive().context(what.to_owned())?;
     let (sent, echoed) = allowed.finish();
-    ensure!(sent > 1000 && sent - echoed < 5, "{what}: {echoed} of {sent} came back");
+    ensure!(
+        sent > 1000 && sent - echoed < 5,
+        "{what}: {echoed} of {sent} came back"
+    );
     for datagrams in denied {
         let (sent, echoed) = datagrams?.finish();
-        ensure!(sent > 1000 && echoed == 0, "{what}: {echoed} of {sent} passed");
+        ensure!(
+            sent > 1000 && echoed == 0,
+            "{what}: {echoed} of {sent} passed"
+        );
     }
     Ok(())
 }
@@ -77,8 +83,10 @@ fn under_changes(lab: &Lab, what: &str, act: Act<'_>) -> Result<()> {
 #[test]
 fn changes_without_pause_open_nothing_and_cut_nothing() {
     with_lab(|lab| {
-        let names: [(&str, IpAddr); 2] =
-            [("www.example.test", web4(ALLOWED)), ("bad.example.test", web4(BAD))];
+        let names: [(&str, IpAddr); 2] = [
+            ("www.example.test", web4(ALLOWED)),
+            ("bad.example.test", web4(BAD)),
+        ];
         let both = |one: &[&str], two: &[&str]| firewall("one", one) + &firewall("two", two);
         let Programs { agent, sdp } = lab.start_with(&both(BY_NAME, BY_BLOCK), &options())?;
         let mut agent = Some(agent);

@@ -39,6 +39,8 @@ pub enum Taken {
     Added,
     /// The objects of the name have its addresses already.
     Known,
+    /// The objects of the name have no room for it, or got too many in this second.
+    LeftOut,
     /// No object is about the name.
     Unmatched,
 }
@@ -351,7 +353,15 @@ impl Book {
                 outcome: Outcome::Found(records.clone()),
                 at,
             };
-            if is_news && self.learn(&key, learned, Said::Pod, now) {
+            if !is_news {
+                continue;
+            }
+            let held = self.objects.get_mut(&key);
+            if !held.is_some_and(|held| held.may_take_news(name, now)) {
+                if taken == Taken::Known {
+                    taken = Taken::LeftOut;
+                }
+            } else if self.learn(&key, learned, Said::Pod, now) {
                 taken = Taken::Added;
             }
         }

@@ -9,12 +9,19 @@ use dns_policy::name::Fqdn;
 
 use crate::resolver::{
     dns_name,
-    object::{MAX_ADDRESSES, Resolver, Settings, Status, UnixTime},
+    object::{
+        AddressStatus, MAX_ADDRESSES, MAX_ADDRESSES_OF_OBJECT, MAX_NAMES, Resolver, Settings,
+        Status, UnixTime,
+    },
     observe::{Outcome, apply, observe},
 };
 
 /// Results of look-ups that wait for the store, for one object. The oldest are dropped.
 const MAX_LEARNED: usize = 1000;
+
+/// Answers to pods that change an object in one second. Each costs as much as the object is large, and
+/// a pod can have any number of them.
+pub(super) const NEWS: u32 = 250;
 
 /// Where the addresses of a name come from, as this agent knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +75,8 @@ pub(super) struct Held {
     pub(super) expires: Option<UnixTime>,
     pub(super) is_writing: bool,
     pub(super) retry_at: Option<UnixTime>,
+    /// Answers to pods in this second.
+    news: (UnixTime, u32),
     /// What is being written.
     writing: usize,
     /// The object that was written last, and how many of `learned` it has; until the store sends
@@ -87,6 +96,7 @@ impl Held {
             expires: None,
             is_writing: false,
             retry_at: None,
+            news: (UnixTime::default(), 0),
             writing: 0,
             written: None,
         }
@@ -144,6 +154,37 @@ impl Held {
             let mut addresses = entry.addresses.iter();
             addresses.any(|address| address.ip == ip && address.next() > now)
         })
+    }
+
+    /// Whether an answer to a pod, with an address that the object does not have, is worth a closer
+    /// look.
+    pub(super) fn may_take_news(&mut self, name: &Fqdn, now: UnixTime) -> bool {
+        if !self.has_room(name, now) {
+            return false;
+        }
+        if self.news.0 != now {
+            self.news = (now, 0);
+        }
+        self.news.1 += 1;
+        self.news.1 <= NEWS
+    }
+
+    /// Whether a name may get another address: there is room, or an expired one makes it.
+    fn has_room(&self, name: &Fqdn, now: UnixTime) -> bool {
+        let status = &self.effective.status;
+        let is_over = |address: &AddressStatus| address.next() <= now;
+        let Some(entry) = status.of(name) else {
+            let mut others = status.names.iter();
+            return status.names.len() < MAX_NAMES
+                || others.any(|other| {
+                    other.name != self.stored.name && other.addresses.iter().all(is_over)
+                });
+        };
+        let count = entry.addresses.len();
+        let longest = status.names.iter().map(|other| other.addresses.len()).max();
+        let has_more = longest.is_some_and(|longest| count < longest);
+        let fits = status.count() < MAX_ADDRESSES_OF_OBJECT || has_more;
+        count < MAX_ADDRESSES && fits || entry.addresses.iter().any(is_over)
     }
 
     /// The status that the object has with it; none if it changes nothing.

@@ -8,6 +8,8 @@ use crate::resolver::{
     observe::Failure,
 };
 
+use super::held::NEWS;
+
 const NOW: UnixTime = UnixTime(1_764_000_000);
 
 fn book() -> Book {
@@ -353,4 +355,30 @@ fn a_clock_that_is_set_back_delays_neither_look_ups_nor_writes() {
     book.looked_up(&www, &found(2), due);
     assert_eq!(write(&mut book, due), 1);
     assert!(addresses(&book).contains(&"192.0.2.2".to_owned()));
+}
+
+/// To decide on an answer takes long in an object of thousands of addresses.
+#[test]
+fn an_object_considers_no_more_answers_than_it_can_take() {
+    let mut book = book();
+    make(&mut book, &["*.flood.example.", "www.example.org."]);
+    let random = |n: u32, ttl: u64, address: u32| Observation {
+        addresses: vec![IpAddr::from(address.to_be_bytes())],
+        ..answer(&format!("n{n}.flood.example."), 1, ttl)
+    };
+    for n in 0..u32::try_from(MAX_NAMES).unwrap() {
+        assert_eq!(book.observed(&random(n, 3600, n), NOW), Taken::Added);
+    }
+    let now = NOW.plus(1);
+    assert_eq!(book.observed(&random(1000, 3600, 1), now), Taken::LeftOut);
+    // A name that it has may get addresses: so many in a second.
+    let taken = (0..10_000).map(|n| book.observed(&random(7, 1, 1000 + n), now));
+    let added = taken.filter(|taken| *taken == Taken::Added).count();
+    assert_eq!(u32::try_from(added), Ok(NEWS));
+    assert_eq!(
+        book.observed(&answer("www.example.org.", 9, 60), now),
+        Taken::Added
+    );
+    let later = now.plus(5);
+    assert_eq!(book.observed(&random(7, 1, 99_999), later), Taken::Added);
 }

@@ -7,7 +7,7 @@ pub mod files;
 mod hook;
 pub(crate) mod interfaces;
 pub mod kernel;
-pub mod late_text;
+pub(crate) mod late_text;
 pub mod link;
 pub mod map_query;
 pub mod memory;

@@ -38,7 +38,7 @@ pub(crate) mod lane;
 pub(crate) mod liveness;
 pub(crate) mod local_http;
 pub mod metrics;
-pub mod name_objects;
+pub(crate) mod name_objects;
 pub mod named_port;
 pub(crate) mod node;
 pub(crate) mod own_interfaces;

@@ -1,7 +1,7 @@
 //! DNSNameResolver objects and the names in them, as values: policies, the core and the resolver use
 //! them.
 
-pub mod dns_name;
+pub(crate) mod dns_name;
 pub mod object;
 
 use std::collections::BTreeSet;

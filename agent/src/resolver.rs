@@ -14,7 +14,7 @@ pub mod feed;
 pub mod names;
 pub mod observe;
 pub mod queue;
-pub mod schedule;
+pub(crate) mod schedule;
 pub mod store;
 pub mod task;
 #[cfg(test)]
@@ -30,7 +30,8 @@ use std::{
 
 use dns_policy::name::Fqdn;
 
-pub use crate::name_objects::{WantedNames, dns_name, object};
+pub(crate) use crate::name_objects::dns_name;
+pub use crate::name_objects::{WantedNames, object};
 
 use self::object::Settings;
 

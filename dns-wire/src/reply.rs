@@ -10,7 +10,7 @@ pub const EDE_BLOCKED: u16 = 15;
 /// Extended DNS error Prohibited: the client may not ask here (RFC 8914, 4.19).
 pub const EDE_PROHIBITED: u16 = 18;
 /// Extended DNS error Network Error (RFC 8914, 4.24).
-pub const EDE_NETWORK: u16 = 23;
+pub(crate) const EDE_NETWORK: u16 = 23;
 
 /// UDP payload size that our OPT records announce, bytes.
 const UDP_SIZE: u16 = 1232;

@@ -144,11 +144,9 @@ pub enum FileError {
     Newer(u64),
 }
 
+pub use self::json::{parse, render};
 pub(crate) use self::unrendered::LearnedPair;
-pub use self::{
-    json::{parse, render},
-    unrendered::UnrenderedFile,
-};
+pub(crate) use self::unrendered::UnrenderedFile;
 
 /// Where the servers of a DNS rule are, for rules by address.
 pub type ServerAddresses = std::collections::BTreeMap<IdentityId, Vec<ipnet::IpNet>>;

@@ -34,7 +34,7 @@ pub enum NameError {
 /// Reads a name as the shipped definition of the kind has it:
 /// `^(\*\.)?([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\.){2,}$`. Capital letters, which the older text of
 /// the definition allows, are lowered.
-pub fn parse(text: &str) -> Result<Fqdn, NameError> {
+pub(crate) fn parse(text: &str) -> Result<Fqdn, NameError> {
     if text.len() > LONGEST {
         return Err(NameError::Long);
     }
@@ -59,12 +59,12 @@ fn is_label(label: &str) -> bool {
 }
 
 /// Whether the name begins with a star label.
-pub fn is_wildcard(name: &str) -> bool {
+pub(crate) fn is_wildcard(name: &str) -> bool {
     name.starts_with(STAR)
 }
 
 /// The name with a star in the place of its first label; a wildcard is its own.
-pub fn wildcard_of(name: &str) -> String {
+pub(crate) fn wildcard_of(name: &str) -> String {
     match name.split_once('.') {
         Some((_, rest)) => format!("{STAR}{rest}"),
         None => STAR.to_owned(),
@@ -73,7 +73,7 @@ pub fn wildcard_of(name: &str) -> String {
 
 /// Whether an object of the name `spec` is about `name`: they are equal, or `spec` is the wildcard
 /// of `name`.
-pub fn matches(spec: &Fqdn, name: &Fqdn) -> bool {
+pub(crate) fn matches(spec: &Fqdn, name: &Fqdn) -> bool {
     if spec == name {
         return true;
     }

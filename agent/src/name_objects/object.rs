@@ -19,14 +19,14 @@ pub const KIND: &str = "DNSNameResolver";
 /// Addresses of one name that an object keeps.
 pub const MAX_ADDRESSES: usize = 1000;
 /// Names that one object keeps.
-pub const MAX_NAMES: usize = 250;
+pub(crate) const MAX_NAMES: usize = 250;
 /// Addresses of all names of one object. With [`MAX_NAMES`], and with what an API server adds for
 /// each of them, an object stays below 1 MiB.
-pub const MAX_ADDRESSES_OF_OBJECT: usize = 3000;
+pub(crate) const MAX_ADDRESSES_OF_OBJECT: usize = 3000;
 
 /// A longer TTL counts as this one: a week, in seconds, as in answers to pods (RFC 8767, 4). Otherwise
 /// the owner of a domain could keep an address open for decades.
-pub const MAX_TTL: u32 = 604_800;
+pub(crate) const MAX_TTL: u32 = 604_800;
 
 /// Seconds of Unix time: objects have no smaller unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

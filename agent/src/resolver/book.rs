@@ -86,7 +86,7 @@ pub enum Written {
 
 /// The objects.
 #[derive(Debug)]
-pub struct Book {
+pub(crate) struct Book {
     settings: Settings,
     filter: AddressFilter,
     namespace: String,
@@ -106,7 +106,7 @@ pub struct Book {
 
 impl Book {
     /// Without objects.
-    pub fn new(settings: Settings, filter: AddressFilter, namespace: &str) -> Self {
+    pub(crate) fn new(settings: Settings, filter: AddressFilter, namespace: &str) -> Self {
         Self {
             settings,
             filter,
@@ -123,43 +123,45 @@ impl Book {
     }
 
     /// Whether this agent looks names up and removes addresses.
-    pub fn set_leads(&mut self, leads: bool) {
+    pub(crate) fn set_leads(&mut self, leads: bool) {
         self.leads = leads;
     }
 
     /// The times of look-ups.
-    pub fn schedule(&mut self) -> &mut Schedule {
+    pub(crate) fn schedule(&mut self) -> &mut Schedule {
         &mut self.schedule
     }
 
     /// The objects with the answers since then.
-    pub fn objects(&self) -> impl Iterator<Item = (&ObjectKey, &Resolver, &HashMap<Fqdn, Said>)> {
+    pub(crate) fn objects(
+        &self,
+    ) -> impl Iterator<Item = (&ObjectKey, &Resolver, &HashMap<Fqdn, Said>)> {
         let objects = self.objects.iter();
         objects.map(|(key, held)| (key, &held.effective, &held.said))
     }
 
     /// When the name of an object is looked up next.
-    pub fn next_of(&self, name: &Fqdn) -> Option<UnixTime> {
+    pub(crate) fn next_of(&self, name: &Fqdn) -> Option<UnixTime> {
         self.schedule.next_of(name)
     }
 
     /// Number of names that are looked up.
-    pub fn planned(&self) -> &Schedule {
+    pub(crate) fn planned(&self) -> &Schedule {
         &self.schedule
     }
 
     /// Objects with something to write.
-    pub fn unwritten(&self) -> usize {
+    pub(crate) fn unwritten(&self) -> usize {
         self.unwritten.len()
     }
 
     /// Takes what the core does not know yet.
-    pub fn take_resolved(&mut self) -> Vec<SourceEvent<ResolvedName>> {
+    pub(crate) fn take_resolved(&mut self) -> Vec<SourceEvent<ResolvedName>> {
         std::mem::take(&mut self.resolved)
     }
 
     /// Whether the changes are about other objects than those that there are.
-    pub fn has_others(&self, changes: &Changes) -> bool {
+    pub(crate) fn has_others(&self, changes: &Changes) -> bool {
         changes.iter().any(|change| match change {
             SourceEvent::Apply(object) => {
                 let held = self.objects.get(&object.key);
@@ -171,7 +173,7 @@ impl Book {
     }
 
     /// Changes of the store.
-    pub fn changed(&mut self, changes: Changes, now: UnixTime) {
+    pub(crate) fn changed(&mut self, changes: Changes, now: UnixTime) {
         for change in changes {
             match change {
                 SourceEvent::Init => {
@@ -332,7 +334,7 @@ impl Book {
 
     /// Takes an answer that a pod got. It counts if it has an address that the object does not have,
     /// or has with a TTL that is over: own look-ups keep the TTLs of the others.
-    pub fn observed(&mut self, observation: &Observation, now: UnixTime) -> Taken {
+    pub(crate) fn observed(&mut self, observation: &Observation, now: UnixTime) -> Taken {
         let name = &observation.name;
         let about = self.about(name);
         if about.is_empty() {
@@ -369,7 +371,7 @@ impl Book {
     }
 
     /// Takes the result of an own look-up.
-    pub fn looked_up(&mut self, name: &Fqdn, outcome: &Outcome, now: UnixTime) {
+    pub(crate) fn looked_up(&mut self, name: &Fqdn, outcome: &Outcome, now: UnixTime) {
         let ended = match outcome {
             Outcome::Found(_) | Outcome::NoData => Ended::Answered,
             Outcome::Failed(failure) if failure.is_final() => Ended::Answered,
@@ -388,12 +390,12 @@ impl Book {
     }
 
     /// A name was due and could not be asked for: it is tried again soon.
-    pub fn not_asked(&mut self, name: &Fqdn, now: UnixTime) {
+    pub(crate) fn not_asked(&mut self, name: &Fqdn, now: UnixTime) {
         self.schedule.not_asked(name, now);
     }
 
     /// Takes the result of a look-up that was not due.
-    pub fn asked_by_hand(&mut self, name: &Fqdn, outcome: &Outcome, now: UnixTime) {
+    pub(crate) fn asked_by_hand(&mut self, name: &Fqdn, outcome: &Outcome, now: UnixTime) {
         for key in self.about(name) {
             let learned = Learned {
                 name: name.clone(),
@@ -419,7 +421,7 @@ impl Book {
     /// The objects that there shall be. Objects to make exist from now on, so that their names are
     /// looked up even if the store refuses them. While documents are still to be read, none is
     /// removed: their names may be in them.
-    pub fn plan(&mut self, wanted: &WantedNames, now: UnixTime) -> Plan {
+    pub(crate) fn plan(&mut self, wanted: &WantedNames, now: UnixTime) -> Plan {
         let stored = self.objects.iter().filter(|(_, held)| !held.is_local);
         let stored = stored.map(|(key, held)| (key.clone(), held.stored.name.clone()));
         let mut plan = names::plan(&wanted.names, &stored.collect(), &self.namespace);
@@ -451,7 +453,7 @@ impl Book {
     }
 
     /// Looks at the objects with addresses whose grace period is over.
-    pub fn expire(&mut self, now: UnixTime) {
+    pub(crate) fn expire(&mut self, now: UnixTime) {
         while let Some((at, key)) = self.expiries.first().cloned()
             && at <= now
         {
@@ -470,12 +472,12 @@ impl Book {
     }
 
     /// When [`Self::expire`] has something to do.
-    pub fn expires(&self) -> Option<UnixTime> {
+    pub(crate) fn expires(&self) -> Option<UnixTime> {
         self.expiries.first().map(|(at, _)| *at)
     }
 
     /// Takes objects to write, `most` at most.
-    pub fn take_writes(&mut self, now: UnixTime, most: usize) -> Vec<Write> {
+    pub(crate) fn take_writes(&mut self, now: UnixTime, most: usize) -> Vec<Write> {
         let is_ready = |key: &&ObjectKey| {
             let held = self.objects.get(*key);
             let waits = |at: UnixTime| at > now && at <= now.plus(LONGEST_PAUSE);
@@ -508,7 +510,7 @@ impl Book {
     }
 
     /// When a write that failed is tried again.
-    pub fn retries(&self) -> Option<UnixTime> {
+    pub(crate) fn retries(&self) -> Option<UnixTime> {
         let unwritten = self.unwritten.iter();
         let held = unwritten.filter_map(|key| self.objects.get(key));
         held.filter(|held| !held.is_writing)
@@ -517,7 +519,7 @@ impl Book {
     }
 
     /// A write ended.
-    pub fn wrote(&mut self, key: &ObjectKey, written: Written, now: UnixTime) {
+    pub(crate) fn wrote(&mut self, key: &ObjectKey, written: Written, now: UnixTime) {
         let Some(held) = self.objects.get_mut(key) else {
             return;
         };

@@ -7,7 +7,7 @@ use dns_policy::name::Fqdn;
 use super::object::ObjectKey;
 
 /// Objects of a cluster.
-pub const MAX_OBJECTS: usize = 10_000;
+pub(crate) const MAX_OBJECTS: usize = 10_000;
 /// Names of objects that are tried for one name.
 const COLLISIONS: u64 = 10;
 /// Letters that spell no words.
@@ -58,7 +58,7 @@ pub fn plan(wanted: &BTreeSet<Fqdn>, objects: &BTreeMap<ObjectKey, Fqdn>, namesp
 
 /// `metadata.name` of the object of a name, as OVN-Kubernetes makes it; `collisions` is the number
 /// of names that were taken by other objects.
-pub fn object_name(name: &Fqdn, collisions: u64) -> String {
+pub(crate) fn object_name(name: &Fqdn, collisions: u64) -> String {
     let mut hash = 0x811c_9dc5_u32;
     let mut add = |bytes: &[u8]| {
         for byte in bytes {

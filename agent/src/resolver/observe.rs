@@ -123,7 +123,12 @@ pub fn apply(
 
 /// Whether an address with this TTL from now on is looked up next when `existing` is, within the
 /// tolerance.
-pub fn is_same_next(existing: &AddressStatus, ttl: u32, now: UnixTime, tolerance: u32) -> bool {
+pub(crate) fn is_same_next(
+    existing: &AddressStatus,
+    ttl: u32,
+    now: UnixTime,
+    tolerance: u32,
+) -> bool {
     let found = AddressStatus {
         ttl,
         last: now,

@@ -1,5 +1,8 @@
 //! When names are looked up again, and when their addresses leave the status.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     net::SocketAddr,
@@ -13,20 +16,20 @@ use super::object::{AddressStatus, GRACE, ObjectKey, Resolver, Settings, Status,
 
 /// Longest wait for the next look-up, and the time after which a name without addresses is looked
 /// up again.
-pub const LONGEST: Duration = Duration::from_secs(30 * 60);
+pub(crate) const LONGEST: Duration = Duration::from_secs(30 * 60);
 /// How far the clocks of nodes may differ, seconds.
 const SKEW: u32 = 60;
 /// DNS servers that one look-up asks, if the name has several addresses.
 const FAN_OUT: usize = 5;
 /// Names that are looked up again. The names of the objects come before names that wildcards found.
-pub const MAX_PLANNED: usize = 50_000;
+pub(crate) const MAX_PLANNED: usize = 50_000;
 
 /// The status without the addresses whose grace period is over; `None` if all of them stay.
 /// `looked_up` is when the last look-up of a name ended: an address stays until one ended after
 /// its TTL, so that a silent server removes nothing before the failure is counted. A look-up in the
 /// future, by a node with a wrong clock, counts as one of now: its address would stay for as long as
 /// that clock was wrong.
-pub fn expire(
+pub(crate) fn expire(
     status: &Status,
     now: UnixTime,
     looked_up: impl Fn(&Fqdn) -> Option<UnixTime>,
@@ -50,22 +53,13 @@ pub fn expire(
 }
 
 /// When an address leaves the status, if it is not found again.
-pub fn leaves_at(address: &AddressStatus) -> UnixTime {
+pub(crate) fn leaves_at(address: &AddressStatus) -> UnixTime {
     UnixTime(address.next().0.saturating_add(GRACE.as_secs()))
-}
-
-/// Seconds until the first grace period ends, of the addresses that are in theirs.
-pub fn requeue_after(status: &Status, now: UnixTime) -> Option<u64> {
-    let addresses = status.names.iter().flat_map(|entry| &entry.addresses);
-    let expired = addresses.filter(|address| address.next() < now);
-    expired
-        .map(|address| GRACE.as_secs().saturating_sub(now.since(address.next())))
-        .min()
 }
 
 /// How long to wait for the next look-up. `remaining` is the time until it is due: none without a
 /// name, zero if it is overdue.
-pub fn wait(remaining: Option<Duration>, settings: &Settings) -> Duration {
+pub(crate) fn wait(remaining: Option<Duration>, settings: &Settings) -> Duration {
     match remaining {
         None => LONGEST,
         Some(Duration::ZERO) => Duration::from_secs(2 * u64::from(settings.min_ttl)),
@@ -76,11 +70,11 @@ pub fn wait(remaining: Option<Duration>, settings: &Settings) -> Duration {
 /// There is no DNS server to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no servers: no DNS server is trusted or ready; give --dns-server, or see --dns-service")]
-pub struct NoServers;
+pub(crate) struct NoServers;
 
 /// The servers that a look-up asks, chosen at random: one for a name with at most one known
 /// address, else up to five.
-pub fn servers_to_ask(
+pub(crate) fn servers_to_ask(
     known: usize,
     servers: &BTreeSet<SocketAddr>,
     random: &mut impl Rng,
@@ -95,7 +89,7 @@ pub fn servers_to_ask(
 
 /// How the last look-up of a name ended, as far as the next one depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// A server answered: with addresses, with NXDOMAIN or without addresses.
     Answered,
     /// All servers were silent or failed: tried again soon.
@@ -107,7 +101,7 @@ pub enum Ended {
 /// Objects take turns: a pod can fill the object of a wildcard with names whose servers are slow, and
 /// the names of other objects must not wait for all of these.
 #[derive(Debug)]
-pub struct Schedule {
+pub(crate) struct Schedule {
     settings: Settings,
     planned: HashMap<Fqdn, Planned>,
     queue: BTreeSet<(UnixTime, Fqdn)>,
@@ -119,7 +113,8 @@ pub struct Schedule {
     clock: UnixTime,
     /// Names of each object.
     objects: BTreeMap<ObjectKey, BTreeSet<Fqdn>>,
-    left_out: usize,
+    /// How many names of each object have no room.
+    left_out: BTreeMap<ObjectKey, usize>,
 }
 
 #[derive(Debug, Default)]
@@ -139,7 +134,7 @@ struct Planned {
 
 impl Schedule {
     /// Without names.
-    pub fn new(settings: Settings) -> Self {
+    pub(crate) fn new(settings: Settings) -> Self {
         Self {
             settings,
             planned: HashMap::new(),
@@ -148,12 +143,12 @@ impl Schedule {
             turns: VecDeque::new(),
             clock: UnixTime::default(),
             objects: BTreeMap::new(),
-            left_out: 0,
+            left_out: BTreeMap::new(),
         }
     }
 
     /// An object is new or changed.
-    pub fn apply(&mut self, object: &Resolver, now: UnixTime) {
+    pub(crate) fn apply(&mut self, object: &Resolver, now: UnixTime) {
         let mut names = BTreeMap::from([(object.name.clone(), (0, None))]);
         for entry in &object.status.names {
             let next = entry.addresses.iter().map(|address| {
@@ -166,7 +161,10 @@ impl Schedule {
         let room = MAX_PLANNED.saturating_sub(self.planned.len());
         let is_new = |name: &Fqdn| !self.planned.contains_key(name) && name != &object.name;
         let new: Vec<Fqdn> = names.keys().filter(|name| is_new(name)).cloned().collect();
-        self.left_out += new.len().saturating_sub(room);
+        match new.len().saturating_sub(room) {
+            0 => self.left_out.remove(&object.key),
+            left_out => self.left_out.insert(object.key.clone(), left_out),
+        };
         for name in new.into_iter().skip(room) {
             names.remove(&name);
         }
@@ -185,7 +183,8 @@ impl Schedule {
     }
 
     /// An object is gone: its names are forgotten unless another object has them.
-    pub fn remove(&mut self, key: &ObjectKey) {
+    pub(crate) fn remove(&mut self, key: &ObjectKey) {
+        self.left_out.remove(key);
         for name in self.objects.remove(key).unwrap_or_default() {
             self.forget(&name, key);
         }
@@ -227,7 +226,7 @@ impl Schedule {
 
     /// Takes the names that are due, `most` at most: they are not due again until
     /// [`Self::ended`].
-    pub fn take_due(&mut self, now: UnixTime, most: usize) -> Vec<(Fqdn, usize)> {
+    pub(crate) fn take_due(&mut self, now: UnixTime, most: usize) -> Vec<(Fqdn, usize)> {
         self.follow_clock(now);
         self.give_turns(now);
         let mut taken = Vec::new();
@@ -295,7 +294,7 @@ impl Schedule {
     }
 
     /// A look-up of a taken name ended.
-    pub fn ended(&mut self, name: &Fqdn, ended: Ended, now: UnixTime) {
+    pub(crate) fn ended(&mut self, name: &Fqdn, ended: Ended, now: UnixTime) {
         let Some(planned) = self.planned.get_mut(name) else {
             return;
         };
@@ -310,7 +309,7 @@ impl Schedule {
 
     /// A taken name could not be asked for: this is no look-up, and it is tried again after
     /// [`Settings::min_ttl`].
-    pub fn not_asked(&mut self, name: &Fqdn, now: UnixTime) {
+    pub(crate) fn not_asked(&mut self, name: &Fqdn, now: UnixTime) {
         let Some(planned) = self.planned.get_mut(name) else {
             return;
         };
@@ -321,7 +320,7 @@ impl Schedule {
     }
 
     /// The name that is looked up next, and when.
-    pub fn next(&self) -> Option<(UnixTime, &Fqdn)> {
+    pub(crate) fn next(&self) -> Option<(UnixTime, &Fqdn)> {
         let due = self.turns.iter().filter_map(|key| self.due.get(key));
         let mut due = due.filter_map(BTreeSet::first);
         let next = due.next().or_else(|| self.queue.first());
@@ -329,33 +328,29 @@ impl Schedule {
     }
 
     /// When a name is looked up next, if it is planned and is not being looked up now.
-    pub fn next_of(&self, name: &Fqdn) -> Option<UnixTime> {
+    pub(crate) fn next_of(&self, name: &Fqdn) -> Option<UnixTime> {
         self.planned.get(name).and_then(|planned| planned.due)
     }
 
     /// When the last look-up of a name ended.
-    pub fn looked_up(&self, name: &Fqdn) -> Option<UnixTime> {
+    pub(crate) fn looked_up(&self, name: &Fqdn) -> Option<UnixTime> {
         self.planned.get(name).and_then(|planned| planned.last)
     }
 
     /// Known addresses of a planned name.
-    pub fn addresses_of(&self, name: &Fqdn) -> Option<usize> {
+    #[cfg(test)]
+    pub(super) fn addresses_of(&self, name: &Fqdn) -> Option<usize> {
         self.planned.get(name).map(Planned::addresses)
     }
 
-    /// Number of the names.
-    pub fn len(&self) -> usize {
-        self.planned.len()
-    }
-
     /// Whether it has no name.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.planned.is_empty()
     }
 
-    /// How often a name was left out because there are [`MAX_PLANNED`].
-    pub fn left_out(&self) -> usize {
-        self.left_out
+    /// Names that are not planned because there are [`MAX_PLANNED`].
+    pub(crate) fn left_out(&self) -> usize {
+        self.left_out.values().sum()
     }
 }
 

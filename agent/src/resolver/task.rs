@@ -30,7 +30,7 @@ use super::{
     object::{AddressFilter, ObjectKey, Settings, UnixTime},
     observe::Outcome,
     queue::Observations,
-    schedule::{self, NoServers},
+    schedule::{self, MAX_PLANNED, NoServers},
     store::{Changes, Created, Observers, ResolverStore, Role, StoreError, StoreHealth, Updated},
 };
 use crate::source_event::SourceEvent;
@@ -428,6 +428,13 @@ impl<S: ResolverStore> Task<S> {
                 "{} names of EgressFirewalls are not looked up: there are {MAX_OBJECTS} DNSNameResolver objects; \
                  use wildcards, or remove rules",
                 self.left_out
+            ));
+        }
+        let unplanned = self.book.planned().left_out();
+        if unplanned > 0 {
+            problems.push(format!(
+                "{unplanned} names that wildcards found are not looked up again: {MAX_PLANNED} names of \
+                 DNSNameResolver objects are; use names in place of wildcards, or remove rules"
             ));
         }
         if self.leads()

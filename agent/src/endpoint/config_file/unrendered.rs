@@ -9,7 +9,7 @@ use super::{EndpointFile, HistoryEntry, ServerAddresses, render};
 
 /// What a file is made of.
 #[derive(Clone, Debug, PartialEq)]
-pub struct UnrenderedFile {
+pub(crate) struct UnrenderedFile {
     /// The endpoint; its history is in `pairs`.
     pub(crate) file: EndpointFile,
     /// Addresses learned and not expired. Those of one name follow one another.
@@ -39,7 +39,7 @@ pub(crate) struct LearnedPair {
 
 impl UnrenderedFile {
     /// Text of the file.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let file = EndpointFile {
             history: self.history(),
             ..self.file.clone()

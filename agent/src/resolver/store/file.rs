@@ -41,7 +41,7 @@ const CHANGES: usize = 256;
 
 /// The store. Clones are the same store.
 #[derive(Clone, Debug)]
-pub struct FileStore {
+pub(crate) struct FileStore {
     dir: PathBuf,
     files: Arc<Mutex<Files>>,
     /// There are changes that the watch has not sent.
@@ -50,7 +50,7 @@ pub struct FileStore {
 
 impl FileStore {
     /// Objects of `namespace` in the directory `--resolver-dir`. Nothing is read or written yet.
-    pub fn new(resolver_dir: &Path, namespace: &str) -> Self {
+    pub(crate) fn new(resolver_dir: &Path, namespace: &str) -> Self {
         let dir = resolver_dir.join(DIRECTORY);
         Self {
             files: Arc::new(Mutex::new(Files::new(&dir, namespace))),

@@ -372,7 +372,7 @@ impl State {
     /// What a document says of blocks, and as whom.
     pub(super) fn says(&self, document: &PolicyDocument) -> (Owner, BTreeMap<IpNet, LabelSet>) {
         let own = self.config.node_name.as_deref();
-        let (source, labels) = document.labels(own, &|key| self.nodes.asks_for(key));
+        let (source, labels) = document.labels(own, &|key| self.cluster.nodes.asks_for(key));
         (Owner::Object(source, document.key.as_str().into()), labels)
     }
 

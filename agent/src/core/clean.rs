@@ -9,6 +9,7 @@ use dns_policy::{
     boot_time::BootTime, mapping::Mapping, name::Fqdn, pattern::SelectorMatcher, rule::NameRule,
 };
 use ipnet::IpNet;
+use shared_maps::EndpointId;
 
 use super::{
     Core,
@@ -72,25 +73,7 @@ impl State {
         let Some(cleaned) = cleaned else {
             return;
         };
-        let mut forget = Vec::new();
-        for (id, names) in self.learned.names.endpoints() {
-            if cleaned.endpoint().is_some_and(|only| only != id) {
-                continue;
-            }
-            let live = names
-                .names
-                .iter()
-                .flat_map(|(n, all)| all.keys().map(move |a| (n, *a)));
-            let zombies = names
-                .zombies
-                .iter()
-                .flat_map(|(a, z)| z.names.iter().map(move |n| (n, *a)));
-            for (name, address) in live.chain(zombies) {
-                if cleaned.is_of(id, name) {
-                    forget.push((id, name.clone(), address));
-                }
-            }
-        }
+        let forget = self.learned_by_endpoints(&cleaned);
         let mut revoke: BTreeMap<_, Vec<IpAddr>> = Default::default();
         let (known, alone) = match cleaned.endpoint() {
             Some(_) => (Vec::new(), Vec::new()),
@@ -124,6 +107,30 @@ impl State {
         for (name, addresses) in revoke {
             self.revoke_leases(plan, name, addresses);
         }
+    }
+
+    /// Pairs that endpoints learned and that a cleaning is about.
+    fn learned_by_endpoints(&self, cleaned: &Cleaned) -> Vec<(EndpointId, Fqdn, IpAddr)> {
+        let mut forget = Vec::new();
+        for (id, names) in self.learned.names.endpoints() {
+            if cleaned.endpoint().is_some_and(|only| only != id) {
+                continue;
+            }
+            let live = names
+                .names
+                .iter()
+                .flat_map(|(n, all)| all.keys().map(move |a| (n, *a)));
+            let zombies = names
+                .zombies
+                .iter()
+                .flat_map(|(a, z)| z.names.iter().map(move |n| (n, *a)));
+            for (name, address) in live.chain(zombies) {
+                if cleaned.is_of(id, name) {
+                    forget.push((id, name.clone(), address));
+                }
+            }
+        }
+        forget
     }
 
     /// Takes all labels of a pair that is gone.

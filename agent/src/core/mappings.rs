@@ -42,6 +42,14 @@ struct Validity {
     lease_end: BootTime,
 }
 
+/// An address of an answer that was learned.
+struct Taken {
+    /// The answer may still have its lease.
+    leased: bool,
+    /// The address has labels that the datapath must get before the answer is released.
+    labelled: bool,
+}
+
 impl State {
     /// Answers a mapping that is not accepted.
     pub(super) fn refuse(&mut self, plan: &mut Plan, event: &MappingEvent, refusal: Refusal) {
@@ -87,34 +95,7 @@ impl State {
         };
         let mut prefixes = Vec::with_capacity(mapping.addresses.len().min(TAKEN_ADDRESSES));
         for address in mapping.addresses.iter().copied().take(TAKEN_ADDRESSES) {
-            let until = times.expires.max(lease_end);
-            let room = match relevance {
-                Relevance::Counts if self.is_sound(address) => {
-                    let openness = self.openness(address);
-                    Some(self.resolved.room(&mapping.name, address, openness))
-                }
-                _ => None,
-            };
-            if room == Some(Room::Full) {
-                left_out += 1;
-                continue;
-            }
-            leased &= room != Some(Room::Scarce);
-            if !self.may_learn(&mapping.name, address) {
-                if room.is_some() && self.resolve_name(&mapping.name, address, until, None) {
-                    prefixes.push(IpNet::from(address));
-                }
-                continue;
-            }
-            if !self
-                .learned
-                .names
-                .make_room(endpoint, &mapping.name, address, self.now)
-            {
-                left_out += 1;
-                continue;
-            }
-            leased &= self.learned.names.learn(&Answer {
+            let answer = Answer {
                 endpoint,
                 name: &mapping.name,
                 labels: labels.as_ref(),
@@ -124,23 +105,17 @@ impl State {
                 expires: times.expires,
                 lease_end: leased.then_some(lease_end),
                 trusted_until: match relevance.is_trusted() {
-                    true => until,
+                    true => times.expires.max(lease_end),
                     false => BootTime(0),
                 },
-            });
-            if room.is_some() {
-                let lease = leased.then_some(lease_end);
-                self.resolve_name(&mapping.name, address, until, lease);
+            };
+            let Some(taken) = self.learn_address(answer, relevance) else {
+                left_out += 1;
+                continue;
+            };
+            leased &= taken.leased;
+            if taken.labelled {
                 prefixes.push(IpNet::from(address));
-            }
-            if let Some(labels) = &labels {
-                let prefix = IpNet::from(address);
-                self.ipcache.claim(
-                    prefix,
-                    Owner::Name(mapping.name.clone()),
-                    Claim::Labels(labels.clone()),
-                );
-                prefixes.push(prefix);
             }
         }
         self.file_soon(endpoint);
@@ -155,6 +130,48 @@ impl State {
             prefixes,
             endpoint,
         });
+    }
+
+    /// Learns one address of an answer. `None` if there is no room for it.
+    fn learn_address(&mut self, mut answer: Answer<'_>, relevance: Relevance) -> Option<Taken> {
+        let (name, address) = (answer.name, answer.address);
+        let room = match relevance {
+            Relevance::Counts if self.is_sound(address) => {
+                let openness = self.openness(address);
+                Some(self.resolved.room(name, address, openness))
+            }
+            _ => None,
+        };
+        match room {
+            Some(Room::Full) => return None,
+            Some(Room::Scarce) => answer.lease_end = None,
+            _ => {}
+        }
+        if !self.may_learn(name, address) {
+            let until = answer.trusted_until;
+            return Some(Taken {
+                leased: answer.lease_end.is_some(),
+                labelled: room.is_some() && self.resolve_name(name, address, until, None),
+            });
+        }
+        let names = &mut self.learned.names;
+        if !names.make_room(answer.endpoint, name, address, self.now) {
+            return None;
+        }
+        let leased = names.learn(&answer);
+        if room.is_some() {
+            let lease_end = answer.lease_end.filter(|_| leased);
+            self.resolve_name(name, address, answer.trusted_until, lease_end);
+        }
+        if let Some(labels) = answer.labels {
+            let claim = Claim::Labels(labels.clone());
+            self.ipcache
+                .claim(IpNet::from(address), Owner::Name(name.clone()), claim);
+        }
+        Some(Taken {
+            leased,
+            labelled: room.is_some() || answer.labels.is_some(),
+        })
     }
 
     /// The result of a mapping, before it is durable. `lease`: its end, if one is given.

@@ -36,7 +36,7 @@ impl NodeSelectors {
 impl State {
     /// A selector means nodes in this block.
     pub(super) fn ask_nodes_in(&mut self, block: IpNet) {
-        let users = self.nodes.blocks.entry(block).or_default();
+        let users = self.cluster.nodes.blocks.entry(block).or_default();
         *users += 1;
         if *users == 1 {
             let label = Claim::Labels(LabelSet::new(vec![node_cidr_label(block)]));
@@ -46,7 +46,7 @@ impl State {
 
     /// A selector means nodes in this block no more.
     pub(super) fn drop_nodes_in(&mut self, block: IpNet) {
-        if release(&mut self.nodes.blocks, &block) {
+        if release(&mut self.cluster.nodes.blocks, &block) {
             self.ipcache.unclaim(block, &Owner::NodesOfPolicy);
         }
     }
@@ -55,7 +55,7 @@ impl State {
     pub(super) fn ask_node_labels(&mut self, selector: &LabelSelector) {
         let mut is_new = false;
         for key in keys(selector) {
-            let users = self.nodes.keys.entry(key.to_owned()).or_default();
+            let users = self.cluster.nodes.keys.entry(key.to_owned()).or_default();
             *users += 1;
             is_new |= *users == 1;
         }
@@ -68,7 +68,7 @@ impl State {
     pub(super) fn drop_node_labels(&mut self, selector: &LabelSelector) {
         let mut is_last = false;
         for key in keys(selector) {
-            is_last |= release(&mut self.nodes.keys, key);
+            is_last |= release(&mut self.cluster.nodes.keys, key);
         }
         if is_last {
             self.label_nodes();

@@ -21,7 +21,6 @@ use super::{
     identity_numbers::IdentityNumbers,
     leases::Leases,
     lxc_table::LxcTable,
-    node_selectors::NodeSelectors,
     plan::Plan,
     policy_model::PolicyModel,
     publication::Publication,
@@ -79,7 +78,6 @@ impl State {
             ipcache: Ipcache::new(dual),
             numbers: IdentityNumbers::new(local.clone(), pods),
             policy: PolicyModel::new(config.enable_policy, config.proxy_port),
-            nodes: NodeSelectors::default(),
             resolved: ResolvedNames::new(limits, config.ipcache_max),
             learned: Learned {
                 names: NameCache::new(limits),

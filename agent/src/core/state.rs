@@ -24,7 +24,6 @@ pub(super) struct State {
     pub ipcache: Ipcache,
     pub numbers: IdentityNumbers,
     pub policy: PolicyModel,
-    pub nodes: NodeSelectors,
     pub resolved: ResolvedNames,
     pub learned: Learned,
     pub endpoints: EndpointTable,
@@ -44,11 +43,13 @@ pub(super) struct Learned {
     pub closed: ClosedNames,
 }
 
-/// Objects of the cluster that have addresses, besides the endpoints of this node.
+/// Objects of the cluster that have addresses, besides the endpoints of this node, and what policy
+/// selects of them.
 #[derive(Debug, Default)]
 pub(super) struct ClusterObjects {
     pub pods: Pods,
     pub services: Services,
+    pub nodes: NodeSelectors,
     /// How many namespaces have an object.
     pub namespaces: usize,
 }

@@ -27,7 +27,41 @@ impl Sample {
         let Some(resolver) = &self.scrape.resolver else {
             return Ok(());
         };
-        let view = &resolver.view;
+        resolver.gauges(out)?;
+        out.counter(
+            "resolver_queue_dropped",
+            "Answers to pods that were dropped before the resolver took them, because 10,000 waited",
+            resolver.view.dropped,
+        )?;
+        out.counter(
+            "resolver_addresses_left_out",
+            "Addresses that a DNSNameResolver object has no room for: 1,000 for a name, 3,000 and 250 names for an object",
+            resolver.left_out,
+        )?;
+        let lookups = resolver.lookups.iter();
+        let lookups: Vec<_> = lookups
+            .map(|(result, count)| ("outcome", result.as_str(), *count))
+            .collect();
+        out.counters(
+            "resolver_lookups",
+            "Own look-ups of names of EgressFirewalls, by outcome",
+            &lookups,
+        )?;
+        let writes = resolver.writes.iter();
+        let writes: Vec<_> = writes
+            .map(|(result, count)| ("outcome", result.as_str(), *count))
+            .collect();
+        out.counters(
+            "resolver_status_writes",
+            "Writes of the status of DNSNameResolver objects, by outcome",
+            &writes,
+        )
+    }
+}
+
+impl ResolverScrape {
+    fn gauges(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
+        let view = &self.view;
         for (name, help, value) in [
             (
                 "resolver_leads",
@@ -63,33 +97,6 @@ impl Sample {
         ] {
             out.gauge(name, help, count(value))?;
         }
-        out.counter(
-            "resolver_queue_dropped",
-            "Answers to pods that were dropped before the resolver took them, because 10,000 waited",
-            view.dropped,
-        )?;
-        out.counter(
-            "resolver_addresses_left_out",
-            "Addresses that a DNSNameResolver object has no room for: 1,000 for a name, 3,000 and 250 names for an object",
-            resolver.left_out,
-        )?;
-        let lookups = resolver.lookups.iter();
-        let lookups: Vec<_> = lookups
-            .map(|(result, count)| ("outcome", result.as_str(), *count))
-            .collect();
-        out.counters(
-            "resolver_lookups",
-            "Own look-ups of names of EgressFirewalls, by outcome",
-            &lookups,
-        )?;
-        let writes = resolver.writes.iter();
-        let writes: Vec<_> = writes
-            .map(|(result, count)| ("outcome", result.as_str(), *count))
-            .collect();
-        out.counters(
-            "resolver_status_writes",
-            "Writes of the status of DNSNameResolver objects, by outcome",
-            &writes,
-        )
+        Ok(())
     }
 }

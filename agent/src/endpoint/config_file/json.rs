@@ -244,36 +244,6 @@ pub fn parse(text: &str) -> Result<EndpointFile, FileError> {
             rules: rules::read_v2(v2),
         }),
     };
-    let mut history = Vec::new();
-    for entry in json.history.unwrap_or_default() {
-        history.push(HistoryEntry {
-            name: Fqdn::normalise(&entry.fqdn),
-            lookup: instant("DNSHistory.lookup-time", &entry.lookup)?,
-            expires: instant("DNSHistory.expiration-time", &entry.expires)?,
-            ttl: entry.ttl,
-            addresses: entry.ips,
-            trusted_until: instant("DNSHistory.holdfast-trusted-until", &entry.trusted_until)?,
-        });
-    }
-    let mut zombies = Vec::new();
-    for entry in json
-        .zombies
-        .and_then(|z| z.deletes)
-        .unwrap_or_default()
-        .into_values()
-    {
-        let read = |names: &[String]| -> Vec<Fqdn> {
-            let names: BTreeSet<Fqdn> = names.iter().map(|n| Fqdn::normalise(n)).collect();
-            names.into_iter().collect()
-        };
-        zombies.push(ZombieEntry {
-            address: entry.ip,
-            names: read(&entry.names),
-            trusted: read(&entry.trusted),
-            alive_at: instant("DNSZombies.alive-at", &entry.alive_at)?,
-            delete_pending_at: instant("DNSZombies.delete-pending-at", &entry.delete_pending_at)?,
-        });
-    }
     Ok(EndpointFile {
         id: EndpointId(json.id),
         key: json.key,
@@ -288,10 +258,44 @@ pub fn parse(text: &str) -> Result<EndpointFile, FileError> {
         on_bridge: json.on_bridge,
         link: json.link,
         netns: json.netns,
-        history,
-        zombies,
+        history: read_history(json.history.unwrap_or_default())?,
+        zombies: read_zombies(json.zombies)?,
         rules,
     })
+}
+
+fn read_history(entries: Vec<History>) -> Result<Vec<HistoryEntry>, FileError> {
+    let read = |entry: History| {
+        Ok(HistoryEntry {
+            name: Fqdn::normalise(&entry.fqdn),
+            lookup: instant("DNSHistory.lookup-time", &entry.lookup)?,
+            expires: instant("DNSHistory.expiration-time", &entry.expires)?,
+            ttl: entry.ttl,
+            addresses: entry.ips,
+            trusted_until: instant("DNSHistory.holdfast-trusted-until", &entry.trusted_until)?,
+        })
+    };
+    entries.into_iter().map(read).collect()
+}
+
+fn read_zombies(zombies: Option<Zombies>) -> Result<Vec<ZombieEntry>, FileError> {
+    let names = |texts: &[String]| -> Vec<Fqdn> {
+        let names: BTreeSet<Fqdn> = texts.iter().map(|text| Fqdn::normalise(text)).collect();
+        names.into_iter().collect()
+    };
+    let read = |entry: ZombieJson| {
+        Ok(ZombieEntry {
+            address: entry.ip,
+            names: names(&entry.names),
+            trusted: names(&entry.trusted),
+            alive_at: instant("DNSZombies.alive-at", &entry.alive_at)?,
+            delete_pending_at: instant("DNSZombies.delete-pending-at", &entry.delete_pending_at)?,
+        })
+    };
+    let deletes = zombies
+        .and_then(|zombies| zombies.deletes)
+        .unwrap_or_default();
+    deletes.into_values().map(read).collect()
 }
 
 fn instant(field: &'static str, text: &str) -> Result<u64, FileError> {

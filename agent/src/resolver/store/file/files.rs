@@ -410,7 +410,8 @@ impl Files {
     }
 }
 
-/// Whoever writes into the directory opens addresses, and has the agent write where links lead.
+/// A user who can write into the directory can open addresses, and can make the agent write where a
+/// link leads.
 pub(super) fn check_owner(dir: &Path) -> io::Result<()> {
     let there = fs::symlink_metadata(dir)?;
     let own = nix::unistd::geteuid().as_raw();

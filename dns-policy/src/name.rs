@@ -20,6 +20,20 @@ impl Fqdn {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// The name after its first label. A dot within a label is escaped.
+    pub fn parent(&self) -> Option<&str> {
+        let mut escaped = false;
+        for (at, byte) in self.0.bytes().enumerate() {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'.' => return self.0.get(at + 1..),
+                _ => {}
+            }
+        }
+        None
+    }
 }
 
 /// Whether `text` ends with a dot that ends a label, not an escaped one.

@@ -118,7 +118,10 @@ impl FirewallNames {
         let own = self.exact.get(text);
         let below = match self.below.is_empty() {
             true => None,
-            false => after_first_label(text).and_then(|rest| self.below.get(rest)),
+            false => {
+                let parent = name.parent().map(without_dot);
+                parent.and_then(|parent| self.below.get(parent))
+            }
         };
         own.into_iter().chain(below)
     }
@@ -142,20 +145,6 @@ pub(crate) fn means(text: &str, name: &Fqdn) -> bool {
 
 fn without_dot(name: &str) -> &str {
     name.strip_suffix('.').unwrap_or(name)
-}
-
-/// The rest of a name after its first label. A dot within a label is escaped.
-fn after_first_label(name: &str) -> Option<&str> {
-    let mut escaped = false;
-    for (at, byte) in name.bytes().enumerate() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = true,
-            b'.' => return name.get(at + 1..),
-            _ => {}
-        }
-    }
-    None
 }
 
 #[cfg(test)]

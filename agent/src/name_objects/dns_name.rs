@@ -77,12 +77,8 @@ pub(crate) fn matches(spec: &Fqdn, name: &Fqdn) -> bool {
     if spec == name {
         return true;
     }
-    let rest = spec.as_str().strip_prefix(STAR);
-    rest.is_some_and(|rest| {
-        name.as_str()
-            .split_once('.')
-            .is_some_and(|(_, theirs)| theirs == rest)
-    })
+    let domain = spec.as_str().strip_prefix(STAR);
+    domain.is_some() && domain == name.parent()
 }
 
 #[cfg(test)]

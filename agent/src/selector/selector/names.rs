@@ -70,10 +70,12 @@ impl DnsNameSelector {
 
     /// Whether it names a name: `*.` stands for one label.
     pub(crate) fn is_about(&self, name: &Fqdn) -> bool {
-        let name = name.as_str().trim_end_matches('.');
         match self.name.strip_prefix("*.") {
-            Some(domain) => name.split_once('.').is_some_and(|(_, of)| of == domain),
-            None => name == self.name,
+            Some(domain) => {
+                let parent = name.parent().and_then(|parent| parent.strip_suffix('.'));
+                parent == Some(domain)
+            }
+            None => name.as_str().strip_suffix('.') == Some(self.name.as_str()),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use dns_policy::name::Fqdn;
 use shared_maps::IdentityId;
 
 use super::*;
@@ -106,4 +107,24 @@ fn entities() {
     assert!(cluster.matches(&subject(300, &["k8s:app=web"])));
     assert!(!cluster.matches(&subject(2, &["reserved:world"])));
     assert!(!Selector::Entity(Entity::None).matches(&subject(1, &["reserved:host"])));
+}
+
+#[test]
+fn a_star_of_a_firewall_is_one_label_also_with_a_dot_in_it() {
+    let wildcard = DnsNameSelector::new("*.example.com");
+    for (name, is_meant) in [
+        ("www.example.com.", true),
+        (r"a\.b.example.com.", true),
+        ("a.b.example.com.", false),
+        ("example.com.", false),
+        (r"www\.example.com.", false),
+    ] {
+        assert_eq!(
+            wildcard.is_about(&Fqdn::normalise(name)),
+            is_meant,
+            "{name}"
+        );
+    }
+    let name = DnsNameSelector::new("WWW.Example.com.");
+    assert!(name.is_about(&Fqdn::normalise("www.example.com")));
 }

@@ -113,7 +113,7 @@ fn changes_without_pause_open_nothing_and_cut_nothing() {
             std::fs::rename(lab.policy_dir().join(from), lab.policy_dir().join(to))?;
             Ok(())
         })?;
-        under_changes(lab, "another policy comes and goes", &mut |round| {
+        under_changes(lab, "another policy is added and removed", &mut |round| {
             let all = holdfast_e2e::policy::egress("more", "web", &cidr("203.0.113.0/24"));
             match round % 2 {
                 0 => lab.write_policy("more.yaml", &all),

@@ -24,7 +24,7 @@ struct Waiting {
 }
 
 impl Observations {
-    /// Adds an answer; drops the oldest if there are [`CAPACITY`].
+    /// Adds an answer; drops the oldest if there are 10,000.
     pub fn push(&self, observation: Observation) {
         let mut waiting = self.waiting.lock();
         if waiting.answers.len() >= CAPACITY {

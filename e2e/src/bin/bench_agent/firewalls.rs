@@ -167,12 +167,7 @@ pub(crate) fn cold_start(firewalls: usize, names: usize) -> Result<Vec<Figure>> 
     );
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     Ok(vec![
-        Figure::new(
-            "firewalls: cold start, names",
-            "ms",
-            milliseconds(time),
-        )
-        .counted(
+        Figure::new("firewalls: cold start, names", "ms", milliseconds(time)).counted(
             node.identities(),
             after.ipcache_writes - before.ipcache_writes,
             after.policy_writes - before.policy_writes,

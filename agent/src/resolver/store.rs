@@ -89,6 +89,9 @@ pub enum Role {
     Follows,
     /// This agent looks names up, and creates, writes and deletes objects.
     Leads,
+    /// This agent looks names up, and keeps the results: nothing can be written. Other agents may
+    /// do the same.
+    LeadsInMemory,
 }
 
 /// Result of [`ResolverStore::create`].

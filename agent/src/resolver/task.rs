@@ -215,7 +215,7 @@ impl<S: ResolverStore> Task<S> {
     }
 
     fn leads(&self) -> bool {
-        self.role == Role::Leads && self.is_listed
+        self.role != Role::Follows && self.is_listed
     }
 
     /// When [`Self::work`] has something to do without an event.
@@ -267,16 +267,15 @@ impl<S: ResolverStore> Task<S> {
     }
 
     fn take_role(&mut self, role: Role) {
-        if role != self.role {
-            match role {
-                Role::Leads => tracing::info!("this agent looks up names of EgressFirewalls now"),
-                Role::Follows => {
-                    tracing::info!("another agent looks up names of EgressFirewalls now");
-                }
-            }
+        if let Some(change) = change_of_role(self.role, role) {
+            tracing::info!("{change}");
+        }
+        if role == Role::LeadsInMemory {
+            // The store's health has the reason.
+            self.store_problem = None;
         }
         self.role = role;
-        self.book.set_leads(role == Role::Leads);
+        self.book.set_leads(role != Role::Follows);
         self.plan_now();
     }
 
@@ -285,7 +284,7 @@ impl<S: ResolverStore> Task<S> {
     }
 
     fn observed(&mut self, observation: &super::Observation) {
-        if self.may_write() {
+        if self.may_write() || self.role == Role::LeadsInMemory {
             self.book.observed(observation, now());
         }
     }
@@ -300,6 +299,9 @@ impl<S: ResolverStore> Task<S> {
         let wanted = Arc::clone(&self.ends.names.borrow_and_update());
         let plan = self.book.plan(&wanted, now());
         self.left_out = plan.left_out;
+        if self.role != Role::Leads {
+            return;
+        }
         let deletes = plan.delete.iter().cloned().map(|key| (key, None));
         let creates = plan
             .create
@@ -446,6 +448,16 @@ impl<S: ResolverStore> Task<S> {
             ));
         }
         problems
+    }
+}
+
+/// What the log says of a change. An agent that does not lead does not know whether another one
+/// does.
+fn change_of_role(before: Role, now: Role) -> Option<&'static str> {
+    match (before != Role::Follows, now != Role::Follows) {
+        (false, true) => Some("this agent looks up names of EgressFirewalls now"),
+        (true, false) => Some("this agent no longer looks up names of EgressFirewalls"),
+        _ => None,
     }
 }
 

@@ -74,7 +74,9 @@ impl FileStore {
         done
     }
 
+    /// The lock on the directory, which is made if it is not there; none if another agent has it.
     fn take_lock(dir: &Path) -> io::Result<Option<Flock<fs::File>>> {
+        files::make(dir)?;
         check_owner(dir)?;
         let file = OpenOptions::new()
             .read(true)
@@ -129,24 +131,24 @@ impl ResolverStore for FileStore {
     ) {
         let mut watched = None;
         let mut has_listed = false;
+        let mut has_begun = false;
         while !stop.is_cancelled() {
             let is_first = !has_listed;
             let scanned = self.with(move |files| {
                 let scanned = files.scan();
-                let problems = files.problems();
-                if is_first && scanned.is_ok() {
+                let problems = files.problems(&scanned);
+                // A directory that cannot be read has no objects: the agent goes on without them.
+                if is_first && (scanned.is_ok() || !has_begun) {
                     return Ok((scanned, problems, files.list_events()));
                 }
                 Ok((scanned, problems, files.take_changes()))
             });
-            let (scanned, mut problems, events) = match scanned.await {
+            let (scanned, problems, events) = match scanned.await {
                 Ok(done) => done,
-                Err(error) => (Err(error), Vec::new(), Vec::new()),
+                Err(error) => (Err(error.clone()), vec![error.to_string()], Vec::new()),
             };
+            has_begun = true;
             has_listed |= scanned.is_ok();
-            if let Err(error) = &scanned {
-                problems.push(error.to_string());
-            }
             health.send_if_modified(|health| {
                 let is_new = health.problems != problems;
                 health.problems = problems;
@@ -174,36 +176,38 @@ impl ResolverStore for FileStore {
         let mut held = None;
         while !stop.is_cancelled() {
             let dir = self.dir.clone();
-            let before = held.take();
+            let before: Option<Flock<fs::File>> = held.take();
             let now = tokio::task::spawn_blocking(move || match before {
-                Some(lock) => FileStore::holds(&dir, &lock).then_some(lock),
-                None => match FileStore::take_lock(&dir) {
-                    Ok(lock) => lock,
-                    Err(error) => {
-                        tracing::debug!(dir = %dir.display(), %error, "cannot lock the directory of objects");
-                        None
-                    }
-                },
+                Some(lock) if FileStore::holds(&dir, &lock) => Ok((Some(lock), true)),
+                // The file at the path may be another one now.
+                _ => FileStore::take_lock(&dir).map(|lock| (lock, false)),
             });
-            held = now.await.unwrap_or_default();
-            let leads = held.is_some();
-            let led = self.files.lock().leads();
-            if leads && !led {
-                // Changes of the agent that led before are accepted, later ones are undone.
-                let began = self.with(|files| {
-                    files.scan()?;
-                    files.set_leads(true);
-                    Ok(())
-                });
-                if began.await.is_err() {
-                    held = None;
+            let now = match now.await {
+                // After a panic, which the log has, another agent may have the lock.
+                Ok(Ok((None, _))) | Err(_) => {
+                    self.settle(None).await;
+                    Role::Follows
                 }
-            } else if !leads && led {
-                self.files.lock().set_leads(false);
-            }
-            let now = match self.files.lock().leads() {
-                true => Role::Leads,
-                false => Role::Follows,
+                Ok(Ok((Some(lock), is_as_before))) => {
+                    let began = match is_as_before {
+                        true => Ok(()),
+                        false => self.begin().await,
+                    };
+                    match began {
+                        Ok(()) => {
+                            held = Some(lock);
+                            Role::Leads
+                        }
+                        Err(error) => {
+                            self.settle(Some(error)).await;
+                            Role::LeadsInMemory
+                        }
+                    }
+                }
+                Ok(Err(error)) => {
+                    self.settle(Some(files::failed(&self.dir, &error))).await;
+                    Role::LeadsInMemory
+                }
             };
             role.send_if_modified(|role| std::mem::replace(role, now) != now);
             tokio::select! {
@@ -239,6 +243,30 @@ impl ResolverStore for FileStore {
 }
 
 impl FileStore {
+    /// This agent writes from now on: changes of the agent that led before are accepted, later ones
+    /// are undone.
+    async fn begin(&self) -> Result<(), StoreError> {
+        let began = self.with(|files| {
+            files.set_leads(false);
+            files.scan()?;
+            files.set_leads(true);
+            files.set_unwritable(None);
+            Ok(())
+        });
+        began.await
+    }
+
+    /// This agent does not write: another one does, or nothing can be written.
+    async fn settle(&self, unwritable: Option<StoreError>) {
+        let settled = self.with(|files| {
+            files.set_leads(false);
+            files.set_unwritable(unwritable);
+            Ok(())
+        });
+        // It changes memory only.
+        let _done = settled.await;
+    }
+
     async fn changed_by_us(&self) {
         loop {
             self.changed.notified().await;

@@ -155,7 +155,7 @@ impl<S: ResolverStore> Task<S> {
         let mut view = ResolverView {
             role: match (self.writes, self.role) {
                 (false, _) => "consumes",
-                (true, Role::Leads) => "leads",
+                (true, Role::Leads | Role::LeadsInMemory) => "leads",
                 (true, Role::Follows) => "follows",
             }
             .to_owned(),

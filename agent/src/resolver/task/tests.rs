@@ -348,6 +348,59 @@ async fn names_go_on_locally_while_the_store_refuses_writes() {
     agent.ends().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn names_are_kept_in_memory_while_the_directory_cannot_be_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let blocked = dir.path().join("dnsnameresolvers");
+    std::fs::write(&blocked, "").unwrap();
+    let files = FileStore::new(dir.path(), NAMESPACE);
+    let mut agent = Agent::start(files.clone(), &["www.example.org"]);
+    agent.has_objects(1).await;
+    assert_eq!(agent.state().await.role, "leads");
+    agent.observe("www.example.org", [198, 51, 100, 1]);
+    let wanted = [IpAddr::from([198, 51, 100, 1])].into();
+    loop {
+        let events = agent.resolved.recv().await.expect("the task runs");
+        let has = |event: &SourceEvent<ResolvedName>| matches!(event, SourceEvent::Apply(name) if name.addresses == wanted);
+        if events.iter().any(has) {
+            break;
+        }
+    }
+    let about_store = |mut state: ResolverView| {
+        state
+            .problems
+            .retain(|problem| !problem.contains("no servers"));
+        state.problems
+    };
+    let problems = about_store(agent.state().await);
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(problems[0].contains("--resolver-dir"), "{problems:?}");
+    std::fs::remove_file(&blocked).unwrap();
+    let stored = async || addresses(&files.list().await.unwrap_or_default());
+    until_awaited("the answer in a file", stored, |all| all.len() == 1).await;
+    let problems = async || about_store(agent.state().await);
+    until_awaited("no problem", problems, Vec::is_empty).await;
+    agent.ends().await;
+}
+
+#[test]
+fn the_log_names_no_other_agent_where_none_may_lead() {
+    use Role::{Follows, Leads, LeadsInMemory};
+    let begins = Some("this agent looks up names of EgressFirewalls now");
+    let ends = Some("this agent no longer looks up names of EgressFirewalls");
+    for (before, now, says) in [
+        (Follows, Leads, begins),
+        (Follows, LeadsInMemory, begins),
+        (Leads, Follows, ends),
+        (LeadsInMemory, Follows, ends),
+        (Leads, LeadsInMemory, None),
+        (LeadsInMemory, Leads, None),
+        (Follows, Follows, None),
+    ] {
+        assert_eq!(change_of_role(before, now), says, "{before:?} to {now:?}");
+    }
+}
+
 #[test]
 fn the_oldest_of_ten_thousand_waiting_answers_is_dropped_and_counted() {
     let queue = Observations::default();

@@ -1,7 +1,7 @@
 //! The files of the objects, and the latest version of each.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
@@ -31,6 +31,8 @@ const ASIDE: &str = ".corrupt";
 const MAX_UNSEEN: usize = 16;
 /// Bytes of one file.
 const MAX_BYTES: u64 = 2 << 20;
+/// What ends the problem of a file that was set aside.
+const DONE_WITH: &str = "remove that file when you do not need it, or repair it and move it back";
 const HEADING: &str = "# Written by holdfast-agent, which undoes changes by hand.\n";
 
 /// Permission of users that are neither the owner nor in the group.
@@ -49,6 +51,12 @@ pub(super) struct Files {
     problems: BTreeMap<String, String>,
     /// Files that could not be looked at the last time, and why.
     unseen: Vec<String>,
+    /// Files that were set aside, with the reason.
+    aside: BTreeMap<String, String>,
+    /// Why the directory cannot be written.
+    unwritable: Option<String>,
+    /// [`Self::unwritable`] changed since changes were last taken.
+    is_news: bool,
     leads: bool,
 }
 
@@ -100,12 +108,11 @@ impl Files {
             changes: Vec::new(),
             problems: BTreeMap::new(),
             unseen: Vec::new(),
+            aside: BTreeMap::new(),
+            unwritable: None,
+            is_news: false,
             leads: false,
         }
-    }
-
-    pub(super) fn leads(&self) -> bool {
-        self.leads
     }
 
     pub(super) fn set_leads(&mut self, leads: bool) {
@@ -117,25 +124,49 @@ impl Files {
         known.map(|known| known.object.clone()).collect()
     }
 
-    pub(super) fn problems(&self) -> Vec<String> {
-        self.problems
-            .values()
-            .chain(&self.unseen)
-            .cloned()
-            .collect()
+    /// What is wrong; `scanned` is the result of the last scan. A directory that cannot be used is
+    /// one problem.
+    pub(super) fn problems(&self, scanned: &Result<(), StoreError>) -> Vec<String> {
+        let unusable = match (&self.unwritable, scanned) {
+            (Some(why), _) => Some(why.clone()),
+            (None, scanned) => scanned.as_ref().err().map(ToString::to_string),
+        };
+        let of_files = self.problems.values().chain(self.aside.values());
+        of_files.chain(&self.unseen).cloned().chain(unusable).collect()
+    }
+
+    /// Why the directory cannot be written; none if it can, or if that was not tried.
+    pub(super) fn set_unwritable(&mut self, why: Option<StoreError>) {
+        let why = why.map(|error| {
+            format!(
+                "names of EgressFirewalls are looked up and kept in memory only, so that later runs \
+                 do not have what this one learned: {error}"
+            )
+        });
+        if self.unwritable != why {
+            match &why {
+                Some(why) => tracing::warn!("{why}"),
+                None => {
+                    tracing::info!(dir = %self.dir.display(), "the directory of --resolver-dir can be used again")
+                }
+            }
+            self.unwritable = why;
+            self.is_news = true;
+        }
     }
 
     pub(super) fn has_changes(&self) -> bool {
-        !self.changes.is_empty()
+        self.is_news || !self.changes.is_empty()
     }
 
     pub(super) fn take_changes(&mut self) -> Vec<Event> {
+        self.is_news = false;
         std::mem::take(&mut self.changes)
     }
 
     /// All objects, as a listing. Changes before it are part of it.
     pub(super) fn list_events(&mut self) -> Vec<Event> {
-        self.changes.clear();
+        self.take_changes();
         let objects = self.objects().into_iter().map(SourceEvent::Apply);
         let all = std::iter::once(SourceEvent::Init).chain(objects);
         all.chain([SourceEvent::InitDone]).collect()
@@ -147,17 +178,12 @@ impl Files {
     /// accept changes, and ignore damaged files: the agent that leads takes care of those.
     pub(super) fn scan(&mut self) -> Result<(), StoreError> {
         let dir = self.dir.clone();
-        let made = match fs::DirBuilder::new().mode(0o700).create(&dir) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            made => made,
-        };
-        made.map_err(|error| failed(&dir, &error))?;
+        make(&dir).map_err(|error| failed(&dir, &error))?;
         check_owner(&dir).map_err(|error| failed(&dir, &error))?;
         let mut names = watched_dir::names(&dir).map_err(|error| failed(&dir, &error))?;
         names.retain(|name| name.ends_with(ENDING));
-        let aside = |file: &String| dir.join(format!("{file}{ASIDE}")).exists();
-        self.problems
-            .retain(|file, _| names.contains(file) || aside(file));
+        self.problems.retain(|file, _| names.contains(file));
+        self.find_aside()?;
         self.unseen.clear();
         for file in names.iter().take(MAX_OBJECTS) {
             let seen = self.look_at(file);
@@ -182,6 +208,29 @@ impl Files {
         let gone: Vec<String> = self.known.keys().filter(is_gone).cloned().collect();
         for name in gone {
             self.restore_or_forget(&name)?;
+        }
+        Ok(())
+    }
+
+    /// Files that are set aside, by this run or another one. The reason is known of the former only.
+    fn find_aside(&mut self) -> Result<(), StoreError> {
+        let entries = fs::read_dir(&self.dir).map_err(|error| failed(&self.dir, &error))?;
+        let files = entries.filter_map(|entry| {
+            let entry = entry.ok()?;
+            let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+            entry.file_name().into_string().ok().filter(|_| is_file)
+        });
+        let ending = format!("{ENDING}{ASIDE}");
+        let found: BTreeSet<String> = files.filter(|name| name.ends_with(&ending)).collect();
+        self.aside.retain(|file, _| found.contains(file));
+        for file in found.into_iter().take(MAX_OBJECTS) {
+            let path = self.dir.join(&file);
+            self.aside.entry(file).or_insert_with(|| {
+                format!(
+                    "{}: was set aside, because it is not an object; {DONE_WITH}",
+                    path.display()
+                )
+            });
         }
         Ok(())
     }
@@ -221,6 +270,9 @@ impl Files {
         match self.known.get_mut(name) {
             Some(known) if known.sum == sum => {
                 (known.stamp, known.is_settled) = (stamp, is_settled);
+                if read.flaws.is_empty() {
+                    self.problems.remove(file);
+                }
                 return Ok(());
             }
             Some(_) if self.leads => {
@@ -298,12 +350,13 @@ impl Files {
         let aside = self.dir.join(format!("{file}{ASIDE}"));
         fs::rename(&path, &aside).map_err(|error| failed(&path, &error))?;
         let text = format!(
-            "{}: {damage}; set aside as {}; remove that file when you do not need it",
+            "{}: {damage}; set aside as {}; {DONE_WITH}",
             path.display(),
             aside.display()
         );
         tracing::error!("{text}");
-        self.problems.insert(file, text);
+        self.problems.remove(&file);
+        self.aside.insert(format!("{file}{ASIDE}"), text);
         match self.known.contains_key(name) {
             true => self.write_known(name),
             false => Ok(()),
@@ -395,6 +448,7 @@ impl Files {
         self.changes.push(SourceEvent::Apply(object.clone()));
         let sum = Sum::of(text.as_bytes()).hex();
         let name = object.key.name.clone();
+        self.problems.remove(&format!("{name}{ENDING}"));
         let known = Known {
             object,
             stamp,
@@ -424,7 +478,15 @@ pub(super) fn check_owner(dir: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
 }
 
-fn failed(path: &Path, error: &io::Error) -> StoreError {
+/// Makes the directory of the files if it is not there.
+pub(super) fn make(dir: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+pub(super) fn failed(path: &Path, error: &io::Error) -> StoreError {
     StoreError::Unavailable(format!(
         "{}: {error}; give a --resolver-dir that the agent can read and write, on a disk with room",
         path.display()

@@ -164,6 +164,7 @@ async fn one_of_two_agents_on_a_directory_writes_and_the_other_takes_over() {
         "{refused:?}"
     );
     assert_eq!(*second.role.borrow(), Role::Follows);
+    assert!(second.health.borrow().problems.is_empty());
     first.stop.cancel();
     second.leads().await;
     let written = second
@@ -290,13 +291,104 @@ async fn a_directory_into_which_every_user_may_write_is_not_read() {
     fs::set_permissions(&objects, Permissions::from_mode(0o777)).unwrap();
     let mut lab = Lab::start(dir);
     lab.problem("every user may write into it").await;
-    assert_eq!(*lab.role.borrow(), Role::Follows);
+    assert_ne!(*lab.role.borrow(), Role::Leads);
     fs::set_permissions(&objects, Permissions::from_mode(0o700)).unwrap();
     lab.leads().await;
     let elsewhere = lab.dir.path().join("elsewhere");
     fs::rename(&objects, &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, &objects).unwrap();
     lab.problem("it is not a directory").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_was_set_aside_is_a_problem_until_it_is_removed_or_moved_back() {
+    let mut lab = Lab::start(tempfile::tempdir().unwrap());
+    lab.leads().await;
+    let name = Fqdn::normalise("www.example.com");
+    lab.store.create(&key("a"), &name).await.unwrap();
+    let good = lab.read("a.yaml");
+    let damage = async |lab: &mut Lab| {
+        fs::write(lab.file("a.yaml"), "{").unwrap();
+        lab.problem("a.yaml.corrupt").await;
+        // The agent knows the object, and writes it again.
+        until_async("the object", || lab.read("a.yaml"), |text| *text == good).await;
+    };
+    let ends = async |lab: &mut Lab| {
+        let healthy = lab.health.wait_for(|health| health.problems.is_empty());
+        healthy.await.unwrap();
+    };
+    damage(&mut lab).await;
+    fs::remove_file(lab.file("a.yaml.corrupt")).unwrap();
+    ends(&mut lab).await;
+    damage(&mut lab).await;
+    fs::write(lab.file("a.yaml.corrupt"), &good).unwrap();
+    fs::rename(lab.file("a.yaml.corrupt"), lab.file("a.yaml")).unwrap();
+    ends(&mut lab).await;
+    // The next run names the file too.
+    damage(&mut lab).await;
+    lab.stop.cancel();
+    lab.store.files.lock().set_leads(false);
+    let dir = std::mem::replace(&mut lab.dir, tempfile::tempdir().unwrap());
+    drop(lab);
+    let mut lab = Lab::start(dir);
+    lab.problem("a.yaml.corrupt").await;
+    fs::remove_file(lab.file("a.yaml.corrupt")).unwrap();
+    ends(&mut lab).await;
+}
+
+#[test]
+fn a_damaged_file_is_no_problem_of_an_agent_that_follows_once_it_is_repaired() {
+    let dir = tempfile::tempdir().unwrap();
+    let object = vectors::object(NAMESPACE, "a", "www.example.com.", Vec::new());
+    put(dir.path(), &object);
+    let store = FileStore::new(dir.path(), NAMESPACE);
+    let mut files = store.files.lock();
+    files.scan().unwrap();
+    fs::write(dir.path().join(DIRECTORY).join("a.yaml"), "{").unwrap();
+    files.scan().unwrap();
+    assert_eq!(files.problems(&Ok(())).len(), 1);
+    put(dir.path(), &object);
+    files.scan().unwrap();
+    assert_eq!(files.problems(&Ok(())), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_cannot_write_leads_in_memory_and_says_so_until_it_can() {
+    let dir = tempfile::tempdir().unwrap();
+    let blocked = dir.path().join(DIRECTORY);
+    fs::write(&blocked, "").unwrap();
+    let mut lab = Lab::start(dir);
+    let in_memory = lab.role.wait_for(|role| *role == Role::LeadsInMemory);
+    in_memory.await.unwrap();
+    let expected = [SourceEvent::Init, SourceEvent::InitDone];
+    assert_eq!(lab.next().await, expected, "nothing is known");
+    let problems = lab.problem("kept in memory only").await;
+    assert_eq!(lab.health.borrow().problems.len(), 1, "{problems}");
+    for says in [blocked.to_str().unwrap(), "--resolver-dir"] {
+        assert!(problems.contains(says), "{problems}");
+    }
+    let name = Fqdn::normalise("www.example.com");
+    assert!(lab.store.create(&key("a"), &name).await.is_err());
+    fs::remove_file(&blocked).unwrap();
+    lab.leads().await;
+    let healthy = lab.health.wait_for(|health| health.problems.is_empty());
+    healthy.await.unwrap();
+    lab.store.create(&key("a"), &name).await.unwrap();
+    assert!(lab.file("a.yaml").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_file_that_is_gone_is_made_again_without_an_end_of_the_lead() {
+    let mut lab = Lab::start(tempfile::tempdir().unwrap());
+    lab.leads().await;
+    lab.role.mark_unchanged();
+    let lock = lab.file(LOCK);
+    fs::remove_file(&lock).unwrap();
+    until_async("the lock file", || lock.exists(), |exists| *exists).await;
+    // Longer than a turn of the agent.
+    sleep(2 * ATTEMPTS).await;
+    assert!(!lab.role.has_changed().unwrap());
+    assert_eq!(*lab.role.borrow(), Role::Leads);
 }
 
 /// Puts the object of a case into a directory, before an agent runs there.
@@ -389,7 +481,7 @@ async fn an_object_never_gets_another_name_by_a_file() {
     );
     let kept = store.get(&key("a")).await.unwrap().unwrap();
     assert_eq!(kept.name, Fqdn::normalise("www.example.com"));
-    let problems = store.files.lock().problems();
+    let problems = store.files.lock().problems(&Ok(()));
     assert!(
         problems[0].contains("spec.name is immutable"),
         "{problems:?}"

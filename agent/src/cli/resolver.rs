@@ -10,7 +10,10 @@ use super::{
 use crate::{
     admin::server::encode,
     config::args::ResolverCommand,
-    resolver::view::{LookupView, NameView, ObjectView, ResolverView},
+    resolver::{
+        schedule::NoServers,
+        view::{LookupView, NameView, ObjectView, ResolverView},
+    },
 };
 
 pub(super) async fn run(command: ResolverCommand) -> Result<()> {
@@ -39,7 +42,11 @@ pub(super) async fn run(command: ResolverCommand) -> Result<()> {
         ResolverCommand::Lookup { name, client } => {
             let path = format!("/v1/resolver/lookup?name={}", encode(&name));
             let found: LookupView = Client::new(&client.admin_socket).get(&path).await?;
-            print(client.output, &found, looked_up)
+            print(client.output, &found, looked_up)?;
+            match failure(&found) {
+                None => Ok(()),
+                Some(failure) => bail!("{failure}"),
+            }
         }
     }
 }
@@ -151,6 +158,21 @@ fn addresses(name: &NameView) -> String {
     list(&shown)
 }
 
+/// Why the look-up gave no address; none if it did.
+fn failure(found: &LookupView) -> Option<String> {
+    let (name, servers) = (&found.name, list(&found.servers));
+    Some(match found.outcome.as_str() {
+        "found" => return None,
+        "no_server" => format!("{name} was not looked up: {NoServers}"),
+        "no_data" => format!("{name} exists and has no address: {servers} gave none"),
+        "nxdomain" => format!("{name} does not exist: {servers} answered NXDOMAIN"),
+        "timeout" => {
+            format!("{name}: no answer of {servers}; check that this node reaches port 53 of them")
+        }
+        _ => format!("{name}: {servers} answered with an error; see the log of the DNS server"),
+    })
+}
+
 fn looked_up(found: &LookupView) -> String {
     let addresses = found.addresses.iter();
     let addresses: Vec<String> = addresses
@@ -164,4 +186,38 @@ fn looked_up(found: &LookupView) -> String {
         list(&addresses),
         list(&found.objects)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_up_without_an_address_fails_with_a_sentence() {
+        let of = |outcome: &str, servers: &[&str]| {
+            failure(&LookupView {
+                name: "www.example.org.".to_owned(),
+                outcome: outcome.to_owned(),
+                servers: servers.iter().map(ToString::to_string).collect(),
+                ..LookupView::default()
+            })
+        };
+        let server = ["192.0.2.53:53"];
+        assert_eq!(of("found", &server), None);
+        for (outcome, servers, says) in [
+            (
+                "nxdomain",
+                &server[..],
+                "does not exist: 192.0.2.53:53 answered NXDOMAIN",
+            ),
+            ("no_data", &server, "has no address"),
+            ("timeout", &server, "no answer of 192.0.2.53:53"),
+            ("error", &server, "192.0.2.53:53 answered with an error"),
+            ("no_server", &[], "give --dns-server"),
+        ] {
+            let failure = of(outcome, servers).unwrap();
+            assert!(failure.starts_with("www.example.org."), "{failure}");
+            assert!(failure.contains(says), "{failure}");
+        }
+    }
 }

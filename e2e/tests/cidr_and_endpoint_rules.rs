@@ -169,7 +169,7 @@ fn a_group_of_blocks_may_change_under_its_rules() {
         let _programs = lab.start(&egress("groups", "web", RULES))?;
         let status = lab.agent_json(&["status"])?;
         assert!(
-            status["problems"]
+            status["warnings"]
                 .to_string()
                 .contains("no CiliumCIDRGroup partners")
         );

@@ -71,7 +71,7 @@ fn questions(asked: &mut Asked<'_>, id: u64, other: u64) -> Result<()> {
         &["status"],
         &["Ready", "yes", "2", "disabled", "one"],
         &[
-            json!({"ready": true, "problems": [], "damaged_files": []}),
+            json!({"ready": true, "problems": [], "warnings": [], "damaged_files": []}),
             json!({"endpoints": 2, "policies": 1, "policies_rejected": 0}),
             json!({"instance": "one", "kind": "rules"}),
         ],

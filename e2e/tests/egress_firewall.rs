@@ -217,6 +217,20 @@ fn a_dns_server_in_a_pod_opens_nothing() {
             .expect(web4(10))?;
         lab.a.expect_closed(at(web4(10), 80))?;
         ensure!(untrusted(lab)? == 1.0, "{}", untrusted(lab)?);
+        let id = lab.endpoint_id(&lab.a)?.to_string();
+        for target in ["203.0.113.10:80", "www.example.test:80"] {
+            let why = format!("{:?}", lab.agent(&["why", &id, target]));
+            let server = format!("came from {own}:53, which does not count");
+            for part in [&*server, "trusted now: 192.0.2.53:53", "--dns-server"] {
+                ensure!(why.contains(part), "{part}: {why}");
+            }
+        }
+        let listed = lab.agent(&["endpoint", "list"])?;
+        let mut lines = listed.lines();
+        let line = lines.find(|line| line.starts_with(&format!("{id} ")));
+        let line = line.unwrap_or_default();
+        ensure!(line.contains("EgressFirewall/default/default"), "{listed}");
+        ensure!(!line.contains("unrestricted"), "{listed}");
         ask(lab, "www.example.test", web4(10))?;
         lab.a.expect_open(at(web4(10), 80))?;
         ensure!(untrusted(lab)? == 1.0, "{}", untrusted(lab)?);

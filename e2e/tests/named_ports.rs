@@ -41,9 +41,9 @@ fn add(lab: &Lab, pod: &Pod, labels: &str, named: &[&str]) -> Result<()> {
 /// Warnings of `status` about port names in policies.
 fn unknown(lab: &Lab) -> Result<Vec<String>> {
     let status = lab.agent_json(&["status"])?;
-    let problems = status.get("problems").and_then(Value::as_array);
-    let problems = problems.with_context(|| format!("no problems: {status}"))?;
-    let texts = problems.iter().filter_map(Value::as_str);
+    let warnings = status.get("warnings").and_then(Value::as_array);
+    let warnings = warnings.with_context(|| format!("no warnings: {status}"))?;
+    let texts = warnings.iter().filter_map(Value::as_str);
     let about = texts.filter(|text| text.contains("port name"));
     Ok(about.map(str::to_owned).collect())
 }

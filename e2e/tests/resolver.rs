@@ -1,6 +1,7 @@
 //! Names of EgressFirewalls stay fresh although no pod asks, and what pods learned while the agent
 //! was away is in the objects when it is back.
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -8,7 +9,7 @@ use hickory_proto::op::ResponseCode;
 use holdfast_e2e::dns::server::DnsServer;
 use holdfast_e2e::dns::zone::{Manner, Zone};
 use holdfast_e2e::lab::{DNS4, at, web4};
-use holdfast_e2e::{AgentOptions, Lab, Query, eventually, with_lab};
+use holdfast_e2e::{AgentOptions, Lab, Query, eventually, shell, with_lab};
 use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -184,7 +185,110 @@ fn names_stay_fresh_although_no_pod_asks() {
         lab.a.expect_closed(at(web4(11), 80))?;
         let found = lab.agent(&["resolver", "lookup", "pool.example.test"])?;
         ensure!(found.contains("pool.example.test.: found"), "{found}");
+        let missing = lab.agent(&["resolver", "lookup", "none.example.test"]);
+        let missing = missing
+            .err()
+            .context("a name that does not exist was found")?;
+        let missing = format!("{missing:#}");
+        let says = "holdfast-agent: none.example.test. does not exist";
+        ensure!(missing.contains(says), "{missing}");
         Ok(())
+    });
+}
+
+/// A disk for the objects, mounted in the test's own mount namespace.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn read_only(path: &Path) -> Result<Self> {
+        std::fs::create_dir_all(path)?;
+        let text = path.display().to_string();
+        shell::run(
+            "mount",
+            &["-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", &text],
+        )?;
+        Ok(Self(path.to_owned()))
+    }
+
+    fn remount(&self, mode: &str) -> Result<()> {
+        let text = self.0.display().to_string();
+        let mode = format!("remount,{mode}");
+        shell::run("mount", &["-o", &mode, &text]).map(drop)
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let path = self.0.display().to_string();
+        if let Err(error) = shell::run("umount", &["-l", &path]) {
+            eprintln!("left behind: {path}: {error:#}");
+        }
+    }
+}
+
+/// `status` has one problem: the directory cannot be written.
+fn says_read_only(lab: &Lab) -> Result<()> {
+    eventually("the read-only directory is reported", SOON, || {
+        let status = lab.agent_json(&["status"])?;
+        let problems = status["problems"].as_array().context("problems")?;
+        ensure!(problems.len() == 1, "{problems:?}");
+        let problem = problems[0].as_str().context("a text")?;
+        for part in [
+            "memory only",
+            "Read-only file system",
+            "give a --resolver-dir",
+            "/resolver/",
+        ] {
+            ensure!(problem.contains(part), "{part}: {problem}");
+        }
+        ensure!(status["resolver"]["role"] == "leads", "{status}");
+        Ok(())
+    })
+}
+
+#[test]
+fn names_are_looked_up_in_memory_while_the_directory_is_read_only() {
+    with_lab(|lab| {
+        let directory = lab.directory().join("resolver");
+        let disk = Disk::read_only(&directory)?;
+        let options = options(lab)?.flag("--dns-server=192.0.2.53");
+        lab.zone.set("www.example.test", &[web4(10)], TTL);
+        let programs = lab.start_with(&firewall(&["www.example.test"]), &options)?;
+        eventually("an address that no pod asked for is open", SOON, || {
+            lab.a.expect_open(at(web4(10), 80))
+        })?;
+        says_read_only(lab)?;
+        lab.zone.set("www.example.test", &[web4(11)], TTL);
+        eventually("its next address is open", REFRESHED, || {
+            lab.a.expect_open(at(web4(11), 80))
+        })?;
+
+        disk.remount("rw")?;
+        let in_file = |address: IpAddr| {
+            eventually(&format!("{address} is in a file"), SOON, || {
+                let mut text = String::new();
+                for file in std::fs::read_dir(directory.join("dnsnameresolvers"))? {
+                    text.push_str(&std::fs::read_to_string(file?.path())?);
+                }
+                ensure!(text.contains(&format!("ip: {address}\n")), "{text}");
+                let problems = lab.agent_json(&["status"])?["problems"].to_string();
+                ensure!(problems == "[]", "{problems}");
+                Ok(())
+            })
+        };
+        in_file(web4(11))?;
+
+        // The objects that are there are read, and their names are looked up.
+        programs.agent.kill_9()?;
+        disk.remount("ro")?;
+        lab.zone.set("www.example.test", &[web4(12)], TTL);
+        let _agent = lab.start_agent(&options)?;
+        eventually("the next look-up", REFRESHED + SOON, || {
+            has(lab, "www.example.test.", web4(12))
+        })?;
+        says_read_only(lab)?;
+        disk.remount("rw")?;
+        in_file(web4(12))
     });
 }
 

@@ -36,6 +36,10 @@ pub struct Status {
     pub damaged_files: Vec<String>,
     /// Problems that need attention, as text; empty if there are none.
     pub problems: Vec<String>,
+    /// Documents that are valid and may not mean what their authors think, as text. They are no
+    /// problems of the agent.
+    #[serde(default)]
+    pub warnings: Vec<String>,
     /// How far limits are used up.
     pub limits: Vec<LimitView>,
     /// Quotas of the datapath that endpoints reached.

@@ -1,7 +1,8 @@
 //! Problems that `status` lists, one function for each.
 
 use crate::{
-    core::snapshot::Summary, endpoint::source::taken_in::Unmanaged, kubernetes::health::ClusterView,
+    core::snapshot::Summary, endpoint::source::taken_in::Unmanaged,
+    kubernetes::health::ClusterView, resolver::names::MAX_OBJECTS,
 };
 
 /// Policy documents that are refused.
@@ -197,6 +198,18 @@ pub(super) fn pods_outside(summary: &Summary) -> Option<String> {
     })
 }
 
+/// There are more DNSNameResolver objects than the agent reads.
+pub(super) fn objects_left_out(summary: &Summary) -> Option<String> {
+    let left_out = summary.firewalls.objects_left_out;
+    (left_out > 0).then(|| {
+        format!(
+            "{left_out} DNSNameResolver objects are not read, because there are more than \
+             {MAX_OBJECTS}: their names open when a pod asks for them; use wildcards in the rules, or \
+             remove objects that no EgressFirewall needs. Then an object counts at its next change"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,6 +247,24 @@ mod tests {
                 .contains("--pod-cidr")
         );
         assert_eq!(pods_outside(&of(0, &[], false)), None);
+    }
+
+    #[test]
+    fn objects_that_are_not_read_are_a_problem_with_a_remedy() {
+        let of = |left_out: usize| {
+            objects_left_out(&Summary {
+                firewalls: FirewallSummary {
+                    objects_left_out: left_out,
+                    ..FirewallSummary::default()
+                },
+                ..Summary::default()
+            })
+        };
+        assert_eq!(of(0), None);
+        let problem = of(3).unwrap();
+        for says in ["3 DNSNameResolver objects", "10000", "use wildcards"] {
+            assert!(problem.contains(says), "{problem}");
+        }
     }
 
     #[test]

@@ -245,7 +245,7 @@ impl Admin {
         let unresolved = self.endpoints.unresolved();
         let proxies = self.proxies.views();
         let builtin = (self.builtin)();
-        let mut problems = self.problems(&summary, warnings, &unresolved, &proxies);
+        let mut problems = self.problems(&summary, &unresolved, &proxies);
         let cluster = self.cluster.as_ref().map(ClusterHealth::view);
         problems.extend(cluster.iter().flat_map(problems::cluster_source));
         problems.extend(cluster.iter().filter_map(problems::not_reported));
@@ -270,6 +270,7 @@ impl Admin {
             endpoints_unresolved: unresolved,
             damaged_files: (*self.damaged).clone(),
             problems,
+            warnings,
             limits,
             repairs: Part::ALL.map(|part| self.conditions.repairs(part)).to_vec(),
             quotas,
@@ -281,13 +282,11 @@ impl Admin {
     fn problems(
         &self,
         summary: &Summary,
-        policy_warnings: Vec<String>,
         unresolved: &[Unresolved],
         proxies: &[ProxyView],
     ) -> Vec<String> {
         let mut problems = Vec::new();
         problems.extend(problems::policies_refused(summary));
-        problems.extend(policy_warnings);
         problems.extend(problems::steps_pending(summary));
         problems.extend(
             unresolved
@@ -311,6 +310,7 @@ impl Admin {
         problems.extend(problems::names_limited(summary));
         problems.extend(problems::names_closed(summary));
         problems.extend(problems::pods_outside(summary));
+        problems.extend(problems::objects_left_out(summary));
         if !learning(proxies) {
             problems.push(
                 "no DNS proxy is connected and none is built in: names of restricted endpoints are \

@@ -48,6 +48,8 @@ pub(crate) fn status(status: &Status, verbose: bool) -> String {
     let mut rows = state_rows(status);
     let problems = status.problems.iter();
     rows.extend(problems.map(|problem| ("PROBLEM", problem.clone())));
+    let warnings = status.warnings.iter();
+    rows.extend(warnings.map(|warning| ("WARNING", warning.clone())));
     let mut text = aligned(&rows);
     if !status.proxies.is_empty() {
         text.push('\n');
@@ -362,28 +364,28 @@ pub(crate) fn endpoints(endpoints: &[EndpointView]) -> String {
 }
 
 fn enforced(endpoint: &EndpointView) -> String {
-    match (endpoint.egress_enforced, endpoint.ingress_enforced) {
-        (true, true) => "egress,ingress",
-        (true, false) => "egress",
-        (false, true) => "ingress",
-        (false, false) => "unrestricted",
+    let egress = endpoint.egress_enforced.then_some("egress");
+    let ingress = endpoint.ingress_enforced.then_some("ingress");
+    let firewalls = endpoint.firewalls.iter().map(String::as_str);
+    let by: Vec<&str> = egress.into_iter().chain(ingress).chain(firewalls).collect();
+    match by.as_slice() {
+        [] => "unrestricted".to_owned(),
+        by => by.join(","),
     }
-    .to_owned()
 }
 
 /// The same, with the reason.
 fn enforced_why(endpoint: &EndpointView) -> String {
     let restricted = endpoint.egress_enforced || endpoint.ingress_enforced;
     let mode = endpoint.enable_policy.as_str();
-    let mut policies = endpoint.policies.iter();
-    let has_firewall = policies.any(|key| key.starts_with("EgressFirewall/"));
+    let has_firewall = !endpoint.firewalls.is_empty();
     let why = match (restricted, mode) {
         (true, "always") => " (enable-policy is always)",
         (true, _) => "",
         (false, "never") => ": enable-policy is never",
         (false, _) if endpoint.policies.is_empty() => ": no policy selects it",
         (false, _) if has_firewall => {
-            ": no policy restricts it, and its EgressFirewall drops what a Deny rule covers"
+            ": the EgressFirewall drops what a Deny rule covers, and no other policy restricts it"
         }
         (false, _) => ": no policy that selects it restricts it",
     };
@@ -565,4 +567,47 @@ pub(crate) fn names(names: &[NameView]) -> String {
         ],
         &rows,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warning_is_not_shown_as_a_problem() {
+        let warned = Status {
+            warnings: vec!["policy a: the list does not end".to_owned()],
+            ..Status::default()
+        };
+        let text = status(&warned, false);
+        assert!(!text.contains("PROBLEM"), "{text}");
+        let line = text.lines().find(|line| line.starts_with("WARNING"));
+        assert!(
+            line.is_some_and(|line| line.ends_with("the list does not end")),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn an_endpoint_under_a_firewall_is_not_called_unrestricted() {
+        let shop = "EgressFirewall/shop/default".to_owned();
+        let of = |egress_enforced: bool, firewalls: &[String]| EndpointView {
+            egress_enforced,
+            policies: firewalls.to_vec(),
+            firewalls: firewalls.to_vec(),
+            ..EndpointView::default()
+        };
+        assert_eq!(enforced(&of(false, &[])), "unrestricted");
+        assert_eq!(enforced(&of(true, &[])), "egress");
+        let of_both = of(true, std::slice::from_ref(&shop));
+        assert_eq!(enforced(&of_both), "egress,EgressFirewall/shop/default");
+        let listed = endpoints(&[of(false, std::slice::from_ref(&shop))]);
+        assert!(listed.contains(" EgressFirewall/shop/default "), "{listed}");
+        assert!(!listed.contains("unrestricted"), "{listed}");
+        let shown = endpoint(&of(false, &[shop]));
+        assert!(
+            shown.contains("EgressFirewall/shop/default: the EgressFirewall drops"),
+            "{shown}"
+        );
+    }
 }

@@ -10,7 +10,7 @@
 //! released has both.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -29,15 +29,15 @@ use crate::{
     ipcache::metadata::{Claim, Owner},
     labels::CLOSED_NAME,
     policy::document::{Body, PolicyDocument},
-    resolver::{Observation, ResolvedName, TrustedServers, WantedNames},
+    resolver::{Observation, ResolvedName, TrustedServers, WantedNames, names::MAX_OBJECTS},
     selector::selector::DnsNameSelector,
     source_event::SourceEvent,
 };
 
-/// Objects of the store that are read.
-const MAX_OBJECTS: usize = 10_000;
 /// Objects of the store keep at most one pair for so many entries of the ipcache.
 const SHARE: usize = 4;
+/// Answers of servers that do not count that are remembered; the oldest are forgotten.
+const MAX_UNTRUSTED: usize = 64;
 
 /// See the module.
 #[derive(Debug)]
@@ -47,9 +47,13 @@ pub(super) struct ResolvedNames {
     changed: Vec<DnsNameSelector>,
     pairs: ResolvedPairs,
     objects: BTreeMap<String, Object>,
+    /// Objects beyond [`MAX_OBJECTS`], which are not read; as many at most.
+    left_out: BTreeSet<String>,
     /// Objects that a listing under way has named.
     listed: Option<BTreeSet<String>>,
     servers: Arc<TrustedServers>,
+    /// The latest servers that do not count, with the names that they answered, for `why`.
+    untrusted: VecDeque<(SocketAddr, Fqdn)>,
     observed: Vec<Observation>,
     /// Names or servers changed since they were last published.
     is_unpublished: bool,
@@ -88,7 +92,9 @@ impl ResolvedNames {
             changed: Vec::new(),
             pairs: ResolvedPairs::new(limits, ipcache_max / SHARE),
             objects: BTreeMap::new(),
+            left_out: BTreeSet::new(),
             listed: None,
+            untrusted: VecDeque::new(),
             servers: Arc::default(),
             observed: Vec::new(),
             is_unpublished: false,
@@ -112,6 +118,27 @@ impl ResolvedNames {
     /// How much room there is for an address of an answer.
     pub(super) fn room(&self, name: &Fqdn, address: IpAddr, openness: Openness) -> Room {
         self.pairs.room(name, address, openness)
+    }
+
+    fn note_untrusted(&mut self, server: SocketAddr, name: &Fqdn) {
+        let is_same = |(known, of): &(SocketAddr, Fqdn)| *known == server && of == name;
+        if let Some(at) = self.untrusted.iter().position(is_same) {
+            self.untrusted.remove(at);
+        } else if self.untrusted.len() >= MAX_UNTRUSTED {
+            self.untrusted.pop_front();
+        }
+        self.untrusted.push_back((server, name.clone()));
+    }
+
+    /// Servers that do not count and lately answered a name, the latest first.
+    pub(super) fn untrusted_servers(&self, name: &Fqdn) -> Vec<SocketAddr> {
+        let of_name = self.untrusted.iter().rev().filter(|(_, of)| of == name);
+        of_name.map(|(server, _)| *server).collect()
+    }
+
+    /// Servers whose answers count.
+    pub(super) fn trusted_servers(&self) -> &BTreeSet<SocketAddr> {
+        &self.servers.asked
     }
 
     /// The answer's addresses, in one piece for each family.
@@ -313,6 +340,7 @@ impl State {
             }
             (true, false) => {
                 observations.untrusted += 1;
+                self.resolved.note_untrusted(server.into(), &mapping.name);
                 Relevance::Untrusted
             }
             (true, true) => {
@@ -416,6 +444,7 @@ impl State {
                     for key in gone {
                         self.remove_object(&key);
                     }
+                    self.resolved.left_out.retain(|key| listed.contains(key));
                 }
             }
         }
@@ -424,8 +453,12 @@ impl State {
     fn put_object(&mut self, mut object: ResolvedName) {
         let before = self.resolved.objects.get(&object.key);
         if before.is_none() && self.resolved.objects.len() >= MAX_OBJECTS {
+            if self.resolved.left_out.len() < MAX_OBJECTS {
+                self.resolved.left_out.insert(object.key);
+            }
             return;
         }
+        self.resolved.left_out.remove(&object.key);
         let renamed = before.is_some_and(|before| before.is.name != object.name);
         if renamed {
             self.remove_object(&object.key);
@@ -446,6 +479,7 @@ impl State {
     }
 
     fn remove_object(&mut self, key: &str) {
+        self.resolved.left_out.remove(key);
         if let Some(object) = self.resolved.objects.remove(key) {
             for address in object.held {
                 let pairs = &mut self.resolved.pairs;
@@ -507,6 +541,7 @@ impl State {
             rules: rules.iter().sum(),
             names: self.resolved.used.len(),
             addresses: self.resolved.pairs.len(),
+            objects_left_out: self.resolved.left_out.len(),
             trusted_dns: self
                 .resolved
                 .servers

@@ -169,6 +169,9 @@ pub struct FirewallSummary {
     pub names: usize,
     /// Pairs (name, address) whose address has a label of such a name.
     pub addresses: usize,
+    /// DNSNameResolver objects that are not read, because there are too many.
+    #[serde(default)]
+    pub objects_left_out: usize,
     /// DNS servers whose answers count, as pods ask them.
     pub trusted_dns: Vec<String>,
     /// Entries of policy maps that they decide, once for endpoints of one identity.
@@ -246,6 +249,9 @@ pub struct EndpointView {
     pub enable_policy: String,
     /// Policy documents that select it.
     pub policies: Vec<String>,
+    /// EgressFirewalls that restrict what it may send, `EgressFirewall/namespace/name`.
+    #[serde(default)]
+    pub firewalls: Vec<String>,
     /// Entries of its policy map in force.
     pub policy_entries: usize,
     /// Revision its policy map realises.

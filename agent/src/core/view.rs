@@ -1,6 +1,6 @@
 //! The state as plain data.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use shared_maps::{EndpointId, IdentityId};
 
@@ -266,6 +266,7 @@ impl State {
             policies: subject
                 .map(|s| s.policy().documents.clone())
                 .unwrap_or_default(),
+            firewalls: subject.map(firewalls_of).unwrap_or_default(),
             policy_entries: endpoint.policy_entries(),
             policy_revision: endpoint.policy_revision,
             dns_rules: subject.map(|s| dns_views(s.dns())).unwrap_or_default(),
@@ -385,6 +386,13 @@ impl State {
         });
         documents.collect()
     }
+}
+
+/// Documents with an ordered list about what a subject sends.
+fn firewalls_of(subject: &super::policy_model::Subject) -> Vec<String> {
+    let tier = subject.policy().egress.tier.iter();
+    let documents: BTreeSet<&str> = tier.map(|rule| rule.document.as_ref()).collect();
+    documents.into_iter().map(str::to_owned).collect()
 }
 
 pub(super) fn dns_views(rules: &EndpointRules) -> Vec<DnsRulesView> {

@@ -2,9 +2,12 @@
 //!
 //! The other half, what the kernel has, is read by [`crate::admin::why`].
 
-use std::net::IpAddr;
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
-use dns_policy::{name::Fqdn, pattern::Pattern, rule::NameRules};
+use dns_policy::{boot_time::BootTime, name::Fqdn, pattern::Pattern, rule::NameRules};
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
@@ -63,6 +66,10 @@ pub struct Findings {
     pub names: Vec<NameView>,
     /// Addresses of the name that only others learned.
     pub elsewhere: Vec<NameView>,
+    /// Answers that gave an address to a name of its EgressFirewall, and do not count.
+    pub untrusted: Vec<UntrustedAnswer>,
+    /// DNS servers whose answers count for EgressFirewalls.
+    pub trusted_dns: Vec<SocketAddr>,
     /// Addresses of the name that answers had lately and that got no label
     /// (`--tofqdns-refuse-prefix`).
     pub refused: Vec<IpAddr>,
@@ -70,6 +77,17 @@ pub struct Findings {
     pub addresses: Vec<AddressFound>,
     /// For a name: identities of unknown addresses outside, one for each family of the endpoint.
     pub worlds: Vec<IdentityId>,
+}
+
+/// An address of a name that no DNS server gave whose answers count for EgressFirewalls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UntrustedAnswer {
+    /// The name.
+    pub name: Fqdn,
+    /// The address.
+    pub address: IpAddr,
+    /// Servers that answered the name lately and do not count, the latest first.
+    pub servers: Vec<SocketAddr>,
 }
 
 /// What the model has on an address.
@@ -189,6 +207,12 @@ impl Core {
         };
         addresses.sort_unstable();
         addresses.dedup();
+        if let Some(subject) = subject.filter(|subject| subject.has_tier()) {
+            let known = findings.names.iter().chain(&findings.elsewhere);
+            findings.untrusted = state.untrusted_answers(&subject.policy().egress, known);
+            let trusted = state.resolved.trusted_servers().iter();
+            findings.trusted_dns = trusted.copied().collect();
+        }
         findings.addresses = addresses.into_iter().map(|ip| state.address(ip)).collect();
         Some(findings)
     }
@@ -413,6 +437,32 @@ impl State {
             });
         }
         super::view::dns_views(&matching)
+    }
+
+    /// Of these, those of a name that the ordered rules have, if no answer that counts gave them.
+    fn untrusted_answers<'a>(
+        &self,
+        side: &Side,
+        known: impl Iterator<Item = &'a NameView>,
+    ) -> Vec<UntrustedAnswer> {
+        let pair =
+            |view: &NameView| Some((Fqdn::normalise(&view.name), view.address.parse().ok()?));
+        let pairs: BTreeSet<(Fqdn, IpAddr)> = known.filter_map(pair).collect();
+        let answer = |(name, address): (Fqdn, IpAddr)| {
+            let known = self.learned.names.name(&name);
+            let pair = known.and_then(|entry| entry.pairs.get(&address))?;
+            let servers = self.resolved.untrusted_servers(&name);
+            let is_untrusted = pair.trusted_until == BootTime(0) || !servers.is_empty();
+            let is_used = is_untrusted
+                && !self.resolved.has(&name, address)
+                && !trace::tier_by_name(side, &name).is_empty();
+            is_used.then_some(UntrustedAnswer {
+                name,
+                address,
+                servers,
+            })
+        };
+        pairs.into_iter().filter_map(answer).collect()
     }
 
     fn addresses_of(&self, name: &Fqdn) -> Vec<NameView> {

@@ -5,13 +5,15 @@ use std::{net::IpAddr, time::Duration};
 use dns_policy::{mapping::Realised, name::Fqdn};
 
 use super::{
+    oracle::Fate,
     pods::Member,
     restart::again,
     scenario::{Node, mapping, spec},
+    services::{UDP, at, egress, pod, service, slice, to},
 };
 use crate::{
-    core::{CoreConfig, Effect, Event, event::CleanNames},
-    resolver::{ResolvedName, WantedNames},
+    core::{CoreConfig, Effect, Event, event::CleanNames, why::Target},
+    resolver::{ResolvedName, WantedNames, names::MAX_OBJECTS},
     source_event::SourceEvent,
 };
 
@@ -402,6 +404,83 @@ fn objects_of_the_store_open_names_before_anyone_asks() {
 }
 
 #[test]
+fn objects_beyond_the_limit_are_counted_and_not_read() {
+    let mut node = node(&example());
+    let left_out = |node: &Node| node.core.summary().firewalls.objects_left_out;
+    let one = |n: usize| object(&format!("ns/dns-{n}"), &format!("n{n}.test."), &[]);
+    let all = (0..MAX_OBJECTS).map(one);
+    node.event(Event::Resolved(all.collect()));
+    assert_eq!(left_out(&node), 0);
+    let late = object("ns/late", "www.example.com.", &["1.1.1.1"]);
+    for _ in 0..2 {
+        node.event(Event::Resolved(vec![one(MAX_OBJECTS), late.clone()]));
+        assert_eq!(left_out(&node), 2);
+    }
+    assert_eq!(labels(&node, "1.1.1.1"), [""; 0]);
+    // One that goes leaves room.
+    let gone = SourceEvent::Delete("ns/dns-1".to_owned());
+    node.event(Event::Resolved(vec![gone, late]));
+    assert_eq!(left_out(&node), 1);
+    assert!(!labels(&node, "1.1.1.1").is_empty());
+    let gone = SourceEvent::Delete(format!("ns/dns-{MAX_OBJECTS}"));
+    node.event(Event::Resolved(vec![gone]));
+    assert_eq!(left_out(&node), 0);
+}
+
+/// Answers that do not count, as `why` finds them.
+fn untrusted(node: &Node, target: &Target) -> Vec<(String, String, Vec<String>)> {
+    let found = node.core.findings(node.id(), target).unwrap();
+    let texts = found.untrusted.iter().map(|answer| {
+        let servers = answer.servers.iter().map(ToString::to_string);
+        let (name, address) = (answer.name.to_string(), answer.address.to_string());
+        (name, address, servers.collect())
+    });
+    texts.collect()
+}
+
+#[test]
+fn why_finds_the_server_whose_answer_does_not_count() {
+    let mut node = node(&example());
+    let address = |text: &str| Target::Address(text.parse().unwrap());
+    learn_untrusted(&mut node, "www.example.com", "6.6.6.6");
+    let expected = [(
+        "www.example.com.".to_owned(),
+        "6.6.6.6".to_owned(),
+        vec!["10.9.0.54:53".to_owned()],
+    )];
+    assert_eq!(untrusted(&node, &address("6.6.6.6")), expected);
+    let name = Target::Name(Fqdn::normalise("www.example.com"));
+    assert_eq!(untrusted(&node, &name), expected);
+    // Names of other policies, and addresses that a trusted server gave too.
+    learn_untrusted(&mut node, "www.cilium.io", "6.6.6.7");
+    assert_eq!(untrusted(&node, &address("6.6.6.7")), []);
+    node.learn("www.example.com", &["6.6.6.6"]);
+    assert_eq!(untrusted(&node, &address("6.6.6.6")), []);
+    // The latest 64 are remembered.
+    for n in 0..70 {
+        learn_untrusted(&mut node, &format!("n{n}.example.com"), "6.6.6.8");
+    }
+    let servers = |n: usize| {
+        let name = Fqdn::normalise(&format!("n{n}.example.com"));
+        node.core.state.resolved.untrusted_servers(&name).len()
+    };
+    assert_eq!((0..70).map(servers).sum::<usize>(), 64);
+    assert_eq!((servers(5), servers(6)), (0, 1));
+}
+
+#[test]
+fn an_endpoint_names_the_firewall_that_restricts_it() {
+    let mut node = Node::synced(config(), &example());
+    let view = |node: &Node| node.core.snapshot().endpoints.remove(0);
+    assert!(!view(&node).egress_enforced);
+    assert_eq!(view(&node).firewalls, ["EgressFirewall/default/default"]);
+    node.event(Event::Policies(SourceEvent::Delete(
+        "EgressFirewall/default/default".to_owned(),
+    )));
+    assert_eq!(view(&node).firewalls, [""; 0]);
+}
+
+#[test]
 fn the_circuit_breaker_takes_no_name_that_a_firewall_denies() {
     let rules = firewall(&[
         "type: Deny, to: {dnsName: bad.example.com}",
@@ -512,6 +591,49 @@ fn without_a_flag_the_dns_service_and_its_pods_are_trusted_and_nothing_else() {
     assert_eq!(backends.unwrap(), ["192.0.2.53:5353"]);
     member.delete("Service/kube-system/kube-dns");
     assert_eq!(trusted(&member), [""; 0]);
+}
+
+/// As OpenShift has it: pods ask the Service at port 53, and its pods listen at port 5353.
+#[test]
+fn answers_of_a_dns_service_count_although_its_pods_listen_at_another_port() {
+    const VIP: &str = "10.96.0.10";
+    let config = CoreConfig {
+        dns_service: "default/dns".to_owned(),
+        ..CoreConfig::default()
+    };
+    let dns = service(
+        "dns",
+        &format!("clusterIP: {VIP}"),
+        "{name: dns, port: 53, protocol: UDP, targetPort: dns}",
+    ) + &slice(
+        "dns",
+        &[("dns-0", "10.2.0.9")],
+        "{name: dns, port: 5353, protocol: UDP}",
+    ) + &pod("dns-0", "dns", "10.2.0.9");
+    let asked = |member: &mut Member, server: &str| {
+        let mut answer = mapping(&member.node, "www.example.com", &["1.1.1.1"]);
+        answer.server = server.parse().unwrap();
+        member.node.mapping(answer).1.realised
+    };
+    // With the firewall alone, and beside a policy with the port of the backends.
+    let policy = egress(&format!(
+        "[{}, {{toEntities: [world]}}]",
+        to("dns", 5353, "UDP")
+    ));
+    for policy in ["", &policy] {
+        let mut member = Member::with(config.clone(), &format!("{}---\n{policy}", example()));
+        member.put(&dns);
+        let trusted = member.node.core.summary().firewalls.trusted_dns;
+        assert_eq!(trusted, ["10.2.0.9:5353", "10.96.0.10:53"]);
+        assert_eq!(at(&member.node, VIP, UDP, 53), Fate::Proxied);
+        // No answer of a backend that a pod asks itself is seen, and none opens anything.
+        assert_eq!(at(&member.node, "10.2.0.9", UDP, 5353), Fate::Passed);
+        assert_ne!(asked(&mut member, "10.2.0.9:5353"), Realised::Yes);
+        assert_eq!(labels(&member.node, "1.1.1.1"), [""; 0]);
+        assert_eq!(asked(&mut member, "10.96.0.10:53"), Realised::Yes);
+        let both = ["dnsname:*.example.com", "dnsname:www.example.com"];
+        assert_eq!(labels(&member.node, "1.1.1.1"), both);
+    }
 }
 
 #[test]

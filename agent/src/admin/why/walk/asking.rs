@@ -1,6 +1,6 @@
 //! From the endpoint to the addresses it knows.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::{STATUS, Walk, hop};
 use crate::{
@@ -191,12 +191,51 @@ impl Walk<'_> {
             };
             hop(HopState::Absent, text, "")
         } else {
-            hop(
-                HopState::Found,
-                format!("learned for {}", names.join(", ")),
-                "",
-            )
+            let text = format!("learned for {}", names.join(", "));
+            match self.untrusted() {
+                None => hop(HopState::Found, text, ""),
+                Some((why, remedy)) => hop(HopState::Missing, format!("{text}; {why}"), &remedy),
+            }
         }
+    }
+
+    /// Which answers do not count for the EgressFirewall, and what to do; none if all do.
+    fn untrusted(&self) -> Option<(String, String)> {
+        let all = &self.found.untrusted;
+        let first = all.first()?;
+        let texts = |servers: &[SocketAddr]| {
+            let texts: Vec<String> = servers.iter().map(SocketAddr::to_string).collect();
+            texts.join(", ")
+        };
+        let (of, servers) = match first.servers.as_slice() {
+            [] => (
+                "a DNS server that does not count".to_owned(),
+                "that server".to_owned(),
+            ),
+            [one] => (format!("{one}, which does not count"), one.to_string()),
+            several => (
+                format!("{}, which do not count", texts(several)),
+                texts(several),
+            ),
+        };
+        let more = match all.len() - 1 {
+            0 => String::new(),
+            more => format!(", as did answers with {more} more addresses"),
+        };
+        let why = format!(
+            "the answer with {} for {} came from {of} for EgressFirewalls{more}",
+            first.address,
+            first.name.as_str().trim_end_matches('.'),
+        );
+        let trusted = match self.found.trusted_dns.as_slice() {
+            [] => "no server is trusted now".to_owned(),
+            servers => format!("trusted now: {}", texts(servers)),
+        };
+        let remedy = format!(
+            "let the pod ask a trusted DNS server ({trusted}), or trust {servers}: with --dns-server, \
+             which must list every trusted server, or as a backend of the DNS Service (--dns-service)"
+        );
+        Some((why, remedy))
     }
 
     fn addresses_of(&self, name: &str) -> Hop {
@@ -218,7 +257,10 @@ impl Walk<'_> {
             if !self.found.refused.is_empty() {
                 text = format!("{text}; {refused}");
             }
-            return hop(HopState::Found, text, "");
+            return match self.untrusted() {
+                None => hop(HopState::Found, text, ""),
+                Some((why, remedy)) => hop(HopState::Missing, format!("{text}; {why}"), &remedy),
+            };
         }
         if !self.found.refused.is_empty() {
             return hop(HopState::Absent, refused, "");
@@ -228,7 +270,10 @@ impl Walk<'_> {
                 "this endpoint learned no address of {name}; others of the node did: {}",
                 list(&self.found.elsewhere)
             );
-            return hop(HopState::Absent, text, "");
+            return match self.untrusted() {
+                None => hop(HopState::Absent, text, ""),
+                Some((why, remedy)) => hop(HopState::Missing, format!("{text}; {why}"), &remedy),
+            };
         }
         let text = format!("no address of {name} was learned, or its TTL has ended");
         if !self.learning {

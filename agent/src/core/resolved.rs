@@ -121,10 +121,9 @@ impl ResolvedNames {
     }
 
     fn note_untrusted(&mut self, server: SocketAddr, name: &Fqdn) {
-        let is_same = |(known, of): &(SocketAddr, Fqdn)| *known == server && of == name;
-        if let Some(at) = self.untrusted.iter().position(is_same) {
-            self.untrusted.remove(at);
-        } else if self.untrusted.len() >= MAX_UNTRUSTED {
+        self.untrusted
+            .retain(|(known, of)| *known != server || of != name);
+        if self.untrusted.len() >= MAX_UNTRUSTED {
             self.untrusted.pop_front();
         }
         self.untrusted.push_back((server, name.clone()));

@@ -132,7 +132,11 @@ impl Files {
             (None, scanned) => scanned.as_ref().err().map(ToString::to_string),
         };
         let of_files = self.problems.values().chain(self.aside.values());
-        of_files.chain(&self.unseen).cloned().chain(unusable).collect()
+        of_files
+            .chain(&self.unseen)
+            .cloned()
+            .chain(unusable)
+            .collect()
     }
 
     /// Why the directory cannot be written; none if it can, or if that was not tried.

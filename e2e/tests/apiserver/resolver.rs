@@ -55,7 +55,9 @@ fn observed_5_the_status_of_a_dnsnameresolver_is_checked_and_its_name_never_chan
             "*.*.example.org.",
             "-a.example.org.",
         ] {
-            let refused = agent.patch(&to, &status(name, &[whole.clone()])).await?;
+            let refused = agent
+                .patch(&to, &status(name, std::slice::from_ref(&whole)))
+                .await?;
             ensure!(refused.code == 422, "{name}: {refused:?}");
         }
         for field in ["ip", "ttlSeconds", "lastLookupTime"] {
@@ -79,7 +81,7 @@ fn observed_5_the_status_of_a_dnsnameresolver_is_checked_and_its_name_never_chan
                 .await?;
             ensure!(refused.code == 422, "{refused:?}");
         }
-        let mut bare = status("www.example.org.", &[whole.clone()]);
+        let mut bare = status("www.example.org.", std::slice::from_ref(&whole));
         bare["status"]["resolvedNames"][0]["conditions"][0]["reason"] = json!("");
         ensure!(agent.patch(&to, &bare).await?.code == 422, "no reason");
         let taken = agent
@@ -145,7 +147,8 @@ fn agents_write_dnsnameresolvers_only_with_the_resolvers_role_and_in_its_namespa
                 codes.borrow_mut().push(made.code);
             }
             let all = "/apis/network.openshift.io/v1alpha1/dnsnameresolvers";
-            codes.borrow_mut().push(agent.get(all).await?.code);
+            let code = agent.get(all).await?.code;
+            codes.borrow_mut().push(code);
             Ok(())
         })?;
         anyhow::Ok(codes.into_inner())

@@ -294,10 +294,10 @@ async fn a_directory_into_which_every_user_may_write_is_not_read() {
     assert_ne!(*lab.role.borrow(), Role::Leads);
     fs::set_permissions(&objects, Permissions::from_mode(0o700)).unwrap();
     lab.leads().await;
-    let elsewhere = lab.dir.path().join("elsewhere");
-    fs::rename(&objects, &elsewhere).unwrap();
-    std::os::unix::fs::symlink(&elsewhere, &objects).unwrap();
-    lab.problem("it is not a directory").await;
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(&objects, dir.path().join(DIRECTORY)).unwrap();
+    let mut linked = Lab::start(dir);
+    linked.problem("it is not a directory").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

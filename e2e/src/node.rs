@@ -1,6 +1,7 @@
 //! Starts the programs under test on the lab's node, and sends requests to them.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -364,6 +365,20 @@ impl Lab {
             .arg(self.bpf_root());
         let text = shell::finish(&mut command)?;
         serde_json::from_str(&text).with_context(|| format!("JSON of {arguments:?}: {text}"))
+    }
+
+    /// Whether the ipcache has the IPv4 address.
+    pub fn is_plumbed(&self, address: IpAddr) -> Result<bool> {
+        let listed = self.bpf_json(&["ipcache", "list"])?.to_string();
+        Ok(listed.contains(&format!("\"{address}/32\"")))
+    }
+
+    /// Waits until the ipcache no longer has the IPv4 address. Opens no connection, which would keep it.
+    pub fn leaves_ipcache(&self, address: IpAddr, within: Duration) -> Result<()> {
+        eventually(&format!("{address} leaves the ipcache"), within, || {
+            ensure!(!self.is_plumbed(address)?, "it is there");
+            Ok(())
+        })
     }
 
     /// Packets that the datapath counted for a reason, read from its map.

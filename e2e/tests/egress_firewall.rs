@@ -60,17 +60,6 @@ fn untrusted(lab: &Lab) -> Result<f64> {
     )
 }
 
-fn gone(lab: &Lab, address: IpAddr) -> Result<()> {
-    eventually(&format!("{address} leaves the ipcache"), LATE, || {
-        let listed = lab.bpf_json(&["ipcache", "list"])?.to_string();
-        ensure!(
-            !listed.contains(&format!("\"{address}/32\"")),
-            "it is there"
-        );
-        Ok(())
-    })
-}
-
 #[test]
 fn names_open_with_the_answer_and_everything_else_stays_closed() {
     with_lab(|lab| {
@@ -184,7 +173,7 @@ fn a_changed_record_opens_at_once_and_cuts_no_connection() {
         lab.zone.set("www.example.test", &[web4(12)], 600);
         ask(lab, "www.example.test", web4(12))?;
         lab.a.expect_open(at(web4(12), 80))?;
-        gone(lab, web4(11))?;
+        lab.leaves_ipcache(web4(11), LATE)?;
         lab.a.expect_closed(at(web4(11), 80))?;
         download.expect_alive()?;
 

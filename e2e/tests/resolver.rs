@@ -82,18 +82,6 @@ fn has(lab: &Lab, name: &str, address: IpAddr) -> Result<()> {
     Ok(())
 }
 
-/// Waits without connecting: a connection keeps an expired address open.
-fn gone(lab: &Lab, address: IpAddr) -> Result<()> {
-    eventually(&format!("{address} leaves the ipcache"), FAILED, || {
-        let listed = lab.bpf_json(&["ipcache", "list"])?.to_string();
-        ensure!(
-            !listed.contains(&format!("\"{address}/32\"")),
-            "it is there"
-        );
-        Ok(())
-    })
-}
-
 #[test]
 fn names_stay_fresh_although_no_pod_asks() {
     with_lab(|lab| {
@@ -147,7 +135,7 @@ fn names_stay_fresh_although_no_pod_asks() {
         eventually("the new address is open", SOON, || {
             lab.a.expect_open(at(web4(11), 80))
         })?;
-        gone(lab, web4(10))?;
+        lab.leaves_ipcache(web4(10), FAILED)?;
         lab.a.expect_closed(at(web4(10), 80))?;
 
         let manner = |manner: Manner| {
@@ -181,7 +169,7 @@ fn names_stay_fresh_although_no_pod_asks() {
             ensure!(entry.is_null(), "{entry}");
             Ok(())
         })?;
-        gone(lab, web4(11))?;
+        lab.leaves_ipcache(web4(11), FAILED)?;
         lab.a.expect_closed(at(web4(11), 80))?;
         let found = lab.agent(&["resolver", "lookup", "pool.example.test"])?;
         ensure!(found.contains("pool.example.test.: found"), "{found}");

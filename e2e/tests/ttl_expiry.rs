@@ -1,11 +1,9 @@
 //! An address closes when its TTL and lease have ended, except while a connection is live.
-use std::net::IpAddr;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::policy::good_names;
-use holdfast_e2e::{AgentOptions, Lab, Query, eventually, with_lab};
+use holdfast_e2e::{AgentOptions, Query, with_lab};
 
 #[test]
 fn expiry_closes_unless_a_connection_lives() {
@@ -28,11 +26,11 @@ fn expiry_closes_unless_a_connection_lives() {
         assert_eq!(lab.audit("good.test", &[9961])?, 0);
         let stream = lab.a.stream(at(web4(11), 80))?;
 
-        gone(lab, web4(10), Duration::from_secs(30))?;
+        lab.leaves_ipcache(web4(10), Duration::from_secs(30))?;
         lab.a.expect_closed(at(web4(10), 80))?;
         lab.a.expect_open(at(web4(12), 80))?;
         stream.expect_alive()?;
-        assert!(plumbed(lab, web4(11))?, "expired under a live connection");
+        assert!(lab.is_plumbed(web4(11))?, "expired under a live connection");
 
         // Asked again, it opens again.
         lab.a
@@ -42,24 +40,9 @@ fn expiry_closes_unless_a_connection_lives() {
 
         stream.expect_alive()?;
         drop(stream);
-        gone(lab, web4(11), Duration::from_secs(60))?;
+        lab.leaves_ipcache(web4(11), Duration::from_secs(60))?;
         lab.a.expect_closed(at(web4(11), 80))?;
         assert_eq!(lab.audit("long.good.test", &[9961])?, 0);
         Ok(())
     });
-}
-
-/// Waits for the map entry and opens no connections, because those would keep the address alive.
-fn gone(lab: &Lab, address: IpAddr, limit: Duration) -> Result<()> {
-    eventually(&format!("{address} leaves the ipcache"), limit, || {
-        ensure!(!plumbed(lab, address)?, "it is there");
-        Ok(())
-    })
-}
-
-fn plumbed(lab: &Lab, address: IpAddr) -> Result<bool> {
-    Ok(lab
-        .bpf_json(&["ipcache", "list"])?
-        .to_string()
-        .contains(&format!("\"{address}/32\"")))
 }

@@ -382,4 +382,4 @@ impl Peer {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

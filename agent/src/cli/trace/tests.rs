@@ -1,6 +1,7 @@
 //! What `policy trace` prints of EgressFirewalls.
 
 use super::*;
+use crate::policy::ask::tests::ask_by as ask;
 
 const WEB: &str = "k8s:app=web,k8s:io.kubernetes.pod.namespace=shop";
 const DB: &str = "k8s:app=db,k8s:io.kubernetes.pod.namespace=shop";
@@ -20,22 +21,6 @@ spec:
   - toEntities: [world]
     toPorts: [{ports: [{port: "25", protocol: TCP}]}]
 "#;
-
-fn ask(policy: &str, from: &str, to: &str, port: &str) -> Trace {
-    let mut repository = Repository::default();
-    for document in parse_documents(policy, "test") {
-        repository.insert(document.unwrap().into());
-    }
-    let Peer::Labels(from) = Peer::parse(from).unwrap() else {
-        panic!("{from} are no labels")
-    };
-    let to = match Peer::parse(to).unwrap() {
-        Peer::Labels(labels) => To::Labels(labels),
-        Peer::Address(address) => To::Address(address),
-        Peer::Name(name) => To::Name(Fqdn::normalise(&name)),
-    };
-    crate::policy::ask::trace(&repository, &from, &to, port.parse().unwrap(), None)
-}
 
 const FIREWALL: &str = r#"
 apiVersion: k8s.ovn.org/v1

@@ -213,6 +213,28 @@ fn every_state_between_two_lists_is_the_old_or_the_new_one_for_each_packet() {
     assert!(changed > 2_000, "{changed}");
 }
 
+/// Each state lets through what one of its ends does, or something between them. Gives both ends.
+#[track_caller]
+fn between_both_ends(
+    before: &MemoryDatapath,
+    node: &Node,
+    steps: &[Step],
+    text: &str,
+) -> (Fates, Fates) {
+    let (old, new) = (fates(before), fates(&node.datapath));
+    each_state(before, steps, |state, step| {
+        for (packet, is) in fates(state) {
+            let (was, will) = (old[&packet], new[&packet]);
+            let range = was.min(will)..=was.max(will);
+            assert!(
+                range.contains(&is),
+                "{packet:?}: {was:?}, {is:?}, {will:?} at {step:?}: {text}"
+            );
+        }
+    });
+    (old, new)
+}
+
 /// The other rules are part of each table: they change under a list.
 #[test]
 fn every_state_between_other_rules_under_a_list_is_no_more_open_than_both_ends() {
@@ -227,17 +249,7 @@ fn every_state_between_other_rules_under_a_list_is_no_more_open_than_both_ends()
                 0 => delete(&mut node, "CiliumNetworkPolicy/default/rules"),
                 _ => node.policy(&text),
             };
-            let (old, new) = (fates(&before), fates(&node.datapath));
-            each_state(&before, &steps, |state, step| {
-                for (packet, is) in fates(state) {
-                    let (was, will) = (old[&packet], new[&packet]);
-                    let range = was.min(will)..=was.max(will);
-                    assert!(
-                        range.contains(&is),
-                        "{packet:?}: {was:?}, {is:?}, {will:?} at {step:?}: {text}"
-                    );
-                }
-            });
+            between_both_ends(&before, &node, &steps, &text);
         }
     }
 }
@@ -261,17 +273,7 @@ fn a_list_and_other_rules_that_come_in_one_step_open_nothing_on_the_way() {
             });
             let before = node.datapath.clone();
             let steps = node.endpoint(web);
-            let (old, new) = (fates(&before), fates(&node.datapath));
-            each_state(&before, &steps, |state, step| {
-                for (packet, is) in fates(state) {
-                    let (was, will) = (old[&packet], new[&packet]);
-                    let range = was.min(will)..=was.max(will);
-                    assert!(
-                        range.contains(&is),
-                        "{packet:?}: {was:?}, {is:?}, {will:?} at {step:?}: {text}"
-                    );
-                }
-            });
+            let (old, new) = between_both_ends(&before, &node, &steps, &text);
             changed += old
                 .iter()
                 .filter(|(packet, was)| new[*packet] != **was)

@@ -35,7 +35,8 @@ fn ask(from: &str, to: &str, port: &str) -> Trace {
     ask_by(POLICY, from, to, port)
 }
 
-fn ask_by(policy: &str, from: &str, to: &str, port: &str) -> Trace {
+/// Asks as the command does, with its texts.
+pub(crate) fn ask_by(policy: &str, from: &str, to: &str, port: &str) -> Trace {
     let mut repository = Repository::default();
     for document in parse_documents(policy, "test") {
         repository.insert(document.unwrap().into());

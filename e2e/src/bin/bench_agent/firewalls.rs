@@ -60,16 +60,25 @@ fn firewall(
     document(&text)
 }
 
-/// Firewalls in force, one of which changes. Each selects every block of all of them.
-pub(crate) fn changes(firewalls: usize, blocks: usize) -> Result<Vec<Figure>> {
+/// A node with a pod in each namespace that has a firewall.
+fn node(namespaces: usize) -> Result<Node> {
     let labels = |number| {
         vec![
             "k8s:app=web".to_owned(),
             format!("k8s:io.kubernetes.pod.namespace=n{number}"),
         ]
     };
-    let pods: Vec<Vec<String>> = (0..firewalls).map(labels).collect();
-    let mut node = Node::start(config(), &[], &pods)?;
+    let pods: Vec<Vec<String>> = (0..namespaces).map(labels).collect();
+    Node::start(config(), &[], &pods)
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// Firewalls in force, one of which changes. Each selects every block of all of them.
+pub(crate) fn changes(firewalls: usize, blocks: usize) -> Result<Vec<Figure>> {
+    let mut node = node(firewalls)?;
     let mut total = Cost::default();
     for number in 0..firewalls {
         let cost = node.apply(&firewall(number, blocks, Differs::Block, 0)?);
@@ -82,7 +91,6 @@ pub(crate) fn changes(firewalls: usize, blocks: usize) -> Result<Vec<Figure>> {
         "{} identities",
         node.identities()
     );
-    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     let mut figures = vec![
         Figure::new("firewalls: all applied", "ms", milliseconds(total.time)).counted(
             node.identities(),
@@ -119,14 +127,7 @@ pub(crate) fn changes(firewalls: usize, blocks: usize) -> Result<Vec<Figure>> {
 /// An agent that starts with firewalls of names and a deny of the rest, and then reads the objects of
 /// all names: the first packets pass when these are plumbed.
 pub(crate) fn cold_start(firewalls: usize, names: usize) -> Result<Vec<Figure>> {
-    let labels = |number| {
-        vec![
-            "k8s:app=web".to_owned(),
-            format!("k8s:io.kubernetes.pod.namespace=n{number}"),
-        ]
-    };
-    let pods: Vec<Vec<String>> = (0..firewalls).map(labels).collect();
-    let mut node = Node::start(config(), &[], &pods)?;
+    let mut node = node(firewalls)?;
     for number in 0..firewalls {
         let own = (number..names).step_by(firewalls);
         let rules =
@@ -165,7 +166,6 @@ pub(crate) fn cold_start(firewalls: usize, names: usize) -> Result<Vec<Figure>> 
         "{} identities for {names} names",
         node.identities()
     );
-    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     Ok(vec![
         Figure::new("firewalls: cold start, names", "ms", milliseconds(time)).counted(
             node.identities(),

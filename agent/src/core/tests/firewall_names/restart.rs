@@ -3,6 +3,16 @@
 use super::*;
 use crate::core::tests::{restart::again, scenario::spec};
 
+/// The next run, with these firewalls and the pod.
+fn restarted(node: &Node, firewalls: &str) -> Node {
+    let mut node = again(node, config(), &[107]);
+    node.begin();
+    node.policy(&format!("{DNS}{firewalls}"));
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    node
+}
+
 #[test]
 fn a_restart_of_the_agent_cuts_nothing() {
     let mut node = node(&example());
@@ -10,11 +20,7 @@ fn a_restart_of_the_agent_cuts_nothing() {
     learn_untrusted(&mut node, "www.example.com", "6.6.6.6");
     node.tick(node.now.plus_secs(6));
     let before = node.identity("1.1.1.1");
-    let mut node = again(&node, config(), &[107]);
-    node.begin();
-    node.policy(&format!("{DNS}{}", example()));
-    node.endpoint(spec("web", 7, "app=web"));
-    node.sync();
+    let mut node = restarted(&node, &example());
     assert_eq!(node.identity("1.1.1.1"), before);
     node.tick(node.now.plus_secs(15));
     assert_eq!(
@@ -29,11 +35,7 @@ fn a_restart_of_the_agent_cuts_nothing() {
     node.tick(ended.plus_secs(10));
     alive(&mut node, &["1.1.1.1"]);
     node.tick(node.now.plus_secs(10));
-    let mut node = again(&node, config(), &[107]);
-    node.begin();
-    node.policy(&format!("{DNS}{}", example()));
-    node.endpoint(spec("web", 7, "app=web"));
-    node.sync();
+    let mut node = restarted(&node, &example());
     node.tick(node.now.plus_secs(60));
     assert!(!labels(&node, "1.1.1.1").is_empty());
 }
@@ -55,11 +57,7 @@ fn trust_that_ended_does_not_come_back_with_a_restart() {
     alive(&mut node, &[]);
     assert!(labels(&node, "1.1.1.1").is_empty());
     node.tick(node.now.plus_secs(10));
-    let mut node = again(&node, config(), &[107]);
-    node.begin();
-    node.policy(&format!("{DNS}{}", example()));
-    node.endpoint(spec("web", 7, "app=web"));
-    node.sync();
+    let mut node = restarted(&node, &example());
     node.tick(node.now.plus_secs(15));
     node.now = node.now.plus_secs(16);
     alive(&mut node, &[]);
@@ -77,11 +75,7 @@ fn a_denied_address_in_a_refused_prefix_stays_denied_after_a_restart() {
     let closed = ["dnsname-closed:metadata.example.com"];
     assert_eq!(labels(&node, METADATA), closed);
     node.tick(node.now.plus_secs(6));
-    let mut node = again(&node, config(), &[107]);
-    node.begin();
-    node.policy(&format!("{DNS}{rules}"));
-    node.endpoint(spec("web", 7, "app=web"));
-    node.sync();
+    let mut node = restarted(&node, &rules);
     node.tick(node.now.plus_secs(60));
     node.now = node.now.plus_secs(1);
     alive(&mut node, &[]);

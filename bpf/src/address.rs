@@ -54,6 +54,13 @@ impl Address {
         u32::from_be(self.0[0]) >> 24 == 0xff
     }
 
+    /// 224.0.0.0/4 and 255.255.255.255
+    #[inline(always)]
+    pub(crate) fn is_v4_group(self) -> bool {
+        let address = u32::from_be(self.0[0]);
+        address >> 28 == 0xe || address == u32::MAX
+    }
+
     /// ff02::/16: groups of the link.
     #[inline(always)]
     pub(crate) fn is_v6_link_multicast(self) -> bool {

@@ -1,9 +1,12 @@
 //! The settings of the packet's endpoint, and of the node.
 
 use aya_ebpf::{Global, programs::TcContext};
-use shared_maps::endpoint::{
-    DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, LINK_LOCALS, LOW_INTERFACES, NO_LINK_HEADER,
-    NODE_LINK_LOCALS, TRANSPARENT, link_local_of,
+use shared_maps::{
+    FAMILY_IPV4,
+    endpoint::{
+        DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, LINK_LOCALS, LOW_INTERFACES,
+        NO_LINK_HEADER, NODE_LINK_LOCALS, TRANSPARENT, link_local_of,
+    },
 };
 
 use crate::{
@@ -28,7 +31,8 @@ const NONE: EndpointConfig = EndpointConfig {
     flags: 0,
     on_link_bits: 0,
     bridge_mac: [0; 6],
-    pad: [0; 6],
+    on_link_bits4: 0,
+    pad: [0; 5],
     link_locals: [[0; 2]; LINK_LOCALS],
     node_link_locals: [[0; 2]; NODE_LINK_LOCALS],
 };
@@ -39,14 +43,7 @@ const NONE: EndpointConfig = EndpointConfig {
 #[inline(always)]
 pub(crate) fn enter(ctx: &TcContext, scratch: *mut Scratch) -> bool {
     // SAFETY: the context is valid for the run of the program.
-    let ifindex = unsafe { (*ctx.skb.skb).ifindex };
-    let found = if ifindex < LOW_INTERFACES {
-        INTERFACES.get(ifindex)
-    } else {
-        // SAFETY: the value is read at once.
-        unsafe { HIGH_INTERFACES.get(ifindex) }
-    };
-    let slot = found.copied().unwrap_or(0);
+    let slot = slot_of(unsafe { (*ctx.skb.skb).ifindex });
     if slot == 0 {
         return false;
     }
@@ -59,6 +56,36 @@ pub(crate) fn enter(ctx: &TcContext, scratch: *mut Scratch) -> bool {
         (*scratch).endpoint = *config;
     }
     true
+}
+
+/// Slot of the endpoint behind an interface, 0 for none.
+#[inline(always)]
+pub(crate) fn slot_of(interface: u32) -> u32 {
+    let found = if interface < LOW_INTERFACES {
+        INTERFACES.get(interface)
+    } else {
+        // SAFETY: the value is read at once.
+        unsafe { HIGH_INTERFACES.get(interface) }
+    };
+    found.copied().unwrap_or(0)
+}
+
+/// Address of one family and identity of the endpoint in a slot.
+#[inline(always)]
+pub(crate) fn of_slot(slot: u32, family: u8) -> (Address, u32) {
+    let Some(config) = CONFIGS.get_ptr(slot) else {
+        return (Address::ZERO, 0);
+    };
+    // SAFETY: map values live as long as the program runs. The agent changes no settings of a slot
+    // that is in use.
+    unsafe {
+        let address = if family == FAMILY_IPV4 {
+            Address::v4((*config).ipv4)
+        } else {
+            Address::v6((*config).ipv6)
+        };
+        (address, (*config).identity)
+    }
 }
 
 /// Prepares the scratch for a packet of an interface that is no pod's.
@@ -206,6 +233,41 @@ fn is_among<const N: usize>(address: Address, ids: &[[u32; 2]; N]) -> bool {
 #[inline(always)]
 pub(crate) fn bridge_mac() -> [u8; 6] {
     field!(bridge_mac)
+}
+
+/// Whether `address` is the endpoint's own, or that of a group of machines: multicast, or a
+/// broadcast of the link.
+#[inline(always)]
+pub(crate) fn is_own_or_group_v4(address: Address) -> bool {
+    is_own_v4(address) || is_group_v4(address)
+}
+
+/// Whether `address` is a multicast group or a broadcast of the link.
+#[inline(always)]
+pub(crate) fn is_group_v4(address: Address) -> bool {
+    if address.is_v4_group() {
+        return true;
+    }
+    let bits = u32::from(field!(on_link_bits4));
+    if bits == 0 || bits > 30 {
+        return false;
+    }
+    let hosts = u32::MAX >> bits;
+    u32::from_be(address.0[0]) == u32::from_be(ipv4().0[0]) | hosts
+}
+
+/// The same as [`is_own_or_group_v4`] for IPv6.
+#[inline(always)]
+pub(crate) fn is_own_or_group_v6(address: Address) -> bool {
+    is_own_v6(address) || address.is_v6_multicast() || is_own_link_local(address)
+}
+
+/// Whether a frame may have the source `mac`, packed: it is the pod's, or the pod's is unknown and
+/// `mac` is of one machine.
+#[inline(always)]
+pub(crate) fn may_be_own_mac(mac: u64) -> bool {
+    let own = shared_maps::lxc::pack_mac(self::mac());
+    mac == own || (own == 0 && mac & 1 == 0)
 }
 
 /// Whether `address` has the bridge's prefix that contains the endpoint's own address.

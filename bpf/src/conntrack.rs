@@ -1,19 +1,26 @@
 //! Connection tracking in Cilium's maps, by which the programs recognise replies.
+//!
+//! A reply is one only while policy allows the direction that opened the connection. So an entry has
+//! the second in which policy allowed that direction last, and the first reply of another second is
+//! judged again. An entry also has the number of its endpoint: a later pod with the same address does
+//! not inherit the connections of an earlier one.
 
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use shared_maps::{
-    Be16, FAMILY_IPV4,
+    Be16, FAMILY_IPV4, IdentityId,
     conntrack::{
         CtKey4, CtKey6, CtValue, DIR_IN, DIR_OUT, FLAG_ANSWERED, FLAG_FROM_PROXY,
         FLAG_PROXY_REDIRECT, FLAG_RX_CLOSING, FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING, LIFETIME_ANY,
-        LIFETIME_CLOSE, LIFETIME_SYN, LIFETIME_TCP,
+        LIFETIME_CLOSE, LIFETIME_SYN, LIFETIME_TCP, REFUSED,
     },
+    policy::{EGRESS, INGRESS},
 };
 
 use crate::{
-    maps::{CT_ANY4, CT_ANY6, CT_TCP4, CT_TCP6},
+    config,
+    maps::{self, CT_ANY4, CT_ANY6, CT_TCP4, CT_TCP6},
     packet::{Packet, TCP, TCP_FIN, TCP_RST, TCP_SYN, UDP},
-    quota, unanswered,
+    policy, quota, unanswered,
 };
 
 pub(crate) const CLOSED: u16 = FLAG_RX_CLOSING | FLAG_TX_CLOSING;
@@ -85,16 +92,114 @@ fn entry(packet: &Packet, direction: u8, role: As) -> *mut CtValue {
     found.unwrap_or(core::ptr::null_mut())
 }
 
-/// The live connection of `packet`. Does not touch it.
+/// The connection of a packet.
+#[derive(Clone, Copy)]
+pub(crate) enum Tracked {
+    /// There is none.
+    No,
+    /// Policy no longer allows the direction that opened it.
+    Refused(*mut CtValue),
+    /// It lives, and policy allows it.
+    Live(*mut CtValue),
+}
+
+/// The live connection of `packet`, if policy still allows it.
 #[inline(always)]
 pub(crate) fn find(packet: &Packet, direction: u8, role: As, now: u32) -> Option<*mut CtValue> {
+    match look(packet, direction, role, now) {
+        Tracked::Live(value) => Some(value),
+        Tracked::Refused(_) | Tracked::No => None,
+    }
+}
+
+/// The connection of `packet`. Does not touch it.
+///
+/// A refused entry stays until its time is over. Without it, the next packet would begin a connection
+/// in its own direction, which policy may allow, and the other side's packets would be replies.
+#[inline(always)]
+pub(crate) fn look(packet: &Packet, direction: u8, role: As, now: u32) -> Tracked {
     let value = entry(packet, direction, role);
     if value.is_null() {
-        return None;
+        return Tracked::No;
     }
     // SAFETY: map values live as long as the program runs; racing writers
     // leave old or new numbers, both good.
-    (unsafe { (*value).lifetime } >= now).then_some(value)
+    let (lifetime, judged, owner) = unsafe {
+        (
+            (*value).lifetime,
+            (*value).last_tx_report,
+            (*value).last_rx_report,
+        )
+    };
+    if lifetime < now {
+        return Tracked::No;
+    }
+    let own = u32::from(config::id());
+    if owner == own && judged == now {
+        return Tracked::Live(value);
+    }
+    // Programs of an earlier release wrote no owner.
+    if owner != own && owner != 0 {
+        return Tracked::No;
+    }
+    if !is_still_allowed(value, packet, direction, role) {
+        // SAFETY: as above.
+        unsafe {
+            (*value).last_tx_report = REFUSED;
+            (*value).last_rx_report = own;
+        }
+        return Tracked::Refused(value);
+    }
+    judged_now(value, now);
+    Tracked::Live(value)
+}
+
+/// Records that policy allows the direction that opened the connection, which is this endpoint's.
+#[inline(always)]
+fn judged_now(value: *mut CtValue, now: u32) {
+    let own = u32::from(config::id());
+    // SAFETY: as in `find`.
+    unsafe {
+        if (*value).last_tx_report != now {
+            (*value).last_tx_report = now;
+        }
+        if (*value).last_rx_report != own {
+            (*value).last_rx_report = own;
+        }
+    }
+}
+
+/// Whether policy allows the direction that opened the connection of `value`. `packet` belongs to
+/// the connection. It counts nothing.
+#[inline(never)]
+fn is_still_allowed(value: *mut CtValue, packet: &Packet, direction: u8, role: As) -> bool {
+    let port = match role {
+        As::Forward => packet.policy_port(),
+        As::Reply => packet.port_of_opposite(),
+    };
+    let from_sender = (direction == DIR_IN) == (role == As::Forward);
+    let remote = if from_sender {
+        packet.saddr
+    } else {
+        packet.daddr
+    };
+    let identity = maps::identity_or_world(remote, packet.family);
+    if direction == DIR_OUT {
+        let allowed = policy::allows(packet.protocol, port, identity, EGRESS);
+        // SAFETY: as in `find`.
+        let redirected = unsafe { (*value).flags & FLAG_PROXY_REDIRECT != 0 };
+        return allowed || (redirected && policy::redirects_to(packet.protocol, port, identity));
+    }
+    // SAFETY: as in `find`.
+    let (flags, opened_by) = unsafe { ((*value).flags, (*value).src_sec_id) };
+    // Policy does not judge the node.
+    if opened_by == IdentityId::HOST.0 {
+        return true;
+    }
+    // The node's address is also that of connections that it opened for others.
+    let of_node = flags & FLAG_FROM_PROXY != 0 || identity == IdentityId::HOST.0;
+    let identity = if of_node { opened_by } else { identity };
+    policy::allows(packet.protocol, port, identity, INGRESS)
 }
 
 /// Whether a program of an earlier release redirected the flow of `value` to the proxy.
@@ -239,10 +344,13 @@ pub(crate) fn forward(
         // SAFETY: as in `find`.
         unsafe {
             let flags = (*value).flags;
-            let ended = (*value).lifetime < now
+            let owner = (*value).last_rx_report;
+            let inherited = owner != 0 && owner != u32::from(config::id());
+            let ended = inherited
+                || (*value).lifetime < now
                 || (packet.is_syn() && flags & (FLAG_RX_CLOSING | FLAG_TX_CLOSING) != 0);
             if ended {
-                if flags & FLAG_ANSWERED != 0 && flags & CLOSED != CLOSED {
+                if !inherited && flags & FLAG_ANSWERED != 0 && flags & CLOSED != CLOSED {
                     quota::release(packet);
                 }
                 // This entry may be the oldest of the full queue. The queue spares answered
@@ -265,6 +373,7 @@ pub(crate) fn forward(
                 (*value).flags = flags & !KIND | kind;
             }
             (*value).src_sec_id = source_identity;
+            judged_now(value, now);
             touch(value, packet, side, As::Forward, now);
             return if ended {
                 Forwarded::New
@@ -297,8 +406,8 @@ pub(crate) fn forward(
         tx_flags_seen: tx,
         rx_flags_seen: rx,
         src_sec_id: source_identity,
-        last_tx_report: 0,
-        last_rx_report: 0,
+        last_tx_report: now,
+        last_rx_report: u32::from(config::id()),
     };
     let made = if packet.family == FAMILY_IPV4 {
         let key = key!(CtKey4, v4_bytes, packet, direction, As::Forward);

@@ -11,12 +11,14 @@ use shared_maps::{
 
 use crate::{
     config,
-    conntrack::{self, As, Forwarded, Side},
+    conntrack::{self, As, Forwarded, Side, Tracked},
     events, fragment,
     icmp::{self, About},
     maps::{self, SCRATCH},
     neighbour,
-    packet::{ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, ether_type, parse_ip},
+    packet::{
+        ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Frame, Packet, ether_type, parse_ip,
+    },
     policy, quota, recent, redirect, transparent,
 };
 
@@ -76,7 +78,13 @@ pub(crate) fn finish(
 
 #[inline(always)]
 fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reason, Reason> {
-    match ether_type(ctx)? {
+    let kind = ether_type(ctx)?;
+    let frame = Frame::of(ctx)?;
+    // A bridge would send the answers to this MAC to the pod's port.
+    if !config::may_be_own_mac(frame.from) {
+        return Err(Reason::SourceMac);
+    }
+    match kind {
         ETH_P_IP => {
             parse_ip(ctx, ETH_LEN, FAMILY_IPV4, false, packet)?;
             if !config::is_own_v4(packet.saddr) {
@@ -84,6 +92,9 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
             }
             if packet.daddr.is_v4_loopback() {
                 return Err(Reason::Loopback);
+            }
+            if is_shown_to_all(frame) && !config::is_group_v4(packet.daddr) {
+                return Err(Reason::Misaddressed);
             }
         }
         ETH_P_IPV6 => {
@@ -96,6 +107,9 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
             }
             if packet.daddr.is_v6_loopback() {
                 return Err(Reason::Loopback);
+            }
+            if is_shown_to_all(frame) && !packet.daddr.is_v6_multicast() {
+                return Err(Reason::Misaddressed);
             }
         }
         ETH_P_ARP => return neighbour::arp_from_pod(ctx),
@@ -131,6 +145,14 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
     Ok(mark.1)
 }
 
+/// Whether a bridge shows the frame to other machines than the one with the packet's destination.
+/// The machine of one MAC is an endpoint, whose `to_pod` compares the destination, or a machine that
+/// the agent has no control of.
+#[inline(always)]
+fn is_shown_to_all(frame: Frame) -> bool {
+    frame.is_to_group() && config::is_bridge_port()
+}
+
 /// Mark and reason of a packet that has ports, or the reason why it is dropped.
 #[inline(always)]
 fn judge_flow(
@@ -147,9 +169,13 @@ fn judge_flow(
         }
     } else if !packet.is_syn() {
         let now = conntrack::now();
-        if let Some(value) = conntrack::find(packet, DIR_IN, As::Reply, now)
+        let tracked = conntrack::look(packet, DIR_IN, As::Reply, now);
+        if let Tracked::Live(value) | Tracked::Refused(value) = tracked
             && (conntrack::is_opened(value, packet) || !policy::redirects(packet))
         {
+            if matches!(tracked, Tracked::Refused(_)) {
+                return Err(Reason::PolicyDenied);
+            }
             conntrack::touch(value, packet, Side::Local, As::Reply, now);
             return Ok((0, Reason::Reply));
         }

@@ -18,7 +18,7 @@ use crate::{
     address::Address,
     config,
     maps::LXC,
-    packet::{ETH_LEN, ICMPV6, Packet, load},
+    packet::{BROADCAST, ETH_LEN, Frame, ICMPV6, Packet, load},
 };
 
 const MLD_QUERY: u8 = 130;
@@ -50,8 +50,18 @@ const NONCE: u8 = 14;
 const NEIGHBOUR_OPTIONS: u32 = 2;
 /// Options of a router's message that are read.
 const ROUTER_OPTIONS: u32 = 32;
-/// Records of an MLD report that are read: as many as fit into 1,500 bytes.
-const MLD_RECORDS: u32 = 72;
+/// Most records of an MLD report. Linux sends a handful when an interface is set up: one for each
+/// address and one for each group that a program joined.
+const MLD_RECORDS: u32 = 32;
+/// Longest MLD report, bytes: [`MLD_RECORDS`] without sources.
+const MLD_REPORT_LEN: u32 = 8 + MLD_RECORDS * 20;
+
+/// Bytes of an ARP packet.
+const ARP_LEN: u32 = 28;
+/// Operation of an ARP packet that answers a request.
+const ARP_REPLY: u64 = 2;
+/// Shortest Ethernet frame, without its checksum. A network card fills shorter ones up.
+const ETH_MIN: u32 = 60;
 
 /// `BPF_FIB_LKUP_RET_NOT_FWDED`.
 const NOT_FORWARDED: i64 = 4;
@@ -63,31 +73,85 @@ enum Direction {
     ToPod,
 }
 
-/// Judges an ARP packet from the pod. The sender must be the endpoint (RFC 826), or have no address
-/// yet (RFC 5227).
-#[inline(always)]
-pub(crate) fn arp_from_pod(ctx: &TcContext) -> Result<Reason, Reason> {
-    let head: [u8; 8] = load(ctx, ETH_LEN)?;
-    if u64::from_be_bytes(head) >> 16 != 0x0001_0800_0604 {
-        return Err(Reason::Malformed);
-    }
-    let sender_mac: [u8; 6] = load(ctx, ETH_LEN + 8)?;
-    let sender = Address::v4(load(ctx, ETH_LEN + 14)?);
-    if !may_be_own(sender_mac) {
-        return Err(Reason::SpoofedSource);
-    }
-    if sender.is_zero() || config::is_own_v4(sender) {
-        Ok(Reason::LinkLocal)
-    } else {
-        Err(Reason::SpoofedSource)
+/// The fields of an ARP packet of IPv4 over Ethernet (RFC 826). MACs are packed.
+struct Arp {
+    is_request: bool,
+    sender_mac: u64,
+    sender: Address,
+    target_mac: u64,
+    target: Address,
+}
+
+impl Arp {
+    /// Reads a packet that is a request or an answer and has nothing behind it but the zeros that
+    /// fill a frame of Ethernet's least length.
+    #[inline(always)]
+    fn of(ctx: &TcContext) -> Result<Self, Reason> {
+        let head = u64::from_be_bytes(load(ctx, ETH_LEN)?);
+        let operation = head & 0xffff;
+        if head >> 16 != 0x0001_0800_0604 || operation == 0 || operation > ARP_REPLY {
+            return Err(Reason::Malformed);
+        }
+        let len = ctx.len();
+        if len > ETH_MIN {
+            return Err(Reason::Malformed);
+        }
+        for at in ETH_LEN + ARP_LEN..ETH_MIN {
+            if at >= len {
+                break;
+            }
+            let byte: u8 = load(ctx, at)?;
+            if byte != 0 {
+                return Err(Reason::Malformed);
+            }
+        }
+        Ok(Self {
+            is_request: operation != ARP_REPLY,
+            sender_mac: pack(load(ctx, ETH_LEN + 8)?),
+            sender: Address::v4(load(ctx, ETH_LEN + 14)?),
+            target_mac: pack(load(ctx, ETH_LEN + 18)?),
+            target: Address::v4(load(ctx, ETH_LEN + 24)?),
+        })
     }
 }
 
-/// Whether a MAC is the pod's. True if the pod's MAC is unknown.
-#[inline(always)]
-fn may_be_own(mac: [u8; 6]) -> bool {
-    let own = pack(config::mac());
-    own == 0 || pack(mac) == own
+/// Judges an ARP packet from the pod. The sender must be the endpoint (RFC 826), or have no address
+/// yet (RFC 5227). The target's MAC is of the frame's receiver, of the pod, all zeros or all ones.
+#[inline(never)]
+pub(crate) fn arp_from_pod(ctx: &TcContext) -> Result<Reason, Reason> {
+    let arp = Arp::of(ctx)?;
+    if !config::may_be_own_mac(arp.sender_mac) {
+        return Err(Reason::SpoofedSource);
+    }
+    if arp.sender.is_zero() {
+        // A probe asks for the address that the sender wants to have.
+        if !arp.is_request {
+            return Err(Reason::Malformed);
+        }
+    } else if !config::is_own_v4(arp.sender) {
+        return Err(Reason::SpoofedSource);
+    }
+    let to = Frame::of(ctx)?.to;
+    let named = arp.target_mac;
+    let is_known = named == 0 || named == BROADCAST || named == to || named == arp.sender_mac;
+    of(is_known && (to & 1 == 0 || to == BROADCAST))?;
+    Ok(Reason::LinkLocal)
+}
+
+/// Judges an ARP packet to the pod. It is for all machines, or about the pod's address, or answers a
+/// probe of the pod.
+#[inline(never)]
+pub(crate) fn arp_to_pod(ctx: &TcContext) -> Result<Reason, Reason> {
+    let arp = Arp::of(ctx)?;
+    if config::is_own_v4(arp.sender) {
+        return Err(Reason::SpoofedSource);
+    }
+    let answers_probe = !arp.is_request && arp.target.is_zero();
+    if Frame::of(ctx)?.to == BROADCAST || config::is_own_v4(arp.target) || answers_probe {
+        Ok(Reason::LinkLocal)
+    } else {
+        Err(Reason::Misaddressed)
+    }
 }
 
 #[inline(always)]
@@ -133,10 +197,22 @@ pub(crate) fn message_to_pod(ctx: &TcContext, packet: &Packet) -> Result<Reason,
     let group = match packet.icmp_type {
         MLD_QUERY | MLD_REPORT | MLD_DONE | MLD2_REPORT => {
             multicast_listener(ctx, packet)?;
+            // Reports are for routers, and a pod is none. A neighbour's list of groups could be
+            // any data.
+            if packet.icmp_type != MLD_QUERY && !is_of_this_node(ctx) {
+                return Err(Reason::NotOnLink);
+            }
             packet.daddr.is_v6_multicast()
         }
         _ => {
             neighbour(ctx, packet, Direction::ToPod)?;
+            // Only a solicitation to a group may be about a neighbour.
+            if packet.icmp_type == NEIGHBOUR_SOLICITATION
+                && is_own(packet.daddr)
+                && !is_own(target(ctx, packet)?)
+            {
+                return Err(Reason::NotOnLink);
+            }
             packet.daddr.is_v6_link_multicast()
         }
     };
@@ -145,6 +221,13 @@ pub(crate) fn message_to_pod(ctx: &TcContext, packet: &Packet) -> Result<Reason,
     } else {
         Err(Reason::NotOnLink)
     }
+}
+
+/// Whether this node made the packet, and did not receive it from an interface.
+#[inline(always)]
+fn is_of_this_node(ctx: &TcContext) -> bool {
+    // SAFETY: the context is valid for the run of the program.
+    unsafe { (*ctx.skb.skb).ingress_ifindex == 0 }
 }
 
 #[inline(always)]
@@ -260,6 +343,14 @@ fn neighbour(ctx: &TcContext, packet: &Packet, direction: Direction) -> Result<(
     if from_router {
         return router_options(ctx, start, end);
     }
+    // Flags are in the first three bits of an advertisement. All else is reserved, and zero.
+    let reserved: u32 = load(ctx, packet.l4 + 4)?;
+    let flags = if packet.icmp_type == NEIGHBOUR_ADVERTISEMENT {
+        0xe000_0000u32
+    } else {
+        0
+    };
+    of(u32::from_be(reserved) & !flags == 0)?;
     // A sender without an address must not resolve a unicast address (RFC 4861, section 7.1.1).
     if unspecified && !packet.daddr.is_v6_link_multicast() {
         return Err(Reason::Malformed);
@@ -374,5 +465,5 @@ fn listener_records(ctx: &TcContext, message: u32, end: u32) -> Result<(), Reaso
         }
         at += 20 + 16 * u32::from(u16::from_be_bytes([high, low]));
     }
-    of(count <= MLD_RECORDS && at == end)
+    of(count <= MLD_RECORDS && end - message <= MLD_REPORT_LEN && at == end)
 }

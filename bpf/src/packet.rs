@@ -109,12 +109,61 @@ impl Packet {
             self.dport
         }
     }
+
+    /// Destination port, in the form of policy entries, of the packet that this one replies to.
+    #[inline(always)]
+    pub(crate) fn port_of_opposite(&self) -> u16 {
+        if !self.is_icmp() {
+            return self.sport;
+        }
+        // Echo, timestamp, information, address mask; echo, node information.
+        let asked = match (self.family, self.icmp_type) {
+            (FAMILY_IPV4, 0) => 8,
+            (FAMILY_IPV4, 14 | 16 | 18) | (FAMILY_IPV6, 129 | 140) => self.icmp_type - 1,
+            (_, other) => other,
+        };
+        u16::from(asked).to_be()
+    }
 }
 
 /// Loads a value at `offset`. A packet that is too short is malformed.
 #[inline(always)]
 pub(crate) fn load<T>(ctx: &TcContext, offset: u32) -> Result<T, Reason> {
     ctx.load(offset as usize).map_err(|_| Reason::Malformed)
+}
+
+/// The addresses of an Ethernet frame, packed as [`shared_maps::lxc::pack_mac`] does.
+#[derive(Clone, Copy)]
+pub(crate) struct Frame {
+    pub(crate) to: u64,
+    pub(crate) from: u64,
+}
+
+/// The MAC of all machines.
+pub(crate) const BROADCAST: u64 = 0xffff_ffff_ffff;
+
+impl Frame {
+    /// Reads the frame's header, which the kernel keeps in one piece with the start of the packet.
+    #[inline(always)]
+    pub(crate) fn of(ctx: &TcContext) -> Result<Self, Reason> {
+        let start = ctx.data();
+        if start + ETH_LEN as usize > ctx.data_end() {
+            return Err(Reason::Malformed);
+        }
+        let words = start as *const u16;
+        // SAFETY: the frame is as long as was checked. The kernel aligns it to 16 bits.
+        let word = |at| u64::from(unsafe { words.add(at).read() });
+        Ok(Self {
+            to: word(0) | word(1) << 16 | word(2) << 32,
+            from: word(3) | word(4) << 16 | word(5) << 32,
+        })
+    }
+
+    /// Whether the frame is for a group of machines, or for all.
+    #[inline(always)]
+    pub(crate) fn is_to_group(self) -> bool {
+        self.to & 1 != 0
+    }
 }
 
 /// EtherType, or `UnknownProtocol` for a VLAN-tagged packet.

@@ -40,6 +40,21 @@ pub(crate) fn judge(packet: &Packet, identity: u32, egress: u8) -> Result<u16, R
     Ok(proxy)
 }
 
+/// Whether policy lets packets of a flow pass, and not by the proxy. `port` is as
+/// [`Packet::policy_port`] gives it. It counts nothing.
+#[inline(never)]
+pub(crate) fn allows(protocol: u8, port: u16, identity: u32, egress: u8) -> bool {
+    decides(protocol, port, identity, egress)
+        .is_some_and(|(_, entry)| !entry.is_deny() && entry.proxy_port.to_wire() == 0)
+}
+
+/// Whether policy redirects packets of a flow that the pod sends. It counts nothing.
+#[inline(never)]
+pub(crate) fn redirects_to(protocol: u8, port: u16, identity: u32) -> bool {
+    decides(protocol, port, identity, EGRESS)
+        .is_some_and(|(_, entry)| !entry.is_deny() && entry.proxy_port.to_wire() != 0)
+}
+
 /// Whether policy redirects the pod's packets to the sender of `packet`. It judges the packet as if
 /// the pod replied to it. It counts nothing.
 #[inline(never)]
@@ -48,8 +63,7 @@ pub(crate) fn redirects_replies_to(packet: &Packet) -> bool {
         return false;
     }
     let identity = maps::identity_or_world(packet.saddr, packet.family);
-    decides(packet.protocol, packet.sport, identity, EGRESS)
-        .is_some_and(|(_, entry)| !entry.is_deny() && entry.proxy_port.to_wire() != 0)
+    redirects_to(packet.protocol, packet.sport, identity)
 }
 
 /// Whether policy redirects a packet that the pod sends. It counts nothing.
@@ -59,8 +73,7 @@ pub(crate) fn redirects(packet: &Packet) -> bool {
         return false;
     }
     let identity = maps::identity_or_world(packet.daddr, packet.family);
-    decides(packet.protocol, packet.dport, identity, EGRESS)
-        .is_some_and(|(_, entry)| !entry.is_deny() && entry.proxy_port.to_wire() != 0)
+    redirects_to(packet.protocol, packet.dport, identity)
 }
 
 /// The entry that decides, and its identity. `port` is in network order.

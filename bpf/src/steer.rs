@@ -22,7 +22,9 @@ use aya_ebpf::{
 use shared_maps::{
     Be16, FAMILY_IPV4, FAMILY_IPV6,
     redirect::{RedirectKey, v1},
-    steering::{HEARTBEAT_DEAD_NS, KIND_FALLBACK, KIND_SDP, SLOTS as SLOT_COUNT, socket_index},
+    steering::{
+        HEARTBEAT_DEAD_NS, KIND_FALLBACK, KIND_FREE, KIND_SDP, SLOTS as SLOT_COUNT, socket_index,
+    },
 };
 
 use crate::{
@@ -38,6 +40,8 @@ const AF_INET6: u32 = 10;
 const SK_PASS: u32 = 1;
 /// `SK_DROP`.
 const SK_DROP: u32 = 0;
+/// Index of the loopback interface, in every network namespace (`LOOPBACK_IFINDEX`).
+const LOOPBACK: u32 = 1;
 /// Most slots that are tried if sockets are missing. A killed proxy loses the sockets of all its
 /// slots at once.
 const ATTEMPTS: u32 = 8;
@@ -51,7 +55,8 @@ pub fn steer(ctx: SkLookupContext) -> u32 {
     match choose(&ctx) {
         // The packet still has its first destination. If it passed, it would reach a server of this
         // node instead of the proxy.
-        Some(Choice::Nobody) => SK_DROP,
+        // A local process would use up the queues of pods.
+        Some(Choice::Nobody | Choice::Local) => SK_DROP,
         Some(Choice::Made | Choice::LeftToHash) | None => SK_PASS,
     }
 }
@@ -63,6 +68,8 @@ enum Choice {
     Made,
     /// Redirected by us, and no slot has a socket.
     Nobody,
+    /// Sent to the proxy's own address by a process of the node.
+    Local,
     /// Redirected by TPROXY, and no slot is live: the reuse-port group selects the socket.
     LeftToHash,
 }
@@ -125,8 +132,13 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
     };
     let (proxy_port, otherwise) = match flow.redirected_to(ifindex) {
         Some(proxy_port) => (proxy_port, Choice::Nobody),
-        // Redirected by TPROXY: the stack looks up the proxy's own address.
+        // The stack looks up the proxy's own address.
         None if (v6 && local.is_v6_loopback()) || (!v6 && local.is_v4_loopback()) => {
+            // A packet that TPROXY redirects has come by the interface of its pod, or by another of
+            // the datapath.
+            if ifindex == LOOPBACK {
+                return is_proxy_port(u32::from(port)).then_some(Choice::Local);
+            }
             (u32::from(port), Choice::LeftToHash)
         }
         None => return None,
@@ -159,6 +171,20 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
         unsafe { (&raw mut (*ranks).below).write_volatile(best) };
     }
     Some(otherwise)
+}
+
+/// Whether a proxy with a slot, live or not, has this port.
+#[inline(always)]
+fn is_proxy_port(port: u32) -> bool {
+    for slot in 0..SLOT_COUNT {
+        if let Some(value) = SLOTS.get(slot)
+            && value.kind != KIND_FREE
+            && value.proxy_port == port
+        {
+            return true;
+        }
+    }
+    false
 }
 
 /// A flow as `from_pod` recorded it. The port is in host order.

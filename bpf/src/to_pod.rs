@@ -5,24 +5,24 @@ use shared_maps::{
     FAMILY_IPV4, FAMILY_IPV6, IdentityId,
     conntrack::{DIR_IN, DIR_OUT, FLAG_FROM_PROXY},
     event::Reason,
-    lxc::{FLAG_HOST, LxcKey},
     mark,
     policy::INGRESS,
 };
 
 use crate::{
     config,
-    conntrack::{self, As, Forwarded, Side},
+    conntrack::{self, As, Forwarded, Side, Tracked},
     events, fragment,
     from_pod::{DROP, Trace, finish},
     icmp,
-    maps::{self, LXC, SCRATCH},
+    maps::SCRATCH,
     neighbour,
     packet::{
         ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, UDP, ether_type, parse_ip,
     },
     policy,
     redirect::{self, Note},
+    sender::{self, Sender},
 };
 
 /// Origin of the packet.
@@ -30,26 +30,31 @@ use crate::{
 struct Origin {
     /// Mark of the socket that sent it, or the packet's own mark if no full socket sent it.
     mark: u32,
-    /// Made on this node, not received from an interface.
-    local: bool,
+    /// Interface at which this node received it; 0: a packet made on this node.
+    arrival: u32,
 }
 
 impl Origin {
     #[inline(always)]
     fn of(ctx: &TcContext) -> Self {
         // SAFETY: the context is valid for the run of the program.
-        let (mark, ingress) = unsafe { ((*ctx.skb.skb).mark, (*ctx.skb.skb).ingress_ifindex) };
+        let (mark, arrival) = unsafe { ((*ctx.skb.skb).mark, (*ctx.skb.skb).ingress_ifindex) };
         Self {
             mark: mark_of_socket(ctx).unwrap_or(mark),
-            local: ingress == 0,
+            arrival,
         }
+    }
+
+    #[inline(always)]
+    fn is_local(self) -> bool {
+        self.arrival == 0
     }
 
     /// Whether a socket of the DNS proxy sent it. Setting a mark needs CAP_NET_ADMIN or CAP_NET_RAW
     /// in the node's namespace, and marks do not cross namespaces.
     #[inline(always)]
     fn is_proxy(self) -> bool {
-        self.local && mark::magic(self.mark) == mark::MAGIC_FROM_EGRESS_PROXY
+        self.is_local() && mark::magic(self.mark) == mark::MAGIC_FROM_EGRESS_PROXY
     }
 
     /// Whether it is an answer of the proxy, which carries no identity. A query that the proxy
@@ -70,30 +75,21 @@ impl Origin {
     }
 
     #[inline(always)]
-    fn identity(self, packet: &Packet) -> u32 {
-        if self.local {
-            let magic = mark::magic(self.mark);
-            let marked = mark::identity_of(self.mark).0;
-            let carries = magic == mark::MAGIC_FROM_EGRESS_PROXY || magic == mark::MAGIC_IDENTITY;
-            return if carries && marked != 0 {
+    fn sender(self, ctx: &TcContext, packet: &Packet) -> Sender {
+        if self.arrival != 0 {
+            return sender::of_forwarded(ctx, packet, self.arrival);
+        }
+        let magic = mark::magic(self.mark);
+        let marked = mark::identity_of(self.mark).0;
+        let carries = magic == mark::MAGIC_FROM_EGRESS_PROXY || magic == mark::MAGIC_IDENTITY;
+        Sender {
+            identity: if carries && marked != 0 {
                 marked
             } else {
                 IdentityId::HOST.0
-            };
+            },
+            is_receiver: false,
         }
-        let key = LxcKey {
-            ip: packet.saddr.bytes(),
-            family: packet.family,
-            key: 0,
-            cluster_id: 0,
-        };
-        // SAFETY: the map is not preallocated, values stay until the grace period.
-        if let Some(value) = unsafe { LXC.get(key) }
-            && value.flags & FLAG_HOST != 0
-        {
-            return IdentityId::HOST.0;
-        }
-        maps::identity_or_world(packet.saddr, packet.family)
     }
 }
 
@@ -144,14 +140,22 @@ pub(crate) fn run(ctx: &TcContext) -> i32 {
 #[inline(always)]
 fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reason, Reason> {
     match ether_type(ctx)? {
-        ETH_P_IP => parse_ip(ctx, ETH_LEN, FAMILY_IPV4, false, packet)?,
+        ETH_P_IP => {
+            parse_ip(ctx, ETH_LEN, FAMILY_IPV4, false, packet)?;
+            if !config::is_own_or_group_v4(packet.daddr) {
+                return Err(Reason::Misaddressed);
+            }
+        }
         ETH_P_IPV6 => {
             parse_ip(ctx, ETH_LEN, FAMILY_IPV6, false, packet)?;
             if packet.fragment == Fragment::None && neighbour::is_link_message(packet) {
                 return neighbour::message_to_pod(ctx, packet);
             }
+            if !config::is_own_or_group_v6(packet.daddr) {
+                return Err(Reason::Misaddressed);
+            }
         }
-        ETH_P_ARP => return Ok(Reason::LinkLocal),
+        ETH_P_ARP => return neighbour::arp_to_pod(ctx),
         _ => return Err(Reason::UnknownProtocol),
     }
     if packet.fragment == Fragment::Later {
@@ -169,7 +173,7 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
 fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Reason, Reason> {
     let origin = Origin::of(ctx);
     if icmp::is_error(packet) {
-        if icmp::is_to_pod_related(ctx, packet, origin.local) {
+        if icmp::is_to_pod_related(ctx, packet, origin.is_local()) {
             return Ok(Reason::Reply);
         }
     } else {
@@ -181,10 +185,14 @@ fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Rea
         }
         if !packet.is_syn() {
             let now = conntrack::now();
-            if let Some(value) = conntrack::find(packet, DIR_OUT, As::Reply, now) {
+            let tracked = conntrack::look(packet, DIR_OUT, As::Reply, now);
+            if let Tracked::Live(value) | Tracked::Refused(value) = tracked {
                 // Only programs of earlier releases made entries of redirected flows.
                 if conntrack::is_redirected(value) && !origin.is_proxy() {
                     return Err(Reason::ForgedAnswer);
+                }
+                if matches!(tracked, Tracked::Refused(_)) {
+                    return Err(Reason::PolicyDenied);
                 }
                 conntrack::touch(value, packet, Side::Remote, As::Reply, now);
                 return Ok(Reason::Reply);
@@ -207,12 +215,21 @@ fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Rea
         }
     }
 
-    let identity = origin.identity(packet);
+    let Sender {
+        identity,
+        is_receiver,
+    } = origin.sender(ctx, packet);
     trace.remote_identity = identity;
-    if identity != IdentityId::HOST.0 {
+    if identity != IdentityId::HOST.0 && !is_receiver {
         policy::judge(packet, identity, INGRESS)?;
     }
-    match conntrack::forward(packet, DIR_IN, Side::Remote, origin.kind(), identity) {
+    // Replies are judged by the identity of the entry. Policy judges none of a pod to itself.
+    let opened_by = if is_receiver {
+        IdentityId::HOST.0
+    } else {
+        identity
+    };
+    match conntrack::forward(packet, DIR_IN, Side::Remote, origin.kind(), opened_by) {
         Forwarded::Known => {}
         Forwarded::New => trace.new = true,
         Forwarded::Full => events::count(Reason::ConntrackFull, packet.len),

@@ -1,11 +1,13 @@
 //! The OPT record of a message (RFC 6891), and removing hop-by-hop options.
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use super::{HEADER_LEN, Header, Record, TYPE_OPT, labels, put_u16, u16_at};
 
 /// Option EDNS TCP keepalive (RFC 7828): between two hops only.
 const OPTION_TCP_KEEPALIVE: u16 = 11;
+/// Unit of the time in it (RFC 7828, 3.1).
+const KEEPALIVE_UNIT: Duration = Duration::from_millis(100);
 /// Option COOKIE (RFC 7873).
 pub(crate) const OPTION_COOKIE: u16 = 10;
 /// Length of a cookie that a server had a part in, bytes (RFC 7873, 4).
@@ -25,6 +27,7 @@ pub struct Edns {
     /// Upper eight bits of the response code.
     pub extended_rcode: u8,
     has_keepalive: bool,
+    keepalive: Option<Duration>,
     /// Range of the data of a cookie with a server part.
     cookie: Option<Range<usize>>,
     /// Range of the data of the record.
@@ -36,6 +39,7 @@ impl Edns {
     pub(crate) fn of(message: &[u8], record: &Record) -> Option<Self> {
         let data = record.data..record.data + record.data_len;
         let mut has_keepalive = false;
+        let mut keepalive = None;
         let mut cookie = None;
         let mut at = data.start;
         while at < data.end {
@@ -46,6 +50,10 @@ impl Edns {
             }
             at = option.end;
             has_keepalive |= code == OPTION_TCP_KEEPALIVE;
+            if code == OPTION_TCP_KEEPALIVE && option.len() == 2 {
+                keepalive =
+                    u16_at(message, option.start).map(|units| KEEPALIVE_UNIT * units.into());
+            }
             if code == OPTION_COOKIE && FULL_COOKIE.contains(&option.len()) {
                 cookie.get_or_insert(option);
             }
@@ -57,6 +65,7 @@ impl Edns {
             version,
             extended_rcode,
             has_keepalive,
+            keepalive,
             cookie,
             data,
         })
@@ -66,6 +75,12 @@ impl Edns {
     #[inline]
     pub fn has_keepalive(&self) -> bool {
         self.has_keepalive
+    }
+
+    /// How long the sender keeps the TCP connection open without queries, if it states that
+    /// (RFC 7828, 3.3.2).
+    pub fn keepalive(&self) -> Option<Duration> {
+        self.keepalive
     }
 
     /// The cookie in `message`, which this was read from, if a server had a part in it.

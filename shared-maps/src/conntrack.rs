@@ -43,6 +43,9 @@ pub const FLAG_FROM_PROXY: u16 = 1 << 8;
 /// sides sent a segment other than a SYN.
 pub const FLAG_ANSWERED: u16 = 1 << 15;
 
+/// `last_tx_report` of a connection that policy refused.
+pub const REFUSED: u32 = 0;
+
 /// Lifetime of an established TCP entry, seconds.
 pub const LIFETIME_TCP: u32 = 8000;
 /// Lifetime of a TCP entry before its handshake is done, seconds.
@@ -112,8 +115,11 @@ pub struct CtValue {
     pub rx_flags_seen: u8,
     /// Identity of the source.
     pub src_sec_id: u32,
-    /// Time of the last report, local side.
+    /// When policy last allowed the direction that opened the connection, in the clock of
+    /// `lifetime`. [`REFUSED`]: policy refused it at the last look, or the entry was made by programs
+    /// of an earlier release. (Cilium: time of the last report of the local side.)
     pub last_tx_report: u32,
-    /// Time of the last report, remote side.
+    /// Number of the endpoint that the entry belongs to. 0: made by programs of an earlier
+    /// release. (Cilium: time of the last report of the remote side.)
     pub last_rx_report: u32,
 }

@@ -98,8 +98,10 @@ pub struct EndpointConfig {
     pub on_link_bits: u8,
     /// MAC of the bridge itself; all zero: none.
     pub bridge_mac: [u8; 6],
+    /// Length of the bridge's IPv4 prefix that contains the endpoint's address; 0: none.
+    pub on_link_bits4: u8,
     /// Zero.
-    pub pad: [u8; 6],
+    pub pad: [u8; 5],
     /// Interface identifiers of the pod's link-local addresses, except the one made from
     /// [`Self::mac`], as they are in an address. All zero: no address.
     pub link_locals: [[u32; 2]; LINK_LOCALS],

@@ -61,6 +61,12 @@ pub enum Reason {
     NotOnLink = 26,
     /// Dropped: the agent has not found the pod of the interface yet.
     NoEndpoint = 27,
+    /// Dropped: the frame's source MAC is not the pod's.
+    SourceMac = 30,
+    /// Dropped: the packet is for another machine than the frame. From a pod: a packet for one
+    /// machine in a frame for all machines of a bridge. To a pod: the destination is none of the
+    /// pod's addresses and no group.
+    Misaddressed = 31,
     /// Event records for which the ring had no room.
     EventLost = 32,
     /// Conntrack entries that could not be made.
@@ -72,7 +78,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::Allowed,
         Self::Reply,
         Self::Redirected,
@@ -90,6 +96,8 @@ impl Reason {
         Self::OverQuota,
         Self::NotOnLink,
         Self::NoEndpoint,
+        Self::SourceMac,
+        Self::Misaddressed,
         Self::EventLost,
         Self::ConntrackFull,
         Self::Displaced,
@@ -115,6 +123,8 @@ impl Reason {
             Self::OverQuota => "over_quota",
             Self::NotOnLink => "not_on_link",
             Self::NoEndpoint => "no_endpoint",
+            Self::SourceMac => "source_mac",
+            Self::Misaddressed => "misaddressed",
             Self::EventLost => "event_lost",
             Self::ConntrackFull => "conntrack_full",
             Self::Displaced => "displaced",

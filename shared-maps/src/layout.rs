@@ -56,5 +56,5 @@ layout!(Event, size 72, time @ 0, saddr @ 8, daddr @ 24, remote_identity @ 40, i
     egress @ 61, flags @ 62, icmp_type @ 63, pad @ 64);
 layout!(Counter, size 16, packets @ 0, bytes @ 8);
 layout!(EndpointConfig, size 104, identity @ 0, ifindex @ 4, ipv6 @ 8, ipv4 @ 24, id @ 28,
-    mac @ 30, gateway_mac @ 36, flags @ 42, on_link_bits @ 43, bridge_mac @ 44, pad @ 50,
-    link_locals @ 56, node_link_locals @ 72);
+    mac @ 30, gateway_mac @ 36, flags @ 42, on_link_bits @ 43, bridge_mac @ 44,
+    on_link_bits4 @ 50, pad @ 51, link_locals @ 56, node_link_locals @ 72);

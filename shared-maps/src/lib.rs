@@ -25,6 +25,7 @@ pub mod ipcache;
 pub(crate) mod layout;
 pub mod lxc;
 pub mod mark;
+pub mod netfilter;
 pub mod pin;
 pub mod policy;
 pub mod policystats;

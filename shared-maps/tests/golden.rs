@@ -156,7 +156,8 @@ fn what_the_programs_of_an_endpoint_are_told() {
         flags: endpoint::HAS_IPV4 | endpoint::HAS_IPV6,
         on_link_bits: 64,
         bridge_mac: [0x0a, 0x58, 0x0a, 0x00, 0x01, 0x02],
-        pad: [0; 6],
+        on_link_bits4: 0,
+        pad: [0; 5],
         link_locals: [[0x0102_0304, 0x0506_0708], [0; 2]],
         node_link_locals: [[0, 0x0100_0000], [0; 2], [0; 2], [0; 2]],
     };

@@ -15,7 +15,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What an answer may take beyond the time that the agent was given.
 const SLACK: Duration = Duration::from_secs(5);
 /// Bytes of an answer at most.
-const ANSWER: u64 = 64 << 10;
+const ANSWER: usize = 64 << 10;
 
 /// An answer.
 struct Answer {
@@ -67,7 +67,6 @@ fn judge(answer: &Answer) -> Result<(), Failure> {
 
 fn request(config: &Config, body: &Value, within: Duration) -> io::Result<Answer> {
     let mut stream = UnixStream::connect(&config.socket)?;
-    stream.set_read_timeout(Some(within))?;
     stream.set_write_timeout(Some(SLACK))?;
     let body = body.to_string();
     let head = format!(
@@ -77,9 +76,30 @@ fn request(config: &Config, body: &Value, within: Duration) -> io::Result<Answer
     );
     stream.write_all(head.as_bytes())?;
     stream.write_all(body.as_bytes())?;
-    let mut answer = Vec::new();
-    stream.take(ANSWER).read_to_end(&mut answer)?;
+    let answer = read(&mut stream, Instant::now() + within)?;
     parse(&answer).ok_or_else(|| io::Error::other("the agent ended before it answered"))
+}
+
+/// The whole answer, if its end comes in time.
+fn read(stream: &mut UnixStream, deadline: Instant) -> io::Result<Vec<u8>> {
+    let mut answer = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let length = stream.read(&mut buffer)?;
+        answer.extend(buffer.iter().take(length));
+        if length == 0 {
+            return Ok(answer);
+        }
+        if answer.len() > ANSWER {
+            let reason = format!("its answer is larger than {} KiB", ANSWER >> 10);
+            return Err(io::Error::other(reason));
+        }
+    }
 }
 
 fn parse(answer: &[u8]) -> Option<Answer> {
@@ -167,6 +187,29 @@ mod tests {
             );
             assert!(request.contains("\"waitMs\":"), "{request}");
         }
+    }
+
+    #[test]
+    fn an_answer_without_end_is_an_error_that_names_the_limit() {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let sends = thread::spawn(move || while theirs.write_all(&[b'x'; 4096]).is_ok() {});
+        let error = read(&mut ours, Instant::now() + SLACK)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("larger than 64 KiB"), "{error}");
+        drop(ours);
+        sends.join().unwrap();
+        // One octet at a time does not put the end off.
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let pause = Duration::from_millis(5);
+        let sends = thread::spawn(move || {
+            while theirs.write_all(b"x").is_ok() {
+                thread::sleep(pause);
+            }
+        });
+        read(&mut ours, Instant::now() + pause * 10).unwrap_err();
+        drop(ours);
+        sends.join().unwrap();
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::regular_file;
+
 /// The directory, or a file in it, cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {source}", path = .path.display())]
@@ -46,7 +48,8 @@ pub fn read(dir: &Path) -> Result<Vec<Entry>, DirError> {
         if key.starts_with("..") || path.is_dir() {
             continue;
         }
-        let text = fs::read_to_string(&path).map_err(|e| failed(&path, e))?;
+        let text = regular_file::read_text(&path);
+        let text = text.map_err(|error| failed(&path, error.into()))?;
         if text.trim().is_empty() {
             continue;
         }

@@ -7,7 +7,7 @@ use std::{
     hash::Hash,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -20,6 +20,7 @@ use crate::quota::Quota;
 #[derive(Debug)]
 pub struct Guests<P> {
     state: Arc<Mutex<State<P>>>,
+    counts: ConnectionCounts,
 }
 
 #[derive(Debug)]
@@ -34,7 +35,7 @@ struct State<P> {
 struct Open<P> {
     peer: P,
     close: CancellationToken,
-    busy: Arc<AtomicBool>,
+    activity: Activity,
 }
 
 /// One connection. Dropping it releases its place.
@@ -43,17 +44,74 @@ pub struct Guest<P: Copy + Eq + Hash + Ord> {
     guests: Guests<P>,
     key: u64,
     close: CancellationToken,
-    busy: Arc<AtomicBool>,
+    activity: Activity,
+}
+
+/// How many connections a socket has and has rejected: for metrics. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectionCounts(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    open: AtomicUsize,
+    rejected: AtomicU64,
+}
+
+impl ConnectionCounts {
+    /// Connections that are open.
+    pub fn open(&self) -> usize {
+        self.0.open.load(Ordering::Relaxed)
+    }
+
+    /// Connections that were refused, or had to give way to another one.
+    pub fn rejected(&self) -> u64 {
+        self.0.rejected.load(Ordering::Relaxed)
+    }
+
+    /// Counts one more.
+    pub fn reject(&self) {
+        self.0.rejected.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether a connection has requests. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Activity(Arc<Requests>);
+
+#[derive(Debug, Default)]
+struct Requests {
+    now: AtomicUsize,
+    had_one: AtomicBool,
+}
+
+impl Activity {
+    /// Marks the connection as busy.
+    pub fn busy(&self) -> Busy {
+        self.0.had_one.store(true, Ordering::Release);
+        self.0.now.fetch_add(1, Ordering::AcqRel);
+        Busy(self.clone())
+    }
+
+    /// Whether a request is being answered.
+    pub fn is_busy(&self) -> bool {
+        self.0.now.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether there was a request since the last call, or there is one now.
+    pub fn take_used(&self) -> bool {
+        self.0.had_one.swap(false, Ordering::AcqRel) || self.is_busy()
+    }
 }
 
 /// A request is being answered until this is dropped.
 #[derive(Debug)]
-pub struct Busy<'a>(&'a AtomicBool);
+pub struct Busy(Activity);
 
 impl<P> Clone for Guests<P> {
     fn clone(&self) -> Self {
         Self {
             state: Arc::clone(&self.state),
+            counts: self.counts.clone(),
         }
     }
 }
@@ -61,6 +119,11 @@ impl<P> Clone for Guests<P> {
 impl<P: Copy + Eq + Hash + Ord> Guests<P> {
     /// At most `limit` connections, and at least one.
     pub fn new(limit: usize) -> Self {
+        Self::counted(limit, ConnectionCounts::default())
+    }
+
+    /// The same, counted for metrics.
+    pub fn counted(limit: usize, counts: ConnectionCounts) -> Self {
         let state = State {
             quota: Quota::new(limit.max(1)),
             open: BTreeMap::new(),
@@ -68,6 +131,7 @@ impl<P: Copy + Eq + Hash + Ord> Guests<P> {
         };
         Self {
             state: Arc::new(Mutex::new(state)),
+            counts,
         }
     }
 
@@ -79,7 +143,10 @@ impl<P: Copy + Eq + Hash + Ord> Guests<P> {
             let Some(key) = state.to_close() else {
                 break;
             };
-            state.remove(key);
+            if state.remove(key) {
+                self.counts.0.open.fetch_sub(1, Ordering::Relaxed);
+                self.counts.reject();
+            }
         }
         let key = state.next;
         state.next += 1;
@@ -87,15 +154,16 @@ impl<P: Copy + Eq + Hash + Ord> Guests<P> {
             guests: self.clone(),
             key,
             close: CancellationToken::new(),
-            busy: Arc::default(),
+            activity: Activity::default(),
         };
         let open = Open {
             peer,
             close: guest.close.clone(),
-            busy: Arc::clone(&guest.busy),
+            activity: guest.activity.clone(),
         };
         state.quota.add(peer, 1);
         state.open.insert(key, open);
+        self.counts.0.open.fetch_add(1, Ordering::Relaxed);
         guest
     }
 }
@@ -105,15 +173,18 @@ impl<P: Copy + Eq + Hash + Ord> State<P> {
         let (_, most) = self.quota.largest()?;
         let is_largest = |open: &Open<P>| self.quota.held_by(open.peer) == most;
         let of_largest = || self.open.iter().filter(|(_, open)| is_largest(open));
-        let idle = of_largest().find(|(_, open)| !open.busy.load(Ordering::Acquire));
+        let idle = of_largest().find(|(_, open)| !open.activity.is_busy());
         idle.or_else(|| of_largest().next()).map(|(key, _)| *key)
     }
 
-    fn remove(&mut self, key: u64) {
-        if let Some(open) = self.open.remove(&key) {
+    /// Whether it was there.
+    fn remove(&mut self, key: u64) -> bool {
+        let removed = self.open.remove(&key);
+        if let Some(open) = &removed {
             self.quota.give_back(open.peer, 1);
             open.close.cancel();
         }
+        removed.is_some()
     }
 }
 
@@ -124,21 +195,27 @@ impl<P: Copy + Eq + Hash + Ord> Guest<P> {
     }
 
     /// Marks the connection as busy.
-    pub fn busy(&self) -> Busy<'_> {
-        self.busy.store(true, Ordering::Release);
-        Busy(&self.busy)
+    pub fn busy(&self) -> Busy {
+        self.activity.busy()
+    }
+
+    /// Its requests.
+    pub fn activity(&self) -> Activity {
+        self.activity.clone()
     }
 }
 
-impl Drop for Busy<'_> {
+impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        self.0.0.now.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl<P: Copy + Eq + Hash + Ord> Drop for Guest<P> {
     fn drop(&mut self) {
-        self.guests.state.lock().remove(self.key);
+        if self.guests.state.lock().remove(self.key) {
+            self.guests.counts.0.open.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -180,6 +257,30 @@ mod tests {
             let _fifth = guests.admit(8);
             assert!(open[0].close().is_cancelled(), "{peers:?}");
         }
+    }
+
+    #[test]
+    fn connections_are_counted_until_they_end_or_give_way() {
+        let counts = ConnectionCounts::default();
+        let guests = Guests::counted(2, counts.clone());
+        let open: Vec<_> = (0..5).map(|_| guests.admit(1)).collect();
+        assert_eq!((counts.open(), counts.rejected()), (2, 3));
+        drop(open);
+        assert_eq!((counts.open(), counts.rejected()), (0, 3));
+    }
+
+    #[test]
+    fn a_connection_is_busy_until_its_last_request_is_answered() {
+        let guest = Guests::new(1).admit(1);
+        let activity = guest.activity();
+        assert!(!activity.take_used());
+        let requests = [guest.busy(), activity.busy()];
+        assert!(activity.is_busy() && activity.take_used() && activity.take_used());
+        let [first, second] = requests;
+        drop(first);
+        assert!(activity.is_busy());
+        drop(second);
+        assert!(!activity.is_busy() && !activity.take_used());
     }
 
     #[test]

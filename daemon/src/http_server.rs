@@ -1,13 +1,7 @@
 //! HTTP/1 on sockets that anybody may connect to: bounded connections, and always room for one
 //! more peer.
 
-use std::{
-    convert::Infallible,
-    io,
-    net::{IpAddr, Ipv6Addr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{convert::Infallible, io, sync::Arc, time::Duration};
 
 use http_body_util::Full;
 use hyper::{
@@ -23,7 +17,11 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::guests::{Guest, Guests};
+use crate::{
+    guests::{ConnectionCounts, Guest, Guests},
+    peer::Peer,
+    tcp_owner::TcpOwners,
+};
 
 /// Pause after a failed accept: the process is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -54,21 +52,40 @@ impl Default for Limits {
 /// A socket that listens.
 #[derive(Debug)]
 pub enum Socket {
-    /// TCP; each address is a peer.
+    /// TCP; each address is a peer, and over loopback each user.
     Tcp(TcpListener),
-    /// Unix; each user is a peer.
+    /// Unix; each process is a peer.
     Unix(UnixListener),
 }
 
-/// Key of a limit on connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Peer {
-    /// An address; of IPv6 the network (/64) that one host has to itself.
-    Address(IpAddr),
-    /// User id.
-    User(u32),
-    /// A unix peer that the kernel does not name.
-    Unnamed,
+/// Who may connect to a unix socket, beside its permissions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Users {
+    /// Every user that its permissions let connect.
+    #[default]
+    Any,
+    /// Root, and the user of this process.
+    Own,
+}
+
+impl Users {
+    fn admits(self, user: u32) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Own => user == 0 || user == nix::unistd::geteuid().as_raw(),
+        }
+    }
+}
+
+/// Which peers a socket serves, and how many.
+#[derive(Clone, Debug, Default)]
+pub struct Admission {
+    /// Limits for all peers.
+    pub limits: Limits,
+    /// Who may connect.
+    pub users: Users,
+    /// Connections, for metrics.
+    pub counts: ConnectionCounts,
 }
 
 /// Both kinds of streams.
@@ -79,7 +96,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 /// Serves requests until `stop`. Each connection is a task of `tasks`.
 pub async fn serve<S, F>(
     socket: Socket,
-    limits: Limits,
+    admission: Admission,
     service: S,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -88,14 +105,21 @@ pub async fn serve<S, F>(
     F: Future<Output = Response<Full<Bytes>>> + Send + 'static,
 {
     let service = Arc::new(service);
-    let guests = Guests::new(limits.connections);
+    let Admission {
+        limits,
+        users,
+        counts,
+    } = admission;
+    let guests = Guests::counted(limits.connections, counts.clone());
+    let owners = TcpOwners::open().ok();
     loop {
         let accepted = tokio::select! {
-            accepted = socket.accept() => accepted,
+            accepted = socket.accept(users, owners.as_ref()) => accepted,
             () = stop.cancelled() => return,
         };
         match accepted {
-            Ok((stream, peer)) => {
+            Ok(None) => counts.reject(),
+            Ok(Some((stream, peer))) => {
                 let guest = guests.admit(peer);
                 let (service, stop) = (Arc::clone(&service), stop.clone());
                 tasks.spawn(async move {
@@ -143,27 +167,30 @@ async fn connection<S, F>(
 }
 
 impl Socket {
-    async fn accept(&self) -> io::Result<(Box<dyn Stream>, Peer)> {
+    /// The next connection; none if its user may not connect.
+    async fn accept(
+        &self,
+        users: Users,
+        owners: Option<&TcpOwners>,
+    ) -> io::Result<Option<(Box<dyn Stream>, Peer)>> {
         match self {
             Self::Tcp(listener) => {
                 let (stream, from) = listener.accept().await?;
-                Ok((Box::new(stream), Peer::of(from.ip())))
+                let peer = match (owners, stream.local_addr()) {
+                    (Some(owners), Ok(to)) if from.ip().to_canonical().is_loopback() => {
+                        Peer::of_loopback(owners, from, to)
+                    }
+                    _ => Peer::of_address(from.ip()),
+                };
+                Ok(Some((Box::new(stream), peer)))
             }
             Self::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
-                let user = stream.peer_cred().map(|peer| Peer::User(peer.uid()));
-                Ok((Box::new(stream), user.unwrap_or(Peer::Unnamed)))
+                let peer = Peer::of_process(&stream);
+                let admitted = peer.user().is_none_or(|user| users.admits(user));
+                Ok(admitted.then(|| (Box::new(stream) as Box<dyn Stream>, peer)))
             }
         }
-    }
-}
-
-impl Peer {
-    fn of(address: IpAddr) -> Self {
-        Self::Address(match address.to_canonical() {
-            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
-            ip @ IpAddr::V4(_) => ip,
-        })
     }
 }
 
@@ -209,7 +236,10 @@ mod tests {
         let service = |_| async { Response::new(Full::new(Bytes::from("ready"))) };
         let served = serve(
             Socket::Tcp(listener),
-            LIMITS,
+            Admission {
+                limits: LIMITS,
+                ..Admission::default()
+            },
             service,
             tasks.clone(),
             stop.clone(),
@@ -234,14 +264,5 @@ mod tests {
         tokio::join!(served, client);
         tasks.close();
         patient(tasks.wait()).await;
-    }
-
-    #[test]
-    fn one_host_is_one_peer() {
-        let peer = |text: &str| Peer::of(text.parse().unwrap());
-        assert_eq!(peer("2001:db8::1"), peer("2001:db8::ffff:0:0:2"));
-        assert_ne!(peer("2001:db8::1"), peer("2001:db8:0:1::1"));
-        assert_ne!(peer("192.0.2.1"), peer("192.0.2.2"));
-        assert_eq!(peer("::ffff:192.0.2.1"), peer("192.0.2.1"));
     }
 }

@@ -5,10 +5,15 @@
 
 pub mod config_dir;
 pub mod guests;
+pub mod http_client;
 pub mod http_server;
+pub mod lookup;
 pub mod one_line;
+pub mod peer;
 pub mod pins;
 pub mod quota;
+pub mod regular_file;
 pub mod steering_program;
+pub mod tcp_owner;
 pub mod unix_socket;
 pub mod yaml;

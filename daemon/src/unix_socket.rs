@@ -1,16 +1,32 @@
-//! Permissions of a unix socket, set by descriptor.
+//! Permissions of a unix socket, set by descriptor, and whether a process serves it.
 
-use std::{fs, io, os::fd::AsRawFd as _, path::Path};
+use std::{
+    fs, io,
+    os::fd::{AsRawFd as _, OwnedFd},
+    path::Path,
+};
 
 use nix::{
     fcntl::{AtFlags, OFlag, open},
-    sys::stat::{Mode, SFlag, fstat},
+    sys::{
+        socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
+        stat::{Mode, SFlag, fstat},
+    },
     unistd::{Gid, Uid, fchownat},
 };
 
 /// User and group of a proxy that was started as root, and the group to which
 /// the agent opens what the proxy needs.
 pub const PROXY_ID: u32 = 10094;
+
+/// Connects without waiting. A socket with as many waiting connections as it can have gives
+/// `WouldBlock`: a process holds it, and does not accept them.
+pub fn connect_now(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let client = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    connect(client.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(client)
+}
 
 /// Lets the owner and the group of the socket at `path` connect; `group` becomes its group.
 ///
@@ -49,6 +65,24 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn a_process_that_accepts_nothing_holds_up_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut waiting = Vec::new();
+        let full = loop {
+            match connect_now(&path) {
+                Ok(connection) => waiting.push(connection),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        drop((listener, waiting));
+        let refused = connect_now(&path).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
 
     #[test]
     fn a_link_put_in_the_sockets_place_changes_no_other_file() {

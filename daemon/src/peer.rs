@@ -1,0 +1,109 @@
+//! Between which peers the places of a socket are divided.
+
+use std::{
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    os::fd::{AsFd, OwnedFd},
+};
+
+use nix::sys::{
+    socket::{getsockopt, sockopt},
+    stat::fstat,
+};
+use tokio::net::UnixStream;
+
+use crate::tcp_owner::TcpOwners;
+
+/// The other end of a connection, as far as limits count it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Peer {
+    /// An address; of IPv6 the network (/64) that one host has to itself.
+    Address(IpAddr),
+    /// A user of this machine, over TCP.
+    User(u32),
+    /// A process of this machine.
+    Process {
+        /// Its user.
+        user: u32,
+        /// Its number; 0 = of a PID namespace that this process does not see.
+        pid: i32,
+        /// Inode of its pidfd, which tells processes apart that have the number 0 (Linux 6.9).
+        instance: u64,
+    },
+    /// One that the kernel does not name.
+    Unnamed,
+}
+
+impl Peer {
+    /// The peer at an address.
+    pub fn of_address(address: IpAddr) -> Self {
+        Self::Address(match address.to_canonical() {
+            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+            ip @ IpAddr::V4(_) => ip,
+        })
+    }
+
+    /// The process at the other end of a unix socket.
+    pub fn of_process(stream: &UnixStream) -> Self {
+        let process = process_of(stream);
+        Self::named(stream, process.as_ref())
+    }
+
+    /// The same, where [`process_of`] the stream is known.
+    pub fn named(stream: &UnixStream, process: Option<&OwnedFd>) -> Self {
+        let Ok(credentials) = stream.peer_cred() else {
+            return Self::Unnamed;
+        };
+        let found = process.and_then(|process| fstat(process).ok());
+        Self::Process {
+            user: credentials.uid(),
+            pid: credentials.pid().unwrap_or(0),
+            instance: found.map_or(0, |found| found.st_ino),
+        }
+    }
+
+    /// The user at the other end of a TCP connection over loopback, or else its address.
+    pub fn of_loopback(owners: &TcpOwners, from: SocketAddr, to: SocketAddr) -> Self {
+        match owners.user_of(from, to) {
+            Ok(user) => Self::User(user),
+            Err(error) => {
+                tracing::debug!(%error, %from, "cannot find the user of a connection");
+                Self::of_address(from.ip())
+            }
+        }
+    }
+
+    /// Its user, where that is known.
+    pub fn user(self) -> Option<u32> {
+        match self {
+            Self::User(user) | Self::Process { user, .. } => Some(user),
+            Self::Address(_) | Self::Unnamed => None,
+        }
+    }
+}
+
+/// A descriptor of the process at the other end of a unix socket (`SO_PEERPIDFD`).
+pub fn process_of(stream: &impl AsFd) -> Option<OwnedFd> {
+    getsockopt(stream, sockopt::PeerPidfd).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_host_is_one_peer() {
+        let peer = |text: &str| Peer::of_address(text.parse().unwrap());
+        assert_eq!(peer("2001:db8::1"), peer("2001:db8::ffff:0:0:2"));
+        assert_ne!(peer("2001:db8::1"), peer("2001:db8:0:1::1"));
+        assert_ne!(peer("192.0.2.1"), peer("192.0.2.2"));
+        assert_eq!(peer("::ffff:192.0.2.1"), peer("192.0.2.1"));
+    }
+
+    #[tokio::test]
+    async fn a_process_is_one_peer() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let peer = Peer::of_process(&one);
+        assert_eq!(peer, Peer::of_process(&other));
+        assert_eq!(peer.user(), Some(nix::unistd::geteuid().as_raw()));
+    }
+}

@@ -1,16 +1,48 @@
 //! The limit on open descriptors (`RLIMIT_NOFILE`), and how many connections fit below it.
 
+use std::{fs, io};
+
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Descriptors that are reserved for each TCP connection of a client: its own, the one to its
 /// server, and as many for UDP sockets and everything else.
 const PER_CONNECTION: usize = 4;
 
+/// Descriptors of this process; its size is their number (proc(5)).
+const OWN: &str = "/proc/self/fd";
+
 /// Descriptors that this process may have open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptors(usize);
 
 impl Descriptors {
+    /// As many as this process may have open now.
+    pub fn now() -> Self {
+        let limits = getrlimit(Resource::RLIMIT_NOFILE);
+        let (soft, _) = limits.unwrap_or((1024, 1024));
+        Self(usize::try_from(soft).unwrap_or(usize::MAX))
+    }
+
+    /// The limit.
+    pub fn limit(self) -> usize {
+        self.0
+    }
+
+    /// Those that are left beside `others`; a quarter at least.
+    pub fn beside(self, others: usize) -> Self {
+        Self(self.0.saturating_sub(others).max(self.0 / 4))
+    }
+
+    /// Descriptors that this process has open. Before Linux 6.2 a process whose files are restricted
+    /// cannot see them.
+    pub fn open() -> io::Result<usize> {
+        match fs::metadata(OWN)?.len() {
+            // Before Linux 6.2. One is of the listing itself.
+            0 => Ok(fs::read_dir(OWN)?.count().saturating_sub(1)),
+            open => Ok(usize::try_from(open).unwrap_or(usize::MAX)),
+        }
+    }
+
     /// Raises the soft limit to the hard one. The usual soft limit of 1,024 is less than the
     /// limits of our own on sockets and connections allow.
     pub fn raise() -> Self {
@@ -77,6 +109,17 @@ mod tests {
     }
 
     #[test]
+    fn open_descriptors_are_counted() {
+        let before = Descriptors::open().unwrap();
+        let held: Vec<_> = (0..500)
+            .map(|_| fs::File::open("/dev/null").unwrap())
+            .collect();
+        // Other tests open and close some meanwhile.
+        assert!(Descriptors::open().unwrap() > before + 300);
+        drop(held);
+    }
+
+    #[test]
     fn connections_leave_descriptors_for_everything_else() {
         assert_eq!(Descriptors(1024).tcp_connections(4096), 256);
         assert_eq!(Descriptors(1 << 20).tcp_connections(4096), 4096);
@@ -84,5 +127,7 @@ mod tests {
         assert_eq!(Descriptors(1024).connections(1000, 300), 724);
         assert_eq!(Descriptors(1024).connections(100, 300), 100);
         assert_eq!(Descriptors(200).connections(100, 300), 1);
+        assert_eq!(Descriptors(1000).beside(300), Descriptors(700));
+        assert_eq!(Descriptors(1000).beside(2000), Descriptors(250));
     }
 }

@@ -5,12 +5,13 @@ use std::{fmt, sync::Arc};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _, text},
-    metrics::{counter::ConstCounter, gauge::ConstGauge, info::Info},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge, info::Info},
     registry::{Registry, Unit},
 };
 
 use crate::{
     config::{Config, ConfigError, args::Settings},
+    descriptors::Descriptors,
     shared_state::Shared,
     stats::Count,
 };
@@ -247,6 +248,8 @@ struct Levels {
 impl Collector for Levels {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         self.readiness(&mut encoder)?;
+        self.connections(&mut encoder)?;
+        self.descriptors(&mut encoder)?;
         self.mappings(&mut encoder)?;
         self.journal(&mut encoder)?;
         self.dropped(&mut encoder)
@@ -284,6 +287,52 @@ impl Levels {
             "Endpoints that have DNS rules; queries of all others are refused",
             None,
             shared.policy.load().len(),
+        )
+    }
+
+    fn connections(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let of = &self.shared.connections;
+        let listeners = [("admin", &of.admin), ("metrics", &of.metrics)];
+        let mut family = encoder.encode_descriptor(
+            "listener_connections",
+            "Connections that are open, by the socket for people and probes",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (name, counts) in listeners {
+            let open = ConstGauge::new(i64::try_from(counts.open()).unwrap_or(i64::MAX));
+            open.encode(family.encode_family(&[("listener", name)])?)?;
+        }
+        let mut family = encoder.encode_descriptor(
+            "listener_rejected",
+            "Connections that a socket for people and probes refused, or closed to make room for \
+             another one",
+            None,
+            MetricType::Counter,
+        )?;
+        for (name, counts) in listeners {
+            let rejected = ConstCounter::new(counts.rejected());
+            rejected.encode(family.encode_family(&[("listener", name)])?)?;
+        }
+        Ok(())
+    }
+
+    fn descriptors(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        if let Ok(open) = Descriptors::open() {
+            gauge(
+                encoder,
+                "open_descriptors",
+                "Descriptors (files, sockets, maps) that this process has open",
+                None,
+                open,
+            )?;
+        }
+        gauge(
+            encoder,
+            "max_descriptors",
+            "Descriptors that this process may have open",
+            None,
+            Descriptors::now().limit(),
         )
     }
 

@@ -19,7 +19,7 @@ use shared_maps::{
     lxc::{FLAG_HOST, LxcValue},
 };
 
-use crate::{maps::instances::Instances, rules_journal::Content};
+use crate::{maps::instances::Instances, regular_file, rules_journal::Content};
 
 pub mod file;
 
@@ -147,7 +147,7 @@ fn read(
     boot_id: &str,
     lxc: &impl Fn(IpAddr) -> Option<LxcValue>,
 ) -> Result<(EndpointFile, SystemTime), SkipReason> {
-    let file = fs::File::open(path)?;
+    let file = regular_file::open(path, fs::OpenOptions::new().read(true))?;
     let written = file.metadata()?.modified()?;
     let endpoint = file::parse(file.take(LARGEST), boot_id)?;
     if endpoint.id.0 != directory {

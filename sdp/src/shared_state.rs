@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
+use daemon::guests::ConnectionCounts;
 use dns_policy::table::PolicyHandle;
 use parking_lot::Mutex;
 
@@ -66,8 +67,19 @@ pub struct Shared {
     pub query_log: Option<Arc<QueryLog>>,
     /// Counters of the query log; zero while it is off.
     pub query_log_stats: QueryLogStats,
+    /// Connections of people and probes.
+    pub connections: Connections,
     /// When the process started.
     pub started: Instant,
+}
+
+/// Connections of the sockets for people and probes.
+#[derive(Clone, Debug, Default)]
+pub struct Connections {
+    /// Of the admin socket.
+    pub admin: ConnectionCounts,
+    /// Of the metrics address.
+    pub metrics: ConnectionCounts,
 }
 
 impl Shared {
@@ -121,6 +133,7 @@ impl Shared {
             recent_warnings,
             query_log: query_log.0,
             query_log_stats: query_log.1,
+            connections: Connections::default(),
             started: Instant::now(),
             config,
         }

@@ -9,6 +9,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::OwnedFd,
+    time::Duration,
 };
 
 use nix::sys::socket::{setsockopt, sockopt};
@@ -47,6 +48,7 @@ pub(crate) fn udp_listener(at: SocketAddr, transparent: bool) -> Result<OwnedFd,
         .set_reuse_port(true)
         .step("cannot set SO_REUSEPORT")?;
     if transparent {
+        refuse_local(&socket)?;
         make_transparent(&socket, at)?;
         sys::receive_original_destination(&socket, at.is_ipv6())
             .step("cannot ask for original destinations (IP_RECVORIGDSTADDR)")?;
@@ -77,6 +79,7 @@ pub(crate) fn tcp_listener(at: SocketAddr, transparent: bool) -> Result<Socket, 
         .set_tcp_nodelay(true)
         .step("cannot set TCP_NODELAY")?;
     if transparent {
+        refuse_local(&socket)?;
         make_transparent(&socket, at)?;
     }
     Ok(socket)
@@ -246,6 +249,14 @@ pub(crate) fn tcp_upstream(
     socket
         .set_tcp_nodelay(true)
         .step("cannot set TCP_NODELAY")?;
+    if source.is_none() {
+        // It ends with a reset, so that its port is free at once. Otherwise it would stay in TIME_WAIT
+        // for a minute. It is closed only when no client waits for an answer on it. Under a pod's
+        // address it takes no port of the node.
+        socket
+            .set_linger(Some(Duration::ZERO))
+            .step("cannot set SO_LINGER")?;
+    }
     Ok(socket)
 }
 
@@ -290,6 +301,32 @@ fn bind_source(socket: &Socket, source: Option<SocketAddr>) -> Result<(), Socket
     socket
         .bind(&SockAddr::from(source))
         .step("cannot bind to the pod's address")
+}
+
+/// Drops every packet that a process of the node sends by the loopback interface, before it takes a
+/// place in the queue. A redirected packet has come by the interface of a pod. Where steering runs,
+/// it drops these packets earlier, and their senders get an error.
+fn refuse_local(socket: &Socket) -> Result<(), SocketError> {
+    /// `LOOPBACK_IFINDEX` of the kernel.
+    const LOOPBACK: u32 = 1;
+    /// `SKF_AD_OFF + SKF_AD_IFINDEX`.
+    const INTERFACE: u32 = 0_u32.wrapping_sub(0x1000).wrapping_add(8);
+    let program = [
+        // Load the index of the interface.
+        SockFilter::new(0x20, 0, 0, INTERFACE),
+        // Skip one instruction if it is another interface.
+        SockFilter::new(0x15, 0, 1, LOOPBACK),
+        SockFilter::new(0x06, 0, 0, 0),
+        SockFilter::new(0x06, 0, 0, u32::MAX),
+    ];
+    match socket.attach_filter(&program) {
+        // Newer kernels require CAP_NET_ADMIN for TCP. A proxy without it has an agent that steers.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            tracing::debug!(%error, "no filter on a listener: only steering drops packets of local processes");
+            Ok(())
+        }
+        result => result.step("cannot attach a filter (SO_ATTACH_FILTER)"),
+    }
 }
 
 /// Lets it be bound to an address of the family of `of` that is not the node's own.

@@ -175,6 +175,10 @@ pub struct Stats {
     pub tcp_bytes: Level,
     /// Client TCP connections closed because their endpoint's share of that memory was used up.
     pub tcp_overdrawn: Count,
+    /// TCP connections to servers.
+    pub server_connections: Level,
+    /// TCP connections to servers that were begun.
+    pub server_connections_made: Count,
     /// How long stages take.
     pub stages: Stages,
 }
@@ -256,6 +260,16 @@ impl Stats {
             "TCP connections of clients closed because the pod used its share of that memory: \
              it does not read its answers, or its servers do not read its queries",
             self.tcp_overdrawn.clone(),
+        );
+        registry.register(
+            "dns_tcp_server_connections",
+            "TCP connections to DNS servers, now, with those that wait for the next query",
+            self.server_connections.clone(),
+        );
+        registry.register(
+            "dns_tcp_server_connections_made",
+            "TCP connections to DNS servers that the proxy began to open",
+            self.server_connections_made.clone(),
         );
         registry.register_with_unit(
             "proxy_upstream_reply",

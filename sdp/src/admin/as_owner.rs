@@ -5,10 +5,11 @@
 
 use std::{
     fs, io,
-    os::unix::{fs::MetadataExt as _, net},
+    os::{fd::OwnedFd, unix::fs::MetadataExt as _},
     path::Path,
 };
 
+use daemon::unix_socket;
 use nix::unistd::{Gid, Uid, setegid, seteuid};
 use tokio::net::UnixStream;
 
@@ -24,11 +25,11 @@ pub(super) async fn connect(path: &Path) -> io::Result<UnixStream> {
 }
 
 /// As [`connect`], outside of a runtime.
-pub(super) fn connect_blocking(path: &Path) -> io::Result<net::UnixStream> {
-    match net::UnixStream::connect(path) {
+pub(super) fn connect_now(path: &Path) -> io::Result<OwnedFd> {
+    match unix_socket::connect_now(path) {
         Err(error) if is_refused_root(&error) => {
             let _owner = Owner::become_of(path)?;
-            net::UnixStream::connect(path)
+            unix_socket::connect_now(path)
         }
         other => other,
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use daemon::{
-    http_server::{self, Limits, Socket},
+    http_server::{self, Admission, Socket},
     unix_socket,
 };
 use socket2::{Domain, Type};
@@ -58,19 +58,22 @@ impl AdminListeners {
     /// Serves both until `stop`.
     pub(super) async fn serve(self, state: Arc<AdminState>, stop: CancellationToken) {
         let tasks = TaskTracker::new();
+        let counts = state.shared.connections.clone();
         let serve = |socket, kind| {
             let state = Arc::clone(&state);
             let service = move |request| {
                 let state = Arc::clone(&state);
                 async move { state.answer(kind, request).await }
             };
-            http_server::serve(
-                socket,
-                Limits::default(),
-                service,
-                tasks.clone(),
-                stop.clone(),
-            )
+            let counts = match kind {
+                SocketKind::Admin => counts.admin.clone(),
+                SocketKind::Metrics => counts.metrics.clone(),
+            };
+            let admission = Admission {
+                counts,
+                ..Admission::default()
+            };
+            http_server::serve(socket, admission, service, tasks.clone(), stop.clone())
         };
         let admin = tokio::net::UnixListener::from_std(self.admin).map(Socket::Unix);
         let metrics = self.metrics.map(tokio::net::TcpListener::from_std);
@@ -108,7 +111,7 @@ pub fn remove_left(path: &Path) -> io::Result<bool> {
 pub(super) fn is_left(path: &Path) -> io::Result<bool> {
     // Connecting to a file that is no socket is refused, too.
     let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
-    let connected = std::os::unix::net::UnixStream::connect(path);
+    let connected = unix_socket::connect_now(path);
     let refused = connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
     Ok(is_socket && refused)
 }

@@ -3,6 +3,8 @@
 mod connection;
 mod flight;
 pub mod frames;
+mod links;
+mod pool;
 mod results;
 mod turns;
 mod upstream;
@@ -19,6 +21,7 @@ use std::{
 
 use daemon::quota::{Holder, Seats};
 use parking_lot::Mutex;
+use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Handle,
@@ -27,7 +30,11 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 #[cfg(test)]
 pub(crate) use self::connection::ALLOWANCE;
-use self::{connection::Connection, turns::Turns};
+use self::{
+    connection::Connection,
+    links::{EXAMINED_EVERY, ServerConnections},
+    turns::Turns,
+};
 use super::{ListenError, SocketOptions, in_flight::InFlight};
 use crate::{mapping::repeat::Repeats, proxy::Proxy};
 
@@ -44,6 +51,8 @@ pub(super) struct Shared {
     options: SocketOptions,
     /// Connections.
     seats: Seats,
+    /// Connections to servers.
+    servers: Arc<ServerConnections>,
     /// Bytes of memory for messages.
     memory: Seats,
     turns: Turns,
@@ -63,6 +72,8 @@ pub(super) struct Shared {
 pub(super) struct TcpServer {
     shared: Arc<Shared>,
     tasks: TaskTracker,
+    /// The task that examines idle connections to servers.
+    upkeep: TaskTracker,
     runtime: Handle,
 }
 
@@ -84,6 +95,7 @@ impl TcpServer {
     ) -> Self {
         let shared = Shared {
             seats: Seats::new(limit.max(1)),
+            servers: Arc::new(ServerConnections::new(limit.max(1), &proxy)),
             memory: Seats::new(proxy.config().tcp_memory),
             turns: Turns::default(),
             proxy,
@@ -95,9 +107,13 @@ impl TcpServer {
             stop: CancellationToken::new(),
             cut: AtomicU64::new(0),
         };
+        let upkeep = TaskTracker::new();
+        let (servers, stop) = (Arc::clone(&shared.servers), shared.stop.clone());
+        upkeep.spawn_on(examine(servers, stop), runtime);
         Self {
             shared: Arc::new(shared),
             tasks: TaskTracker::new(),
+            upkeep,
             runtime: runtime.clone(),
         }
     }
@@ -132,6 +148,7 @@ impl TcpServer {
     /// Ends all at once.
     pub(super) fn stop(&self) {
         self.tasks.close();
+        self.upkeep.close();
         self.shared.draining.cancel();
         self.shared.closing.cancel();
         self.shared.stop.cancel();
@@ -140,6 +157,18 @@ impl TcpServer {
     /// Connections that were ended with something unanswered.
     pub(super) fn cut(&self) -> u64 {
         self.shared.cut.load(Ordering::Acquire)
+    }
+}
+
+/// Examines idle connections to servers until the listeners stop. Only this task and connections of
+/// clients own them, so that the last one of these closes them.
+async fn examine(servers: Arc<ServerConnections>, stop: CancellationToken) {
+    while stop
+        .run_until_cancelled(tokio::time::sleep(EXAMINED_EVERY))
+        .await
+        .is_some()
+    {
+        servers.examine(Instant::now());
     }
 }
 
@@ -209,6 +238,8 @@ async fn admit(
             let seat = server.and_then(|_| shared.seats.take(holder));
             let (Some(server), Some(seat)) = (server, seat) else {
                 proxy.stats().tcp_refused.add(1);
+                // With a reset, so that no refused connection stays in TIME_WAIT at the node.
+                let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
                 return;
             };
             let ends = (client, server);

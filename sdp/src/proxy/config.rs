@@ -19,6 +19,8 @@ pub struct ProxyConfig {
     pub timeout: Duration,
     /// A TCP connection without traffic is closed after this time (RFC 7766, 6.2.3).
     pub tcp_idle: Duration,
+    /// A TCP connection to a server is closed after this time without queries (RFC 7766, 6.2.3).
+    pub server_idle: Duration,
     /// During a drain: how long each TCP connection may still send one more query. The connection
     /// ends with its answer.
     pub tcp_last_query: Duration,
@@ -46,6 +48,9 @@ impl Default for ProxyConfig {
             max_delay: Duration::from_millis(100),
             timeout: Duration::from_secs(10),
             tcp_idle: Duration::from_secs(10),
+            // Before the servers do: the library of CoreDNS closes after 8 s, BIND and Unbound after
+            // 30 s.
+            server_idle: Duration::from_secs(5),
             tcp_last_query: Duration::from_secs(1),
             in_flight: 65_536,
             in_flight_grace: Duration::ZERO,

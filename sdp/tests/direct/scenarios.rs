@@ -167,6 +167,7 @@ fn set(options: &mut Options, setting: &Setting) {
         Setting::TimeoutMs(ms) => config.timeout = Duration::from_millis(*ms),
         Setting::DelayMs(ms) => config.max_delay = Duration::from_millis(*ms),
         Setting::IdleMs(ms) => config.tcp_idle = Duration::from_millis(*ms),
+        Setting::ServerIdleMs(ms) => config.server_idle = Duration::from_millis(*ms),
         Setting::InFlight(limit) => config.in_flight = *limit,
         Setting::GraceMs(ms) => config.in_flight_grace = Duration::from_millis(*ms),
     }
@@ -215,7 +216,7 @@ impl Play {
                     Err(format!("{count} connections"))
                 }
             }
-            Step::Hangup { client, half } => self.setup.hangup(client, *half),
+            Step::Hangup { client, end } => self.setup.hangup(client, *end),
         }
     }
 
@@ -243,7 +244,10 @@ impl Play {
         let received = match (&asked.received, action) {
             (
                 Some(received),
-                ServerAction::Answers(_) | ServerAction::Sends(_) | ServerAction::Closes,
+                ServerAction::Answers(_)
+                | ServerAction::Sends(_)
+                | ServerAction::Closes
+                | ServerAction::Closed,
             ) => received.clone(),
             (_, ServerAction::Receives) | (None, _) => self.setup.receive_query(body)?,
         };
@@ -251,6 +255,7 @@ impl Play {
         let (bytes, bytewise, wrong) = match action {
             ServerAction::Receives => return Ok(()),
             ServerAction::Closes => return self.setup.close(received.from),
+            ServerAction::Closed => return self.setup.closed(received.from),
             ServerAction::Answers(answer) => (
                 build(answer, &received.bytes),
                 answer.bytewise,

@@ -214,8 +214,43 @@ fn a_query_that_waits_for_a_place_gets_the_one_that_another_connection_frees() {
         || bench.stats.in_flight.get(),
         |seen| *seen == 1,
     );
-    serve(&bench.tcp_at_server(), "192.0.2.2");
+    serve(&at_server, "192.0.2.2");
     assert_eq!(next_code(&second), ResponseCode::NoError);
+}
+
+#[test]
+fn a_query_that_waits_for_a_connection_gets_the_one_that_another_query_frees() {
+    // One connection for the pod.
+    let bench = with(|options| options.tcp_connections = 2);
+    let client = bench.tcp_client();
+    ask_in_vain(&client, 1);
+    let at_server = bench.tcp_at_server();
+    let asked = receive_frame(&at_server).unwrap();
+    send_frames(&client, &[&query(7, "z.good.example", RecordType::AXFR)]);
+    until(
+        "the transfer has come",
+        || bench.stats.transports.get(Protocol::Tcp),
+        |seen| *seen == 2,
+    );
+    assert_eq!(bench.stats.server_connections.get(), 1);
+    // The neighbour has a share of its own.
+    let neighbour = bench.tcp_client_from(NEIGHBOUR);
+    ask_in_vain(&neighbour, 1);
+    serve(&bench.tcp_at_server(), "192.0.2.1");
+    assert_eq!(next_code(&neighbour), ResponseCode::NoError);
+    send_frames(&at_server, &[&answer(&asked, &["192.0.2.1"])]);
+    assert_eq!(next_code(&client), ResponseCode::NoError);
+    serve(&bench.tcp_at_server(), "192.0.2.2");
+    assert_eq!(receive_frame(&client).unwrap()[..2], [0, 7]);
+    assert_eq!(bench.stats.server_connections_made.get(), 3);
+    drop(client);
+    let stats = bench.stats.clone();
+    drop((bench, neighbour));
+    until(
+        "all places are free",
+        || stats.server_connections.get(),
+        |open| *open == 0,
+    );
 }
 
 #[test]

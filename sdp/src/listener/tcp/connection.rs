@@ -14,12 +14,14 @@ use daemon::quota::{Holder, Seat};
 use dns_policy::mapping::Realised;
 use tokio::{net::TcpStream, sync::Semaphore};
 
+use self::queries::Unsent;
 use super::{
     Shared,
     flight::Waiting,
     frames::{FrameReader, FrameWriter, Read},
+    links::{Links, Via},
     results::Results,
-    upstream::{TcpUpstream, UpstreamEvent},
+    upstream::UpstreamEvent,
 };
 use crate::{
     listener::delayed::{self, Postponed},
@@ -45,6 +47,8 @@ const KEPT: usize = 2 * 1024;
 const MAX_LAST_READS: usize = 16;
 /// How long a client that continues to send has to see that the connection has ended.
 const LAST_READS: Duration = Duration::from_secs(1);
+/// How often a query that waits for a connection to the server tries again.
+const UNSENT_RETRY: Duration = Duration::from_millis(100);
 /// Work after which other connections run. A message counts as one, and so does each [`MESSAGE`]
 /// bytes of it. The runtime counts reads only, and its timers do not run during the work.
 const TURN: usize = 64;
@@ -59,11 +63,13 @@ pub(super) struct Connection {
     server: SocketAddr,
     reader: FrameReader,
     out: FrameWriter,
-    upstream: TcpUpstream,
+    links: Links,
     waiting: Waiting,
     /// A query that waits for a place in flight or for rules. No more queries are read while it
     /// waits.
     delayed: Option<Postponed>,
+    /// The same for a query that waits for a connection to the server.
+    unsent: Option<Unsent>,
     /// Memory that counts as the endpoint's share.
     memory: Seat,
     results: Results,
@@ -106,7 +112,7 @@ enum Event {
     /// A deadline may be over.
     Alarm,
     /// Something happened at the server's connection.
-    Upstream(UpstreamEvent),
+    Upstream(Via, UpstreamEvent),
     /// The client's socket can be written.
     Writable,
     /// The client has sent something.
@@ -133,7 +139,7 @@ impl Connection {
         shared: Arc<Shared>,
     ) -> Self {
         let now = Instant::now();
-        let upstream = TcpUpstream::new(server, shared.proxy.stats().fallbacks.clone());
+        let links = Links::new(server, Arc::clone(&shared.servers));
         Self {
             memory: shared.memory.empty(holder),
             turn: shared.turns.of(holder),
@@ -143,9 +149,10 @@ impl Connection {
             server,
             reader: FrameReader::default(),
             out: FrameWriter::default(),
-            upstream,
+            links,
             waiting: Waiting::default(),
             delayed: None,
+            unsent: None,
             results: Results::default(),
             ended: false,
             last_query: None,
@@ -170,6 +177,9 @@ impl Connection {
             if let Some(over) = self.over() {
                 break over;
             }
+            if self.links.is_lent() && !self.waiting.uses_lent() {
+                self.links.give_back(std::iter::empty(), self.now);
+            }
             if !self.account() {
                 self.shared.proxy.stats().tcp_overdrawn.add(1);
                 break EndReason::Cut;
@@ -193,7 +203,7 @@ impl Connection {
                 (key, realised) = self.results.next() => Event::Realised(key, realised),
                 // Before the peers, so that a peer that never pauses does not stop the timers.
                 () = &mut alarm => Event::Alarm,
-                happened = self.upstream.happen(), if has_room => Event::Upstream(happened),
+                (via, happened) = self.links.happen(), if has_room => Event::Upstream(via, happened),
                 ready = self.stream.writable(), if self.out.len() > 0 => match ready {
                     Ok(()) => Event::Writable,
                     Err(_) => break EndReason::Cut,
@@ -225,12 +235,12 @@ impl Connection {
             Event::Alarm => {
                 // The deadline of a delayed query is always in the future, so each alarm is a
                 // retry.
-                let early = self.delayed.is_none() && self.now < self.deadline();
+                let early = !self.is_delayed() && self.now < self.deadline();
                 if !early {
                     self.on_time()?;
                 }
             }
-            Event::Upstream(happened) => self.on_upstream(happened),
+            Event::Upstream(via, happened) => self.on_upstream(*via, happened),
             Event::Writable => self.flush()?,
             Event::Readable => self.read()?,
             Event::Draining => {
@@ -313,7 +323,7 @@ impl Connection {
     /// Whether the waiting bytes are the last ones: the process drains, and every query is
     /// answered.
     fn is_last(&mut self) -> bool {
-        let is_answered = self.waiting.is_empty() && self.delayed.is_none();
+        let is_answered = self.waiting.is_empty() && !self.is_delayed();
         if self.closing {
             return is_answered && !self.ended;
         }
@@ -322,17 +332,21 @@ impl Connection {
             && !self.ended
             && self.read_last() != LastRead::Full
             && self.waiting.is_empty()
-            && self.delayed.is_none()
+            && !self.is_delayed()
             && !self.reader.is_partial()
     }
 
     fn has_work(&self) -> bool {
-        !self.waiting.is_empty() || self.delayed.is_some() || self.out.len() > 0
+        !self.waiting.is_empty() || self.is_delayed() || self.out.len() > 0
+    }
+
+    fn is_delayed(&self) -> bool {
+        self.delayed.is_some() || self.unsent.is_some()
     }
 
     fn may_read(&self) -> bool {
         !self.closing
-            && self.delayed.is_none()
+            && !self.is_delayed()
             && self.waiting.len() < MAX_WAITING
             && self.waiting.asked_bytes() < MAX_ASKED
             && self.has_room()
@@ -359,8 +373,9 @@ impl Connection {
             self.shrink();
         }
         let scratch = self.message.capacity() + self.own.capacity();
-        let buffers = self.reader.memory() + self.out.memory() + self.upstream.memory();
-        let delayed = self.delayed.as_ref().map_or(0, Postponed::units);
+        let buffers = self.reader.memory() + self.out.memory() + self.links.memory();
+        let delayed = self.delayed.as_ref().map_or(0, Postponed::units)
+            + self.unsent.as_ref().map_or(0, Unsent::units);
         let waiting = self.waiting.asked_bytes() + self.waiting.held_bytes() + delayed;
         let beyond = (scratch + buffers + waiting).saturating_sub(ALLOWANCE);
         let (had, has) = (self.memory.units(), beyond.next_multiple_of(CHARGE));
@@ -378,7 +393,7 @@ impl Connection {
     fn shrink(&mut self) {
         self.reader.shrink();
         self.out.shrink();
-        self.upstream.shrink();
+        self.links.shrink();
         for scratch in [&mut self.message, &mut self.own] {
             if scratch.capacity() > KEPT {
                 *scratch = Vec::new();
@@ -431,10 +446,11 @@ impl Connection {
             return held.unwrap_or(idle).min(idle);
         }
         let retry = self.delayed.is_some().then(|| self.now + delayed::RETRY);
+        let unsent = self.unsent.is_some().then(|| self.now + UNSENT_RETRY);
         let partial = self.reader.is_partial();
         let last_query = self.last_query.filter(|_| self.out.len() == 0);
         let idle = idle_until(last_query, partial, idle);
-        let all = flights.into_iter().chain(held).chain(retry);
+        let all = flights.into_iter().chain(held).chain(retry).chain(unsent);
         all.min().unwrap_or(idle)
     }
 
@@ -459,7 +475,7 @@ impl Connection {
         if self.paused.is_none() {
             self.give_up();
         }
-        let waits = !self.waiting.is_empty() || self.delayed.is_some();
+        let waits = !self.waiting.is_empty() || self.is_delayed();
         let waits = waits && !self.is_stalled();
         if !waits && now.duration_since(self.last_activity) >= idle {
             let unsent = self.out.len() > 0;
@@ -478,6 +494,7 @@ impl Connection {
         let now = self.now;
         let observer = self.shared.proxy.observer();
         for (_, mut flight) in self.waiting.remove_flights(|flight| now >= flight.deadline) {
+            self.links.unserved(flight.via);
             if flight.has_begun() {
                 observer.stalled(&mut flight.query, now);
             } else {
@@ -498,6 +515,10 @@ impl Connection {
         if let Some(Postponed::ForShare(query)) = self.delayed.take() {
             query.act(|mut query, _| observer.cut(&mut query, now));
         }
+        if let Some(unsent) = self.unsent.take() {
+            unsent.act(|mut query, _, _| observer.cut(&mut query, now));
+        }
+        self.links.give_back(self.waiting.lent_ids(), now);
         for (_, mut flight) in self.waiting.remove_flights(|_| true) {
             observer.cut(&mut flight.query, now);
         }

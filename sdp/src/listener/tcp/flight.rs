@@ -9,7 +9,7 @@ use daemon::quota::Seat;
 use dns_wire::{answer, transfer::Transfer};
 use foldhash::quality::RandomState;
 
-use super::results::PendingResult;
+use super::{links::Via, results::PendingResult};
 use crate::query::pending::{HeldAnswer, PendingQuery};
 
 /// A query in flight.
@@ -20,6 +20,8 @@ pub(super) struct Flight {
     /// When it is given up.
     pub(super) deadline: Instant,
     pub(super) resent: bool,
+    /// The connection on which it was sent.
+    pub(super) via: Via,
     /// If its answer is many messages.
     pub(super) transfer: Option<Transfer>,
     /// Its place among all queries in flight.
@@ -54,6 +56,8 @@ pub(super) struct AwaitedAnswer {
 pub(super) struct Waiting {
     flights: HashMap<u16, Flight, RandomState>,
     held: HashMap<u64, AwaitedAnswer, RandomState>,
+    /// Queries in flight on the connection that is lent.
+    lent: usize,
     asked_bytes: usize,
     held_bytes: usize,
 }
@@ -78,6 +82,17 @@ impl Waiting {
         self.held_bytes
     }
 
+    /// Whether a query in flight uses the connection that is lent.
+    pub(super) fn uses_lent(&self) -> bool {
+        self.lent > 0
+    }
+
+    /// Ids of the queries in flight on the connection that is lent.
+    pub(super) fn lent_ids(&self) -> impl Iterator<Item = u16> {
+        let lent = self.flights.iter().filter(|(_, f)| f.via == Via::Lent);
+        lent.map(|(id, _)| *id)
+    }
+
     /// Whether a query in flight has this id.
     pub(super) fn has(&self, id: u16) -> bool {
         self.flights.contains_key(&id)
@@ -94,12 +109,14 @@ impl Waiting {
     /// Adds a query in flight under an unused id.
     pub(super) fn add_flight(&mut self, id: u16, flight: Flight) {
         self.asked_bytes += flight.bytes();
+        self.lent += usize::from(flight.via == Via::Lent);
         self.flights.insert(id, flight);
     }
 
     pub(super) fn remove_flight(&mut self, id: u16) -> Option<Flight> {
         let flight = self.flights.remove(&id)?;
         self.asked_bytes -= flight.bytes();
+        self.lent -= usize::from(flight.via == Via::Lent);
         Some(flight)
     }
 
@@ -107,6 +124,7 @@ impl Waiting {
     pub(super) fn remove_flights(&mut self, over: impl Fn(&Flight) -> bool) -> Vec<(u16, Flight)> {
         let removed: Vec<_> = self.flights.extract_if(|_, flight| over(flight)).collect();
         self.asked_bytes -= removed.iter().map(|(_, f)| f.bytes()).sum::<usize>();
+        self.lent -= removed.iter().filter(|(_, f)| f.via == Via::Lent).count();
         removed
     }
 

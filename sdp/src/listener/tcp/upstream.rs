@@ -1,16 +1,29 @@
-//! A client connection's own connection to its server. It is opened for the first query.
+//! A connection to a server. It is opened for the first query, and again after its end.
 
-use std::{future::Future, io, net::SocketAddr, pin::Pin};
+use std::{
+    future::Future,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    time::{Duration, Instant},
+};
 
+use dns_wire::Header;
 use shared_maps::IdentityId;
+use socket2::SockRef;
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::frames::{FrameReader, FrameWriter, Read};
 use crate::{
     socket,
-    stats::{Counters, Fallback},
+    stats::{Count, Counters, Fallback},
     transparent,
 };
+
+/// How long sent bytes may stay without an acknowledgement. The server of an older connection may be
+/// gone without a word, as a replaced pod behind a Service is. Its queries are then sent again on a
+/// new connection, before clients give up.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(500);
 
 type Connecting = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
 
@@ -22,6 +35,13 @@ pub(super) struct TcpUpstream {
     pub(super) reader: FrameReader,
     out: FrameWriter,
     fallbacks: Counters<Fallback>,
+    made: Count,
+    /// When it was opened last.
+    since: Instant,
+    /// Ids of queries whose client is gone.
+    late: Vec<u16>,
+    /// How long the server keeps the connection open without queries, if it stated that.
+    pub(super) idle_limit: Option<Duration>,
 }
 
 /// The client for which a connection is made.
@@ -45,7 +65,7 @@ pub(super) enum UpstreamEvent {
 }
 
 impl TcpUpstream {
-    pub(super) fn new(server: SocketAddr, fallbacks: Counters<Fallback>) -> Self {
+    pub(super) fn new(server: SocketAddr, fallbacks: Counters<Fallback>, made: Count) -> Self {
         Self {
             server,
             connecting: None,
@@ -53,18 +73,79 @@ impl TcpUpstream {
             reader: FrameReader::default(),
             out: FrameWriter::default(),
             fallbacks,
+            made,
+            since: Instant::now(),
+            late: Vec::new(),
+            idle_limit: None,
         }
     }
 
     /// Sends a message, connecting if need be.
-    pub(super) fn send(&mut self, message: &[u8], pod: UpstreamIdentity) -> io::Result<()> {
+    pub(super) fn send(&mut self, message: &[u8], pod: UpstreamIdentity) {
         if self.stream.is_none() && self.connecting.is_none() {
             self.reader = FrameReader::default();
             self.out.clear();
+            self.late.clear();
+            self.idle_limit = None;
+            self.made.add(1);
+            self.since = Instant::now();
             let connecting = connect(self.server, pod, self.fallbacks.clone());
             self.connecting = Some(Box::pin(connecting));
         }
         self.out.push(message);
+    }
+
+    /// Whether the connection is open, and every message was sent.
+    pub(super) fn is_settled(&self) -> bool {
+        self.stream.is_some() && self.out.len() == 0
+    }
+
+    /// How long ago it was opened.
+    pub(super) fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
+    }
+
+    /// Number of queries without an answer whose client is gone.
+    pub(super) fn unanswered(&self) -> usize {
+        self.late.len()
+    }
+
+    /// The client of these queries is gone.
+    pub(super) fn abandon(&mut self, ids: impl Iterator<Item = u16>) {
+        self.late.extend(ids);
+    }
+
+    /// Whether a query without a client has this id.
+    pub(super) fn has_late(&self, id: u16) -> bool {
+        self.late.contains(&id)
+    }
+
+    /// Removes the query without a client that has this id. Returns whether there is one.
+    pub(super) fn ends_late(&mut self, id: u16) -> bool {
+        let at = self.late.iter().position(|late| *late == id);
+        at.map(|at| self.late.swap_remove(at)).is_some()
+    }
+
+    /// Reads and drops answers without a client, while no client uses the connection. An error means
+    /// that the connection is of no use: it ended, or the server sends messages unasked.
+    pub(super) fn read_late_answers(&mut self) -> io::Result<()> {
+        let stream = self.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        match self.reader.fill(stream)? {
+            Read::Nothing => return Ok(()),
+            Read::End => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Read::Some => {}
+        }
+        let mut message = Vec::new();
+        while self.reader.take(&mut message) {
+            let id = Header::read(&message).map(|header| header.id);
+            if !id.is_some_and(|id| self.ends_late(id)) {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+        }
+        let is_more = self.late.is_empty() && self.reader.is_partial();
+        if is_more {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         Ok(())
     }
 
@@ -86,6 +167,11 @@ impl TcpUpstream {
             self.connecting = None;
             return match connected {
                 Ok(stream) => {
+                    // Not before: it would also limit the time to connect.
+                    let limit = Some(ACKNOWLEDGED_WITHIN);
+                    if let Err(error) = SockRef::from(&stream).set_tcp_user_timeout(limit) {
+                        tracing::debug!(%error, "cannot set TCP_USER_TIMEOUT");
+                    }
                     self.stream = Some(stream);
                     UpstreamEvent::Progress
                 }

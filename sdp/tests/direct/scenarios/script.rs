@@ -33,10 +33,10 @@ pub(crate) enum Step {
     },
     /// Upstream TCP connections so far.
     Connections(usize),
-    /// A client closes its TCP connection for good, or for sending only.
+    /// A client ends its TCP connection.
     Hangup {
         client: String,
-        half: bool,
+        end: End,
     },
 }
 
@@ -48,6 +48,7 @@ pub(crate) enum Setting {
     TimeoutMs(u64),
     DelayMs(u64),
     IdleMs(u64),
+    ServerIdleMs(u64),
     InFlight(usize),
     GraceMs(u64),
 }
@@ -81,6 +82,8 @@ pub(crate) enum ServerAction {
     Answers(Box<Answer>),
     Sends(Vec<Piece>),
     Closes,
+    /// Waits until the proxy has closed the connection.
+    Closed,
 }
 
 /// Part of a message given in hexadecimal digits.
@@ -145,6 +148,17 @@ pub(crate) enum Counter {
     Answer(AnswerResult),
     Timeouts,
     Joined,
+}
+
+/// How a client ends its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// For good.
+    Both,
+    /// For sending only.
+    OfSending,
+    /// With a reset.
+    Reset,
 }
 
 /// Words of one line.
@@ -240,6 +254,7 @@ fn step(mut words: Words<'_>) -> Result<Step, String> {
             let action = match word {
                 "hears" => ServerAction::Receives,
                 "closes" => ServerAction::Closes,
+                "closed" => ServerAction::Closed,
                 "answers" => ServerAction::Answers(Box::new(answer(&mut words)?)),
                 "sends" => ServerAction::Sends(pieces(&mut words)?),
                 word => return Err(unknown(word)),
@@ -257,9 +272,13 @@ fn step(mut words: Words<'_>) -> Result<Step, String> {
             Step::Counted(counter, words.number("count")?)
         }
         "connections" => Step::Connections(words.number("number of connections")?),
-        word @ ("hangup" | "half-close") => Step::Hangup {
+        word @ ("hangup" | "half-close" | "reset") => Step::Hangup {
             client: words.maybe().unwrap_or("client").to_owned(),
-            half: word == "half-close",
+            end: match word {
+                "half-close" => End::OfSending,
+                "reset" => End::Reset,
+                _ => End::Both,
+            },
         },
         word => return Err(unknown(word)),
     };
@@ -275,6 +294,7 @@ fn setting(words: &mut Words<'_>) -> Result<Setting, String> {
         "timeout-ms" => Setting::TimeoutMs(words.number("number")?),
         "delay-ms" => Setting::DelayMs(words.number("number")?),
         "idle-ms" => Setting::IdleMs(words.number("number")?),
+        "server-idle-ms" => Setting::ServerIdleMs(words.number("number")?),
         "in-flight" => Setting::InFlight(words.number("number")?),
         "grace-ms" => Setting::GraceMs(words.number("milliseconds")?),
         word => return Err(unknown(word)),

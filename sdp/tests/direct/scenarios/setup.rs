@@ -7,8 +7,13 @@ use std::{
     time::Duration,
 };
 
-use super::{message, script::Ask};
-use crate::bench::{Bench, Options, TEST_TIMEOUT};
+use socket2::SockRef;
+
+use super::{
+    message,
+    script::{Ask, End},
+};
+use crate::bench::{Bench, NEIGHBOUR, Options, TEST_TIMEOUT};
 
 /// Pause between two looks at the server's sockets.
 const TICK: Duration = Duration::from_millis(1);
@@ -30,6 +35,8 @@ struct Client {
 struct Connection {
     stream: TcpStream,
     buffer: Vec<u8>,
+    /// The proxy has closed it.
+    is_over: bool,
 }
 
 /// A query at the server.
@@ -84,7 +91,11 @@ impl Setup {
         if !ask.tcp {
             return client.udp.send(bytes).map(drop).map_err(said("sending"));
         }
-        let stream = client.tcp.get_or_insert_with(|| bench.tcp_client());
+        let open = || match ask.client.as_str() {
+            "neighbour" => bench.tcp_client_from(NEIGHBOUR),
+            _ => bench.tcp_client(),
+        };
+        let stream = client.tcp.get_or_insert_with(open);
         if ask.bare {
             return stream.write_all(bytes).map_err(said("sending"));
         }
@@ -120,16 +131,19 @@ impl Setup {
         Ok(Some(bytes))
     }
 
-    /// A client closes its connection, or for sending only.
-    pub(super) fn hangup(&mut self, client: &str, half: bool) -> Result<(), String> {
+    /// A client ends its connection.
+    pub(super) fn hangup(&mut self, client: &str, end: End) -> Result<(), String> {
         let tcp = &mut self.client(client).tcp;
         let stream = tcp.as_ref().ok_or("the client has no connection")?;
-        if half {
-            stream.shutdown(Shutdown::Write).map_err(said("closing"))
-        } else {
-            *tcp = None;
-            Ok(())
+        match end {
+            End::OfSending => return stream.shutdown(Shutdown::Write).map_err(said("closing")),
+            End::Reset => SockRef::from(stream)
+                .set_linger(Some(Duration::ZERO))
+                .map_err(said("closing"))?,
+            End::Both => {}
         }
+        *tcp = None;
+        Ok(())
     }
 
     /// Waits until the server has received `body`, a query without its id.
@@ -155,14 +169,23 @@ impl Setup {
         while let Ok((stream, _)) = self.bench.tcp_server.accept() {
             stream.set_nodelay(true).map_err(said("accepting"))?;
             let buffer = Vec::new();
-            self.connections.push(Connection { stream, buffer });
+            let is_over = false;
+            self.connections.push(Connection {
+                stream,
+                buffer,
+                is_over,
+            });
         }
         for (number, connection) in self.connections.iter_mut().enumerate() {
             let stream = &mut connection.stream;
             stream.set_nonblocking(true).map_err(said("reading"))?;
-            while let Ok(length @ 1..) = stream.read(&mut bytes) {
-                connection.buffer.extend_from_slice(&bytes[..length]);
-            }
+            connection.is_over |= loop {
+                match stream.read(&mut bytes) {
+                    Ok(0) => break true,
+                    Ok(length) => connection.buffer.extend_from_slice(&bytes[..length]),
+                    Err(error) => break error.kind() == ErrorKind::ConnectionReset,
+                }
+            };
             while let Some((length, rest)) = connection.buffer.split_first_chunk::<2>()
                 && let Some(message) = rest.get(..usize::from(u16::from_be_bytes(*length)))
             {
@@ -225,6 +248,20 @@ impl Setup {
         let connection = self.connections.get(number).ok_or("no connection")?;
         let stream = &connection.stream;
         stream.shutdown(Shutdown::Both).map_err(said("closing"))
+    }
+
+    /// Waits until the proxy has closed the connection of a query.
+    pub(super) fn closed(&mut self, on: From) -> Result<(), String> {
+        let From::Tcp(number) = on else {
+            return Err("the query came over UDP: there is nothing to close".to_owned());
+        };
+        let found = polling::eventually("the end of the connection", TEST_TIMEOUT, || {
+            self.poll()?;
+            let connection = self.connections.get(number).ok_or("no connection")?;
+            let is_over = connection.is_over.then_some(());
+            is_over.ok_or_else(|| "it is open".to_owned())
+        });
+        found.map_err(|late| format!("at the server: {late}"))
     }
 
     /// Connections that the server has accepted so far.

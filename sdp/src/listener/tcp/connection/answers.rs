@@ -8,6 +8,7 @@ use dns_wire::{Header, answer, set_id};
 use super::{
     super::{
         flight::{AwaitedAnswer, Flight},
+        links::{Loss, Via},
         upstream::UpstreamEvent,
     },
     Connection,
@@ -19,35 +20,38 @@ use crate::{
 };
 
 impl Connection {
-    pub(super) fn on_upstream(&mut self, happened: &UpstreamEvent) {
+    pub(super) fn on_upstream(&mut self, via: Via, happened: &UpstreamEvent) {
         match happened {
             UpstreamEvent::Progress => {}
             UpstreamEvent::Read => {
                 let mut message = std::mem::take(&mut self.message);
-                while self.upstream.reader.take(&mut message) {
+                while self.links.take(via, &mut message) {
                     self.count(&message);
-                    self.answer(&mut message);
+                    self.answer(via, &mut message);
                 }
                 self.message = message;
             }
             UpstreamEvent::Lost(error) => {
                 tracing::debug!(%error, server = %self.server, "connection to the server ended");
-                self.send_again();
+                self.send_again(via);
             }
         }
         // There may be room now for queries that were read before.
         self.take_queries();
     }
 
-    /// The server closed the connection. Its unanswered queries are sent once more (RFC 7766,
-    /// 6.2.4).
-    fn send_again(&mut self) {
-        for (id, mut flight) in self.waiting.remove_flights(|_| true) {
+    /// The server closed a connection. Its unanswered queries are sent again on a new one
+    /// (RFC 7766, 6.2.4): once, if the connection was new and brought no answer at all.
+    fn send_again(&mut self, via: Via) {
+        let loss = self.links.lost(via);
+        for (id, mut flight) in self.waiting.remove_flights(|flight| flight.via == via) {
             if flight.has_begun() {
                 // Only closing the connection shows the client that its answers are missing.
                 let observer = self.shared.proxy.observer();
                 observer.cut(&mut flight.query, self.now);
                 self.ended = true;
+            } else if loss == Loss::Usual {
+                self.send(id, flight);
             } else if flight.resent {
                 self.fail(&mut flight.query, Failure::Unreachable);
             } else {
@@ -57,13 +61,13 @@ impl Connection {
         }
     }
 
-    fn answer(&mut self, message: &mut Vec<u8>) {
+    fn answer(&mut self, via: Via, message: &mut Vec<u8>) {
         let proxy = Arc::clone(&self.shared.proxy);
         let observer = proxy.observer();
         let asked = Header::read(message).map(|h| h.id).filter(|id| {
             self.waiting
                 .flight(*id)
-                .is_some_and(|f| f.is_answered_by(message))
+                .is_some_and(|f| f.via == via && f.is_answered_by(message))
         });
         if let Some(id) = asked
             && self.transfer(id, message)
@@ -72,9 +76,13 @@ impl Connection {
         }
         let Some(Flight { mut query, .. }) = asked.and_then(|id| self.waiting.remove_flight(id))
         else {
-            proxy.stats().answers.inc(AnswerResult::Unexpected);
+            let id = Header::read(message).map(|header| header.id);
+            if !id.is_some_and(|id| self.links.ends_late(via, id)) {
+                proxy.stats().answers.inc(AnswerResult::Unexpected);
+            }
             return;
         };
+        self.links.answered(via, None);
         self.last_activity = self.now;
         observer.answered(&query, self.now);
         set_id(message, query.header.id);
@@ -99,6 +107,7 @@ impl Connection {
             callback
         });
         if let Some(edns) = &answered.hop_by_hop {
+            self.links.answered(via, edns.keepalive());
             edns.strip_keepalive(message);
         }
         match (answered.decision, awaited) {

@@ -1,6 +1,6 @@
 //! From the client to the server.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use daemon::quota::Seat;
 use dns_policy::rule::Transport;
@@ -12,7 +12,10 @@ use crate::{
     listener::{
         SocketOptions,
         delayed::{DelayedQuery, Postponed, UnjudgedQuery},
-        tcp::upstream::UpstreamIdentity,
+        tcp::{
+            links::{Via, Wanted},
+            upstream::UpstreamIdentity,
+        },
     },
     proxy::{QueryDecision, RulesWait},
     query::{
@@ -21,6 +24,26 @@ use crate::{
     },
     stats::Protocol,
 };
+
+/// A query that waits for a connection to the server, because its pod has all that it may have.
+pub(super) struct Unsent {
+    query: DelayedQuery,
+    /// Its place among all queries in flight.
+    seat: Seat,
+}
+
+impl Unsent {
+    /// Bytes that it counts.
+    pub(super) fn units(&self) -> usize {
+        self.query.units()
+    }
+
+    /// Calls `act` with the query, its message and its place in flight.
+    pub(super) fn act<T>(self, act: impl FnOnce(PendingQuery<&[u8]>, &[u8], Seat) -> T) -> T {
+        let seat = self.seat;
+        self.query.act(|query, message| act(query, message, seat))
+    }
+}
 
 impl Connection {
     /// Judges the complete queries that have arrived.
@@ -87,6 +110,10 @@ impl Connection {
             Some(Postponed::ForRules(query)) => self.judge_again(query),
             Some(Postponed::ForShare(query)) => self.forward_delayed(query),
         }
+        if let Some(unsent) = self.unsent.take() {
+            let until = unsent.query.until();
+            unsent.act(|query, message, seat| self.forward_until(query, message, seat, until));
+        }
     }
 
     /// Judges the query if its endpoint has rules, or refuses it if it has waited long enough.
@@ -120,9 +147,41 @@ impl Connection {
         });
     }
 
-    fn forward(&mut self, mut query: PendingQuery<&[u8]>, message: &[u8], seat: Seat) {
+    fn forward(&mut self, query: PendingQuery<&[u8]>, message: &[u8], seat: Seat) {
+        let until = self.now + self.shared.proxy.config().timeout;
+        self.forward_until(query, message, seat, until);
+    }
+
+    /// Sends the query on. If its pod has no connection for it, it waits until `until`.
+    fn forward_until(
+        &mut self,
+        mut query: PendingQuery<&[u8]>,
+        message: &[u8],
+        seat: Seat,
+        until: Instant,
+    ) {
+        let transfer = Transfer::of(query.question);
+        let via = match (transfer, query.source) {
+            (None, None) => Via::Lent,
+            _ => Via::Own,
+        };
+        let wanted = Wanted {
+            via,
+            holder: query.holder(),
+            identity: query.identities.client,
+            pod: self.upstream_identity(&query),
+        };
+        if self.links.prepare(&wanted).is_err() {
+            if self.now >= until {
+                self.fail(&mut query, Failure::Overload);
+            } else {
+                let query = DelayedQuery::new(query, message, until);
+                self.unsent = Some(Unsent { query, seat });
+            }
+            return;
+        }
         let mut id = rand::rng().random();
-        while self.waiting.has(id) {
+        while self.waiting.has(id) || self.links.has_late(id) {
             id = rand::rng().random();
         }
         let mut message = message.to_vec();
@@ -133,7 +192,8 @@ impl Connection {
         let proxy = &self.shared.proxy;
         let question = query.question.to_vec();
         let flight = Flight {
-            transfer: Transfer::of(&question),
+            via,
+            transfer,
             query: query.sent(question, self.now),
             message,
             deadline: self.now + proxy.config().timeout,
@@ -144,18 +204,17 @@ impl Connection {
         self.send(id, flight);
     }
 
-    pub(super) fn send(&mut self, id: u16, mut flight: Flight) {
+    fn upstream_identity<Q>(&self, query: &PendingQuery<Q>) -> UpstreamIdentity {
         let is_marked = self.shared.options == SocketOptions::Transparent;
-        let identity = UpstreamIdentity {
-            identity: is_marked.then_some(flight.query.identities.client),
-            source: flight.query.source,
-        };
-        match self.upstream.send(&flight.message, identity) {
-            Ok(()) => self.waiting.add_flight(id, flight),
-            Err(error) => {
-                tracing::debug!(%error, "cannot connect to the server");
-                self.fail(&mut flight.query, Failure::Unreachable);
-            }
+        UpstreamIdentity {
+            identity: is_marked.then_some(query.identities.client),
+            source: query.source,
         }
+    }
+
+    /// Sends a query on the connection that was prepared for it.
+    pub(super) fn send(&mut self, id: u16, flight: Flight) {
+        self.links.send(flight.via, &flight.message);
+        self.waiting.add_flight(id, flight);
     }
 }

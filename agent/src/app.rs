@@ -22,7 +22,7 @@ use holdfast_sdp::descriptors::Descriptors;
 use shared_maps::{pin, user::Globals};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::watch,
+    sync::{Notify, watch},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -40,7 +40,7 @@ use crate::{
     epoch::{self, StateDirLock},
     kubernetes::{client::Api, own_set::OwnSet},
     lane::Lane,
-    liveness,
+    listener, liveness,
     proxies::{Proxies, RulesTable},
     restore::Found,
     runner::{self, CoreHandle, CoreThread, Inbox},
@@ -150,30 +150,33 @@ impl Agent {
             files,
             maps,
             found,
-            datapath,
+            mut datapath,
             channel,
             conditions,
             gate,
             api,
         } = parts;
-        let epoch = epoch::begin(files.dir())?;
+        let mut damaged = found.damaged.clone();
+        let epoch = epoch::begin_noting(files.dir(), &mut damaged)?;
         let Listeners {
             sdp,
             fqdndata,
             pages: page_listeners,
         } = Listeners::bind(&config).await?;
 
+        let limits = listener::Listeners::new(Descriptors::raise().limit());
         let rules = core_config::restored_rules(&found);
         let endpoint_files = found.restored.endpoints.iter();
         let of_boot = endpoint_files.filter(|file| file.is_of_boot(&epoch.boot_id));
         let endpoints = of_boot.map(EndpointFile::spec).collect();
-        let mut damaged = found.damaged;
         let policies = sources::policies(&config, &files, &mut damaged)?;
 
         let proxies = Proxies::default();
         let core = Core::new(core_config::of(&config, &epoch), found.restored);
         let resolving = Resolving::new(&config);
         let feed = resolving.feed.clone();
+        let freed = Arc::new(Notify::new());
+        datapath.tell_freed_addresses(Arc::clone(&freed));
         let (core, thread) = runner::start(channel, core, datapath, proxies.clone(), feed)
             .context("starting the core's thread")?;
         let rim = Rim {
@@ -187,6 +190,7 @@ impl Agent {
         };
         tracing::info!(start = rim.epoch.start, ?config, "agent starting");
         let resolver = resolving.start(&config, &rim, api.as_ref());
+        let about_api = api.clone();
         let from = sources::From {
             names: resolver.objects,
             state: files.dir().to_owned(),
@@ -196,20 +200,24 @@ impl Agent {
             api,
         };
         let sources = sources::start(&config, &rim, from).await?;
+        damaged.extend_from_slice(sources.endpoints.damaged());
         rim.tasks.spawn(liveness::run(
             rim.maps.clone(),
             rim.core.clone(),
             config.conntrack_gc_interval,
+            freed,
             rim.stop.clone(),
         ));
         let builtin = streams::builtin(&config, &rim, &rules)?;
-        let streams = streams::start(&config, &rim, sdp, fqdndata).await?;
+        let streams = streams::start(&config, &rim, &limits, sdp, fqdndata).await?;
         let about = pages::About {
             sources,
             damaged: Arc::new(damaged),
             conditions,
             builtin: builtin.clone(),
             resolver: resolver.handle,
+            limits,
+            api: about_api,
         };
         pages::start(config, &rim, about, page_listeners);
         Ok(Self {

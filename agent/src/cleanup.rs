@@ -6,10 +6,11 @@
 use std::{
     fmt, fs,
     io::{self, Write as _},
-    os::unix::fs::FileTypeExt as _,
+    os::unix::fs::{FileTypeExt as _, chroot},
     path::{Path, PathBuf},
 };
 
+use anyhow::Context as _;
 use shared_maps::{pin, policy};
 
 use crate::{
@@ -80,13 +81,42 @@ impl Cleaned {
     }
 }
 
+/// The node's root cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "--host-root {root}: {source}; give the directory that has the node's root: /host in a pod of \
+     `kubectl debug node --profile=sysadmin`, / on the node itself",
+    root = .root.display()
+)]
+pub(crate) struct HostRootError {
+    root: PathBuf,
+    source: io::Error,
+}
+
+/// Makes the node's root that of this process, so that links on the node lead to files of the node.
+///
+/// # Errors
+/// It is no directory, or this process may not do it.
+pub(crate) fn enter(host_root: &Path) -> Result<(), HostRootError> {
+    if host_root == Path::new("/") {
+        return Ok(());
+    }
+    let entered = chroot(host_root).and_then(|()| std::env::set_current_dir("/"));
+    entered.map_err(|source| HostRootError {
+        root: host_root.to_owned(),
+        source,
+    })
+}
+
 /// Cleans up after agents that have stopped, and prints what was removed.
 ///
 /// # Errors
 /// An agent runs, or something could not be removed.
 pub(crate) async fn run(places: &Places) -> anyhow::Result<()> {
+    let root = BpfRootLock::take(&places.bpf_root).context(
+        "in a pod of `kubectl debug node` give --host-root /host, so that the directories are the node's",
+    )?;
     let state = StateDirLock::take(&places.state_dir)?;
-    let root = BpfRootLock::take(&places.bpf_root)?;
     let cleaned = everything(places).await;
     drop((root, state));
     let mut out = io::stdout().lock();

@@ -32,6 +32,7 @@ pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Run(_) | Command::Relay(_) => Ok(()),
         Command::Cleanup(args) => {
+            cleanup::enter(&args.host_root)?;
             cleanup::run(&Places {
                 bpf_root: args.bpf_root,
                 state_dir: args.state_dir,
@@ -107,6 +108,7 @@ async fn add(args: EndpointAddArgs) -> Result<()> {
         addresses: args.addresses,
         enable_policy: args.enable_policy,
         uid: None,
+        taken_in: None,
     };
     let client = Client::new(&args.client.admin_socket);
     let before = endpoints(&args.client).await?;

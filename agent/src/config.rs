@@ -34,7 +34,7 @@ pub use run_args::RunArgs;
 use crate::{
     cni::install::CniPlaces,
     datapath::kernel::MapSizes,
-    fqdn::refused::RefusedPrefixes,
+    fqdn::{refused::RefusedPrefixes, servers::NameServers},
     kubernetes::{ApiSettings, external_ips::ExternalIps, labels::LabelRule},
     policy::mode::PolicyMode,
     relay::settings::RelaySettings,
@@ -79,14 +79,20 @@ pub struct Config {
     pub daemonset: Option<String>,
     /// Name of this node.
     pub node_name: String,
+    /// Key of the taint that is removed from the Node once the agent is ready; `None` = no taint.
+    pub startup_taint: Option<String>,
     /// Name of this node's cluster.
     pub cluster_name: String,
     /// Which labels make a pod's identity, beside the usual rules.
     pub label_rules: Vec<LabelRule>,
     /// Further addresses of Services: (address, `namespace/name`).
     pub service_aliases: Vec<(IpAddr, String)>,
-    /// DNS servers that are trusted for EgressFirewalls; empty = those of `dns_service`.
+    /// DNS servers that are trusted for names; empty = those of `dns_service`.
     pub dns_servers: Vec<SocketAddr>,
+    /// Those of `dns_service` are trusted beside them.
+    pub with_dns_service: bool,
+    /// DNS servers whose answers count for toFQDNs.
+    pub name_servers: NameServers,
     /// The DNS Service, `namespace/name`.
     pub dns_service: String,
     /// Whether `spec.externalIPs` of Services count.
@@ -203,7 +209,7 @@ impl TryFrom<RunArgs> for Config {
         let kubernetes = kubernetes(&args.cluster, &args.follow)?;
         let refused_prefixes = refused_prefixes(&args)?;
         let netns_dir = netns_dir(&args)?;
-        let (dns_servers, dns_service) = args.firewalls.settings()?;
+        let trusted = args.firewalls.settings()?;
         Ok(Self {
             bpf_root: args.bpf_root,
             state_dir: args.state_dir,
@@ -213,11 +219,15 @@ impl TryFrom<RunArgs> for Config {
             resolver: args.resolver.settings(args.cluster.kubernetes)?,
             daemonset: args.cluster.daemonset.clone(),
             node_name: args.cluster.node_name.unwrap_or_else(host_name),
+            startup_taint: Some(args.cluster.agent_not_ready_taint_key)
+                .filter(|key| !key.is_empty()),
             cluster_name: args.cluster.cluster_name,
             label_rules: args.cluster.labels,
             service_aliases: by_address(args.cluster.k8s_dns_alias),
-            dns_servers,
-            dns_service,
+            dns_servers: trusted.given,
+            with_dns_service: trusted.with_service,
+            name_servers: args.tofqdns_servers,
+            dns_service: trusted.service,
             external_ips: args.cluster.k8s_external_ips,
             has_service_blocks: !args.cluster.k8s_service_cidr.is_empty(),
             pod_blocks: args.cluster.pod_cidr.clone(),
@@ -474,6 +484,13 @@ mod tests {
         assert!(config.ipv4 && config.ipv6);
         assert_eq!(config.map_sizes, MapSizes::default());
         assert_eq!(config.identity_restore_grace, Duration::from_secs(30));
+    }
+
+    #[test]
+    fn the_startup_taint_has_a_default_and_may_be_none() {
+        let key = |flags: &[&str]| run(flags).unwrap().startup_taint;
+        assert_eq!(key(&[]).unwrap(), "holdfast.io/agent-not-ready");
+        assert_eq!(key(&["--agent-not-ready-taint-key="]), None);
     }
 
     #[test]

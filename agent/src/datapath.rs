@@ -7,6 +7,7 @@ pub mod files;
 mod hook;
 pub(crate) mod interfaces;
 pub mod kernel;
+mod kernel_layout;
 pub(crate) mod late_text;
 pub mod link;
 pub mod map_query;

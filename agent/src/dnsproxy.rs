@@ -33,6 +33,7 @@ use crate::{
     config::Config,
     core::event::{Event, MappingEvent, MappingResult, RevokeAck},
     lane::Lane,
+    listener,
     proxies::{Proxies, Results, RulesTable, StreamGuard, StreamKind, ToStream},
     runner::CoreHandle,
 };
@@ -76,7 +77,9 @@ fn bind(config: &Config) -> Result<Sockets, ListenError> {
             bpf_root: config.bpf_root.clone(),
             kind: steering::KIND_FALLBACK,
         }),
-        tcp_connections: Descriptors::raise().tcp_connections(TCP_CONNECTIONS),
+        tcp_connections: Descriptors::raise()
+            .beside(listener::reserved())
+            .tcp_connections(TCP_CONNECTIONS),
     })
 }
 

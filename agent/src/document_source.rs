@@ -26,6 +26,7 @@ use crate::{
         local_pods::LocalPods,
         refusals::Refusals,
         resource::RESOURCES,
+        unattended::Unattended,
     },
     policy::source::{
         cluster::{Batch, ClusterDocuments, Read},
@@ -56,6 +57,8 @@ pub(crate) struct Sources {
     pub(crate) local: channel::Sender<Arc<LocalPods>>,
     /// Takes the DNSNameResolvers, if they are used.
     pub(crate) names: Option<Arc<Feed>>,
+    /// Finds nodes without an agent, if agents are pods.
+    pub(crate) unattended: Option<Unattended>,
 }
 
 /// What is read next.
@@ -191,6 +194,7 @@ async fn follow(
         stored: (state, origin),
         local,
         names,
+        unattended,
     } = sources;
     let stands_in = Instant::now() + STANDS_IN;
     let (watched, directory) = directory.unzip();
@@ -216,7 +220,7 @@ async fn follow(
     let mut reader = Reader {
         directory,
         merged,
-        router: Router::new(book),
+        router: Router::new(book).with_unattended(unattended),
         has_listed: false,
         pending,
         stood_in: Vec::new(),
@@ -240,6 +244,9 @@ async fn follow(
                 health.set_stored(&std::mem::take(&mut reader.stood_in), age);
             }
             reader.report(health, refusals);
+            if let Some(nodes) = reader.router.take_unattended() {
+                health.set_unattended(nodes);
+            }
         }
         let documents = reader.merged.cluster();
         let is_complete = documents.is_some_and(ClusterDocuments::is_complete);

@@ -7,12 +7,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use daemon::{lookup::Lookup, regular_file};
 use dns_policy::epoch::Epoch;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use shared_maps::user::{BOOT_ID, boot_id};
 
-use crate::datapath::files::write_atomic;
+use crate::datapath::files::{set_aside, write_atomic};
 
 pub(crate) const LOCK_FILE: &str = "agent.lock";
 const EPOCH_FILE: &str = "epoch.json";
@@ -118,23 +119,48 @@ struct EpochFile {
 /// Counts this start in `state`. After a damaged file, or on a full disk, it gets a start
 /// number that no lease of this boot can have.
 pub fn begin(state: &Path) -> Result<Epoch, StateDirError> {
+    begin_noting(state, &mut Vec::new())
+}
+
+/// As [`begin`]; what is wrong with the file is added to `damaged`.
+pub(crate) fn begin_noting(
+    state: &Path,
+    damaged: &mut Vec<String>,
+) -> Result<Epoch, StateDirError> {
     let boot_id = boot_id().map_err(|source| StateDirError::File {
         path: PathBuf::from(BOOT_ID),
         source,
     })?;
-    begin_on(state, boot_id)
+    begin_on(state, boot_id, damaged)
 }
 
-fn begin_on(state: &Path, boot_id: String) -> Result<Epoch, StateDirError> {
+fn begin_on(
+    state: &Path,
+    boot_id: String,
+    damaged: &mut Vec<String>,
+) -> Result<Epoch, StateDirError> {
     let path = state.join(EPOCH_FILE);
     let failed = |source| StateDirError::File {
         path: path.clone(),
         source,
     };
-    let mut start = match fs::read(&path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => 1,
-        Err(e) => return Err(failed(e)),
-        Ok(bytes) => match serde_json::from_slice::<EpochFile>(&bytes) {
+    let mut lost = |error: &dyn std::error::Error, aside: &str| {
+        let text = format!(
+            "{}: the number of starts is lost, and leases of earlier runs end: {error}{aside}",
+            path.display()
+        );
+        tracing::error!("{text}");
+        damaged.push(text);
+        shared_maps::user::boottime_ns()
+    };
+    let mut start = match regular_file::look(&path) {
+        Lookup::Gone => 1,
+        Lookup::Unknown(error) if regular_file::is_passing(&error) => return Err(failed(error)),
+        Lookup::Unknown(error) => {
+            let aside = set_aside(&path).map_err(failed)?;
+            lost(&error, &format!("; set aside as {}", aside.display()))
+        }
+        Lookup::Found(bytes) => match serde_json::from_slice::<EpochFile>(&bytes) {
             Ok(file) if file.version > VERSION => {
                 return Err(StateDirError::Newer {
                     path,
@@ -143,10 +169,7 @@ fn begin_on(state: &Path, boot_id: String) -> Result<Epoch, StateDirError> {
             }
             Ok(file) if file.boot_id == boot_id => file.start.saturating_add(1),
             Ok(_) => 1,
-            Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "the file with the number of starts is damaged; leases of earlier runs end");
-                shared_maps::user::boottime_ns()
-            }
+            Err(error) => lost(&error, ""),
         },
     };
     let file = EpochFile {
@@ -180,7 +203,10 @@ mod tests {
     #[test]
     fn starts_count_up_within_a_boot_only() {
         let dir = tempfile::tempdir().unwrap();
-        let begin = |boot: &str| begin_on(dir.path(), boot.to_owned()).unwrap().start;
+        let begin = |boot: &str| {
+            let begun = begin_on(dir.path(), boot.to_owned(), &mut Vec::new());
+            begun.unwrap().start
+        };
         assert_eq!(begin("a"), 1);
         assert_eq!(begin("a"), 2);
         assert_eq!(begin("b"), 1);
@@ -191,7 +217,7 @@ mod tests {
             r#"{"version":9,"boot_id":"b","start":1}"#,
         )
         .unwrap();
-        let error = begin_on(dir.path(), "b".to_owned()).unwrap_err();
+        let error = begin_on(dir.path(), "b".to_owned(), &mut Vec::new()).unwrap_err();
         assert!(matches!(error, StateDirError::Newer { found: 9, .. }));
     }
 

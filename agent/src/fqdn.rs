@@ -2,9 +2,11 @@
 
 pub(crate) mod cache;
 pub mod cleaned;
+pub(crate) mod embedded;
 pub(crate) mod firewall_names;
 pub(crate) mod gc;
 pub mod names;
 pub(crate) mod pre_cache;
 pub mod refused;
 pub(crate) mod resolved;
+pub mod servers;

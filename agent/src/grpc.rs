@@ -1,6 +1,7 @@
 //! The services for DNS proxies: the native one on a unix socket, Cilium's on
 //! loopback. Generated types stay in here.
 
+pub(crate) mod bounded;
 pub mod convert;
 pub mod fqdndata;
 pub(crate) mod holder;

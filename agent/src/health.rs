@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeSet, io, net::SocketAddr, sync::Arc, time::Duration};
 
-use daemon::http_server::{self, Limits, Socket};
-use holdfast_sdp::stats::Stats;
+use daemon::http_server::{self, Socket};
+use holdfast_sdp::{descriptors::Descriptors, stats::Stats};
 use http_body_util::Full;
 use hyper::{Request, Response, StatusCode, body::Bytes, header::CONTENT_TYPE};
 use shared_maps::user::Globals;
@@ -19,6 +19,7 @@ use crate::{
     },
     endpoint::source::EndpointBook,
     kubernetes::health::ClusterHealth,
+    listener::{Listener, Listeners},
     metrics::{self, Scrape, resolver::ResolverScrape},
     proxies::Proxies,
     resolver::task::ResolverHandle,
@@ -53,6 +54,8 @@ pub(crate) struct Health {
     pub cluster: Option<ClusterHealth>,
     /// Where names of EgressFirewalls are refreshed.
     pub resolver: Option<ResolverHandle>,
+    /// Connections of every socket.
+    pub listeners: Listeners,
 }
 
 /// Binds the address, or says which flag to change.
@@ -70,12 +73,12 @@ impl Health {
         tasks: TaskTracker,
         stop: CancellationToken,
     ) {
+        let admission = self.listeners.admission(Listener::Metrics);
         let service = move |request| {
             let health = self.clone();
             async move { health.answer(&request).await }
         };
-        let socket = Socket::Tcp(listener);
-        http_server::serve(socket, Limits::default(), service, tasks, stop).await;
+        http_server::serve(Socket::Tcp(listener), admission, service, tasks, stop).await;
     }
 
     async fn answer<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
@@ -142,6 +145,11 @@ impl Health {
         let scrape = Scrape {
             summary,
             unmanaged: unmanaged.len(),
+            started_open: self.endpoints.started_open().len(),
+            nodes_without_agent: self
+                .cluster
+                .as_ref()
+                .map_or(0, |cluster| cluster.nodes_without_agent().len()),
             add_failures: self.add_failures.counts(),
             ready: self.ready(),
             damaged: self.damaged,
@@ -154,6 +162,9 @@ impl Health {
                 .map(|part| (part, self.conditions.of(part)))
                 .to_vec(),
             resolver: self.resolver().await,
+            listeners: self.listeners.counts(),
+            open_descriptors: Descriptors::open().ok(),
+            max_descriptors: self.listeners.limit(),
             watches: self
                 .cluster
                 .as_ref()

@@ -47,6 +47,12 @@ pub(crate) mod service_at;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod start;
 #[cfg(feature = "kubernetes")]
+pub(crate) mod startup_taint;
+#[cfg(not(feature = "kubernetes"))]
+#[path = "kubernetes/no_startup_taint.rs"]
+pub(crate) mod startup_taint;
+pub(crate) mod unattended;
+#[cfg(feature = "kubernetes")]
 pub(crate) mod watch;
 
 use std::{path::PathBuf, sync::Arc};

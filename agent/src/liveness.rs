@@ -1,9 +1,13 @@
 //! Which learned addresses still have connections, by the conntrack maps.
 
-use std::time::Duration;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use dns_policy::boot_time::BootTime;
 use shared_maps::user::{Globals, monotonic_ns};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{core::event::Event, datapath::conntrack, runner::CoreHandle};
@@ -11,27 +15,42 @@ use crate::{core::event::Event, datapath::conntrack, runner::CoreHandle};
 /// What endpoints hold counts for three looks, and for this long at least.
 const VALID: Duration = Duration::from_secs(60);
 
-/// Looks every `interval` until stopped.
+/// Rest after a look because of a freed address: this long, and [`REST`] times as long as it took.
+const SHORTEST_REST: Duration = Duration::from_millis(500);
+/// Endpoints that are added and removed without end take no more than a tenth of a processor.
+const REST: u32 = 10;
+
+/// Looks every `interval`, and when an address was `freed`, until stopped. Each look also removes the
+/// connections of endpoints that are gone.
 pub(crate) async fn run(
     maps: Globals,
     core: CoreHandle,
     interval: Duration,
+    freed: Arc<Notify>,
     stop: CancellationToken,
 ) {
     let valid = interval.saturating_mul(3).max(VALID).as_secs();
     let valid = u32::try_from(valid).unwrap_or(u32::MAX);
     let mut ticker = tokio::time::interval(interval);
     ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut rested = tokio::time::Instant::now();
     loop {
+        let removal = async {
+            tokio::time::sleep_until(rested).await;
+            freed.notified().await;
+        };
         tokio::select! {
             _ = ticker.tick() => {}
+            () = removal => {}
             () = stop.cancelled() => return,
         }
+        let begin = Instant::now();
         let maps = maps.clone();
         // The maps hold up to 1.5 million entries: a walk blocks for seconds.
         let Ok(event) = tokio::task::spawn_blocking(move || scan(&maps, valid)).await else {
             return;
         };
+        rested = tokio::time::Instant::now() + (begin.elapsed() * REST).max(SHORTEST_REST);
         if core.send(event).await.is_err() {
             return;
         }

@@ -22,6 +22,7 @@ use crate::{
     core::snapshot::Summary,
     datapath::upkeep::{Condition, Part},
     kubernetes::health::WatchHealth,
+    listener::Listener,
     proxies::Proxies,
 };
 
@@ -40,6 +41,10 @@ pub struct Scrape {
     pub closed_interfaces: usize,
     /// Pods of this node that are not under policy.
     pub unmanaged: usize,
+    /// Pods of this node that ran before they were under policy.
+    pub started_open: usize,
+    /// Nodes that had an agent and have none.
+    pub nodes_without_agent: usize,
     /// ADDs of the CNI plugin that failed.
     pub add_failures: [(AddFailure, u64); AddFailure::ALL.len()],
     /// Packets and bytes by reason; empty where there is no datapath.
@@ -50,6 +55,12 @@ pub struct Scrape {
     pub watches: Vec<WatchHealth>,
     /// The resolver of names of EgressFirewalls; none where it does not run.
     pub resolver: Option<ResolverScrape>,
+    /// Sockets with their connections: those that are open, and those that were rejected.
+    pub listeners: [(Listener, usize, u64); Listener::ALL.len()],
+    /// Descriptors that the agent has open; none where that cannot be seen.
+    pub open_descriptors: Option<usize>,
+    /// Descriptors that it may have open.
+    pub max_descriptors: usize,
 }
 
 impl prometheus_client::collector::Collector for Sample {
@@ -97,6 +108,7 @@ impl Sample {
     fn write(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let mut out = Writer { encoder };
         self.agent(&mut out)?;
+        self.listeners(&mut out)?;
         self.policies(&mut out)?;
         self.cluster(&mut out)?;
         self.identities(&mut out)?;
@@ -137,6 +149,41 @@ impl Sample {
             "endpoint_closed_interfaces",
             "Host-side interfaces that are closed, because their endpoint is not found or not under policy yet",
             count(self.scrape.closed_interfaces),
+        )
+    }
+
+    fn listeners(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
+        let listeners = &self.scrape.listeners;
+        let labels = listeners
+            .each_ref()
+            .map(|(of, ..)| [("listener", of.as_str())]);
+        let open = listeners.iter().map(|(_, open, _)| count(*open));
+        let open: Vec<_> = labels.iter().map(|of| &of[..]).zip(open).collect();
+        out.labelled(
+            "listener_connections",
+            "Connections that are open, by the socket of the agent",
+            &open,
+        )?;
+        let rejected = listeners.iter();
+        let rejected: Vec<_> = rejected
+            .map(|(of, _, rejected)| ("listener", of.as_str(), *rejected))
+            .collect();
+        out.counters(
+            "listener_rejected",
+            "Connections that a socket of the agent refused, or closed to make room for another one",
+            &rejected,
+        )?;
+        if let Some(open) = self.scrape.open_descriptors {
+            out.gauge(
+                "open_descriptors",
+                "Descriptors (files, sockets, maps) that this process has open",
+                count(open),
+            )?;
+        }
+        out.gauge(
+            "max_descriptors",
+            "Descriptors that this process may have open",
+            count(self.scrape.max_descriptors),
         )
     }
 
@@ -271,6 +318,8 @@ mod tests {
             damaged: 0,
             unresolved: 1,
             unmanaged: 0,
+            started_open: 4,
+            nodes_without_agent: 1,
             add_failures: AddFailure::ALL.map(|failure| (failure, 0)),
             closed_interfaces: 2,
             packets: vec![(
@@ -288,6 +337,9 @@ mod tests {
                 },
             )],
             resolver: None,
+            listeners: Listener::ALL.map(|listener| (listener, 3, 4)),
+            open_descriptors: Some(70),
+            max_descriptors: 1024,
             watches: vec![WatchHealth {
                 kind: "Pod".to_owned(),
                 objects: 7,
@@ -310,6 +362,12 @@ mod tests {
             "holdfast_kubernetes_objects{kind=\"Pod\"} 7",
             "holdfast_kubernetes_watch_stale_seconds{kind=\"Pod\"} 9",
             "holdfast_datapath_broken{part=\"routes\"} 1",
+            "holdfast_listener_connections{listener=\"sdp\"} 3",
+            "holdfast_listener_rejected_total{listener=\"fqdndata\"} 4",
+            "holdfast_open_descriptors 70",
+            "holdfast_max_descriptors 1024",
+            "holdfast_kubernetes_pods_started_open 4",
+            "holdfast_kubernetes_nodes_without_agent 1",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }

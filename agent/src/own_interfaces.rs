@@ -6,7 +6,9 @@ use std::{
     net::{IpAddr, SocketAddrV4, SocketAddrV6},
 };
 
+use daemon::lookup::Lookup;
 use nix::ifaddrs::InterfaceAddress;
+use shared_maps::user::InterfaceNames;
 
 /// Interface of NodeLocal DNSCache.
 const LOCAL_DNS: &str = "nodelocaldns";
@@ -35,6 +37,16 @@ pub struct NodeInterfaces {
     pub has_ipvs: bool,
 }
 
+/// Whether an interface has addresses of Services.
+pub(crate) fn is_of_services(name: &str) -> bool {
+    [LOCAL_DNS, IPVS].contains(&name)
+}
+
+/// Name of the interface with this number.
+pub(crate) fn name(ifindex: u32) -> Lookup<String> {
+    Lookup::of_interface(InterfaceNames::open().and_then(|names| names.name(ifindex)))
+}
+
 /// The interfaces of this network namespace.
 pub(crate) fn list() -> io::Result<OwnInterfaces> {
     Ok(collect(nix::ifaddrs::getifaddrs()?))
@@ -48,7 +60,7 @@ fn collect(found: impl Iterator<Item = InterfaceAddress>) -> OwnInterfaces {
             continue;
         };
         all.addresses.insert(address);
-        if ![LOCAL_DNS, IPVS].contains(&interface.interface_name.as_str()) {
+        if !is_of_services(&interface.interface_name) {
             all.own.insert(address);
         }
         let is_link_local = match address {

@@ -13,6 +13,7 @@ use std::{
     },
 };
 
+use daemon::peer::Peer;
 use dns_policy::rule::{EndpointRules, RulesOf};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -26,7 +27,8 @@ use self::results::{Mailbox, mailbox};
 use crate::core::event::{MappingResult, Revocation, RulesUpdate, StreamId};
 
 /// Streams of one kind at a time: beyond, new ones are turned away. Those who may open one
-/// kind do not shut out those of another.
+/// kind do not shut out those of another. One peer gets a further stream while it has fewer than
+/// are free, as in [`daemon::quota`].
 const MAX_STREAMS: usize = 256;
 
 /// DNS rules of all endpoints at one revision.
@@ -149,7 +151,15 @@ pub struct Proxies {
     shared: Arc<Shared>,
 }
 
-type Views = BTreeMap<StreamId, (StreamKind, ProxyView)>;
+type Views = BTreeMap<StreamId, Stream>;
+
+#[derive(Debug)]
+struct Stream {
+    kind: StreamKind,
+    /// The other end; none = this process.
+    who: Option<Peer>,
+    view: ProxyView,
+}
 
 #[derive(Debug)]
 struct Shared {
@@ -207,18 +217,27 @@ impl Proxies {
         instance: &str,
         pid: Option<i32>,
     ) -> (StreamGuard, Results) {
-        let guard = self.enter(&mut self.shared.views.lock(), kind, instance, pid);
+        let guard = self.enter(&mut self.shared.views.lock(), kind, instance, pid, None);
         let results = self.results_of(&guard);
         (guard, results)
     }
 
-    /// Enters a proxy's stream, if another of its kind may be there.
-    pub fn admit(&self, kind: StreamKind, instance: &str, pid: Option<i32>) -> Option<StreamGuard> {
+    /// Enters the stream of a proxy, `who`, if it may have another of its kind.
+    pub fn admit(
+        &self,
+        kind: StreamKind,
+        instance: &str,
+        pid: Option<i32>,
+        who: Peer,
+    ) -> Option<StreamGuard> {
         let mut views = self.shared.views.lock();
-        if of_kind(&views, kind) >= MAX_STREAMS {
+        let of_kind = || views.values().filter(|stream| stream.kind == kind);
+        let held = of_kind().filter(|stream| stream.who == Some(who)).count();
+        let free = MAX_STREAMS.saturating_sub(of_kind().count());
+        if held >= free {
             return None;
         }
-        Some(self.enter(&mut views, kind, instance, pid))
+        Some(self.enter(&mut views, kind, instance, pid, Some(who)))
     }
 
     /// As [`Self::admit`], with results. They end when it is too slow.
@@ -227,8 +246,9 @@ impl Proxies {
         kind: StreamKind,
         instance: &str,
         pid: Option<i32>,
+        who: Peer,
     ) -> Option<(StreamGuard, Results)> {
-        let guard = self.admit(kind, instance, pid)?;
+        let guard = self.admit(kind, instance, pid, who)?;
         let results = self.results_of(&guard);
         Some((guard, results))
     }
@@ -239,6 +259,7 @@ impl Proxies {
         kind: StreamKind,
         instance: &str,
         pid: Option<i32>,
+        who: Option<Peer>,
     ) -> StreamGuard {
         let id = StreamId(self.shared.next.fetch_add(1, Ordering::Relaxed));
         let view = ProxyView {
@@ -248,7 +269,7 @@ impl Proxies {
             pid,
             ..ProxyView::default()
         };
-        views.insert(id, (kind, view));
+        views.insert(id, Stream { kind, who, view });
         StreamGuard {
             id,
             proxies: self.clone(),
@@ -261,15 +282,10 @@ impl Proxies {
         results
     }
 
-    /// Whether no further stream of this kind is taken.
-    pub fn is_crowded(&self, kind: StreamKind) -> bool {
-        of_kind(&self.shared.views.lock(), kind) >= MAX_STREAMS
-    }
-
     /// Connected proxies.
     pub fn views(&self) -> Vec<ProxyView> {
         let views = self.shared.views.lock();
-        views.values().map(|(_, view)| view.clone()).collect()
+        views.values().map(|stream| stream.view.clone()).collect()
     }
 
     /// Streams closed because they did not fetch their results.
@@ -325,7 +341,7 @@ impl Proxies {
         for (stream, results) in by_stream {
             // A second result says that the first is on disk.
             let first = results.iter().filter(|result| !result.durable).count() as u64;
-            if let Some((_, view)) = self.shared.views.lock().get_mut(&stream) {
+            if let Some(Stream { view, .. }) = self.shared.views.lock().get_mut(&stream) {
                 view.waiting = view.waiting.saturating_sub(first);
             }
             self.send(stream, ToStream::Results(results));
@@ -406,7 +422,7 @@ impl StreamGuard {
     }
 
     fn change(&self, change: impl FnOnce(&mut ProxyView)) {
-        if let Some((_, view)) = self.proxies.shared.views.lock().get_mut(&self.id) {
+        if let Some(Stream { view, .. }) = self.proxies.shared.views.lock().get_mut(&self.id) {
             change(view);
         }
     }
@@ -417,10 +433,6 @@ impl Drop for StreamGuard {
         self.proxies.shared.results.lock().remove(&self.id);
         self.proxies.shared.views.lock().remove(&self.id);
     }
-}
-
-fn of_kind(views: &Views, kind: StreamKind) -> usize {
-    views.values().filter(|(is, _)| *is == kind).count()
 }
 
 #[cfg(test)]
@@ -469,18 +481,30 @@ mod tests {
         assert_eq!(delta.removed, [EndpointId(2)]);
     }
 
+    fn process(pid: i32) -> Peer {
+        Peer::Process {
+            user: 10094,
+            pid,
+            instance: 0,
+        }
+    }
+
     #[test]
-    fn streams_of_one_kind_leave_room_for_another() {
+    fn streams_of_one_kind_leave_room_for_another_kind_and_for_another_process() {
         let proxies = Proxies::default();
-        let admit = |kind| proxies.admit(kind, "x", None);
-        let guards: Vec<_> = std::iter::from_fn(|| admit(StreamKind::FqdnData))
+        let admit = |kind, pid| proxies.admit(kind, "x", None, process(pid));
+        let guards: Vec<_> = std::iter::from_fn(|| admit(StreamKind::FqdnData, 1))
             .take(1000)
             .collect();
-        assert!(guards.len() < 1000, "no bound");
-        assert!(proxies.is_crowded(StreamKind::FqdnData));
-        assert!(admit(StreamKind::Mappings).is_some() && admit(StreamKind::Rules).is_some());
+        assert_eq!(guards.len(), MAX_STREAMS / 2);
+        assert!(admit(StreamKind::FqdnData, 1).is_none());
+        assert!(admit(StreamKind::Mappings, 1).is_some() && admit(StreamKind::Rules, 1).is_some());
+        let others: Vec<_> = (2..)
+            .map_while(|pid| admit(StreamKind::FqdnData, pid))
+            .collect();
+        assert_eq!(others.len(), MAX_STREAMS / 2);
         drop(guards);
-        assert!(admit(StreamKind::FqdnData).is_some());
+        assert!(admit(StreamKind::FqdnData, 1).is_some());
     }
 
     #[tokio::test]

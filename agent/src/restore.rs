@@ -5,21 +5,22 @@
 //! would overwrite what that release knows.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
 };
 
+use daemon::{lookup::Lookup, regular_file};
 use dns_policy::{boot_time::BootTime, wall_time};
 use shared_maps::{
-    EndpointId, IdentityId,
+    EndpointId, IdentityId, pin,
     policy::{self, PolicyKey, PolicyValue},
-    user::{Access, Entries, Globals, MapError},
+    user::{Access, Entries, Globals, LinkPlace, MapError, PinnedLink},
 };
 
 use crate::{
     core::Restored,
-    datapath::files::{ENDPOINT_FILE, StateFiles},
+    datapath::files::{self, ENDPOINT_FILE, StateFiles},
     endpoint::config_file::{self, FileError},
     fqdn::{
         cleaned::{self, CleanedError},
@@ -107,6 +108,7 @@ pub fn read(files: &StateFiles, maps: &Globals, now: BootTime) -> Result<Found, 
     read_files(files, &mut found)?;
     read_maps(maps, &mut found.restored)?;
     found.restored.interfaces = interfaces().map_err(RestoreError::Interfaces)?;
+    found.restored.programs = programs(maps)?;
     tracing::info!(
         endpoints = found.restored.endpoints.len(),
         identities =
@@ -122,10 +124,10 @@ pub fn read(files: &StateFiles, maps: &Globals, now: BootTime) -> Result<Found, 
 pub fn read_files(files: &StateFiles, found: &mut Found) -> Result<(), RestoreError> {
     found.restored.local_identities =
         identities(&files.checkpoint(), checkpoint::parse_local, found)?;
-    let added = text(&files.added_endpoint_identities())?;
+    let added = text(&files.added_endpoint_identities(), found)?;
     let parse = |whole: &str| endpoint_checkpoint::parse(whole, added.as_deref());
     found.restored.endpoint_identities = identities(&files.endpoint_checkpoint(), parse, found)?;
-    if let Some(text) = text(&files.cleaned())? {
+    if let Some(text) = text(&files.cleaned(), found)? {
         let path = files.cleaned();
         match cleaned::parse(&text) {
             Ok(names) => found.restored.cleaned = names,
@@ -144,8 +146,15 @@ pub fn read_files(files: &StateFiles, found: &mut Found) -> Result<(), RestoreEr
         if number.is_none_or(|number| number.parse::<u16>().is_err()) {
             continue;
         }
+        if let Lookup::Found(entry) = Lookup::of_path(fs::metadata(&path))
+            && !entry.is_dir()
+        {
+            let error = io::Error::from(io::ErrorKind::NotADirectory);
+            set_aside(&path, &error, found)?;
+            continue;
+        }
         let path = path.join(ENDPOINT_FILE);
-        let Some(text) = text(&path)? else {
+        let Some(text) = text(&path, found)? else {
             continue;
         };
         match config_file::parse(&text) {
@@ -167,7 +176,7 @@ fn identities(
     parse: impl Fn(&str) -> Result<Identities, CheckpointError>,
     found: &mut Found,
 ) -> Result<Identities, RestoreError> {
-    let Some(text) = text(path)? else {
+    let Some(text) = text(path, found)? else {
         return Ok(Vec::new());
     };
     match parse(&text) {
@@ -182,15 +191,20 @@ fn identities(
     }
 }
 
-/// Text of a file; bytes that are no UTF-8 become text that parses as nothing.
-fn text(path: &Path) -> Result<Option<String>, RestoreError> {
-    match fs::read(path) {
-        Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(RestoreError::File {
+/// Text of a file; bytes that are no UTF-8 become text that parses as nothing. An unreadable file is
+/// set aside, unless the agent may be able to read it a moment later.
+fn text(path: &Path, found: &mut Found) -> Result<Option<String>, RestoreError> {
+    match regular_file::look(path) {
+        Lookup::Found(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+        Lookup::Gone => Ok(None),
+        Lookup::Unknown(source) if regular_file::is_passing(&source) => Err(RestoreError::File {
             path: path.to_owned(),
             source,
         }),
+        Lookup::Unknown(error) => {
+            set_aside(path, &error, found)?;
+            Ok(None)
+        }
     }
 }
 
@@ -206,19 +220,16 @@ fn set_aside(
     error: &dyn std::error::Error,
     found: &mut Found,
 ) -> Result<(), RestoreError> {
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(".corrupt");
-    let aside = PathBuf::from(aside);
+    let aside = files::set_aside(path).map_err(|source| RestoreError::File {
+        path: path.to_owned(),
+        source,
+    })?;
     let text = format!(
         "{}: {error}; set aside as {}",
         path.display(),
         aside.display()
     );
     tracing::error!("{text}");
-    fs::rename(path, &aside).map_err(|source| RestoreError::File {
-        path: path.to_owned(),
-        source,
-    })?;
     found.damaged.push(text);
     Ok(())
 }
@@ -266,6 +277,42 @@ pub fn policy_maps(maps: &Globals) -> Result<Vec<EndpointId>, RestoreError> {
     }
     found.sort();
     Ok(found)
+}
+
+/// Interfaces to which pinned programs of each endpoint are attached.
+fn programs(maps: &Globals) -> Result<BTreeMap<EndpointId, BTreeSet<u32>>, RestoreError> {
+    let dir = maps.root().join(pin::LINKS);
+    let mut found: BTreeMap<EndpointId, BTreeSet<u32>> = BTreeMap::new();
+    for path in entries(&dir)? {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let Some(number) = name.and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        for pin in entries(&path)? {
+            let link = PinnedLink::read(&pin).map_err(|source| RestoreError::File {
+                path: pin.clone(),
+                source,
+            })?;
+            if let Some(LinkPlace::Interface(ifindex, _)) = link.and_then(|link| link.place) {
+                found.entry(EndpointId(number)).or_default().insert(ifindex);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// What a directory has; nothing if there is none.
+fn entries(dir: &Path) -> Result<Vec<PathBuf>, RestoreError> {
+    let failed = |source| RestoreError::File {
+        path: dir.to_owned(),
+        source,
+    };
+    let listing = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        listing => listing.map_err(failed)?,
+    };
+    let paths = listing.map(|entry| Ok(entry.map_err(failed)?.path()));
+    paths.collect()
 }
 
 fn there<T>(opened: Result<T, MapError>) -> Result<Option<T>, MapError> {

@@ -2,16 +2,15 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
-    io::{self, Read as _},
-    os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
+    fs, io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
+use daemon::regular_file::{self, FileError};
 use dns_policy::wall_time;
-use nix::fcntl::OFlag;
 use notify::{RecursiveMode, Watcher as _};
 use tokio::sync::Notify;
 
@@ -64,17 +63,21 @@ impl WatchedDir {
     }
 }
 
-/// Document files of `dir` with their text, sorted by name.
-pub(crate) fn read(dir: &Path) -> io::Result<BTreeMap<String, Result<String, FileError>>> {
+/// Text of each file, or why it cannot be read, by name.
+pub(crate) type Texts = BTreeMap<String, Result<String, FileError>>;
+
+/// The files of these names with their text.
+pub(crate) fn read(dir: &Path, names: BTreeSet<String>) -> Texts {
     let read = |name: String| {
         let text = read_file(&dir.join(&name));
         (name, text)
     };
-    Ok(names(dir)?.into_iter().map(read).collect())
+    names.into_iter().map(read).collect()
 }
 
 /// Names of the document files of `dir`, sorted. Hidden files (ConfigMaps and editors make such
-/// files) and files with other endings are ignored.
+/// files) and files with other endings are ignored. A directory with the name of a document may have
+/// taken the place of a file, as a runtime makes it for a bind mount of a missing file.
 pub(crate) fn names(dir: &Path) -> io::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(dir)? {
@@ -86,7 +89,7 @@ pub(crate) fn names(dir: &Path) -> io::Result<BTreeSet<String>> {
             .extension()
             .and_then(|ending| ending.to_str())
             .is_some_and(|ending| matches!(ending, "yaml" | "yml" | "json"));
-        if name.starts_with('.') || !wanted || path.is_dir() {
+        if name.starts_with('.') || !wanted {
             continue;
         }
         names.insert(name.to_owned());
@@ -129,70 +132,9 @@ impl Stamp {
     }
 }
 
-/// Bytes of a file of documents.
-const MAX_FILE: u64 = 256 << 20;
-
-/// Why a file is not read.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum FileError {
-    /// A pipe, device or socket.
-    #[error("is {0}, not a regular file; it was not opened")]
-    NotAFile(&'static str),
-    /// Too many bytes.
-    #[error("has {0} bytes; a file may have at most {MAX_FILE}")]
-    Long(u64),
-    /// A system call failed, or the text is not UTF-8.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-}
-
-impl FileError {
-    /// What to do.
-    pub(crate) fn remedy(&self) -> &'static str {
-        match self {
-            Self::NotAFile(_) => "put a regular file, or a link to one, in its place",
-            Self::Long(_) => "divide its documents among several files",
-            Self::Io(_) => "make it readable UTF-8",
-        }
-    }
-}
-
-/// Reads a regular file. Opening a pipe would wait for a writer, and opening a device may do
-/// anything: these are refused by their type.
+/// Reads a file of documents.
 pub(crate) fn read_file(path: &Path) -> Result<String, FileError> {
-    check(&fs::metadata(path)?)?;
-    // It may have been replaced since: opening a pipe like this does not wait.
-    let file = fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(OFlag::O_NONBLOCK.bits() | OFlag::O_NOCTTY.bits())
-        .open(path)?;
-    let metadata = file.metadata()?;
-    check(&metadata)?;
-    let mut text = String::new();
-    // One byte more, so that the end is seen without another allocation.
-    text.reserve_exact(usize::try_from(metadata.len()).unwrap_or(0) + 1);
-    let read = file.take(MAX_FILE + 1).read_to_string(&mut text)?;
-    match u64::try_from(read) {
-        Ok(length) if length <= MAX_FILE => Ok(text),
-        _ => Err(FileError::Long(MAX_FILE + 1)),
-    }
-}
-
-fn check(metadata: &fs::Metadata) -> Result<(), FileError> {
-    let kind = metadata.file_type();
-    let other = match () {
-        () if kind.is_file() => None,
-        () if kind.is_fifo() => Some("a named pipe"),
-        () if kind.is_char_device() => Some("a character device"),
-        () if kind.is_block_device() => Some("a block device"),
-        () if kind.is_socket() => Some("a socket"),
-        () => Some("a directory"),
-    };
-    match other {
-        Some(other) => Err(FileError::NotAFile(other)),
-        None if metadata.len() > MAX_FILE => Err(FileError::Long(metadata.len())),
-        None => Ok(()),
-    }
+    regular_file::read_text(path)
 }
 
 #[cfg(test)]
@@ -208,16 +150,18 @@ mod tests {
         nix::unistd::mkfifo(&pipe, Mode::from_bits_truncate(0o600)).unwrap();
         std::os::unix::fs::symlink("/dev/zero", dir.path().join("zero.yaml")).unwrap();
         let sparse = fs::File::create(dir.path().join("sparse.yaml")).unwrap();
-        sparse.set_len(MAX_FILE + 1).unwrap();
+        sparse.set_len(regular_file::MAX_FILE + 1).unwrap();
+        fs::create_dir(dir.path().join("made.yaml")).unwrap();
         fs::write(dir.path().join("good.yaml"), "a: 1\n").unwrap();
         std::os::unix::fs::symlink("good.yaml", dir.path().join("linked.yaml")).unwrap();
-        let mut files = read(dir.path()).unwrap();
+        let mut files = read(dir.path(), names(dir.path()).unwrap());
         for name in ["good.yaml", "linked.yaml"] {
             assert_eq!(files.remove(name).unwrap().unwrap(), "a: 1\n");
         }
         for (name, says) in [
             ("pipe.yaml", "named pipe"),
             ("zero.yaml", "character device"),
+            ("made.yaml", "a directory"),
             ("sparse.yaml", "268435457 bytes"),
         ] {
             let error = files.remove(name).unwrap().unwrap_err();

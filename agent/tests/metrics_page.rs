@@ -13,6 +13,7 @@ use holdfast_agent::{
     core::snapshot::Summary,
     datapath::upkeep::{Condition, Part},
     kubernetes::health::WatchHealth,
+    listener::Listener,
     metrics::{self, Scrape, meanings, resolver::ResolverScrape},
     proxies::Proxies,
     relay,
@@ -97,6 +98,8 @@ fn agent() -> Vec<Family> {
         damaged: 0,
         unresolved: 0,
         unmanaged: 0,
+        started_open: 0,
+        nodes_without_agent: 0,
         add_failures: AddFailure::ALL.map(|failure| (failure, 0)),
         closed_interfaces: 0,
         packets: Reason::ALL
@@ -112,6 +115,9 @@ fn agent() -> Vec<Family> {
             writes: WriteResult::ALL.map(|result| (result, 0)).into(),
             ..ResolverScrape::default()
         }),
+        listeners: Listener::ALL.map(|listener| (listener, 0, 0)),
+        open_descriptors: Some(0),
+        max_descriptors: 0,
     };
     families(&metrics::text(scrape, &Proxies::default(), None).expect("text"))
 }

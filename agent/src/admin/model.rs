@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     core::snapshot::{LimitView, PolicyView, RejectedView, Summary},
     datapath::{quota::QuotaView, upkeep::RepairsView},
-    endpoint::source::Unresolved,
+    endpoint::source::{Unresolved, taken_in::StartedOpen},
     kubernetes::health::ClusterView,
     policy::trace::RuleView,
     proxies::ProxyView,
@@ -54,6 +54,9 @@ pub struct Status {
     /// Where names of EgressFirewalls are refreshed.
     #[serde(default)]
     pub resolver: Option<ResolverView>,
+    /// Pods of this node that ran before they were under policy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub started_open: Vec<StartedOpen>,
 }
 
 /// One run of the agent.

@@ -1,9 +1,17 @@
 //! Problems that `status` lists, one function for each.
 
+use daemon::lookup::Lookup;
+use shared_maps::EndpointId;
+
 use crate::{
-    core::snapshot::Summary, endpoint::source::taken_in::Unmanaged,
-    kubernetes::health::ClusterView, resolver::names::MAX_OBJECTS,
+    core::snapshot::Summary,
+    endpoint::source::taken_in::Unmanaged,
+    kubernetes::{health::ClusterView, unattended::LEFT},
+    resolver::names::MAX_OBJECTS,
 };
+
+/// Nodes that a problem lists.
+const NODES: usize = 10;
 
 /// Policy documents that are refused.
 pub(super) fn policies_refused(summary: &Summary) -> Option<String> {
@@ -19,6 +27,33 @@ pub(super) fn policies_refused(summary: &Summary) -> Option<String> {
 /// Reports in the cluster that cannot be written.
 pub(super) fn not_reported(cluster: &ClusterView) -> Option<String> {
     cluster.report_problem.clone()
+}
+
+/// The startup taint of this node cannot be removed.
+pub(super) fn tainted(cluster: &ClusterView) -> Option<String> {
+    cluster.startup_taint.clone()
+}
+
+/// Nodes that enforce policy, although no agent runs there.
+pub(super) fn without_agent(cluster: &ClusterView) -> Option<String> {
+    let nodes = &cluster.nodes_without_agent;
+    let first: Vec<&str> = nodes
+        .iter()
+        .take(NODES)
+        .map(|one| one.node.as_str())
+        .collect();
+    let more = match nodes.len() - first.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    (!nodes.is_empty()).then(|| {
+        format!(
+            "no agent runs on {}{more}: policy in force stays there, nothing changes, and no new pod \
+             starts. Start an agent there (agent.nodeSelector, agent.tolerations of the chart), or take \
+             the node out with `holdfast-agent cleanup` and then `kubectl label ciliumnode NODE {LEFT}=true`",
+            first.join(", ")
+        )
+    })
 }
 
 /// Watches that do not follow their source, and an object about this node that is not written.
@@ -128,6 +163,26 @@ impl Stale<'_> {
     }
 }
 
+/// Interfaces of pods of which the state directory has nothing, except those that are gone.
+pub(super) fn left_behind(
+    left: &[(EndpointId, u32)],
+    name: impl Fn(u32) -> Lookup<String>,
+) -> Vec<String> {
+    let named = left.iter().filter_map(|(id, ifindex)| {
+        let name = match name(*ifindex) {
+            Lookup::Found(name) => name,
+            Lookup::Gone => return None,
+            Lookup::Unknown(_) => format!("number {ifindex}"),
+        };
+        Some(format!(
+            "nothing passes interface {name}: it has the programs of endpoint {id} of an earlier run, of \
+             which --state-dir has no file; add the pod's endpoint again (`endpoint add`, or its document \
+             in --endpoint-dir), or start the pod again"
+        ))
+    });
+    named.collect()
+}
+
 /// A pod of this node that is open.
 pub(super) fn not_under_policy(unmanaged: &Unmanaged) -> String {
     format!("not under policy: {}: {}", unmanaged.pod, unmanaged.reason)
@@ -185,6 +240,20 @@ pub(super) fn names_closed(summary: &Summary) -> Option<String> {
     Some(
         "names of EgressFirewalls stay closed, because no DNS server is trusted: give --dns-server, \
          or --dns-service and the Service and EndpointSlice of that name"
+            .to_owned(),
+    )
+}
+
+/// No DNS server is trusted for names of `toFQDNs`, and only trusted ones count.
+pub(super) fn to_fqdns_closed(summary: &Summary) -> Option<String> {
+    let is_used = summary.only_trusted_names && summary.fqdn_selectors > 0;
+    if !is_used || !summary.firewalls.trusted_dns.is_empty() {
+        return None;
+    }
+    Some(
+        "names of toFQDNs stay closed, because only answers of trusted DNS servers count \
+         (--tofqdns-servers=trusted) and none is trusted: give --dns-server, or --dns-service and the \
+         Service and EndpointSlice of that name, or --tofqdns-servers=any"
             .to_owned(),
     )
 }
@@ -247,6 +316,26 @@ mod tests {
                 .contains("--pod-cidr")
         );
         assert_eq!(pods_outside(&of(0, &[], false)), None);
+    }
+
+    #[test]
+    fn to_fqdns_without_a_trusted_server_are_a_problem_with_a_remedy() {
+        let of = |only_trusted_names: bool, fqdn_selectors: usize, trusted: &[&str]| Summary {
+            firewalls: FirewallSummary {
+                trusted_dns: trusted.iter().map(ToString::to_string).collect(),
+                ..FirewallSummary::default()
+            },
+            fqdn_selectors,
+            only_trusted_names,
+            ..Summary::default()
+        };
+        let problem = to_fqdns_closed(&of(true, 1, &[])).unwrap();
+        for says in ["give --dns-server, or", "--tofqdns-servers=any"] {
+            assert!(problem.contains(says), "{problem}");
+        }
+        assert_eq!(to_fqdns_closed(&of(false, 1, &[])), None);
+        assert_eq!(to_fqdns_closed(&of(true, 0, &[])), None);
+        assert_eq!(to_fqdns_closed(&of(true, 1, &["10.96.0.10:53"])), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use daemon::http_server::{self, Admission, Socket};
 use dns_policy::{boot_time::BootTime, epoch::Epoch};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
@@ -32,10 +33,11 @@ use crate::{
         quota,
         upkeep::{Conditions, Part},
     },
+    dir_writers::OwnDirectory,
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError, Unresolved},
     events::Events,
     kubernetes::health::ClusterHealth,
-    local_http,
+    own_interfaces,
     policy::{
         ask::Trace,
         trace::{FlowDirection, Port},
@@ -82,6 +84,10 @@ pub struct Admin {
     pub resolver: Option<ResolverHandle>,
     /// Why new pods may not get the CNI plugin.
     pub cni: CniCondition,
+    /// The limit on descriptors is too low: why, and the remedy.
+    pub few_descriptors: Option<String>,
+    /// Directories whose files decide what the agent does.
+    pub directories: Vec<OwnDirectory>,
 }
 
 /// An answer that is not 200.
@@ -151,12 +157,18 @@ impl From<WhyError> for Refusal {
 
 impl Admin {
     /// Serves connections of `listener` until stopped; each on a task of `tasks`.
-    pub async fn serve(self, listener: UnixListener, tasks: TaskTracker, stop: CancellationToken) {
+    pub async fn serve(
+        self,
+        listener: UnixListener,
+        admission: Admission,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) {
         let service = move |request| {
             let admin = self.clone();
             async move { admin.answer(request).await }
         };
-        local_http::serve(listener, service, tasks, stop).await;
+        http_server::serve(Socket::Unix(listener), admission, service, tasks, stop).await;
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
@@ -249,6 +261,10 @@ impl Admin {
         let cluster = self.cluster.as_ref().map(ClusterHealth::view);
         problems.extend(cluster.iter().flat_map(problems::cluster_source));
         problems.extend(cluster.iter().filter_map(problems::not_reported));
+        let left = self.core.inspect(Core::left_behind).await?;
+        problems.extend(problems::left_behind(&left, own_interfaces::name));
+        problems.extend(cluster.iter().filter_map(problems::tainted));
+        problems.extend(cluster.iter().filter_map(problems::without_agent));
         let resolver = self.resolver_state(&mut problems).await;
         let limits = self.core.inspect(Core::limits).await?;
         let endpoints = self.core.inspect(Core::endpoint_keys).await?;
@@ -276,6 +292,7 @@ impl Admin {
             quotas,
             cluster,
             resolver,
+            started_open: self.endpoints.started_open(),
         })
     }
 
@@ -296,6 +313,8 @@ impl Admin {
         let unmanaged = self.endpoints.unmanaged();
         problems.extend(unmanaged.iter().map(problems::not_under_policy));
         problems.extend(self.endpoints.further_interfaces());
+        problems.extend(self.endpoints.blind());
+        problems.extend(self.few_descriptors.clone());
         problems.extend(self.conditions.faults());
         problems.extend(self.cni.problem());
         problems.extend(summary.endpoint_problems.iter().cloned());
@@ -309,8 +328,11 @@ impl Admin {
         problems.extend(problems::ipcache_full(summary));
         problems.extend(problems::names_limited(summary));
         problems.extend(problems::names_closed(summary));
+        problems.extend(problems::to_fqdns_closed(summary));
         problems.extend(problems::pods_outside(summary));
         problems.extend(problems::objects_left_out(summary));
+        let directories = self.directories.iter();
+        problems.extend(directories.filter_map(OwnDirectory::problem));
         if !learning(proxies) {
             problems.push(
                 "no DNS proxy is connected and none is built in: names of restricted endpoints are \

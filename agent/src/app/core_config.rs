@@ -16,6 +16,8 @@ pub(super) fn of(config: &Config, epoch: &Epoch) -> CoreConfig {
         pod_blocks: config.pod_blocks.clone(),
         service_aliases: config.service_aliases.clone(),
         dns_servers: config.dns_servers.clone(),
+        with_dns_service: config.with_dns_service,
+        name_servers: config.name_servers,
         dns_service: config.dns_service.clone(),
         external_ips: config.external_ips,
         proxy_port: config.proxy_port,

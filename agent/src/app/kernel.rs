@@ -53,6 +53,10 @@ pub(super) async fn prepare(
     };
     let written =
         BackgroundFiles::start(files.clone(), send).context("starting the files' thread")?;
+    // Before the programs, which need the types of connection tracking: the rules load that module.
+    if let Err(error) = notrack::install() {
+        tracing::error!(%error, "cannot install the nftables rules; DNS queries to addresses that this node translates will time out");
+    }
     let datapath = Box::new(KernelDatapath::prepare(
         &kernel_config(&config),
         Box::new(written),
@@ -64,9 +68,6 @@ pub(super) async fn prepare(
     let mut gate = ClosedInterfaces::new(datapath.programs().clone(), maps.clone());
     gate.load()?;
     routing::install(config.ipv4, config.ipv6).await?;
-    if let Err(error) = notrack::install() {
-        tracing::error!(%error, "cannot install the nftables rules; DNS queries to addresses that this node translates will time out");
-    }
     let interfaces = interfaces(&config, &datapath, &maps).await?;
     let conditions = Conditions::default();
     let node = NodeParts {

@@ -8,9 +8,12 @@ use crate::{
     cni::{failures::AddFailures, install::CniCondition, server::CniServer},
     config::Config,
     datapath::upkeep::Conditions,
+    dir_writers::OwnDirectory,
     dnsproxy::BuiltinProxy,
     events::Events,
     health::Health,
+    kubernetes::{client::Api, startup_taint::StartupTaint},
+    listener::{Listener, Listeners},
     resolver::task::ResolverHandle,
 };
 
@@ -23,6 +26,9 @@ pub(super) struct About {
     pub(super) builtin: Option<Arc<BuiltinProxy>>,
     /// Where names of EgressFirewalls are refreshed.
     pub(super) resolver: Option<ResolverHandle>,
+    /// Limits of the sockets.
+    pub(super) limits: Listeners,
+    pub(super) api: Option<Api>,
 }
 
 /// Starts them.
@@ -33,6 +39,8 @@ pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageList
         conditions,
         builtin,
         resolver,
+        limits,
+        api,
     } = about;
     let (tasks, stop) = (&rim.tasks, &rim.stop);
     let events = Events::default();
@@ -40,6 +48,7 @@ pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageList
     let cni = CniCondition::default();
     let add_failures = AddFailures::default();
     let admin = Admin {
+        directories: directories(&config),
         cni: cni.clone(),
         core: rim.core.clone(),
         proxies: rim.proxies.clone(),
@@ -52,12 +61,33 @@ pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageList
         conditions: conditions.clone(),
         cluster: cluster.clone(),
         resolver: resolver.clone(),
+        few_descriptors: limits.problem(),
     };
-    tasks.spawn(admin.serve(listeners.admin, tasks.clone(), stop.clone()));
+    let admission = limits.admission(Listener::Admin);
+    tasks.spawn(admin.serve(listeners.admin, admission, tasks.clone(), stop.clone()));
     if let Some(listener) = listeners.cni {
         let failures = add_failures.clone();
         let server = CniServer::new(rim.core.clone(), Arc::clone(&endpoints), failures);
-        tasks.spawn(server.serve(listener, tasks.clone(), stop.clone()));
+        let admission = limits.admission(Listener::Cni);
+        tasks.spawn(server.serve(listener, admission, tasks.clone(), stop.clone()));
+    }
+    if let (Some(api), Some(health), Some(key)) = (api, cluster.clone(), config.startup_taint) {
+        let taint = StartupTaint {
+            api,
+            node: config.node_name,
+            key,
+            health,
+        };
+        let installs = config.cni_places.is_some().then(|| cni.clone());
+        let mut rules = rim.proxies.watch_rules();
+        let ready = async move {
+            let is_ready = rules.wait_for(|rules| rules.ready).await.is_ok();
+            if let Some(cni) = installs.filter(|_| is_ready) {
+                cni.in_place().await;
+            }
+            is_ready
+        };
+        tasks.spawn(taint.run(ready, stop.clone()));
     }
     if let Some(places) = config.cni_places {
         let mut rules = rim.proxies.watch_rules();
@@ -76,9 +106,34 @@ pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageList
             conditions,
             cluster,
             resolver,
+            listeners: limits,
         };
         tasks.spawn(health.serve(listener, tasks.clone(), stop.clone()));
     }
+}
+
+/// Directories whose files decide what the agent does. The proxies' group may write into that of the
+/// state: it has directories of its own there.
+fn directories(config: &Config) -> Vec<OwnDirectory> {
+    let policies = config.policy_dir.iter().map(|path| OwnDirectory {
+        flag: "--policy-dir",
+        path: path.clone(),
+        group: None,
+        effect: "decides policy",
+    });
+    let endpoints = config.endpoint_dir.iter().map(|path| OwnDirectory {
+        flag: "--endpoint-dir",
+        path: path.clone(),
+        group: None,
+        effect: "decides which pods are under policy, and with which labels",
+    });
+    let state = OwnDirectory {
+        flag: "--state-dir",
+        path: config.state_dir.clone(),
+        group: Some(config.sdp_group),
+        effect: "decides what a restart restores",
+    };
+    policies.chain(endpoints).chain([state]).collect()
 }
 
 fn describe(builtin: Option<Arc<BuiltinProxy>>) -> Arc<dyn Fn() -> String + Send + Sync> {

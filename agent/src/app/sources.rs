@@ -25,6 +25,7 @@ use crate::{
         health::ClusterHealth,
         labels::LabelFilter,
         listing_file::Origin,
+        unattended::Unattended,
     },
     node,
     own_interfaces::{self, OwnInterfaces},
@@ -80,11 +81,12 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
         names,
         api,
     } = from;
+    let changed = node::events(&rim.tasks, rim.stop.clone());
     let interfaces = own_interfaces::list().context("listing the node's addresses")?;
     for event in node::changes(&OwnInterfaces::default(), &interfaces) {
         rim.core.send(event).await?;
     }
-    let following = node::run(rim.core.clone(), interfaces, rim.stop.clone());
+    let following = node::run(rim.core.clone(), interfaces, changed, rim.stop.clone());
     rim.tasks.spawn(following);
     let (local, pods) = watch::channel(Arc::default());
     let endpoints = endpoint_source(config, rim, &state, endpoints, gate)?;
@@ -92,6 +94,9 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
         let netns_dir = config.netns_dir.clone();
         endpoints.take_in_from(PodSource { pods, netns_dir });
     }
+    // Only agents of a DaemonSet are pods.
+    let unattended = api.as_ref().filter(|_| config.daemonset.is_some());
+    let unattended = unattended.map(|api| Unattended::new(&config.node_name, api.namespace()));
     let filter = LabelFilter::new(config.label_rules.clone());
     let book = Book::new(filter, &config.cluster_name).on_node(&config.node_name);
     let origin = origin(config, api.as_ref());
@@ -103,6 +108,7 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
         stored: (state, origin),
         local,
         names,
+        unattended,
     };
     document_source::start(sources, book, &rim.core, &rim.tasks, &rim.stop);
     Ok(Started { endpoints, cluster })

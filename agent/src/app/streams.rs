@@ -16,6 +16,7 @@ use crate::{
         server::{About, Native},
     },
     lane::Lane,
+    listener::{Listener, Listeners},
 };
 
 /// Starts the built-in proxy with the rules of the last run; none if it is disabled.
@@ -47,6 +48,7 @@ pub(super) fn builtin(
 pub(super) async fn start(
     config: &Config,
     rim: &Rim,
+    limits: &Listeners,
     sdp: UnixListener,
     fqdndata: Option<TcpListener>,
 ) -> Result<Lane> {
@@ -61,7 +63,8 @@ pub(super) async fn start(
         rim.proxies.clone(),
         rim.tasks.clone(),
         rim.rim_stop.clone(),
-    );
+    )
+    .with_places(limits.places(Listener::Sdp));
     let allowed = Allowed {
         group: Some(config.sdp_group),
     };
@@ -76,7 +79,8 @@ pub(super) async fn start(
             rim.tasks.clone(),
             rim.rim_stop.clone(),
         );
-        rim.tasks.spawn(service.await.serve(listener));
+        let service = service.await.with_places(limits.places(Listener::Fqdndata));
+        rim.tasks.spawn(service.serve(listener));
     }
     Ok(streams)
 }

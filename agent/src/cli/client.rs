@@ -6,16 +6,20 @@ use std::{
     time::Duration,
 };
 
-use http_body_util::{BodyExt as _, Full};
+use daemon::http_client::{self, AnswerError, AnswerLimits};
+use http_body_util::Full;
 use hyper::{Method, Request, body::Bytes, header::HOST};
-use hyper_util::rt::TokioIo;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::net::UnixStream;
 
 use crate::admin::model::Failed;
 
-/// Longest that an answer may take.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest time for an answer, and its largest size: a dump of an ipcache with a million entries is
+/// a quarter of it.
+const LIMITS: AnswerLimits = AnswerLimits {
+    body: 512 << 20,
+    within: Duration::from_secs(30),
+};
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -32,12 +36,14 @@ pub enum ClientError {
         /// Why.
         source: io::Error,
     },
-    /// The agent stopped answering.
-    #[error("the agent did not answer: {0}")]
-    Http(#[from] hyper::Error),
-    /// It took too long.
-    #[error("the agent did not answer within 30 s; its log may say why")]
-    Slow,
+    /// The agent stopped answering, or its answer is too large or too late.
+    #[error("{path}: the agent did not answer: {source}; its log may say why", path = .path.display())]
+    Answer {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: AnswerError,
+    },
     /// The agent refused the request, with this reason.
     #[error("{0}")]
     Refused(String),
@@ -45,7 +51,7 @@ pub enum ClientError {
     #[error(
         "the agent's answer cannot be decoded ({0}); use the holdfast-agent of the release that runs"
     )]
-    Answer(#[from] serde_json::Error),
+    Decode(#[from] serde_json::Error),
 }
 
 /// How to reach an agent whose socket answered with `error`.
@@ -104,8 +110,6 @@ impl Client {
                     path: self.socket.clone(),
                     source,
                 })?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         let mut request = Request::new(Full::new(Bytes::from(body)));
         *request.method_mut() = method;
         *request.uri_mut() = path.parse().map_err(|_| {
@@ -114,22 +118,12 @@ impl Client {
         request
             .headers_mut()
             .insert(HOST, hyper::header::HeaderValue::from_static("agent"));
-        // Owns the sender: its end closes the connection.
-        let exchange = async move {
-            let response = sender.send_request(request).await?;
-            let status = response.status();
-            let body = response.into_body().collect().await?.to_bytes();
-            Ok::<_, hyper::Error>((status, body))
-        };
-        // The connection is driven beside the exchange and ends with it.
-        let driven = async {
-            let (exchange, _connection) = tokio::join!(exchange, async {
-                let _closed = connection.await;
-            });
-            exchange
-        };
-        let exchanged = tokio::time::timeout(ANSWER_TIMEOUT, driven).await;
-        let (status, body) = exchanged.map_err(|_| ClientError::Slow)??;
+        let answer = http_client::exchange(stream, request, LIMITS).await;
+        let answer = answer.map_err(|source| ClientError::Answer {
+            path: self.socket.clone(),
+            source,
+        })?;
+        let (status, body) = (answer.status(), answer.into_body());
         if status.is_success() {
             return Ok(serde_json::from_slice(&body)?);
         }

@@ -12,11 +12,15 @@ use serde::Serialize;
 use super::show::{counted, print};
 use crate::{
     config::args::Output,
+    core::config::DNS_SERVICE,
     kubernetes::{book::Book, labels::LabelFilter},
     policy::{
         cidr_group::group_key,
         document::{PolicyDocument, PolicyError},
-        lint,
+        lint::{
+            self,
+            foreign_servers::{self, KnownServers},
+        },
         network_policy::blocks_without_pods,
         parse::parse_documents,
         source::dir::TWICE,
@@ -102,7 +106,14 @@ fn check(read: &[ReadFile]) -> Vec<Checked> {
     good.iter().for_each(|document| book.put(document));
     book.changes();
     let mut joined: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (key, warning) in book.warnings() {
+    let namespace = DNS_SERVICE.split('/').next().unwrap_or_default();
+    let known = KnownServers {
+        namespace,
+        given: &[],
+        only_trusted: false,
+    };
+    let foreign = foreign_servers::warnings(good.iter().copied(), known);
+    for (key, warning) in book.warnings().into_iter().chain(foreign) {
         joined.entry(key).or_default().push(warning);
     }
     let verdict = |document: &Result<PolicyDocument, PolicyError>| match document {

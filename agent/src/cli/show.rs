@@ -16,12 +16,15 @@ use crate::{
         Reconciled, SelectorView, Summary,
     },
     datapath::{quota::QuotaView, upkeep::RepairsView},
+    endpoint::source::taken_in::StartedOpen,
     kubernetes::health::ClusterView,
     proxies::ProxyView,
 };
 
 /// DNS servers that a line of `status` lists.
 const SERVERS: usize = 4;
+/// Pods that a line of `status` lists.
+const PODS: usize = 10;
 
 /// Prints `value` as asked. A reader that closed the pipe is no error.
 pub(crate) fn print<T: Serialize + ?Sized>(
@@ -48,6 +51,7 @@ pub(crate) fn status(status: &Status, verbose: bool) -> String {
     let mut rows = state_rows(status);
     let problems = status.problems.iter();
     rows.extend(problems.map(|problem| ("PROBLEM", problem.clone())));
+    rows.extend(started_open(&status.started_open));
     let warnings = status.warnings.iter();
     rows.extend(warnings.map(|warning| ("WARNING", warning.clone())));
     let mut text = aligned(&rows);
@@ -102,6 +106,25 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
         rows.push(("Cluster", cluster_source(cluster)));
     }
     rows
+}
+
+/// Pods that ran before they were under policy; `-o json` lists all.
+fn started_open(pods: &[StartedOpen]) -> Option<(&'static str, String)> {
+    let first = pods.iter().take(PODS).map(|pod| match &pod.until {
+        Some(until) => format!("{} (until {until})", pod.pod),
+        None => pod.pod.clone(),
+    });
+    let first: Vec<String> = first.collect();
+    let more = match pods.len() - first.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let text = format!(
+        "{}: {}{more}; no policy judged their first packets. Delete a pod to start it under policy",
+        pods.len(),
+        first.join(", ")
+    );
+    (!pods.is_empty()).then_some(("Started open", text))
 }
 
 /// The API server, and how many objects there are of each kind.

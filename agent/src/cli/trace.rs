@@ -142,7 +142,9 @@ fn line(text: &mut String, step: &Step) {
         (_, "proxied") => format!("through the DNS proxy by {}", by(&step.rules)),
         (_, "denied") => format!("denied by {}", by(&step.rules)),
         (_, "not-restricted") => "not restricted".to_owned(),
-        (_, "from-node") => "the node itself needs no rule".to_owned(),
+        (_, "from-node") => "packets that the node itself makes need no rule; one that it \
+             translates is judged by its first sender"
+            .to_owned(),
         _ if step.other_ports.is_empty() => "no rule is about it".to_owned(),
         _ => format!(
             "no rule for this port; for others {}",

@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
-use tokio::time::sleep;
+use daemon::{lookup::Lookup, regular_file};
+use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::conflist::{self, BaseError, FILE};
@@ -30,25 +30,51 @@ pub struct CniPlaces {
     pub socket: PathBuf,
 }
 
-/// Why new pods may not get the plugin: for `status`.
+/// Whether new pods get the plugin: for `status`.
 #[derive(Clone, Debug, Default)]
-pub struct CniCondition(Arc<Mutex<Option<String>>>);
+pub struct CniCondition(Arc<watch::Sender<Place>>);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Place {
+    /// The agent is not ready yet.
+    #[default]
+    Awaited,
+    There,
+    /// Why it may not be there.
+    Failed(String),
+}
 
 impl CniCondition {
     /// The problem, if there is one.
     pub(crate) fn problem(&self) -> Option<String> {
-        self.0.lock().clone()
+        match &*self.0.borrow() {
+            Place::Failed(problem) => Some(problem.clone()),
+            Place::Awaited | Place::There => None,
+        }
     }
 
-    fn set(&self, problem: Option<String>) {
-        let mut known = self.0.lock();
-        if *known != problem {
-            match &problem {
-                Some(problem) => tracing::warn!("{problem}"),
-                None => tracing::info!("the CNI configuration is in place"),
+    /// Waits until the plugin and its configuration are in place.
+    pub(crate) async fn in_place(&self) {
+        let mut place = self.0.subscribe();
+        // The sender is this condition's own.
+        let _there = place.wait_for(|place| *place == Place::There).await;
+    }
+
+    fn set(&self, now: Place) {
+        self.0.send_if_modified(|known| {
+            if *known == now {
+                return false;
             }
-            *known = problem;
-        }
+            match (&now, &known) {
+                (Place::Failed(problem), _) => tracing::warn!("{problem}"),
+                (Place::There, Place::Failed(_)) => {
+                    tracing::info!("the CNI configuration is in place");
+                }
+                _ => {}
+            }
+            *known = now;
+            true
+        });
     }
 }
 
@@ -95,9 +121,9 @@ impl CniPlaces {
         loop {
             let places = self.clone();
             let installed = tokio::task::spawn_blocking(move || places.install()).await;
-            let failed = match installed {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) => Some(format!("CNI: {error}")),
+            let place = match installed {
+                Ok(Ok(())) => Place::There,
+                Ok(Err(error)) => Place::Failed(format!("CNI: {error}")),
                 Err(_) => return,
             };
             let pause = async {
@@ -106,7 +132,7 @@ impl CniPlaces {
                     None => sleep(AGAIN).await,
                 }
             };
-            condition.set(failed);
+            condition.set(place);
             tokio::select! {
                 () = pause => {}
                 () = stop.cancelled() => return,
@@ -140,7 +166,7 @@ fn install_plugin(dir: &Path) -> Result<(), InstallError> {
     let from = own.with_file_name(PLUGIN);
     let wanted = fs::read(&from).map_err(failed(&from))?;
     let to = dir.join(PLUGIN);
-    if fs::read(&to).is_ok_and(|present| present == wanted) {
+    if regular_file::read(&to).is_ok_and(|present| present == wanted) {
         return Ok(());
     }
     // Runtimes may start it at any time: it is whole under its name. Directories of plugins are not
@@ -178,9 +204,9 @@ fn write_list(dir: &Path, socket: &Path) -> Result<(), InstallError> {
     if base < FILE {
         return Err(InstallError::Earlier { path });
     }
-    let text = fs::read(&path).map_err(failed(&path))?;
+    let text = regular_file::read(&path).map_err(|error| failed(&path)(error.into()))?;
     let own = dir.join(FILE);
-    let before = fs::read(&own).ok();
+    let before = regular_file::read(&own).ok();
     let wanted = conflist::chained(&text, before.as_deref(), socket)
         .map_err(|source| InstallError::Base { path, source })?;
     if before.is_some_and(|before| before == wanted.as_bytes()) {
@@ -198,9 +224,10 @@ fn write_list(dir: &Path, socket: &Path) -> Result<(), InstallError> {
 /// The file could not be removed.
 pub(crate) fn withdraw(dir: &Path) -> io::Result<bool> {
     let own = dir.join(FILE);
-    let ours = match fs::read(&own) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-        other => conflist::is_ours(&other?),
+    let ours = match regular_file::look(&own) {
+        Lookup::Found(text) => conflist::is_ours(&text),
+        Lookup::Gone => false,
+        Lookup::Unknown(error) => return Err(error),
     };
     if ours {
         fs::remove_file(&own)?;

@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::http_server::{self, Admission, Socket};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
     Request, Response, StatusCode,
@@ -32,7 +33,6 @@ use crate::{
         EndpointBook, EndpointError,
         cni::{AttachError, Attachment, AttachmentId},
     },
-    local_http,
     runner::{CoreAway, CoreHandle},
 };
 
@@ -130,6 +130,7 @@ impl CniServer {
     pub(crate) async fn serve(
         self,
         listener: UnixListener,
+        admission: Admission,
         tasks: TaskTracker,
         stop: CancellationToken,
     ) {
@@ -137,7 +138,7 @@ impl CniServer {
             let server = self.clone();
             async move { server.answer(request).await }
         };
-        local_http::serve(listener, service, tasks, stop).await;
+        http_server::serve(Socket::Unix(listener), admission, service, tasks, stop).await;
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
@@ -215,7 +216,7 @@ impl CniServer {
         let deadline = begin + wait;
         let key = attachment.id.key();
         loop {
-            let attached = self.attach(attachment.clone()).await;
+            let attached = self.attach(attachment.clone(), deadline).await;
             let attached = attached.inspect_err(|_| self.failures.count(AddFailure::Agent))?;
             match attached {
                 Err(AttachError::Starting) if Instant::now() < deadline => {
@@ -254,13 +255,31 @@ impl CniServer {
         }
     }
 
-    async fn attach(&self, attachment: Attachment) -> Result<Result<(), AttachError>, Refusal> {
-        let _turn = self.lookups.acquire().await;
-        let endpoints = Arc::clone(&self.endpoints);
-        let attached = spawn_blocking(move || endpoints.attach(attachment).map(|_| ()));
-        attached
-            .await
-            .map_err(|error| Refusal::later(error.to_string()))
+    /// A look-up that hangs keeps its turn, and the runtime gets an answer all the same.
+    async fn attach(
+        &self,
+        attachment: Attachment,
+        deadline: Instant,
+    ) -> Result<Result<(), AttachError>, Refusal> {
+        let netns = attachment.netns.clone();
+        let attached = async {
+            let turn = Arc::clone(&self.lookups).acquire_owned().await;
+            let endpoints = Arc::clone(&self.endpoints);
+            let attached = spawn_blocking(move || {
+                let _turn = turn;
+                endpoints.attach(attachment).map(|_| ())
+            });
+            let attached = attached.await;
+            attached.map_err(|error| Refusal::later(error.to_string()))
+        };
+        let attached = tokio::time::timeout_at(deadline.into(), attached).await;
+        attached.unwrap_or_else(|_| {
+            Err(Refusal::later(format!(
+                "the agent did not find the pod's interface in time: looking at {} hangs, or other pods' \
+                 look-ups do; see the agent's log",
+                netns.display()
+            )))
+        })
     }
 
     /// Waits until an endpoint is in force.

@@ -340,6 +340,15 @@ pub enum BpfPolicy {
 /// `cleanup`
 #[derive(Clone, Debug, Args)]
 pub struct CleanupArgs {
+    /// Directory that has the node's root, such as /host in a pod of `kubectl debug node`. The other
+    /// directories are those below it
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/",
+        env = "HOLDFAST_HOST_ROOT"
+    )]
+    pub host_root: PathBuf,
     /// Directory on a BPF file system that contains the agent's pins
     #[arg(long, default_value = shared_maps::pin::BPF_ROOT, env = "HOLDFAST_BPF_ROOT")]
     pub bpf_root: PathBuf,

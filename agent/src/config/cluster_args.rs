@@ -4,6 +4,7 @@ use std::{net::IpAddr, path::PathBuf, str::FromStr};
 
 use clap::{ArgAction, Args};
 use ipnet::IpNet;
+use netpol::name::is_label_key;
 
 use crate::kubernetes::{external_ips::ExternalIps, labels::LabelRule};
 
@@ -33,6 +34,17 @@ pub struct ClusterArgs {
     /// Name of this node in Node, CiliumNode and Pod documents [default: the host name]
     #[arg(long, value_name = "NAME", env = "HOLDFAST_NODE_NAME")]
     pub node_name: Option<String>,
+    /// Key of the taint that keeps pods off a node until its agent is ready, set by a node pool or the
+    /// kubelet. With --kubernetes, the agent removes it from its Node once its sources are synced and
+    /// the CNI configuration is written; other taints stay. Empty: the agent removes no taint
+    #[arg(
+        long,
+        value_name = "KEY",
+        default_value = "holdfast.io/agent-not-ready",
+        value_parser = taint_key,
+        env = "HOLDFAST_AGENT_NOT_READY_TAINT_KEY"
+    )]
+    pub agent_not_ready_taint_key: String,
     /// Name of this node's cluster: pods of Pod documents have it as their label
     /// k8s:io.cilium.k8s.policy.cluster
     #[arg(long, value_name = "NAME", default_value = "default", value_parser = cluster_name, env = "HOLDFAST_CLUSTER_NAME")]
@@ -141,6 +153,28 @@ fn block(text: &str) -> Result<IpNet, String> {
     }
 }
 
+/// Not a key of Kubernetes itself: those say that a node is broken, full or cordoned off.
+fn taint_key(text: &str) -> Result<String, String> {
+    let is_reserved = |prefix: &str| {
+        let of = |domain: &str| prefix == domain || prefix.ends_with(&format!(".{domain}"));
+        of("node.kubernetes.io")
+            || of("node-role.kubernetes.io")
+            || of("cloudprovider.kubernetes.io")
+    };
+    let is_key = match text.split_once('/') {
+        Some((prefix, _)) => is_label_key(text) && !is_reserved(prefix),
+        None => text.is_empty(),
+    };
+    match is_key {
+        true => Ok(text.to_owned()),
+        false => Err(
+            "write the key of a taint that is set for this agent, with a prefix that is not one of \
+             Kubernetes' own, for example holdfast.io/agent-not-ready, or nothing"
+                .to_owned(),
+        ),
+    }
+}
+
 fn cluster_name(text: &str) -> Result<String, String> {
     let known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let good = (1..=NAME_MAX).contains(&text.len())
@@ -175,6 +209,21 @@ mod tests {
                 error.contains("169.254.20.10=kube-system/kube-dns"),
                 "{bad}: {error}"
             );
+        }
+        for good in [
+            "",
+            "holdfast.io/agent-not-ready",
+            "startup-taint.cluster-autoscaler.kubernetes.io/x",
+        ] {
+            assert_eq!(taint_key(good), Ok(good.to_owned()));
+        }
+        for bad in [
+            "not-ready",
+            "node.kubernetes.io/unschedulable",
+            "node-role.kubernetes.io/x",
+            "a/b/c",
+        ] {
+            assert!(taint_key(bad).is_err(), "{bad}");
         }
         assert_eq!(block("10.96.0.1/12"), Ok("10.96.0.0/12".parse().unwrap()));
         for bad in ["10.96.0.0", "0.0.0.0/0", "::/0", "x"] {

@@ -11,7 +11,10 @@ use super::{
 };
 use crate::{
     datapath::kernel::MapSizes,
-    fqdn::refused::{self, RefusedValue},
+    fqdn::{
+        refused::{self, RefusedValue},
+        servers::NameServers,
+    },
     policy::mode::PolicyMode,
 };
 
@@ -145,6 +148,9 @@ pub struct RunArgs {
         env = "HOLDFAST_TOFQDNS_REFUSE_PREFIX"
     )]
     pub tofqdns_refuse_prefix: Vec<RefusedValue>,
+    /// DNS servers whose answers count for toFQDNs rules
+    #[arg(long, value_enum, default_value_t = NameServers::Any, env = "HOLDFAST_TOFQDNS_SERVERS")]
+    pub tofqdns_servers: NameServers,
     /// Most server addresses in one rule of DNSRulesV2 in ep_config.json
     #[arg(
         long,

@@ -17,7 +17,9 @@ use shared_maps::{
 
 use crate::{
     endpoint::config_file::EndpointFile,
-    fqdn::{cleaned::CleanedNames, pre_cache::PreCached, refused::RefusedPrefixes},
+    fqdn::{
+        cleaned::CleanedNames, pre_cache::PreCached, refused::RefusedPrefixes, servers::NameServers,
+    },
     kubernetes::external_ips::ExternalIps,
     labels::LabelSet,
     policy::mode::PolicyMode,
@@ -44,8 +46,12 @@ pub struct CoreConfig {
     pub pod_blocks: Vec<IpNet>,
     /// Addresses beside those of its document that a Service has: (address, `namespace/name`).
     pub service_aliases: Vec<(IpAddr, String)>,
-    /// DNS servers whose answers count for EgressFirewalls; empty = those of `dns_service`.
+    /// DNS servers that are trusted for names; empty = those of `dns_service`.
     pub dns_servers: Vec<SocketAddr>,
+    /// Those of `dns_service` are trusted beside them.
+    pub with_dns_service: bool,
+    /// DNS servers whose answers count for `toFQDNs`.
+    pub name_servers: NameServers,
     /// The DNS Service, `namespace/name`.
     pub dns_service: String,
     /// Whether `spec.externalIPs` of Services count.
@@ -112,6 +118,8 @@ impl Default for CoreConfig {
             pod_blocks: Vec::new(),
             service_aliases: Vec::new(),
             dns_servers: Vec::new(),
+            with_dns_service: false,
+            name_servers: NameServers::Any,
             dns_service: DNS_SERVICE.to_owned(),
             external_ips: ExternalIps::Judge,
             proxy_port: 10094,
@@ -165,6 +173,8 @@ pub struct Restored {
     pub policy_maps: Vec<(EndpointId, Vec<(PolicyKey, PolicyValue)>)>,
     /// What these maps take, where it is known: a map keeps the size that it was made with.
     pub policy_map_sizes: BTreeMap<EndpointId, usize>,
+    /// Interfaces to which pinned programs of an endpoint's number are attached.
+    pub programs: BTreeMap<EndpointId, BTreeSet<u32>>,
     /// Indexes of the interfaces that exist now.
     pub interfaces: BTreeSet<u32>,
 }

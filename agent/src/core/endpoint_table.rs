@@ -12,8 +12,12 @@ use std::{
     ops::Bound,
 };
 
-use shared_maps::EndpointId;
+use shared_maps::{
+    EndpointId,
+    policy::{PolicyKey, PolicyValue},
+};
 
+use super::left_behind::LeftBehind;
 use crate::endpoint::{endpoint::Endpoint, manager::Endpoints, spec::EndpointSpec};
 
 /// See the module.
@@ -24,6 +28,7 @@ pub(super) struct EndpointTable {
     leaving: BTreeMap<EndpointId, Endpoint>,
     /// Policy maps and files without an endpoint.
     orphans: BTreeSet<EndpointId>,
+    left: LeftBehind,
     dirty: BTreeSet<EndpointId>,
     /// Endpoints that cannot be in force now, and why, by key.
     waiting: BTreeMap<String, (EndpointSpec, String)>,
@@ -168,6 +173,28 @@ impl EndpointTable {
         self.orphans.insert(id);
     }
 
+    /// Programs of a number without an endpoint are attached to interfaces; these are the entries of
+    /// its policy map.
+    pub(super) fn add_left(
+        &mut self,
+        id: EndpointId,
+        interfaces: BTreeSet<u32>,
+        entries: Vec<(PolicyKey, PolicyValue)>,
+    ) {
+        self.present.hold(id);
+        self.left.add(id, interfaces, entries);
+    }
+
+    /// Programs of numbers without an endpoint.
+    pub(super) fn left(&self) -> &LeftBehind {
+        &self.left
+    }
+
+    /// Programs of numbers without an endpoint.
+    pub(super) fn left_mut(&mut self) -> &mut LeftBehind {
+        &mut self.left
+    }
+
     /// A step failed that removed what is left under this number.
     pub(super) fn restore_orphan(&mut self, id: EndpointId) {
         self.orphans.insert(id);
@@ -176,7 +203,8 @@ impl EndpointTable {
     /// Takes the numbers under which something without an endpoint is left.
     pub(super) fn take_orphans(&mut self) -> BTreeSet<EndpointId> {
         let mut orphans = std::mem::take(&mut self.orphans);
-        orphans.retain(|id| self.present.get(*id).is_none());
+        // The map of one that has programs goes with these.
+        orphans.retain(|id| self.present.get(*id).is_none() && !self.left.has(*id));
         orphans
     }
 
@@ -198,7 +226,9 @@ impl EndpointTable {
         });
         let (leaving, orphans) = (&self.leaving, &self.orphans);
         let held = self.present.held();
-        let free = held.filter(|id| !leaving.contains_key(id) && !orphans.contains(id));
+        let left = &self.left;
+        let free =
+            held.filter(|id| !leaving.contains_key(id) && !orphans.contains(id) && !left.has(*id));
         for id in free.collect::<Vec<_>>() {
             self.present.free(id);
         }

@@ -197,7 +197,11 @@ impl State {
                 self.update_endpoint(id, spec, labels);
                 return;
             }
-            // Another interface or address: another instance.
+            if is_same_pod(&endpoint.spec, &spec) {
+                self.readdress_endpoint(id, spec, labels);
+                return;
+            }
+            // Another interface or pod: another instance.
             self.remove_endpoint(id);
         }
         if let Some(id) = self.endpoints.free_number() {
@@ -311,6 +315,7 @@ impl State {
             ipv4,
             ipv6,
             since,
+            former: Vec::new(),
             restored: origin == Origin::EarlierRun,
             policy_map: None,
             dirty_peers: DirtyPeers::All,
@@ -352,6 +357,24 @@ impl State {
                 .claim(IpNet::from(address), Owner::Endpoint(id), identity.clone());
             self.lxc.claim(address, value);
         }
+    }
+
+    /// An endpoint has other addresses, and keeps its number and its names.
+    fn readdress_endpoint(&mut self, id: EndpointId, spec: EndpointSpec, labels: &LabelSet) {
+        let Some(mut endpoint) = self.endpoints.take(id) else {
+            return;
+        };
+        for address in endpoint.addresses() {
+            self.ipcache
+                .unclaim(IpNet::from(address), &Owner::Endpoint(id));
+            self.lxc.unclaim(address);
+        }
+        endpoint.set_addresses(pick(&spec.addresses), self.now);
+        self.endpoints.insert(endpoint);
+        // With its former identity, should that of its labels be lacking.
+        self.claim_addresses(id);
+        self.update_endpoint(id, spec, labels);
+        self.files.mark_due(id, self.now);
     }
 
     fn update_endpoint(&mut self, id: EndpointId, spec: EndpointSpec, labels: &LabelSet) {
@@ -472,6 +495,18 @@ impl State {
             self.take_waiting();
         }
     }
+}
+
+/// Whether a specification describes the pod that an endpoint of the same key was found at: it has the
+/// same host-side interface and network namespace. What an earlier run left has no name and uid of a
+/// pod.
+fn is_same_pod(before: &EndpointSpec, now: &EndpointSpec) -> bool {
+    let differ = |before: &Option<String>, now: &Option<String>| matches!((before, now), (Some(before), Some(now)) if before != now);
+    before.ifindex == now.ifindex
+        && before.ifname == now.ifname
+        && before.netns == now.netns
+        && !differ(&before.pod, &now.pod)
+        && !differ(&before.pod_uid, &now.pod_uid)
 }
 
 /// The addresses that are used: the first of each family, IPv4 first.

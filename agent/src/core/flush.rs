@@ -133,6 +133,7 @@ impl State {
         self.plan_ipcache(plan, prefixes, &blocked);
         self.plan_attach(plan);
         self.plan_lxc_removals(plan);
+        self.close_left(plan);
         self.plan_leaving(plan);
         // Policy of an identity outlives every prefix that the datapath maps to it.
         let ipcache = &self.ipcache;
@@ -467,7 +468,8 @@ impl State {
             })
             .collect();
         for (id, attached, mapped) in left {
-            if attached.is_some() {
+            if let Some(attachment) = &attached {
+                plan.uncover(id, attachment.ifindex);
                 self.step(plan, Step::Detach(id), Undo::Attached(id, attached));
             }
             if self.files.remove_left(id) {
@@ -477,6 +479,7 @@ impl State {
                 self.step(plan, Step::RemovePolicyMap(id), Undo::RemovedMap(id));
             }
         }
+        self.replace_left(plan);
         let orphans = self.endpoints.take_orphans();
         for id in orphans {
             self.step(plan, Step::Detach(id), Undo::Attached(id, None));

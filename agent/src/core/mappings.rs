@@ -19,7 +19,7 @@ use super::{
     state::State,
 };
 use crate::{
-    fqdn::{cache::Answer, resolved::Room},
+    fqdn::{cache::Answer, embedded, resolved::Room},
     ipcache::metadata::{Claim, Owner},
 };
 
@@ -89,6 +89,10 @@ impl State {
         let relevance = self.relevance(mapping, times.ttl, times.seen);
         // An answer that counts must not be released under the lease of one that does not.
         leased &= relevance != Relevance::Untrusted;
+        if !self.counts_for_names(mapping) {
+            self.pass(plan, event);
+            return;
+        }
         let labels = match self.learned.names.name(&mapping.name) {
             Some(entry) => entry.labels.clone(),
             None => self.policy.labels_of_name(&mapping.name),
@@ -128,6 +132,18 @@ impl State {
         plan.answer(PendingResult {
             result,
             prefixes,
+            endpoint,
+        });
+    }
+
+    /// Accepts a mapping of which nothing is learned: its answer may go, and no lease covers the next.
+    fn pass(&mut self, plan: &mut Plan, event: &MappingEvent) {
+        let endpoint = event.mapping.endpoint.id;
+        self.file_soon(endpoint);
+        let result = self.result(event, Realised::Yes, None);
+        plan.answer(PendingResult {
+            result,
+            prefixes: Vec::new(),
             endpoint,
         });
     }
@@ -249,9 +265,7 @@ impl State {
             .endpoints
             .get(instance.id)
             .ok_or(Refusal::EndpointUnknown)?;
-        let is_its = endpoint
-            .addresses()
-            .any(|address| address == instance.client)
+        let is_its = endpoint.had(instance.client, mapping.seen_at)
             && endpoint.spec.ifindex == instance.ifindex
             && endpoint.since <= mapping.seen_at;
         if !is_its || endpoint.restored {
@@ -319,8 +333,20 @@ impl State {
                     && !v6.is_unicast_link_local()
             }
         };
+        let within = match address {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(v6) => Some(embedded::ipv4_in(v6)),
+        };
+        // A gateway of the network, or the node itself, may send its packets there.
+        let mut within = within.into_iter().flatten();
         sound
-            && !address.is_loopback()
+            && self.is_outside(address)
+            && within.all(|v4| !v4.is_broadcast() && self.is_outside(v4.into()))
+    }
+
+    /// Whether an address may be that of a machine that is neither this node nor a pod.
+    fn is_outside(&self, address: IpAddr) -> bool {
+        !address.is_loopback()
             && !address.is_multicast()
             && !address.is_unspecified()
             && !self.ipcache.is_of_cluster(address)

@@ -36,6 +36,8 @@ pub struct Plan {
     forgotten: Vec<(IdentityId, LabelSet)>,
     /// Leases to be dropped.
     revocations: Vec<Revocation>,
+    /// Interfaces that lose programs of these numbers.
+    uncovered: BTreeMap<EndpointId, BTreeSet<u32>>,
 }
 
 /// The result of a mapping, before its plan was carried out.
@@ -54,6 +56,11 @@ impl Plan {
     pub(super) fn push(&mut self, step: Step, undo: Undo) {
         self.steps.push(step);
         self.undo.push(undo);
+    }
+
+    /// Notes that an interface loses the programs of a number.
+    pub(super) fn uncover(&mut self, id: EndpointId, ifindex: u32) {
+        self.uncovered.entry(id).or_default().insert(ifindex);
     }
 
     /// Notes identities that the plan's checkpoints save.
@@ -132,7 +139,7 @@ impl Plan {
         let mut failures = Vec::new();
         let mut failed = FailedDeps::default();
         for (index, step) in self.steps.iter().enumerate() {
-            if failed.stops(step, &self.fresh) {
+            if failed.stops(step, &self.fresh) || self.uncovers(step, &failed) {
                 failed.note(step);
                 failures.push((index, StepError::Skipped));
             } else if let Err(error) = datapath.apply(step) {
@@ -143,6 +150,15 @@ impl Plan {
         datapath.end_plan();
         failures
     }
+
+    /// Whether a step takes programs off an interface where the next ones could not be attached.
+    fn uncovers(&self, step: &Step, failed: &FailedDeps) -> bool {
+        let Step::Detach(endpoint) = step else {
+            return false;
+        };
+        let interfaces = self.uncovered.get(endpoint).into_iter().flatten();
+        interfaces.into_iter().any(|at| failed.attach.contains(at))
+    }
 }
 
 /// What failed so far in one run of a plan.
@@ -151,6 +167,7 @@ struct FailedDeps {
     checkpoint: bool,
     ipcache: bool,
     lxc_left: bool,
+    attach: BTreeSet<u32>,
     files: BTreeSet<EndpointId>,
     maps: BTreeSet<EndpointId>,
     denies: BTreeSet<EndpointId>,
@@ -187,8 +204,10 @@ impl FailedDeps {
             | Step::KeepCleaned(_)
             | Step::RemoveEndpoint(_)
             | Step::RemovePolicyMap(_)
-            | Step::Attach(_)
             | Step::Detach(_) => {}
+            Step::Attach(attachment) => {
+                self.attach.insert(attachment.ifindex);
+            }
         }
     }
 

@@ -279,6 +279,11 @@ impl PolicyModel {
         self.name_selectors.labels_of(name)
     }
 
+    /// How many names and patterns rules have.
+    pub(super) fn name_selectors_len(&self) -> usize {
+        self.name_selectors.len()
+    }
+
     /// Names get the label of this selector.
     pub(super) fn add_name_selector(&mut self, selector: &FqdnSelector) {
         self.name_selectors.add(selector);

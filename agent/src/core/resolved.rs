@@ -140,6 +140,14 @@ impl ResolvedNames {
         &self.servers.asked
     }
 
+    /// These servers count from now on.
+    pub(super) fn trust(&mut self, servers: Arc<TrustedServers>) {
+        if self.servers != servers {
+            self.servers = servers;
+            self.is_unpublished = true;
+        }
+    }
+
     /// The answer's addresses, in one piece for each family.
     fn observe(&mut self, mapping: &Mapping, ttl: u32, at: SystemTime) {
         let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = mapping
@@ -318,8 +326,7 @@ impl State {
 impl State {
     /// What a mapping means for EgressFirewalls; counts it.
     pub(super) fn relevance(&mut self, mapping: &Mapping, ttl: u32, seen: BootTime) -> Relevance {
-        let server = (mapping.server.ip().to_canonical(), mapping.server.port());
-        let is_trusted = self.resolved.servers.asked.contains(&server.into());
+        let is_trusted = self.is_trusted(mapping.server);
         if self.resolved.used.is_empty() {
             return match is_trusted {
                 true => Relevance::UnusedAndTrusted,
@@ -339,7 +346,9 @@ impl State {
             }
             (true, false) => {
                 observations.untrusted += 1;
-                self.resolved.note_untrusted(server.into(), &mapping.name);
+                let (ip, port) = (mapping.server.ip().to_canonical(), mapping.server.port());
+                self.resolved
+                    .note_untrusted((ip, port).into(), &mapping.name);
                 Relevance::Untrusted
             }
             (true, true) => {
@@ -550,24 +559,6 @@ impl State {
                 .collect(),
             entries: self.policy.tier_entries(),
             takes_pods_for_outside: !rules.is_empty() && !has_pods,
-        }
-    }
-
-    /// Reads again which DNS servers count: those of the flag, or else those of the DNS Service.
-    pub(super) fn refresh_servers(&mut self) {
-        let servers = match self.config.dns_servers.is_empty() {
-            true => self.cluster.services.dns_servers(&self.config.dns_service),
-            false => {
-                let given: BTreeSet<_> = self.config.dns_servers.iter().copied().collect();
-                TrustedServers {
-                    asked: given.clone(),
-                    backends: given,
-                }
-            }
-        };
-        if *self.resolved.servers != servers {
-            self.resolved.servers = Arc::new(servers);
-            self.resolved.is_unpublished = true;
         }
     }
 

@@ -21,6 +21,8 @@ use super::{
     identity_numbers::IdentityNumbers,
     leases::Leases,
     lxc_table::LxcTable,
+    mappings::MAX_TTL,
+    name_servers::PassedAnswers,
     plan::Plan,
     policy_model::PolicyModel,
     publication::Publication,
@@ -37,6 +39,7 @@ use crate::{
     fqdn::{
         cache::{Answer, Limits, NameCache, Trust},
         pre_cache::PreCached,
+        servers::NameServers,
     },
     ipcache::{
         metadata::{Claim, Owner, Source},
@@ -82,6 +85,7 @@ impl State {
             learned: Learned {
                 names: NameCache::new(limits),
                 closed: ClosedNames::default(),
+                passed: PassedAnswers::default(),
             },
             endpoints: EndpointTable::new(restored.policy_map_sizes.clone()),
             lxc: LxcTable::new(&restored.lxc),
@@ -209,6 +213,12 @@ impl State {
                 self.remove_endpoint(file.id);
             }
         }
+        for (id, interfaces) in restored.programs {
+            if self.endpoints.get(id).is_none() && !self.endpoints.is_leaving(id) {
+                let entries = maps.remove(&id).unwrap_or_default();
+                self.endpoints.add_left(id, interfaces, entries);
+            }
+        }
         for id in maps.into_keys() {
             self.endpoints.add_orphan(id);
         }
@@ -272,18 +282,31 @@ impl State {
 
     /// Restores the names of a file, except those cleaned since: the file is written later than
     /// the list of cleaned names. Addresses stay open until the end of the grace period, because
-    /// proxies may hold leases.
+    /// proxies may hold leases. Answers that do not count now are left out: the run before may have
+    /// had another `--tofqdns-servers`.
     fn restore_names(&mut self, file: &EndpointFile) {
         let boot = self.config.boot_unix_ns;
         let instant = |unix: u64| BootTime(unix.saturating_sub(boot));
         let at_least = self.now.plus_secs(AT_LEAST);
-        let mut cleaned = false;
+        let slack = self.config.lease_slack;
+        let only_trusted = self.config.name_servers == NameServers::Trusted;
+        let mut is_changed = false;
         for entry in &file.history {
             let seen = instant(entry.lookup).min(self.now);
-            if self.learned.closed.covers(file.id, &entry.name, seen) {
-                cleaned = true;
+            let is_passed = only_trusted && entry.trusted_until == 0;
+            if is_passed || self.learned.closed.covers(file.id, &entry.name, seen) {
+                is_changed = true;
                 continue;
             }
+            let expires = match only_trusted {
+                true => entry.trusted_until.min(entry.expires),
+                false => entry.expires,
+            };
+            // The wall clock may have jumped since: no answer lasts longer than its TTL.
+            let longest = self
+                .now
+                .plus_secs(entry.ttl.min(MAX_TTL).into())
+                .max(at_least);
             for address in entry.addresses.iter().copied() {
                 if !self.is_plumbed(address) {
                     continue;
@@ -295,13 +318,13 @@ impl State {
                     address,
                     seen,
                     ttl: entry.ttl,
-                    expires: instant(entry.expires).max(at_least),
+                    expires: instant(expires).max(at_least).min(longest),
                     lease_end: None,
                     trusted_until: match entry.trusted_until {
                         0 => BootTime(0),
                         // An answer of another server keeps the pair for longer.
-                        until if until < entry.expires => instant(until),
-                        until => instant(until).max(at_least),
+                        until if until < entry.expires => instant(until).min(longest),
+                        until => instant(until).max(at_least).min(longest.plus(slack)),
                     },
                 });
             }
@@ -312,22 +335,24 @@ impl State {
             .filter(|entry| refused.covering(entry.address).is_none())
             .collect();
         for entry in zombies {
-            let (alive, pending) = (instant(entry.alive_at), instant(entry.delete_pending_at));
+            let alive = instant(entry.alive_at).min(self.now.plus(self.config.idle_grace));
+            let pending = instant(entry.delete_pending_at).min(self.now);
             for name in &entry.names {
                 // The time of the look-up is unknown: no later than the expiry.
-                if self.learned.closed.covers(file.id, name, pending) {
-                    cleaned = true;
-                    continue;
-                }
                 let trust = match entry.trusted.contains(name) {
                     true => Trust::Trusted,
                     false => Trust::Untrusted,
                 };
+                let is_passed = only_trusted && trust == Trust::Untrusted;
+                if is_passed || self.learned.closed.covers(file.id, name, pending) {
+                    is_changed = true;
+                    continue;
+                }
                 let names = &mut self.learned.names;
                 names.restore_zombie(file.id, name, entry.address, alive, pending, trust);
             }
         }
-        if cleaned {
+        if is_changed {
             self.file_soon(file.id);
         }
     }

@@ -4,6 +4,8 @@
 //! the planned state of each map equal to what the datapath holds, and marks the rest to be
 //! planned again.
 
+use std::collections::BTreeSet;
+
 use ipnet::IpNet;
 use shared_maps::{
     EndpointId, IdentityId,
@@ -30,6 +32,9 @@ pub(super) enum Undo {
     Lxc(LxcKey, Option<LxcValue>),
     Ipcache(IpNet, Option<IdentityId>),
     Attached(EndpointId, Option<Attachment>),
+    LeftPolicy(EndpointId, PolicyKey, PolicyValue),
+    /// Interfaces that have programs of a number without an endpoint.
+    Left(EndpointId, BTreeSet<u32>),
 }
 
 impl State {
@@ -64,6 +69,10 @@ impl State {
                 }
             },
             Undo::Policy(id, key, before) => self.rollback_policy(id, key, before),
+            Undo::Left(id, interfaces) => {
+                self.endpoints.left_mut().add(id, interfaces, Vec::new());
+            }
+            Undo::LeftPolicy(id, key, value) => self.endpoints.left_mut().keep(id, key, value),
             Undo::Lxc(key, before) => self.lxc.rollback(key, before),
             Undo::Ipcache(prefix, before) => {
                 self.ipcache.realise(prefix, before);

@@ -12,6 +12,7 @@ use crate::{
         book::{Book, Changes},
         labels::LabelFilter,
         local_pods::LocalPods,
+        unattended::Unattended,
     },
     name_objects::object::{self, Resolver},
     policy::{
@@ -42,6 +43,8 @@ pub struct Router {
     namespaces: usize,
     /// Changes of DNSNameResolvers.
     names: Vec<SourceEvent<Arc<Resolver>>>,
+    /// Nodes and pods of agents; none if agents are no pods.
+    unattended: Option<Unattended>,
 }
 
 /// Which parts of the agent a document is for.
@@ -97,7 +100,13 @@ impl Router {
             warnings: Vec::new(),
             namespaces: 0,
             names: Vec::new(),
+            unattended: None,
         }
+    }
+
+    /// The same, with the nodes that have no agent.
+    pub(crate) fn with_unattended(self, unattended: Option<Unattended>) -> Self {
+        Self { unattended, ..self }
     }
 
     /// Events for the changes of one reading. Objects come before policies, so that a new policy
@@ -155,9 +164,17 @@ impl Router {
         std::mem::take(&mut self.names)
     }
 
+    /// Nodes that have no agent, if they may have changed since the last call.
+    pub(crate) fn take_unattended(&mut self) -> Option<BTreeSet<String>> {
+        self.unattended.as_mut()?.take()
+    }
+
     fn put(&mut self, document: PolicyDocument) -> Vec<Event> {
         let Parts { core, book } = parts(&document);
         let key = document.key.clone();
+        if let Some(unattended) = &mut self.unattended {
+            unattended.put(&document);
+        }
         if let Body::NameResolver(object) = &document.body {
             self.names.push(SourceEvent::Apply(Arc::clone(object)));
         }
@@ -185,6 +202,9 @@ impl Router {
     fn remove(&mut self, key: String) -> Option<Event> {
         self.objects.remove(&key);
         self.book.remove(&key);
+        if let Some(unattended) = &mut self.unattended {
+            unattended.remove(&key);
+        }
         if let Some((object::KIND, place)) = key.split_once('/') {
             self.names.push(SourceEvent::Delete(place.to_owned()));
         }

@@ -93,6 +93,12 @@ impl ServiceAddresses {
         Some(key)
     }
 
+    /// The same, unless it has the address by `spec.externalIPs` alone, which any author writes.
+    pub(super) fn holder_in_cluster(&self, address: IpAddr) -> Option<&str> {
+        let (standing, key) = self.holders.get(&address)?.first()?;
+        (*standing != Standing::External).then_some(&**key)
+    }
+
     /// External addresses of Services, each with the Service that counts.
     pub(super) fn external(&self) -> impl Iterator<Item = (IpAddr, &str)> {
         let holders = self.holders.iter();

@@ -108,8 +108,15 @@ impl Services {
             let addresses = at.cluster_ips.iter();
             let addresses = addresses.map(|address| SocketAddr::new(*address, port.port));
             found.asked.extend(addresses);
-            for backend in &port.backends {
+            let readable = port
+                .backends
+                .iter()
+                .filter(|backend| !backend.address.is_unspecified());
+            for backend in readable {
                 let own = backend.port.unwrap_or(port.port);
+                if own == 0 {
+                    continue;
+                }
                 let server = SocketAddr::new(backend.address, own);
                 found.asked.insert(server);
                 if backend.is_ready {
@@ -340,7 +347,7 @@ impl State {
         let aliases = &self.config.service_aliases;
         let local = services.interfaces.local_dns.iter().copied();
         let free = local.filter(|address| {
-            let holder = services.addresses.holder(*address);
+            let holder = services.addresses.holder_in_cluster(*address);
             let is_alias = aliases.iter().any(|(alias, _)| alias == address);
             holder.is_none_or(|holder| *holder == *at.key)
                 && !is_alias

@@ -72,6 +72,12 @@ pub struct Summary {
     /// EgressFirewalls in force.
     #[serde(default)]
     pub firewalls: FirewallSummary,
+    /// Names and patterns that `toFQDNs` rules have.
+    #[serde(default)]
+    pub fqdn_selectors: usize,
+    /// Only answers of trusted DNS servers count for these.
+    #[serde(default)]
+    pub only_trusted_names: bool,
     /// Services that the cluster's objects name.
     #[serde(default)]
     pub services: usize,
@@ -134,6 +140,9 @@ pub struct Counters {
     pub pairs_left_out: u64,
     /// Addresses in mappings that got no label because of `--tofqdns-refuse-prefix`.
     pub addresses_refused: u64,
+    /// Answers for names that `toFQDNs` rules select, from DNS servers that are not trusted.
+    #[serde(default)]
+    pub answers_untrusted: u64,
     /// Prefixes whose labels were looked at, because they or those of a prefix that covers
     /// them changed.
     pub prefixes_resolved: u64,

@@ -7,8 +7,8 @@ use shared_maps::{EndpointId, IdentityId};
 use super::{
     closed_names::ClosedNames, config::CoreConfig, endpoint_files::EndpointFiles,
     endpoint_table::EndpointTable, identity_numbers::IdentityNumbers, leases::Leases,
-    lxc_table::LxcTable, node_selectors::NodeSelectors, plan::Plan, pods::Pods,
-    policy_model::PolicyModel, publication::Publication, resolved::ResolvedNames,
+    lxc_table::LxcTable, name_servers::PassedAnswers, node_selectors::NodeSelectors, plan::Plan,
+    pods::Pods, policy_model::PolicyModel, publication::Publication, resolved::ResolvedNames,
     restoration::Restoration, retry::Retry, rollback::Undo, services::Services, snapshot::Counters,
 };
 use crate::{
@@ -41,6 +41,7 @@ pub(super) struct State {
 pub(super) struct Learned {
     pub names: NameCache,
     pub closed: ClosedNames,
+    pub passed: PassedAnswers,
 }
 
 /// Objects of the cluster that have addresses, besides the endpoints of this node, and what policy

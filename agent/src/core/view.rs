@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     endpoint::{endpoint::Endpoint, spec::EndpointSpec},
-    fqdn::cache::EndpointNames,
+    fqdn::{cache::EndpointNames, servers::NameServers},
     named_port::NamedPorts,
     policy::{document::Body, repository::is_about},
 };
@@ -34,6 +34,11 @@ impl Core {
         endpoints
             .map(|endpoint| (endpoint.id, endpoint.spec.key.clone()))
             .collect()
+    }
+
+    /// Interfaces with programs of a number of an earlier run that no endpoint has.
+    pub(crate) fn left_behind(&self) -> Vec<(EndpointId, u32)> {
+        self.state.endpoints.left().iter().collect()
     }
 
     /// How far limits are used up; of what each endpoint has its own, the one that uses most.
@@ -137,6 +142,8 @@ impl State {
             namespaces: self.cluster.namespaces,
             network_policies: self.network_policies(),
             firewalls: self.firewall_summary(),
+            fqdn_selectors: self.policy.name_selectors_len(),
+            only_trusted_names: self.config.name_servers == NameServers::Trusted,
             services: self.cluster.services.len(),
             services_mixed: self.mixed_services(),
             ipcache_entries: self.ipcache.realised(),

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     endpoint::endpoint::Endpoint,
+    fqdn::servers::NameServers,
     labels::LabelSet,
     policy::{
         cidr_group::group_key,
@@ -66,9 +67,9 @@ pub struct Findings {
     pub names: Vec<NameView>,
     /// Addresses of the name that only others learned.
     pub elsewhere: Vec<NameView>,
-    /// Answers that gave an address to a name of its EgressFirewall, and do not count.
+    /// Answers that gave an address to a name of its policy, and do not count.
     pub untrusted: Vec<UntrustedAnswer>,
-    /// DNS servers whose answers count for EgressFirewalls.
+    /// DNS servers whose answers count.
     pub trusted_dns: Vec<SocketAddr>,
     /// Addresses of the name that answers had lately and that got no label
     /// (`--tofqdns-refuse-prefix`).
@@ -79,9 +80,20 @@ pub struct Findings {
     pub worlds: Vec<IdentityId>,
 }
 
-/// An address of a name that no DNS server gave whose answers count for EgressFirewalls.
+/// Which rules mean a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MeantBy {
+    /// Those of EgressFirewalls.
+    Firewall,
+    /// `toFQDNs`.
+    ToFqdns,
+}
+
+/// An address of a name that no DNS server gave whose answers count for such rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UntrustedAnswer {
+    /// Rules that mean the name.
+    pub meant_by: MeantBy,
     /// The name.
     pub name: Fqdn,
     /// The address.
@@ -210,6 +222,16 @@ impl Core {
         if let Some(subject) = subject.filter(|subject| subject.has_tier()) {
             let known = findings.names.iter().chain(&findings.elsewhere);
             findings.untrusted = state.untrusted_answers(&subject.policy().egress, known);
+            let trusted = state.resolved.trusted_servers().iter();
+            findings.trusted_dns = trusted.copied().collect();
+        }
+        if let Some(subject) = subject.filter(|_| state.config.name_servers == NameServers::Trusted)
+        {
+            let passed = match target {
+                Target::Name(name) => state.passed_answers(subject, Some(name), None),
+                Target::Address(address) => state.passed_answers(subject, None, Some(*address)),
+            };
+            findings.untrusted.extend(passed);
             let trusted = state.resolved.trusted_servers().iter();
             findings.trusted_dns = trusted.copied().collect();
         }
@@ -345,6 +367,8 @@ impl Core {
         let unknown = lint::unknown_ports(subjects, state.policy.selectors());
         let all = documents
             .chain(unlearned)
+            .chain(state.foreign_servers())
+            .chain(state.passed_warnings())
             .chain(missing)
             .chain(cluster)
             .chain(unlike)
@@ -413,6 +437,13 @@ fn rules_by_name(policy: &EndpointPolicy, name: &Fqdn) -> Vec<RuleView> {
     found
 }
 
+/// Whether a `toFQDNs` rule of egress selects a name.
+pub(super) fn selects_name(policy: &EndpointPolicy, name: &Fqdn) -> bool {
+    let rules = policy.egress.rules.iter();
+    let mut selectors = rules.flat_map(|rule| rule.rule.selectors());
+    selectors.any(|selector| matches!(selector, Selector::Fqdn(fqdn) if selects(fqdn, name)))
+}
+
 fn selects(selector: &FqdnSelector, name: &Fqdn) -> bool {
     let mut probe = crate::fqdn::names::NameSelectors::default();
     probe
@@ -457,6 +488,7 @@ impl State {
                 && !self.resolved.has(&name, address)
                 && !trace::tier_by_name(side, &name).is_empty();
             is_used.then_some(UntrustedAnswer {
+                meant_by: MeantBy::Firewall,
                 name,
                 address,
                 servers,

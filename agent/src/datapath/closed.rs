@@ -88,7 +88,8 @@ pub trait Gate: Send {
     fn open(&mut self, document: &DocumentHash, ifindex: u32) -> Result<(), ProgramError>;
     /// Interfaces that documents keep closed.
     fn closed(&self) -> io::Result<Closed>;
-    /// Whether the programs of an endpoint are attached to an interface.
+    /// Whether the programs of an endpoint are attached to an interface. One that cannot be
+    /// inspected counts as without them: it is closed, or stays closed.
     fn is_under_policy(&self, ifindex: u32) -> bool;
 }
 

@@ -1,16 +1,20 @@
 //! Looks through the conntrack maps: what is alive, how much each endpoint holds; removes
-//! what expired.
+//! what expired, and what belongs to an endpoint that is gone.
 //!
 //! The kernel evicts from a full map whatever was not used for longest, which may be a live
 //! connection. So entries that expired go at each look, and no map fills with them.
 
-use std::{collections::HashMap, hash::Hash, net::IpAddr};
+use std::{
+    collections::{HashMap, HashSet},
+    hash::Hash,
+    net::IpAddr,
+};
 
 use shared_maps::{
     FAMILY_IPV4,
     conntrack::{
         CtKey4, CtKey6, CtValue, DIR_IN, FLAG_ANSWERED, FLAG_RX_CLOSING, FLAG_TX_CLOSING,
-        NAME_ANY4, NAME_ANY6, NAME_TCP4, NAME_TCP6, RELATED, SERVICE,
+        NAME_ANY4, NAME_ANY6, NAME_TCP4, NAME_TCP6, REFUSED, RELATED, SERVICE,
     },
     lxc::{self, FLAG_HOST, LxcKey, LxcValue},
     quota::{self, held_index, held_map},
@@ -101,20 +105,14 @@ fn unread(error: &MapError) {
 struct Scan<'a> {
     maps: &'a Globals,
     now: u32,
-    endpoints: HashMap<IpAddr, u16>,
+    endpoints: Addresses,
     counts: Map<u32, u32>,
     alive: Vec<(IpAddr, IpAddr)>,
 }
 
 impl<'a> Scan<'a> {
     fn begin(maps: &'a Globals, now: u32) -> Result<Self, MapError> {
-        let lxc: Map<LxcKey, LxcValue> =
-            Map::open(&maps.path(lxc::NAME), MapKind::Hash, Access::ReadOnly)?;
-        let endpoints = lxc.entries()?.found.into_iter();
-        let endpoints = endpoints
-            .filter(|(_, value)| value.flags & FLAG_HOST == 0)
-            .map(|(key, value)| (address(&key), value.lxc_id))
-            .collect();
+        let endpoints = Addresses::read(maps)?;
         let counts = maps.path(quota::HELD_NAME);
         Ok(Self {
             maps,
@@ -130,12 +128,10 @@ impl<'a> Scan<'a> {
         let path = self.maps.path(name);
         let map: Map<K, CtValue> = Map::open(&path, MapKind::LruHash, Access::ReadWrite)?;
         let entries = map.entries()?;
-        let mut held: HashMap<u16, u32> = self
-            .endpoints
-            .values()
-            .map(|endpoint| (*endpoint, 0))
-            .collect();
+        let ids = self.endpoints.ids.iter();
+        let mut held: HashMap<u16, u32> = ids.map(|endpoint| (*endpoint, 0)).collect();
         let mut used = 0;
+        let mut left = Vec::new();
         for (key, value) in &entries.found {
             // As the programs compare: it lives to the end of its last second.
             if value.lifetime < self.now {
@@ -147,23 +143,85 @@ impl<'a> Scan<'a> {
             }
             used += 1;
             let (endpoint, remote, flags) = key.sides();
-            if flags & (DIR_IN | RELATED | SERVICE) == 0 {
+            if self.endpoints.have_lost(endpoint, value) {
+                left.push(*key);
+                continue;
+            }
+            // Policy refuses the flow, so it keeps no expired address open.
+            let refused = value.last_rx_report != 0 && value.last_tx_report == REFUSED;
+            if !refused && flags & (DIR_IN | RELATED | SERVICE) == 0 {
                 self.alive.push((endpoint, remote));
             }
             let answered = value.flags & FLAG_ANSWERED != 0 && value.flags & CLOSED != CLOSED;
             if answered
-                && let Some(endpoint) = self.endpoints.get(&endpoint)
+                && let Some(endpoint) = self.endpoints.of.get(&endpoint)
                 && let Some(held) = held.get_mut(endpoint)
             {
                 *held += 1;
             }
         }
+        self.remove_left(&map, &left)?;
         for (endpoint, held) in held {
             self.counts.set(&held_index(endpoint, number), &held)?;
         }
         let free = map.max_entries().saturating_sub(used);
         self.counts.set(&held_index(0, number), &free)?;
         Ok(entries.complete)
+    }
+
+    /// Removes entries that no endpoint has. An endpoint may have come during the walk.
+    fn remove_left<K: Tuple>(&mut self, map: &Map<K, CtValue>, left: &[K]) -> Result<(), MapError> {
+        if left.is_empty() {
+            return Ok(());
+        }
+        self.endpoints = Addresses::read(self.maps)?;
+        for key in left {
+            let value = map.get(key)?;
+            if value.is_some_and(|value| self.endpoints.have_lost(key.sides().0, &value)) {
+                map.remove(key)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The endpoints of this node, as the programs have them.
+#[derive(Default)]
+struct Addresses {
+    of: HashMap<IpAddr, u16>,
+    ids: HashSet<u16>,
+}
+
+impl Addresses {
+    fn read(maps: &Globals) -> Result<Self, MapError> {
+        let lxc: Map<LxcKey, LxcValue> =
+            Map::open(&maps.path(lxc::NAME), MapKind::Hash, Access::ReadOnly)?;
+        let mut found = Self::default();
+        for (key, value) in lxc.entries()?.found {
+            if value.flags & FLAG_HOST == 0 {
+                found.of.insert(address(&key), value.lxc_id);
+                found.ids.insert(value.lxc_id);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether the connection belongs to an endpoint that is gone, or that has the address no
+    /// longer. An entry of an earlier release does not name its endpoint, and link-local addresses
+    /// are in no table.
+    /// Without any endpoint nothing is lost: the table may be another one.
+    fn have_lost(&self, endpoint: IpAddr, value: &CtValue) -> bool {
+        if self.ids.is_empty() {
+            return false;
+        }
+        let owner = value.last_rx_report;
+        let is_known = |id: u16| owner == 0 || owner == u32::from(id);
+        match endpoint {
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => {
+                owner != 0 && !self.ids.iter().any(|id| owner == u32::from(*id))
+            }
+            _ => !self.of.get(&endpoint).is_some_and(|id| is_known(*id)),
+        }
     }
 }
 
@@ -194,5 +252,37 @@ mod tests {
         assert_eq!(key.sides(), (pod, remote, DIR_OUT));
         key.flags = DIR_IN;
         assert_eq!(key.sides(), (remote, pod, DIR_IN));
+    }
+
+    #[test]
+    fn a_connection_is_lost_if_its_endpoint_has_the_address_no_longer() {
+        let pod = IpAddr::from([10, 0, 0, 1]);
+        let near: IpAddr = "fe80::a".parse().unwrap();
+        let endpoints = Addresses {
+            of: HashMap::from([(pod, 7)]),
+            ids: HashSet::from([7]),
+        };
+        // Address, owner, whether it is lost. Owner 0: of an earlier release.
+        let rows = [
+            (pod, 7, false),
+            (pod, 0, false),
+            (pod, 8, true),
+            (IpAddr::from([10, 0, 0, 2]), 0, true),
+            (IpAddr::from([10, 0, 0, 2]), 7, true),
+            (near, 0, false),
+            (near, 7, false),
+            (near, 8, true),
+        ];
+        for (address, owner, lost) in rows {
+            let value = CtValue {
+                last_rx_report: owner,
+                ..CtValue::default()
+            };
+            assert_eq!(
+                endpoints.have_lost(address, &value),
+                lost,
+                "{address} {owner}"
+            );
+        }
     }
 }

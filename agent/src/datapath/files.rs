@@ -13,6 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nix::fcntl::OFlag;
 use shared_maps::EndpointId;
 
 use super::plan::{Datapath, Step, StepError};
@@ -145,21 +146,70 @@ pub(crate) fn write_atomic(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(TEMPORARY);
     let temporary = PathBuf::from(temporary);
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&temporary)?;
+    let mut file = create(&temporary)?;
     file.write_all(text)?;
     file.sync_all()?;
     fs::rename(&temporary, path)?;
     sync_dir(dir)
 }
 
+/// Makes an empty file, or empties the one that is there. A pipe, a socket or a link in its place is
+/// removed: opening a pipe would wait for a reader.
+pub(crate) fn create(path: &Path) -> io::Result<File> {
+    if let Ok(found) = fs::symlink_metadata(path)
+        && !found.is_file()
+        && !found.is_dir()
+    {
+        fs::remove_file(path)?;
+    }
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(NO_WAIT.bits())
+        .open(path)
+}
+
+/// How files are opened that should be regular ones: a pipe does not wait for its other end, and a
+/// link is not followed.
+const NO_WAIT: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOFOLLOW);
+
+/// Names that are tried for a file that is set aside.
+const ASIDES: u32 = 16;
+
+/// Moves an unusable file out of the way, to the path with `.corrupt`. Gives its new path. A file
+/// that was set aside before is replaced; a directory that was is not.
+pub(crate) fn set_aside(path: &Path) -> io::Result<PathBuf> {
+    let mut last = None;
+    for number in 0..ASIDES {
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(match number {
+            0 => ".corrupt".to_owned(),
+            number => format!(".corrupt.{number}"),
+        });
+        let aside = PathBuf::from(aside);
+        match fs::rename(path, &aside) {
+            Ok(()) => return Ok(aside),
+            Err(error) => match error.kind() {
+                io::ErrorKind::IsADirectory
+                | io::ErrorKind::NotADirectory
+                | io::ErrorKind::DirectoryNotEmpty
+                | io::ErrorKind::AlreadyExists => last = Some(error),
+                _ => return Err(error),
+            },
+        }
+    }
+    Err(last.unwrap_or_else(|| io::ErrorKind::AlreadyExists.into()))
+}
+
 /// Appends to a file that exists. After an error a part of the text may be there.
 fn append(path: &Path, text: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().append(true).open(path)?;
+    let mut options = OpenOptions::new();
+    let mut file = options
+        .append(true)
+        .custom_flags(NO_WAIT.bits())
+        .open(path)?;
     file.write_all(text)?;
     file.sync_data()
 }
@@ -194,6 +244,28 @@ mod tests {
         write_atomic(&path, b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert!(!dir.path().join("f.new").exists());
+    }
+
+    #[test]
+    fn a_pipe_or_a_directory_in_the_way_neither_delays_a_write_nor_keeps_its_name() {
+        use nix::{sys::stat::Mode, unistd::mkfifo};
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        for path in [&path, &dir.path().join("f.new")] {
+            mkfifo(path, Mode::S_IRWXU).unwrap();
+        }
+        assert!(append(&path, b"text").is_err(), "a pipe without a reader");
+        let aside = set_aside(&path).unwrap();
+        assert_eq!(aside, dir.path().join("f.corrupt"));
+        write_atomic(&path, b"text").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"text");
+        // A directory does not replace the pipe that was set aside.
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert_eq!(set_aside(&path).unwrap(), dir.path().join("f.corrupt.1"));
+        write_atomic(&path, b"text").unwrap();
+        assert_eq!(set_aside(&path).unwrap(), aside);
     }
 
     #[test]

@@ -8,8 +8,10 @@ use aya::programs::{
     tc::{SchedClassifierLink, TcAttachOptions},
 };
 use daemon::steering_program::{self as steering, tail};
-use nix::{errno::Errno, net::if_::if_indextoname};
-use shared_maps::user::{Direction, LinkPlace, PinnedLink, program_name, tcx_chain};
+use nix::errno::Errno;
+use shared_maps::user::{
+    Direction, InterfaceNames, LinkPlace, PinnedLink, program_name, tcx_chain,
+};
 
 use super::{
     map_query::ProgramFault,
@@ -117,10 +119,9 @@ fn attach(
         place,
         reason: tail(error),
     };
-    let name = if_indextoname(ifindex)
-        .map_err(|error| attach(format!("interface {ifindex}"), &error))?
-        .to_string_lossy()
-        .into_owned();
+    let name = InterfaceNames::open()
+        .and_then(|names| names.name(ifindex))
+        .map_err(|error| attach(format!("interface {ifindex}"), &error))?;
     let place = || format!("interface {ifindex} ({name})");
     if program.fd().is_err() {
         // Loading it once more failed before.

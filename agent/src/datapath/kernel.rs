@@ -5,6 +5,7 @@ use std::{
     fs, io,
     os::unix::fs::PermissionsExt as _,
     path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -22,6 +23,7 @@ use shared_maps::{
     redirect, steering,
     user::{Access, Globals, Map, MapError, MapKind, Record, possible_cpus},
 };
+use tokio::sync::Notify;
 
 use super::{
     map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
@@ -155,6 +157,10 @@ pub struct KernelDatapath {
     attached: HashMap<EndpointId, [u32; 2]>,
     /// When notes are to be swept at the end of a plan; none if no programs were detached.
     sweep_due: Option<Instant>,
+    /// Notified after a plan that took an address from an endpoint.
+    freed: Option<Arc<Notify>>,
+    /// Whether the plan under way did so.
+    frees: bool,
     /// Number of the steering program.
     steering: u32,
     files: Box<dyn Datapath>,
@@ -209,6 +215,8 @@ impl KernelDatapath {
             programs,
             attached: HashMap::new(),
             sweep_due: None,
+            freed: None,
+            frees: false,
             steering,
             files,
         })
@@ -358,6 +366,7 @@ impl Datapath for KernelDatapath {
             }
             Step::SetLxc(key, value) => Ok(self.lxc.set(key, value)?),
             Step::UnsetLxc(key) => {
+                self.frees = true;
                 self.lxc.remove(key)?;
                 Ok(())
             }
@@ -379,7 +388,16 @@ impl Datapath for KernelDatapath {
         }
     }
 
+    fn tell_freed_addresses(&mut self, freed: Arc<Notify>) {
+        self.freed = Some(freed);
+    }
+
     fn end_plan(&mut self) {
+        if std::mem::take(&mut self.frees)
+            && let Some(freed) = &self.freed
+        {
+            freed.notify_one();
+        }
         if self.sweep_due.is_none_or(|due| due > Instant::now()) {
             return;
         }

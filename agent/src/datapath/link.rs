@@ -25,6 +25,9 @@ pub struct Link {
     /// Length of the bridge's IPv6 prefix that the pod's address is in; 0 = none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub on_link_bits: u8,
+    /// The same of IPv4.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub on_link_bits4: u8,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives references")]
@@ -56,6 +59,7 @@ impl Link {
     /// Puts it into the constants of the endpoint's programs.
     pub fn configure(&self, config: &mut EndpointConfig) {
         config.on_link_bits = self.on_link_bits;
+        config.on_link_bits4 = self.on_link_bits4;
         config.bridge_mac = self.bridge_mac.unwrap_or_default();
         fill(&mut config.link_locals, &self.pod);
         fill(&mut config.node_link_locals, &self.node);
@@ -122,6 +126,7 @@ mod tests {
             node: vec![ip("fe80::1")],
             bridge_mac: Some(MAC),
             on_link_bits: 64,
+            on_link_bits4: 24,
         };
         let mut config = EndpointConfig::default();
         link.configure(&mut config);
@@ -133,6 +138,7 @@ mod tests {
             config.node_link_locals[0],
             [0, u32::from_ne_bytes([0, 0, 0, 1])]
         );
-        assert_eq!((config.on_link_bits, config.bridge_mac), (64, MAC));
+        assert_eq!((config.on_link_bits, config.on_link_bits4), (64, 24));
+        assert_eq!(config.bridge_mac, MAC);
     }
 }

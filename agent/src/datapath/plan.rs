@@ -3,6 +3,7 @@
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
     path::PathBuf,
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -13,6 +14,7 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
     user::lxc_address,
 };
+use tokio::sync::Notify;
 
 use super::{
     late_text::LateText,
@@ -171,6 +173,9 @@ pub trait Datapath: Send {
 
     /// The steps of a plan were carried out: does what is done once for all of them.
     fn end_plan(&mut self) {}
+
+    /// `freed` is to be notified after a plan that took an address from an endpoint.
+    fn tell_freed_addresses(&mut self, _freed: Arc<Notify>) {}
 
     /// Reads the entries that `query` names. A datapath without maps has none.
     fn read_entries(&mut self, _query: &MapQuery) -> Result<MapEntries, StepError> {

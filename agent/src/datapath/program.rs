@@ -30,7 +30,9 @@ use shared_maps::{
         CONFIGS, DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, HIGH_INTERFACES, INTERFACES,
         NO_LINK_HEADER, NODE_FLAGS, POLICIES, PROXY_CLOCKS, QUEUES, Queue, QueueItem, TRANSPARENT,
     },
-    fragment, pin,
+    fragment,
+    netfilter::CONNTRACK_LAYOUT,
+    pin,
     policy::{PolicyKey, PolicyValue},
     quota::PACKET_INTERVAL,
     user::{
@@ -43,6 +45,7 @@ use super::{
     closed,
     hook::{Hook, pinned, put, remove},
     interfaces::Begin,
+    kernel_layout,
     map_query::ProgramFault,
     plan::Attachment,
     slots::{SlotMaps, SlotSizes, Slots},
@@ -194,13 +197,34 @@ impl Programs {
         with(loaded.insert(programs))
     }
 
+    /// Loads the programs so that they find the source of packets which this node translated. Where
+    /// the kernel does not allow this, they are loaded without it.
     fn load(&self) -> Result<Loaded, ProgramError> {
+        let reason = match kernel_layout::read() {
+            Ok(layout) => match self.load_for(layout.pack()) {
+                Ok(loaded) => return Ok(loaded),
+                Err(error) => error.to_string(),
+            },
+            Err(error) => error.to_string(),
+        };
+        tracing::warn!(
+            reason,
+            "programs cannot read the kernel's connection tracking: for ingress policy, packets that \
+             this node masquerades come from the world, except those of pods with an interface of their own"
+        );
+        self.load_for(0)
+    }
+
+    /// `layout` is a packed [`Layout`](shared_maps::netfilter::Layout), or 0.
+    fn load_for(&self, layout: u32) -> Result<Loaded, ProgramError> {
+        let layout = layout.to_ne_bytes();
         let flags = u32::from(self.node).to_ne_bytes();
         let interval = self.quotas.packet_interval().to_ne_bytes();
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(self.globals.dir())
             .override_global(NODE_FLAGS, &flags[..], true)
             .override_global(PACKET_INTERVAL, &interval[..], true)
+            .override_global(CONNTRACK_LAYOUT, &layout[..], true)
             .load(OBJECT)
             .map_err(|error| load("all", &error))?;
         let maps = SlotMaps {

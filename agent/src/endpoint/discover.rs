@@ -7,8 +7,10 @@ mod addresses;
 mod attributes;
 mod behind;
 pub(crate) mod bridge;
+mod enter;
 mod leading;
 mod links;
+mod present;
 
 pub(crate) use self::{
     addresses::{Claims, Known},
@@ -16,20 +18,22 @@ pub(crate) use self::{
 };
 
 use std::{
-    fmt, fs, io,
+    fmt, io,
     net::{IpAddr, Ipv6Addr},
     path::{Path, PathBuf},
     pin::pin,
     thread,
 };
 
-use nix::sched::{CloneFlags, setns};
+use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use tokio_stream::StreamExt as _;
 
 use self::{
     addresses::{HostSide, routed_to},
     attributes::{mac_of, name_of, peer_of},
+    enter::enter_netns,
+    present::Present,
 };
 use crate::datapath::link::Link;
 
@@ -100,6 +104,18 @@ pub enum DiscoverError {
     /// The namespace does not exist.
     #[error("{}", no_netns(.0))]
     NoNetns(Netns),
+    /// The file is none of a namespace.
+    #[error(
+        "{path} is no network namespace ({found}): {netns} must name a file of `ip netns add` or of the \
+         container runtime",
+        path = .netns.path().display()
+    )]
+    NotNetns {
+        /// The namespace.
+        netns: Netns,
+        /// What the file is.
+        found: String,
+    },
     /// A name that would leave /run/netns.
     #[error(
         "{0:?} is not a name of a network namespace; give the name as `ip netns list` shows it"
@@ -185,6 +201,18 @@ pub enum DiscoverError {
     },
 }
 
+impl DiscoverError {
+    /// Whether it shows nothing about the interface: it could not be looked for.
+    pub(crate) fn shows_nothing(&self) -> bool {
+        match self {
+            Self::Netlink { .. } => true,
+            // The file is no network namespace.
+            Self::Enter { source, .. } => source.raw_os_error() != Some(Errno::EINVAL as i32),
+            _ => false,
+        }
+    }
+}
+
 fn no_netns(netns: &Netns) -> String {
     match netns {
         Netns::Name(name) => format!(
@@ -247,7 +275,7 @@ pub(crate) fn discover(
         ifindex: inside.peer,
         ifname: host.name,
         addresses: host.addresses,
-        mac: inside.mac,
+        mac: host.pod_mac,
         node_mac: host.mac,
         on_bridge: host.on_bridge,
         link: host.link,
@@ -330,50 +358,6 @@ fn on_thread<T: Send + 'static>(
         .map_err(|_| failed("the thread ended unexpectedly".to_owned()))?
 }
 
-fn enter_netns(netns: &Netns) -> Result<(), DiscoverError> {
-    let file = fs::File::open(netns.path()).map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => DiscoverError::NoNetns(netns.clone()),
-        _ => DiscoverError::Enter {
-            netns: netns.clone(),
-            source,
-        },
-    })?;
-    setns(file, CloneFlags::CLONE_NEWNET).map_err(|errno| DiscoverError::Enter {
-        netns: netns.clone(),
-        source: errno.into(),
-    })
-}
-
-/// Names of interfaces, for an error: a pod can have thousands.
-#[derive(Default)]
-struct Present {
-    names: Vec<String>,
-    more: usize,
-}
-
-impl Present {
-    /// Names that an error gives.
-    const NAMED: usize = 16;
-
-    fn add(&mut self, name: String) {
-        if self.names.len() < Self::NAMED {
-            self.names.push(name);
-        } else {
-            self.more += 1;
-        }
-    }
-}
-
-impl fmt::Display for Present {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.names.join(", "))?;
-        match self.more {
-            0 => Ok(()),
-            more => write!(f, " and {more} more"),
-        }
-    }
-}
-
 #[derive(Clone)]
 struct PodSide {
     index: u32,
@@ -450,6 +434,8 @@ async fn pod_side(
 struct HostInterface {
     name: String,
     mac: [u8; 6],
+    /// The MAC of the pod's interface that counts.
+    pod_mac: [u8; 6],
     /// Addresses that were looked at.
     candidates: Vec<IpAddr>,
     /// Those of them that count.
@@ -471,9 +457,12 @@ async fn host_side(
         ifname: ifname.to_owned(),
         kind: inside.kind.clone(),
     };
-    let link = behind::pair_to(handle, inside.peer, netns, inside.index)
-        .await
-        .ok_or_else(no_peer)?;
+    let failed = |error: io::Error| DiscoverError::Netlink {
+        netns: netns.clone(),
+        reason: error.to_string(),
+    };
+    let link = behind::pair_to(handle, inside.peer, netns, inside.index).await;
+    let link = link.map_err(failed)?.ok_or_else(no_peer)?;
     let master = bridge::master(&link);
     let side = match master {
         Some(_) => HostSide::Port,
@@ -494,20 +483,25 @@ async fn host_side(
         check_bridge(handle, netns, ifname, bridge, &addresses).await?;
     }
     let foreign_master = match master.filter(|_| bridge.is_none()) {
-        Some(master) => Some(bridge::name(handle, master).await),
+        Some(master) => Some(links::name(handle, master).await),
         None => None,
     };
     let mac = mac_of(&link).ok_or_else(no_peer)?;
     let claimed = claims.link_locals(side, inside.peer, &inside.link_locals);
-    let found = links::of(handle, inside, bridge, mac, &claimed, &addresses)
+    let pod_mac = claims.mac(side, inside.peer, inside.mac);
+    let ends = links::Ends {
+        host_side: inside.peer,
+        pod_mac,
+        node_mac: mac,
+        bridge,
+    };
+    let found = links::of(handle, &ends, &claimed, &addresses)
         .await
-        .map_err(|error| DiscoverError::Netlink {
-            netns: netns.clone(),
-            reason: error.to_string(),
-        })?;
+        .map_err(failed)?;
     Ok(HostInterface {
         name: name_of(&link).ok_or_else(no_peer)?,
         mac,
+        pod_mac,
         candidates,
         addresses,
         on_bridge: bridge.is_some(),
@@ -524,13 +518,18 @@ async fn check_bridge(
     bridge: u32,
     addresses: &[IpAddr],
 ) -> Result<(), DiscoverError> {
-    if addresses.is_empty() || bridge::leads_to(handle, bridge, addresses).await {
+    let leads = bridge::leads_to(handle, bridge, addresses).await;
+    let leads = leads.map_err(|error| DiscoverError::Netlink {
+        netns: netns.clone(),
+        reason: error.to_string(),
+    })?;
+    if addresses.is_empty() || leads {
         return Ok(());
     }
     Err(DiscoverError::BridgeWithoutAddress {
         netns: netns.clone(),
         ifname: ifname.to_owned(),
-        bridge: bridge::name(handle, bridge).await,
+        bridge: links::name(handle, bridge).await,
     })
 }
 
@@ -558,18 +557,6 @@ mod tests {
             text.contains("hf-none-such") && text.contains("ip netns list"),
             "{text}"
         );
-    }
-
-    #[test]
-    fn an_error_names_the_first_interfaces_of_thousands() {
-        let shown = |count: usize| {
-            let mut present = Present::default();
-            (0..count).for_each(|i| present.add(format!("eth{i}")));
-            present.to_string()
-        };
-        assert_eq!(shown(2), "eth0, eth1");
-        assert!(shown(16).ends_with(", eth15"));
-        assert!(shown(5000).ends_with(", eth15 and 4984 more"));
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub(crate) struct Endpoint {
     pub ipv6: Option<Ipv6Addr>,
     /// Since when it is this instance; 0 = an earlier run of the agent.
     pub since: BootTime,
+    /// Addresses that it had, the latest last.
+    pub former: Vec<FormerAddress>,
     /// Known only from an earlier run so far.
     pub restored: bool,
     /// Policy map as far as planned; none = there is no map.
@@ -46,6 +48,16 @@ pub(crate) struct Endpoint {
     /// Revision its policy map realises.
     pub policy_revision: u64,
 }
+
+/// An address that an endpoint had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FormerAddress {
+    address: IpAddr,
+    until: BootTime,
+}
+
+/// Addresses that an endpoint had and that are remembered: of its latest two changes.
+const FORMER: usize = 4;
 
 /// Entries that are not as they shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +98,38 @@ impl Endpoint {
     pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let v4 = self.ipv4.map(IpAddr::V4).into_iter();
         v4.chain(self.ipv6.map(IpAddr::V6))
+    }
+
+    /// Replaces its addresses at the time `now`.
+    pub(crate) fn set_addresses(&mut self, addresses: impl Iterator<Item = IpAddr>, now: BootTime) {
+        let before: Vec<IpAddr> = self.addresses().collect();
+        (self.ipv4, self.ipv6) = (None, None);
+        for address in addresses {
+            match address {
+                IpAddr::V4(v4) => self.ipv4 = Some(v4),
+                IpAddr::V6(v6) => self.ipv6 = Some(v6),
+            }
+        }
+        let lost: Vec<IpAddr> = before
+            .into_iter()
+            .filter(|address| self.addresses().all(|now| now != *address))
+            .collect();
+        let lost = lost.into_iter();
+        self.former.extend(lost.map(|address| FormerAddress {
+            address,
+            until: now,
+        }));
+        let more = self.former.len().saturating_sub(FORMER);
+        self.former.drain(..more);
+    }
+
+    /// Whether it had this address at that time.
+    pub(crate) fn had(&self, address: IpAddr, at: BootTime) -> bool {
+        self.addresses().any(|now| now == address)
+            || self
+                .former
+                .iter()
+                .any(|former| former.address == address && at <= former.until)
     }
 
     /// Value of each of its entries in `cilium_lxc`.

@@ -1,7 +1,7 @@
 //! Changes of the node's interfaces and routes, as the kernel reports them (RTNLGRP_LINK and the
 //! groups of routes).
 
-use std::{collections::HashMap, io, sync::Arc, time::Duration};
+use std::collections::HashMap;
 
 use rtnetlink::{
     MulticastGroup,
@@ -11,21 +11,26 @@ use rtnetlink::{
         link::{LinkAttribute, LinkMessage},
     },
 };
-use tokio::sync::Notify;
-use tokio_stream::StreamExt as _;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-const GROUPS: [MulticastGroup; 3] = [
-    MulticastGroup::Link,
-    MulticastGroup::Ipv4Route,
-    MulticastGroup::Ipv6Route,
-];
-/// Pause before the next attempt to subscribe.
-const AGAIN: Duration = Duration::from_secs(5);
+use crate::netlink_events::{NetlinkEvents, Subscription};
+
+const SUBSCRIPTION: Subscription = Subscription {
+    groups: &[
+        MulticastGroup::Link,
+        MulticastGroup::Ipv4Route,
+        MulticastGroup::Ipv6Route,
+    ],
+    filter: || {
+        let mut known = HashMap::new();
+        Box::new(move |message| changes(&mut known, message))
+    },
+    instead: "the agent polls for new pods",
+};
 
 /// Tells that interfaces or routes changed.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LinkEvents(Arc<Notify>);
+pub(crate) struct LinkEvents(NetlinkEvents);
 
 /// What of an interface decides where a pod is.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -55,51 +60,12 @@ impl Shape {
 impl LinkEvents {
     /// Subscribes until stopped. While that fails, no event comes.
     pub(crate) fn watch(tasks: &TaskTracker, stop: CancellationToken) -> Self {
-        let events = Self::default();
-        let own = events.clone();
-        tasks.spawn(async move {
-            loop {
-                let ended = tokio::select! {
-                    ended = own.follow() => ended,
-                    () = stop.cancelled() => return,
-                };
-                if let Err(error) = ended {
-                    tracing::warn!(%error, "cannot receive events of interfaces; the agent polls for new pods");
-                }
-                // Changes were missed.
-                own.0.notify_one();
-                tokio::select! {
-                    () = tokio::time::sleep(AGAIN) => {}
-                    () = stop.cancelled() => return,
-                }
-            }
-        });
-        events
+        Self(NetlinkEvents::watch(SUBSCRIPTION, tasks, stop))
     }
 
     /// Returns when something changed since the last call.
     pub(crate) async fn changed(&self) {
-        self.0.notified().await;
-    }
-
-    async fn follow(&self) -> io::Result<()> {
-        let (connection, _handle, mut messages) = rtnetlink::new_multicast_connection(&GROUPS)?;
-        let mut connection = std::pin::pin!(connection);
-        let mut known = HashMap::new();
-        loop {
-            tokio::select! {
-                biased;
-                message = messages.next() => match message {
-                    Some((message, _)) => {
-                        if changes(&mut known, message) {
-                            self.0.notify_one();
-                        }
-                    }
-                    None => return Ok(()),
-                },
-                () = &mut connection => return Ok(()),
-            }
-        }
+        self.0.changed().await;
     }
 }
 

@@ -16,6 +16,7 @@ pub(crate) mod dir;
 mod document;
 mod follow;
 mod gated;
+mod interfaces;
 mod look;
 pub(crate) mod polls;
 mod processes;
@@ -26,28 +27,30 @@ pub use self::document::{EndpointDocument, EndpointError};
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ffi::CString,
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use nix::net::if_::if_indextoname;
+use daemon::lookup::Lookup;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use self::{
-    cli::{Added, CliFile},
+    cli::CliFile,
     cni::CniFile,
     gated::Gated,
+    interfaces::{Interfaces, NamespaceId, namespace_id},
     look::Looked,
     processes::Processes,
     retries::Retries,
     taken_in::TakenIn,
 };
 use super::discover::{Netns, bridge};
-use crate::{datapath::closed::Gate, endpoint::spec::EndpointSpec, source_event::SourceEvent};
+use crate::{
+    datapath::closed::Gate, document_dir::DocumentDir, endpoint::spec::EndpointSpec,
+    source_event::SourceEvent,
+};
 
 /// A document that is not in force, and why: for `status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,10 +81,12 @@ type Deliver = dyn Fn(SourceEvent<EndpointSpec>) + Send + Sync;
 pub struct EndpointBook {
     state: Mutex<State>,
     deliver: Box<Deliver>,
+    /// Lists in the state directory that could not be used, and what became of them.
+    damaged: Vec<String>,
 }
 
 struct State {
-    dir: Option<PathBuf>,
+    dir: Option<DocumentDir>,
     file: CliFile,
     pods: CniFile,
     documents: BTreeMap<String, EndpointDocument>,
@@ -101,6 +106,7 @@ struct State {
     passing: bool,
     processes: Processes,
     retries: Retries,
+    interfaces: Interfaces,
     gated: Gated,
     /// The first listing is not complete.
     starting: bool,
@@ -118,10 +124,6 @@ struct Found {
     superseded: bool,
 }
 
-/// Device and inode of a network namespace. An inode may be used again once the namespace is
-/// gone, and its interfaces with it.
-type NamespaceId = (u64, u64);
-
 impl EndpointBook {
     /// Of a directory and the list of endpoints added by command, which is
     /// read here. `restored` are the endpoints of the last run on this boot. `gate` closes
@@ -135,15 +137,9 @@ impl EndpointBook {
         deliver: impl Fn(SourceEvent<EndpointSpec>) + Send + Sync + 'static,
     ) -> Result<Arc<Self>, EndpointError> {
         let pods = CniFile::in_dir(file.dir());
-        let mut documents = match file.read()? {
-            Added::Documents(documents) => documents,
-            Added::Damaged => {
-                let documents = cli::recovered(&restored);
-                file.write(documents.iter())?;
-                documents
-            }
-        };
-        documents.extend(pods.read(&restored)?);
+        let mut damaged = Vec::new();
+        let mut documents = file.read_or_recover(&restored, &mut damaged)?;
+        documents.extend(pods.read(&restored, &mut damaged)?);
         let found = restored.into_iter().map(|spec| {
             let found = Found {
                 namespace: None,
@@ -153,10 +149,11 @@ impl EndpointBook {
             };
             (found.spec.key.clone(), found)
         });
+        let interfaces = Interfaces::default();
         Ok(Arc::new(Self {
             state: Mutex::new(State {
-                dir,
-                processes: Processes::open(file.dir()),
+                dir: dir.map(|dir| dir::open(&dir, file.dir(), &mut damaged)),
+                processes: Processes::open(file.dir(), &mut damaged),
                 file,
                 pods,
                 stale: documents.keys().cloned().collect(),
@@ -169,13 +166,20 @@ impl EndpointBook {
                 unresolved: BTreeMap::new(),
                 passing: false,
                 retries: Retries::default(),
-                gated: Gated::new(gate),
+                gated: Gated::new(gate, interfaces.clone()),
+                interfaces,
                 starting: true,
                 looked: Looked::default(),
                 taken_in: TakenIn::default(),
             }),
             deliver: Box::new(deliver),
+            damaged,
         }))
+    }
+
+    /// Lists in the state directory that could not be used at the start, and what became of them.
+    pub(crate) fn damaged(&self) -> &[String] {
+        &self.damaged
     }
 
     /// The first full listing.
@@ -228,12 +232,21 @@ impl EndpointBook {
         self.state.lock().gated.len()
     }
 
+    /// Why interfaces of endpoints cannot be looked for, and what holds meanwhile.
+    pub(crate) fn blind(&self) -> Option<String> {
+        let failure = self.state.lock().interfaces.failure()?;
+        Some(format!(
+            "the agent cannot see whether interfaces of endpoints are there ({failure}): every \
+             endpoint stays as it is until it can; see LimitNOFILE= of its unit, and the log"
+        ))
+    }
+
     /// Adds an endpoint by command. It is on disk before the core receives it.
     pub fn add(&self, document: EndpointDocument) -> Result<EndpointSpec, EndpointError> {
         let netns = document.check()?;
         let key = cli::key(&netns, &document.ifname);
         let before = self.state.lock().still_there(&key);
-        let namespace = namespace_id(&netns);
+        let namespace = namespace_id(&netns).found();
         // The operator means the process that has this number now.
         let before = before.filter(|_| document.pid.is_none());
         let spec = document.resolve(&key, before.as_ref())?;
@@ -244,13 +257,17 @@ impl EndpointBook {
     fn enter(
         &self,
         key: &str,
-        document: EndpointDocument,
+        mut document: EndpointDocument,
         netns: &Netns,
         spec: EndpointSpec,
         namespace: Option<NamespaceId>,
     ) -> Result<EndpointSpec, EndpointError> {
         let mut state = self.state.lock();
         let former = state.former(key, &document, netns, spec.ifindex)?;
+        let of_before = former
+            .as_ref()
+            .and_then(|former| state.documents.get(former));
+        document.taken_in = document.taken_in.or_else(|| of_before?.taken_in);
         let pid = document.pid;
         let replaced = state.documents.insert(key.to_owned(), document);
         let removed = former.and_then(|former| state.documents.remove_entry(&former));
@@ -381,10 +398,23 @@ impl State {
                     || self.torn.contains(dir::file_of(key))))
     }
 
-    /// Where an endpoint was found, if that interface is still there.
+    /// Where an endpoint was found, unless that interface is known to be gone.
     fn still_there(&self, key: &str) -> Option<EndpointSpec> {
         let found = self.found.get(key).filter(|found| !found.superseded)?;
-        found.interface_exists().then(|| found.spec.clone())
+        let is_gone = self.interface_of(found).is_gone();
+        (!is_gone).then(|| found.spec.clone())
+    }
+
+    /// The interface of an endpoint. If one with another name has its number, the endpoint's programs
+    /// tell: with them it was only renamed.
+    fn interface_of(&self, found: &Found) -> Lookup<()> {
+        let ifindex = found.spec.ifindex;
+        match self.interfaces.name(ifindex) {
+            Lookup::Found(name) if name == found.spec.ifname => Lookup::Found(()),
+            Lookup::Found(_) if self.gated.is_under_policy(ifindex) => Lookup::Found(()),
+            Lookup::Found(_) | Lookup::Gone => Lookup::Gone,
+            Lookup::Unknown(error) => Lookup::Unknown(error),
+        }
     }
 
     /// Whether a document names a process by number, and the interface that was found by it is
@@ -397,14 +427,15 @@ impl State {
         let netns = Netns::Pid(pid).to_string();
         let found = self.found.get(key);
         match found.filter(|found| found.spec.netns == netns) {
-            Some(found) => interface_name(found.spec.ifindex).is_none(),
+            Some(found) => self.interfaces.name(found.spec.ifindex).is_gone(),
             None => cli::is_key(key) || self.ended.contains(key),
         }
     }
 
     fn refresh(&mut self, deliver: &Deliver) {
-        if let Some(dir) = self.dir.clone() {
-            self.reread(&dir);
+        if let Some(mut dir) = self.dir.take() {
+            self.reread(&mut dir);
+            self.dir = Some(dir);
         }
         self.forget_ended_pods(deliver);
         let unwanted = self.found.keys().filter(|key| !self.is_wanted(key));
@@ -416,7 +447,7 @@ impl State {
             let found = self.found.get(&key);
             let settled = found.is_some_and(|found| {
                 let is_bridged = |ports: &BTreeSet<u32>| ports.contains(&found.spec.ifindex);
-                found.is_settled(self.documents.get(&key))
+                found.is_settled(&self.interfaces, self.documents.get(&key))
                     && bridged
                         .as_ref()
                         .is_none_or(|ports| is_bridged(ports) == found.spec.on_bridge)
@@ -436,15 +467,14 @@ impl State {
         self.forget_unwanted();
     }
 
-    fn reread(&mut self, dir: &Path) {
-        let read = match dir::read(dir) {
+    fn reread(&mut self, dir: &mut DocumentDir) {
+        let known = self.documents.keys().chain(self.found.keys());
+        let read = match dir::read(dir, known) {
             Ok(read) => read,
             Err(error) => {
-                let reason = format!(
-                    "the directory cannot be read: {error}; make it readable; endpoints keep \
-                     their last policy"
-                );
-                self.note(&dir.display().to_string(), &reason);
+                let path = dir.path();
+                let reason = format!("the directory {error}; {}", error.remedy(path));
+                self.note(&path.display().to_string(), &reason);
                 return;
             }
         };
@@ -484,35 +514,22 @@ impl State {
 }
 
 impl Found {
-    /// Whether the host-side interface is still the one that was found.
-    fn interface_exists(&self) -> bool {
-        let name = interface_name(self.spec.ifindex);
-        name.is_some_and(|name| name.to_str() == Ok(self.spec.ifname.as_str()))
-    }
-
-    /// Whether the interface is there, and the document's namespace is the one where it was
-    /// found.
-    fn is_settled(&self, document: Option<&EndpointDocument>) -> bool {
+    /// Whether nothing shows that the interface is gone or renamed, or that the document's namespace is
+    /// another one than where it was found.
+    fn is_settled(&self, interfaces: &Interfaces, document: Option<&EndpointDocument>) -> bool {
         let netns = document.and_then(|document| document.namespace().ok());
-        let now = netns.as_ref().and_then(namespace_id);
-        let replaced = matches!((self.namespace, now), (Some(then), Some(now)) if then != now);
-        !replaced && !self.superseded && self.interface_exists()
+        let now = netns.map(|netns| namespace_id(&netns));
+        let replaced = matches!(
+            (self.namespace, now),
+            (Some(then), Some(Lookup::Found(now))) if then != now
+        );
+        let in_place = match interfaces.name(self.spec.ifindex) {
+            Lookup::Found(name) => name == self.spec.ifname,
+            Lookup::Gone => false,
+            Lookup::Unknown(_) => true,
+        };
+        in_place && !replaced && !self.superseded
     }
-}
-
-/// The name of an interface; nix gives an empty one where there is none.
-fn interface_name(ifindex: u32) -> Option<CString> {
-    let name = if_indextoname(ifindex).ok()?;
-    (!name.is_empty()).then_some(name)
-}
-
-/// Which namespace a name stands for now. A process that ended names none.
-fn namespace_id(netns: &Netns) -> Option<NamespaceId> {
-    if let Netns::Pid(_) = netns {
-        return None;
-    }
-    let file = std::fs::metadata(netns.path()).ok()?;
-    Some((file.dev(), file.ino()))
 }
 
 #[cfg(test)]

@@ -52,6 +52,16 @@ impl NameSelectors {
         Some(matcher)
     }
 
+    /// How many selectors there are.
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
     /// Removes a selector; gives its matcher.
     pub fn remove(&mut self, selector: &FqdnSelector) -> Option<SelectorMatcher> {
         if !self.known.remove(selector) {

@@ -1,8 +1,9 @@
 //! Names that are open before a pod looks them up (`--tofqdns-pre-cache`): a JSON array in the
 //! format of Cilium's DNS cache, like `DNSHistory` of an `ep_config.json`.
 
-use std::{collections::HashSet, fs, net::IpAddr, path::Path};
+use std::{collections::HashSet, net::IpAddr, path::Path};
 
+use daemon::regular_file::{self, FileError};
 use dns_policy::{name::Fqdn, wall_time};
 use serde::Deserialize;
 use serde_json::Value;
@@ -32,7 +33,7 @@ pub struct PreCached {
 pub(crate) enum PreCacheError {
     /// It cannot be read.
     #[error("cannot be read: {0}; correct the flag or the file, and restart the agent")]
-    Read(#[from] std::io::Error),
+    Read(#[from] FileError),
     /// Not JSON, or no array.
     #[error(
         "is not a JSON array ({0}); no entry of it is used: write [{{\"fqdn\": …, \"expiration-time\": …, \"ips\": […]}}, …]"
@@ -61,7 +62,7 @@ struct Entry {
 
 /// Reads a file: what can be used of it, and what is wrong with the rest.
 pub(crate) fn read(path: &Path) -> (Vec<PreCached>, Option<PreCacheError>) {
-    match fs::read(path) {
+    match regular_file::read(path) {
         Ok(text) => parse(&text),
         Err(error) => (Vec::new(), Some(error.into())),
     }

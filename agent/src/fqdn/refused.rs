@@ -7,9 +7,34 @@ use std::{fmt, net::IpAddr, str::FromStr};
 
 use ipnet::IpNet;
 
-/// What is refused by default: link-local addresses, among them the metadata services of clouds,
-/// and the metadata address that is not link-local.
-pub(crate) const DEFAULT: [&str; 3] = ["169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128"];
+use super::embedded;
+
+/// What is refused by default: link-local addresses, among them the metadata services of most clouds,
+/// and the addresses of services that are not link-local and give a machine its metadata or
+/// credentials. docs/src/names.md has the source of each.
+pub(crate) const DEFAULT: [&str; 12] = [
+    // AWS (and its Pod Identity agent at .23), Azure, Google, Oracle, OpenStack, DigitalOcean,
+    // Hetzner, IBM, Tencent (.0.23) and Scaleway (.42.42).
+    "169.254.0.0/16",
+    "fe80::/10",
+    // AWS: instance metadata, and the Pod Identity agent of EKS.
+    "fd00:ec2::254/128",
+    "fd00:ec2::23/128",
+    // Google.
+    "fd20:ce::254/128",
+    // Azure's WireServer.
+    "168.63.129.16/32",
+    // Alibaba.
+    "100.100.100.200/32",
+    "fd00:100::100:200/128",
+    // Oracle, and Oracle Classic.
+    "fd00:c1::a9fe:a9fe/128",
+    "192.0.0.192/32",
+    // Scaleway.
+    "fd00:42::42/128",
+    // Linode.
+    "fd00:a9fe:a9fe::1/128",
+];
 
 /// Prefixes that are refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,14 +46,21 @@ impl RefusedPrefixes {
         Self(Vec::new())
     }
 
-    /// The prefix that covers an address, if it is refused.
+    /// The prefix that covers an address, or the IPv4 address within it, if it is refused.
     pub fn covering(&self, address: IpAddr) -> Option<IpNet> {
-        self.0.iter().copied().find(|net| net.contains(&address))
+        let within = match address {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(v6) => Some(embedded::ipv4_in(v6).map(IpAddr::V4)),
+        };
+        let mut all = std::iter::once(address).chain(within.into_iter().flatten());
+        all.find_map(|address| self.0.iter().copied().find(|net| net.contains(&address)))
     }
 
     /// Whether each address of a prefix is refused.
     pub fn covers(&self, prefix: IpNet) -> bool {
-        self.0.iter().any(|net| net.contains(&prefix))
+        let is_address = prefix.prefix_len() == prefix.max_prefix_len();
+        is_address && self.covering(prefix.addr()).is_some()
+            || self.0.iter().any(|net| net.contains(&prefix))
     }
 
     /// From the values of the flag: prefixes, or `none` alone.
@@ -104,6 +136,12 @@ mod tests {
             "169.254.20.10",
             "fe80::1",
             "fd00:ec2::254",
+            "fd00:ec2::23",
+            "fd20:ce::254",
+            "168.63.129.16",
+            "100.100.100.200",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:42::42",
         ] {
             assert!(
                 default.covering(address.parse().unwrap()).is_some(),
@@ -116,6 +154,22 @@ mod tests {
                 None,
                 "{address}"
             );
+        }
+    }
+
+    #[test]
+    fn ipv6_forms_of_a_refused_ipv4_address_are_refused() {
+        let default = RefusedPrefixes::default();
+        let within = |v4: &str| embedded::with(v4.parse().unwrap());
+        for v4 in ["169.254.169.254", "168.63.129.16", "100.100.100.200"] {
+            for address in within(v4).into_iter().map(IpAddr::V6) {
+                assert!(default.covering(address).is_some(), "{address}");
+                assert!(default.covers(IpNet::from(address)), "{address}");
+                assert_eq!(RefusedPrefixes::none().covering(address), None);
+            }
+        }
+        for address in within("93.184.216.34").into_iter().map(IpAddr::V6) {
+            assert_eq!(default.covering(address), None, "{address}");
         }
     }
 

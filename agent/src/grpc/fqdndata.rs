@@ -12,8 +12,9 @@ mod reports;
 mod sent_rules;
 mod state;
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
+use daemon::{guests::Activity, peer::Peer as Who, tcp_owner::TcpOwners};
 use dns_policy::boot_time::BootTime;
 use fqdn_proto::fqdndata::{
     FqdnMapping, PolicyState, PolicyStateResponse, ResponseCode, UpdateMappingResponse,
@@ -22,15 +23,16 @@ use fqdn_proto::fqdndata::{
 use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     sync::{Mutex as AsyncMutex, mpsc, watch},
     time::{Instant, sleep, sleep_until},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::{Request, Response, Status, Streaming, transport::server::TcpIncoming};
+use tonic::{Request, Response, Status, Streaming};
 
 use self::{reports::Reports, sent_rules::SentRules};
+use super::bounded::{Bounded, Places};
 use crate::{
     core::Directory,
     proxies::{Proxies, RulesTable, StreamGuard, StreamKind},
@@ -48,6 +50,10 @@ const LIMIT: usize = (4 << 20) - 1024;
 const MAX_REQUEST: usize = 1 << 20;
 /// Requests of one connection at a time.
 const MAX_STREAMS: u32 = 256;
+/// Connections waiting to be taken over by the server.
+const ACCEPTED: usize = 16;
+/// Pause after a failed accept: the process may be out of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Looks until rules and directory are of one time, while much is learned.
 const TRIES: usize = 2;
 /// Directories in the time between two snapshots, whatever number of streams there is.
@@ -83,6 +89,7 @@ pub struct FqdnDataService {
     core: CoreHandle,
     proxies: Proxies,
     reports: Arc<Reports>,
+    places: Places,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -120,9 +127,16 @@ impl FqdnDataService {
             core,
             proxies,
             reports,
+            places: Places::default(),
             tasks,
             stop,
         }
+    }
+
+    /// With other limits on connections.
+    #[must_use]
+    pub fn with_places(self, places: Places) -> Self {
+        Self { places, ..self }
     }
 
     /// Replaces the timings.
@@ -134,14 +148,22 @@ impl FqdnDataService {
     /// Serves connections of `listener` until stopped.
     pub async fn serve(self, listener: TcpListener) {
         let stop = self.stop.clone();
-        // Answers wait for each small message of these connections.
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        let (sender, incoming) = mpsc::channel::<Incoming>(ACCEPTED);
+        self.tasks.spawn({
+            let (places, stop) = (self.places.clone(), stop.clone());
+            async move {
+                tokio::select! {
+                    () = accept(&listener, &places, &sender) => {}
+                    () = stop.cancelled() => {}
+                }
+            }
+        });
         let served = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(self.timings.ping))
             .http2_keepalive_timeout(Some(PING))
             .max_concurrent_streams(Some(MAX_STREAMS))
             .add_service(FqdnDataServer::new(self).max_decoding_message_size(MAX_REQUEST))
-            .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
+            .serve_with_incoming_shutdown(ReceiverStream::new(incoming), stop.cancelled_owned())
             .await;
         if let Err(error) = served {
             tracing::error!(%error, "the FQDNData server stopped");
@@ -274,6 +296,56 @@ impl FqdnDataService {
     }
 }
 
+type Incoming = io::Result<Bounded<TcpStream, Client>>;
+
+/// The other end of a connection.
+#[derive(Clone, Debug)]
+struct Client {
+    who: Who,
+    activity: Activity,
+}
+
+async fn accept(listener: &TcpListener, places: &Places, sender: &mpsc::Sender<Incoming>) {
+    let guests = places.guests();
+    let owners = TcpOwners::open().inspect_err(|error| {
+        tracing::warn!(%error, "cannot find the users of connections: all of them share one limit");
+    });
+    let owners = owners.ok();
+    loop {
+        let (stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection of FQDNData");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        // Answers wait for each small message of these connections.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "a connection ended before it was served");
+            continue;
+        }
+        let who = match (&owners, stream.local_addr()) {
+            (Some(owners), Ok(to)) => Who::of_loopback(owners, from, to),
+            _ => Who::of_address(from.ip()),
+        };
+        let guest = guests.admit(who);
+        let activity = guest.activity();
+        let connection = Bounded::new(stream, Client { who, activity }, guest);
+        if sender.send(Ok(connection)).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn client<T>(request: &Request<T>) -> Client {
+    let client = request.extensions().get::<Client>().cloned();
+    client.unwrap_or_else(|| Client {
+        who: Who::Unnamed,
+        activity: Activity::default(),
+    })
+}
+
 #[tonic::async_trait]
 impl FqdnData for FqdnDataService {
     type StreamPolicyStateStream = ReceiverStream<Result<PolicyState, Status>>;
@@ -282,13 +354,18 @@ impl FqdnData for FqdnDataService {
         &self,
         request: Request<Streaming<PolicyStateResponse>>,
     ) -> Result<Response<Self::StreamPolicyStateStream>, Status> {
+        let client = client(&request);
         let view = self
             .proxies
-            .admit(StreamKind::FqdnData, "fqdndata-rules", None)
+            .admit(StreamKind::FqdnData, "fqdndata-rules", None, client.who)
             .ok_or_else(|| Status::unavailable("too many streams; close some"))?;
         let (sender, receiver) = mpsc::channel(1);
-        self.tasks
-            .spawn(self.clone().stream(view, request.into_inner(), sender));
+        let serving = self.clone().stream(view, request.into_inner(), sender);
+        let busy = client.activity.busy();
+        self.tasks.spawn(async move {
+            serving.await;
+            drop(busy);
+        });
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 
@@ -296,6 +373,7 @@ impl FqdnData for FqdnDataService {
         &self,
         request: Request<FqdnMapping>,
     ) -> Result<Response<UpdateMappingResponse>, Status> {
+        let _busy = client(&request).activity.busy();
         self.reports.learn(&request.into_inner()).await?;
         Ok(Response::new(UpdateMappingResponse {
             response: ResponseCode::NoError.into(),

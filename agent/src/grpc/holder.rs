@@ -19,8 +19,9 @@ use crate::{
     runner::CoreHandle,
 };
 
-/// Processes followed at once. Leases of others last to their end, an hour at most.
-const MAX_PROCESSES: usize = 512;
+/// Processes followed at once, each with a descriptor. Leases of others last to their end, an hour at
+/// most.
+pub(crate) const MAX_PROCESSES: usize = 256;
 /// Streams remembered of one process; the oldest are forgotten.
 const MAX_STREAMS: usize = 256;
 /// Between two looks for processes that have ended.

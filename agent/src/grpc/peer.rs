@@ -4,19 +4,18 @@ use std::{
     io,
     os::{fd::OwnedFd, unix::fs::DirBuilderExt as _},
     path::{Path, PathBuf},
-    pin::Pin,
     sync::{Arc, OnceLock},
-    task::{Context, Poll},
 };
 
-use daemon::unix_socket;
-use holdfast_sdp::link_stream::LinkStream;
-use nix::sys::socket::{getsockopt, sockopt};
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{UnixListener, UnixStream},
+use daemon::{
+    guests::{Activity, Guests},
+    peer::{Peer as Who, process_of},
+    unix_socket,
 };
-use tonic::transport::server::Connected;
+use holdfast_sdp::link_stream::LinkStream;
+use tokio::net::{UnixListener, UnixStream};
+
+use super::bounded::Bounded;
 
 /// Why a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +68,10 @@ pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError
                 .map_err(failed(dir, "giving the directory to --sdp-group"))?;
         }
     }
-    match std::os::unix::net::UnixStream::connect(path) {
+    match unix_socket::connect_now(path) {
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+            return Err(SocketError::InUse(path.to_owned()));
+        }
         Ok(_) => return Err(SocketError::InUse(path.to_owned())),
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path).map_err(failed(path, "removing the unserved socket"))?;
@@ -86,13 +88,29 @@ pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError
 }
 
 /// Data about one connection.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Peer {
     /// Its process.
     pub pid: Option<i32>,
     /// The same, as a descriptor that is readable once it ended.
     pub process: Option<Arc<OwnedFd>>,
+    /// The peer that limits count it for.
+    pub who: Who,
+    /// Whether its connection has requests.
+    pub activity: Activity,
     instance: Arc<OnceLock<String>>,
+}
+
+impl Default for Peer {
+    fn default() -> Self {
+        Self {
+            pid: None,
+            process: None,
+            who: Who::Unnamed,
+            activity: Activity::default(),
+            instance: Arc::default(),
+        }
+    }
 }
 
 impl Peer {
@@ -116,16 +134,21 @@ impl Peer {
     }
 }
 
-/// A connection whose peer was checked.
+/// A connection of a proxy, with a place.
+pub(super) type ProxyConnection = Bounded<LinkStream, Peer>;
+
+/// A connection whose peer may be served, which is not served yet.
 #[derive(Debug)]
-pub(crate) struct Checked {
-    stream: LinkStream,
-    peer: Peer,
+pub(super) struct Checked {
+    stream: UnixStream,
+    process: Option<OwnedFd>,
+    who: Who,
+    pid: Option<i32>,
 }
 
 impl Checked {
     /// Checks the credentials of a fresh connection.
-    pub(crate) fn new(stream: UnixStream, allowed: Allowed) -> io::Result<Self> {
+    pub(super) fn new(stream: UnixStream, allowed: Allowed) -> io::Result<Self> {
         let credentials = stream.peer_cred()?;
         if !allowed.admits(credentials.uid(), credentials.gid()) {
             return Err(io::Error::new(
@@ -137,70 +160,28 @@ impl Checked {
                 ),
             ));
         }
+        // Without it the end of the process is not seen.
+        let process = process_of(&stream);
         Ok(Self {
-            stream: LinkStream::new(stream)?,
-            peer: Peer {
-                pid: credentials.pid(),
-                process: None,
-                instance: Arc::default(),
-            },
+            who: Who::named(&stream, process.as_ref()),
+            pid: credentials.pid(),
+            stream,
+            process,
         })
     }
 
-    /// With a descriptor of the process that connected.
-    pub(crate) fn with_process(mut self) -> Self {
-        // Without one nothing is known of its end.
-        let process = getsockopt(&self.stream, sockopt::PeerPidfd).ok();
-        self.peer.process = process.map(Arc::new);
-        self
-    }
-}
-
-impl Connected for Checked {
-    type ConnectInfo = Peer;
-
-    fn connect_info(&self) -> Peer {
-        self.peer.clone()
-    }
-}
-
-impl AsyncRead for Checked {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Checked {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+    /// Gives it a place.
+    pub(super) fn admit(self, guests: &Guests<Who>) -> io::Result<ProxyConnection> {
+        let stream = LinkStream::new(self.stream)?;
+        let guest = guests.admit(self.who);
+        let peer = Peer {
+            pid: self.pid,
+            process: self.process.map(Arc::new),
+            who: self.who,
+            activity: guest.activity(),
+            instance: Arc::default(),
+        };
+        Ok(Bounded::new(stream, peer, guest))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use daemon::guests::{Busy, Guests};
 use dns_policy::epoch::Epoch;
 use fqdn_proto::native::{
     DnsRulesUpdate, HelloRequest, HelloResponse, MappingDown, MappingUp, RulesAck,
@@ -13,10 +14,11 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
+    bounded::Places,
     convert,
     holder::Holders,
     mappings,
-    peer::{Allowed, Checked, Peer},
+    peer::{Allowed, Checked, Peer, ProxyConnection},
     rules,
 };
 use crate::{
@@ -28,6 +30,8 @@ use crate::{
 const IN_FLIGHT: usize = 4;
 /// Connections waiting to be taken over by the server.
 const ACCEPTED: usize = 16;
+/// Requests of one connection at a time. A proxy has two streams, and a request now and then.
+const REQUESTS: u32 = 256;
 /// A proxy that does not answer a ping for this long is gone.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -49,6 +53,7 @@ pub struct Native {
     core: CoreHandle,
     proxies: Proxies,
     holders: Holders,
+    places: Places,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -67,23 +72,31 @@ impl Native {
             holders: Holders::default(),
             core,
             proxies,
+            places: Places::default(),
             tasks,
             stop,
         }
     }
 
+    /// With other limits on connections.
+    #[must_use]
+    pub fn with_places(self, places: Places) -> Self {
+        Self { places, ..self }
+    }
+
     /// Serves connections of `listener` until stopped.
     pub async fn serve(self, listener: UnixListener, allowed: Allowed) {
-        let (sender, incoming) = mpsc::channel::<std::io::Result<Checked>>(ACCEPTED);
+        let (sender, incoming) = mpsc::channel::<Incoming>(ACCEPTED);
         let stop = self.stop.clone();
         let holders = self.holders.clone();
         self.tasks
             .spawn(holders.run(self.core.clone(), stop.clone()));
         self.tasks.spawn({
             let stop = stop.clone();
+            let places = self.places.clone();
             async move {
                 tokio::select! {
-                    () = accept(&listener, allowed, &sender) => {}
+                    () = accept(&listener, allowed, &places, &sender) => {}
                     () = stop.cancelled() => {}
                 }
             }
@@ -91,6 +104,7 @@ impl Native {
         let served = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(PING_TIMEOUT))
             .http2_keepalive_timeout(Some(PING_TIMEOUT))
+            .max_concurrent_streams(Some(REQUESTS))
             .add_service(FqdnPolicyServer::new(self))
             .serve_with_incoming_shutdown(ReceiverStream::new(incoming), stop.cancelled_owned())
             .await;
@@ -100,14 +114,18 @@ impl Native {
     }
 }
 
+type Incoming = std::io::Result<ProxyConnection>;
+
 async fn accept(
     listener: &UnixListener,
     allowed: Allowed,
-    sender: &mpsc::Sender<std::io::Result<Checked>>,
+    places: &Places,
+    sender: &mpsc::Sender<Incoming>,
 ) {
+    let guests: Guests<_> = places.guests();
     loop {
         let checked = match listener.accept().await {
-            Ok((stream, _)) => Checked::new(stream, allowed).map(Checked::with_process),
+            Ok((stream, _)) => Checked::new(stream, allowed),
             Err(error) => {
                 // Out of descriptors: wait for one instead of spinning.
                 tracing::warn!(%error, "cannot accept a proxy's connection");
@@ -115,13 +133,16 @@ async fn accept(
                 continue;
             }
         };
-        match checked {
-            Ok(checked) => {
-                if sender.send(Ok(checked)).await.is_err() {
+        match checked.and_then(|checked| checked.admit(&guests)) {
+            Ok(connection) => {
+                if sender.send(Ok(connection)).await.is_err() {
                     return;
                 }
             }
-            Err(error) => tracing::warn!(%error, "connection to the gRPC socket refused"),
+            Err(error) => {
+                places.counts.reject();
+                tracing::warn!(%error, "connection to the gRPC socket refused");
+            }
         }
     }
 }
@@ -134,8 +155,14 @@ fn peer<T>(request: &Request<T>) -> Peer {
         .unwrap_or_default()
 }
 
+/// The connection is busy until `serving` ends.
+async fn during(busy: Busy, serving: impl Future<Output = ()>) {
+    serving.await;
+    drop(busy);
+}
+
 fn crowded() -> Status {
-    Status::resource_exhausted("too many streams; close some")
+    Status::resource_exhausted("too many streams, of this process or in all; close some")
 }
 
 #[tonic::async_trait]
@@ -145,6 +172,7 @@ impl FqdnPolicy for Native {
         request: Request<HelloRequest>,
     ) -> Result<Response<HelloResponse>, Status> {
         let peer = peer(&request);
+        let _busy = peer.activity.busy();
         let hello = request.into_inner();
         peer.named(&hello.instance);
         let expected = u32::from(self.about.proxy_port);
@@ -174,13 +202,13 @@ impl FqdnPolicy for Native {
         let peer = peer(&request);
         let (guard, results) = self
             .proxies
-            .admit_results(StreamKind::Mappings, &peer.instance(), peer.pid)
+            .admit_results(StreamKind::Mappings, &peer.instance(), peer.pid, peer.who)
             .ok_or_else(crowded)?;
         if let (Some(pid), Some(process)) = (peer.pid, peer.process) {
             self.holders.follow(pid, process, guard.id());
         }
         let (sender, receiver) = mpsc::channel(IN_FLIGHT);
-        self.tasks.spawn(mappings::serve(
+        let serving = mappings::serve(
             self.core.clone(),
             self.about.epoch.clone(),
             guard,
@@ -188,7 +216,8 @@ impl FqdnPolicy for Native {
             request.into_inner(),
             sender,
             self.stop.child_token(),
-        ));
+        );
+        self.tasks.spawn(during(peer.activity.busy(), serving));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 
@@ -201,17 +230,18 @@ impl FqdnPolicy for Native {
         let peer = peer(&request);
         let guard = self
             .proxies
-            .admit(StreamKind::Rules, &peer.instance(), peer.pid)
+            .admit(StreamKind::Rules, &peer.instance(), peer.pid, peer.who)
             .ok_or_else(crowded)?;
         let (sender, receiver) = mpsc::channel(IN_FLIGHT);
-        self.tasks.spawn(rules::serve(
+        let serving = rules::serve(
             self.about.epoch.clone(),
             guard,
             self.proxies.watch_rules(),
             request.into_inner(),
             sender,
             self.stop.child_token(),
-        ));
+        );
+        self.tasks.spawn(during(peer.activity.busy(), serving));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }

@@ -261,8 +261,10 @@ impl Api {
         most: usize,
     ) -> Result<Value, RequestError> {
         let text = body.map(|body| body.to_string().into_bytes());
-        let content = match method {
-            Method::PATCH => "application/merge-patch+json",
+        let content = match (&method, body) {
+            // Operations (RFC 6902).
+            (&Method::PATCH, Some(Value::Array(_))) => "application/json-patch+json",
+            (&Method::PATCH, _) => "application/merge-patch+json",
             _ => "application/json",
         };
         let request = Request::builder().method(method).uri(path);

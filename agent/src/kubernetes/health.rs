@@ -1,6 +1,7 @@
 //! How the watches are: which of them is stale, and since when.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -9,6 +10,9 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::resource::{RESOURCES, Resource};
+
+/// A node may be without an agent for so long: the pod of an agent is replaced.
+const UNATTENDED_AFTER: Duration = Duration::from_secs(30);
 
 /// Of all watches; shared by the watches, `status` and the metrics.
 #[derive(Clone, Debug)]
@@ -22,6 +26,10 @@ pub struct ClusterHealth {
     relay_certificates: Arc<Mutex<Option<String>>>,
     watches: Arc<Vec<Mutex<State>>>,
     own_node: Arc<Mutex<Option<String>>>,
+    /// Why the startup taint of this node cannot be removed.
+    startup_taint: Arc<Mutex<Option<String>>>,
+    /// Nodes without an agent, and since when.
+    unattended: Arc<Mutex<BTreeMap<String, Instant>>>,
     /// Why refused objects are not reported in the cluster.
     report_problem: Arc<Mutex<Option<String>>>,
     /// Why the stored listing does not stand in.
@@ -60,12 +68,28 @@ pub struct ClusterView {
     /// Why the object about this node cannot be written; none = it is written.
     #[serde(default)]
     pub own_node: Option<String>,
+    /// Why the startup taint of this node cannot be removed; none = it is not there, or the agent
+    /// is not ready yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub startup_taint: Option<String>,
+    /// Nodes that had an agent and have none now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes_without_agent: Vec<NodeWithoutAgent>,
     /// Why refused objects are not reported in the cluster; none = they are, or there are none.
     #[serde(default)]
     pub report_problem: Option<String>,
     /// Why the stored list of the cluster does not stand in; none = there is none, or it does.
     #[serde(default)]
     pub stored_problem: Option<String>,
+}
+
+/// A node that enforces policy, although no agent runs there.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct NodeWithoutAgent {
+    /// Its name.
+    pub node: String,
+    /// For how long this agent has seen no agent there, seconds.
+    pub seconds: u64,
 }
 
 /// A watch, as it is now.
@@ -115,6 +139,8 @@ impl ClusterHealth {
             relay_certificates: Arc::default(),
             watches: Arc::new(watches.collect()),
             own_node: Arc::default(),
+            startup_taint: Arc::default(),
+            unattended: Arc::default(),
             report_problem: Arc::default(),
             stored_problem: Arc::default(),
         }
@@ -300,6 +326,48 @@ impl ClusterHealth {
         }
     }
 
+    /// Why the startup taint of this node cannot be removed; none = it is not there.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_startup_taint(&self, problem: Option<String>) {
+        let mut known = self.startup_taint.lock();
+        if *known != problem {
+            if let Some(reason) = &problem {
+                tracing::warn!(
+                    reason,
+                    "the startup taint of this node cannot be removed; the agent tries again"
+                );
+            }
+            *known = problem;
+        }
+    }
+
+    /// The nodes that had an agent and have none now.
+    pub(crate) fn set_unattended(&self, nodes: BTreeSet<String>) {
+        let now = Instant::now();
+        let mut known = self.unattended.lock();
+        let before = std::mem::take(&mut *known);
+        *known = nodes
+            .into_iter()
+            .map(|node| {
+                let since = before.get(&node).copied().unwrap_or(now);
+                (node, since)
+            })
+            .collect();
+    }
+
+    /// Nodes that had an agent and have had none for a while.
+    pub fn nodes_without_agent(&self) -> Vec<NodeWithoutAgent> {
+        let nodes = self.unattended.lock();
+        let nodes = nodes
+            .iter()
+            .filter(|(_, since)| since.elapsed() >= UNATTENDED_AFTER);
+        let nodes = nodes.map(|(node, since)| NodeWithoutAgent {
+            node: node.clone(),
+            seconds: since.elapsed().as_secs(),
+        });
+        nodes.collect()
+    }
+
     /// How many objects there are.
     pub(crate) fn set_objects(&self, kind: &str, objects: usize) {
         self.with(kind, |state| state.objects = objects);
@@ -314,6 +382,8 @@ impl ClusterHealth {
             relay_certificates: self.relay_certificates.lock().clone(),
             watches: self.watches(),
             own_node: self.own_node.lock().clone(),
+            startup_taint: self.startup_taint.lock().clone(),
+            nodes_without_agent: self.nodes_without_agent(),
             report_problem: self.report_problem.lock().clone(),
             stored_problem: self.stored_problem(),
         }

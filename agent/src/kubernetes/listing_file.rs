@@ -13,6 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use daemon::regular_file;
 use dns_policy::wall_time;
 
 pub(crate) use self::read::{Stored, read};
@@ -141,7 +142,7 @@ impl ListingFile {
     pub(crate) fn confirm(&self) -> io::Result<()> {
         match &self.base {
             Some(base) if *base == self.path => {
-                let file = File::options().append(true).open(base)?;
+                let file = regular_file::open(base).map_err(io::Error::other)?;
                 file.set_modified(wall_time::of_file())
             }
             _ => Ok(()),

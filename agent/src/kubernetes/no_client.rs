@@ -34,6 +34,11 @@ impl Api {
     }
 
     /// Never asked.
+    pub(crate) fn namespace(&self) -> &str {
+        match *self {}
+    }
+
+    /// Never asked.
     pub(crate) fn authorities(&self) -> &[String] {
         match *self {}
     }

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     client::{Api, RequestError},
     health::ClusterHealth,
+    unattended::{LEFT, MANAGED_BY, US},
 };
 use crate::own_interfaces;
 
@@ -31,10 +32,6 @@ const AGAIN: Duration = Duration::from_secs(600);
 const AGAIN_WITHOUT_BLOCKS: Duration = Duration::from_secs(60);
 /// After a failure.
 const AGAIN_AFTER_FAILURE: Duration = Duration::from_secs(30);
-
-/// Label that says who writes the object.
-const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-const US: &str = "holdfast-agent";
 
 /// Keeps the object until the agent stops.
 pub(super) async fn run(api: Api, name: String, health: ClusterHealth, stop: CancellationToken) {
@@ -143,6 +140,12 @@ async fn write(api: &Api, name: &str, addresses: &BTreeSet<IpAddr>) -> Result<bo
 }
 
 fn explain(verb: &str, resource: &str, error: &RequestError) -> String {
+    if error.to_string().contains("ValidatingAdmissionPolicy") {
+        return format!(
+            "{error}; --node-name has to be the node that this agent's token names, which is that of its \
+             pod (Kubernetes 1.30 and newer)"
+        );
+    }
     format!(
         "{error}: the verb {verb} on {resource} is missing; add it to the agent's ClusterRole, as \
          the chart has it"
@@ -222,12 +225,16 @@ fn merged(found: &Value, wanted: &Value) -> Option<Value> {
     let same = ["addresses", "ipam"]
         .iter()
         .all(|field| has[field] == spec[field])
-        && found["metadata"]["ownerReferences"] == *owners;
+        && found["metadata"]["ownerReferences"] == *owners
+        && found["metadata"]["labels"][LEFT].is_null();
     if same {
         return None;
     }
     let mut merged = found.clone();
     merged["metadata"]["ownerReferences"] = owners.clone();
+    // The agent is here again.
+    let labels = merged["metadata"]["labels"].as_object_mut();
+    labels.and_then(|labels| labels.remove(LEFT));
     for field in ["addresses", "ipam"] {
         match spec.get(field) {
             Some(value) => merged["spec"][field] = value.clone(),

@@ -42,6 +42,16 @@ impl Sample {
             "Pods of this node that have been running for ten seconds without being under policy; `holdfast-agent status` says which, and why",
             count(self.scrape.unmanaged),
         )?;
+        out.gauge(
+            "kubernetes_pods_started_open",
+            "Pods of this node that ran before they were under policy, so that no policy judged their first packets; `holdfast-agent status` says which, and until when",
+            count(self.scrape.started_open),
+        )?;
+        out.gauge(
+            "kubernetes_nodes_without_agent",
+            "Nodes of the cluster that had an agent and have none, as this agent sees them: policy in force stays there, and no new pod starts; `holdfast-agent status` says which",
+            count(self.scrape.nodes_without_agent),
+        )?;
         let failures = self.scrape.add_failures;
         out.counters(
             "cni_add_failures",

@@ -88,6 +88,11 @@ impl Sample {
             ],
         )?;
         out.counter(
+            "fqdn_untrusted_answers",
+            "Answers for names that toFQDNs rules select, from DNS servers that are not trusted; with --tofqdns-servers=trusted they open nothing",
+            counters.answers_untrusted,
+        )?;
+        out.counter(
             "fqdn_pairs_left_out",
             "Addresses not learned because a name had too many of them, or an endpoint",
             counters.pairs_left_out,

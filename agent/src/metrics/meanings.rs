@@ -3,7 +3,67 @@
 use shared_maps::event::Reason;
 
 /// What the values of labels mean: metric, label, value, meaning.
-pub const LABELS: [[&str; 4]; 52] = [
+pub const LABELS: [[&str; 4]; 62] = [
+    [
+        "listener_connections",
+        "listener",
+        "sdp",
+        "The gRPC socket of proxies (--sdp-socket of the agent).",
+    ],
+    [
+        "listener_connections",
+        "listener",
+        "fqdndata",
+        "The port of Cilium's proxies (--enable-standalone-dns-proxy of the agent).",
+    ],
+    [
+        "listener_connections",
+        "listener",
+        "admin",
+        "The socket of commands, of the agent or of a proxy (--admin-socket).",
+    ],
+    [
+        "listener_connections",
+        "listener",
+        "cni",
+        "The socket of the CNI plugin (--cni-socket of the agent).",
+    ],
+    [
+        "listener_connections",
+        "listener",
+        "metrics",
+        "The address of probes and Prometheus (--metrics-address).",
+    ],
+    [
+        "listener_rejected",
+        "listener",
+        "sdp",
+        "The gRPC socket of proxies (--sdp-socket of the agent).",
+    ],
+    [
+        "listener_rejected",
+        "listener",
+        "fqdndata",
+        "The port of Cilium's proxies (--enable-standalone-dns-proxy of the agent).",
+    ],
+    [
+        "listener_rejected",
+        "listener",
+        "admin",
+        "The socket of commands, of the agent or of a proxy (--admin-socket).",
+    ],
+    [
+        "listener_rejected",
+        "listener",
+        "cni",
+        "The socket of the CNI plugin (--cni-socket of the agent).",
+    ],
+    [
+        "listener_rejected",
+        "listener",
+        "metrics",
+        "The address of probes and Prometheus (--metrics-address).",
+    ],
     [
         "cni_add_failures",
         "reason",
@@ -343,7 +403,14 @@ pub const fn reason(reason: Reason) -> &'static str {
              endpoint yet: `holdfast-agent status` says why."
         }
         Reason::NotOnLink => {
-            "An IPv6 neighbour message to an address that is not on the pod's link."
+            "An IPv6 neighbour message to an address that is not on the pod's link, or a list of \
+             groups (MLD report) that a neighbour on the pod's bridge sends to all machines."
+        }
+        Reason::SourceMac => "A frame of the pod whose source MAC is not the pod's.",
+        Reason::Misaddressed => {
+            "A packet to a pod for an address that the pod does not have, or a pod's packet for one \
+             machine in a frame for all machines of a bridge. A few are normal: a bridge sends frames \
+             for a MAC that it has not learned to every port."
         }
         Reason::RedirectFull => "A DNS query whose redirect entry could not be written.",
         Reason::OverQuota => {

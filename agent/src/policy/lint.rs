@@ -1,5 +1,7 @@
 //! Warnings about valid policies that probably do not have the intended effect.
 
+pub(crate) mod foreign_servers;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{

@@ -22,7 +22,7 @@ pub(super) use self::{
 };
 use super::rule::{Direction, PeerRule, Peers, Rule};
 use crate::{
-    labels::{CIDR_GROUP, NAMESPACE_KEY},
+    labels::{CIDR_GROUP, NAMESPACE_KEY, NAMESPACE_LABELS, RESERVED},
     selector::selector::{
         CidrSelector, Entity, FqdnSelector, GroupSelector, LabelSelector, Operator, Requirement,
         Selector, group_label,
@@ -444,8 +444,32 @@ pub(crate) fn warnings(rules: &[Rule]) -> Vec<String> {
                 rule.path
             ));
         }
+        let is_about_names = rule.ports.iter().any(|port| port.dns.is_some());
+        if is_about_names && !is_anyone(&rule.peers) && is_of_every_namespace(&rule.peers) {
+            found.push(format!(
+                "{}: a DNS rule allows pods of every namespace with these labels as servers: the \
+                 owner of a pod with these labels can give any address an allowed name; add \
+                 k8s:io.kubernetes.pod.namespace to the labels",
+                rule.path
+            ));
+        }
     }
     found
+}
+
+/// Whether the peers include pods whose namespace no label says.
+fn is_of_every_namespace(peers: &Peers) -> bool {
+    let Peers::Selectors(list) = peers else {
+        return false;
+    };
+    list.iter().any(|selector| match selector {
+        Selector::Labels(labels) => !labels.requirements.iter().any(|requirement| {
+            requirement.key == NAMESPACE_KEY
+                || requirement.key.starts_with(NAMESPACE_LABELS)
+                || requirement.source.as_deref() == Some(RESERVED)
+        }),
+        _ => false,
+    })
 }
 
 /// Whether a pattern among the peers matches names of any zone.

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use daemon::http_server::{self, Limits, Socket};
+use daemon::http_server::{self, Admission, Socket};
 use http_body_util::Full;
 use hyper::{Request, Response, StatusCode, body::Bytes, header::CONTENT_TYPE};
 use prometheus_client::{
@@ -274,7 +274,7 @@ pub(super) async fn serve(
         async move { response }
     };
     let socket = Socket::Tcp(listener);
-    http_server::serve(socket, Limits::default(), service, tasks, stop).await;
+    http_server::serve(socket, Admission::default(), service, tasks, stop).await;
 }
 
 fn answer(shared: &Shared, request: &Request<hyper::body::Incoming>) -> Response<Full<Bytes>> {

@@ -115,7 +115,7 @@ fn pem(path: &Path, file: TlsFile) -> Result<String, TlsError> {
         path: path.to_owned(),
         reason,
     };
-    let text = std::fs::read_to_string(path);
+    let text = daemon::regular_file::read_text(path);
     let text = text.map_err(|error| {
         refuse(format!(
             "{error}; mount the Secret with the relay's certificates there"

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use daemon::http_server::Admission;
 use holdfast_agent::{
     admin::{
         model::{Done, Policies, Status},
@@ -32,6 +33,7 @@ fn serve(lab: &Lab) -> Client {
     )
     .unwrap();
     let admin = Admin {
+        directories: Vec::new(),
         cni: holdfast_agent::cni::install::CniCondition::default(),
         core: lab.core.clone(),
         proxies: lab.proxies.clone(),
@@ -44,9 +46,14 @@ fn serve(lab: &Lab) -> Client {
         conditions: Conditions::default(),
         cluster: None,
         resolver: None,
+        few_descriptors: None,
     };
-    lab.tasks
-        .spawn(admin.serve(listener, lab.tasks.clone(), lab.stop.clone()));
+    lab.tasks.spawn(admin.serve(
+        listener,
+        Admission::default(),
+        lab.tasks.clone(),
+        lab.stop.clone(),
+    ));
     Client::new(&socket)
 }
 

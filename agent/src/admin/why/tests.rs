@@ -1,5 +1,7 @@
 //! The words of the walk, and the JSON that programs read.
 
+mod untrusted;
+
 use std::net::IpAddr;
 
 use dns_policy::{boot_time::BootTime, name::Fqdn};
@@ -14,7 +16,7 @@ use crate::{
     core::{
         service_why::{BackendFound, ServiceFound},
         snapshot::{DnsRulesView, EndpointView, NameView},
-        why::{AddressFound, Findings, PeerFound, Target, UntrustedAnswer},
+        why::{AddressFound, Findings, MeantBy, PeerFound, Target, UntrustedAnswer},
     },
     datapath::map_query::ProgramFault,
     policy::trace::{FlowDirection, Port, RuleView, Verdict},
@@ -551,31 +553,4 @@ fn an_endpoint_that_is_a_pod_is_called_as_kubernetes_calls_it() {
     let says = text(&why(&pod, &[read()], true));
     assert!(says.starts_with("endpoint 7 (shop/web-1) to "), "{says}");
     assert!(!says.contains("cni/"), "{says}");
-}
-
-#[test]
-fn a_name_whose_answer_does_not_count_names_the_server_and_the_remedy() {
-    let mut found = found();
-    found.has_tier = true;
-    found.untrusted = vec![UntrustedAnswer {
-        name: Fqdn::normalise("www.example.com"),
-        address: [192, 0, 2, 1].into(),
-        servers: vec!["192.0.2.54:53".parse().unwrap()],
-    }];
-    found.trusted_dns = vec!["192.0.2.53:53".parse().unwrap()];
-    let mut dropped = read();
-    dropped.peer.verdict = Some(Verdict::NoRule);
-    dropped.entries = Ok(Entries::default());
-    let why = why(&found, &[dropped], true);
-    missing(
-        &why,
-        "names",
-        "the answer with 192.0.2.1 for www.example.com came from 192.0.2.54:53, which does not count",
-    );
-    for says in ["trusted now: 192.0.2.53:53", "--dns-server", "DNS Service"] {
-        missing(&why, "names", says);
-    }
-    // An address that passes needs no such thing.
-    let passes = self::why(&found, &[read()], true);
-    assert!(passes.hops.iter().all(|hop| hop.state != HopState::Missing));
 }

@@ -6,13 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use dns_policy::{
-    boot_time::BootTime,
-    mapping::{Realised, Refusal},
-    name::Fqdn,
-    pattern::SelectorMatcher,
-    rule::NameRule,
-};
+use dns_policy::{boot_time::BootTime, name::Fqdn, pattern::SelectorMatcher, rule::NameRule};
 use proptest::{prelude::*, sample::select};
 use serde_json::Value;
 use shared_maps::{
@@ -22,11 +16,12 @@ use shared_maps::{
 
 use super::{
     random_network_policies::policy,
-    scenario::{Node, mapping, spec},
+    scenario::{Node, spec},
 };
 use crate::{
     core::{CoreConfig, Event, Restored},
     datapath::memory::MemoryDatapath,
+    fqdn::servers::NameServers,
     labels::LabelSet,
     policy::{
         cidr_group::group_key,
@@ -41,6 +36,7 @@ use crate::{
     source_event::SourceEvent,
 };
 
+mod answers;
 mod cluster;
 mod firewalls;
 mod language;
@@ -49,6 +45,7 @@ mod packets;
 mod pod;
 mod reading;
 
+use self::answers::{TRUSTED, UNTRUSTED};
 use self::language::{
     ADDRESSES, Addresses, CLUSTER, NAMES, NODE, PORTS, SERVICES, TEAMS, VOCABULARY, remotes,
 };
@@ -61,7 +58,7 @@ pub(super) use self::{
 };
 
 /// Always there, so that answers are accepted.
-const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  enableDefaultDeny: {egress: false}";
+const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32, 10.9.0.54/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  enableDefaultDeny: {egress: false}";
 
 #[derive(Clone, Debug)]
 pub(super) enum Act {
@@ -91,6 +88,8 @@ pub(super) enum Act {
     Service(Option<&'static [ServicePort]>),
     /// Endpoint 7 receives an answer: name and address.
     Learn(&'static str, &'static str),
+    /// The same of a server that does not count.
+    Poison(&'static str, &'static str),
     /// Seconds.
     Wait(u64),
 }
@@ -110,6 +109,7 @@ pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
         1 => prop::option::weighted(0.8, select(TEAMS)).prop_map(Act::Team),
         3 => prop::option::weighted(0.8, select(SERVICES)).prop_map(Act::Service),
         4 => (select(NAMES), select(ADDRESSES)).prop_map(|(n, a)| Act::Learn(n, a)),
+        2 => (select(NAMES), select(ADDRESSES)).prop_map(|(n, a)| Act::Poison(n, a)),
         2 => (1u64..150).prop_map(Act::Wait),
     ];
     prop::collection::vec(act, 1..25)
@@ -180,8 +180,8 @@ fn is_node(address: IpAddr) -> bool {
 
 pub(super) fn config() -> CoreConfig {
     CoreConfig {
-        // The server of every answer.
-        dns_servers: vec!["10.9.0.53:53".parse().unwrap()],
+        dns_servers: vec![TRUSTED.parse().unwrap()],
+        name_servers: NameServers::Trusted,
         max_deferred_deletes: 0,
         reconcile_interval: std::time::Duration::ZERO,
         ..CoreConfig::default()
@@ -242,42 +242,11 @@ impl World {
                 return;
             }
             Act::Learn(name, address) => {
-                let text = *address;
-                let of_cluster = self.cluster.at(text.parse().unwrap()).is_some();
-                let local = self
-                    .node
-                    .core
-                    .snapshot()
-                    .endpoints
-                    .iter()
-                    .any(|e| e.ipv4.as_deref() == Some(text));
-                let mut mapping = mapping(&self.node, name, &[text]);
-                let web = self
-                    .node
-                    .core
-                    .snapshot()
-                    .endpoints
-                    .iter()
-                    .find(|e| e.key == "7")
-                    .unwrap()
-                    .id;
-                mapping.endpoint.id = EndpointId(web);
-                let before = self.node.datapath.clone();
-                let (_, result) = self.node.mapping(mapping);
-                // Without policy the pod has no DNS rule: its proxy cannot report names for it.
-                let has_rules = self.endpoints[&7].mode != Some(PolicyMode::Never);
-                let allowed = if has_rules {
-                    Realised::Yes
-                } else {
-                    Realised::No(Refusal::NotAllowed)
-                };
-                assert_eq!(result.realised, allowed);
-                if !local && !of_cluster && has_rules {
-                    let end = result.lease_end.unwrap_or_default().plus_secs(5);
-                    let address = text.parse().unwrap();
-                    self.pairs.insert((name, address), end);
-                }
-                check_way(&before, &self.node.datapath);
+                self.learn(name, address, TRUSTED);
+                return;
+            }
+            Act::Poison(name, address) => {
+                self.learn(name, address, UNTRUSTED);
                 return;
             }
             Act::Wait(secs) => {
@@ -420,6 +389,7 @@ impl World {
             }
         }
         self.check_names();
+        self.check_no_other_names();
         self.check_dns();
         for endpoint in &self.node.core.snapshot().endpoints {
             assert!(IdentityId(endpoint.identity).is_endpoint());

@@ -1,5 +1,7 @@
 //! Answers open no metadata service (DNS rebinding).
 
+use std::net::IpAddr;
+
 use dns_policy::mapping::Realised;
 use shared_maps::policy::{EGRESS, PolicyKey};
 
@@ -7,7 +9,11 @@ use super::{
     restart::again,
     scenario::{Node, WEB, spec},
 };
-use crate::{core::CoreConfig, fqdn::refused::RefusedPrefixes};
+use crate::{
+    core::{CoreConfig, Event},
+    fqdn::{embedded, refused::RefusedPrefixes},
+    ipcache::table::key_of,
+};
 
 const METADATA: &str = "169.254.169.254";
 
@@ -16,6 +22,13 @@ fn config(refused_prefixes: RefusedPrefixes) -> CoreConfig {
         refused_prefixes,
         ..CoreConfig::default()
     }
+}
+
+/// Identity of an IPv6 address in the ipcache.
+fn identity(node: &Node, address: &str) -> Option<u32> {
+    let address: IpAddr = address.parse().unwrap();
+    let value = node.datapath.ipcache.get(&key_of(address.into()))?;
+    Some(value.sec_identity)
 }
 
 #[test]
@@ -36,6 +49,33 @@ fn an_answer_does_not_open_the_metadata_service_and_is_not_held_for_it() {
         "{names:?}"
     );
     assert_eq!(node.core.summary().counters.addresses_refused, 3);
+}
+
+/// Of the node, of a pod, of the metadata service, of loopback and of a group, in forms that a NAT64
+/// gateway or a tunnel sends on.
+#[test]
+fn an_ipv6_form_of_an_address_that_no_answer_opens_is_not_opened() {
+    let mut node = Node::usual();
+    let own = "192.0.2.7".parse().unwrap();
+    node.event(Event::NodeAddresses(vec![own]));
+    let pod = spec("web", 7, "app=web").addresses[0].to_string();
+    for v4 in [
+        "192.0.2.7",
+        pod.as_str(),
+        METADATA,
+        "127.0.0.1",
+        "224.0.0.1",
+    ] {
+        for address in embedded::with(v4.parse().unwrap()) {
+            let address = address.to_string();
+            let (steps, result) = node.learn("www.cilium.io", &[&address]);
+            assert!(steps.is_empty(), "{v4} as {address}: {steps:?}");
+            assert_eq!(result.realised, Realised::Yes);
+            assert_eq!(identity(&node, &address), None, "{v4} as {address}");
+        }
+    }
+    node.learn("www.cilium.io", &["64:ff9b::1.1.1.1"]);
+    assert!(identity(&node, "64:ff9b::1.1.1.1").is_some());
 }
 
 #[test]

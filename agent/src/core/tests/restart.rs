@@ -47,6 +47,7 @@ pub(super) fn left_behind(datapath: &MemoryDatapath, interfaces: &[u32]) -> Rest
             .collect(),
         pre_cache: Vec::new(),
         policy_map_sizes: Default::default(),
+        programs: Default::default(),
         interfaces: interfaces.iter().copied().collect(),
     }
 }
@@ -432,4 +433,36 @@ pub(super) fn restarted(world: &World) -> Node {
     node.sync();
     check_way(&start, &node.datapath);
     node
+}
+
+/// Files have times of the wall clock, which may jump while the agent is away.
+#[test]
+fn a_clock_that_jumps_keeps_no_name_longer_than_its_ttl_and_closes_none_at_once() {
+    const YEAR: u64 = 31_536_000_000_000_000;
+    for after in [YEAR, 3 * YEAR] {
+        let config = |boot_unix_ns| CoreConfig {
+            boot_unix_ns,
+            ..CoreConfig::default()
+        };
+        let mut node = Node::usual_with(config(2 * YEAR));
+        node.learn("www.cilium.io", &["1.1.1.1"]);
+        node.tick(node.now.plus_secs(6));
+        let mut node = again(&node, config(after), &[107]);
+        node.begin();
+        node.policy(WEB);
+        node.endpoint(spec("web", 7, "app=web"));
+        node.sync();
+        node.tick(node.now.plus_secs(29));
+        assert!(node.identity("1.1.1.1").is_some(), "{after}");
+        node.tick(node.now.plus_secs(40));
+        for _ in 0..3 {
+            node.tick(node.now.plus_secs(30));
+            node.event(Event::Liveness {
+                gc_start: node.now,
+                alive: Vec::new(),
+                complete: true,
+            });
+        }
+        assert_eq!(node.identity("1.1.1.1"), None, "{after}");
+    }
 }

@@ -151,6 +151,30 @@ fn addresses_of_nodelocal_dns_are_the_dns_services() {
     );
 }
 
+/// A Service that an agent reads earlier writes the address of the cache into `spec.externalIPs`.
+#[test]
+fn an_external_address_takes_no_address_of_nodelocal_dns_from_the_dns_service() {
+    const LOCAL: &str = "169.254.20.10";
+    let config = CoreConfig {
+        dns_service: "kube-system/kube-dns".to_owned(),
+        ..CoreConfig::default()
+    };
+    let mut member = Member::with(config, &egress(&format!("[{}]", to("db", 8080, "TCP"))));
+    member.node.event(Event::NodeInterfaces(NodeInterfaces {
+        local_dns: [LOCAL.parse().unwrap()].into(),
+        has_ipvs: false,
+    }));
+    let external = format!("clusterIP: 10.96.0.66, externalIPs: [{LOCAL}]");
+    member.put(&service("evil", &external, "{port: 53}"));
+    let dns = service("kube-dns", "clusterIP: 10.96.0.53", "{port: 53}")
+        + &slice("kube-dns", &[("db-0", "10.2.0.9")], "{port: 8080}");
+    let dns = dns.replace("{name: kube-dns", "{namespace: kube-system, name: kube-dns");
+    member.put(&(pod("db-0", "db", "10.2.0.9") + &dns));
+    assert!(is_open(&member, LOCAL, 53) && is_open(&member, "10.96.0.53", 53));
+    let trusted = member.node.core.summary().firewalls.trusted_dns;
+    assert!(trusted.contains(&format!("{LOCAL}:53")), "{trusted:?}");
+}
+
 #[test]
 fn many_new_services_write_one_checkpoint() {
     let mut member = Member::new(&egress(&format!("[{}]", to("db", 8080, "TCP"))));

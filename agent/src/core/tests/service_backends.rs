@@ -10,7 +10,11 @@ use super::{
         with_pod_blocks,
     },
 };
-use crate::core::CoreConfig;
+use crate::{
+    core::CoreConfig,
+    policy::{parse::parse_documents, source::PolicyChange},
+    source_event::SourceEvent,
+};
 
 const KNOWN: (&str, &str) = ("db-0", "10.2.0.9");
 
@@ -213,4 +217,75 @@ fn a_backend_whose_pod_is_unknown_is_left_out_for_half_a_minute() {
     // The last one: nothing is left to reach.
     member.put(&db(&[]));
     assert!(!is_open(&member, VIP, 80));
+}
+
+/// The API server, and kube-proxy, accept spellings of addresses that are not the usual ones. A slice
+/// with such a backend must not leave the Service as it was: kube-proxy sends packets there.
+#[test]
+fn a_backend_that_cannot_be_read_closes_its_service() {
+    for odd in [
+        // Another pod, which policy does not allow.
+        "010.2.0.10",
+        "10.2.0.010",
+        "::ffff:10.2.0.10",
+        // No machine.
+        "0.0.0.0",
+        "127.0.0.1",
+        "no address",
+    ] {
+        let mut member = with_db(CoreConfig::default());
+        member.put(&pod("other", "other", "10.2.0.10"));
+        let read = parse_documents(&db(&[KNOWN, ("other", odd)]), "test").into_iter();
+        // What is refused leaves the version before in force.
+        let read = read.filter_map(|document| document.ok().map(SourceEvent::Apply));
+        member.change(read.map(PolicyChange::Document).collect());
+        assert!(!is_open(&member, VIP, 80), "{odd}");
+        // For a policy about the world neither.
+        let mut member = Member::new(&egress("[{toEntities: [world, cluster]}]"));
+        member.put(&(pod(KNOWN.0, "db", KNOWN.1) + &db(&[KNOWN])));
+        assert!(is_open(&member, VIP, 80));
+        let read = parse_documents(&db(&[KNOWN, ("", odd)]), "test").into_iter();
+        let read = read.filter_map(|document| document.ok().map(SourceEvent::Apply));
+        member.change(read.map(PolicyChange::Document).collect());
+        let is_a_known_pod = odd.contains("10.2.0");
+        assert_eq!(is_open(&member, VIP, 80), is_a_known_pod, "{odd}");
+    }
+}
+
+/// Neither must one with a port that is none, which the API server accepts.
+#[test]
+fn a_port_that_cannot_be_read_does_not_keep_the_ports_before() {
+    for odd in ["0", "65536", "-1"] {
+        let mut member = with_db(CoreConfig::default());
+        let ports = format!("{{port: 9090}}, {{name: odd, port: {odd}}}");
+        let read = parse_documents(&slice("db", &[KNOWN], &ports), "test").into_iter();
+        let read = read.filter_map(|document| document.ok().map(SourceEvent::Apply));
+        member.change(read.map(PolicyChange::Document).collect());
+        // Port 80 leads to 9090 now, which policy does not allow.
+        assert!(!is_open(&member, VIP, 80), "{odd}");
+    }
+}
+
+/// A slice belongs to the Service of its own namespace: no other slice makes a DNS server trusted.
+#[test]
+fn a_slice_of_another_namespace_makes_no_dns_server_trusted() {
+    const DNS: &str = "{name: dns, port: 53, protocol: UDP}";
+    let of = |namespace: &str, text: String| {
+        text.replace(
+            "metadata: {",
+            &format!("metadata: {{namespace: {namespace}, "),
+        )
+    };
+    let mut member = Member::with(CoreConfig::default(), &egress("[{}]"));
+    let kube_dns = service("kube-dns", "clusterIP: 10.96.0.10", DNS)
+        + &slice("kube-dns", &[("", "10.2.0.9")], DNS);
+    member.put(&of("kube-system", kube_dns));
+    let evil = service(
+        "kube-dns",
+        "clusterIP: 10.96.0.66, externalIPs: [10.96.0.10, 192.0.2.53]",
+        DNS,
+    ) + &slice("kube-dns", &[("", "6.6.6.6")], DNS);
+    member.put(&of("evil", evil));
+    let trusted = member.node.core.summary().firewalls.trusted_dns;
+    assert_eq!(trusted, ["10.2.0.9:53", "10.96.0.10:53"]);
 }

@@ -8,15 +8,19 @@
 //! | routed | the node routes it to the host-side interface |
 //! | port of a bridge (or of another master) | it is named, or was there when the endpoint was added |
 //!
+//! The same holds for the MAC of the pod's interface.
+//!
 //! The core refuses addresses of the node and of other endpoints on top of that.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    io,
+    net::{IpAddr, Ipv6Addr},
+};
 
 use rtnetlink::{
-    Error, Handle,
+    Handle,
     packet_route::route::{RouteAttribute, RouteMessage, RouteType},
 };
-use tokio_stream::StreamExt as _;
 
 use crate::route_query;
 
@@ -41,6 +45,8 @@ pub(crate) struct Known {
     pub addresses: Vec<IpAddr>,
     /// Link-local addresses that counted.
     pub link_locals: Vec<Ipv6Addr>,
+    /// The MAC that counted; all zero: none.
+    pub mac: [u8; 6],
 }
 
 /// How packets for a pod reach the host side of its interface.
@@ -94,6 +100,17 @@ impl Claims {
             _ => present.to_vec(),
         }
     }
+
+    /// The MAC that counts; `present` is what the pod's interface has now. Behind a bridge another
+    /// machine may have what the pod chooses later, and the bridge would send that machine's frames to
+    /// the pod.
+    pub(super) fn mac(&self, side: HostSide, ifindex: u32, present: [u8; 6]) -> [u8; 6] {
+        let known = self.known.as_ref().filter(|known| known.ifindex == ifindex);
+        match (side, known) {
+            (HostSide::Port, Some(known)) if known.mac != [0; 6] => known.mac,
+            _ => present,
+        }
+    }
 }
 
 /// The first address of each family that the node routes to the interface `ifindex`.
@@ -101,26 +118,19 @@ pub(super) async fn routed_to(
     handle: &Handle,
     ifindex: u32,
     candidates: &[IpAddr],
-) -> Result<Vec<IpAddr>, Error> {
+) -> io::Result<Vec<IpAddr>> {
     let mut found: Vec<IpAddr> = Vec::new();
     for address in candidates.iter().take(MOST) {
         let settled = |found: &IpAddr| found.is_ipv4() == address.is_ipv4();
-        if !found.iter().any(settled) && is_routed_to(handle, ifindex, *address).await? {
+        if found.iter().any(settled) {
+            continue;
+        }
+        let route = route_query::answer(handle, *address).await?;
+        if route.is_some_and(|route| leads_to(&route, ifindex)) {
             found.push(*address);
         }
     }
     Ok(found)
-}
-
-async fn is_routed_to(handle: &Handle, ifindex: u32, address: IpAddr) -> Result<bool, Error> {
-    let query = route_query::to(address);
-    let mut routes = std::pin::pin!(handle.route().get(query).execute());
-    match routes.next().await {
-        Some(Ok(route)) => Ok(leads_to(&route, ifindex)),
-        // "Unreachable" and similar errors: no route.
-        Some(Err(Error::NetlinkError(_))) | None => Ok(false),
-        Some(Err(error)) => Err(error),
-    }
 }
 
 fn leads_to(route: &RouteMessage, ifindex: u32) -> bool {
@@ -143,6 +153,7 @@ mod tests {
                 ifindex,
                 addresses: vec![ip(address)],
                 link_locals: vec!["fe80::a".parse().unwrap()],
+                mac: [2, 0, 0, 0, 0, 7],
             }),
         }
     }
@@ -154,6 +165,17 @@ mod tests {
         assert_eq!(known.link_locals(HostSide::Port, 7, &present), present[1..]);
         assert_eq!(known.link_locals(HostSide::Routed, 7, &present), present);
         assert_eq!(known.link_locals(HostSide::Port, 8, &present), present);
+    }
+
+    #[test]
+    fn on_a_bridge_port_a_mac_that_the_pod_chooses_later_does_not_count() {
+        let (before, later) = ([2, 0, 0, 0, 0, 7], [2, 0, 0, 0, 0, 8]);
+        let mut claims = known(7, "10.0.0.7");
+        assert_eq!(claims.mac(HostSide::Port, 7, later), before);
+        assert_eq!(claims.mac(HostSide::Routed, 7, later), later);
+        assert_eq!(claims.mac(HostSide::Port, 8, later), later);
+        claims.known.as_mut().unwrap().mac = [0; 6];
+        assert_eq!(claims.mac(HostSide::Port, 7, later), later);
     }
 
     #[test]

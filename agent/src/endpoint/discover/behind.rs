@@ -5,8 +5,9 @@
 //! the kernel gives to the namespace of an interface's peer (IFLA_LINK_NETNSID) is not the pod's
 //! choice: the peer is the pod's if that number is the one of the pod's namespace (RTM_GETNSID).
 
-use std::{fs::File, os::fd::AsRawFd as _, pin::pin};
+use std::{io, os::fd::AsRawFd as _, pin::pin};
 
+use daemon::lookup::Lookup;
 use rtnetlink::{
     Handle,
     packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
@@ -18,7 +19,7 @@ use rtnetlink::{
 };
 use tokio_stream::StreamExt as _;
 
-use super::{Netns, attributes::peer_of};
+use super::{DiscoverError, Netns, attributes::peer_of, enter::open_netns, links};
 
 /// The interface with the number `ifindex` of this namespace, if it is one end of a pair whose
 /// other end is the interface with the number `inside` of `netns`.
@@ -27,32 +28,35 @@ pub(super) async fn pair_to(
     ifindex: u32,
     netns: &Netns,
     inside: u32,
-) -> Option<LinkMessage> {
+) -> io::Result<Option<LinkMessage>> {
     // This look-up makes the kernel number the namespace behind the interface.
-    let link = link(handle, ifindex).await?;
+    let link = match links::link(handle, ifindex).await {
+        Lookup::Found(link) => link,
+        Lookup::Gone => return Ok(None),
+        Lookup::Unknown(error) => return Err(error),
+    };
     let leads = is_pair(&link) && peer_of(&link) == Some(inside);
-    if !leads {
-        return None;
-    }
-    let behind = namespace_behind(&link)?;
-    (number_of(handle, netns).await? == behind).then_some(link)
+    let Some(behind) = namespace_behind(&link).filter(|_| leads) else {
+        return Ok(None);
+    };
+    let number = number_of(handle, netns).await?;
+    Ok((number == Some(behind)).then_some(link))
 }
 
 /// Whether the interface `first` leads to another namespace than `second`. One that is gone
 /// leads nowhere.
-pub(super) async fn lead_apart(handle: &Handle, first: u32, second: u32) -> bool {
-    match (link(handle, first).await, link(handle, second).await) {
-        (Some(first), Some(second)) => {
+pub(super) async fn lead_apart(handle: &Handle, first: u32, second: u32) -> io::Result<bool> {
+    match (
+        links::link(handle, first).await,
+        links::link(handle, second).await,
+    ) {
+        (Lookup::Found(first), Lookup::Found(second)) => {
             let behind = namespace_behind(&first);
-            behind.is_none() || behind != namespace_behind(&second)
+            Ok(behind.is_none() || behind != namespace_behind(&second))
         }
-        _ => false,
+        (Lookup::Unknown(error), _) | (_, Lookup::Unknown(error)) => Err(error),
+        (Lookup::Gone, _) | (_, Lookup::Gone) => Ok(false),
     }
-}
-
-async fn link(handle: &Handle, ifindex: u32) -> Option<LinkMessage> {
-    let mut links = pin!(handle.link().get().match_index(ifindex).execute());
-    links.next().await?.ok()
 }
 
 /// Whether an interface is one end of a pair: others, of VLANs for example, name the interface
@@ -99,23 +103,35 @@ fn namespace_behind(link: &LinkMessage) -> Option<i32> {
     })
 }
 
-/// Number that the kernel gives to `netns` in this namespace, if it has one.
-async fn number_of(handle: &Handle, netns: &Netns) -> Option<i32> {
-    let file = File::open(netns.path()).ok()?;
+/// Number that the kernel gives to `netns` in this namespace; none if it has none, or if the
+/// namespace is gone.
+async fn number_of(handle: &Handle, netns: &Netns) -> io::Result<Option<i32>> {
+    let file = match open_netns(netns) {
+        Ok(file) => file,
+        Err(DiscoverError::NoNetns(_)) => return Ok(None),
+        Err(error) => return Err(io::Error::other(error.to_string())),
+    };
     let mut query = NsidMessage::default();
-    let fd = u32::try_from(file.as_raw_fd()).ok()?;
+    let fd = u32::try_from(file.as_raw_fd()).map_err(io::Error::other)?;
     query.attributes.push(NsidAttribute::Fd(fd));
     let mut message = NetlinkMessage::from(RouteNetlinkMessage::GetNsId(query));
     message.header.flags = NLM_F_REQUEST;
-    let mut answers = pin!(handle.clone().request(message).ok()?);
+    let answers = handle.clone().request(message);
+    let mut answers = pin!(answers.map_err(|error| links::failed(&error))?);
     while let Some(answer) = answers.next().await {
-        if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNsId(found)) = answer.payload {
-            let mut attributes = found.attributes.iter();
-            return attributes.find_map(|attribute| match attribute {
-                NsidAttribute::Id(number) if *number >= 0 => Some(*number),
-                _ => None,
-            });
+        match answer.payload {
+            NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNsId(found)) => {
+                let mut attributes = found.attributes.iter();
+                return Ok(attributes.find_map(|attribute| match attribute {
+                    NsidAttribute::Id(number) if *number >= 0 => Some(*number),
+                    _ => None,
+                }));
+            }
+            NetlinkPayload::Error(error) => {
+                return Err(io::Error::from_raw_os_error(-error.raw_code()));
+            }
+            _ => {}
         }
     }
-    None
+    Err(io::ErrorKind::UnexpectedEof.into())
 }

@@ -4,8 +4,9 @@
 //! addresses redirected packets to the node, and the proxy's answers go out through the bridge:
 //! the node must have the pods' network on it.
 
-use std::{collections::BTreeSet, net::IpAddr, pin::pin};
+use std::{collections::BTreeSet, io, net::IpAddr, pin::pin};
 
+use daemon::lookup::Lookup;
 use rtnetlink::{
     Handle,
     packet_route::{
@@ -15,11 +16,7 @@ use rtnetlink::{
 };
 use tokio_stream::StreamExt as _;
 
-use super::{
-    DiscoverError, Netns,
-    attributes::{name_of, peer_of},
-    on_thread,
-};
+use super::{DiscoverError, Netns, attributes::peer_of, links, on_thread};
 use crate::route_query;
 
 /// Index of the bridge that has a link as a port.
@@ -48,47 +45,38 @@ pub(super) fn master(link: &LinkMessage) -> Option<u32> {
         })
 }
 
-/// Name of an interface, for people.
-pub(super) async fn name(handle: &Handle, index: u32) -> String {
-    let link = link(handle, index).await;
-    link.and_then(|link| name_of(&link))
-        .unwrap_or_else(|| format!("interface {index}"))
-}
-
 /// Whether the node sends packets for one of `addresses` out through the bridge, or through a
 /// VLAN of it.
-pub(super) async fn leads_to(handle: &Handle, bridge: u32, addresses: &[IpAddr]) -> bool {
+pub(super) async fn leads_to(
+    handle: &Handle,
+    bridge: u32,
+    addresses: &[IpAddr],
+) -> io::Result<bool> {
     for address in addresses {
-        let Some(out) = route_to(handle, *address).await else {
+        let Some(out) = route_to(handle, *address).await? else {
             continue;
         };
         if out == bridge {
-            return true;
+            return Ok(true);
         }
-        let link = link(handle, out).await;
-        if link.and_then(|link| peer_of(&link)) == Some(bridge) {
-            return true;
+        match links::link(handle, out).await {
+            Lookup::Found(link) if peer_of(&link) == Some(bridge) => return Ok(true),
+            Lookup::Found(_) | Lookup::Gone => {}
+            Lookup::Unknown(error) => return Err(error),
         }
     }
-    false
+    Ok(false)
 }
 
-pub(super) async fn link(handle: &Handle, index: u32) -> Option<LinkMessage> {
-    let mut links = pin!(handle.link().get().match_index(index).execute());
-    links.next().await?.ok()
-}
-
-/// Index of the interface that the node reaches an address through.
-async fn route_to(handle: &Handle, address: IpAddr) -> Option<u32> {
-    let mut routes = pin!(handle.route().get(route_query::to(address)).execute());
-    let route = routes.next().await?.ok()?;
-    route
-        .attributes
-        .iter()
-        .find_map(|attribute| match attribute {
-            RouteAttribute::Oif(index) => Some(*index),
-            _ => None,
-        })
+/// Index of the interface that the node reaches an address through; none if it has no route.
+async fn route_to(handle: &Handle, address: IpAddr) -> io::Result<Option<u32>> {
+    let found = route_query::answer(handle, address).await?;
+    let attributes = found.into_iter().flat_map(|route| route.attributes);
+    let mut out = attributes.filter_map(|attribute| match attribute {
+        RouteAttribute::Oif(index) => Some(index),
+        _ => None,
+    });
+    Ok(out.next())
 }
 
 /// Every interface of this node that is a port of a bridge.

@@ -32,10 +32,8 @@ pub(crate) fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, D
     on_thread(netns, false, async move |handle| {
         let (mut named, mut all) = (BTreeSet::new(), BTreeSet::new());
         for pod_side in inside {
-            if behind::pair_to(&handle, pod_side.peer, &of, pod_side.index)
-                .await
-                .is_some()
-            {
+            let pair = behind::pair_to(&handle, pod_side.peer, &of, pod_side.index).await;
+            if pair.map_err(|error| failed(&of, &error))?.is_some() {
                 all.insert(pod_side.peer);
                 if pod_side.is_named {
                     named.insert(pod_side.peer);
@@ -48,9 +46,18 @@ pub(crate) fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, D
 
 /// Whether the host-side interface `first` leads to another namespace than `second`.
 pub(crate) fn lead_apart(netns: &Netns, first: u32, second: u32) -> Result<bool, DiscoverError> {
+    let of = netns.clone();
     on_thread(netns, false, async move |handle| {
-        Ok(behind::lead_apart(&handle, first, second).await)
+        let apart = behind::lead_apart(&handle, first, second).await;
+        apart.map_err(|error| failed(&of, &error))
     })
+}
+
+fn failed(netns: &Netns, error: &dyn std::error::Error) -> DiscoverError {
+    DiscoverError::Netlink {
+        netns: netns.clone(),
+        reason: error.to_string(),
+    }
 }
 
 async fn pod_sides(

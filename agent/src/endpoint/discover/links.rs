@@ -1,19 +1,49 @@
 //! Addresses of interfaces, and what the node has on a pod's link.
 
 use std::{
+    io,
     net::{IpAddr, Ipv6Addr},
     pin::pin,
 };
 
-use ipnet::Ipv6Net;
+use daemon::lookup::Lookup;
+
+use ipnet::IpNet;
 use rtnetlink::{
     Error, Handle,
-    packet_route::address::{AddressAttribute, AddressFlags, AddressMessage},
+    packet_route::{
+        address::{AddressAttribute, AddressFlags, AddressMessage},
+        link::LinkMessage,
+    },
 };
 use tokio_stream::StreamExt as _;
 
-use super::{PodSide, attributes::mac_of, bridge};
+use super::attributes::{mac_of, name_of};
 use crate::datapath::link::Link;
+
+/// The interface with a number.
+pub(super) async fn link(handle: &Handle, index: u32) -> Lookup<LinkMessage> {
+    let mut links = pin!(handle.link().get().match_index(index).execute());
+    Lookup::of_interface(match links.next().await {
+        Some(link) => link.map_err(|error| failed(&error)),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    })
+}
+
+/// Name of an interface, for people.
+pub(super) async fn name(handle: &Handle, index: u32) -> String {
+    let link = link(handle, index).await.found();
+    link.and_then(|link| name_of(&link))
+        .unwrap_or_else(|| format!("interface {index}"))
+}
+
+/// The kernel's own error, if it is one.
+pub(super) fn failed(error: &Error) -> io::Error {
+    match error {
+        Error::NetlinkError(message) => io::Error::from_raw_os_error(-message.raw_code()),
+        other => io::Error::other(other.to_string()),
+    }
+}
 
 /// Addresses of an interface with the lengths of their prefixes, except those that another
 /// machine on the link has (duplicate address detection).
@@ -44,44 +74,57 @@ fn address_of(message: &AddressMessage) -> Option<IpAddr> {
     local.or(peer)
 }
 
-/// The link of a pod whose host-side interface has the address `node_mac`, or is a port of
-/// `bridge`. `claimed` are the pod's link-local addresses, `addresses` its others.
+/// Both ends of a pod's link.
+pub(super) struct Ends {
+    /// The host-side interface.
+    pub(super) host_side: u32,
+    pub(super) pod_mac: [u8; 6],
+    pub(super) node_mac: [u8; 6],
+    /// The bridge that the host-side interface is a port of.
+    pub(super) bridge: Option<u32>,
+}
+
+/// The link of a pod. `claimed` are the pod's link-local addresses, `addresses` its others.
 pub(super) async fn of(
     handle: &Handle,
-    pod: &PodSide,
-    bridge: Option<u32>,
-    node_mac: [u8; 6],
+    ends: &Ends,
     claimed: &[Ipv6Addr],
     addresses: &[IpAddr],
-) -> Result<Link, Error> {
+) -> io::Result<Link> {
+    let bridge = ends.bridge;
     let bridge_mac = match bridge {
-        Some(index) => {
-            let link = bridge::link(handle, index).await;
-            link.as_ref().and_then(mac_of)
-        }
+        Some(index) => match link(handle, index).await {
+            Lookup::Found(link) => mac_of(&link),
+            Lookup::Gone => None,
+            Lookup::Unknown(error) => return Err(error),
+        },
         None => None,
     };
-    let of_node = self::addresses(handle, bridge.unwrap_or(pod.peer)).await?;
+    let of_node = self::addresses(handle, bridge.unwrap_or(ends.host_side)).await;
+    let of_node = of_node.map_err(|error| failed(&error))?;
     let mut present = Vec::new();
-    let mut on_link_bits = 0;
+    let (mut on_link_bits, mut on_link_bits4) = (0, 0);
     for (ip, bits) in of_node {
-        let IpAddr::V6(ip) = ip else { continue };
-        if ip.is_unicast_link_local() {
+        if let IpAddr::V6(ip) = ip
+            && ip.is_unicast_link_local()
+        {
             present.push(ip);
         } else if bridge.is_some()
-            && let Ok(net) = Ipv6Net::new(ip, bits)
-            && addresses
-                .iter()
-                .any(|own| matches!(own, IpAddr::V6(own) if net.contains(own)))
+            && let Ok(net) = IpNet::new(ip, bits)
+            && addresses.iter().any(|own| net.contains(own))
         {
-            on_link_bits = bits;
+            match ip {
+                IpAddr::V4(_) => on_link_bits4 = bits,
+                IpAddr::V6(_) => on_link_bits = bits,
+            }
         }
     }
-    let node = Link::of_node(bridge_mac.unwrap_or(node_mac), &present);
+    let node = Link::of_node(bridge_mac.unwrap_or(ends.node_mac), &present);
     Ok(Link {
-        pod: Link::of_pod(pod.mac, claimed, &node),
+        pod: Link::of_pod(ends.pod_mac, claimed, &node),
         node,
         bridge_mac,
         on_link_bits,
+        on_link_bits4,
     })
 }

@@ -2,15 +2,16 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
+use daemon::{lookup::Lookup, regular_file};
 use serde::{Deserialize, Serialize};
 
 use super::EndpointDocument;
 use crate::{
-    datapath::files::write_atomic,
+    datapath::files::{set_aside, write_atomic},
     endpoint::{discover::Netns, spec::EndpointSpec},
     labels::Label,
     named_port::{NamedPorts, is_label},
@@ -56,8 +57,10 @@ pub enum CliFileError {
 pub(super) enum Added {
     /// Documents by key.
     Documents(BTreeMap<String, EndpointDocument>),
-    /// Nothing that can be read: the file is set aside.
-    Damaged,
+    /// There is no file: no endpoint was ever added, or the file is lost.
+    Absent,
+    /// Nothing that can be read, and why: the file is set aside.
+    Damaged(String),
 }
 
 /// Documents of endpoints that were added by command and are restored: their own list is lost.
@@ -96,6 +99,7 @@ pub(super) fn document_of(
         addresses: Vec::new(),
         enable_policy: PolicyMode::of(&labels),
         uid: None,
+        taken_in: None,
     }
 }
 
@@ -124,17 +128,56 @@ impl CliFile {
         self.path.parent().unwrap_or(Path::new("."))
     }
 
-    /// Documents by key. A damaged file is set aside and logged.
-    pub(super) fn read(&self) -> Result<Added, CliFileError> {
+    /// Documents by key, those that were added and are not removed. What of it is lost is made again
+    /// from `restored`, the endpoints of the last run on this boot, and added to `damaged`.
+    pub(super) fn read_or_recover(
+        &self,
+        restored: &[EndpointSpec],
+        damaged: &mut Vec<String>,
+    ) -> Result<BTreeMap<String, EndpointDocument>, CliFileError> {
+        let why = match self.read()? {
+            Added::Documents(documents) => return Ok(documents),
+            Added::Damaged(why) => why,
+            // The last endpoint that is removed leaves a file with none.
+            Added::Absent if !restored.iter().any(|spec| is_key(&spec.key)) => {
+                return Ok(BTreeMap::new());
+            }
+            Added::Absent => "is missing".to_owned(),
+        };
+        let documents = recovered(restored);
+        let text = format!(
+            "{}: the list of added endpoints {why}; the {} of the last run are added again with the labels \
+             that they have: remove those that are not wanted (`endpoint remove`)",
+            self.path.display(),
+            documents.len()
+        );
+        tracing::error!("{text}");
+        damaged.push(text);
+        if let Err(error) = self.write(documents.iter()) {
+            tracing::error!(%error, "the list of added endpoints is not on disk");
+            damaged.push(error.to_string());
+        }
+        Ok(documents)
+    }
+
+    /// What the file says. A damaged one is set aside.
+    fn read(&self) -> Result<Added, CliFileError> {
         let failed = |source| CliFileError::Io {
             path: self.path.clone(),
             source,
         };
-        let bytes = match fs::read(&self.path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Ok(Added::Documents(BTreeMap::new()));
+        let put_aside = |error: &dyn std::error::Error| {
+            let aside = set_aside(&self.path).map_err(failed)?;
+            let why = format!("{error}, and was set aside as {}", aside.display());
+            Ok(Added::Damaged(why))
+        };
+        let bytes = match regular_file::look(&self.path) {
+            Lookup::Found(bytes) => bytes,
+            Lookup::Gone => return Ok(Added::Absent),
+            Lookup::Unknown(error) if regular_file::is_passing(&error) => {
+                return Err(failed(error));
             }
-            other => other.map_err(failed)?,
+            Lookup::Unknown(error) => return put_aside(&error),
         };
         match serde_json::from_slice::<Content>(&bytes) {
             Ok(content) if content.version > VERSION => Err(CliFileError::Newer {
@@ -142,15 +185,7 @@ impl CliFile {
                 found: content.version,
             }),
             Ok(content) => Ok(Added::Documents(content.endpoints)),
-            Err(error) => {
-                let aside = self.path.with_extension("json.corrupt");
-                tracing::error!(
-                    path = %self.path.display(), aside = %aside.display(), %error,
-                    "the list of added endpoints is damaged and was moved aside; the endpoints of the last run are added again"
-                );
-                fs::rename(&self.path, aside).map_err(failed)?;
-                Ok(Added::Damaged)
-            }
+            Err(error) => put_aside(&error),
         }
     }
 
@@ -184,12 +219,14 @@ impl CliFile {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn documents(file: &CliFile) -> BTreeMap<String, EndpointDocument> {
         match file.read().unwrap() {
             Added::Documents(documents) => documents,
-            Added::Damaged => panic!("damaged"),
+            Added::Absent | Added::Damaged(_) => panic!("no documents"),
         }
     }
 
@@ -197,7 +234,7 @@ mod tests {
     fn written_files_are_read_back_and_damaged_ones_set_aside() {
         let dir = tempfile::tempdir().unwrap();
         let file = CliFile::in_dir(dir.path());
-        assert!(documents(&file).is_empty());
+        assert!(matches!(file.read(), Ok(Added::Absent)));
         let document = EndpointDocument {
             netns: Some("pod1".to_owned()),
             ifname: "eth0".to_owned(),
@@ -237,7 +274,7 @@ mod tests {
             assert_eq!(content.version, version);
         }
         fs::write(&file.path, "{\"version\":1,").unwrap();
-        assert!(matches!(file.read(), Ok(Added::Damaged)));
+        assert!(matches!(file.read(), Ok(Added::Damaged(_))));
         assert!(dir.path().join("added_endpoints.json.corrupt").exists());
     }
 
@@ -262,6 +299,24 @@ mod tests {
             pod_uid: None,
         };
         let specs = ["cli/pod1/eth0", "cli/pid-77/eth1", "dir/a.yaml"].map(spec);
+        // A list that is lost is made again, and a list without endpoints is no lost one.
+        let dir = tempfile::tempdir().unwrap();
+        let file = CliFile::in_dir(dir.path());
+        for (is_lost, found) in [(true, 2), (false, 2)] {
+            let mut damaged = Vec::new();
+            let documents = file.read_or_recover(&specs, &mut damaged).unwrap();
+            assert_eq!((documents.len(), !damaged.is_empty()), (found, is_lost));
+        }
+        file.write(std::iter::empty()).unwrap();
+        let mut damaged = Vec::new();
+        assert!(
+            file.read_or_recover(&specs, &mut damaged)
+                .unwrap()
+                .is_empty()
+        );
+        fs::remove_file(dir.path().join("added_endpoints.json")).unwrap();
+        let never = file.read_or_recover(&specs[2..], &mut damaged).unwrap();
+        assert!(never.is_empty() && damaged.is_empty(), "{damaged:?}");
         let documents = recovered(&specs);
         let keys: Vec<&String> = documents.keys().collect();
         assert_eq!(keys, ["cli/pid-77/eth1", "cli/pod1/eth0"]);

@@ -9,13 +9,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use daemon::{lookup::Lookup, regular_file};
+use dns_policy::wall_time;
 use serde::{Deserialize, Serialize};
 
 use super::{
     Deliver, EndpointBook, EndpointDocument, EndpointError, State, cli, namespace_id, taken_in,
 };
 use crate::{
-    datapath::files::write_atomic,
+    datapath::files::{set_aside, write_atomic},
     endpoint::{
         discover::{Claims, Discovered, discover},
         spec::EndpointSpec,
@@ -162,6 +164,9 @@ struct Content {
 struct Record {
     endpoint: EndpointDocument,
     uid: Option<String>,
+    /// When the pod was taken in, RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    taken_in: Option<String>,
 }
 
 impl CniFile {
@@ -172,19 +177,48 @@ impl CniFile {
         }
     }
 
-    /// Documents by key. A damaged file is set aside: `restored`, the endpoints of the last run on
-    /// this boot, then keep the labels that they have.
+    /// Documents by key. If the file is lost, or damaged and set aside, `restored`, the endpoints of
+    /// the last run on this boot, keep the labels that they have. That is added to `damaged`.
     pub(super) fn read(
         &self,
         restored: &[EndpointSpec],
+        damaged: &mut Vec<String>,
     ) -> Result<BTreeMap<String, EndpointDocument>, CniFileError> {
         let failed = |source| CniFileError::Io {
             path: self.path.clone(),
             source,
         };
-        let bytes = match fs::read(&self.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
-            other => other.map_err(failed)?,
+        let mut recover = |why: &str| {
+            let documents = recovered(restored);
+            let text = format!(
+                "{}: the list of pods {why}; the {} of the last run keep the labels that they have until \
+                 they are started again",
+                self.path.display(),
+                documents.len()
+            );
+            tracing::error!("{text}");
+            damaged.push(text);
+            if let Err(error) = self.write(documents.iter()) {
+                tracing::error!(%error, "the list of pods is not on disk");
+                damaged.push(error.to_string());
+            }
+            documents
+        };
+        let put_aside = |error: &dyn std::error::Error| {
+            let aside = set_aside(&self.path).map_err(failed)?;
+            Ok(format!("{error}, and was set aside as {}", aside.display()))
+        };
+        let bytes = match regular_file::look(&self.path) {
+            Lookup::Found(bytes) => bytes,
+            // The last pod that ends leaves a file with none.
+            Lookup::Gone if !restored.iter().any(|spec| is_key(&spec.key)) => {
+                return Ok(BTreeMap::new());
+            }
+            Lookup::Gone => return Ok(recover("is missing")),
+            Lookup::Unknown(error) if regular_file::is_passing(&error) => {
+                return Err(failed(error));
+            }
+            Lookup::Unknown(error) => return Ok(recover(&put_aside(&error)?)),
         };
         match serde_json::from_slice::<Content>(&bytes) {
             Ok(content) if content.version > VERSION => Err(CniFileError::Newer {
@@ -192,17 +226,7 @@ impl CniFile {
                 found: content.version,
             }),
             Ok(content) => Ok(content.endpoints.into_iter().map(document).collect()),
-            Err(error) => {
-                let aside = self.path.with_extension("json.corrupt");
-                tracing::error!(
-                    path = %self.path.display(), aside = %aside.display(), %error,
-                    "the list of pods is damaged and was moved aside; pods of the last run keep the labels that they have"
-                );
-                fs::rename(&self.path, aside).map_err(failed)?;
-                let documents = recovered(restored);
-                self.write(documents.iter())?;
-                Ok(documents)
-            }
+            Err(error) => Ok(recover(&put_aside(&error)?)),
         }
     }
 
@@ -214,6 +238,7 @@ impl CniFile {
             let record = Record {
                 endpoint: document.clone(),
                 uid: document.uid.clone(),
+                taken_in: document.taken_in.map(wall_time::render),
             };
             (key.clone(), record)
         });
@@ -233,10 +258,12 @@ impl CniFile {
 
 fn document((key, record): (String, Record)) -> (String, EndpointDocument) {
     let uid = record.uid;
+    let taken_in = record.taken_in.as_deref().and_then(wall_time::parse);
     (
         key,
         EndpointDocument {
             uid,
+            taken_in,
             ..record.endpoint
         },
     )
@@ -281,7 +308,7 @@ impl EndpointBook {
             ..EndpointDocument::default()
         };
         let netns = document.check()?;
-        let namespace = namespace_id(&netns);
+        let namespace = namespace_id(&netns).found();
         let claims = Claims {
             named: addresses.clone(),
             known: None,
@@ -325,13 +352,13 @@ impl EndpointBook {
 }
 
 impl State {
-    /// Removes pods whose namespace and interface are gone: the runtime removed them while no agent
+    /// Removes pods whose namespace and interface are certainly gone: the runtime removed them while no agent
     /// answered.
     pub(super) fn forget_ended_pods(&mut self, deliver: &Deliver) {
         let is_gone = |key: &String, document: &EndpointDocument| {
             let netns = document.netns.as_deref();
             is_key(key)
-                && netns.is_some_and(|netns| !Path::new(netns).exists())
+                && netns.is_some_and(|netns| Lookup::of_path(fs::metadata(netns)).is_gone())
                 && self.still_there(key).is_none()
         };
         let gone = self.documents.iter();

@@ -2,17 +2,21 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
     path::Path,
 };
 
-use daemon::yaml;
+use daemon::{lookup::Lookup, yaml};
 use serde::Deserialize as _;
 
 use super::{EndpointDocument, EndpointError};
-use crate::watched_dir;
+use crate::{
+    document_dir::{DocumentDir, ListError},
+    watched_dir,
+};
 
 const PREFIX: &str = "dir/";
+/// Name of the file in the state directory that says which directory the documents were read from.
+const READ_FROM: &str = "endpoint_directory.json";
 
 /// What the directory holds.
 #[derive(Debug, Default)]
@@ -37,10 +41,40 @@ pub(super) fn file_of(key: &str) -> &str {
     }
 }
 
-/// Reads the documents of `dir`.
-pub(super) fn read(dir: &Path) -> io::Result<Listing> {
+/// The directory `dir`, as the last run stored it in the state directory `state`.
+pub(super) fn open(dir: &Path, state: &Path, damaged: &mut Vec<String>) -> DocumentDir {
+    DocumentDir::stored(dir, state.join(READ_FROM), damaged)
+}
+
+/// Reads the documents of `dir`. `known` are keys of documents that were read before: a file of
+/// theirs that is not listed is gone only if it does not exist.
+pub(super) fn read<'a>(
+    dir: &mut DocumentDir,
+    known: impl Iterator<Item = &'a String>,
+) -> Result<Listing, ListError> {
+    let known = known.filter(|key| is_key(key)).map(|key| file_of(key));
+    let known: BTreeSet<&str> = known.collect();
+    let names = dir.list(!known.is_empty())?;
     let mut listing = Listing::default();
-    for (name, text) in watched_dir::read(dir)? {
+    for file in known {
+        let name = file.strip_prefix(PREFIX).unwrap_or(file);
+        if names.contains(name) {
+            continue;
+        }
+        match dir.look(name) {
+            Lookup::Gone => {}
+            Lookup::Found(()) => {
+                listing.torn.insert(file.to_owned());
+            }
+            Lookup::Unknown(error) => {
+                let text = format!("{error}; make it readable, or delete it");
+                let error = EndpointError::Parse(text);
+                listing.documents.insert(file.to_owned(), Err(error));
+                listing.torn.insert(file.to_owned());
+            }
+        }
+    }
+    for (name, text) in watched_dir::read(dir.path(), names) {
         let file = format!("{PREFIX}{name}");
         match text {
             Ok(text) => {
@@ -126,7 +160,8 @@ mod tests {
             ("\0\0\0\0", 1),
         ] {
             std::fs::write(dir.path().join("a.yaml"), text).unwrap();
-            let listing = read(dir.path()).unwrap();
+            let mut documents = DocumentDir::new(dir.path());
+            let listing = read(&mut documents, std::iter::empty()).unwrap();
             assert!(listing.torn.contains("dir/a.yaml"), "{text:?}");
             assert_eq!(listing.documents.len(), keys, "{text:?}: {listing:?}");
         }

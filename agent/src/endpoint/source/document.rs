@@ -56,6 +56,9 @@ pub struct EndpointDocument {
     /// Uid of `pod`; no document has it.
     #[serde(skip)]
     pub uid: Option<String>,
+    /// When the agent found the pod, which ran before, nanoseconds since 1970; no document has it.
+    #[serde(skip)]
+    pub taken_in: Option<u64>,
 }
 
 fn is_pod(text: &str) -> bool {
@@ -160,6 +163,11 @@ fn how_to_resolve(other: &str) -> String {
 }
 
 impl EndpointError {
+    /// Whether it shows nothing about the interface: it could not be looked for.
+    pub(crate) fn shows_nothing(&self) -> bool {
+        matches!(self, Self::Discover(error) if error.shows_nothing())
+    }
+
     /// Whether it may pass within a moment by itself.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(
@@ -230,6 +238,7 @@ impl EndpointDocument {
                 ifindex: before.ifindex,
                 addresses: before.addresses.clone(),
                 link_locals: before.link.pod.clone(),
+                mac: before.mac,
             }),
         };
         let mut found = discover(&netns, &self.ifname, &claims)?;

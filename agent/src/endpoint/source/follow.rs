@@ -1,10 +1,12 @@
 //! Finding endpoints, and finding them again when their interface or namespace is another one.
 
-use std::{collections::BTreeSet, time::Instant};
+use std::{collections::BTreeSet, fs, time::Instant};
+
+use daemon::lookup::Lookup;
 
 use super::{
     Deliver, ENDED, EndpointDocument, EndpointError, Found, NamespaceId, State, gated::Until,
-    namespace_id,
+    namespace_id, processes::Holder,
 };
 use crate::{
     datapath::closed::DocumentHash,
@@ -19,14 +21,16 @@ impl State {
     /// Follows what is not settled and due.
     pub(super) fn follow_due(&mut self, deliver: &Deliver) {
         self.forget_ended_pods(deliver);
-        let settled = |(key, found): &(&String, &Found)| found.is_settled(self.documents.get(*key));
+        let settled = |(key, found): &(&String, &Found)| {
+            found.is_settled(&self.interfaces, self.documents.get(*key))
+        };
         let moved = self.found.iter().filter(|entry| !settled(entry));
         let moved = moved.map(|(key, _)| key);
         let missing = self.documents.iter().filter(|(key, document)| {
             let netns = document.namespace();
             !self.found.contains_key(*key)
                 && !self.has_ended(key, document)
-                && netns.is_ok_and(|netns| netns.path().exists())
+                && netns.is_ok_and(|netns| !Lookup::of_path(fs::metadata(netns.path())).is_gone())
         });
         let now = Instant::now();
         let missing = missing.map(|(key, _)| key);
@@ -54,7 +58,7 @@ impl State {
     }
 
     /// Resolves a document. An endpoint that cannot be found again is unchanged while its interface
-    /// exists.
+    /// exists, and also without it while its namespace cannot be looked at.
     pub(super) fn follow(&mut self, key: &str, deliver: &Deliver) {
         let before = self.still_there(key);
         let Some(document) = self.documents.get(key).cloned() else {
@@ -68,8 +72,15 @@ impl State {
             self.end(key, deliver);
             return;
         }
-        let is_another = |pid| self.processes.is_another(key, pid);
-        if document.pid.is_some_and(is_another) {
+        let process = document.pid.map(|pid| self.processes.look(key, pid));
+        if let Some(Lookup::Unknown(error)) = process {
+            let reason = format!("{error}; it stays as it is until the process can be looked at");
+            self.retries.failed(key, Instant::now());
+            self.note(key, &reason);
+            self.keep(key, &document, deliver);
+            return;
+        }
+        if matches!(process, Some(Lookup::Found(Holder::Another))) {
             if let Some(before) = before {
                 let kept = document.relabelled(before.clone()).unwrap_or(before);
                 self.put(key, kept, None, deliver);
@@ -79,7 +90,8 @@ impl State {
             return;
         }
         let netns = document.namespace();
-        let namespace = netns.as_ref().ok().and_then(namespace_id);
+        let namespace = netns.as_ref().ok();
+        let namespace = namespace.and_then(|netns| namespace_id(netns).found());
         let found = document.resolve(key, before.as_ref()).and_then(|spec| {
             match self.other_with(spec.ifindex, key) {
                 Some(other) => Err(EndpointError::Taken {
@@ -121,10 +133,13 @@ impl State {
                     format!("{error}; it keeps its last policy while interface {ifname} exists");
                 let reason = self.close_unresolved(key, &document, &error, reason);
                 self.note(key, &reason);
-                self.stale.insert(key.to_owned());
-                let namespace = self.found.get(key).and_then(|found| found.namespace);
-                let kept = document.relabelled(before.clone()).unwrap_or(before);
-                self.put(key, kept, namespace, deliver);
+                self.keep(key, &document, deliver);
+            }
+            (Err(error), None) if error.shows_nothing() && !self.has_successor(key) => {
+                self.passing |= error.is_passing();
+                let reason = self.close_unresolved(key, &document, &error, error.to_string());
+                self.note(key, &reason);
+                self.keep(key, &document, deliver);
             }
             (Err(error), None) => {
                 self.passing |= error.is_passing();
@@ -133,6 +148,27 @@ impl State {
                 self.forget(key, deliver);
             }
         }
+    }
+
+    /// Whether there is an interface with the number of an endpoint's.
+    fn has_successor(&self, key: &str) -> bool {
+        let found = self.found.get(key);
+        found.is_some_and(|found| {
+            let now = self.interfaces.name(found.spec.ifindex);
+            matches!(now, Lookup::Found(_))
+        })
+    }
+
+    /// Leaves an endpoint where it was found, with the labels that its document gives it now, until
+    /// the document is resolved. Another document may get the interface.
+    fn keep(&mut self, key: &str, document: &EndpointDocument, deliver: &Deliver) {
+        self.stale.insert(key.to_owned());
+        let Some(found) = self.found.get(key).filter(|found| !found.superseded) else {
+            return;
+        };
+        let (before, namespace) = (found.spec.clone(), found.namespace);
+        let kept = document.relabelled(before.clone()).unwrap_or(before);
+        self.put(key, kept, namespace, deliver);
     }
 
     /// The process that the document names has ended.
@@ -160,15 +196,19 @@ impl State {
         reason: String,
     ) -> String {
         self.retries.failed(key, Instant::now());
-        let found = match (error, document.namespace()) {
-            (EndpointError::Discover(_), Ok(netns)) => leading_to(&netns, &document.ifname).ok(),
-            _ => None,
+        let leading = match (error, document.namespace()) {
+            (EndpointError::Discover(_), Ok(netns)) => leading_to(&netns, &document.ifname),
+            _ => Ok(BTreeSet::new()),
         };
-        let mut interfaces = found.unwrap_or_default();
-        for endpoint in self.found.values().filter(|found| !found.superseded) {
-            interfaces.remove(&endpoint.spec.ifindex);
-        }
-        let closed = self.gated.unresolved(key, &interfaces);
+        let closed = match leading {
+            Ok(mut interfaces) => {
+                for endpoint in self.found.values().filter(|found| !found.superseded) {
+                    interfaces.remove(&endpoint.spec.ifindex);
+                }
+                self.gated.unresolved(key, &interfaces)
+            }
+            Err(_) => self.gated.kept(key),
+        };
         match closed.as_slice() {
             [] => reason,
             closed => format!(

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::interface_name;
+use super::interfaces::Interfaces;
 use crate::datapath::closed::{Closed, DocumentHash, Gate, Why};
 
 /// Until when an interface is closed. Each ends as well when the interface or the document goes.
@@ -19,6 +19,7 @@ pub(super) enum Until {
 /// Closed interfaces of every document.
 pub(super) struct Gated {
     gate: Option<Box<dyn Gate>>,
+    interfaces: Interfaces,
     closed: BTreeMap<DocumentHash, BTreeMap<u32, Until>>,
     /// Interfaces that could not be closed or opened, so that each is logged once.
     failed: BTreeSet<u32>,
@@ -26,7 +27,7 @@ pub(super) struct Gated {
 
 impl Gated {
     /// What an earlier run closed stays closed until its document is resolved.
-    pub(super) fn new(gate: Option<Box<dyn Gate>>) -> Self {
+    pub(super) fn new(gate: Option<Box<dyn Gate>>, interfaces: Interfaces) -> Self {
         let restored = gate
             .as_ref()
             .map_or(Ok(Closed::new()), |gate| gate.closed());
@@ -44,12 +45,19 @@ impl Gated {
         };
         Self {
             gate,
+            interfaces,
             closed: restored
                 .into_iter()
                 .map(|(document, interfaces)| (document, until(interfaces)))
                 .collect(),
             failed: BTreeSet::new(),
         }
+    }
+
+    /// Whether an interface has the programs of an endpoint.
+    pub(super) fn is_under_policy(&self, ifindex: u32) -> bool {
+        let gate = self.gate.as_ref();
+        gate.is_some_and(|gate| gate.is_under_policy(ifindex))
     }
 
     /// Number of closed interfaces.
@@ -66,7 +74,7 @@ impl Gated {
         if until != Until::Gone && gate.is_under_policy(ifindex) {
             return false;
         }
-        let interface = describe(ifindex);
+        let interface = self.interfaces.describe(ifindex);
         let why = match until {
             Until::Found | Until::Attached => Why::NotFound,
             Until::Gone => Why::Left,
@@ -88,12 +96,26 @@ impl Gated {
         true
     }
 
-    /// The document is not resolved, and exactly `interfaces` are closed for it.
-    pub(super) fn unresolved(&mut self, key: &str, interfaces: &BTreeSet<u32>) -> Vec<String> {
-        self.open_others(key, interfaces);
-        let closed = interfaces.iter();
+    /// The document is not resolved, and exactly `leading` are closed for it.
+    pub(super) fn unresolved(&mut self, key: &str, leading: &BTreeSet<u32>) -> Vec<String> {
+        self.open_others(key, leading);
+        let closed = leading.iter();
         let closed = closed.filter(|ifindex| self.close(key, **ifindex, Until::Found));
-        closed.map(|ifindex| describe(*ifindex)).collect()
+        let closed: Vec<u32> = closed.copied().collect();
+        self.names(closed)
+    }
+
+    /// The document is not resolved, and which interfaces lead to its pod is not known: those that
+    /// are closed for it stay closed.
+    pub(super) fn kept(&self, key: &str) -> Vec<String> {
+        let closed = self.closed.get(&DocumentHash::of(key));
+        self.names(closed.into_iter().flatten().map(|(ifindex, _)| *ifindex))
+    }
+
+    fn names(&self, interfaces: impl IntoIterator<Item = u32>) -> Vec<String> {
+        let names = interfaces.into_iter();
+        let names = names.map(|ifindex| self.interfaces.describe(ifindex));
+        names.collect()
     }
 
     /// The document is resolved to an interface, which opens once its programs are attached.
@@ -118,7 +140,7 @@ impl Gated {
         }
     }
 
-    /// Opens what is due: under policy, gone, or of a document that is not wanted any more.
+    /// Opens what is due: under policy, certainly gone, or of a document that is not wanted any more.
     pub(super) fn settle(&mut self, is_wanted: impl Fn(&DocumentHash) -> bool) {
         let Some(gate) = &self.gate else {
             return;
@@ -128,7 +150,7 @@ impl Gated {
             let wanted = is_wanted(document);
             for (ifindex, until) in interfaces {
                 let attached = *until == Until::Attached && gate.is_under_policy(*ifindex);
-                if !wanted || attached || interface_name(*ifindex).is_none() {
+                if !wanted || attached || self.interfaces.name(*ifindex).is_gone() {
                     due.push((document.clone(), *ifindex));
                 }
             }
@@ -153,16 +175,10 @@ impl Gated {
                 }
             }
             Err(error) if self.failed.insert(ifindex) => {
-                let interface = describe(ifindex);
+                let interface = self.interfaces.describe(ifindex);
                 tracing::error!(interface, %error, "cannot open the interface");
             }
             Err(_) => {}
         }
     }
-}
-
-/// Name of an interface, for people.
-fn describe(ifindex: u32) -> String {
-    let name = interface_name(ifindex).and_then(|name| name.into_string().ok());
-    name.unwrap_or_else(|| format!("number {ifindex}"))
 }

@@ -36,13 +36,13 @@ impl EndpointBook {
 }
 
 impl State {
-    /// Looks at one endpoint, the next at each call: takes link-local addresses that a routed pod
-    /// gave itself after it was found, and notes further interfaces of a pod.
+    /// Looks at one endpoint, the next at each call: takes the MAC and the link-local addresses that
+    /// a routed pod gave itself after it was found, and notes further interfaces of a pod.
     pub(super) fn look_at_next(&mut self, deliver: &Deliver) {
         let wanted = |(key, found): &(&String, &Found)| {
             let document = self.documents.get(*key);
             let is_pod = document.is_some_and(|document| document.pod.is_some());
-            (is_pod || !found.spec.on_bridge) && found.is_settled(document)
+            (is_pod || !found.spec.on_bridge) && found.is_settled(&self.interfaces, document)
         };
         let after = (Bound::Excluded(self.looked.last.as_str()), Bound::Unbounded);
         let mut next = self.found.range::<str, _>(after).filter(wanted);
@@ -64,9 +64,15 @@ impl State {
         if document.pod.is_some() {
             self.note_further(&key, others);
         }
-        if !before.on_bridge && now.ifindex == before.ifindex && now.link != before.link {
-            let link = now.link;
-            self.put(&key, EndpointSpec { link, ..before }, namespace, deliver);
+        let changed = now.link != before.link || now.mac != before.mac;
+        if !before.on_bridge && now.ifindex == before.ifindex && changed {
+            let (link, mac) = (now.link, now.mac);
+            let spec = EndpointSpec {
+                link,
+                mac,
+                ..before
+            };
+            self.put(&key, spec, namespace, deliver);
         }
     }
 

@@ -9,10 +9,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use daemon::{lookup::Lookup, regular_file};
+use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use shared_maps::user::boot_id;
 
-use crate::datapath::files::write_atomic;
+use crate::datapath::files::{set_aside, write_atomic};
 
 /// A process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,17 +25,45 @@ struct Process {
     boot_id: String,
 }
 
+/// The process that has a document's number now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// The same as when the endpoint was found, or the first one that is looked at.
+    Same,
+    /// Another one.
+    Another,
+}
+
 impl Process {
     /// The process that has a number now.
-    fn now(pid: u32) -> Option<Self> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    fn now(pid: u32) -> Lookup<Self> {
+        let path = format!("/proc/{pid}/stat");
+        let read = fs::read_to_string(&path);
+        // Reading fails like this if the process ends after the file was opened.
+        let ended = |error: &io::Error| error.raw_os_error() == Some(Errno::ESRCH as i32);
+        if read.as_ref().is_err_and(ended) {
+            return Lookup::Gone;
+        }
+        let at = |error: io::Error| io::Error::new(error.kind(), format!("{path}: {error}"));
+        match Lookup::of_path(read) {
+            Lookup::Found(stat) => match (Self::started(&stat), boot_id()) {
+                (Some(started), Ok(boot_id)) => Lookup::Found(Self {
+                    pid,
+                    started,
+                    boot_id,
+                }),
+                (None, _) => Lookup::Unknown(at(io::ErrorKind::InvalidData.into())),
+                (_, Err(error)) => Lookup::Unknown(error),
+            },
+            Lookup::Gone => Lookup::Gone,
+            Lookup::Unknown(error) => Lookup::Unknown(at(error)),
+        }
+    }
+
+    fn started(stat: &str) -> Option<u64> {
         // The name of the program, in brackets, may have spaces and brackets.
         let (_, fields) = stat.rsplit_once(") ")?;
-        Some(Self {
-            pid,
-            started: fields.split(' ').nth(19)?.parse().ok()?,
-            boot_id: boot_id().ok()?,
-        })
+        fields.split(' ').nth(19)?.parse().ok()
     }
 }
 
@@ -45,29 +75,50 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    /// Reads the file. Without it, a document means the process that has its number now.
-    pub(super) fn open(state: &Path) -> Self {
+    /// Reads the file. Without it, a document means the process that has its number now. A file that
+    /// cannot be used is set aside and added to `damaged`.
+    pub(super) fn open(state: &Path, damaged: &mut Vec<String>) -> Self {
         let path = state.join("endpoint_processes.json");
-        let known = match fs::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
-            read => read.and_then(|bytes| Ok(serde_json::from_slice(&bytes)?)),
+        let known = match regular_file::look(&path) {
+            Lookup::Found(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
+            Lookup::Gone => Ok(BTreeMap::new()),
+            Lookup::Unknown(error) => Err(error),
         };
         let known = known.unwrap_or_else(|error| {
-            tracing::error!(path = %path.display(), %error, "cannot read the file with the endpoints' processes");
+            let aside = set_aside(&path).map(|aside| aside.display().to_string());
+            let aside = aside.unwrap_or_else(|_| "nothing".to_owned());
+            let text = format!(
+                "{}: the file with the endpoints' processes: {error}; set aside as {aside}; an endpoint \
+                 that was added by --pid is now of the process that has this number",
+                path.display()
+            );
+            tracing::error!("{text}");
+            damaged.push(text);
             BTreeMap::new()
         });
         Self { path, known }
     }
 
-    /// Whether the number of a document belongs to another process than when it was found.
-    pub(super) fn is_another(&self, key: &str, pid: u32) -> bool {
-        let then = self.known.get(key).filter(|then| then.pid == pid);
-        then.is_some_and(|then| Process::now(pid).is_some_and(|now| now != *then))
+    /// Which process the number of a document belongs to.
+    pub(super) fn look(&self, key: &str, pid: u32) -> Lookup<Holder> {
+        match self.known.get(key).filter(|then| then.pid == pid) {
+            None => Lookup::Found(Holder::Same),
+            Some(then) => Process::now(pid).map(|now| match now == *then {
+                true => Holder::Same,
+                false => Holder::Another,
+            }),
+        }
     }
 
     /// The endpoint of a document was found by the number.
     pub(super) fn found(&mut self, key: &str, pid: Option<u32>) {
-        let now = pid.and_then(Process::now);
+        let now = match pid.map(Process::now) {
+            Some(Lookup::Unknown(error)) => {
+                tracing::warn!(endpoint = key, %error, "cannot look at the endpoint's process; the record of it stays");
+                return;
+            }
+            now => now.and_then(Lookup::found),
+        };
         if self.known.get(key) == now.as_ref() {
             return;
         }
@@ -105,10 +156,14 @@ mod tests {
     fn a_number_means_the_process_that_had_it_first_also_after_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let own = std::process::id();
-        let mut processes = Processes::open(dir.path());
-        assert!(!processes.is_another("a", own), "nothing is known");
+        let is_another = |processes: &Processes, key: &str, pid| {
+            matches!(processes.look(key, pid), Lookup::Found(Holder::Another))
+        };
+        let open = || Processes::open(dir.path(), &mut Vec::new());
+        let mut processes = open();
+        assert!(!is_another(&processes, "a", own), "nothing is known");
         processes.found("a", Some(own));
-        assert!(!Processes::open(dir.path()).is_another("a", own));
+        assert!(!is_another(&open(), "a", own));
         // The number was another process's, on this boot or on another one.
         for change in [
             |process: &mut Process| process.started -= 1,
@@ -117,11 +172,11 @@ mod tests {
             processes.found("a", Some(own));
             change(processes.known.get_mut("a").unwrap());
             processes.write();
-            assert!(Processes::open(dir.path()).is_another("a", own));
+            assert!(is_another(&open(), "a", own));
         }
-        assert!(!processes.is_another("b", own));
-        assert!(!processes.is_another("a", own + 1), "another number");
+        assert!(!is_another(&processes, "b", own));
+        assert!(!is_another(&processes, "a", own + 1), "another number");
         processes.retain(|_| false);
-        assert!(!Processes::open(dir.path()).is_another("a", own));
+        assert!(!is_another(&open(), "a", own));
     }
 }

@@ -23,6 +23,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::lookup::Lookup;
+use dns_policy::wall_time;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::{
@@ -57,6 +60,16 @@ pub(crate) struct Unmanaged {
     pub(crate) pod: Arc<str>,
     /// Why, with the remedy.
     pub(crate) reason: String,
+}
+
+/// A pod of this node that ran before it was under policy: its first packets were not judged.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartedOpen {
+    /// `namespace/name`.
+    pub pod: String,
+    /// When the agent put it under policy, RFC 3339; none = it is not under policy yet, or an earlier
+    /// release of the agent did.
+    pub until: Option<String>,
 }
 
 /// Looks for the network namespaces of pods that have no endpoint.
@@ -119,6 +132,24 @@ impl EndpointBook {
         unmanaged.collect()
     }
 
+    /// Pods of this node that ran before they were under policy.
+    pub(crate) fn started_open(&self) -> Vec<StartedOpen> {
+        let unmanaged = self.unmanaged().into_iter();
+        let mut all: BTreeMap<String, Option<String>> =
+            unmanaged.map(|pod| (pod.pod.to_string(), None)).collect();
+        let state = self.state.lock();
+        for (key, document) in &state.documents {
+            if let Some(pod) = &document.pod
+                && (is_key(key) || document.taken_in.is_some())
+                && state.found.contains_key(key)
+            {
+                all.insert(pod.clone(), document.taken_in.map(wall_time::render));
+            }
+        }
+        let all = all.into_iter();
+        all.map(|(pod, until)| StartedOpen { pod, until }).collect()
+    }
+
     /// Key of the endpoint of an attachment: one of a pod that ran before has the key of its
     /// namespace.
     pub(crate) fn key_of(&self, id: &AttachmentId, netns: Option<&Path>) -> String {
@@ -135,7 +166,7 @@ impl EndpointBook {
 impl State {
     /// Key of the endpoint that was found at an attachment's interface.
     pub(super) fn taken_in_at(&self, id: &AttachmentId, netns: &Path) -> Option<String> {
-        let namespace = namespace_id(&Netns::Path(netns.to_owned()))?;
+        let namespace = namespace_id(&Netns::Path(netns.to_owned())).found()?;
         let mut found = self.found.iter();
         let found = found.find(|(key, found)| {
             is_key(key) && found.namespace == Some(namespace) && id.ifname() == IFNAME
@@ -145,17 +176,18 @@ impl State {
 
     /// The runtime removed the pod from a namespace, which lasts a little longer.
     pub(super) fn leave(&mut self, netns: &Path) {
-        let left = namespace_id(&Netns::Path(netns.to_owned()));
+        let left = namespace_id(&Netns::Path(netns.to_owned())).found();
         let source = self.taken_in.source.as_ref();
         let dir = source.and_then(|source| source.netns_dir.as_deref());
         // Without the directory no pod is taken in.
-        let Some(Ok(files)) = dir.map(namespaces_in) else {
+        let Some(Ok(present)) = dir.map(namespaces_in) else {
             return;
         };
         let removed = &mut self.taken_in.removed;
-        removed.retain(|file, namespace| files.get(file) == Some(namespace));
+        removed.retain(|file, namespace| present.may_be(file, *namespace));
         removed.extend(
-            files
+            present
+                .found
                 .into_iter()
                 .filter(|(_, namespace)| left == Some(*namespace)),
         );
@@ -163,7 +195,7 @@ impl State {
 
     /// The runtime adds a pod in a namespace.
     pub(super) fn enter_again(&mut self, netns: &Path) {
-        let entered = namespace_id(&Netns::Path(netns.to_owned()));
+        let entered = namespace_id(&Netns::Path(netns.to_owned())).found();
         let removed = &mut self.taken_in.removed;
         removed.retain(|_, namespace| entered != Some(*namespace));
     }
@@ -221,7 +253,7 @@ impl State {
                 dir.display()
             )
         };
-        let mut files = namespaces_in(dir).map_err(failed)?;
+        let present = namespaces_in(dir).map_err(failed)?;
         let TakenIn {
             entered,
             removed,
@@ -230,11 +262,12 @@ impl State {
             ..
         } = &mut self.taken_in;
         retries.retain(|key| match key.strip_prefix(PREFIX) {
-            Some(file) => files.contains_key(file),
+            Some(file) => present.found.contains_key(file),
             None => lacking.contains_key(key),
         });
-        entered.retain(|file, entered| files.get(file) == Some(&entered.namespace));
-        removed.retain(|file, namespace| files.get(file) == Some(namespace));
+        entered.retain(|file, entered| present.may_be(file, entered.namespace));
+        removed.retain(|file, namespace| present.may_be(file, *namespace));
+        let mut files = present.found;
         let held = self.found.values().filter(|found| !found.superseded);
         let held: BTreeSet<NamespaceId> = held.filter_map(|found| found.namespace).collect();
         files.retain(|file, namespace| !held.contains(namespace) && !removed.contains_key(file));
@@ -242,21 +275,44 @@ impl State {
     }
 }
 
+/// Files of a directory of network namespaces.
+#[derive(Debug, Default)]
+struct Present {
+    /// Those that are network namespaces.
+    found: BTreeMap<String, NamespaceId>,
+    /// Those that could not be looked at.
+    unknown: BTreeSet<String>,
+}
+
+impl Present {
+    /// Whether nothing shows that a file is no longer this namespace.
+    fn may_be(&self, file: &str, namespace: NamespaceId) -> bool {
+        self.found.get(file) == Some(&namespace) || self.unknown.contains(file)
+    }
+}
+
 /// Files of network namespaces in a directory. Other files are left out: one that is a FIFO, for
 /// example, would hold up who opens it.
-fn namespaces_in(dir: &Path) -> io::Result<BTreeMap<String, NamespaceId>> {
+fn namespaces_in(dir: &Path) -> io::Result<Present> {
     let of_namespaces = fs::metadata("/proc/self/ns/net")?.dev();
-    let mut files = BTreeMap::new();
+    let mut present = Present::default();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        // One that is gone meanwhile, or that the agent may not read, is none.
-        if let (Ok(name), Ok(file)) = (entry.file_name().into_string(), fs::metadata(entry.path()))
-            && file.dev() == of_namespaces
-        {
-            files.insert(name, (file.dev(), file.ino()));
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        match Lookup::of_path(fs::metadata(entry.path())) {
+            Lookup::Found(file) if file.dev() == of_namespaces => {
+                present.found.insert(name, (file.dev(), file.ino()));
+            }
+            Lookup::Found(_) | Lookup::Gone => {}
+            Lookup::Unknown(error) => {
+                tracing::debug!(file = name, %error, "cannot look at a network namespace");
+                present.unknown.insert(name);
+            }
         }
     }
-    Ok(files)
+    Ok(present)
 }
 
 const NOT_LOOKED_FOR: &str = "no endpoint was added for it; add one (`holdfast-agent endpoint add \

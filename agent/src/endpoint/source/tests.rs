@@ -1,7 +1,9 @@
 //! What a start and a later look deliver of the endpoints of the last run. Interface 1 is `lo` on
 //! every machine.
 
-use std::{fs, path::Path};
+use std::{fs, os::fd::OwnedFd, path::Path};
+
+use shared_maps::user::InterfaceNames;
 
 use super::{gated::Until, *};
 use crate::datapath::{
@@ -159,7 +161,7 @@ impl Gate for Remembered {
 fn a_closed_interface_opens_when_it_is_under_policy_or_its_document_is_removed() {
     let gate = Remembered::default();
     let closed = Arc::clone(&gate.0);
-    let mut gated = Gated::new(Some(Box::new(gate)));
+    let mut gated = Gated::new(Some(Box::new(gate)), Interfaces::default());
     let is = |expected: &[u32]| assert_eq!(*closed.lock(), expected.iter().copied().collect());
     // Interface 2 has the programs of an endpoint: only one that was left is closed.
     assert!(!gated.close(KEY, 2, Until::Attached));
@@ -180,6 +182,113 @@ fn a_closed_interface_opens_when_it_is_under_policy_or_its_document_is_removed()
     gated.settle(|_| true);
     is(&[1]);
     assert_eq!(gated.len(), 1);
+}
+
+/// Every look-up of an interface fails, and not because there is none.
+fn blind() -> Interfaces {
+    let no_socket = fs::File::open("/dev/null").unwrap();
+    Interfaces::through(InterfaceNames::from(OwnedFd::from(no_socket)))
+}
+
+#[test]
+fn an_endpoint_stays_while_its_interface_cannot_be_looked_for() {
+    for look in [
+        EndpointBook::follow,
+        EndpointBook::refresh,
+        EndpointBook::follow_links,
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "netns: hf-none-such\nlabels: [k8s:app=a]\n");
+        let (book, events) = open(dir.path(), restored(KEY, 1, "hf-none-such"));
+        book.list();
+        events.lock().clear();
+        assert_eq!(book.blind(), None);
+        book.state.lock().interfaces = blind();
+        book.state.lock().retries.reset();
+        look(&book);
+        assert_eq!(*events.lock(), []);
+        let problem = book.blind().unwrap();
+        assert!(problem.contains("interface number 1: "), "{problem}");
+        // Now it is certain that there is none, and that the namespace is gone, too.
+        book.state.lock().interfaces = Interfaces::default();
+        book.state.lock().found.get_mut(KEY).unwrap().spec.ifindex = NO_INTERFACE;
+        book.state.lock().retries.reset();
+        look(&book);
+        assert_eq!(*events.lock(), [SourceEvent::Delete(KEY.to_owned())]);
+        assert_eq!(book.blind(), None);
+    }
+}
+
+#[test]
+fn an_endpoint_stays_without_its_interface_while_its_namespace_cannot_be_looked_at() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    // ENOTDIR: a parent is something else than before.
+    let netns = file.join("ns").to_string_lossy().into_owned();
+    write(
+        dir.path(),
+        &format!("netns: {netns}\nlabels: [k8s:app=a]\n"),
+    );
+    let spec = restored(KEY, NO_INTERFACE, &netns);
+    let (book, events) = open(dir.path(), spec.clone());
+    book.list();
+    assert!(events.lock().contains(&SourceEvent::Apply(spec)));
+    events.lock().clear();
+    for look in [EndpointBook::follow_links, EndpointBook::refresh] {
+        look(&book);
+        assert_eq!(*events.lock(), []);
+        assert!(
+            reason(&book).contains("cannot be entered"),
+            "{}",
+            reason(&book)
+        );
+    }
+    fs::remove_file(&file).unwrap();
+    book.follow_links();
+    assert_eq!(*events.lock(), [SourceEvent::Delete(KEY.to_owned())]);
+}
+
+#[test]
+fn a_pod_stays_in_the_list_while_its_namespace_cannot_be_looked_at() {
+    let dir = tempfile::tempdir().unwrap();
+    let (state, file) = (dir.path().join("state"), dir.path().join("file"));
+    fs::create_dir(&state).unwrap();
+    fs::write(&file, "").unwrap();
+    let key = "cni/c0ffee/eth0";
+    let netns = file.join("ns").to_string_lossy().into_owned();
+    let document = EndpointDocument {
+        netns: Some(netns.clone()),
+        ifname: "eth0".to_owned(),
+        pod: Some("shop/web-0".to_owned()),
+        ..EndpointDocument::default()
+    };
+    let list = CniFile::in_dir(&state);
+    list.write([(&key.to_owned(), &document)].into_iter())
+        .unwrap();
+    let (book, events) = open(dir.path(), restored(key, NO_INTERFACE, &netns));
+    let is_listed = || list.read(&[], &mut Vec::new()).unwrap().contains_key(key);
+    book.list();
+    book.follow();
+    book.refresh();
+    assert!(is_listed());
+    let removed = SourceEvent::Delete(key.to_owned());
+    assert!(!events.lock().contains(&removed));
+    fs::remove_file(&file).unwrap();
+    book.follow();
+    assert!(!is_listed() && events.lock().contains(&removed));
+}
+
+#[test]
+fn a_closed_interface_stays_closed_while_nothing_can_be_looked_for() {
+    let gate = Remembered::default();
+    let closed = Arc::clone(&gate.0);
+    let interfaces = blind();
+    let mut gated = Gated::new(Some(Box::new(gate)), interfaces);
+    assert!(gated.close(KEY, 7, Until::Found));
+    gated.settle(|_| true);
+    assert_eq!(gated.kept(KEY), ["number 7"]);
+    assert_eq!(*closed.lock(), BTreeSet::from([7]));
 }
 
 #[test]

@@ -1,18 +1,19 @@
 //! A new file from the former one and changes.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io::{self, BufRead as _, BufReader, BufWriter, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
     path::Path,
 };
 
+use daemon::regular_file;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Origin, VERSION};
 use crate::{
     checksum::Sum,
+    datapath::files,
     policy::source::cluster::{Changed, Json},
 };
 
@@ -48,10 +49,8 @@ pub(super) fn merge(
     origin: &Origin,
     to: &Path,
 ) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
     let mut out = Out {
-        file: BufWriter::new(options.open(to)?),
+        file: BufWriter::new(files::create(to)?),
         sum: Sum::default(),
         count: 0,
     };
@@ -62,7 +61,7 @@ pub(super) fn merge(
             let reason = format!("{} is damaged ({reason})", base.display());
             io::Error::new(io::ErrorKind::InvalidData, reason)
         };
-        let file = File::open(base).map_err(|error| damaged(&error.to_string()))?;
+        let file = regular_file::open(base).map_err(|error| damaged(&error.to_string()))?;
         let (mut sum, mut count, mut tail) = (Sum::default(), 0_usize, None);
         for line in BufReader::new(file).lines().skip(1) {
             let line = line.map_err(|error| damaged(&error.to_string()))?;

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use daemon::regular_file::{self, FileError};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -58,9 +59,11 @@ pub(crate) fn read(
         path: path.to_owned(),
         reason: reason.to_owned(),
     };
-    let file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file.map_err(failed)?,
+    let file = match regular_file::open(path) {
+        Ok(file) => file,
+        Err(FileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(FileError::Io(error)) => return Err(failed(error)),
+        Err(error) => return Err(damaged(&error.to_string())),
     };
     let confirmed = file.metadata().and_then(|of| of.modified());
     let age = now.duration_since(confirmed.map_err(failed)?);

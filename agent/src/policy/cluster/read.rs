@@ -40,6 +40,26 @@ impl Protocol {
     }
 }
 
+/// Reads an address as API server and kube-proxy do: IPv4 with leading zeros, which mean nothing, and
+/// within IPv6.
+fn parse_address(written: &str) -> Option<IpAddr> {
+    let with_zeros = || {
+        let part = |part: &str| {
+            let is_number = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+            let digits = part.trim_start_matches('0');
+            match (is_number, digits) {
+                (true, "") => Some(0),
+                (true, digits) => digits.parse::<u8>().ok(),
+                (false, _) => None,
+            }
+        };
+        let parts = written.split('.').map(part).collect::<Option<Vec<u8>>>()?;
+        <[u8; 4]>::try_from(parts).ok().map(IpAddr::from)
+    };
+    let address = written.parse().ok().or_else(with_zeros)?;
+    Some(address.to_canonical())
+}
+
 /// The address of one machine or pod.
 pub(super) fn address(path: &str, value: Option<&Value>) -> Checked<IpAddr> {
     let null = Value::Null;
@@ -48,7 +68,7 @@ pub(super) fn address(path: &str, value: Option<&Value>) -> Checked<IpAddr> {
         let remedy = "write the address alone, for example 192.0.2.1";
         Fault::new(path, &format!("`{written}` {reason}"), remedy)
     };
-    let address: IpAddr = written.parse().map_err(|_| fault("is not an address"))?;
+    let address = parse_address(written).ok_or_else(|| fault("is not an address"))?;
     let odd = address.is_unspecified() || address.is_loopback() || address.is_multicast();
     if odd {
         return Err(fault("is not an address of one machine"));
@@ -109,6 +129,37 @@ pub(super) fn optional_bool(path: &str, value: Option<&Value>) -> Checked<Option
         Some(_) => {
             let reason = "is neither true nor false";
             Err(Fault::new(path, reason, "write true or false"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_the_api_server_reads_them() {
+        let read = |text: &str| address("a", Some(&Value::from(text))).ok();
+        let plain: IpAddr = "10.2.0.10".parse().unwrap();
+        for odd in [
+            "10.2.0.10",
+            "010.2.0.10",
+            "10.02.000.0010",
+            "::ffff:10.2.0.10",
+        ] {
+            assert_eq!(read(odd), Some(plain), "{odd}");
+        }
+        assert!(read("2001:db8::1").is_some());
+        for bad in [
+            "",
+            "10.2.0",
+            "10.2.0.256",
+            "10.2.0.+1",
+            "10.2.0.1.1",
+            "0x10.2.0.1",
+            "000.0.0.0",
+        ] {
+            assert_eq!(read(bad), None, "{bad}");
         }
     }
 }

@@ -1,6 +1,9 @@
 //! `EndpointSlice`: the backends of a Service.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use ipnet::IpNet;
 use serde_json::Value;
@@ -38,7 +41,8 @@ pub struct EndpointSlice {
 /// A backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backend {
-    /// Its addresses: of one family, and all of the same machine or pod.
+    /// Its addresses: of one family, and all of the same machine or pod. An unspecified address
+    /// stands for one that cannot be read: kube-proxy may read it.
     pub addresses: Vec<IpAddr>,
     /// It may get new connections.
     pub ready: bool,
@@ -57,7 +61,8 @@ pub struct SlicePort {
     pub name: String,
     /// Its protocol.
     pub protocol: Protocol,
-    /// The backends' port; none = every port.
+    /// The backends' port; none = every port. 0 stands for one that is no port: the API server
+    /// accepts any number.
     pub port: Option<u16>,
 }
 
@@ -72,6 +77,7 @@ impl EndpointSlice {
         let label = LabelSet::new(vec![Label::new(RESERVED, "kube-apiserver", "")]);
         let addresses = self.backends.iter().flat_map(|backend| &backend.addresses);
         addresses
+            .filter(|address| !address.is_unspecified())
             .map(|address| (IpNet::from(*address), label.clone()))
             .collect()
     }
@@ -96,7 +102,7 @@ pub(in crate::policy) fn read(
         name: head.name.clone(),
         service: service.cloned(),
         backends: backends(value, warnings)?,
-        ports: ports(value)?,
+        ports: ports(value, warnings)?,
     })
 }
 
@@ -124,14 +130,21 @@ fn backends(value: &Value, warnings: &mut Vec<String>) -> Checked<Vec<Backend>> 
         let within = format!("{path}.addresses");
         for (n, item) in list(&within, item.get("addresses"))?.iter().enumerate() {
             let field = format!("{within}[{n}]");
-            let one = address(&field, Some(item))?;
-            let of = if one.is_ipv4() { "IPv4" } else { "IPv6" };
-            if family.is_some_and(|family| family != of) {
-                let reason = format!("`{one}` is not of the slice's addressType");
-                let remedy = "put addresses of the other family into a slice of their own";
-                return Err(Fault::new(&field, &reason, remedy));
+            match address_of(family, &field, item) {
+                Ok(one) => addresses.push(one),
+                // The slice must not stay as it was: packets may go there all the same.
+                Err(Fault {
+                    field,
+                    reason,
+                    remedy,
+                }) => {
+                    warnings.push(format!(
+                        "{field}: {reason}; {remedy}; until then the Service is closed to restricted \
+                         endpoints"
+                    ));
+                    addresses.extend(unreadable(family));
+                }
             }
-            addresses.push(one);
         }
         let conditions = format!("{path}.conditions");
         let map = mapping(&conditions, item.get("conditions"))?;
@@ -151,6 +164,24 @@ fn backends(value: &Value, warnings: &mut Vec<String>) -> Checked<Vec<Backend>> 
     Ok(found)
 }
 
+fn address_of(family: Option<&str>, field: &str, item: &Value) -> Checked<IpAddr> {
+    let one = address(field, Some(item))?;
+    let of = if one.is_ipv4() { "IPv4" } else { "IPv6" };
+    if family.is_some_and(|family| family != of) {
+        let reason = format!("`{one}` is not of the slice's addressType");
+        let remedy = "put addresses of the other family into a slice of their own";
+        return Err(Fault::new(field, &reason, remedy));
+    }
+    Ok(one)
+}
+
+/// Stands for an address that cannot be read, in each family that it may be of.
+fn unreadable(family: Option<&str>) -> impl Iterator<Item = IpAddr> {
+    let v4 = (family != Some("IPv6")).then_some(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    let v6 = (family != Some("IPv4")).then_some(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+    v4.into_iter().chain(v6)
+}
+
 /// The pod that a backend refers to.
 fn target(path: &str, value: Option<&Value>) -> Checked<Option<String>> {
     let map = mapping(path, value)?;
@@ -164,7 +195,7 @@ fn target(path: &str, value: Option<&Value>) -> Checked<Option<String>> {
     })
 }
 
-fn ports(value: &Value) -> Checked<Vec<SlicePort>> {
+fn ports(value: &Value, warnings: &mut Vec<String>) -> Checked<Vec<SlicePort>> {
     let mut found = Vec::new();
     for (n, item) in list("ports", value.get("ports"))?.iter().enumerate() {
         let path = format!("ports[{n}]");
@@ -173,9 +204,16 @@ fn ports(value: &Value) -> Checked<Vec<SlicePort>> {
         found.push(SlicePort {
             name: name.unwrap_or_default().to_owned(),
             protocol: protocol(&format!("{path}.protocol"), item.get("protocol"))?,
-            port: number
-                .map(|number| port(&format!("{path}.port"), Some(number)))
-                .transpose()?,
+            port: number.map(|number| {
+                let read = port(&format!("{path}.port"), Some(number));
+                read.unwrap_or_else(|fault| {
+                    warnings.push(format!(
+                        "{}: {}; {}",
+                        fault.field, fault.reason, fault.remedy
+                    ));
+                    0
+                })
+            }),
         });
     }
     Ok(found)

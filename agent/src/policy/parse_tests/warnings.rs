@@ -113,3 +113,20 @@ fn limits_are_of_each_object_and_name_it() {
     assert!(error.starts_with(says), "{error}");
     assert_eq!(found.len(), 4);
 }
+
+#[test]
+fn a_dns_rule_of_the_whole_cluster_that_names_no_namespace_is_warned_about() {
+    let of = |labels: &str| {
+        let text = format!(
+            "apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\nmetadata: {{name: dns}}\n\
+             spec:\n  endpointSelector: {{}}\n  egress:\n  - toEndpoints: [{{matchLabels: \
+             {labels}}}]\n    toPorts: [{{ports: [{{port: '53'}}], rules: {{dns: [{{matchPattern: \
+             '*'}}]}}}}]\n"
+        );
+        parse_documents(&text, "test").remove(0).unwrap().warnings
+    };
+    let warned = of("{k8s-app: kube-dns}");
+    assert!(warned[0].contains("pods of every namespace"), "{warned:?}");
+    let one = of("{k8s-app: kube-dns, 'k8s:io.kubernetes.pod.namespace': kube-system}");
+    assert!(one.is_empty(), "{one:?}");
+}

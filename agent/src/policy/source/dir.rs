@@ -4,15 +4,21 @@
 //! stays in force. Where not even its name can be read, every document that
 //! its file held before stays. The last good versions are on disk
 //! ([`LastGood`]), so that this holds across a restart, too.
+//!
+//! A file's documents go when the listing lacks the file and the file does not exist. Whatever else
+//! stands in its place, and a directory that is not there any more, leave them in force.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     hash::{BuildHasher as _, RandomState},
-    path::{Path, PathBuf},
+    path::Path,
 };
+
+use daemon::lookup::Lookup;
 
 use super::{PolicyChange, last_good::LastGood};
 use crate::{
+    document_dir::DocumentDir,
     policy::{
         document::{PolicyDocument, PolicyError},
         kinds,
@@ -32,7 +38,7 @@ pub(crate) const TWICE: &str =
 /// What the directory held when it was read last.
 #[derive(Debug)]
 pub struct PolicyDir {
-    dir: PathBuf,
+    dir: DocumentDir,
     files: BTreeMap<String, File>,
     current: BTreeMap<String, PolicyDocument>,
     /// What is refused in the files that could be read.
@@ -75,7 +81,7 @@ impl PolicyDir {
     /// Of `dir`; nothing is read yet, and nothing is kept across a restart.
     pub fn new(dir: &Path) -> Self {
         Self {
-            dir: dir.to_owned(),
+            dir: DocumentDir::new(dir),
             files: BTreeMap::new(),
             current: BTreeMap::new(),
             refused: Vec::new(),
@@ -90,6 +96,9 @@ impl PolicyDir {
     /// Of `dir`, with what an earlier run kept of its documents.
     pub fn with_last_good(dir: &Path, mut last_good: LastGood) -> Self {
         let mut source = Self::new(dir);
+        if let Some(stored) = last_good.take_directory() {
+            source.dir = stored;
+        }
         for (name, values) in last_good.take_found() {
             let mut file = File::default();
             for value in values {
@@ -131,17 +140,18 @@ impl PolicyDir {
     /// Reads the directory again and says what changed.
     pub fn refresh(&mut self) -> Vec<PolicyChange> {
         let mut errors = Vec::new();
-        let names = watched_dir::names(&self.dir);
+        let has_documents = self.files.values().any(|file| !file.good.is_empty());
+        let names = self.dir.list(has_documents);
         self.unreadable = names.is_err();
         let mut changed = false;
         match names {
             Ok(names) => changed = self.read(names, &mut errors),
             Err(error) => errors.push(PolicyError {
-                source_name: self.dir.display().to_string(),
+                source_name: self.dir.path().display().to_string(),
                 key: None,
                 field: "directory".to_owned(),
                 reason: error.to_string(),
-                remedy: "make it readable; what was read before stays in force".to_owned(),
+                remedy: error.remedy(self.dir.path()),
             }),
         }
         self.save(&mut errors);
@@ -235,7 +245,7 @@ impl PolicyDir {
         if let Some(error) = last_good.keep_only(&files).err().or(failed) {
             let reason = format!("last good versions cannot be kept: {error}");
             errors.push(PolicyError {
-                source_name: self.dir.display().to_string(),
+                source_name: self.dir.path().display().to_string(),
                 key: None,
                 field: "directory".to_owned(),
                 reason,
@@ -250,10 +260,24 @@ impl PolicyDir {
     /// changed with them.
     fn read(&mut self, names: BTreeSet<String>, errors: &mut Vec<PolicyError>) -> bool {
         let before = self.files.len();
-        self.files.retain(|name, _| names.contains(name));
+        let dir = &self.dir;
+        self.files.retain(|name, _| {
+            let looked = match names.contains(name) {
+                true => return true,
+                false => dir.look(name),
+            };
+            if let Lookup::Unknown(error) = &looked {
+                errors.push(unread(
+                    name,
+                    error.to_string(),
+                    "make it readable, or delete it",
+                ));
+            }
+            !looked.is_gone()
+        });
         let mut changed = self.files.len() != before;
         for name in names {
-            let path = self.dir.join(&name);
+            let path = self.dir.path().join(&name);
             let file = self.files.entry(name.clone()).or_default();
             let stamp = Stamp::of(&path);
             if stamp.is_some() && file.stamp == stamp {
@@ -272,17 +296,22 @@ impl PolicyDir {
                 }
                 Err(error) => {
                     file.lacks = file.good.is_empty();
-                    errors.push(PolicyError {
-                        source_name: name,
-                        key: None,
-                        field: "file".to_owned(),
-                        reason: error.to_string(),
-                        remedy: error.remedy().to_owned(),
-                    });
+                    errors.push(unread(&name, error.to_string(), error.remedy()));
                 }
             }
         }
         changed
+    }
+}
+
+/// A file that cannot be read; its last good version stays in force.
+fn unread(name: &str, reason: String, remedy: &str) -> PolicyError {
+    PolicyError {
+        source_name: name.to_owned(),
+        key: None,
+        field: "file".to_owned(),
+        reason,
+        remedy: remedy.to_owned(),
     }
 }
 

@@ -10,15 +10,21 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use daemon::{lookup::Lookup, regular_file};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::datapath::files::write_atomic;
+use crate::{
+    datapath::files::{set_aside, write_atomic},
+    document_dir::DocumentDir,
+};
 
 /// Version of the files that this program writes.
 const VERSION: u32 = 1;
 /// Directory below the state directory.
 const DIRECTORY: &str = "policies";
+/// Name of the file in it that says which directory the documents were read from.
+const READ_FROM: &str = "directory.json";
 
 /// Why a stored version cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +55,7 @@ pub struct LastGood {
     numbers: BTreeMap<String, u32>,
     next: u32,
     found: BTreeMap<String, Vec<Value>>,
+    documents: Option<DocumentDir>,
 }
 
 #[derive(Deserialize)]
@@ -72,12 +79,24 @@ impl LastGood {
             path: path.to_owned(),
             source,
         };
+        if let Lookup::Found(found) = Lookup::of_path(fs::metadata(&dir))
+            && !found.is_dir()
+        {
+            let aside = set_aside(&dir).map_err(|source| failed(&dir, source))?;
+            damaged.push(format!(
+                "{}: is no directory: last good versions of policy documents are lost; set aside as {}; \
+                 remove that file",
+                dir.display(),
+                aside.display()
+            ));
+        }
         fs::create_dir_all(&dir).map_err(|source| failed(&dir, source))?;
         let mut store = Self {
             of: of.display().to_string(),
             numbers: BTreeMap::new(),
             next: 0,
             found: BTreeMap::new(),
+            documents: Some(DocumentDir::stored(of, dir.join(READ_FROM), damaged)),
             dir,
         };
         let mut paths = BTreeMap::new();
@@ -91,7 +110,17 @@ impl LastGood {
         }
         for (number, path) in paths {
             store.next = store.next.max(number.saturating_add(1));
-            let text = fs::read(&path).map_err(|source| failed(&path, source))?;
+            let text = match regular_file::look(&path) {
+                Lookup::Found(text) => text,
+                Lookup::Gone => continue,
+                Lookup::Unknown(error) if regular_file::is_passing(&error) => {
+                    return Err(failed(&path, error));
+                }
+                Lookup::Unknown(error) => {
+                    damaged.push(put_aside(&path, &error)?);
+                    continue;
+                }
+            };
             let version = serde_json::from_slice::<Versioned>(&text);
             if let Ok(Versioned { version }) = version
                 && version > VERSION
@@ -107,20 +136,15 @@ impl LastGood {
                     store.found.insert(stored.file, stored.documents);
                 }
                 Ok(_) => fs::remove_file(&path).map_err(|source| failed(&path, source))?,
-                Err(error) => {
-                    let aside = path.with_extension("json.corrupt");
-                    let text = format!(
-                        "{}: last good versions of policy documents: {error}; set aside as {}",
-                        path.display(),
-                        aside.display()
-                    );
-                    tracing::error!("{text}");
-                    fs::rename(&path, &aside).map_err(|source| failed(&path, source))?;
-                    damaged.push(text);
-                }
+                Err(error) => damaged.push(put_aside(&path, &error)?),
             }
         }
         Ok(store)
+    }
+
+    /// Takes the policy directory, as the last run read it.
+    pub(super) fn take_directory(&mut self) -> Option<DocumentDir> {
+        self.documents.take()
     }
 
     /// Takes what was found at the start: documents by file.
@@ -174,4 +198,19 @@ impl LastGood {
     fn path(&self, number: u32) -> PathBuf {
         self.dir.join(format!("{number}.json"))
     }
+}
+
+/// Sets a file aside that cannot be used. Gives what to report.
+fn put_aside(path: &Path, error: &dyn std::error::Error) -> Result<String, LastGoodError> {
+    let aside = set_aside(path).map_err(|source| LastGoodError::Io {
+        path: path.to_owned(),
+        source,
+    })?;
+    let text = format!(
+        "{}: last good versions of policy documents: {error}; set aside as {}",
+        path.display(),
+        aside.display()
+    );
+    tracing::error!("{text}");
+    Ok(text)
 }

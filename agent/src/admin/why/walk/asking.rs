@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::{STATUS, Walk, hop};
 use crate::{
     admin::model::{Hop, HopState},
-    core::snapshot::NameView,
+    core::{snapshot::NameView, why::MeantBy},
 };
 
 const REFUSED: &str = "--tofqdns-refuse-prefix";
@@ -181,6 +181,9 @@ impl Walk<'_> {
             .collect();
         names.dedup();
         if names.is_empty() {
+            if let Some((why, remedy)) = self.untrusted() {
+                return hop(HopState::Missing, why, &remedy);
+            }
             let refused = self.found.addresses.first().and_then(|found| found.refused);
             let text = match refused {
                 None => "no name of the address was learned".to_owned(),
@@ -199,7 +202,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Which answers do not count for the EgressFirewall, and what to do; none if all do.
+    /// Which answers do not count for the endpoint's rules, and what to do; none if all do.
     fn untrusted(&self) -> Option<(String, String)> {
         let all = &self.found.untrusted;
         let first = all.first()?;
@@ -222,8 +225,12 @@ impl Walk<'_> {
             0 => String::new(),
             more => format!(", as did answers with {more} more addresses"),
         };
+        let rules = match first.meant_by {
+            MeantBy::Firewall => "EgressFirewalls",
+            MeantBy::ToFqdns => "toFQDNs (--tofqdns-servers=trusted)",
+        };
         let why = format!(
-            "the answer with {} for {} came from {of} for EgressFirewalls{more}",
+            "the answer with {} for {} came from {of} for {rules}{more}",
             first.address,
             first.name.as_str().trim_end_matches('.'),
         );
@@ -233,7 +240,8 @@ impl Walk<'_> {
         };
         let remedy = format!(
             "let the pod ask a trusted DNS server ({trusted}), or trust {servers}: with --dns-server, \
-             which must list every trusted server, or as a backend of the DNS Service (--dns-service)"
+             which must list every trusted server (`cluster` stands for the DNS Service), or as a \
+             backend of the DNS Service (--dns-service)"
         );
         Some((why, remedy))
     }
@@ -274,6 +282,9 @@ impl Walk<'_> {
                 None => hop(HopState::Absent, text, ""),
                 Some((why, remedy)) => hop(HopState::Missing, format!("{text}; {why}"), &remedy),
             };
+        }
+        if let Some((why, remedy)) = self.untrusted() {
+            return hop(HopState::Missing, why, &remedy);
         }
         let text = format!("no address of {name} was learned, or its TTL has ended");
         if !self.learning {

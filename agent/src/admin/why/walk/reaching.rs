@@ -307,7 +307,9 @@ fn said(verdict: Verdict, rules: &str) -> String {
         Verdict::Denied => format!("denied by {rules}"),
         Verdict::NoRule => "no rule allows it".to_owned(),
         Verdict::NotRestricted => "no rule denies it, and nothing else is restricted".to_owned(),
-        Verdict::FromNode => "the node itself needs no rule".to_owned(),
+        Verdict::FromNode => "packets that the node itself makes need no rule; one that it \
+             translates is judged by its first sender"
+            .to_owned(),
     }
 }
 

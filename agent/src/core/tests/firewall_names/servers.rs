@@ -1,13 +1,18 @@
 //! Which DNS servers count, and what `why` finds of others.
 
 use super::*;
-use crate::core::{
-    tests::{
-        oracle::Fate,
-        pods::Member,
-        services::{UDP, at, egress, pod, service, slice, to},
+use crate::{
+    core::{
+        Restored,
+        tests::{
+            oracle::Fate,
+            pods::Member,
+            services::{UDP, at, egress, pod, service, slice, to},
+        },
+        why::Target,
     },
-    why::Target,
+    datapath::memory::MemoryDatapath,
+    fqdn::pre_cache::PreCached,
 };
 
 /// Answers that do not count, as `why` finds them.
@@ -152,5 +157,76 @@ fn answers_of_a_dns_service_count_although_its_pods_listen_at_another_port() {
         assert_eq!(asked(&mut member, "10.96.0.10:53"), Realised::Yes);
         let both = ["dnsname:*.example.com", "dnsname:www.example.com"];
         assert_eq!(labels(&member.node, "1.1.1.1"), both);
+    }
+}
+
+/// A pair that no trusted server gave, and that no endpoint holds any more, opens nothing for a
+/// firewall that comes later: neither one under the lease of another server's answer, nor one that
+/// `--tofqdns-pre-cache` has, nor one that only a connection keeps.
+#[test]
+fn what_no_trusted_server_gave_opens_nothing_for_a_firewall_that_comes_later() {
+    let known = PreCached {
+        name: Fqdn::normalise("known.example.com"),
+        lookup: 0,
+        expires: 5_000_000_000_000,
+        addresses: vec!["6.6.6.7".parse().unwrap()],
+    };
+    let restored = Restored {
+        pre_cache: vec![known],
+        ..Restored::default()
+    };
+    let mut node = Node::with(config(), restored, MemoryDatapath::default());
+    node.begin();
+    node.policy(DNS);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    // No firewall uses the name: the answer of any server gets a lease.
+    let mut answer = mapping(&node, "www.example.com", &["6.6.6.6"]);
+    answer.server = "10.9.0.54:53".parse().unwrap();
+    assert!(node.mapping(answer).1.lease_end.is_some());
+    node.learn("sub1.example.com", &["1.1.1.1"]);
+    node.event(Event::Endpoints(SourceEvent::Delete("web".to_owned())));
+    node.endpoint(spec("other", 8, "app=web"));
+    let pairs = |node: &Node, name: &str| {
+        let entry = node.core.state.learned.names.name(&Fqdn::normalise(name));
+        entry.map_or(0, |entry| entry.pairs.len())
+    };
+    for name in ["www.example.com", "known.example.com", "sub1.example.com"] {
+        assert_eq!(
+            pairs(&node, name),
+            1,
+            "{name}: a lease or the file keeps it"
+        );
+    }
+    node.policy(&example());
+    assert_eq!(labels(&node, "1.1.1.1"), ["dnsname:*.example.com"]);
+    for untrusted in ["6.6.6.6", "6.6.6.7"] {
+        assert_eq!(labels(&node, untrusted), [""; 0], "{untrusted}");
+    }
+}
+
+/// The same of expired pairs that only connections keep, before and after a restart.
+#[test]
+fn a_connection_to_an_address_of_an_untrusted_answer_opens_nothing_for_a_firewall_that_comes_later()
+{
+    let mut node = node("");
+    learn_untrusted(&mut node, "www.example.com", "6.6.6.6");
+    node.learn("sub1.example.com", &["1.1.1.1"]);
+    let learned = node.now;
+    node.tick(learned.plus_secs(70));
+    for after in [130, 170, 210] {
+        node.tick(learned.plus_secs(after));
+        alive(&mut node, &["6.6.6.6", "1.1.1.1"]);
+    }
+    assert_eq!(node.core.summary().names_zombies, 2);
+    let mut restarted = again(&node, config(), &[107]);
+    restarted.begin();
+    restarted.policy(DNS);
+    restarted.endpoint(spec("web", 7, "app=web"));
+    restarted.sync();
+    for node in [&mut node, &mut restarted] {
+        node.policy(&example());
+        assert_eq!(labels(node, "6.6.6.6"), [""; 0]);
+        assert_eq!(labels(node, "1.1.1.1"), ["dnsname:*.example.com"]);
     }
 }

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc, time::Instant};
 
+use dns_policy::wall_time;
+
 use super::{EndpointBook, Entered, IFNAME, LocalPod, LocalPods, NamespaceId, State, key};
 use crate::endpoint::{
     discover::{Claims, DiscoverError, Netns, addresses_in, discover},
@@ -125,6 +127,7 @@ impl Search {
             pod: Some(name.to_owned()),
             addresses: pod.addresses.clone(),
             uid: pod.uid.as_deref().map(str::to_owned),
+            taken_in: Some(wall_time::now()),
             ..EndpointDocument::default()
         };
         let netns = document.check()?;
@@ -136,7 +139,7 @@ impl Search {
             known: None,
         };
         let found = discover(&netns, IFNAME, &claims)?;
-        if super::namespace_id(&netns) != Some(namespace) {
+        if super::namespace_id(&netns).found() != Some(namespace) {
             return Ok(None);
         }
         if let Some(master) = found.foreign_master {

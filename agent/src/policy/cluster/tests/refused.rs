@@ -1,6 +1,9 @@
 //! Objects that are refused, with the field that is named and a remedy.
 
+use std::net::IpAddr;
+
 use super::{read, refused};
+use crate::policy::document::Body;
 
 const POD: &str = r#"
 apiVersion: v1
@@ -101,13 +104,27 @@ fn services_and_slices() {
                  [{addresses: [10.2.0.9], conditions: {ready: true}}]\nports: [{port: 8080}]\n";
     assert!(read(slice).is_ok());
     for (from, to, field) in [
-        ("10.2.0.9", "127.0.0.1", "endpoints[0].addresses[0]"),
-        ("10.2.0.9", "\"2001:db8::9\"", "endpoints[0].addresses[0]"),
         ("ready: true", "ready: 1", "endpoints[0].conditions.ready"),
-        ("port: 8080", "port: 0", "ports[0].port"),
         ("addressType: IPv4", "addressType: IPv5", "addressType"),
     ] {
         refused(slice, from, to, field);
+    }
+    for odd in ["0", "65536", "-1"] {
+        let slice = read(&slice.replace("port: 8080", &format!("port: {odd}"))).unwrap();
+        assert!(slice.warnings[0].starts_with("ports[0].port: "));
+    }
+    // Packets may go to such a backend: the slice counts, and closes its Service.
+    for odd in ["127.0.0.1", "\"2001:db8::9\"", "web"] {
+        let slice = read(&slice.replace("10.2.0.9", odd)).unwrap();
+        let warned = &slice.warnings[0];
+        assert!(
+            warned.starts_with("endpoints[0].addresses[0]: "),
+            "{warned}"
+        );
+        let Body::Slice(slice) = slice.body else {
+            panic!("no slice");
+        };
+        assert_eq!(slice.backends[0].addresses, [IpAddr::from([0, 0, 0, 0])]);
     }
 }
 

@@ -7,13 +7,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use daemon::yaml;
+use daemon::{lookup::Lookup, yaml};
 use dns_policy::{name::Fqdn, wall_time};
 
 use super::Event;
 use crate::{
     checksum::Sum,
     datapath::files::write_atomic,
+    dir_writers,
+    document_dir::DocumentDir,
     resolver::{
         names::MAX_OBJECTS,
         object::{ObjectKey, Read, Resolver, Status, Version},
@@ -35,13 +37,11 @@ const MAX_BYTES: u64 = 2 << 20;
 const DONE_WITH: &str = "remove that file when you do not need it, or repair it and move it back";
 const HEADING: &str = "# Written by holdfast-agent, which undoes changes by hand.\n";
 
-/// Permission of users that are neither the owner nor in the group.
-const OTHERS_WRITE: u32 = 0o002;
-
 /// The files of the directory.
 #[derive(Debug)]
 pub(super) struct Files {
     dir: PathBuf,
+    listed: DocumentDir,
     namespace: String,
     /// Objects by `metadata.name`, which is the file's name without its ending.
     known: BTreeMap<String, Known>,
@@ -103,6 +103,7 @@ impl Files {
     pub(super) fn new(dir: &Path, namespace: &str) -> Self {
         Self {
             dir: dir.to_owned(),
+            listed: DocumentDir::new(dir),
             namespace: namespace.to_owned(),
             known: BTreeMap::new(),
             changes: Vec::new(),
@@ -184,7 +185,13 @@ impl Files {
         let dir = self.dir.clone();
         make(&dir).map_err(|error| failed(&dir, &error))?;
         check_owner(&dir).map_err(|error| failed(&dir, &error))?;
-        let mut names = watched_dir::names(&dir).map_err(|error| failed(&dir, &error))?;
+        // The agent that leads writes missing files again.
+        let has_objects = !self.leads && !self.known.is_empty();
+        let names = self.listed.list(has_objects);
+        let mut names = names.map_err(|error| {
+            let remedy = error.remedy(&dir);
+            failed(&dir, &io::Error::other(format!("{error}; {remedy}")))
+        })?;
         names.retain(|name| name.ends_with(ENDING));
         self.problems.retain(|file, _| names.contains(file));
         self.find_aside()?;
@@ -211,7 +218,15 @@ impl Files {
         let is_gone = |name: &&String| !names.contains(&format!("{name}{ENDING}"));
         let gone: Vec<String> = self.known.keys().filter(is_gone).cloned().collect();
         for name in gone {
-            self.restore_or_forget(&name)?;
+            let file = format!("{name}{ENDING}");
+            match self.listed.look(&file) {
+                Lookup::Gone => self.restore_or_forget(&name)?,
+                // The next scan reads it.
+                Lookup::Found(()) => {}
+                Lookup::Unknown(error) => self
+                    .unseen
+                    .push(failed(&self.path(&name), &error).to_string()),
+            }
         }
         Ok(())
     }
@@ -468,18 +483,26 @@ impl Files {
     }
 }
 
-/// A user who can write into the directory can open addresses, and can make the agent write where a
-/// link leads.
+/// A user who can write into the directory, or put another one in its place, can open addresses, and
+/// can make the agent write where a link leads.
 pub(super) fn check_owner(dir: &Path) -> io::Result<()> {
     let there = fs::symlink_metadata(dir)?;
-    let own = nix::unistd::geteuid().as_raw();
-    let reason = match () {
-        () if !there.is_dir() => "it is not a directory",
-        () if there.uid() != 0 && there.uid() != own => "it belongs to another user",
-        () if there.mode() & OTHERS_WRITE != 0 => "every user may write into it",
-        () => return Ok(()),
+    let reason = match there.is_dir() {
+        false => Some("it is not a directory".to_owned()),
+        true => dir_writers::foreign_writer(&there, None).map(str::to_owned),
     };
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
+    let parent = || -> io::Result<Option<String>> {
+        let why = dir_writers::foreign_parent(dir)?;
+        Ok(why.map(|why| format!("of the directory above: {why}")))
+    };
+    let reason = match reason {
+        Some(reason) => Some(reason),
+        None => parent()?,
+    };
+    match reason {
+        Some(reason) => Err(io::Error::new(io::ErrorKind::PermissionDenied, reason)),
+        None => Ok(()),
+    }
 }
 
 /// Makes the directory of the files if it is not there.

@@ -289,10 +289,24 @@ async fn a_directory_into_which_every_user_may_write_is_not_read() {
     let objects = dir.path().join(DIRECTORY);
     fs::create_dir(&objects).unwrap();
     fs::set_permissions(&objects, Permissions::from_mode(0o777)).unwrap();
+    let above = dir.path().to_owned();
+    let set = |path: &Path, mode: u32| {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    };
     let mut lab = Lab::start(dir);
-    lab.problem("every user may write into it").await;
+    lab.problem("every user may write into it: forbid that (chmod o-w)")
+        .await;
     assert_ne!(*lab.role.borrow(), Role::Leads);
-    fs::set_permissions(&objects, Permissions::from_mode(0o700)).unwrap();
+    set(&objects, 0o770);
+    lab.problem("its group may write into it: forbid that (chmod g-w)")
+        .await;
+    assert_ne!(*lab.role.borrow(), Role::Leads);
+    set(&objects, 0o700);
+    set(&above, 0o777);
+    lab.problem("of the directory above: every user may write into it")
+        .await;
+    assert_ne!(*lab.role.borrow(), Role::Leads);
+    set(&above, 0o700);
     lab.leads().await;
     let dir = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(&objects, dir.path().join(DIRECTORY)).unwrap();

@@ -1,0 +1,117 @@
+//! Programs at interfaces of pods of which the state directory has nothing.
+//!
+//! The files of an earlier run are lost, so nothing says which pod it was and which policy it has. It
+//! stays closed: its policy map loses its entries, and its programs stay attached until an endpoint
+//! is attached to the interface. If an endpoint is there already, the programs stay as they are
+//! until it is attached.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shared_maps::{
+    EndpointId,
+    policy::{PolicyKey, PolicyValue},
+};
+
+use super::{flush::set_order, plan::Plan, rollback::Undo, state::State};
+use crate::datapath::plan::Step;
+
+/// What is left under one number.
+#[derive(Debug, Default)]
+struct Left {
+    interfaces: BTreeSet<u32>,
+    /// Entries that the policy map still has.
+    entries: Vec<(PolicyKey, PolicyValue)>,
+}
+
+/// Programs without an endpoint, by the number under which they were attached.
+#[derive(Debug, Default)]
+pub(super) struct LeftBehind(BTreeMap<EndpointId, Left>);
+
+impl LeftBehind {
+    /// Programs are attached to these interfaces.
+    pub(super) fn add(
+        &mut self,
+        id: EndpointId,
+        interfaces: BTreeSet<u32>,
+        entries: Vec<(PolicyKey, PolicyValue)>,
+    ) {
+        let left = Left {
+            interfaces,
+            entries,
+        };
+        self.0.insert(id, left);
+    }
+
+    /// An entry could not be removed.
+    pub(super) fn keep(&mut self, id: EndpointId, key: PolicyKey, value: PolicyValue) {
+        if let Some(left) = self.0.get_mut(&id) {
+            left.entries.push((key, value));
+        }
+    }
+
+    /// Whether programs are left under this number.
+    pub(super) fn has(&self, id: EndpointId) -> bool {
+        self.0.contains_key(&id)
+    }
+
+    /// Each number with its interfaces.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (EndpointId, u32)> {
+        let all = self.0.iter();
+        all.flat_map(|(id, left)| left.interfaces.iter().map(|interface| (*id, *interface)))
+    }
+
+    fn interfaces(&self) -> impl Iterator<Item = (EndpointId, &BTreeSet<u32>)> {
+        self.0.iter().map(|(id, left)| (*id, &left.interfaces))
+    }
+
+    /// Takes the entries of a policy map, in the order in which they go.
+    fn take_entries(&mut self, id: EndpointId) -> Vec<(PolicyKey, PolicyValue)> {
+        let left = self.0.get_mut(&id);
+        let mut entries = left.map_or_else(Vec::new, |left| std::mem::take(&mut left.entries));
+        entries.sort_by_key(|(key, value)| (std::cmp::Reverse(set_order(key, value)), *key));
+        entries
+    }
+}
+
+impl State {
+    /// Plans that nothing passes interfaces whose pod is unknown.
+    pub(super) fn close_left(&mut self, plan: &mut Plan) {
+        if self.endpoints.left().0.is_empty() {
+            return;
+        }
+        let present = self.endpoints.iter().map(|endpoint| endpoint.spec.ifindex);
+        let waiting = self.endpoints.waiting().map(|(spec, _)| spec.ifindex);
+        let known: BTreeSet<u32> = present.chain(waiting).collect();
+        let left = self.endpoints.left().interfaces();
+        let unknown = left.filter(|(_, interfaces)| interfaces.is_disjoint(&known));
+        for id in unknown.map(|(id, _)| id).collect::<Vec<_>>() {
+            for (key, value) in self.endpoints.left_mut().take_entries(id) {
+                let undo = Undo::LeftPolicy(id, key, value);
+                self.step(plan, Step::UnsetPolicy(id, key), undo);
+            }
+        }
+    }
+
+    /// Plans that programs go which endpoints have replaced at their interfaces.
+    pub(super) fn replace_left(&mut self, plan: &mut Plan) {
+        if self.endpoints.left().0.is_empty() {
+            return;
+        }
+        let attached = self.endpoints.iter().filter_map(|endpoint| {
+            let attached = endpoint.attached.as_ref()?;
+            (*attached == endpoint.attachment()).then_some(attached.ifindex)
+        });
+        let attached: BTreeSet<u32> = attached.collect();
+        let left = self.endpoints.left().interfaces();
+        let replaced = left.filter(|(_, interfaces)| interfaces.is_subset(&attached));
+        for id in replaced.map(|(id, _)| id).collect::<Vec<_>>() {
+            let left = self.endpoints.left_mut().0.remove(&id);
+            let interfaces = left.unwrap_or_default().interfaces;
+            for ifindex in &interfaces {
+                plan.uncover(id, *ifindex);
+            }
+            self.step(plan, Step::Detach(id), Undo::Left(id, interfaces));
+            self.step(plan, Step::RemovePolicyMap(id), Undo::RemovedMap(id));
+        }
+    }
+}

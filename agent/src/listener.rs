@@ -1,0 +1,203 @@
+//! The sockets that the agent serves on: how many connections each may have, and how many it has.
+//!
+//! All of them together leave descriptors for the agent's own work: maps, programs, files, network
+//! namespaces, and the API server.
+
+use std::time::Duration;
+
+use daemon::{
+    guests::ConnectionCounts,
+    http_server::{Admission, Limits, Users},
+};
+
+use crate::grpc::{bounded::Places, holder};
+
+/// Descriptors of the agent's own work, and of processes of proxies that are followed.
+const OWN: usize = 512 + holder::MAX_PROCESSES;
+/// An attempt of the CNI plugin waits for no longer than 20 s, and other requests for 30 s.
+const LIFE: Duration = Duration::from_secs(60);
+
+/// A socket that the agent serves on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listener {
+    /// Of proxies.
+    Sdp,
+    /// Of Cilium's proxies.
+    Fqdndata,
+    /// Of commands.
+    Admin,
+    /// Of the CNI plugin.
+    Cni,
+    /// Of Prometheus and probes.
+    Metrics,
+}
+
+impl Listener {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Sdp,
+        Self::Fqdndata,
+        Self::Admin,
+        Self::Cni,
+        Self::Metrics,
+    ];
+
+    /// Value of the label `listener`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Sdp => "sdp",
+            Self::Fqdndata => "fqdndata",
+            Self::Admin => "admin",
+            Self::Cni => "cni",
+            Self::Metrics => "metrics",
+        }
+    }
+
+    /// Connections at once. A node has a few proxies with one connection each; the pods of a node
+    /// may all start at the same time.
+    fn connections(self) -> usize {
+        match self {
+            Self::Sdp | Self::Cni => 256,
+            Self::Fqdndata => 128,
+            Self::Admin | Self::Metrics => 64,
+        }
+    }
+
+    /// Descriptors of one connection: those of proxies have one of the process, and one more while
+    /// a write waits.
+    fn descriptors(self) -> usize {
+        match self {
+            Self::Sdp => 3,
+            Self::Fqdndata | Self::Admin | Self::Cni | Self::Metrics => 1,
+        }
+    }
+}
+
+/// One socket's connections.
+#[derive(Clone, Debug)]
+struct Limited {
+    listener: Listener,
+    connections: usize,
+    counts: ConnectionCounts,
+}
+
+/// The limits of all sockets.
+#[derive(Clone, Debug)]
+pub struct Listeners {
+    all: [Limited; Listener::ALL.len()],
+    limit: usize,
+}
+
+impl Listeners {
+    /// Below the limit on descriptors of this process. With a low one, each socket has fewer
+    /// connections.
+    pub fn new(limit: usize) -> Self {
+        let wanted = wanted();
+        let fit = limit.saturating_sub(OWN).max(limit / 4).min(wanted);
+        let all = Listener::ALL.map(|listener| Limited {
+            listener,
+            connections: (listener.connections() * fit / wanted).max(2),
+            counts: ConnectionCounts::default(),
+        });
+        let listeners = Self { all, limit };
+        if let Some(problem) = listeners.problem() {
+            tracing::warn!("{problem}");
+        }
+        listeners
+    }
+
+    /// The limit on descriptors is too low: for `status`.
+    pub fn problem(&self) -> Option<String> {
+        let enough = reserved();
+        (self.limit < enough).then(|| {
+            format!(
+                "the agent may open {} descriptors, and needs {enough} for its own work and its \
+                 sockets: it serves fewer connections than usual; allow more (LimitNOFILE= in the \
+                 unit, or ulimit -n)",
+                self.limit
+            )
+        })
+    }
+
+    /// Descriptors that the agent may have open.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Each socket with its connections: those that are open, and those that were rejected.
+    pub fn counts(&self) -> [(Listener, usize, u64); Listener::ALL.len()] {
+        self.all.each_ref().map(|limited| {
+            let counts = &limited.counts;
+            (limited.listener, counts.open(), counts.rejected())
+        })
+    }
+
+    /// For a gRPC server.
+    pub(crate) fn places(&self, listener: Listener) -> Places {
+        let (connections, counts) = self.of(listener);
+        Places {
+            connections,
+            counts,
+        }
+    }
+
+    /// For an HTTP server; over a unix socket, only root and the agent's own user are served.
+    pub(crate) fn admission(&self, listener: Listener) -> Admission {
+        let (connections, counts) = self.of(listener);
+        Admission {
+            limits: Limits {
+                connections,
+                life: LIFE,
+                ..Limits::default()
+            },
+            users: Users::Own,
+            counts,
+        }
+    }
+
+    fn of(&self, listener: Listener) -> (usize, ConnectionCounts) {
+        let mut all = self.all.iter();
+        let found = all.find(|limited| limited.listener == listener);
+        found.map_or(
+            (listener.connections(), ConnectionCounts::default()),
+            |limited| (limited.connections, limited.counts.clone()),
+        )
+    }
+}
+
+/// Descriptors that clients of the built-in proxy leave free.
+pub(crate) fn reserved() -> usize {
+    wanted() + OWN
+}
+
+/// Descriptors of all connections.
+fn wanted() -> usize {
+    let each = Listener::ALL.iter();
+    each.map(|listener| listener.connections() * listener.descriptors())
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(listeners: &Listeners) -> usize {
+        let each = listeners.all.iter();
+        each.map(|limited| limited.connections * limited.listener.descriptors())
+            .sum()
+    }
+
+    #[test]
+    fn connections_leave_descriptors_for_the_agents_own_work() {
+        let usual = Listeners::new(1 << 20);
+        assert_eq!((taken(&usual), usual.problem()), (wanted(), None));
+        assert_eq!(usual.admission(Listener::Metrics).limits.connections, 64);
+        for limit in [256, 512, 1024, 1500] {
+            let few = Listeners::new(limit);
+            let left = limit - taken(&few);
+            assert!(left >= OWN.min(limit / 2), "{limit}: {left} are left");
+            let problem = few.problem().unwrap();
+            assert!(problem.contains("LimitNOFILE="), "{problem}");
+        }
+    }
+}

@@ -31,6 +31,10 @@ pub(super) const LAB: &[Package] = &[
         why: "nft: TPROXY beside our own redirect, in tests",
     },
     Package {
+        name: "iptables",
+        why: "iptables-nft, iptables-legacy: rules of kube-proxy and portmap, in tests",
+    },
+    Package {
         name: "bpftool",
         why: "looks at pinned maps and links",
     },

@@ -20,6 +20,14 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end }}
 
+{{/* The pods run on a node that no other pod is scheduled to yet. */}}
+{{- define "holdfast.startupToleration" -}}
+{{- with .Values.agentNotReadyTaintKey }}
+- key: {{ . }}
+  operator: Exists
+{{- end }}
+{{- end }}
+
 {{- define "holdfast.image" -}}
 {{- $tag := .image.tag | default .root.Chart.AppVersion -}}
 {{- if .image.digest -}}

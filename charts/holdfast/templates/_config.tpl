@@ -24,9 +24,17 @@ k8s-service-cidr: {{ join "," . | quote }}
 {{- with .Values.cluster.dnsAliases }}
 k8s-dns-alias: {{ join "," . | quote }}
 {{- end }}
+{{- with .Values.cluster.dnsService }}
+dns-service: {{ . | quote }}
+{{- end }}
+{{- with .Values.cluster.dnsServers }}
+dns-server: {{ printf "cluster,%s" (join "," .) | quote }}
+{{- end }}
+tofqdns-servers: {{ .Values.dnsProxy.nameServers | quote }}
 {{- with .Values.k8s.apiServer }}
 k8s-api-server: {{ . | quote }}
 {{- end }}
+agent-not-ready-taint-key: {{ .Values.agentNotReadyTaintKey | quote }}
 enable-policy: {{ .Values.enablePolicy | quote }}
 disable-builtin-dns-proxy: {{ .Values.disableBuiltinDnsProxy | quote }}
 identity-restore-grace-period: {{ .Values.agent.identityRestoreGracePeriod | quote }}

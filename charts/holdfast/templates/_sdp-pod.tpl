@@ -49,7 +49,7 @@ spec:
   affinity:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with $sdp.tolerations }}
+  {{- with concat (include "holdfast.startupToleration" .root | fromYamlArray) $sdp.tolerations }}
   tolerations:
     {{- toYaml . | nindent 4 }}
   {{- end }}

@@ -50,6 +50,16 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
         "resolver: {namespace: A_b}",
         &["/resolver/namespace"],
     ),
+    (
+        "holdfast",
+        "agentNotReadyTaintKey: node.kubernetes.io/unschedulable",
+        &["/agentNotReadyTaintKey"],
+    ),
+    (
+        "holdfast",
+        "agentNotReadyTaintKey: not-ready",
+        &["/agentNotReadyTaintKey"],
+    ),
     ("holdfast", "config: {extra: {Workers: 1}}", &["Workers"]),
     (
         "holdfast",
@@ -98,7 +108,7 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ),
     (
         "holdfast",
-        "sdp: {enabled: false}",
+        "{sdp: {enabled: false}, disableBuiltinDnsProxy: true}",
         &["sdp.enabled", "disableBuiltinDnsProxy"],
     ),
     (

@@ -9,12 +9,14 @@
 //! It behaves as a kube-apiserver 1.36 was seen to behave (`e2e/tests/apiserver.rs`). It refuses
 //! each request that no role allows.
 
+mod admission;
 mod chart;
 mod credentials;
 mod discovery;
 mod failure;
 mod fault;
 mod handle;
+mod json_patch;
 mod kind;
 mod listener;
 mod read;
@@ -49,6 +51,7 @@ pub use self::handle::{namespace, pod, web_policy};
 pub use self::kind::Kind;
 pub use self::server::{Answered, Options, StreamingLists};
 
+use self::admission::Admission;
 use self::chart::ResolverRole;
 use self::fault::Conditions;
 use self::roles::User;
@@ -56,6 +59,8 @@ use self::server::Shared;
 use self::store::Store;
 use crate::netns::Netns;
 
+/// The chart's default of `agentNotReadyTaintKey`.
+pub const STARTUP_TAINT: &str = "holdfast.io/agent-not-ready";
 /// Namespace of the agents.
 pub const NAMESPACE: &str = "kube-system";
 /// Their ServiceAccount.
@@ -96,6 +101,18 @@ impl Options {
         Self::read_by(ACCOUNT, ResolverRole::Bound)
     }
 
+    /// The agents may remove the startup taint of their nodes, as with the chart's value
+    /// `agentNotReadyTaintKey`. Their token names `node`, if it names one.
+    pub fn with_startup_taint(node: Option<&str>) -> Self {
+        let mut options = Self::default();
+        let documents = chart::of_startup_taint(NAMESPACE, ACCOUNT, STARTUP_TAINT);
+        options
+            .documents
+            .extend(documents.expect("the chart has YAML"));
+        options.node = node.map(str::to_owned);
+        options
+    }
+
     fn read_by(reader: &str, resolver: ResolverRole) -> Self {
         let documents = chart::of_release(NAMESPACE, ACCOUNT, reader, resolver);
         Self {
@@ -104,6 +121,7 @@ impl Options {
             streaming_lists: StreamingLists::default(),
             starts_for: Duration::from_secs(1),
             account: (NAMESPACE.to_owned(), ACCOUNT.to_owned()),
+            node: None,
         }
     }
 
@@ -154,16 +172,21 @@ impl ApiServer {
         let tls = credentials::issue(&files.ca, address.ip())?;
         files.write(&url(address), TOKEN, ADMIN)?;
         let (namespace, name) = options.account.clone();
-        let tokens = HashMap::from([
-            (TOKEN.to_owned(), User::ServiceAccount { namespace, name }),
-            (ADMIN.to_owned(), User::Admin),
-        ]);
+        let node = options.node.clone();
+        let agent = User::ServiceAccount {
+            namespace,
+            name,
+            node,
+        };
+        let admission = Admission::of(&options.documents)?;
+        let tokens = HashMap::from([(TOKEN.to_owned(), agent), (ADMIN.to_owned(), User::Admin)]);
         let shared = Arc::new(Shared {
             options,
             store: Mutex::new(Store::new(kinds)),
             conditions: channel::Sender::new(Conditions::default()),
             tokens: Mutex::new(tokens),
             roles: Mutex::default(),
+            admission,
             answered: Mutex::default(),
             unauthorized: AtomicUsize::default(),
             tasks: TaskTracker::new(),

@@ -38,6 +38,28 @@ impl<'l> Bridge<'l> {
         })
     }
 
+    /// Makes one of pods that the node routes so far.
+    pub fn of_pods(lab: &'l Lab, name: &str, pods: &[&Pod]) -> Result<Self> {
+        let bridge = Self::without_address(lab, name)?;
+        lab.node.batch(&format!(
+            "address add 10.77.0.1/24 dev {name}\n\
+             address add fd77::1/64 dev {name} nodad\n\
+             address add fe80::1/64 dev {name} nodad"
+        ))?;
+        for pod in pods {
+            let port = &pod.host_side;
+            lab.node.batch(&format!(
+                "route del {}/32 dev {port}\n\
+                 route del {}/128 dev {port}\n\
+                 address del fe80::1/64 dev {port}\n\
+                 link set {port} master {name}",
+                pod.v4, pod.v6
+            ))?;
+        }
+        lab.node.settled()?;
+        Ok(bridge)
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name

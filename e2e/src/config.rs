@@ -3,6 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+/// Values of the chart `holdfast`.
+const CHART: &str = include_str!("../../charts/holdfast/values.yaml");
 
 /// Whether a failed lab stays up (`HOLDFAST_KEEP=1`).
 pub fn keep() -> bool {
@@ -63,6 +67,13 @@ pub fn program(name: &str) -> Result<PathBuf> {
         path.display()
     );
     Ok(path)
+}
+
+/// A value of the chart `holdfast` that is true or false.
+pub(crate) fn chart_value(key: &str) -> Result<bool> {
+    let values: Value = serde_yaml_ng::from_str(CHART)?;
+    let value = values[key].as_bool();
+    value.with_context(|| format!("charts/holdfast/values.yaml: {key} is neither true nor false"))
 }
 
 #[expect(

@@ -109,6 +109,8 @@ pub enum Act {
     Killed,
     /// One replica of two stopped.
     Stopped,
+    /// The only replica killed, with the agent's built-in proxy as the chart has it by default.
+    OnlyOneKilled,
     /// All pods behind a DNS Service and a web Service replaced on other nodes, while the agent is
     /// down. They have other addresses. Then the agent starts again.
     BackendsReplaced,
@@ -179,6 +181,7 @@ impl From<&Counts> for Tally {
 /// Promises of the design, in words.
 const NONE_LOST: &str = "none lost, none wrong";
 const LOST_AT_ONCE: &str = "lost only its own queries, nothing sent later than 1 s after";
+const LOST_IN_FLIGHT: &str = "lost only its own queries, nothing sent later than 500 ms after";
 const LOST_BY_PREVIOUS: &str = "none lost over UDP; over TCP only as the previous version leaves";
 const COUNTED: &str = "the caused faults are counted as lost and as wrong";
 const FIRST_ANSWER: &str = "first right answer within 250 ms of exec";
@@ -234,6 +237,7 @@ impl Act {
             Self::RolledWithoutMaps => "R3 rolling without steering maps",
             Self::Killed => "R4 replica killed",
             Self::Stopped => "R4 replica stopped",
+            Self::OnlyOneKilled => "R4 only replica killed",
             Self::BackendsReplaced => "R9 backends replaced",
         }
     }
@@ -257,6 +261,7 @@ impl Act {
             Self::RolledWithoutMaps => replicas::without_maps(&setup),
             Self::Killed => failures::killed(&setup),
             Self::Stopped => failures::stopped(&setup),
+            Self::OnlyOneKilled => failures::only_one_killed(&setup),
             Self::BackendsReplaced => services::replaced(&setup),
         };
         if played

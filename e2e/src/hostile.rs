@@ -6,6 +6,7 @@
 
 mod attack;
 mod away;
+mod killed;
 mod measure;
 mod packets;
 mod setup;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 pub use self::attack::Attack;
+pub use self::killed::Killed;
 pub use self::measure::Quiet;
 pub use self::setup::Setup;
 

@@ -32,8 +32,10 @@ pub const ENDPOINT: EndpointId = EndpointId(7);
 pub const IDENTITY: IdentityId = IdentityId(1000);
 /// Its host-side interface, as the programs receive it.
 pub const IFINDEX: u32 = 4242;
-/// The interface on which `BPF_PROG_TEST_RUN` runs programs.
-const LOOPBACK: u32 = 1;
+/// The interface on which `BPF_PROG_TEST_RUN` runs programs: in the programs' view, the endpoint's.
+pub const LOOPBACK: u32 = 1;
+/// An interface that is no endpoint's.
+const UPLINK: u32 = 4300;
 /// Its MAC.
 pub const MAC: [u8; 6] = [0x02, 0x42, 0x0a, 0x09, 0x01, 0x02];
 /// Its IPv4 address.
@@ -83,10 +85,12 @@ pub struct Verdict {
 /// Origin of a packet to the pod.
 #[derive(Clone, Copy, Debug)]
 pub enum From {
-    /// Another interface.
+    /// An interface that is no endpoint's.
     Outside,
-    /// Another interface, and something gave it this mark.
+    /// The same, and something gave it this mark.
     OutsideMarked(u32),
+    /// This interface.
+    Interface(u32),
     /// A socket of the node, with this mark.
     Local(u32),
 }
@@ -246,7 +250,7 @@ impl Kernel {
 
     fn pass_through(&mut self, name: &'static str, frame: &[u8]) -> Result<()> {
         let mut context = [0; CONTEXT_LEN];
-        context[INGRESS_IFINDEX_AT..].copy_from_slice(&1_u32.to_ne_bytes());
+        context[INGRESS_IFINDEX_AT..].copy_from_slice(&UPLINK.to_ne_bytes());
         let options = TestRunOptions {
             data_in: Some(frame),
             ctx_in: Some(&context),
@@ -260,21 +264,36 @@ impl Kernel {
     /// The pod is sent a frame.
     pub fn receive(&mut self, frame: &[u8], from: From) -> Result<Verdict> {
         match from {
-            From::Outside => self.run("to_pod", frame, 0, 1),
-            From::OutsideMarked(mark) => self.run("to_pod", frame, mark, 1),
+            From::Outside => self.run("to_pod", frame, 0, UPLINK),
+            From::OutsideMarked(mark) => self.run("to_pod", frame, mark, UPLINK),
+            From::Interface(interface) => self.run("to_pod", frame, 0, interface),
             From::Local(mark) => self.run("to_pod", frame, mark, 0),
         }
     }
 
     /// Mean nanoseconds of `from_pod` for a frame, over `repeat` runs in the kernel.
     pub fn cost(&mut self, frame: &[u8], repeat: u32) -> Result<u128> {
+        self.cost_of("from_pod", frame, repeat)
+    }
+
+    /// The same of `to_pod` for a frame from outside.
+    pub fn cost_in(&mut self, frame: &[u8], repeat: u32) -> Result<u128> {
+        self.cost_of("to_pod", frame, repeat)
+    }
+
+    fn cost_of(&mut self, name: &'static str, frame: &[u8], repeat: u32) -> Result<u128> {
+        let mut context = [0; CONTEXT_LEN];
+        if name == "to_pod" {
+            context[INGRESS_IFINDEX_AT..].copy_from_slice(&1_u32.to_ne_bytes());
+        }
         let options = TestRunOptions {
             data_in: Some(frame),
+            ctx_in: Some(&context),
             repeat,
             ..TestRunOptions::default()
         };
         let programs = self.datapath.programs();
-        let result = programs.with_program("from_pod", |program| program.test_run(options))??;
+        let result = programs.with_program(name, |program| program.test_run(options))??;
         Ok(result.duration.as_nanos())
     }
 

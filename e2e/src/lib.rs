@@ -32,6 +32,7 @@ pub mod packet;
 pub mod pod;
 pub mod policy;
 pub mod process;
+pub mod raw_frames;
 pub mod reachability;
 pub(crate) mod received_answers;
 pub mod relay;

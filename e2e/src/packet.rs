@@ -221,9 +221,10 @@ impl Packet {
     }
 }
 
-/// An Ethernet frame.
+/// An Ethernet frame with the MAC of the endpoint under test as its source.
 pub fn ethernet(ether_type: u16, payload: &[u8]) -> Vec<u8> {
-    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+    let mut frame = vec![2, 0, 0, 0, 0, 1];
+    frame.extend(crate::kernel::MAC);
     frame.extend(ether_type.to_be_bytes());
     frame.extend(payload);
     frame

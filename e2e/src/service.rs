@@ -2,6 +2,7 @@
 //! in its nftables and iptables modes.
 
 pub(crate) mod flows;
+pub mod node_port;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

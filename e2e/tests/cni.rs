@@ -374,3 +374,45 @@ fn no_pod_starts_without_an_agent_and_those_that_run_stay_under_policy() {
         })
     });
 }
+
+#[test]
+fn a_path_that_is_no_network_namespace_is_refused_at_once() {
+    with_lab(|lab| {
+        lab.write_policy("web.yaml", &allow())?;
+        describe(lab, &["p0".to_owned()])?;
+        let _agent = start_agent(lab)?;
+        let runtime = Runtime::new(lab)?;
+        let pod = lab.add_pod("p0", 100)?;
+        let dir = lab.directory().join("netns");
+        std::fs::create_dir(&dir)?;
+        let at = |name: &str| dir.join(name);
+        nix::unistd::mkfifo(&at("pipe"), nix::sys::stat::Mode::S_IRWXU)?;
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket"))?;
+        std::fs::write(at("file"), "text")?;
+        std::os::unix::fs::symlink("pipe", at("link"))?;
+        let begin = std::time::Instant::now();
+        // More than the look-ups that the agent makes at the same time.
+        for name in ["pipe", "socket", "file", "link", "pipe", "pipe", "pipe"] {
+            let sandbox = Sandbox {
+                netns: at(name),
+                ..Sandbox::new(&pod, "p0")
+            };
+            let error = match runtime.add(&sandbox)? {
+                Ok(result) => anyhow::bail!("{name}: {result}"),
+                Err(error) => error,
+            };
+            let path = at(name).display().to_string();
+            ensure!(
+                error.message.contains(&path) && error.message.contains("is no network namespace"),
+                "{name}: {error:?}"
+            );
+        }
+        // One that waits does so for 20 s.
+        let took = begin.elapsed();
+        ensure!(
+            took < Duration::from_secs(15),
+            "seven refusals took {took:?}"
+        );
+        runtime.start(&Sandbox::new(&pod, "p0"))
+    });
+}

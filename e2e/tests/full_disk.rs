@@ -16,7 +16,10 @@ struct SmallDisk(PathBuf);
 impl SmallDisk {
     fn at(path: &Path) -> Result<Self> {
         let text = path.display().to_string();
-        shell::run("mount", &["-t", "tmpfs", "-o", "size=256k", "tmpfs", &text])?;
+        shell::run(
+            "mount",
+            &["-t", "tmpfs", "-o", "size=256k,mode=755", "tmpfs", &text],
+        )?;
         Ok(Self(path.to_owned()))
     }
 

@@ -111,6 +111,11 @@ fn r4_a_stopped_replica_is_bypassed_within_a_second() {
 }
 
 #[test]
+fn r4_the_only_proxy_killed_loses_only_its_own_queries_with_the_charts_values() {
+    holds(&[Act::OnlyOneKilled], &[Redirect::Own]);
+}
+
+#[test]
 fn r9_services_answer_while_their_pods_are_replaced_without_an_agent() {
     let size = Size {
         faults: 1,

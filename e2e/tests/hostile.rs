@@ -9,10 +9,29 @@ const MEMORY_MB: [u64; 2] = [512, 512];
 
 fn plays(size: &Size) -> Result<()> {
     let mut setup = Setup::new(size)?;
+    let mut losses = plays_all(&mut setup, &Attack::ALL)?;
+    if let Err(error) = setup.learns_while_the_agent_is_away() {
+        losses.push(format!("names while the agent is away: {error:#}"));
+    }
+    let killed = setup.the_only_proxy_is_killed(2)?;
+    println!("{killed:?}");
+    losses.extend(killed.losses());
+    ensure!(losses.is_empty(), "pod B lost:\n{}", losses.join("\n"));
+    Ok(())
+}
+
+fn plays_on_a_bridge(size: &Size) -> Result<()> {
+    let mut setup = Setup::on_bridge(size)?;
+    let losses = plays_all(&mut setup, &Attack::ON_BRIDGE)?;
+    ensure!(losses.is_empty(), "pod B lost:\n{}", losses.join("\n"));
+    Ok(())
+}
+
+fn plays_all(setup: &mut Setup, attacks: &[Attack]) -> Result<Vec<String>> {
     let quiet = setup.play(Attack::None)?;
     ensure!(quiet.losses().is_none(), "before any attack: {quiet:?}");
     let mut losses = Vec::new();
-    for attack in Attack::ALL {
+    for attack in attacks.iter().copied() {
         let row = match setup.play(attack) {
             Ok(row) => row,
             Err(error) => {
@@ -47,16 +66,23 @@ fn plays(size: &Size) -> Result<()> {
             }
         }
     }
-    if let Err(error) = setup.learns_while_the_agent_is_away() {
-        losses.push(format!("names while the agent is away: {error:#}"));
-    }
-    ensure!(losses.is_empty(), "pod B lost:\n{}", losses.join("\n"));
-    Ok(())
+    Ok(losses)
 }
 
 #[test]
 fn a_hostile_pod_costs_another_nothing_in_short_form() {
     plays(&Size::short()).unwrap_or_else(|error| panic!("{error:?}"));
+}
+
+#[test]
+fn a_hostile_pod_on_a_bridge_costs_another_nothing_in_short_form() {
+    plays_on_a_bridge(&Size::short()).unwrap_or_else(|error| panic!("{error:?}"));
+}
+
+#[test]
+#[ignore = "minutes: cargo xtask test --tier hostile"]
+fn a_hostile_pod_on_a_bridge_costs_another_nothing() {
+    plays_on_a_bridge(&Size::full()).unwrap_or_else(|error| panic!("{error:?}"));
 }
 
 #[test]

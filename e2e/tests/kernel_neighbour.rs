@@ -466,7 +466,11 @@ fn mld_reports_pass_and_nothing_hides_in_them() {
             let query = packet(MLD_QUERY, ip("fe80::1"), ip("ff02::1"), nobody, hops).frame();
             expect_received(k, "query", &query, expected)?;
             let report = packet(MLD2_REPORT, ip("fe80::1"), routers, group, hops).frame();
-            expect_received(k, "report of the node", &report, expected)?;
+            let reason = k.receive(&report, From::Local(0))?.reason;
+            assert_eq!(reason, expected, "report of the node");
+            let forwarded = if hops == 1 { NotOnLink } else { Malformed };
+            let reason = k.receive(&report, From::Outside)?.reason;
+            assert_eq!(reason, forwarded, "report of a neighbour");
         }
         // A pod is not a router, and an address of the network is not on the link.
         let query = packet(MLD_QUERY, LINK_LOCAL, ip("ff02::1"), nobody, 1).frame();
@@ -496,7 +500,10 @@ fn mld_reports_pass_and_nothing_hides_in_them() {
                 vec![record(0, 0), record(2, 0)],
                 LinkLocal,
             ),
-            ("70 records", 70, vec![record(0, 0); 70], LinkLocal),
+            ("32 records", 32, vec![record(0, 0); 32], LinkLocal),
+            ("33 records", 33, vec![record(0, 0); 33], Malformed),
+            ("two sources", 1, vec![record(2, 0)], LinkLocal),
+            ("80 sources", 1, vec![record(80, 0)], Malformed),
             ("no record", 0, vec![], LinkLocal),
             ("fewer than said", 2, vec![record(0, 0)], Malformed),
             ("more than said", 1, vec![record(0, 0); 2], Malformed),

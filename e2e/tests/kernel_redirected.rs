@@ -195,6 +195,7 @@ fn direct_answers_in_flight_pass_when_policy_begins_to_redirect() {
 #[test]
 fn entries_of_an_earlier_release_still_identify_its_flows() {
     with_kernel(|k| {
+        k.redirect_dns()?;
         let key = CtKey4 {
             daddr: [10, 9, 1, 2],
             saddr: [192, 0, 2, 53],
@@ -213,7 +214,6 @@ fn entries_of_an_earlier_release_still_identify_its_flows() {
         expect(k, &answer, From::Outside, false, Reason::ForgedAnswer)?;
         expect(k, &answer, PROXY, true, Reason::Reply)?;
         // Its next packet removes the entry, which closing would not do.
-        k.redirect_dns()?;
         asks(k, &frame(POD4, PEER4, tcp(4000, 53, FIN | ACK)))?;
         expect(k, &answer, PROXY, true, Reason::Reply)?;
         let ended = k.conntrack4(true)?.get(&key)?.context("entry")?;

@@ -2,8 +2,8 @@
 //!
 //! Sockets of all proxies share one reuse-port group, as in production. If the kernel's hash
 //! selected the socket, each test would see packets elsewhere.
-use std::io::Read as _;
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::io::{ErrorKind, Read as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -185,6 +185,57 @@ fn tproxy_is_steered_as_well() {
             assert_eq!(node.connect(server, [&a, &b])?, [0, MANY]);
         }
         Ok(())
+    });
+}
+
+/// A process of the node would otherwise fill the queues of pods.
+#[test]
+fn a_process_of_the_node_reaches_no_proxy_and_other_ports_of_loopback() {
+    with_node(|node| {
+        let proxy = node.proxy(3, KIND_SDP)?;
+        let loopback = [
+            Ipv4Addr::LOCALHOST.into(),
+            IpAddr::from(Ipv6Addr::LOCALHOST),
+        ];
+        let check = |node: &mut Node<'_>| -> Result<()> {
+            for (v6, ip) in loopback.into_iter().enumerate() {
+                let to = SocketAddr::new(ip, PROXY_PORT);
+                let local = UdpSocket::bind((ip, 0))?;
+                local.connect(to)?;
+                local.send(b"query")?;
+                local.set_read_timeout(Some(SOON))?;
+                let refused = local.recv(&mut [0; 64]).map_err(|error| error.kind());
+                ensure!(refused == Err(ErrorKind::ConnectionRefused), "{refused:?}");
+                ensure!(
+                    proxy.udp[v6].recv(&mut [0; 64]).is_err(),
+                    "it got the query"
+                );
+                let connected = TcpStream::connect(to).map_err(|error| error.kind());
+                ensure!(
+                    matches!(connected, Err(ErrorKind::ConnectionRefused)),
+                    "{connected:?}"
+                );
+                // Another service of the node.
+                let other = TcpListener::bind((ip, 0))?;
+                TcpStream::connect(other.local_addr()?)?;
+                let other = UdpSocket::bind((ip, 0))?;
+                other.set_read_timeout(Some(SOON))?;
+                UdpSocket::bind((ip, 0))?.send_to(b"query", other.local_addr()?)?;
+                other.recv(&mut [0; 64])?;
+            }
+            for server in [PEER4, PEER6] {
+                assert_eq!(node.ask(server, [&proxy])?, [MANY]);
+                assert_eq!(node.connect(server, [&proxy])?, [MANY]);
+            }
+            Ok(())
+        };
+        check(node)?;
+        // A proxy that hangs is no reason to queue them.
+        node.set(3, KIND_SDP, monotonic_ns() - 2_000_000_000)?;
+        check(node)?;
+        node.set(3, KIND_SDP, FOREVER)?;
+        node.tproxy()?;
+        check(node)
     });
 }
 

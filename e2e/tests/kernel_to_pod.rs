@@ -2,17 +2,14 @@
 use std::net::IpAddr;
 
 use anyhow::Result;
-use holdfast_agent::datapath::plan::{Datapath as _, Step};
 use holdfast_e2e::kernel::{
     From, Kernel, PEER, PEER4, PEER6, POD4, POD6, STRANGER4, STRANGER6, Verdict, with_kernel,
 };
 use holdfast_e2e::packet::{ACK, Packet, SYN, Transport, echo, tcp, udp, unreachable};
 use shared_maps::IdentityId;
 use shared_maps::event::Reason;
-use shared_maps::lxc::{FLAG_HOST, LxcValue};
 use shared_maps::mark::{self, MAGIC_FROM_EGRESS_PROXY, MAGIC_IDENTITY};
 use shared_maps::policy::{EGRESS, INGRESS, PolicyKey};
-use shared_maps::user::lxc_key;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -67,17 +64,9 @@ fn new_connections_need_an_ingress_entry() {
 #[test]
 fn the_node_may_always_reach_its_pods() {
     with_kernel(|k| {
-        for (pod, peer, stranger) in FAMILIES {
+        for (pod, peer, _) in FAMILIES {
             let probe = frame(peer, pod, tcp(4000, 80, SYN));
             passes(k, "local", &probe, From::Local(0), Reason::Allowed)?;
-            let key = lxc_key(stranger);
-            let value = LxcValue {
-                flags: FLAG_HOST,
-                ..LxcValue::default()
-            };
-            k.datapath().apply(&Step::SetLxc(key, value))?;
-            let own = frame(stranger, pod, tcp(4000, 80, SYN));
-            passes(k, "host flag", &own, From::Outside, Reason::Allowed)?;
         }
         Ok(())
     });

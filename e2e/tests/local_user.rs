@@ -2,17 +2,17 @@
 //! affected.
 
 use std::fs;
-use std::io::Read as _;
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::kernel::PROXY_PORT;
 use holdfast_e2e::lab::{DNS4, DNS6, web4};
 use holdfast_e2e::policy::good_names;
-use holdfast_e2e::{Program, Query, with_lab};
+use holdfast_e2e::{Program, Query, eventually, with_lab};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
 
@@ -43,23 +43,22 @@ fn a_local_user_takes_no_seats_from_pods_and_no_descriptors_from_the_programs() 
             Ok(())
         };
 
-        // To the proxy itself, from many addresses: closed at accept.
+        // To the proxy itself, from many addresses: refused before they take a place in the queue.
         let proxy = SocketAddr::from((Ipv4Addr::LOCALHOST, PROXY_PORT));
-        let connections = lab.node.enter(|| -> Result<Vec<_>> {
-            (0..200)
-                .map(|host| connect(Ipv4Addr::new(127, 0, host, 7), proxy))
-                .collect()
+        lab.node.enter(|| -> Result<()> {
+            for host in 0..200 {
+                let connected = connect(Ipv4Addr::new(127, 0, host, 7), proxy);
+                ensure!(
+                    connected.is_err(),
+                    "the proxy has a connection from loopback"
+                );
+            }
+            let connected = TcpStream::connect((Ipv6Addr::LOCALHOST, PROXY_PORT));
+            ensure!(connected.is_err(), "the proxy has a connection from ::1");
+            Ok(())
         })??;
-        for mut connection in connections {
-            connection.set_read_timeout(Some(LONG))?;
-            let read = connection.read(&mut [0]);
-            ensure!(
-                !matches!(&read, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock),
-                "the proxy keeps a connection from loopback open"
-            );
-        }
         ensure!(lab.metric(SDP, "holdfast_dns_tcp_connections", "")? == 0.0);
-        ensure!(lab.metric(SDP, "holdfast_dns_tcp_refused_total", "")? == 200.0);
+        ensure!(lab.metric(SDP, "holdfast_dns_tcp_refused_total", "")? == 0.0);
         pod_asks()?;
 
         // To the ports of probes and metrics.
@@ -81,6 +80,89 @@ fn a_local_user_takes_no_seats_from_pods_and_no_descriptors_from_the_programs() 
         }
         Ok(())
     });
+}
+
+/// Longest time to an answer.
+const SOON: Duration = Duration::from_secs(1);
+/// Queries of the pod while a local user floods the proxy's port.
+const QUERIES: usize = 400;
+
+#[test]
+fn datagrams_of_a_local_user_take_no_place_in_the_queue_of_pods() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 60);
+        let _programs = lab.start(&good_names())?;
+        let queries = [DNS4, DNS6].map(|server| Query::a("www.good.test", server));
+        for query in &queries {
+            lab.a.ask(query)?.expect(web4(10))?;
+        }
+        let stop = AtomicBool::new(false);
+        let sent = AtomicU64::new(0);
+        let lost = std::thread::scope(|scope| -> Result<Vec<String>> {
+            for ip in [
+                IpAddr::from(Ipv4Addr::LOCALHOST),
+                Ipv6Addr::LOCALHOST.into(),
+            ] {
+                let (stop, sent) = (&stop, &sent);
+                scope.spawn(move || {
+                    lab.node
+                        .enter(|| flood((ip, PROXY_PORT).into(), stop, sent))
+                });
+            }
+            let begun = eventually("a flood", LONG, || {
+                let sent = sent.load(Ordering::Relaxed);
+                ensure!(sent > 100_000, "{sent} datagrams");
+                Ok(())
+            });
+            let lost = (0..QUERIES).filter_map(|number| {
+                let query = queries[number % queries.len()].clone().within(SOON);
+                let reply = lab.a.ask(&query);
+                reply.and_then(|reply| reply.expect(web4(10))).err()
+            });
+            // A few are enough: each takes its time.
+            let lost = lost.map(|error| format!("{error:#}")).take(10);
+            let lost: Vec<_> = lost.collect();
+            stop.store(true, Ordering::Relaxed);
+            begun?;
+            Ok(lost)
+        })?;
+        println!(
+            "{sent:?} datagrams, {} of {QUERIES} queries lost",
+            lost.len()
+        );
+        ensure!(
+            lost.is_empty(),
+            "{} or more of {QUERIES} lost: {:?}",
+            lost.len(),
+            lost.first()
+        );
+        let refused = lab.metric(SDP, "holdfast_dns_queries_total", "result=\"loop\"")?;
+        ensure!(
+            refused == 0.0,
+            "the proxy received {refused} datagrams of a local user"
+        );
+        Ok(())
+    });
+}
+
+/// Sends 64 queries each half of a millisecond.
+fn flood(to: SocketAddr, stop: &AtomicBool, sent: &AtomicU64) -> Result<()> {
+    let any: IpAddr = match to {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    let query = Query::a("www.good.test", to.ip()).encode(1)?;
+    while !stop.load(Ordering::Relaxed) {
+        for _ in 0..64 {
+            // An ICMP error of an earlier one fails the next.
+            let _ = socket.send_to(&query, to);
+        }
+        sent.fetch_add(64, Ordering::Relaxed);
+        // It is to fill queues, and not to take the CPUs.
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    Ok(())
 }
 
 /// Whether a process of this user and group may connect to a unix socket.

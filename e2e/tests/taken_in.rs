@@ -119,6 +119,20 @@ fn named(lab: &Lab, pod: &str, texts: &[&str]) -> Result<()> {
     })
 }
 
+/// The pods that `status` and the metric show as started without policy, and until when.
+fn started_open(lab: &Lab) -> Result<Vec<(String, String)>> {
+    let status = lab.agent_json(&["status"])?;
+    let pods = status["started_open"].as_array().into_iter().flatten();
+    let pods = pods.map(|pod| {
+        let text = |field: &str| pod[field].as_str().unwrap_or_default().to_owned();
+        (text("pod"), text("until"))
+    });
+    let pods: Vec<(String, String)> = pods.collect();
+    let counted = lab.metric(9962, "holdfast_kubernetes_pods_started_open", "")?;
+    ensure!(counted == pods.len() as f64, "{counted}, and {pods:?}");
+    Ok(pods)
+}
+
 fn unmanaged(lab: &Lab, expected: f64) -> Result<()> {
     eventually("pods without an endpoint are counted", SOON, || {
         let found = lab.metric(9962, "holdfast_kubernetes_pods_unmanaged", "")?;
@@ -148,6 +162,15 @@ fn connections_of_a_pod_that_ran_before_the_agent_go_on_under_policy() {
             stream.expect_alive()?;
         }
         unmanaged(lab, 0.0)?;
+        let open = started_open(lab)?;
+        let [(pod, until)] = open.as_slice() else {
+            anyhow::bail!("{open:?}");
+        };
+        ensure!(pod == "default/web" && until.ends_with('Z'), "{open:?}");
+        ensure!(
+            lab.agent(&["status"])?.contains("Started open"),
+            "not printed"
+        );
         // A typing error in a command does not take the pod out of its policy.
         let netns = lab.a.netns.name();
         let other = ["endpoint", "add", "--netns", netns, "--pod", "default/wbe"];
@@ -190,6 +213,16 @@ fn connections_of_a_pod_that_ran_before_the_agent_go_on_under_policy() {
             stream.expect_alive()?;
         }
         judged(&lab.a)?;
+        // Neither a restart nor the runtime's name changes how the pod began.
+        ensure!(
+            started_open(lab)? == open,
+            "{:?}, before {open:?}",
+            started_open(lab)?
+        );
+        // A pod that the plugin added began under policy.
+        cluster.api.put(running("late", &addresses(&lab.b)))?;
+        runtime.start(&Sandbox::new(&lab.b, "late"))?;
+        ensure!(started_open(lab)? == open, "{:?}", started_open(lab)?);
         Ok(())
     });
 }

@@ -6,13 +6,15 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use hickory_proto::op::ResponseCode;
 use holdfast_e2e::bridge::Bridge;
-use holdfast_e2e::lab::{DNS4, DNS6, NODE4, NODE6, at, web4, web6};
+use holdfast_e2e::lab::{DNS4, DNS6, NODE4, NODE6, OTHER_DNS4, at, web4, web6};
 use holdfast_e2e::policy::{WEB, dns_to, egress, names};
 use holdfast_e2e::service::{self, service4, service6};
 use holdfast_e2e::shell;
 use holdfast_e2e::{AgentOptions, Lab, Pod, Query, SdpOptions, eventually, with_lab};
 
 const SOON: Duration = Duration::from_secs(10);
+/// The proxy's metrics.
+const SDP: u16 = 9961;
 const SERVICE4: IpAddr = service4(10);
 const SERVICE6: IpAddr = service6(0x10);
 
@@ -151,6 +153,36 @@ fn a_query_whose_server_is_gone_goes_to_the_next_one_behind_the_same_address() {
             }
             Ok(())
         })
+    });
+}
+
+/// As a pod of a DNS server that was deleted: its connection has an entry in the node's connection
+/// tracking, and no process answers.
+#[test]
+fn a_query_on_an_older_connection_whose_server_is_gone_without_a_word_is_answered() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 60);
+        lab.write_policy("web.yaml", &policy())?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        let _sdp = lab.start_sdp(&SdpOptions::default())?;
+        lab.add_endpoint(&lab.a, WEB)?;
+        service::translate(lab, &[(SERVICE4, DNS4)])?;
+        let query = Query::a("www.good.test", SERVICE4).tcp();
+        lab.a.ask(&query)?.expect(web4(10))?;
+        lab.a.ask(&query)?.expect(web4(10))?;
+        let made = || lab.metric(SDP, "holdfast_dns_tcp_server_connections_made_total", "");
+        ensure!(made()? == 1.0, "{} connections for two queries", made()?);
+
+        let silent = format!(
+            "table inet gone {{ chain in {{ type filter hook input priority 0; ip daddr {DNS4} drop; }}\n}}\n"
+        );
+        shell::feed(lab.world.command("nft").args(["-f", "-"]), &silent)?;
+        lab.node
+            .run("nft", &["flush", "chain", "inet", "kube", "services"])?;
+        service::translate(lab, &[(SERVICE4, OTHER_DNS4)])?;
+        lab.a.ask(&query)?.expect(web4(10))?;
+        ensure!(made()? == 2.0, "{} connections", made()?);
+        Ok(())
     });
 }
 

@@ -1,10 +1,12 @@
 //! The proxy under a Cilium agent: the chart's ConfigMap, TPROXY, with and without mounts.
 use std::fs::Permissions;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use hickory_proto::op::ResponseCode;
+use holdfast_e2e::cilium::place::PROXY_PORT;
 use holdfast_e2e::cilium::setup::{
     SERVER, SOON, WEB, ask, expect_no_offence, expect_prompt, first_answer, hurried, options, world,
 };
@@ -267,6 +269,42 @@ fn the_status_of_steering_is_correct() {
         let (_sdp, _) = first_answer(lab, &options(lab, "last")?, &good)?;
         steers("last", true)?;
         ensure!(link.exists() && lab.pin(SLOTS_NAME).exists());
+        expect_no_offence(&agent)
+    });
+}
+
+/// Without the steering program, a filter at the proxy's sockets drops its packets.
+#[test]
+fn a_process_of_the_node_takes_no_place_in_the_queue_of_pods_without_steering_either() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        place::redirect(lab)?;
+        let agent = CiliumAgent::start(&lab.node, world(lab), hurried())?;
+        let good = Query::a("www.good.test", DNS4);
+        let options = options(lab, "one")?.flag("--steering=off");
+        let (_sdp, _) = first_answer(lab, &options, &good)?;
+        lab.node.enter(|| -> Result<()> {
+            for ip in [
+                IpAddr::from(Ipv4Addr::LOCALHOST),
+                Ipv6Addr::LOCALHOST.into(),
+            ] {
+                let proxy = SocketAddr::new(ip, PROXY_PORT);
+                let local = UdpSocket::bind((ip, 0))?;
+                for _ in 0..100 {
+                    local.send_to(&good.encode(1)?, proxy)?;
+                }
+                let connected = TcpStream::connect_timeout(&proxy, Duration::from_millis(200));
+                ensure!(connected.is_err(), "the proxy has a connection from {ip}");
+            }
+            Ok(())
+        })??;
+        for server in [DNS4, DNS6] {
+            let query = Query::a("www.good.test", server);
+            lab.a.ask(&query.clone().tcp())?.expect(web4(10))?;
+            lab.a.ask(&query)?.expect(web4(10))?;
+        }
+        let received = lab.metric(9971, "holdfast_dns_queries_total", "result=\"loop\"")?;
+        ensure!(received == 0.0, "the proxy received {received} of them");
         expect_no_offence(&agent)
     });
 }

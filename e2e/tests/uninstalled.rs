@@ -140,6 +140,51 @@ fn an_agent_whose_credentials_are_refused_leaves_its_node_as_it_is() {
 }
 
 #[test]
+fn a_node_that_was_taken_out_enforces_until_a_pod_of_an_administrator_cleans_it_up() {
+    with_lab(|lab| {
+        let (_api, agent) = start(lab)?;
+        // The DaemonSet is there, and does not select the node any more.
+        let log = ends(agent)?;
+        ensure!(!log.contains("was deleted"), "{log}");
+        lab.a.expect_closed(at(web4(DENIED), 80))?;
+        let (state, host) = (lab.directory().join("state"), lab.directory().join("host"));
+        std::fs::create_dir(&host)?;
+        let conf_dir = lab.directory().join("net.d");
+        std::fs::create_dir(&conf_dir)?;
+        // As in `kubectl debug node`: the node's root is at another place, and its directories are not
+        // in the container's own.
+        let program = config::program("holdfast-agent")?;
+        let in_pod = |flags: &str| {
+            let (bpf_root, host) = (lab.bpf_root().display(), host.display());
+            let script = format!(
+                "mount --rbind / {host} && mount -t tmpfs none /sys/fs/bpf && \
+                 mount -t tmpfs none {state} && exec {program} cleanup {flags} \
+                 --bpf-root {bpf_root} --state-dir {state} --cni-conf-dir {conf_dir}",
+                state = state.display(),
+                program = program.display(),
+                conf_dir = conf_dir.display(),
+            );
+            let mut command = lab.node.command("unshare");
+            command.args(["--mount", "sh", "-c", &script]);
+            shell::finish(&mut command)
+        };
+        let refused = in_pod("").err().context("without the node's root")?;
+        ensure!(
+            format!("{refused:#}").contains("--host-root /host"),
+            "{refused:#}"
+        );
+        lab.a.expect_closed(at(web4(DENIED), 80))?;
+        lab.a.expect_open(at(web4(OPEN), 80))?;
+        let removed = in_pod(&format!("--host-root {}", host.display()))?;
+        ensure!(
+            removed.contains("pinned links of programs in "),
+            "{removed}"
+        );
+        lab.a.expect_open(at(web4(DENIED), 80))
+    });
+}
+
+#[test]
 fn cleanup_prints_what_it_removed_or_that_there_was_nothing() {
     with_lab(|lab| {
         lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;

@@ -27,6 +27,19 @@ const RESOLVER_NAMESPACE: &str = "{{ include \"holdfast.resolver.namespace\" . }
 /// The subjects of bindings of `holdfast-reader`.
 const READERS: &str = "{{- include \"holdfast.readers\" . | trim | nindent 2 }}";
 
+/// The right to remove the startup taint, and the policies that forbid other changes.
+const STARTUP_TAINT: [&str; 4] = [
+    include_str!("../../../charts/holdfast/templates/node-clusterrole.yaml"),
+    include_str!("../../../charts/holdfast/templates/node-clusterrolebinding.yaml"),
+    include_str!("../../../charts/holdfast/templates/node-admission.yaml"),
+    include_str!("../../../charts/holdfast/templates/ciliumnode-admission.yaml"),
+];
+const STARTUP_TAINT_CONDITIONS: [&str; 3] = [
+    "{{- if include \"holdfast.removesTaint\" . }}",
+    "{{- if include \"holdfast.admission\" . }}",
+    "{{- end }}",
+];
+
 const CRDS: [&str; 6] = [
     include_str!("../../../charts/holdfast/files/crds/ciliumcidrgroups.yaml"),
     include_str!("../../../charts/holdfast/files/crds/ciliumclusterwidenetworkpolicies.yaml"),
@@ -66,22 +79,41 @@ pub(super) fn of_release(
     }
     let mut all = Vec::new();
     for template in templates {
-        let text = template.replace("{{ .Release.Namespace }}", namespace);
-        let text = text.replace("{{ .Values.agent.serviceAccount.name }}", account);
-        let text = text.replace(READERS, &readers);
-        let lines = text
-            .lines()
-            .filter(|line| !line.contains("holdfast.labels"));
-        let text: Vec<&str> = lines.collect();
-        let text = text.join("\n");
-        ensure!(
-            !text.contains("{{"),
-            "a directive that the tests cannot render: {text}"
-        );
-        all.extend(documents(&text)?);
+        let text = template.replace(READERS, &readers);
+        all.extend(rendered(&text, namespace, account)?);
     }
     for crd in CRDS {
         all.extend(documents(crd)?);
     }
     Ok(all)
+}
+
+/// Documents that a release adds with the value `agentNotReadyTaintKey: key`.
+pub(super) fn of_startup_taint(namespace: &str, account: &str, key: &str) -> Result<Vec<Value>> {
+    let mut all = Vec::new();
+    for template in STARTUP_TAINT {
+        let lines = template.lines();
+        let lines = lines.filter(|line| !STARTUP_TAINT_CONDITIONS.contains(line));
+        let text: Vec<&str> = lines.collect();
+        let text = text
+            .join("\n")
+            .replace("{{ .Values.agentNotReadyTaintKey }}", key);
+        all.extend(rendered(&text, namespace, account)?);
+    }
+    Ok(all)
+}
+
+fn rendered(template: &str, namespace: &str, account: &str) -> Result<Vec<Value>> {
+    let text = template.replace("{{ .Release.Namespace }}", namespace);
+    let text = text.replace("{{ .Values.agent.serviceAccount.name }}", account);
+    let lines = text
+        .lines()
+        .filter(|line| !line.contains("holdfast.labels"));
+    let text: Vec<&str> = lines.collect();
+    let text = text.join("\n");
+    ensure!(
+        !text.contains("{{"),
+        "a directive that the tests cannot render: {text}"
+    );
+    documents(&text)
 }

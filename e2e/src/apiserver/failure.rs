@@ -74,6 +74,11 @@ impl Failure {
         Self::of(422, "Invalid", message)
     }
 
+    /// A patch that does not fit the object.
+    pub(super) fn unprocessable(message: impl Into<String>) -> Self {
+        Self::of(422, "Invalid", message)
+    }
+
     pub(super) fn media_type(message: impl Into<String>) -> Self {
         Self::of(415, "UnsupportedMediaType", message)
     }

@@ -43,7 +43,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Changes an object in place. `namespace` is empty for kinds without.
+    /// Changes an object in place; no other write comes between. `namespace` is empty for kinds without.
     pub fn edit(
         &self,
         plural: &str,
@@ -51,10 +51,14 @@ impl ApiServer {
         name: &str,
         change: impl FnOnce(&mut Value),
     ) -> Result<u64> {
-        let object = self.get(plural, namespace, name)?;
-        let mut object = object.with_context(|| format!("no {plural} {namespace}/{name}"))?;
+        let mut store = self.shared.store.lock();
+        let kind = store.kind_named(plural)?;
+        let object = store.get(&kind, &key(namespace, name));
+        let object = object.with_context(|| format!("no {plural} {namespace}/{name}"))?;
+        let mut object = Arc::unwrap_or_clone(object);
         change(&mut object);
-        self.put(object)
+        store.put(&kind, object)?;
+        Ok(store.revision())
     }
 
     /// Removes an object.
@@ -181,7 +185,12 @@ impl ApiServer {
     pub fn rotate_token(&self, number: u32) -> Result<()> {
         let (namespace, name) = self.shared.options.account.clone();
         let token = format!("{TOKEN}-{number}");
-        let user = User::ServiceAccount { namespace, name };
+        let node = self.shared.options.node.clone();
+        let user = User::ServiceAccount {
+            namespace,
+            name,
+            node,
+        };
         self.shared.tokens.lock().insert(token.clone(), user);
         std::fs::write(&self.files.token, token)?;
         Ok(())

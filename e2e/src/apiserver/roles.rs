@@ -16,6 +16,8 @@ pub(super) enum User {
         namespace: String,
         /// Its name.
         name: String,
+        /// The node of the pod that the token is of.
+        node: Option<String>,
     },
 }
 
@@ -116,7 +118,9 @@ impl Rule {
 pub(super) fn refusal(user: &User, asked: &Asked<'_>) -> Failure {
     let user = match user {
         User::Admin => "admin".to_owned(),
-        User::ServiceAccount { namespace, name } => {
+        User::ServiceAccount {
+            namespace, name, ..
+        } => {
             format!("system:serviceaccount:{namespace}:{name}")
         }
     };
@@ -143,7 +147,10 @@ fn is_binding(document: &Value) -> bool {
 }
 
 fn binds(binding: &Value, role: &Value, user: &User) -> bool {
-    let User::ServiceAccount { namespace, name } = user else {
+    let User::ServiceAccount {
+        namespace, name, ..
+    } = user
+    else {
         return false;
     };
     let reference = &binding["roleRef"];

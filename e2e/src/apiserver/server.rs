@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::TaskTracker;
 
+use super::admission::Admission;
 use super::discovery;
 use super::failure::Failure;
 use super::fault::{Conditions, Refusal};
@@ -24,7 +25,7 @@ use super::roles::{Asked, Roles, User, refusal};
 use super::store::Store;
 use super::target::Target;
 use super::watch::Watch;
-use super::write::{self, Change, Written};
+use super::write::{self, Change, Writer, Written};
 
 /// Lines of a watch that wait for the client.
 const LINES: usize = 64;
@@ -56,6 +57,8 @@ pub struct Options {
     pub starts_for: Duration,
     /// The agent's ServiceAccount.
     pub account: (String, String),
+    /// The node that the token of the agent names; none = tokens of an older API server.
+    pub node: Option<String>,
 }
 
 /// A request that was answered, or that a watch began with.
@@ -79,6 +82,7 @@ pub(super) struct Shared {
     pub(super) conditions: watch::Sender<Conditions>,
     pub(super) tokens: Mutex<HashMap<String, User>>,
     pub(super) roles: Mutex<HashMap<String, Arc<Roles>>>,
+    pub(super) admission: Admission,
     pub(super) answered: Mutex<Vec<Answered>>,
     /// Requests without a token that is accepted: they are in no list.
     pub(super) unauthorized: AtomicUsize,
@@ -183,7 +187,7 @@ impl Shared {
                 Ok(plain(200, &object.to_string(), "application/json"))
             }
             _ => {
-                let written = self.write(verb, &kind, target, headers, body).await?;
+                let written = self.write(user, verb, &kind, target, headers, body).await?;
                 self.answers_released().await;
                 Ok(answer_of(&written))
             }
@@ -256,6 +260,7 @@ impl Shared {
 
     async fn write(
         &self,
+        user: &User,
         verb: &str,
         kind: &Kind,
         target: &Target,
@@ -266,20 +271,28 @@ impl Shared {
             return write::delete(&mut self.store.lock(), kind, target);
         }
         let media = text(headers, CONTENT_TYPE);
-        if verb == "patch" && !media.starts_with("application/merge-patch+json") {
-            return Err(Failure::media_type(format!(
-                "the API server of the test applies merge patches only, and no {media}"
-            )));
-        }
+        let how = match (verb, media) {
+            ("patch", "application/merge-patch+json") => Change::Merge,
+            ("patch", "application/json-patch+json") => Change::Json,
+            ("patch", _) => {
+                return Err(Failure::media_type(format!(
+                    "the API server of the test applies merge patches and JSON patches, and no {media}"
+                )));
+            }
+            _ => Change::Replace,
+        };
         let body = http_body_util::Limited::new(body, BODY).collect().await;
         let body = body.map_err(|error| Failure::bad_request(format!("body: {error}")))?;
         let object: Value = serde_json::from_slice(&body.to_bytes())
             .map_err(|error| Failure::bad_request(format!("body: {error}")))?;
         let mut store = self.store.lock();
+        let writer = Writer {
+            user,
+            admission: &self.admission,
+        };
         match verb {
-            "create" => write::create(&mut store, kind, target, object),
-            "update" => write::change(&mut store, kind, target, Change::Replace, object),
-            _ => write::change(&mut store, kind, target, Change::Merge, object),
+            "create" => write::create(&mut store, kind, target, writer, object),
+            _ => write::change(&mut store, kind, target, writer, (how, object)),
         }
     }
 }

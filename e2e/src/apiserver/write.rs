@@ -1,12 +1,15 @@
-//! Creates, updates, merge patches and deletions.
+//! Creates, updates, patches and deletions.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::admission::{Admission, Writing};
 use super::failure::Failure;
+use super::json_patch;
 use super::kind::Kind;
 use super::read;
+use super::roles::User;
 use super::schema;
 use super::store::{Key, Store};
 use super::target::Target;
@@ -29,6 +32,27 @@ pub(super) enum Change {
     Replace,
     /// `PATCH` with `application/merge-patch+json`.
     Merge,
+    /// `PATCH` with `application/json-patch+json`.
+    Json,
+}
+
+/// Who writes, and the policies that may forbid it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Writer<'a> {
+    pub(super) user: &'a User,
+    pub(super) admission: &'a Admission,
+}
+
+impl Writer<'_> {
+    fn check(&self, kind: &Kind, old: Option<&Value>, new: &Value) -> Result<(), Failure> {
+        let user = self.user;
+        self.admission.check(Writing {
+            user,
+            kind,
+            old,
+            new,
+        })
+    }
 }
 
 /// `POST`.
@@ -36,6 +60,7 @@ pub(super) fn create(
     store: &mut Store,
     kind: &Kind,
     target: &Target,
+    writer: Writer<'_>,
     mut object: Value,
 ) -> Result<Written, Failure> {
     place(kind, target, &mut object)?;
@@ -61,6 +86,7 @@ pub(super) fn create(
         return Err(Failure::exists(kind, &name));
     }
     let warnings = admit(kind, target, None, &mut object)?;
+    writer.check(kind, None, &object)?;
     if kind.status
         && let Some(fields) = object.as_object_mut()
     {
@@ -80,8 +106,8 @@ pub(super) fn change(
     store: &mut Store,
     kind: &Kind,
     target: &Target,
-    how: Change,
-    body: Value,
+    writer: Writer<'_>,
+    (how, body): (Change, Value),
 ) -> Result<Written, Failure> {
     let key = read::key(target)?;
     let of_status = match target.subresource.as_deref() {
@@ -99,6 +125,7 @@ pub(super) fn change(
             merge(&mut new, body);
             new
         }
+        Change::Json => json_patch::apply(&old, &body)?,
     };
     if of_status {
         let status = new["status"].take();
@@ -117,6 +144,7 @@ pub(super) fn change(
         new["metadata"][field] = old["metadata"][field].clone();
     }
     let warnings = admit(kind, target, Some(&old), &mut new)?;
+    writer.check(kind, Some(&old), &new)?;
     if new == *old {
         return Ok(Written {
             code: 200,

@@ -12,10 +12,10 @@ use anyhow::{Context as _, Result, ensure};
 use aya::sys::{Stats, enable_stats};
 use clap::Parser;
 use holdfast_e2e::kernel::node::{Node, with_node};
-use holdfast_e2e::kernel::{PEER, PEER4, PEER6, POD4, POD6, with_kernel};
+use holdfast_e2e::kernel::{From, PEER, PEER4, PEER6, POD4, POD6, with_kernel};
 use holdfast_e2e::packet::{ACK, Packet, tcp, udp};
 use serde_json::Value;
-use shared_maps::policy::EGRESS;
+use shared_maps::policy::{EGRESS, INGRESS};
 use shared_maps::steering::{KIND_SDP, SLOTS};
 
 /// Cost of the eBPF programs.
@@ -60,6 +60,20 @@ fn programs(options: &Options) {
                 let ns = k.cost(&frame, options.repeat)?;
                 println!("from_pod  {family}  {what}: {ns} ns");
             }
+        }
+        k.allow(PEER, INGRESS, 17, 90)?;
+        for (family, pod, peer) in [("IPv4", POD4, PEER4), ("IPv6", POD6, PEER6)] {
+            let inward = Packet::new(peer, pod, udp(5000, 90)).frame();
+            k.receive(&inward, From::Outside)?;
+            let reply = Packet::new(pod, peer, udp(90, 5000)).frame();
+            let ns = k.cost(&reply, options.repeat)?;
+            println!("from_pod  {family}  UDP reply, known connection: {ns} ns");
+            let ns = k.cost_in(&inward, options.repeat)?;
+            println!("to_pod    {family}  UDP packet, allowed, known connection: {ns} ns");
+            k.send(&Packet::new(pod, peer, tcp(4000, 80, ACK)).frame())?;
+            let reply = Packet::new(peer, pod, tcp(80, 4000, ACK)).frame();
+            let ns = k.cost_in(&reply, options.repeat)?;
+            println!("to_pod    {family}  TCP reply, known connection: {ns} ns");
         }
         let stats = enable_stats(Stats::RunTime)?;
         let before = run_stats("from_pod")?;

@@ -30,7 +30,7 @@ struct Options {
 }
 
 /// Acts, each with its redirect.
-const PLAYED: [(Act, Redirect); 34] = [
+const PLAYED: [(Act, Redirect); 35] = [
     (Act::Broken, Redirect::Own),
     (Act::Calm, Redirect::Own),
     (Act::AgentKilled, Redirect::Own),
@@ -43,6 +43,7 @@ const PLAYED: [(Act, Redirect); 34] = [
     (Act::RolledVersions, Redirect::Own),
     (Act::Killed, Redirect::Own),
     (Act::Stopped, Redirect::Own),
+    (Act::OnlyOneKilled, Redirect::Own),
     (Act::AgentKilled, Redirect::Tproxy),
     (Act::BuiltinFlipped, Redirect::Tproxy),
     (Act::ColdStart, Redirect::Tproxy),

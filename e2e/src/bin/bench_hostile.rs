@@ -7,13 +7,16 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use holdfast_e2e::bench::median;
-use holdfast_e2e::hostile::{Attack, Quiet, Row, Setup, Size};
+use holdfast_e2e::hostile::{Attack, Killed, Quiet, Row, Setup, Size};
 use serde_json::json;
 
 /// Highest ratio of pod B's times under attack to those on a quiet node.
 const FACTOR: f64 = 3.0;
 /// The same under a flood of UDP queries: it takes one of two CPUs.
 const UDP_FLOOD_FACTOR: f64 = 5.0;
+
+/// Name of the row in which the node's only proxy is killed, and no pod attacks.
+const KILLED: &str = "only proxy killed";
 
 /// Measures the effect of one pod's attack on another pod of the same node.
 #[derive(Debug, Parser)]
@@ -48,11 +51,33 @@ fn main() -> Result<()> {
         let filter = options.filter.as_deref().unwrap_or_default();
         attack.name().contains(filter)
     };
-    let attacks: Vec<Attack> = Attack::ALL.iter().filter(wanted).copied().collect();
-    ensure!(!attacks.is_empty(), "no attack's name contains the filter");
-    let mut setup = Setup::new(&size)?;
+    let routed: Vec<Attack> = Attack::ALL.iter().filter(wanted).copied().collect();
+    let bridged: Vec<Attack> = Attack::ON_BRIDGE.iter().filter(wanted).copied().collect();
+    let attacks = [routed.as_slice(), &bridged].concat();
+    let kills = KILLED.contains(options.filter.as_deref().unwrap_or_default());
+    ensure!(
+        kills || !attacks.is_empty(),
+        "no attack's name contains the filter"
+    );
+    let mut measured = Vec::new();
+    let mut killed = None;
+    if kills || !routed.is_empty() {
+        let mut setup = Setup::new(&size)?;
+        measured.extend(measure(&mut setup, &routed, options.rounds)?);
+        if kills {
+            killed = Some(setup.the_only_proxy_is_killed(options.rounds)?);
+        }
+    }
+    if !bridged.is_empty() {
+        let mut setup = Setup::on_bridge(&size)?;
+        measured.extend(measure(&mut setup, &bridged, options.rounds)?);
+    }
+    judge(&options, &attacks, &measured, killed)
+}
+
+fn measure(setup: &mut Setup, attacks: &[Attack], rounds: usize) -> Result<Vec<Measured>> {
     let mut measured: Vec<Measured> = attacks.iter().map(|_| Measured::default()).collect();
-    for round in 0..options.rounds {
+    for round in 0..rounds {
         for (attack, measured) in attacks.iter().zip(&mut measured) {
             measured.quiet.push(setup.play(Attack::None)?);
             let row = setup.play(*attack)?;
@@ -69,10 +94,15 @@ fn main() -> Result<()> {
             measured.attacked.push(row);
         }
     }
-    judge(&options, &attacks, &measured)
+    Ok(measured)
 }
 
-fn judge(options: &Options, attacks: &[Attack], measured: &[Measured]) -> Result<()> {
+fn judge(
+    options: &Options,
+    attacks: &[Attack],
+    measured: &[Measured],
+    killed: Option<Killed>,
+) -> Result<()> {
     println!(
         "\n{:<32} {:>7} {:>5} {:>8} {:>5} {:>8} {:>8} {:>9} {:>7}",
         "attack", "b sent", "lost", "not open", "late", "p50 ms", "p99 ms", "quiet p99", "factor"
@@ -130,6 +160,22 @@ fn judge(options: &Options, attacks: &[Attack], measured: &[Measured]) -> Result
             "agent_rss_mb": memory[1],
             "strikes": sum(|row| row.strikes),
         }));
+    }
+    if let Some(killed) = killed {
+        println!(
+            "{KILLED}: {} times, b sent {}, lost {}, the last of them sent {} ms after; {} of them \
+             were not in flight there; p99 {:.2} ms",
+            killed.times,
+            killed.b_sent,
+            killed.b_lost,
+            killed.last_lost_ms,
+            killed.b_lost_later,
+            killed.b_p99_ms
+        );
+        broken.extend(killed.losses());
+        let mut row = serde_json::to_value(&killed)?;
+        row["attack"] = KILLED.into();
+        rows.push(row);
     }
     if let Some(directory) = options.json.parent() {
         std::fs::create_dir_all(directory)?;

@@ -113,10 +113,9 @@ fn serve_tcp(listener: &TcpListener, zone: &Zone, stop: &Arc<AtomicBool>, askers
     while !stop.load(Ordering::Relaxed) {
         match listener.accept() {
             Ok((stream, peer)) => {
-                askers.note(peer);
-                let (zone, stop) = (zone.clone(), stop.clone());
+                let (zone, stop, askers) = (zone.clone(), stop.clone(), askers.clone());
                 std::thread::spawn(move || {
-                    let _ = serve_stream(stream, &zone, &stop);
+                    let _ = serve_stream(stream, &zone, &stop, || askers.note(peer));
                 });
             }
             Err(_) => std::thread::sleep(TICK / 10),
@@ -124,7 +123,12 @@ fn serve_tcp(listener: &TcpListener, zone: &Zone, stop: &Arc<AtomicBool>, askers
     }
 }
 
-fn serve_stream(mut stream: TcpStream, zone: &Zone, stop: &AtomicBool) -> std::io::Result<()> {
+fn serve_stream(
+    mut stream: TcpStream,
+    zone: &Zone,
+    stop: &AtomicBool,
+    note: impl Fn(),
+) -> std::io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(TICK))?;
     while !stop.load(Ordering::Relaxed) {
@@ -140,6 +144,7 @@ fn serve_stream(mut stream: TcpStream, zone: &Zone, stop: &AtomicBool) -> std::i
         let mut query = vec![0; usize::from(u16::from_be_bytes(length))];
         stream.read_exact(&mut query)?;
         stream.set_read_timeout(Some(TICK))?;
+        note();
         let Some(response) = zone.respond(&query, true) else {
             continue;
         };

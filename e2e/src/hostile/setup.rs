@@ -5,9 +5,11 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use anyhow::Result;
+use nix::sys::signal::Signal;
 
 use super::Size;
 use super::attack::{REACHABLE, SERVER, SILENT, ZONE};
+use crate::bridge::Bridge;
 use crate::dns::probe::Query;
 use crate::lab::Lab;
 use crate::node::{AGENT_METRICS, AgentOptions, SdpOptions};
@@ -15,6 +17,7 @@ use crate::nsd;
 use crate::policy::{WEB, cidr, dns_to, egress, names};
 use crate::process::Program;
 use crate::traffic::names::{self as zone, Names};
+use crate::traffic::{Client, Spec, Traffic};
 use crate::wait::eventually;
 
 /// Labels of the attacker.
@@ -38,6 +41,10 @@ const BIG: u32 = 4_000;
 pub(super) const MAX_DELAY: Duration = Duration::from_secs(1);
 /// Names of the attacker with 1,000 addresses each.
 pub(super) const LARGE_NAMES: u32 = 64;
+/// How long B waits for answers at the end.
+const LOST_AFTER: Duration = Duration::from_secs(5);
+/// Longest wait for a program to end after a signal.
+const ENDS: Duration = Duration::from_secs(15);
 const FIRST_ANSWER: Duration = Duration::from_secs(15);
 /// Port of the server that sends first.
 pub(super) const PUSH_PORT: u16 = 8081;
@@ -62,9 +69,19 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Makes it.
+    /// Makes it. The node routes both pods.
     pub fn new(size: &Size) -> Result<Self> {
+        Self::of(Lab::new()?, size)
+    }
+
+    /// The same with both pods at ports of one bridge.
+    pub fn on_bridge(size: &Size) -> Result<Self> {
         let lab = Lab::new()?;
+        Bridge::of_pods(&lab, "cni0", &[&lab.a, &lab.b])?;
+        Self::of(lab, size)
+    }
+
+    fn of(lab: Lab, size: &Size) -> Result<Self> {
         lab.world.batch(&format!(
             "address add {SERVER}/32 dev eth0\n\
              address add {SILENT}/32 dev eth0\n\
@@ -73,6 +90,10 @@ impl Setup {
              route add local 2001:db8:64::/96 dev lo"
         ))?;
         lab.world.sysctl(&[("net.core.somaxconn", "16384")])?;
+        // An eighth of the ports that a node has for connections to one server: an attack that uses
+        // them up takes seconds.
+        lab.node
+            .sysctl(&[("net.ipv4.ip_local_port_range", "32768 36863")])?;
         for pod in [&lab.a, &lab.b] {
             pod.netns
                 .sysctl(&[("net.ipv4.ip_local_port_range", "12000 65000")])?;
@@ -111,18 +132,8 @@ impl Setup {
             "a.yaml",
             &egress("flood-names", "attacker", &attacker_rules()),
         )?;
-        let delay = format!(
-            "--tofqdns-proxy-response-max-delay={}ms",
-            MAX_DELAY.as_millis()
-        );
-
         let agent = start_agent(&lab)?;
-        let options = SdpOptions::new("one", SDP_METRICS).flag(&delay);
-        let mut command = lab.sdp_command(&options)?;
-        command.env("HOLDFAST_LOG_LEVEL", "info");
-        let log = lab.directory().join("log/sdp-one.log");
-        let mut sdp = Program::start("holdfast-sdp", command, &log)?;
-        lab.wait_ready(&mut sdp, SDP_METRICS)?;
+        let sdp = start_proxy(&lab)?;
         lab.add_endpoint(&lab.a, ATTACKER)?;
         lab.add_endpoint(&lab.b, WEB)?;
         lab.connected("one")?;
@@ -149,9 +160,68 @@ impl Setup {
     }
 }
 
+impl Setup {
+    /// Starts the load of pod B.
+    pub(super) fn load_of_b(&self) -> Result<Traffic> {
+        Traffic::start(&Spec {
+            clients: vec![Client::of(&self.lab.b)],
+            servers: vec![SERVER4, SERVER6],
+            udp_rate: self.size.udp_rate,
+            tcp_rate: self.size.tcp_rate,
+            lasting: 1,
+            names: LOAD,
+            lost_after: LOST_AFTER,
+        })
+    }
+
+    /// Ends the agent and starts it again, with a built-in proxy or without.
+    pub(super) fn replace_agent(&mut self, builtin: bool) -> Result<()> {
+        self.agent.signal(Signal::SIGTERM)?;
+        self.agent.wait(ENDS)?;
+        self.agent = start_agent_with(&self.lab, builtin)?;
+        self.lab.connected("one")
+    }
+
+    /// Kills the proxy.
+    pub(super) fn kill_proxy(&mut self) -> Result<()> {
+        self.sdp.signal(Signal::SIGKILL)?;
+        self.sdp.wait(ENDS)?;
+        Ok(())
+    }
+
+    /// Starts the proxy again.
+    pub(super) fn start_proxy(&mut self) -> Result<()> {
+        self.sdp = start_proxy(&self.lab)?;
+        self.lab.connected("one")
+    }
+}
+
+/// The proxy, with a log level at which a flood does not fill the log.
+fn start_proxy(lab: &Lab) -> Result<Program> {
+    let delay = format!(
+        "--tofqdns-proxy-response-max-delay={}ms",
+        MAX_DELAY.as_millis()
+    );
+    let options = SdpOptions::new("one", SDP_METRICS).flag(&delay);
+    let mut command = lab.sdp_command(&options)?;
+    command.env("HOLDFAST_LOG_LEVEL", "info");
+    let log = lab.directory().join("log/sdp-one.log");
+    let mut sdp = Program::start("holdfast-sdp", command, &log)?;
+    lab.wait_ready(&mut sdp, SDP_METRICS)?;
+    Ok(sdp)
+}
+
 /// The agent, with a log level at which a flood does not fill the log.
 pub(super) fn start_agent(lab: &Lab) -> Result<Program> {
-    let mut options = AgentOptions::default();
+    start_agent_with(lab, false)
+}
+
+fn start_agent_with(lab: &Lab, builtin: bool) -> Result<Program> {
+    let mut options = AgentOptions {
+        builtin,
+        ..AgentOptions::default()
+    }
+    .flag("--enable-standalone-dns-proxy");
     if cfg!(debug_assertions) {
         // A debug build serves about a fifth of the queries, so its quota is a fifth of the
         // default.
@@ -179,7 +249,9 @@ fn victim_rules() -> String {
 fn attacker_rules() -> String {
     let servers = [format!("{SERVER}/32"), format!("{SILENT}/32")];
     let pattern = format!("*.{ZONE}");
-    dns_to(&pattern, &[servers[0].as_str(), servers[1].as_str()])
+    let of_b = format!("{SERVER4}/32");
+    dns_to("*.good.test", &[of_b.as_str()])
+        + &dns_to(&pattern, &[servers[0].as_str(), servers[1].as_str()])
         + &names(&pattern)
         + &cidr(REACHABLE)
         + &format!(

@@ -133,6 +133,11 @@ impl Client {
         self.whole("PATCH", path, media, &patch.to_string()).await
     }
 
+    pub(crate) async fn json_patch(&self, path: &str, patch: &Value) -> Result<Answer> {
+        let media = "application/json-patch+json";
+        self.whole("PATCH", path, media, &patch.to_string()).await
+    }
+
     /// Metadata only.
     pub(crate) async fn metadata(&self, path: &str) -> Result<Answer> {
         let mut request = self.request("GET", path, "", "")?;

@@ -387,13 +387,18 @@ fn rest(value: &[u8], flags: u16, seen: [u8; 2], identity: u32) -> Result<()> {
         &[0; 4],
         &seen,
         &identity.to_ne_bytes(),
-        &[0; 8],
     ]);
     ensure!(
         value.len() == 56
             && value.get(..16) == Some(&[0; 16])
-            && value.get(36..) == Some(&tail[..]),
+            && value.get(36..48) == Some(&tail[..]),
         "expected {tail:02x?} at 36 of {value:02x?}"
+    );
+    let (judged, owner) = (number(value, 48), number(value, 52));
+    let now = u32::try_from(monotonic_ns() / 1_000_000_000)?;
+    ensure!(
+        judged > 0 && judged <= now && owner > 0 && owner <= u32::from(u16::MAX),
+        "judged at {judged} (now {now}), endpoint {owner}"
     );
     Ok(())
 }

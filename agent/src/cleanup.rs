@@ -10,13 +10,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::Context as _;
 use shared_maps::{pin, policy};
 
 use crate::{
     cni::install,
     config::Config,
-    datapath::{kernel::SHARED_PINS, notrack, root::BpfRootLock, routing},
+    datapath::{
+        kernel::SHARED_PINS,
+        notrack,
+        root::{BpfRootLock, RootError},
+        routing,
+    },
     epoch::{LOCK_FILE, StateDirLock},
 };
 
@@ -93,6 +97,33 @@ pub(crate) struct HostRootError {
     source: io::Error,
 }
 
+/// Nothing was removed.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    /// Its policy is in force.
+    #[error(
+        "an agent (pid {pid}) runs on the BPF root {root}; end it first: in a cluster take the node \
+         from agent.nodeSelector, elsewhere stop its service",
+        root = .root.display()
+    )]
+    AgentRuns { root: PathBuf, pid: String },
+    /// The directories are not those of the node, or cannot be used.
+    #[error(
+        "{0}; in a pod of `kubectl debug node` give --host-root /host, so that the directories are \
+         the node's"
+    )]
+    Root(RootError),
+}
+
+impl From<RootError> for Refused {
+    fn from(error: RootError) -> Self {
+        match error {
+            RootError::Busy { root, pid } => Self::AgentRuns { root, pid },
+            error => Self::Root(error),
+        }
+    }
+}
+
 /// Makes the node's root that of this process, so that links on the node lead to files of the node.
 ///
 /// # Errors
@@ -113,9 +144,7 @@ pub(crate) fn enter(host_root: &Path) -> Result<(), HostRootError> {
 /// # Errors
 /// An agent runs, or something could not be removed.
 pub(crate) async fn run(places: &Places) -> anyhow::Result<()> {
-    let root = BpfRootLock::take(&places.bpf_root).context(
-        "in a pod of `kubectl debug node` give --host-root /host, so that the directories are the node's",
-    )?;
+    let root = BpfRootLock::take(&places.bpf_root).map_err(Refused::from)?;
     let state = StateDirLock::take(&places.state_dir)?;
     let cleaned = everything(places).await;
     drop((root, state));

@@ -114,9 +114,15 @@ impl Default for Peer {
 }
 
 impl Peer {
+    /// Number of its process. The kernel gives 0 for a process of a pid namespace that this one does
+    /// not see (unix(7), SO_PEERCRED).
+    pub fn visible_pid(&self) -> Option<i32> {
+        self.pid.filter(|pid| *pid > 0)
+    }
+
     /// Name it gave in its Hello, or `pid-N`.
     pub fn instance(&self) -> String {
-        match (self.instance.get(), self.pid) {
+        match (self.instance.get(), self.visible_pid()) {
             (Some(name), _) => name.clone(),
             (None, Some(pid)) => format!("pid-{pid}"),
             (None, None) => "unknown".to_owned(),

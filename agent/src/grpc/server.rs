@@ -202,7 +202,12 @@ impl FqdnPolicy for Native {
         let peer = peer(&request);
         let (guard, results) = self
             .proxies
-            .admit_results(StreamKind::Mappings, &peer.instance(), peer.pid, peer.who)
+            .admit_results(
+                StreamKind::Mappings,
+                &peer.instance(),
+                peer.visible_pid(),
+                peer.who,
+            )
             .ok_or_else(crowded)?;
         if let (Some(pid), Some(process)) = (peer.pid, peer.process) {
             self.holders.follow(pid, process, guard.id());
@@ -230,7 +235,12 @@ impl FqdnPolicy for Native {
         let peer = peer(&request);
         let guard = self
             .proxies
-            .admit(StreamKind::Rules, &peer.instance(), peer.pid, peer.who)
+            .admit(
+                StreamKind::Rules,
+                &peer.instance(),
+                peer.visible_pid(),
+                peer.who,
+            )
             .ok_or_else(crowded)?;
         let (sender, receiver) = mpsc::channel(IN_FLIGHT);
         let serving = rules::serve(

@@ -1,6 +1,7 @@
 //! The open connections of a socket, and the one to close for another.
 //!
 //! There is always room for one more peer: a connection of the peer with most of them is closed for it.
+//! The closed one has its descriptor until its task has run, so acceptors wait for [`Guests::room`].
 
 use std::{
     collections::BTreeMap,
@@ -12,6 +13,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use crate::quota::Quota;
@@ -20,6 +22,8 @@ use crate::quota::Quota;
 #[derive(Debug)]
 pub struct Guests<P> {
     state: Arc<Mutex<State<P>>>,
+    /// One for each connection that may exist, also of those that gave way and are not closed yet.
+    existing: Arc<Semaphore>,
     counts: ConnectionCounts,
 }
 
@@ -45,6 +49,8 @@ pub struct Guest<P: Copy + Eq + Hash + Ord> {
     key: u64,
     close: CancellationToken,
     activity: Activity,
+    /// `None` if the acceptor did not wait for room.
+    _existing: Option<OwnedSemaphorePermit>,
 }
 
 /// How many connections a socket has and has rejected: for metrics. Clones are one.
@@ -111,6 +117,7 @@ impl<P> Clone for Guests<P> {
     fn clone(&self) -> Self {
         Self {
             state: Arc::clone(&self.state),
+            existing: Arc::clone(&self.existing),
             counts: self.counts.clone(),
         }
     }
@@ -124,15 +131,24 @@ impl<P: Copy + Eq + Hash + Ord> Guests<P> {
 
     /// The same, counted for metrics.
     pub fn counted(limit: usize, counts: ConnectionCounts) -> Self {
+        let limit = limit.max(1);
         let state = State {
-            quota: Quota::new(limit.max(1)),
+            quota: Quota::new(limit),
             open: BTreeMap::new(),
             next: 0,
         };
         Self {
             state: Arc::new(Mutex::new(state)),
+            existing: Arc::new(Semaphore::new(2 * limit)),
             counts,
         }
+    }
+
+    /// Waits until fewer than twice as many connections as may be exist. More exist while those
+    /// that gave way are not closed yet.
+    pub async fn room(&self) {
+        // Nothing closes the semaphore.
+        drop(self.existing.acquire().await);
     }
 
     /// Admits a connection. If there are as many as may be, another one is closed: the oldest
@@ -155,6 +171,7 @@ impl<P: Copy + Eq + Hash + Ord> Guests<P> {
             key,
             close: CancellationToken::new(),
             activity: Activity::default(),
+            _existing: Arc::clone(&self.existing).try_acquire_owned().ok(),
         };
         let open = Open {
             peer,
@@ -281,6 +298,20 @@ mod tests {
         assert!(activity.is_busy());
         drop(second);
         assert!(!activity.is_busy() && !activity.take_used());
+    }
+
+    #[tokio::test]
+    async fn there_is_no_room_until_those_that_gave_way_are_closed() {
+        let guests = Guests::new(2);
+        let mut open: Vec<_> = (0..3).map(|_| guests.admit(1)).collect();
+        guests.room().await;
+        open.push(guests.admit(1));
+        let room = guests.room();
+        tokio::pin!(room);
+        let at_once = std::time::Duration::ZERO;
+        assert!(tokio::time::timeout(at_once, &mut room).await.is_err());
+        open.pop();
+        room.await;
     }
 
     #[test]

@@ -20,6 +20,8 @@ const HEADERS: usize = 64 << 10;
 pub struct AnswerLimits {
     /// Octets of its body.
     pub body: usize,
+    /// Time from the request to the end of the headers.
+    pub begins_within: Duration,
     /// Time from the request to the end of the body.
     pub within: Duration,
 }
@@ -70,7 +72,9 @@ pub async fn exchange(
         let (mut sender, connection) = client.handshake(TokioIo::new(stream)).await?;
         // Owns the sender: its end closes the connection.
         let exchange = async move {
-            let response = sender.send_request(request).await?;
+            let begun = tokio::time::timeout(limits.begins_within, sender.send_request(request));
+            let begun = begun.await;
+            let response = begun.map_err(|_| AnswerError::Slow(limits.begins_within))??;
             read(response, limits.body).await
         };
         let mut exchange = std::pin::pin!(exchange);
@@ -116,6 +120,7 @@ mod tests {
 
     const LIMITS: AnswerLimits = AnswerLimits {
         body: 1 << 20,
+        begins_within: Duration::from_secs(20),
         within: Duration::from_secs(20),
     };
 
@@ -190,12 +195,19 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_that_never_comes_is_an_error() {
-        let (ours, _theirs) = UnixStream::pair().unwrap();
-        let limits = AnswerLimits {
-            within: Duration::from_millis(20),
+        let short = Duration::from_millis(20);
+        let whole = AnswerLimits {
+            within: short,
             ..LIMITS
         };
-        let error = exchange(ours, Request::new(Full::default()), limits).await;
-        assert!(matches!(error, Err(AnswerError::Slow(_))));
+        let begin = AnswerLimits {
+            begins_within: short,
+            ..LIMITS
+        };
+        for limits in [whole, begin] {
+            let (ours, _theirs) = UnixStream::pair().unwrap();
+            let error = exchange(ours, Request::new(Full::default()), limits).await;
+            assert!(matches!(error, Err(AnswerError::Slow(limit)) if limit == short));
+        }
     }
 }

@@ -113,8 +113,12 @@ pub async fn serve<S, F>(
     let guests = Guests::counted(limits.connections, counts.clone());
     let owners = TcpOwners::open().ok();
     loop {
+        let accepted = async {
+            guests.room().await;
+            socket.accept(users, owners.as_ref()).await
+        };
         let accepted = tokio::select! {
-            accepted = socket.accept(users, owners.as_ref()) => accepted,
+            accepted = accepted => accepted,
             () = stop.cancelled() => return,
         };
         match accepted {

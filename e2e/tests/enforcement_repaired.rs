@@ -235,6 +235,22 @@ fn removed_and_replaced_pins_are_restored() {
 }
 
 #[test]
+fn removed_directories_of_pins_are_made_again() {
+    with_lab(|lab| {
+        let _programs = start(lab)?;
+        for _ in 0..2 {
+            repaired(lab, "pins", || {
+                for entry in fs::read_dir(lab.bpf_root())? {
+                    fs::remove_dir_all(entry?.path())?;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn routes_rules_and_forwarding_are_set_again() {
     with_lab(|lab| {
         let (_programs, _id) = start(lab)?;

@@ -195,7 +195,7 @@ pub(super) fn steps_pending(summary: &Summary) -> Option<String> {
     }
     let why = summary.trouble.as_deref().unwrap_or("see the log");
     Some(format!(
-        "{} changes could not be made and are tried again; what was in force stays: {why}",
+        "{} changes could not be made and are tried again: {why}",
         summary.pending_steps
     ))
 }

@@ -18,8 +18,12 @@ use crate::admin::model::Failed;
 /// a quarter of it.
 const LIMITS: AnswerLimits = AnswerLimits {
     body: 512 << 20,
-    within: Duration::from_secs(30),
+    begins_within: WITHIN,
+    within: WITHIN,
 };
+const WITHIN: Duration = Duration::from_secs(30);
+/// Longest time until an answer begins that only reads. An agent that needs longer hangs.
+const READ_BEGINS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -111,14 +115,18 @@ impl Client {
                     source,
                 })?;
         let mut request = Request::new(Full::new(Bytes::from(body)));
-        *request.method_mut() = method;
+        *request.method_mut() = method.clone();
         *request.uri_mut() = path.parse().map_err(|_| {
             ClientError::Refused(format!("{path} is not a valid request; check the argument"))
         })?;
         request
             .headers_mut()
             .insert(HOST, hyper::header::HeaderValue::from_static("agent"));
-        let answer = http_client::exchange(stream, request, LIMITS).await;
+        let mut limits = LIMITS;
+        if method == Method::GET {
+            limits.begins_within = READ_BEGINS_WITHIN;
+        }
+        let answer = http_client::exchange(stream, request, limits).await;
         let answer = answer.map_err(|source| ClientError::Answer {
             path: self.socket.clone(),
             source,

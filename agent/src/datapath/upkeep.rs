@@ -15,10 +15,13 @@ use daemon::steering_program;
 use holdfast_sdp::listener::hold::PortHold;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use shared_maps::user::{Globals, HeldPin};
+use shared_maps::{
+    pin,
+    user::{Globals, HeldPin},
+};
 use tokio_util::sync::CancellationToken;
 
-use super::{kernel, notrack, routing};
+use super::{kernel, notrack, root::make_dirs, routing};
 
 /// Between two checks: with the check itself and the repair well below five seconds.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -221,11 +224,14 @@ impl Upkeep {
 
     fn check_all(&mut self) {
         let conditions = self.conditions.clone();
+        // First the directories of all pins, then the maps: a program is loaded with the maps that
+        // are pinned, and with new ones where none are.
+        conditions.check(Part::Pins, || self.make_directories());
+        conditions.check(Part::Pins, || self.check_pins());
         let runtime = tokio::runtime::Handle::current();
         conditions.check(Part::Routes, || runtime.block_on(self.check_routes()));
         conditions.check(Part::Netfilter, || self.check_netfilter());
         conditions.check(Part::Steering, || self.check_steering());
-        conditions.check(Part::Pins, || self.check_pins());
         conditions.check(Part::Port, || self.check_port());
     }
 
@@ -283,6 +289,23 @@ impl Upkeep {
             Err(error) => self
                 .conditions
                 .is_broken(Part::Steering, format!("{fault}; {error}")),
+        }
+    }
+
+    fn make_directories(&self) {
+        let root = self.globals.root();
+        let missing: Vec<_> = [pin::GLOBALS, pin::LINKS]
+            .into_iter()
+            .filter(|dir| !root.join(dir).is_dir())
+            .collect();
+        if missing.is_empty() {
+            return;
+        }
+        match make_dirs(root) {
+            Ok(()) => self
+                .conditions
+                .repaired(Part::Pins, &format!("directories {}", missing.join(", "))),
+            Err(error) => self.conditions.is_broken(Part::Pins, error.to_string()),
         }
     }
 

@@ -312,6 +312,7 @@ async fn accept(listener: &TcpListener, places: &Places, sender: &mpsc::Sender<I
     });
     let owners = owners.ok();
     loop {
+        guests.room().await;
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {

@@ -124,6 +124,7 @@ async fn accept(
 ) {
     let guests: Guests<_> = places.guests();
     loop {
+        guests.room().await;
         let checked = match listener.accept().await {
             Ok((stream, _)) => Checked::new(stream, allowed),
             Err(error) => {

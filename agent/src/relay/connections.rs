@@ -196,8 +196,12 @@ impl Connections {
     pub(super) async fn serve(self, listener: TcpListener) {
         let all = Arc::new(self);
         loop {
+            let accepted = async {
+                all.waiting.room().await;
+                listener.accept().await
+            };
             let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
+                accepted = accepted => accepted,
                 () = all.stop.cancelled() => return,
             };
             match accepted {

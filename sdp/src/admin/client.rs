@@ -241,6 +241,7 @@ async fn exchange(
         .body(body)?;
     let limits = AnswerLimits {
         body: LARGEST_ANSWER,
+        begins_within: ANSWER_WITHIN,
         within: ANSWER_WITHIN,
     };
     let response = http_client::exchange(stream, request, limits).await?;

@@ -34,6 +34,9 @@ pub(super) fn open_netns(netns: &Netns) -> Result<File, DiscoverError> {
         FileError::Io(source) if source.kind() == io::ErrorKind::NotFound => {
             DiscoverError::NoNetns(netns.clone())
         }
+        FileError::Io(source) if source.kind() == io::ErrorKind::InvalidInput => {
+            not_netns(source.to_string())
+        }
         FileError::Io(source) => enter(source),
         other => not_netns(other.to_string()),
     })?;
@@ -56,7 +59,7 @@ mod tests {
         let at = |name: &str| Netns::Path(dir.path().join(name));
         mkfifo(&dir.path().join("pipe"), Mode::S_IRWXU).unwrap();
         std::fs::write(dir.path().join("file"), "text").unwrap();
-        for name in ["pipe", "file", "."] {
+        for name in ["pipe", "file", ".", "no\0path"] {
             let error = open_netns(&at(name)).unwrap_err();
             assert!(matches!(error, DiscoverError::NotNetns { .. }), "{error}");
         }

@@ -27,10 +27,6 @@ pub(crate) const CLOSED: u16 = FLAG_RX_CLOSING | FLAG_TX_CLOSING;
 /// Flags that say who opened the flow and where it goes.
 const KIND: u16 = FLAG_PROXY_REDIRECT | FLAG_FROM_PROXY;
 
-/// Seconds during which a server answers a query that the pod sent before policy began to redirect
-/// queries: the timeout of common resolvers (resolv.conf(5)).
-const IN_FLIGHT: u32 = 5;
-
 /// Seconds of the clock that lifetimes are in.
 #[inline(always)]
 pub(crate) fn now() -> u32 {
@@ -146,20 +142,15 @@ pub(crate) fn look(packet: &Packet, direction: u8, role: As, now: u32) -> Tracke
     if owner != own && owner != 0 {
         return Tracked::No;
     }
-    match judge_again(value, packet, direction, role) {
-        Again::Allowed => judged_now(value, now),
-        // Only an answer to what the pod sent before. The time is not renewed.
-        Again::Redirected
-            if owner == own && judged != REFUSED && now.saturating_sub(judged) <= IN_FLIGHT => {}
-        Again::Redirected | Again::Refused => {
-            // SAFETY: as above.
-            unsafe {
-                (*value).last_tx_report = REFUSED;
-                (*value).last_rx_report = own;
-            }
-            return Tracked::Refused(value);
+    if !is_still_allowed(value, packet, direction, role) {
+        // SAFETY: as above.
+        unsafe {
+            (*value).last_tx_report = REFUSED;
+            (*value).last_rx_report = own;
         }
+        return Tracked::Refused(value);
     }
+    judged_now(value, now);
     Tracked::Live(value)
 }
 
@@ -178,26 +169,10 @@ fn judged_now(value: *mut CtValue, now: u32) {
     }
 }
 
-/// What policy says now of the direction that opened a connection.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Again {
-    Allowed,
-    /// Packets of the pod now go to the proxy. When it opened the connection, they did not.
-    Redirected,
-    Refused,
-}
-
-impl Again {
-    #[inline(always)]
-    fn allowed(allowed: bool) -> Self {
-        if allowed { Self::Allowed } else { Self::Refused }
-    }
-}
-
-/// Judges the direction that opened the connection of `value`. `packet` belongs to the connection.
-/// It counts nothing.
+/// Whether policy allows the direction that opened the connection of `value`. `packet` belongs to
+/// the connection. It counts nothing.
 #[inline(never)]
-fn judge_again(value: *mut CtValue, packet: &Packet, direction: u8, role: As) -> Again {
+fn is_still_allowed(value: *mut CtValue, packet: &Packet, direction: u8, role: As) -> bool {
     let port = match role {
         As::Forward => packet.policy_port(),
         As::Reply => packet.port_of_opposite(),
@@ -210,28 +185,21 @@ fn judge_again(value: *mut CtValue, packet: &Packet, direction: u8, role: As) ->
     };
     let identity = maps::identity_or_world(remote, packet.family);
     if direction == DIR_OUT {
-        if policy::allows(packet.protocol, port, identity, EGRESS) {
-            return Again::Allowed;
-        }
-        if !policy::redirects_to(packet.protocol, port, identity) {
-            return Again::Refused;
-        }
-        return if is_redirected(value) {
-            Again::Allowed
-        } else {
-            Again::Redirected
-        };
+        let allowed = policy::allows(packet.protocol, port, identity, EGRESS);
+        // SAFETY: as in `find`.
+        let redirected = unsafe { (*value).flags & FLAG_PROXY_REDIRECT != 0 };
+        return allowed || (redirected && policy::redirects_to(packet.protocol, port, identity));
     }
     // SAFETY: as in `find`.
     let (flags, opened_by) = unsafe { ((*value).flags, (*value).src_sec_id) };
     // Policy does not judge the node.
     if opened_by == IdentityId::HOST.0 {
-        return Again::Allowed;
+        return true;
     }
     // The node's address is also that of connections that it opened for others.
     let of_node = flags & FLAG_FROM_PROXY != 0 || identity == IdentityId::HOST.0;
     let identity = if of_node { opened_by } else { identity };
-    Again::allowed(policy::allows(packet.protocol, port, identity, INGRESS))
+    policy::allows(packet.protocol, port, identity, INGRESS)
 }
 
 /// Whether a program of an earlier release redirected the flow of `value` to the proxy.

@@ -22,8 +22,8 @@ use crate::wait::eventually;
 const BEFORE: Duration = Duration::from_millis(500);
 /// Time that the attack runs before B is measured.
 const TAKES_HOLD: Duration = Duration::from_millis(500);
-/// Longest time until the node is quiet after an attack.
-const QUIET_AGAIN: Duration = Duration::from_secs(20);
+/// Longest time until pod A can use its own share again after an attack.
+const QUIET_AGAIN: Duration = Duration::from_secs(60);
 /// Described failures.
 const SAMPLES: usize = 8;
 

@@ -16,6 +16,7 @@ use crate::{
     cni::install,
     config::Config,
     datapath::{
+        filter,
         kernel::SHARED_PINS,
         notrack,
         root::{BpfRootLock, RootError},
@@ -169,6 +170,13 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
             withdrawn.map(|was_there| was_there.then(|| what.clone())),
         );
     }
+    let removed = filter::remove_all();
+    let text = |count| match count {
+        0 => None,
+        1 => Some("1 tc filter of programs".to_owned()),
+        count => Some(format!("{count} tc filters of programs")),
+    };
+    cleaned.part("tc filters of programs", removed.map(text));
     let links = places.bpf_root.join("holdfast");
     let removed = remove_links(&links);
     let text = |count| counted(count, "pinned link", "of programs", &links);
@@ -203,7 +211,7 @@ fn counted(count: usize, one: &str, of: &str, dir: &Path) -> Option<String> {
     (count > 0).then(|| format!("{count} {noun} {of} in {}", dir.display()))
 }
 
-/// Removes the pinned links, which detaches their programs. Gives how many there were.
+/// Removes the pins of links and programs, which detaches those of links. Gives how many there were.
 fn remove_links(dir: &Path) -> io::Result<usize> {
     let count = files_below(dir)?;
     present(fs::remove_dir_all(dir))?;

@@ -143,6 +143,8 @@ pub struct Config {
     pub reject_code: RejectCode,
     /// Proxies ask servers under pods' addresses.
     pub transparent: bool,
+    /// Whether programs are attached by TCX links where the kernel has them.
+    pub tcx: bool,
     /// Those outside of the cluster, too (the built-in proxy).
     pub transparent_outside: bool,
     /// When endpoints are restricted.
@@ -253,6 +255,7 @@ impl TryFrom<RunArgs> for Config {
             enable_policy: args.enable_policy,
             reject_code: args.tofqdns_dns_reject_response_code,
             transparent: args.dnsproxy_enable_transparent_mode,
+            tcx: args.enable_tcx,
             transparent_outside: args.transparent_mode_outside_cluster,
             hold_proxy_port: args.hold_proxy_port,
             ipv4: args.enable_ipv4,

@@ -3,8 +3,10 @@
 pub mod closed;
 pub mod conntrack;
 pub mod events;
+pub mod features;
 pub mod files;
-mod hook;
+pub(crate) mod filter;
+pub(crate) mod hook;
 pub(crate) mod interfaces;
 pub mod kernel;
 mod kernel_layout;

@@ -98,12 +98,18 @@ impl Health {
             "/readyz" if self.ready() => answer(
                 StatusCode::OK,
                 TEXT,
-                "ready: sources are synced, rules are published\n".to_owned(),
+                format!(
+                    "ready: sources are synced, rules are published\n{}",
+                    self.kernel()
+                ),
             ),
             "/readyz" => answer(
                 StatusCode::SERVICE_UNAVAILABLE,
                 TEXT,
-                "not ready: policies or endpoints are not synced yet\n".to_owned(),
+                format!(
+                    "not ready: policies or endpoints are not synced yet\n{}",
+                    self.kernel()
+                ),
             ),
             _ => answer(
                 StatusCode::NOT_FOUND,
@@ -122,6 +128,13 @@ impl Health {
             writes: counters.writes().to_vec(),
             left_out: counters.addresses_left_out(),
         })
+    }
+
+    /// How programs are attached, and what the kernel lacks.
+    fn kernel(&self) -> String {
+        let kernel = self.conditions.kernel();
+        let lacks = kernel.lacks.iter().map(|lack| format!("{}\n", lack.line()));
+        format!("programs: {}\n{}", kernel.line(), lacks.collect::<String>())
     }
 
     fn ready(&self) -> bool {

@@ -15,12 +15,15 @@ use dns_policy::{boot_time::BootTime, wall_time};
 use shared_maps::{
     EndpointId, IdentityId, pin,
     policy::{self, PolicyKey, PolicyValue},
-    user::{Access, Entries, Globals, LinkPlace, MapError, PinnedLink},
+    user::{Access, Entries, Globals, MapError},
 };
 
 use crate::{
     core::Restored,
-    datapath::files::{self, ENDPOINT_FILE, StateFiles},
+    datapath::{
+        files::{self, ENDPOINT_FILE, StateFiles},
+        hook,
+    },
     endpoint::config_file::{self, FileError},
     fqdn::{
         cleaned::{self, CleanedError},
@@ -289,11 +292,11 @@ fn programs(maps: &Globals) -> Result<BTreeMap<EndpointId, BTreeSet<u32>>, Resto
             continue;
         };
         for pin in entries(&path)? {
-            let link = PinnedLink::read(&pin).map_err(|source| RestoreError::File {
+            let place = hook::place(&pin).map_err(|source| RestoreError::File {
                 path: pin.clone(),
                 source,
             })?;
-            if let Some(LinkPlace::Interface(ifindex, _)) = link.and_then(|link| link.place) {
+            if let Some((ifindex, _)) = place {
                 found.entry(EndpointId(number)).or_default().insert(ifindex);
             }
         }

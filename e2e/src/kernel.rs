@@ -410,6 +410,8 @@ pub fn config(root: &Path, dual: bool) -> KernelConfig {
             ..MapSizes::default()
         },
         transparent: false,
+        // As for agents that tests start.
+        tcx: std::env::var("HOLDFAST_ENABLE_TCX").as_deref() != Ok("false"),
         dns_quota: 0,
         sdp_group: 0,
     }

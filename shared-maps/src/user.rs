@@ -15,7 +15,8 @@ mod sys;
 mod tables;
 
 pub use attached::{
-    Attached, Direction, HeldPin, LinkPlace, PinnedLink, detach_pinned, program_name, tcx_chain,
+    Attached, Direction, HeldPin, LinkPlace, Pinned, PinnedLink, detach_pinned, has_tcx,
+    pin_program, program_name, tcx_chain,
 };
 pub use boot::{BOOT_ID, boot_id};
 pub use error::MapError;

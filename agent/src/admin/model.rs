@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     core::snapshot::{LimitView, PolicyView, RejectedView, Summary},
-    datapath::{quota::QuotaView, upkeep::RepairsView},
+    datapath::{features::KernelView, quota::QuotaView, upkeep::RepairsView},
     endpoint::source::{Unresolved, taken_in::StartedOpen},
     kubernetes::health::ClusterView,
     policy::trace::RuleView,
@@ -48,6 +48,9 @@ pub struct Status {
     /// Repairs of the node's part of the datapath.
     #[serde(default)]
     pub repairs: Vec<RepairsView>,
+    /// How programs are attached, and what the kernel lacks.
+    #[serde(default)]
+    pub kernel: KernelView,
     /// The cluster that objects and policies are read from.
     #[serde(default)]
     pub cluster: Option<ClusterView>,

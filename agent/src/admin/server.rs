@@ -30,6 +30,7 @@ use crate::{
         snapshot::{ENDPOINT, EndpointView, Summary},
     },
     datapath::{
+        features::{self, KernelView},
         quota,
         upkeep::{Conditions, Part},
     },
@@ -290,10 +291,21 @@ impl Admin {
             limits,
             repairs: Part::ALL.map(|part| self.conditions.repairs(part)).to_vec(),
             quotas,
+            kernel: self.kernel().await,
             cluster,
             resolver,
             started_open: self.endpoints.started_open(),
         })
+    }
+
+    /// How programs are attached, with the programs of others on the same interfaces.
+    async fn kernel(&self) -> KernelView {
+        let maps = self.maps.clone();
+        let others = tokio::task::spawn_blocking(move || features::others(&maps)).await;
+        KernelView {
+            others: others.unwrap_or_default(),
+            ..self.conditions.kernel().clone()
+        }
     }
 
     fn problems(

@@ -12,6 +12,7 @@ use crate::{
     core::Event,
     datapath::{
         closed::ClosedInterfaces,
+        features::KernelView,
         files::{StateFiles, background::BackgroundFiles},
         interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
@@ -69,7 +70,7 @@ pub(super) async fn prepare(
     gate.load()?;
     routing::install(config.ipv4, config.ipv6).await?;
     let interfaces = interfaces(&config, &datapath, &maps).await?;
-    let conditions = Conditions::default();
+    let conditions = Conditions::on(KernelView::new(datapath.found()));
     let node = NodeParts {
         upkeep: upkeep(&config, &datapath, &maps, &conditions),
         interval: config.reconcile_interval,
@@ -113,6 +114,7 @@ fn kernel_config(config: &Config) -> KernelConfig {
         ipv6: config.ipv6,
         sizes: config.map_sizes,
         transparent: config.transparent,
+        tcx: config.tcx,
         dns_quota: config.dns_quota,
         sdp_group: config.sdp_group,
     }

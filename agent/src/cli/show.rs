@@ -52,6 +52,10 @@ pub(crate) fn status(status: &Status, verbose: bool) -> String {
     let problems = status.problems.iter();
     rows.extend(problems.map(|problem| ("PROBLEM", problem.clone())));
     rows.extend(started_open(&status.started_open));
+    let lacks = status.kernel.lacks.iter();
+    rows.extend(lacks.map(|lack| ("Kernel", lack.line())));
+    let others = status.kernel.others.iter();
+    rows.extend(others.map(|other| ("Other program", other.clone())));
     let warnings = status.warnings.iter();
     rows.extend(warnings.map(|warning| ("WARNING", warning.clone())));
     let mut text = aligned(&rows);
@@ -99,6 +103,7 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
         ("Names", name_counts(summary)),
         ("Mappings", mapping_counts(counters)),
         ("Datapath", datapath_steps(summary)),
+        ("Programs", status.kernel.line()),
         ("Reconciler", repaired),
         ("Built-in DNS proxy", status.builtin_dns_proxy.clone()),
     ]);

@@ -169,6 +169,12 @@ pub struct RunArgs {
           require_equals = true, action = ArgAction::Set,
           env = "HOLDFAST_DNSPROXY_ENABLE_TRANSPARENT_MODE")]
     pub dnsproxy_enable_transparent_mode: bool,
+    /// Attach programs by TCX links where the kernel has them (Linux 6.6). "false": by filters of
+    /// traffic control, as on older kernels
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
+          require_equals = true, action = ArgAction::Set,
+          env = "HOLDFAST_ENABLE_TCX")]
+    pub enable_tcx: bool,
     /// In transparent mode, the built-in proxy uses the pod's address also for servers outside of
     /// the cluster; their answers are lost if the node masquerades pods or translates the
     /// server's address. Standalone proxies have the same flag

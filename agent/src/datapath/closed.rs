@@ -1,13 +1,13 @@
 //! Interfaces of pods that the agent has not found: nothing passes them.
 //!
 //! ```text
-//!  <bpf-root>/holdfast/links/closed/<document>/in_<ifindex>         TCX ingress
-//!                                              out_<ifindex>        TCX egress
-//!                                              left-in_<ifindex>    TCX ingress
-//!                                              left-out_<ifindex>   TCX egress
+//!  <bpf-root>/holdfast/links/closed/<document>/in_<ifindex>         ingress
+//!                                              out_<ifindex>        egress
+//!                                              left-in_<ifindex>    ingress
+//!                                              left-out_<ifindex>   egress
 //! ```
-//! `<document>` is a hash of the endpoint document's key. The links outlive the agent. They are
-//! removed when the document is removed; `in` and `out` also once the endpoint's own programs are
+//! `<document>` is a hash of the endpoint document's key. The programs stay attached without the agent. They
+//! are detached when the document is removed; `in` and `out` also once the endpoint's own programs are
 //! attached to the interface.
 
 use std::{
@@ -16,17 +16,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::{
-    Ebpf,
-    programs::{LinkOrder, TcAttachType},
-};
+use aya::{Ebpf, programs::TcAttachType};
 use shared_maps::{
     pin,
-    user::{Direction, Globals, program_name, tcx_chain},
+    user::{Direction, Globals},
 };
 
 use super::{
-    hook::{Hook, pinned, put, remove},
+    filter::Order,
+    hook::{Hook, has_program, pinned, put, remove},
     program::{ProgramError, Programs, program},
 };
 
@@ -69,10 +67,10 @@ impl Why {
 
     /// An interface that was left has the endpoint's own programs until the endpoint is attached
     /// elsewhere: these stay the first.
-    fn order(self) -> fn() -> LinkOrder {
+    fn order(self) -> Order {
         match self {
-            Self::NotFound => LinkOrder::first,
-            Self::Left => LinkOrder::last,
+            Self::NotFound => Order::First,
+            Self::Left => Order::Last,
         }
     }
 }
@@ -138,10 +136,12 @@ impl Gate for ClosedInterfaces {
     fn close(&mut self, key: &str, ifindex: u32, why: Why) -> Result<(), ProgramError> {
         let dir = directory(&self.globals).join(DocumentHash::of(key).0);
         fs::create_dir_all(&dir).map_err(|error| pinned(&dir, &error))?;
+        let attach = self.programs.attach_by();
         let loaded = self.load()?;
         for (hook, prefix) in why.hooks() {
             let path = dir.join(format!("{prefix}_{ifindex}"));
-            put(program(loaded, PROGRAM)?, hook, ifindex, &path, why.order())?;
+            let program = program(loaded, PROGRAM)?;
+            put(program, (hook, attach), ifindex, &path, why.order())?;
         }
         Ok(())
     }
@@ -171,12 +171,8 @@ impl Gate for ClosedInterfaces {
     }
 
     fn is_under_policy(&self, ifindex: u32) -> bool {
-        let has = |direction, name: &str| {
-            let chain = tcx_chain(ifindex, direction).unwrap_or_default();
-            let mut names = chain.iter().map(|attached| program_name(attached.program));
-            names.any(|found| found.is_ok_and(|found| found == name))
-        };
-        has(Direction::Ingress, "from_pod") && has(Direction::Egress, "to_pod")
+        has_program(ifindex, Direction::Ingress, "from_pod")
+            && has_program(ifindex, Direction::Egress, "to_pod")
     }
 }
 

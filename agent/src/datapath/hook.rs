@@ -1,6 +1,10 @@
-//! Programs at the hooks of an interface: their pinned TCX links.
+//! Programs at the hooks of an interface, and the pins that record them.
+//!
+//! With TCX a pin holds the link that attaches the program. Without it ([`Attach::Filter`]) a pin
+//! holds the program, and a [filter](super::filter) of the interface attaches it: the filter
+//! outlives its pin. The name of the pin has the interface's number and tells the direction.
 
-use std::{fs, io, path::Path};
+use std::{fmt, fs, io, os::fd::AsFd as _, path::Path};
 
 use aya::programs::{
     LinkOrder, SchedClassifier, TcAttachType,
@@ -10,19 +14,57 @@ use aya::programs::{
 use daemon::steering_program::{self as steering, tail};
 use nix::errno::Errno;
 use shared_maps::user::{
-    Direction, InterfaceNames, LinkPlace, PinnedLink, program_name, tcx_chain,
+    Direction, InterfaceNames, LinkPlace, Pinned, PinnedLink, detach_pinned, pin_program,
+    program_name, tcx_chain,
 };
 
 use super::{
+    filter::{self, Order},
     map_query::ProgramFault,
     program::{ProgramError, TO_PROXY, load},
 };
+
+/// How programs are attached to interfaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attach {
+    /// By TCX links, from Linux 6.6 on.
+    Tcx,
+    /// By filters of traffic control at the `clsact` qdisc.
+    Filter,
+}
+
+impl Attach {
+    /// As in `status`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcx => "TCX links",
+            Self::Filter => "tc filters",
+        }
+    }
+}
+
+impl fmt::Display for Attach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Programs that this product attaches to interfaces.
+const OURS: [&str; 4] = ["from_pod", "to_pod", "to_proxy", "closed"];
 
 /// A program and where it is attached.
 #[derive(Clone, Copy)]
 pub(super) struct Hook {
     pub(super) program: &'static str,
     pub(super) direction: TcAttachType,
+}
+
+/// A program of an interface's chain.
+struct Link {
+    program: u32,
+    /// Whether the pin attaches it.
+    is_ours: bool,
+    describe: String,
 }
 
 impl Hook {
@@ -41,30 +83,102 @@ impl Hook {
         number: Option<u32>,
     ) -> io::Result<Option<ProgramFault>> {
         let program = self.program;
-        let chain = tcx_chain(ifindex, self.chain())?;
-        let Some(link) = PinnedLink::read(path)? else {
-            return Ok(Some(ProgramFault::Unpinned { program }));
+        let pinned = Pinned::read(path)?;
+        let chain = self.links(path, ifindex, pinned)?;
+        let (pinned_program, is_there) = match pinned {
+            None => return Ok(Some(ProgramFault::Unpinned { program })),
+            Some(Pinned::Link(link)) => {
+                let there = Some(LinkPlace::Interface(ifindex, self.chain()));
+                (link.program, link.place == there)
+            }
+            Some(Pinned::Program(id)) => (id, true),
         };
-        let is_ours = match number {
-            Some(number) => link.program == number,
-            None => program_name(link.program)? == program,
+        let place = chain.iter().position(|link| link.is_ours);
+        let attached = place.and_then(|at| chain.get(at));
+        // A filter may hold another program than its pin.
+        let found = attached.map_or(pinned_program, |link| link.program);
+        let is_good = match number {
+            Some(number) => found == number,
+            None => program_name(found)? == program,
         };
-        let there = Some(LinkPlace::Interface(ifindex, self.chain()));
-        let place = chain.iter().position(|attached| attached.link == link.id);
-        Ok(match (is_ours, place, chain.first()) {
-            _ if link.place != there => Some(ProgramFault::Detached { program }),
+        Ok(match (is_good, place, chain.first()) {
+            _ if !is_there => Some(ProgramFault::Detached { program }),
             (_, None, _) => Some(ProgramFault::Detached { program }),
             (false, ..) => Some(ProgramFault::Replaced {
                 program,
-                found: describe(link.program),
+                found: describe(found),
             }),
             (_, Some(1..), Some(first)) => Some(ProgramFault::NotFirst {
                 program,
-                first: describe(first.program),
+                first: first.describe.clone(),
             }),
             _ => None,
         })
     }
+
+    /// Programs of the interface's chain in running order: TCX before filters.
+    fn links(self, path: &Path, ifindex: u32, pinned: Option<Pinned>) -> io::Result<Vec<Link>> {
+        let link = match pinned {
+            Some(Pinned::Link(link)) => Some(link.id),
+            _ => None,
+        };
+        let mut links: Vec<Link> = programs_before_filters(ifindex, self.chain())?
+            .into_iter()
+            .map(|attached| Link {
+                program: attached.program,
+                is_ours: Some(attached.link) == link,
+                describe: describe(attached.program),
+            })
+            .collect();
+        if link.is_none() {
+            let own = handles(path);
+            let filters = filter::list(ifindex, self.chain())?;
+            links.extend(filters.into_iter().map(|filter| Link {
+                program: filter.program,
+                is_ours: filter.is_ours() && own.contains(&filter.handle),
+                describe: filter.describe(),
+            }));
+        }
+        Ok(links)
+    }
+}
+
+/// TCX programs of a chain; none if the kernel has no TCX.
+fn programs_before_filters(
+    ifindex: u32,
+    direction: Direction,
+) -> io::Result<Vec<shared_maps::user::Attached>> {
+    match tcx_chain(ifindex, direction) {
+        Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => Ok(Vec::new()),
+        chain => chain,
+    }
+}
+
+/// Whether a program with this name judges packets of an interface.
+pub(super) fn has_program(ifindex: u32, direction: Direction, name: &str) -> bool {
+    let chain = programs_before_filters(ifindex, direction).unwrap_or_default();
+    let filters = filter::list(ifindex, direction).unwrap_or_default();
+    let filters = filters.iter().filter(|filter| filter.is_ours());
+    let programs = chain.iter().map(|attached| attached.program);
+    let mut programs = programs.chain(filters.map(|filter| filter.program));
+    programs.any(|program| program_name(program).is_ok_and(|found| found == name))
+}
+
+/// Programs and filters of others at a hook, described for people.
+pub(super) fn others(ifindex: u32, direction: Direction) -> Vec<String> {
+    let is_ours =
+        |program: u32| program_name(program).is_ok_and(|name| OURS.contains(&name.as_str()));
+    let chain = programs_before_filters(ifindex, direction).unwrap_or_default();
+    let programs = chain
+        .into_iter()
+        .filter(|attached| !is_ours(attached.program))
+        .map(|attached| format!("TCX program {}", describe(attached.program)));
+    let filters = filter::list(ifindex, direction).unwrap_or_default();
+    let filters = filters
+        .into_iter()
+        .filter(|filter| !filter.is_ours())
+        .map(|filter| filter.describe());
+    programs.chain(filters).collect()
 }
 
 fn describe(program: u32) -> String {
@@ -75,14 +189,51 @@ fn describe(program: u32) -> String {
     }
 }
 
-/// Puts a loaded program into the link pinned at `path`, or makes that link. An endpoint's programs
-/// run before others, whose verdict may end the chain.
+/// Attaches a loaded program, or puts it in place of the one that the pin at `path` records. An
+/// endpoint's programs run before others, whose verdict may end the chain.
 pub(super) fn put(
+    program: &mut SchedClassifier,
+    (hook, attach): (Hook, Attach),
+    ifindex: u32,
+    path: &Path,
+    order: Order,
+) -> Result<(), ProgramError> {
+    if program.fd().is_err() {
+        // Loading it once more failed before.
+        program.load().map_err(|error| load(hook.program, &error))?;
+    }
+    match attach {
+        Attach::Tcx => {
+            put_link(program, hook, ifindex, path, order)?;
+            // Of an earlier run without TCX.
+            let removed = filter::remove_handles(ifindex, hook.chain(), handles(path));
+            removed.map_err(|error| failed(hook, ifindex, &error))
+        }
+        // A link that is pinned here goes when the filter is at work.
+        Attach::Filter => put_filter(program, hook, ifindex, path, order),
+    }
+}
+
+fn put_filter(
     program: &mut SchedClassifier,
     hook: Hook,
     ifindex: u32,
     path: &Path,
-    order: fn() -> LinkOrder,
+    order: Order,
+) -> Result<(), ProgramError> {
+    let fd = program.fd().map_err(|error| load(hook.program, &error))?;
+    let place = (ifindex, hook.chain());
+    filter::put(place, handles(path), order, (fd.as_fd(), hook.program))
+        .map_err(|error| failed(hook, ifindex, &error))?;
+    pin_program(path, fd.as_fd()).map_err(|error| pinned(path, &error))
+}
+
+fn put_link(
+    program: &mut SchedClassifier,
+    hook: Hook,
+    ifindex: u32,
+    path: &Path,
+    order: Order,
 ) -> Result<(), ProgramError> {
     let old = pinned_link(path)?;
     // A link keeps its place in the chain: one that is not the first is replaced.
@@ -104,30 +255,26 @@ pub(super) fn put(
             Err(error) => return Err(pinned(path, &error)),
         }
     }
-    pin_over(attach(program, hook, ifindex, order)?, path)
+    pin_over(attach_link(program, hook, ifindex, order)?, path)
 }
 
 /// Makes a link to the interface, with the loaded program in it.
-fn attach(
+fn attach_link(
     program: &mut SchedClassifier,
     hook: Hook,
     ifindex: u32,
-    order: fn() -> LinkOrder,
+    order: Order,
 ) -> Result<FdLink, ProgramError> {
-    let attach = |place: String, error: &dyn std::error::Error| ProgramError::Attach {
-        program: hook.program,
-        place,
-        reason: tail(error),
-    };
     let name = InterfaceNames::open()
         .and_then(|names| names.name(ifindex))
-        .map_err(|error| attach(format!("interface {ifindex}"), &error))?;
-    let place = || format!("interface {ifindex} ({name})");
-    if program.fd().is_err() {
-        // Loading it once more failed before.
-        program.load().map_err(|error| load(hook.program, &error))?;
-    }
-    let options = || TcAttachOptions::TcxOrder(order());
+        .map_err(|error| failed(hook, ifindex, &error))?;
+    let failed = |error: &dyn std::error::Error| failed(hook, ifindex, error);
+    let options = || {
+        TcAttachOptions::TcxOrder(match order {
+            Order::First => LinkOrder::first(),
+            Order::Last => LinkOrder::last(),
+        })
+    };
     let id = match program.attach_with_options(&name, hook.direction, options()) {
         Err(error) if is_there(&error) => {
             // A chain takes a program once. The other link may be one that this call replaces, or
@@ -140,29 +287,45 @@ fn attach(
         }
         attached => attached,
     };
-    let id = id.map_err(|error| attach(place(), &error))?;
-    let link = program
-        .take_link(id)
-        .map_err(|error| attach(place(), &error))?;
-    FdLink::try_from(link).map_err(|error| attach(place(), &error))
+    let id = id.map_err(|error| failed(&error))?;
+    let link = program.take_link(id).map_err(|error| failed(&error))?;
+    FdLink::try_from(link).map_err(|error| failed(&error))
 }
 
-/// The link pinned at `path`. A pin of anything else is an error: what it
-/// holds may be at work, and is not ours to take away.
+fn failed(hook: Hook, ifindex: u32, error: &dyn std::error::Error) -> ProgramError {
+    let name = InterfaceNames::open().and_then(|names| names.name(ifindex));
+    ProgramError::Attach {
+        program: hook.program,
+        place: match name {
+            Ok(name) => format!("interface {ifindex} ({name})"),
+            Err(_) => format!("interface {ifindex}"),
+        },
+        reason: tail(error),
+    }
+}
+
+/// The link pinned at `path`; none if the pin records a filter. A pin of anything else is an error:
+/// what it holds may be at work, and is not ours to take away.
 fn pinned_link(path: &Path) -> Result<Option<SchedClassifierLink>, ProgramError> {
-    if !path.try_exists().map_err(|error| pinned(path, &error))? {
-        return Ok(None);
+    match Pinned::read(path) {
+        Ok(None | Some(Pinned::Program(_))) => return Ok(None),
+        Ok(Some(Pinned::Link(_))) => {}
+        Err(error) => return Err(unusable(path, &error)),
     }
     LinkPin::from_pin(path)
         .and_then(|old| SchedClassifierLink::try_from(FdLink::from(old)))
         .map(Some)
-        .map_err(|error| ProgramError::Pin {
-            path: path.to_owned(),
-            reason: format!(
-                "not a TCX link that can be updated ({}); remove it if nothing uses it",
-                tail(&error)
-            ),
-        })
+        .map_err(|error| unusable(path, &error))
+}
+
+fn unusable(path: &Path, error: &dyn std::error::Error) -> ProgramError {
+    ProgramError::Pin {
+        path: path.to_owned(),
+        reason: format!(
+            "not a TCX link that can be updated ({}); remove it if nothing uses it",
+            tail(error)
+        ),
+    }
 }
 
 /// Whether an update failed because the link holds nothing any more: its
@@ -194,16 +357,112 @@ fn pin_over(link: FdLink, path: &Path) -> Result<(), ProgramError> {
     })
 }
 
-pub(super) fn remove(path: &Path) -> Result<(), ProgramError> {
+/// Interface and direction to which the pin at `path` attaches a program. `None`: to none, or there
+/// is no pin.
+pub(crate) fn place(path: &Path) -> io::Result<Option<(u32, Direction)>> {
+    match Pinned::read(path)? {
+        Some(Pinned::Link(PinnedLink {
+            place: Some(LinkPlace::Interface(ifindex, direction)),
+            ..
+        })) => Ok(Some((ifindex, direction))),
+        Some(Pinned::Program(_)) => {
+            let Some((ifindex, direction)) = place_by_name(path) else {
+                return Ok(None);
+            };
+            let filters = match filter::list(ifindex, direction) {
+                Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => {
+                    return Ok(None);
+                }
+                filters => filters?,
+            };
+            let own = handles(path);
+            let mut ours = filters.iter().filter(|filter| filter.is_ours());
+            let is_there = ours.any(|filter| own.contains(&filter.handle));
+            Ok(is_there.then_some((ifindex, direction)))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Detaches what the pin at `path` attaches, and removes the pin.
+pub(crate) fn remove(path: &Path) -> Result<(), ProgramError> {
+    detach(path).map_err(|error| pinned(path, &error))?;
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(pinned(path, &error)),
         _ => Ok(()),
     }
 }
 
+/// Detaches what the pin at `path` attaches. The kernel would release a link only some time after
+/// its pin is gone, and a filter never.
+fn detach(path: &Path) -> io::Result<()> {
+    match Pinned::read(path) {
+        Ok(Some(Pinned::Program(_))) => match place_by_name(path) {
+            Some((ifindex, direction)) => filter::remove_handles(ifindex, direction, handles(path)),
+            None => Ok(()),
+        },
+        Ok(Some(Pinned::Link(_))) => {
+            if let Err(error) = detach_pinned(path) {
+                tracing::debug!(pin = %path.display(), %error, "the link is not detached");
+            }
+            Ok(())
+        }
+        // Removing the pin releases what it holds.
+        Ok(None) | Err(_) => Ok(()),
+    }
+}
+
+/// Interface and direction in the name of a pin.
+fn place_by_name(path: &Path) -> Option<(u32, Direction)> {
+    let (name, ifindex) = path.file_name()?.to_str()?.rsplit_once('_')?;
+    let direction = match name {
+        "from_pod" | "to_proxy" | "in" | "left-in" => Direction::Ingress,
+        "to_pod" | "out" | "left-out" => Direction::Egress,
+        _ => return None,
+    };
+    Some((ifindex.parse().ok()?, direction))
+}
+
+/// Handles of the filter that a pin records: those of the last two parts of its path.
+pub(super) fn handles(path: &Path) -> [u32; 2] {
+    let parts: Vec<_> = path.components().rev().take(2).collect();
+    let parts = parts.iter().rev();
+    let parts: Vec<_> = parts
+        .map(|part| part.as_os_str().to_string_lossy())
+        .collect();
+    filter::handles(&parts.join("/"))
+}
+
 pub(super) fn pinned(path: &Path, error: &dyn std::error::Error) -> ProgramError {
     ProgramError::Pin {
         path: path.to_owned(),
         reason: tail(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_pin_tells_where_its_filter_is() {
+        let place = |name: &str| place_by_name(Path::new("/links/17").join(name).as_path());
+        assert_eq!(place("from_pod_5"), Some((5, Direction::Ingress)));
+        assert_eq!(place("to_pod_5"), Some((5, Direction::Egress)));
+        assert_eq!(place("to_proxy_2"), Some((2, Direction::Ingress)));
+        assert_eq!(place("left-out_9"), Some((9, Direction::Egress)));
+        assert_eq!(place("steer"), None);
+        assert_eq!(place("from_pod_x"), None);
+    }
+
+    #[test]
+    fn filters_of_two_endpoints_and_two_documents_have_handles_of_their_own() {
+        let of = |path: &str| handles(Path::new(path));
+        assert_ne!(
+            of("/bpf/links/17/from_pod_5"),
+            of("/bpf/links/18/from_pod_5")
+        );
+        assert_ne!(of("/bpf/closed/aa/in_5"), of("/bpf/closed/bb/in_5"));
+        assert_eq!(of("/bpf/links/17/from_pod_5"), of("/other/17/from_pod_5"));
     }
 }

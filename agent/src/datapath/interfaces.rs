@@ -1,7 +1,7 @@
 //! `to_proxy` on every interface that is no pod's, for transparent mode.
 //!
 //! ```text
-//!  <bpf-root>/holdfast/links/to_proxy/to_proxy_<ifindex>   TCX ingress
+//!  <bpf-root>/holdfast/links/to_proxy/to_proxy_<ifindex>   ingress
 //!             holdfast/transparent                        says so to the proxies
 //! ```
 
@@ -21,7 +21,10 @@ use shared_maps::{
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
-use super::program::{ProgramError, Programs};
+use super::{
+    hook,
+    program::{ProgramError, Programs},
+};
 
 /// How long a new interface may be without the program.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -127,8 +130,8 @@ impl Interfaces {
             () = tokio::time::sleep(LAST_ANSWERS) => {}
             () = stop.cancelled() => return,
         }
-        if let Err(error) = remove(dir) {
-            tracing::warn!(%error, "cannot remove the links of transparent mode");
+        if let Err(error) = forget(&dir, &BTreeMap::new()).and_then(|()| remove(dir)) {
+            tracing::warn!(%error, "cannot remove the programs of transparent mode");
         }
     }
 
@@ -174,6 +177,7 @@ impl Interfaces {
         let dir = directory(&self.globals);
         make(dir.clone())?;
         let wanted = self.wanted().await?;
+        let attach = self.programs.attach_by();
         for (ifindex, begin) in &wanted {
             let program = match self.loaded.entry(*begin) {
                 std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
@@ -182,7 +186,7 @@ impl Interfaces {
                 }
             };
             let path = dir.join(format!("{PREFIX}{ifindex}"));
-            match Programs::attach_to_proxy(program, *ifindex, &path) {
+            match Programs::attach_to_proxy(program, attach, *ifindex, &path) {
                 Ok(()) => {
                     self.warned.remove(ifindex);
                 }
@@ -250,7 +254,7 @@ fn forget(dir: &PathBuf, wanted: &BTreeMap<u32, Begin>) -> Result<(), Interfaces
             .to_str()
             .and_then(|name| name.strip_prefix(PREFIX)?.parse().ok());
         if ifindex.is_some_and(|ifindex: u32| !wanted.contains_key(&ifindex)) {
-            fs::remove_file(entry.path()).map_err(failed)?;
+            hook::remove(&entry.path())?;
         }
     }
     Ok(())

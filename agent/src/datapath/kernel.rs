@@ -21,11 +21,13 @@ use shared_maps::{
     policystats::{self, PolicyStatsKey, PolicyStatsValue},
     quota::{self, Limit, QuotaKey},
     redirect, steering,
-    user::{Access, Globals, Map, MapError, MapKind, Record, possible_cpus},
+    user::{Access, Globals, Map, MapError, MapKind, Record, has_tcx, possible_cpus},
 };
 use tokio::sync::Notify;
 
 use super::{
+    features::Found,
+    hook::Attach,
     map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
     notes,
     plan::{Attachment, Datapath, Step, StepError},
@@ -112,6 +114,8 @@ pub struct KernelConfig {
     pub sizes: MapSizes,
     /// Whether proxies send queries under pods' addresses.
     pub transparent: bool,
+    /// Whether programs are attached by TCX links where the kernel has them.
+    pub tcx: bool,
     /// Datagrams and new connections per second that each endpoint may send to the DNS proxy;
     /// 0: any number.
     pub dns_quota: u32,
@@ -139,6 +143,11 @@ pub enum SetUpError {
     /// A program could not be loaded or attached.
     #[error(transparent)]
     Program(#[from] ProgramError),
+    /// The kernel does not say whether it has TCX.
+    #[error(
+        "cannot find out whether the kernel has TCX: {0}; the agent needs root, or CAP_BPF and CAP_NET_ADMIN"
+    )]
+    Tcx(io::Error),
     /// Steering could not be set up.
     #[error("steering: {0}")]
     Steering(#[from] SteerError),
@@ -163,6 +172,7 @@ pub struct KernelDatapath {
     frees: bool,
     /// Number of the steering program.
     steering: u32,
+    has_tcx: bool,
     files: Box<dyn Datapath>,
 }
 
@@ -183,12 +193,18 @@ impl KernelDatapath {
             unanswered: config.sizes.unanswered(),
         };
         let dual_stack = config.ipv4 && config.ipv6;
+        let has_tcx = has_tcx().map_err(SetUpError::Tcx)?;
+        let attach = match config.tcx && has_tcx {
+            true => Attach::Tcx,
+            false => Attach::Filter,
+        };
         let programs = Programs::new(
             &globals,
             dual_stack,
             config.transparent,
             quotas,
             config.sizes.policy,
+            attach,
         );
         if let Err(error) = programs.preload() {
             // Each attempt to attach them says so again.
@@ -218,6 +234,7 @@ impl KernelDatapath {
             freed: None,
             frees: false,
             steering,
+            has_tcx,
             files,
         })
     }
@@ -230,6 +247,15 @@ impl KernelDatapath {
     /// Entries that the ipcache takes: that of an earlier run keeps its size.
     pub fn ipcache_max(&self) -> u32 {
         self.ipcache.max_entries()
+    }
+
+    /// What was found of the kernel.
+    pub fn found(&self) -> Found {
+        Found {
+            attach: self.programs.attach_by(),
+            tcx: self.has_tcx,
+            conntrack: self.programs.reads_conntrack(),
+        }
     }
 
     /// The programs below this root.

@@ -1,15 +1,16 @@
 //! Loading, attaching and replacing the eBPF programs.
 //!
 //! ```text
-//!  <bpf-root>/holdfast/links/<endpoint>/from_pod_<ifindex>   TCX ingress
-//!                                       to_pod_<ifindex>     TCX egress
-//!  <bpf-root>/holdfast/links/to_proxy/to_proxy_<ifindex>    TCX ingress
+//!  <bpf-root>/holdfast/links/<endpoint>/from_pod_<ifindex>   ingress
+//!                                       to_pod_<ifindex>     egress
+//!  <bpf-root>/holdfast/links/to_proxy/to_proxy_<ifindex>    ingress
 //! ```
-//! A link outlives the agent through its pin. All endpoints have the same two programs, which an
-//! agent loads once and puts into the old links: no packet passes unjudged meanwhile. The programs
-//! find the endpoint by the packet's interface ([`super::slots`]).
+//! What is attached outlives the agent ([`super::hook`]). All endpoints have the same two programs,
+//! which an agent loads once and puts in place of the old ones: no packet passes unjudged
+//! meanwhile. The programs find the endpoint by the packet's interface ([`super::slots`]).
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
@@ -19,7 +20,7 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
     maps::MapData,
-    programs::{LinkOrder, SchedClassifier, TcAttachType},
+    programs::{SchedClassifier, TcAttachType},
 };
 use daemon::steering_program::tail;
 use nix::errno::Errno;
@@ -35,15 +36,13 @@ use shared_maps::{
     pin,
     policy::{PolicyKey, PolicyValue},
     quota::PACKET_INTERVAL,
-    user::{
-        Globals, LinkPlace, Map, MapError, MapKind, MapOfMaps, PinnedLink, Record, create_queue,
-        detach_pinned,
-    },
+    user::{Globals, Map, MapError, MapKind, MapOfMaps, Record, create_queue},
 };
 
 use super::{
     closed,
-    hook::{Hook, pinned, put, remove},
+    filter::{self, Order},
+    hook::{self, Attach, Hook, pinned, put, remove},
     interfaces::Begin,
     kernel_layout,
     map_query::ProgramFault,
@@ -144,11 +143,14 @@ pub struct Programs {
     node: u8,
     quotas: Quotas,
     policy_entries: u32,
+    attach: Attach,
     loaded: Arc<Mutex<Option<Loaded>>>,
 }
 
 /// The programs of all endpoints.
 struct Loaded {
+    /// Whether they read the kernel's connection tracking.
+    conntrack: bool,
     ebpf: Ebpf,
     slots: Slots,
 }
@@ -163,6 +165,7 @@ impl Programs {
         transparent: bool,
         quotas: Quotas,
         policy_entries: u32,
+        attach: Attach,
     ) -> Self {
         let flags = [(dual_stack, DUAL_STACK), (transparent, TRANSPARENT)];
         let flags = flags.into_iter().filter(|(has, _)| *has);
@@ -172,6 +175,7 @@ impl Programs {
             node: flags.fold(0, |flags, (_, flag)| flags | flag),
             quotas,
             policy_entries,
+            attach,
             loaded: Arc::default(),
         }
     }
@@ -217,6 +221,7 @@ impl Programs {
 
     /// `layout` is a packed [`Layout`](shared_maps::netfilter::Layout), or 0.
     fn load_for(&self, layout: u32) -> Result<Loaded, ProgramError> {
+        let has_layout = layout != 0;
         let layout = layout.to_ne_bytes();
         let flags = u32::from(self.node).to_ne_bytes();
         let interval = self.quotas.packet_interval().to_ne_bytes();
@@ -244,6 +249,7 @@ impl Programs {
             unanswered: self.quotas.unanswered,
         };
         Ok(Loaded {
+            conntrack: has_layout,
             ebpf,
             slots: Slots::new(maps, sizes),
         })
@@ -310,13 +316,15 @@ impl Programs {
             for (hook, number) in HOOKS.into_iter().zip(&mut numbers) {
                 let program: &mut SchedClassifier = program(&mut loaded.ebpf, hook.program)?;
                 let path = pin_of(&dir, hook, attachment.ifindex);
-                put(program, hook, attachment.ifindex, &path, LinkOrder::first)?;
+                let how = (hook, self.attach);
+                put(program, how, attachment.ifindex, &path, Order::First)?;
                 *number = program
                     .info()
                     .map_err(|error| load(hook.program, &error))?
                     .id();
             }
             self.forget_other_interfaces(&dir, attachment.ifindex)?;
+            self.forget_unpinned(attachment.ifindex)?;
             loaded.slots.settle(attachment.endpoint).map_err(settings)?;
             Ok(numbers)
         })?;
@@ -334,16 +342,13 @@ impl Programs {
         self.with_loaded(|loaded| Ok(loaded.slots.lost()))
     }
 
-    /// Whether a link of this endpoint is attached to an interface.
+    /// Whether a program of this endpoint is attached to an interface.
     fn is_attached(&self, endpoint: EndpointId, interface: u32) -> bool {
         let dir = self.dir(endpoint);
         HOOKS.into_iter().any(|hook| {
-            let link = PinnedLink::read(&pin_of(&dir, hook, interface));
-            let there = LinkPlace::Interface(interface, hook.chain());
+            let place = hook::place(&pin_of(&dir, hook, interface));
             // One that cannot be read may be at work.
-            link.map_or(true, |link| {
-                link.is_some_and(|link| link.place == Some(there))
-            })
+            place.map_or(true, |place| place == Some((interface, hook.chain())))
         })
     }
 
@@ -413,22 +418,21 @@ impl Programs {
     /// Attaches what [`Self::load_to_proxy`] has loaded, by the link pinned at `path`.
     pub(super) fn attach_to_proxy(
         ebpf: &mut Ebpf,
+        attach: Attach,
         ifindex: u32,
         path: &Path,
     ) -> Result<(), ProgramError> {
         let program = program(ebpf, TO_PROXY.program)?;
-        put(program, TO_PROXY, ifindex, path, LinkOrder::first)
+        put(program, (TO_PROXY, attach), ifindex, path, Order::First)
     }
 
     /// Detaches an endpoint's programs. Packets then pass unjudged.
     pub fn detach(&self, endpoint: EndpointId) -> Result<(), ProgramError> {
         let dir = self.dir(endpoint);
-        // The kernel releases a link some time after its pin is gone. Until then the programs would
-        // drop every packet, because the endpoint's settings are gone at once.
+        // Programs that stay attached would drop every packet, because the endpoint's settings are
+        // gone at once.
         for pin in fs::read_dir(&dir).into_iter().flatten().flatten() {
-            if let Err(error) = detach_pinned(&pin.path()) {
-                tracing::debug!(pin = %pin.path().display(), %error, "the link is not detached");
-            }
+            remove(&pin.path())?;
         }
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -442,7 +446,18 @@ impl Programs {
         }
     }
 
-    /// Endpoints that have pinned links.
+    /// Whether the programs read the kernel's connection tracking. False before they are loaded.
+    pub fn reads_conntrack(&self) -> bool {
+        let loaded = self.loaded.lock();
+        loaded.as_ref().is_some_and(|loaded| loaded.conntrack)
+    }
+
+    /// How programs are attached.
+    pub fn attach_by(&self) -> Attach {
+        self.attach
+    }
+
+    /// Endpoints that have pinned programs.
     pub fn attached(&self) -> io::Result<Vec<EndpointId>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.links)? {
@@ -456,7 +471,40 @@ impl Programs {
         links_of(&self.globals, endpoint)
     }
 
-    /// Removes links to interfaces that the endpoint had before (its id may be of another pod's past).
+    /// Removes filters of the interface that no pin records: those of an agent whose pins were
+    /// removed, with settings and maps that nothing updates.
+    fn forget_unpinned(&self, ifindex: u32) -> Result<(), ProgramError> {
+        let mut pinned_handles = None;
+        for hook in HOOKS {
+            let removed = filter::remove_ours(ifindex, hook.chain(), |filter| {
+                let known = pinned_handles.get_or_insert_with(|| self.pinned_handles());
+                !known.contains(&filter.handle)
+            });
+            removed.map_err(|error| ProgramError::Attach {
+                program: hook.program,
+                place: format!("interface {ifindex}"),
+                reason: format!("cannot remove a filter of an earlier agent: {error}"),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Handles of the filters that pins record.
+    fn pinned_handles(&self) -> BTreeSet<u32> {
+        let mut found = BTreeSet::new();
+        let mut directories = vec![self.links.clone()];
+        while let Some(directory) = directories.pop() {
+            for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+                match entry.file_type() {
+                    Ok(kind) if kind.is_dir() => directories.push(entry.path()),
+                    _ => found.extend(hook::handles(&entry.path())),
+                }
+            }
+        }
+        found
+    }
+
+    /// Removes programs from interfaces that the endpoint had before (its id may be of another pod's past).
     fn forget_other_interfaces(&self, dir: &Path, ifindex: u32) -> Result<(), ProgramError> {
         let suffix = format!("_{ifindex}");
         for entry in fs::read_dir(dir).map_err(|error| pinned(dir, &error))? {

@@ -21,7 +21,7 @@ use shared_maps::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{kernel, notrack, root::make_dirs, routing};
+use super::{features::KernelView, kernel, notrack, root::make_dirs, routing};
 
 /// Between two checks: with the check itself and the repair well below five seconds.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -83,12 +83,28 @@ pub struct RepairsView {
 
 /// How all parts are: written by `Upkeep::run`, read by `status` and metrics.
 #[derive(Clone, Debug, Default)]
-pub struct Conditions(Arc<Mutex<BTreeMap<Part, Condition>>>);
+pub struct Conditions {
+    parts: Arc<Mutex<BTreeMap<Part, Condition>>>,
+    kernel: Arc<KernelView>,
+}
 
 impl Conditions {
+    /// On a kernel like this, with nothing checked yet.
+    pub fn on(kernel: KernelView) -> Self {
+        Self {
+            parts: Arc::default(),
+            kernel: Arc::new(kernel),
+        }
+    }
+
+    /// How programs are attached, and what the kernel lacks.
+    pub fn kernel(&self) -> &KernelView {
+        &self.kernel
+    }
+
     /// How a part is.
     pub fn of(&self, part: Part) -> Condition {
-        self.0.lock().get(&part).cloned().unwrap_or_default()
+        self.parts.lock().get(&part).cloned().unwrap_or_default()
     }
 
     /// Repairs of a part, for `status`.
@@ -101,7 +117,7 @@ impl Conditions {
 
     /// What is wrong now, in words.
     pub fn faults(&self) -> Vec<String> {
-        let parts = self.0.lock();
+        let parts = self.parts.lock();
         let faults = parts.iter().filter_map(|(part, condition)| {
             let fault = condition.fault.as_ref()?;
             Some(format!("{}: {fault}", part.as_str()))
@@ -123,18 +139,18 @@ impl Conditions {
             what,
             "another program changed the datapath; repaired"
         );
-        let mut parts = self.0.lock();
+        let mut parts = self.parts.lock();
         let condition = parts.entry(part).or_default();
         condition.repairs += 1;
         condition.fault = None;
     }
 
     fn is_well(&self, part: Part) {
-        self.0.lock().entry(part).or_default().fault = None;
+        self.parts.lock().entry(part).or_default().fault = None;
     }
 
     fn is_broken(&self, part: Part, fault: String) {
-        let mut parts = self.0.lock();
+        let mut parts = self.parts.lock();
         let condition = parts.entry(part).or_default();
         if condition.fault.as_ref() != Some(&fault) {
             tracing::error!(part = part.as_str(), fault, "cannot repair the datapath");

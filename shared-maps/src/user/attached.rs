@@ -4,7 +4,7 @@ use std::{
     ffi::CString,
     io,
     os::{
-        fd::{AsFd as _, OwnedFd},
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt as _,
     },
     path::{Path, PathBuf},
@@ -29,6 +29,14 @@ pub enum Direction {
 }
 
 impl Direction {
+    /// `ingress` or `egress`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        }
+    }
+
     const fn attach_type(self) -> u32 {
         match self {
             Self::Ingress => TCX_INGRESS,
@@ -66,12 +74,53 @@ pub enum LinkPlace {
     Namespace(u32),
 }
 
-impl PinnedLink {
-    /// Reads the link pinned at `path`; `None` if there is no pin.
+/// What a pin holds that attaches a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pinned {
+    /// A link, which attaches its program.
+    Link(PinnedLink),
+    /// A program, by its number. Something else attaches it.
+    Program(u32),
+}
+
+impl Pinned {
+    /// Reads the object pinned at `path`; `None` if there is no pin.
     pub fn read(path: &Path) -> io::Result<Option<Self>> {
         let Some(fd) = open_if_pinned(path)? else {
             return Ok(None);
         };
+        let kind = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        match kind.to_str() {
+            Some("anon_inode:bpf_link" | "anon_inode:bpf-link") => {
+                PinnedLink::of(&fd).map(|link| Some(Self::Link(link)))
+            }
+            Some("anon_inode:bpf-prog") => {
+                let info: ProgramInfo = sys::info(fd.as_fd())?;
+                Ok(Some(Self::Program(info.id)))
+            }
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("{} is neither a link nor a program", kind.display()),
+            )),
+        }
+    }
+}
+
+impl PinnedLink {
+    /// Reads the link pinned at `path`; `None` if there is no pin. A pin of another object is an
+    /// error.
+    pub fn read(path: &Path) -> io::Result<Option<Self>> {
+        match Pinned::read(path)? {
+            None => Ok(None),
+            Some(Pinned::Link(link)) => Ok(Some(link)),
+            Some(Pinned::Program(_)) => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the pin holds a program, not a link",
+            )),
+        }
+    }
+
+    fn of(fd: &OwnedFd) -> io::Result<Self> {
         let info: LinkInfo = sys::info(fd.as_fd())?;
         let place = match (info.link_type, info.attach_type, info.place) {
             (_, _, 0) => None,
@@ -80,11 +129,11 @@ impl PinnedLink {
             (LINK_TYPE_NETNS, _, at) => Some(LinkPlace::Namespace(at)),
             _ => None,
         };
-        Ok(Some(Self {
+        Ok(Self {
             id: info.id,
             program: info.program,
             place,
-        }))
+        })
     }
 }
 
@@ -101,6 +150,22 @@ fn open_if_pinned(path: &Path) -> io::Result<Option<OwnedFd>> {
 pub fn detach_pinned(path: &Path) -> io::Result<()> {
     let fd = sys::open_pin(&c_path(path)?, 0)?;
     sys::detach_link(fd.as_fd())
+}
+
+/// Whether the kernel has TCX, which came with Linux 6.6.
+pub fn has_tcx() -> io::Result<bool> {
+    // The loopback interface is the first of every network namespace.
+    match sys::attached::<1>(1, TCX_INGRESS) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        // Without an answer there is an error later, at the attempt to attach.
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(true),
+        found => found.map(|_| true),
+    }
+}
+
+/// Pins a program at `path`, in place of what is pinned there.
+pub fn pin_program(path: &Path, program: BorrowedFd<'_>) -> io::Result<()> {
+    pin_again(path, program)
 }
 
 /// Programs of an interface's chain, in running order.
@@ -154,7 +219,7 @@ impl HeldPin {
 
     /// Replaces the pin with this map. Owner and mode of the new pin are those of the process.
     pub fn pin_again(&self) -> io::Result<()> {
-        pin_again(&self.path, &self.fd)
+        pin_again(&self.path, self.fd.as_fd())
     }
 }
 
@@ -167,8 +232,8 @@ pub(super) fn is_pinned(path: &Path, id: u32) -> bool {
     found().is_ok_and(|info| info.id == id)
 }
 
-/// Replaces the pin at `path` with a map.
-pub(super) fn pin_again(path: &Path, map: &OwnedFd) -> io::Result<()> {
+/// Replaces the pin at `path` with an object.
+pub(super) fn pin_again(path: &Path, object: BorrowedFd<'_>) -> io::Result<()> {
     let mut next = path.as_os_str().to_owned();
     next.push("_next");
     let next = PathBuf::from(next);
@@ -176,7 +241,7 @@ pub(super) fn pin_again(path: &Path, map: &OwnedFd) -> io::Result<()> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }
-    sys::pin(map.as_fd(), &c_path(&next)?)?;
+    sys::pin(object, &c_path(&next)?)?;
     std::fs::rename(&next, path)
 }
 

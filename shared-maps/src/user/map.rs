@@ -220,7 +220,7 @@ impl<K: Record, V: Record> Map<K, V> {
 
     /// Replaces the pin at `path` with this map.
     pub fn pin_again(&self, path: &Path) -> Result<(), MapError> {
-        attached::pin_again(path, &self.fd)
+        attached::pin_again(path, self.fd.as_fd())
             .map_err(|e| failed("BPF_OBJ_PIN", path.display().to_string(), e))
     }
 

@@ -266,6 +266,7 @@ fn agent(
         ipv6: false,
         sizes: MapSizes::default(),
         transparent: false,
+        tcx: true,
         dns_quota: 0,
         sdp_group: 0,
     };

@@ -1,0 +1,501 @@
+//! Filters of traffic control, by netlink: how programs are attached where the kernel has no TCX.
+//!
+//! A program is a filter of the kind `bpf` in direct-action mode, at the `clsact` qdisc of its
+//! interface (tc-bpf(8)). Its verdict means the same as in a TCX chain: -1 goes on to the next
+//! filter, any other ends the chain. Filters run in the order of their priorities; of one priority
+//! the filter that was added last runs first (`cls_bpf_change` in the kernel).
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, BorrowedFd},
+};
+
+use nix::errno::Errno;
+use rtnetlink::{
+    packet_core::{
+        NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkBuffer,
+        NetlinkMessage, NlasIterator,
+    },
+    packet_route::{
+        RouteNetlinkMessage,
+        tc::{
+            TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcHeader, TcMessage,
+            TcOption,
+        },
+    },
+    sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE},
+};
+use shared_maps::user::{Direction, InterfaceNames};
+
+/// Beginning of the names of our filters.
+const NAME_PREFIX: &str = "holdfast/";
+/// Highest byte of the handles of our filters.
+const HANDLE_PREFIX: u32 = 0x4800_0000;
+/// Priorities that are tried for a filter that should run before others.
+const FIRST: std::ops::RangeInclusive<u16> = 1..=8;
+/// Priority of a filter that should run after others.
+const LAST: u16 = 0xff00;
+/// `ETH_P_ALL` in network byte order.
+const ALL_PROTOCOLS: u16 = 3_u16.to_be();
+
+/// Message types and attributes (rtnetlink.h, pkt_cls.h).
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const RTM_NEWQDISC: u16 = 36;
+const RTM_NEWTFILTER: u16 = 44;
+const TCA_KIND: u16 = 1;
+const TCA_OPTIONS: u16 = 2;
+const TCA_CHAIN: u16 = 11;
+const TCA_BPF_NAME: u16 = 7;
+const TCA_BPF_ID: u16 = 11;
+/// Size of `struct tcmsg`.
+const TCMSG: usize = 20;
+
+/// A filter of an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Filter {
+    pub(super) priority: u16,
+    pub(super) handle: u32,
+    /// In network byte order.
+    protocol: u16,
+    /// `bpf`, `flower`, …
+    kind: String,
+    /// Number of the program; 0 if it is not of the kind `bpf`.
+    pub(super) program: u32,
+    /// Name that its author gave it; empty if it is not of the kind `bpf`.
+    name: String,
+}
+
+impl Filter {
+    /// Whether this product attached it, in this run or another one.
+    pub(super) fn is_ours(&self) -> bool {
+        self.handle & 0xff00_0000 == HANDLE_PREFIX && self.name.starts_with(NAME_PREFIX)
+    }
+
+    /// Whether a filter of the kind `bpf` can run before it: of the same priority and kind the
+    /// newest is the first.
+    fn gives_way(&self) -> bool {
+        self.priority > *FIRST.start() || self.shares_priority()
+    }
+
+    /// Whether its priority also takes filters of the kind `bpf` for all protocols.
+    fn shares_priority(&self) -> bool {
+        self.kind == TcFilterBpf::KIND && self.protocol == ALL_PROTOCOLS
+    }
+
+    /// For people: priority, handle and kind, as tc(8) lists them.
+    pub(super) fn describe(&self) -> String {
+        let name = match self.name.as_str() {
+            "" => String::new(),
+            name => format!(" {name}"),
+        };
+        format!(
+            "tc filter pref {} handle 0x{:x} {}{name}",
+            self.priority, self.handle, self.kind
+        )
+    }
+}
+
+/// Where a filter runs among those of its interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Before all others that allow it.
+    First,
+    /// After all others.
+    Last,
+}
+
+/// The two handles that a pin's filter can have. A filter moves to another place without a gap by
+/// the second one: it is added there, and then the first is removed.
+pub(super) fn handles(pin: &str) -> [u32; 2] {
+    let hash = pin.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
+    let first = HANDLE_PREFIX | (hash & 0x007f_ffff) << 1;
+    [first, first | 1]
+}
+
+/// Filters of an interface in running order. `ENODEV`: there is no such interface.
+pub(super) fn list(ifindex: u32, direction: Direction) -> io::Result<Vec<Filter>> {
+    let mut message = at(ifindex, direction)?;
+    message.header.handle = TcHandle::UNSPEC;
+    let mut found = Vec::new();
+    request(
+        RouteNetlinkMessage::GetTrafficFilter(message),
+        NLM_F_DUMP,
+        |kind, payload| {
+            if kind == RTM_NEWTFILTER {
+                found.extend(read(payload));
+            }
+        },
+    )?;
+    if found.is_empty() {
+        // The kernel lists none of an interface that is gone.
+        InterfaceNames::open()?.name(ifindex)?;
+    }
+    Ok(found)
+}
+
+/// Attaches a program, or puts it into the filter that has one of `handles`: no packet passes
+/// between the two programs.
+pub(super) fn put(
+    (ifindex, direction): (u32, Direction),
+    handles: [u32; 2],
+    order: Order,
+    (program, name): (BorrowedFd<'_>, &str),
+) -> io::Result<()> {
+    let there = list(ifindex, direction)?;
+    let (priority, handle) = place(&there, handles, order)
+        .ok_or_else(|| io::Error::other("filters of other kinds have all priorities from 1 to 8; remove one of them (tc filter del)"))?;
+    if !there.iter().any(|filter| filter.handle == handle) {
+        add_clsact(ifindex)?;
+    }
+    let mut message = at(ifindex, direction)?;
+    message.header.handle = handle.into();
+    message.header.info = info(priority);
+    message
+        .attributes
+        .push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
+    let options = [
+        TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned()),
+        TcFilterBpfOption::ProgName(format!("{NAME_PREFIX}{name}")),
+        TcFilterBpfOption::Flags(TcBpfFlags::DirectAction),
+    ];
+    message.attributes.push(TcAttribute::Options(
+        options.into_iter().map(TcOption::Bpf).collect(),
+    ));
+    request(
+        RouteNetlinkMessage::NewTrafficFilter(message),
+        NLM_F_ACK | NLM_F_CREATE,
+        |_, _| {},
+    )?;
+    let former = there
+        .iter()
+        .filter(|filter| handles.contains(&filter.handle) && filter.is_ours())
+        .filter(|filter| (filter.priority, filter.handle) != (priority, handle));
+    for filter in former {
+        remove(ifindex, direction, filter)?;
+    }
+    Ok(())
+}
+
+/// Priority and handle of a pin's filter. `None`: no priority is free.
+fn place(there: &[Filter], handles: [u32; 2], order: Order) -> Option<(u16, u32)> {
+    let mine = there
+        .iter()
+        .position(|filter| handles.contains(&filter.handle) && filter.is_ours());
+    let present = mine.and_then(|at| there.get(at));
+    let stays = match order {
+        Order::Last => true,
+        // Those before it cannot be overtaken, or there are none.
+        Order::First => {
+            mine.is_some_and(|at| there.iter().take(at).all(|filter| !filter.gives_way()))
+        }
+    };
+    if let Some(present) = present.filter(|_| stays) {
+        return Some((present.priority, present.handle));
+    }
+    let [first, second] = handles;
+    let handle = match present {
+        Some(present) if present.handle == first => second,
+        _ => first,
+    };
+    let priority = match order {
+        Order::Last => Some(LAST),
+        Order::First => FIRST.into_iter().find(|priority| {
+            let mut same = there.iter().filter(|filter| filter.priority == *priority);
+            same.all(Filter::shares_priority)
+        }),
+    };
+    priority.map(|priority| (priority, handle))
+}
+
+/// Removes a filter. One that is gone already is no error.
+pub(super) fn remove(ifindex: u32, direction: Direction, filter: &Filter) -> io::Result<()> {
+    let mut message = at(ifindex, direction)?;
+    message.header.handle = filter.handle.into();
+    message.header.info = info(filter.priority);
+    let removed = request(
+        RouteNetlinkMessage::DelTrafficFilter(message),
+        NLM_F_ACK,
+        |_, _| {},
+    );
+    match removed.map_err(|error| (error.raw_os_error(), error)) {
+        Err((Some(code), _)) if [Errno::ENOENT as i32, Errno::ENODEV as i32].contains(&code) => {
+            Ok(())
+        }
+        Err((_, error)) => Err(error),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Removes the filters that have one of `handles`.
+pub(super) fn remove_handles(
+    ifindex: u32,
+    direction: Direction,
+    handles: [u32; 2],
+) -> io::Result<()> {
+    remove_ours(ifindex, direction, |filter| {
+        handles.contains(&filter.handle)
+    })
+    .map(drop)
+}
+
+/// Removes those of our filters that `unwanted` selects. Gives how many there were.
+pub(super) fn remove_ours(
+    ifindex: u32,
+    direction: Direction,
+    mut unwanted: impl FnMut(&Filter) -> bool,
+) -> io::Result<usize> {
+    let found = match list(ifindex, direction) {
+        Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => return Ok(0),
+        found => found?,
+    };
+    let ours = found
+        .iter()
+        .filter(|filter| filter.is_ours() && unwanted(filter));
+    let mut count = 0;
+    for filter in ours {
+        remove(ifindex, direction, filter)?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Removes all of our filters from all interfaces. Gives how many there were.
+pub(crate) fn remove_all() -> io::Result<usize> {
+    let mut count = 0;
+    for interface in &nix::net::if_::if_nameindex()? {
+        for direction in [Direction::Ingress, Direction::Egress] {
+            count += remove_ours(interface.index(), direction, |_| true)?;
+        }
+    }
+    Ok(count)
+}
+
+/// Gives the interface the qdisc at which filters of both directions are.
+fn add_clsact(ifindex: u32) -> io::Result<()> {
+    let mut message = TcMessage::with_index(index(ifindex)?);
+    message.header.handle = TcHandle {
+        major: u16::MAX,
+        minor: 0,
+    };
+    message.header.parent = TcHandle::CLSACT;
+    message
+        .attributes
+        .push(TcAttribute::Kind("clsact".to_owned()));
+    let added = request(
+        RouteNetlinkMessage::NewQueueDiscipline(message),
+        NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL,
+        |_, _| {},
+    );
+    match added {
+        Err(error) if error.raw_os_error() == Some(Errno::EEXIST as i32) => {
+            match qdisc_kind(ifindex)?.as_deref() {
+                Some("clsact") | None => Ok(()),
+                Some(other) => Err(io::Error::other(format!(
+                    "the interface has the qdisc {other}, beside which clsact cannot be; remove \
+                     what made it (tc qdisc del dev NAME {other})"
+                ))),
+            }
+        }
+        added => added,
+    }
+}
+
+/// Kind of the qdisc that holds the interface's filters.
+fn qdisc_kind(ifindex: u32) -> io::Result<Option<String>> {
+    let mut message = TcMessage::with_index(index(ifindex)?);
+    message.header.parent = TcHandle::CLSACT;
+    let mut found = None;
+    request(
+        RouteNetlinkMessage::GetQueueDiscipline(message),
+        NLM_F_ACK,
+        |kind, payload| {
+            if kind == RTM_NEWQDISC {
+                let kinds = attributes(payload.get(TCMSG..).unwrap_or_default());
+                found = kinds
+                    .filter(|(attribute, _)| *attribute == TCA_KIND)
+                    .map(|(_, value)| text(&value))
+                    .next();
+            }
+        },
+    )?;
+    Ok(found)
+}
+
+/// A message about one hook of an interface.
+fn at(ifindex: u32, direction: Direction) -> io::Result<TcMessage> {
+    let mut message = TcMessage::with_index(index(ifindex)?);
+    message.header.parent = TcHandle {
+        major: u16::MAX,
+        minor: match direction {
+            Direction::Ingress => TcHandle::MIN_INGRESS,
+            Direction::Egress => TcHandle::MIN_EGRESS,
+        },
+    };
+    Ok(message)
+}
+
+fn index(ifindex: u32) -> io::Result<i32> {
+    i32::try_from(ifindex).map_err(|_| Errno::ENODEV.into())
+}
+
+fn info(priority: u16) -> u32 {
+    u32::from(priority) << 16 | u32::from(ALL_PROTOCOLS)
+}
+
+/// Reads a filter's message. `None`: it is about a priority as a whole, or of a chain to which
+/// packets come only from other filters.
+fn read(payload: &[u8]) -> Option<Filter> {
+    let header = TcHeader::parse(payload).ok()?;
+    let handle = u32::from(header.handle);
+    let [high, low] = [header.info >> 16, header.info & 0xffff];
+    let mut filter = Filter {
+        priority: u16::try_from(high).ok()?,
+        protocol: u16::try_from(low).ok()?,
+        handle,
+        kind: String::new(),
+        program: 0,
+        name: String::new(),
+    };
+    let mut options = Vec::new();
+    for (kind, value) in attributes(payload.get(TCMSG..)?) {
+        match kind {
+            TCA_KIND => filter.kind = text(&value),
+            TCA_OPTIONS => options = value,
+            TCA_CHAIN if number(&value) != Some(0) => return None,
+            _ => {}
+        }
+    }
+    if filter.kind == TcFilterBpf::KIND {
+        for (kind, value) in attributes(&options) {
+            match kind {
+                TCA_BPF_NAME => filter.name = text(&value),
+                TCA_BPF_ID => filter.program = number(&value)?,
+                _ => {}
+            }
+        }
+    }
+    (handle != 0).then_some(filter)
+}
+
+fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, Vec<u8>)> {
+    let found = NlasIterator::new(bytes).map_while(Result::ok);
+    found.map(|attribute| (attribute.kind(), attribute.value().to_vec()))
+}
+
+fn text(value: &[u8]) -> String {
+    let end = value.split(|byte| *byte == 0).next();
+    String::from_utf8_lossy(end.unwrap_or_default()).into_owned()
+}
+
+fn number(value: &[u8]) -> Option<u32> {
+    Some(u32::from_ne_bytes(value.get(..4)?.try_into().ok()?))
+}
+
+/// Sends a request and reads the answers until the last one. The kernel answers within the call.
+fn request(
+    message: RouteNetlinkMessage,
+    flags: u16,
+    mut answer: impl FnMut(u16, &[u8]),
+) -> io::Result<()> {
+    let mut socket = Socket::new(NETLINK_ROUTE)?;
+    socket.bind_auto()?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    let mut message = NetlinkMessage::from(message);
+    message.header.flags = NLM_F_REQUEST | flags;
+    message.header.sequence_number = 1;
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    socket.send(&bytes, 0)?;
+    loop {
+        let (received, _) = match socket.recv_from_full() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            received => received?,
+        };
+        let mut rest = received.as_slice();
+        while !rest.is_empty() {
+            let Ok(one) = NetlinkBuffer::new_checked(rest) else {
+                return Err(io::Error::from(io::ErrorKind::InvalidData));
+            };
+            let payload = one.payload();
+            match one.message_type() {
+                NLMSG_DONE => return Ok(()),
+                NLMSG_ERROR => {
+                    let code = payload.get(..4).and_then(|code| code.try_into().ok());
+                    return match code.map(i32::from_ne_bytes) {
+                        Some(0) => Ok(()),
+                        Some(code) => Err(io::Error::from_raw_os_error(-code)),
+                        None => Err(io::Error::from(io::ErrorKind::InvalidData)),
+                    };
+                }
+                kind => answer(kind, payload),
+            }
+            let length = usize::try_from(one.length()).unwrap_or(usize::MAX);
+            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIN: &str = "17/from_pod_5";
+
+    fn ours(priority: u16, handle: u32) -> Filter {
+        Filter {
+            priority,
+            handle,
+            protocol: ALL_PROTOCOLS,
+            kind: "bpf".to_owned(),
+            program: 3,
+            name: "holdfast/from_pod".to_owned(),
+        }
+    }
+
+    fn theirs(priority: u16, kind: &str) -> Filter {
+        Filter {
+            priority,
+            handle: 1,
+            kind: kind.to_owned(),
+            name: "cil_from_container".to_owned(),
+            ..ours(priority, 1)
+        }
+    }
+
+    #[test]
+    fn a_pin_has_two_handles_that_no_other_pin_has() {
+        let [first, second] = handles(PIN);
+        assert_eq!(first | 1, second);
+        assert_ne!(handles(PIN), handles("17/from_pod_6"));
+        assert!(ours(1, first).is_ours() && ours(1, second).is_ours());
+        assert!(!theirs(1, "bpf").is_ours());
+    }
+
+    #[test]
+    fn a_filter_stays_where_it_is_unless_another_that_gives_way_runs_before_it() {
+        let [first, second] = handles(PIN);
+        let put = |there: &[Filter], order| place(there, handles(PIN), order);
+        assert_eq!(put(&[], Order::First), Some((1, first)));
+        assert_eq!(put(&[], Order::Last), Some((LAST, first)));
+        assert_eq!(put(&[ours(1, first)], Order::First), Some((1, first)));
+        // Of one priority the newest is the first.
+        let overtaken = [theirs(1, "bpf"), ours(1, first)];
+        assert_eq!(put(&overtaken, Order::First), Some((1, second)));
+        let overtaken = [theirs(1, "bpf"), ours(1, second)];
+        assert_eq!(put(&overtaken, Order::First), Some((1, first)));
+        assert_eq!(put(&overtaken, Order::Last), Some((1, second)));
+        // A priority has filters of one kind.
+        let other_kind = [theirs(1, "flower"), theirs(2, "u32")];
+        assert_eq!(put(&other_kind, Order::First), Some((3, first)));
+        let behind = [theirs(1, "flower"), ours(2, first)];
+        assert_eq!(put(&behind, Order::First), Some((2, first)));
+        let all: Vec<_> = FIRST.map(|priority| theirs(priority, "matchall")).collect();
+        assert_eq!(put(&all, Order::First), None);
+        // A filter that should be the last and has the first place already.
+        assert_eq!(put(&[ours(1, first)], Order::Last), Some((1, first)));
+    }
+}

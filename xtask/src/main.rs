@@ -11,6 +11,7 @@ mod charts;
 mod docs;
 mod fuzz;
 mod image;
+mod kernels;
 mod linker;
 mod lint;
 mod packages;
@@ -100,6 +101,8 @@ enum Task {
         #[arg(long, value_enum, default_value_t = image::Profile::Release)]
         profile: image::Profile,
     },
+    /// Boot older and newer kernels in qemu and run a script on each; needs root
+    Kernels(kernels::Args),
     /// Write the licence texts that an image with a program needs: ours, and those of its crates
     Licences {
         /// Name of the program
@@ -149,6 +152,7 @@ fn run(task: Task) -> Result<()> {
             }
             Ok(())
         }
+        Task::Kernels(args) => kernels::run(&args),
         Task::Bpf { check } => bpf::build(check),
     }
 }

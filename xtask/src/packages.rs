@@ -120,6 +120,34 @@ pub(super) const IMAGE: &[Package] = &[
     },
 ];
 
+/// Tools of `cargo xtask kernels`.
+pub(super) const KERNELS: &[Package] = &[
+    Package {
+        name: "qemu-system-x86",
+        why: "emulates a machine with another kernel",
+    },
+    Package {
+        name: "busybox-static",
+        why: "the start of a guest",
+    },
+    Package {
+        name: "cpio",
+        why: "makes the file system that a guest starts from",
+    },
+    Package {
+        name: "kmod",
+        why: "modprobe and depmod: modules of a guest's kernel",
+    },
+    Package {
+        name: "xz-utils",
+        why: "reads compressed modules",
+    },
+    Package {
+        name: "debian-archive-keyring",
+        why: "keys of the archives with older kernels",
+    },
+];
+
 /// What the tier `cri` needs besides.
 pub(super) const CRI: &[Package] = &[Package {
     name: "containernetworking-plugins",

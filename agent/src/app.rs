@@ -52,7 +52,7 @@ const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Runs until SIGTERM or SIGINT. The datapath stays attached.
-pub async fn run(config: Config) -> Result<()> {
+pub async fn run(mut config: Config) -> Result<()> {
     Descriptors::raise();
     let api = match &config.kubernetes {
         Some(settings) => Some(Api::connect(settings).await?),
@@ -61,6 +61,8 @@ pub async fn run(config: Config) -> Result<()> {
     let lock = StateDirLock::take(&config.state_dir)?;
     refuse_beside_cilium(&config.bpf_root)?;
     let root_lock = BpfRootLock::take(&config.bpf_root)?;
+    // One spelling of the root, whatever links lead to it: filters have it in their names.
+    config.bpf_root = std::fs::canonicalize(&config.bpf_root)?;
     let set = config.daemonset.clone().zip(api.clone());
     let places = Places::of(&config);
     let (config, parts, node) = kernel::prepare(config, api).await?;

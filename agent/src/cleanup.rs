@@ -16,7 +16,7 @@ use crate::{
     cni::install,
     config::Config,
     datapath::{
-        filter,
+        filter::{self, Owner},
         kernel::SHARED_PINS,
         notrack,
         root::{BpfRootLock, RootError},
@@ -170,7 +170,8 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
             withdrawn.map(|was_there| was_there.then(|| what.clone())),
         );
     }
-    let removed = filter::remove_all();
+    let root = fs::canonicalize(&places.bpf_root);
+    let removed = root.and_then(|root| filter::remove_all(&Owner::of(&root)));
     let text = |count| match count {
         0 => None,
         1 => Some("1 tc filter of programs".to_owned()),

@@ -8,6 +8,7 @@
 use std::{
     io,
     os::fd::{AsRawFd as _, BorrowedFd},
+    path::Path,
 };
 
 use nix::errno::Errno;
@@ -25,10 +26,13 @@ use rtnetlink::{
     },
     sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE},
 };
-use shared_maps::user::{Direction, InterfaceNames};
+use shared_maps::{
+    pin,
+    user::{Direction, InterfaceNames},
+};
 
-/// Beginning of the names of our filters.
-const NAME_PREFIX: &str = "holdfast/";
+/// Beginning of the names of filters of this product: behind it is the BPF root of the agent.
+const NAME_PREFIX: &str = "holdfast:";
 /// Highest byte of the handles of our filters.
 const HANDLE_PREFIX: u32 = 0x4800_0000;
 /// Priorities that are tried for a filter that should run before others.
@@ -67,9 +71,20 @@ pub(super) struct Filter {
 }
 
 impl Filter {
-    /// Whether this product attached it, in this run or another one.
-    pub(super) fn is_ours(&self) -> bool {
+    /// Whether an agent attached it: this one or another one.
+    pub(super) fn is_of_an_agent(&self) -> bool {
         self.handle & 0xff00_0000 == HANDLE_PREFIX && self.name.starts_with(NAME_PREFIX)
+    }
+
+    /// Whether an agent of this owner attached it, in this run or another one.
+    fn is_of(&self, owner: &Owner) -> bool {
+        let program = self.name.strip_prefix(&owner.0);
+        self.is_of_an_agent() && program.is_some_and(|program| !program.contains('/'))
+    }
+
+    /// Whether it is the one that a pin records.
+    pub(super) fn is(&self, mark: &Mark) -> bool {
+        self.is_of(&mark.owner) && mark.handles.contains(&self.handle)
     }
 
     /// Whether a filter of the kind `bpf` can run before it: of the same priority and kind the
@@ -105,14 +120,41 @@ pub(super) enum Order {
     Last,
 }
 
-/// The two handles that a pin's filter can have. A filter moves to another place without a gap by
-/// the second one: it is added there, and then the first is removed.
-pub(super) fn handles(pin: &str) -> [u32; 2] {
-    let hash = pin.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
-        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-    });
-    let first = HANDLE_PREFIX | (hash & 0x007f_ffff) << 1;
-    [first, first | 1]
+/// The agents of one BPF root: agents of other roots keep their filters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Owner(String);
+
+impl Owner {
+    /// The agents of this root.
+    pub(crate) fn of(bpf_root: &Path) -> Self {
+        let root = bpf_root.to_string_lossy();
+        Self(format!("{NAME_PREFIX}{}/", root.trim_end_matches('/')))
+    }
+}
+
+/// How the filter that a pin records is recognised.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mark {
+    owner: Owner,
+    /// The handles that the filter can have. It moves to another place without a gap by the second
+    /// one: it is added there, and then the first is removed.
+    pub(super) handles: [u32; 2],
+}
+
+impl Mark {
+    /// Of the filter that the pin at `path` records.
+    pub(super) fn of(path: &Path) -> Self {
+        let text = path.to_string_lossy();
+        let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        });
+        let first = HANDLE_PREFIX | (hash & 0x007f_ffff) << 1;
+        let root = text.split(pin::LINKS).next().unwrap_or_default();
+        Self {
+            owner: Owner::of(Path::new(root)),
+            handles: [first, first | 1],
+        }
+    }
 }
 
 /// Filters of an interface in running order. `ENODEV`: there is no such interface.
@@ -136,16 +178,16 @@ pub(super) fn list(ifindex: u32, direction: Direction) -> io::Result<Vec<Filter>
     Ok(found)
 }
 
-/// Attaches a program, or puts it into the filter that has one of `handles`: no packet passes
-/// between the two programs.
+/// Attaches a program, or puts it into the filter that has the mark: no packet passes between the
+/// two programs.
 pub(super) fn put(
     (ifindex, direction): (u32, Direction),
-    handles: [u32; 2],
+    mark: &Mark,
     order: Order,
     (program, name): (BorrowedFd<'_>, &str),
 ) -> io::Result<()> {
     let there = list(ifindex, direction)?;
-    let (priority, handle) = place(&there, handles, order)
+    let (priority, handle) = place(&there, mark, order)
         .ok_or_else(|| io::Error::other("filters of other kinds have all priorities from 1 to 8; remove one of them (tc filter del)"))?;
     if !there.iter().any(|filter| filter.handle == handle) {
         add_clsact(ifindex)?;
@@ -158,7 +200,7 @@ pub(super) fn put(
         .push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
     let options = [
         TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned()),
-        TcFilterBpfOption::ProgName(format!("{NAME_PREFIX}{name}")),
+        TcFilterBpfOption::ProgName(format!("{}{name}", mark.owner.0)),
         TcFilterBpfOption::Flags(TcBpfFlags::DirectAction),
     ];
     message.attributes.push(TcAttribute::Options(
@@ -171,7 +213,7 @@ pub(super) fn put(
     )?;
     let former = there
         .iter()
-        .filter(|filter| handles.contains(&filter.handle) && filter.is_ours())
+        .filter(|filter| filter.is(mark))
         .filter(|filter| (filter.priority, filter.handle) != (priority, handle));
     for filter in former {
         remove(ifindex, direction, filter)?;
@@ -180,10 +222,8 @@ pub(super) fn put(
 }
 
 /// Priority and handle of a pin's filter. `None`: no priority is free.
-fn place(there: &[Filter], handles: [u32; 2], order: Order) -> Option<(u16, u32)> {
-    let mine = there
-        .iter()
-        .position(|filter| handles.contains(&filter.handle) && filter.is_ours());
+fn place(there: &[Filter], mark: &Mark, order: Order) -> Option<(u16, u32)> {
+    let mine = there.iter().position(|filter| filter.is(mark));
     let present = mine.and_then(|at| there.get(at));
     let stays = match order {
         Order::Last => true,
@@ -195,7 +235,7 @@ fn place(there: &[Filter], handles: [u32; 2], order: Order) -> Option<(u16, u32)
     if let Some(present) = present.filter(|_| stays) {
         return Some((present.priority, present.handle));
     }
-    let [first, second] = handles;
+    let [first, second] = mark.handles;
     let handle = match present {
         Some(present) if present.handle == first => second,
         _ => first,
@@ -229,22 +269,17 @@ pub(super) fn remove(ifindex: u32, direction: Direction, filter: &Filter) -> io:
     }
 }
 
-/// Removes the filters that have one of `handles`.
-pub(super) fn remove_handles(
-    ifindex: u32,
-    direction: Direction,
-    handles: [u32; 2],
-) -> io::Result<()> {
-    remove_ours(ifindex, direction, |filter| {
-        handles.contains(&filter.handle)
-    })
-    .map(drop)
+/// Removes the filters that have the mark.
+pub(super) fn remove_marked(ifindex: u32, direction: Direction, mark: &Mark) -> io::Result<()> {
+    let removed = remove_ours(ifindex, direction, &mark.owner, |filter| filter.is(mark));
+    removed.map(drop)
 }
 
-/// Removes those of our filters that `unwanted` selects. Gives how many there were.
+/// Removes those of the owner's filters that `unwanted` selects. Gives how many there were.
 pub(super) fn remove_ours(
     ifindex: u32,
     direction: Direction,
+    owner: &Owner,
     mut unwanted: impl FnMut(&Filter) -> bool,
 ) -> io::Result<usize> {
     let found = match list(ifindex, direction) {
@@ -253,7 +288,7 @@ pub(super) fn remove_ours(
     };
     let ours = found
         .iter()
-        .filter(|filter| filter.is_ours() && unwanted(filter));
+        .filter(|filter| filter.is_of(owner) && unwanted(filter));
     let mut count = 0;
     for filter in ours {
         remove(ifindex, direction, filter)?;
@@ -262,12 +297,12 @@ pub(super) fn remove_ours(
     Ok(count)
 }
 
-/// Removes all of our filters from all interfaces. Gives how many there were.
-pub(crate) fn remove_all() -> io::Result<usize> {
+/// Removes the owner's filters from all interfaces. Gives how many there were.
+pub(crate) fn remove_all(owner: &Owner) -> io::Result<usize> {
     let mut count = 0;
     for interface in &nix::net::if_::if_nameindex()? {
         for direction in [Direction::Ingress, Direction::Egress] {
-            count += remove_ours(interface.index(), direction, |_| true)?;
+            count += remove_ours(interface.index(), direction, owner, |_| true)?;
         }
     }
     Ok(count)
@@ -443,7 +478,9 @@ fn request(
 mod tests {
     use super::*;
 
-    const PIN: &str = "17/from_pod_5";
+    fn mark() -> Mark {
+        Mark::of(Path::new("/sys/fs/bpf/holdfast/links/17/from_pod_5"))
+    }
 
     fn ours(priority: u16, handle: u32) -> Filter {
         Filter {
@@ -452,7 +489,7 @@ mod tests {
             protocol: ALL_PROTOCOLS,
             kind: "bpf".to_owned(),
             program: 3,
-            name: "holdfast/from_pod".to_owned(),
+            name: "holdfast:/sys/fs/bpf/from_pod".to_owned(),
         }
     }
 
@@ -468,17 +505,34 @@ mod tests {
 
     #[test]
     fn a_pin_has_two_handles_that_no_other_pin_has() {
-        let [first, second] = handles(PIN);
+        let [first, second] = mark().handles;
         assert_eq!(first | 1, second);
-        assert_ne!(handles(PIN), handles("17/from_pod_6"));
-        assert!(ours(1, first).is_ours() && ours(1, second).is_ours());
-        assert!(!theirs(1, "bpf").is_ours());
+        for other in ["17/from_pod_6", "18/from_pod_5", "closed/aa/in_5"] {
+            let path = Path::new("/sys/fs/bpf/holdfast/links").join(other);
+            assert_ne!(Mark::of(&path).handles, mark().handles, "{other}");
+        }
+        assert!(ours(1, first).is(&mark()) && ours(1, second).is(&mark()));
+        assert!(!theirs(1, "bpf").is_of_an_agent());
+    }
+
+    #[test]
+    fn filters_of_agents_of_other_bpf_roots_are_not_ours() {
+        let [first, _] = mark().handles;
+        let root = Owner::of(Path::new("/sys/fs/bpf"));
+        let below = Owner::of(Path::new("/sys/fs/bpf/second"));
+        assert_eq!(mark().owner, root);
+        let of_second = Filter {
+            name: "holdfast:/sys/fs/bpf/second/from_pod".to_owned(),
+            ..ours(1, first)
+        };
+        assert!(of_second.is_of(&below) && of_second.is_of_an_agent());
+        assert!(!of_second.is_of(&root) && !ours(1, first).is_of(&below));
     }
 
     #[test]
     fn a_filter_stays_where_it_is_unless_another_that_gives_way_runs_before_it() {
-        let [first, second] = handles(PIN);
-        let put = |there: &[Filter], order| place(there, handles(PIN), order);
+        let [first, second] = mark().handles;
+        let put = |there: &[Filter], order| place(there, &mark(), order);
         assert_eq!(put(&[], Order::First), Some((1, first)));
         assert_eq!(put(&[], Order::Last), Some((LAST, first)));
         assert_eq!(put(&[ours(1, first)], Order::First), Some((1, first)));

@@ -19,7 +19,7 @@ use shared_maps::user::{
 };
 
 use super::{
-    filter::{self, Order},
+    filter::{self, Mark, Order},
     map_query::ProgramFault,
     program::{ProgramError, TO_PROXY, load},
 };
@@ -131,11 +131,11 @@ impl Hook {
             })
             .collect();
         if link.is_none() {
-            let own = handles(path);
+            let mark = Mark::of(path);
             let filters = filter::list(ifindex, self.chain())?;
             links.extend(filters.into_iter().map(|filter| Link {
                 program: filter.program,
-                is_ours: filter.is_ours() && own.contains(&filter.handle),
+                is_ours: filter.is(&mark),
                 describe: filter.describe(),
             }));
         }
@@ -158,7 +158,7 @@ fn programs_before_filters(
 pub(super) fn has_program(ifindex: u32, direction: Direction, name: &str) -> bool {
     let chain = programs_before_filters(ifindex, direction).unwrap_or_default();
     let filters = filter::list(ifindex, direction).unwrap_or_default();
-    let filters = filters.iter().filter(|filter| filter.is_ours());
+    let filters = filters.iter().filter(|filter| filter.is_of_an_agent());
     let programs = chain.iter().map(|attached| attached.program);
     let mut programs = programs.chain(filters.map(|filter| filter.program));
     programs.any(|program| program_name(program).is_ok_and(|found| found == name))
@@ -176,7 +176,7 @@ pub(super) fn others(ifindex: u32, direction: Direction) -> Vec<String> {
     let filters = filter::list(ifindex, direction).unwrap_or_default();
     let filters = filters
         .into_iter()
-        .filter(|filter| !filter.is_ours())
+        .filter(|filter| !filter.is_of_an_agent())
         .map(|filter| filter.describe());
     programs.chain(filters).collect()
 }
@@ -206,7 +206,7 @@ pub(super) fn put(
         Attach::Tcx => {
             put_link(program, hook, ifindex, path, order)?;
             // Of an earlier run without TCX.
-            let removed = filter::remove_handles(ifindex, hook.chain(), handles(path));
+            let removed = filter::remove_marked(ifindex, hook.chain(), &Mark::of(path));
             removed.map_err(|error| failed(hook, ifindex, &error))
         }
         // A link that is pinned here goes when the filter is at work.
@@ -223,7 +223,7 @@ fn put_filter(
 ) -> Result<(), ProgramError> {
     let fd = program.fd().map_err(|error| load(hook.program, &error))?;
     let place = (ifindex, hook.chain());
-    filter::put(place, handles(path), order, (fd.as_fd(), hook.program))
+    filter::put(place, &Mark::of(path), order, (fd.as_fd(), hook.program))
         .map_err(|error| failed(hook, ifindex, &error))?;
     pin_program(path, fd.as_fd()).map_err(|error| pinned(path, &error))
 }
@@ -375,9 +375,8 @@ pub(crate) fn place(path: &Path) -> io::Result<Option<(u32, Direction)>> {
                 }
                 filters => filters?,
             };
-            let own = handles(path);
-            let mut ours = filters.iter().filter(|filter| filter.is_ours());
-            let is_there = ours.any(|filter| own.contains(&filter.handle));
+            let mark = Mark::of(path);
+            let is_there = filters.iter().any(|filter| filter.is(&mark));
             Ok(is_there.then_some((ifindex, direction)))
         }
         _ => Ok(None),
@@ -398,7 +397,9 @@ pub(crate) fn remove(path: &Path) -> Result<(), ProgramError> {
 fn detach(path: &Path) -> io::Result<()> {
     match Pinned::read(path) {
         Ok(Some(Pinned::Program(_))) => match place_by_name(path) {
-            Some((ifindex, direction)) => filter::remove_handles(ifindex, direction, handles(path)),
+            Some((ifindex, direction)) => {
+                filter::remove_marked(ifindex, direction, &Mark::of(path))
+            }
             None => Ok(()),
         },
         Ok(Some(Pinned::Link(_))) => {
@@ -423,16 +424,6 @@ fn place_by_name(path: &Path) -> Option<(u32, Direction)> {
     Some((ifindex.parse().ok()?, direction))
 }
 
-/// Handles of the filter that a pin records: those of the last two parts of its path.
-pub(super) fn handles(path: &Path) -> [u32; 2] {
-    let parts: Vec<_> = path.components().rev().take(2).collect();
-    let parts = parts.iter().rev();
-    let parts: Vec<_> = parts
-        .map(|part| part.as_os_str().to_string_lossy())
-        .collect();
-    filter::handles(&parts.join("/"))
-}
-
 pub(super) fn pinned(path: &Path, error: &dyn std::error::Error) -> ProgramError {
     ProgramError::Pin {
         path: path.to_owned(),
@@ -453,16 +444,5 @@ mod tests {
         assert_eq!(place("left-out_9"), Some((9, Direction::Egress)));
         assert_eq!(place("steer"), None);
         assert_eq!(place("from_pod_x"), None);
-    }
-
-    #[test]
-    fn filters_of_two_endpoints_and_two_documents_have_handles_of_their_own() {
-        let of = |path: &str| handles(Path::new(path));
-        assert_ne!(
-            of("/bpf/links/17/from_pod_5"),
-            of("/bpf/links/18/from_pod_5")
-        );
-        assert_ne!(of("/bpf/closed/aa/in_5"), of("/bpf/closed/bb/in_5"));
-        assert_eq!(of("/bpf/links/17/from_pod_5"), of("/other/17/from_pod_5"));
     }
 }

@@ -41,7 +41,7 @@ use shared_maps::{
 
 use super::{
     closed,
-    filter::{self, Order},
+    filter::{self, Mark, Order, Owner},
     hook::{self, Attach, Hook, pinned, put, remove},
     interfaces::Begin,
     kernel_layout,
@@ -476,7 +476,8 @@ impl Programs {
     fn forget_unpinned(&self, ifindex: u32) -> Result<(), ProgramError> {
         let mut pinned_handles = None;
         for hook in HOOKS {
-            let removed = filter::remove_ours(ifindex, hook.chain(), |filter| {
+            let owner = Owner::of(self.globals.root());
+            let removed = filter::remove_ours(ifindex, hook.chain(), &owner, |filter| {
                 let known = pinned_handles.get_or_insert_with(|| self.pinned_handles());
                 !known.contains(&filter.handle)
             });
@@ -497,7 +498,7 @@ impl Programs {
             for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
                 match entry.file_type() {
                     Ok(kind) if kind.is_dir() => directories.push(entry.path()),
-                    _ => found.extend(hook::handles(&entry.path())),
+                    _ => found.extend(Mark::of(&entry.path()).handles),
                 }
             }
         }

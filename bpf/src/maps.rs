@@ -190,10 +190,11 @@ pub(crate) fn identity_or_world(address: Address, family: u8) -> u32 {
         .unwrap_or(IdentityId::world_of(family, config::dual_stack()).0)
 }
 
-/// Longest match in the endpoint's policy map.
+/// Longest match in the endpoint's policy map. Writers replace entries and never change them, and
+/// an entry that was found stays until the program ends.
 #[inline(always)]
-pub(crate) fn policy(key: PolicyKey) -> Option<PolicyValue> {
+pub(crate) fn policy(key: PolicyKey) -> Option<&'static PolicyValue> {
     // SAFETY: as in `identity_of`.
     let key = unsafe { core::mem::transmute::<PolicyKey, Key<PolicySuffix>>(key) };
-    POLICIES.get(config::slot())?.get(&key).copied()
+    POLICIES.get(config::slot())?.get(&key)
 }

@@ -25,11 +25,11 @@ use crate::{
 /// other entries from those of its backends.
 #[inline(never)]
 pub(crate) fn judge(packet: &Packet, identity: u32, egress: u8) -> Result<u16, Reason> {
-    let Some((label, entry)) = decides(packet.protocol, packet.policy_port(), identity, egress)
-    else {
+    let (label, entry) = decides(packet.protocol, packet.policy_port(), identity, egress);
+    let Some(entry) = entry else {
         return Err(Reason::PolicyDenied);
     };
-    account(packet, label, egress, &entry);
+    account(packet, label, egress, entry);
     if entry.is_deny() {
         return Err(Reason::PolicyDeny);
     }
@@ -45,14 +45,16 @@ pub(crate) fn judge(packet: &Packet, identity: u32, egress: u8) -> Result<u16, R
 #[inline(never)]
 pub(crate) fn allows(protocol: u8, port: u16, identity: u32, egress: u8) -> bool {
     decides(protocol, port, identity, egress)
-        .is_some_and(|(_, entry)| !entry.is_deny() && entry.proxy_port.to_wire() == 0)
+        .1
+        .is_some_and(|entry| !entry.is_deny() && entry.proxy_port.to_wire() == 0)
 }
 
 /// Whether policy redirects packets of a flow that the pod sends. It counts nothing.
 #[inline(never)]
 pub(crate) fn redirects_to(protocol: u8, port: u16, identity: u32) -> bool {
     decides(protocol, port, identity, EGRESS)
-        .is_some_and(|(_, entry)| !entry.is_deny() && entry.proxy_port.to_wire() != 0)
+        .1
+        .is_some_and(|entry| !entry.is_deny() && entry.proxy_port.to_wire() != 0)
 }
 
 /// Whether policy redirects the pod's packets to the sender of `packet`. It judges the packet as if
@@ -76,29 +78,33 @@ pub(crate) fn redirects(packet: &Packet) -> bool {
     redirects_to(packet.protocol, packet.dport, identity)
 }
 
-/// The entry that decides, and its identity. `port` is in network order.
+/// The identity of the entry that decides, and the entry. `port` is in network order.
+///
+/// Entries stay in their map: before Linux 6.3 the verifier refuses to copy an absent value from the
+/// stack, which the compiler does with an `Option` of a value.
 #[inline(always)]
-fn decides(protocol: u8, port: u16, identity: u32, egress: u8) -> Option<(u32, PolicyValue)> {
+fn decides(
+    protocol: u8,
+    port: u16,
+    identity: u32,
+    egress: u8,
+) -> (u32, Option<&'static PolicyValue>) {
     let exact = lookup(protocol, port, identity, egress);
     if let Some(entry) = exact
         && entry.precedence == PRECEDENCE_DENY
     {
-        return Some((identity, entry));
+        return (identity, exact);
     }
     let (protocol, port) = if IdentityId(identity).is_service() {
         (0, 0)
     } else {
         (protocol, port)
     };
-    match (exact, lookup(protocol, port, 0, egress)) {
-        (None, None) => None,
-        (Some(entry), None) => Some((identity, entry)),
-        (None, Some(any)) => Some((0, any)),
-        (Some(entry), Some(any)) => Some(if beats(&any, &entry) {
-            (0, any)
-        } else {
-            (identity, entry)
-        }),
+    let any = lookup(protocol, port, 0, egress);
+    match (exact, any) {
+        (Some(_), None) => (identity, exact),
+        (Some(entry), Some(other)) if !beats(other, entry) => (identity, exact),
+        _ => (0, any),
     }
 }
 
@@ -110,7 +116,7 @@ fn beats(any: &PolicyValue, exact: &PolicyValue) -> bool {
 }
 
 #[inline(always)]
-fn lookup(protocol: u8, port: u16, identity: u32, egress: u8) -> Option<PolicyValue> {
+fn lookup(protocol: u8, port: u16, identity: u32, egress: u8) -> Option<&'static PolicyValue> {
     maps::policy(PolicyKey {
         prefix_len: FULL_PREFIX_BITS,
         sec_label: identity,

@@ -32,6 +32,7 @@ mod neighbour;
 mod netfilter;
 mod packet;
 mod policy;
+mod policy_trie;
 mod quota;
 mod recent;
 mod redirect;

@@ -1,7 +1,7 @@
 //! The maps. The name of a pinned map is the name of its pin.
 
 use aya_ebpf::{
-    btf_maps::{ArrayOfMaps, LpmTrie as InnerTrie, Queue as InnerQueue},
+    btf_maps::{ArrayOfMaps, Queue as InnerQueue},
     macros::{btf_map, map},
     maps::{
         Array, HashMap, LpmTrie, LruHashMap, LruPerCpuHashMap, PerCpuArray, RingBuf, lpm_trie::Key,
@@ -15,17 +15,16 @@ use shared_maps::{
     fragment::{self, FragmentKey, FragmentValue},
     ipcache::{self, IpcacheKey, IpcacheValue},
     lxc::{self, LxcKey, LxcValue},
-    policy::{self, PolicyKey, PolicyValue},
+    policy::{PolicyKey, PolicyValue},
     policystats::{self, PolicyStatsKey, PolicyStatsValue},
     quota::{self, QuotaKey},
     redirect::{self, RedirectKey, RedirectValue, v1},
 };
 
-use crate::{address::Address, config, packet::Packet, unanswered::Flow};
+use crate::{address::Address, config, packet::Packet, policy_trie::PolicyTrie, unanswered::Flow};
 
 /// Key of an LPM trie without its prefix length: the type parameter of [`LpmTrie`].
 pub(crate) type IpcacheSuffix = [u8; size_of::<IpcacheKey>() - 4];
-pub(crate) type PolicySuffix = [u8; size_of::<PolicyKey>() - 4];
 
 #[map(name = "cilium_lxc")]
 pub(crate) static LXC: HashMap<LxcKey, LxcValue> = HashMap::pinned(lxc::MAX_ENTRIES, lxc::FLAGS);
@@ -49,20 +48,12 @@ pub(crate) static CONFIGS: Array<EndpointConfig> = Array::with_max_entries(SLOTS
 
 /// Policy maps by slot. The agent pins each under the endpoint's own name.
 #[btf_map]
-pub(crate) static POLICIES: ArrayOfMaps<PolicyMap, { SLOTS as usize }> = ArrayOfMaps::new();
+pub(crate) static POLICIES: ArrayOfMaps<PolicyTrie, { SLOTS as usize }> = ArrayOfMaps::new();
 
 /// Queues by [`shared_maps::endpoint::Queue::index`]. The agent decides about their sizes.
 #[btf_map]
 pub(crate) static QUEUES: ArrayOfMaps<InnerQueue<QueueItem, 1>, { SLOTS as usize * 4 }> =
     ArrayOfMaps::new();
-
-/// An endpoint's policy map.
-type PolicyMap = InnerTrie<
-    PolicySuffix,
-    PolicyValue,
-    { policy::MAX_ENTRIES as usize },
-    { policy::FLAGS as usize },
->;
 
 /// `BPF_F_NO_PREALLOC`.
 const NO_PREALLOC: u32 = 1;
@@ -190,11 +181,8 @@ pub(crate) fn identity_or_world(address: Address, family: u8) -> u32 {
         .unwrap_or(IdentityId::world_of(family, config::dual_stack()).0)
 }
 
-/// Longest match in the endpoint's policy map. Writers replace entries and never change them, and
-/// an entry that was found stays until the program ends.
+/// Longest match in the endpoint's policy map.
 #[inline(always)]
-pub(crate) fn policy(key: PolicyKey) -> Option<&'static PolicyValue> {
-    // SAFETY: as in `identity_of`.
-    let key = unsafe { core::mem::transmute::<PolicyKey, Key<PolicySuffix>>(key) };
-    POLICIES.get(config::slot())?.get(&key)
+pub(crate) fn policy(key: &PolicyKey) -> Option<&'static PolicyValue> {
+    POLICIES.get(config::slot())?.get(key)
 }

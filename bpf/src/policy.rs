@@ -117,7 +117,7 @@ fn beats(any: &PolicyValue, exact: &PolicyValue) -> bool {
 
 #[inline(always)]
 fn lookup(protocol: u8, port: u16, identity: u32, egress: u8) -> Option<&'static PolicyValue> {
-    maps::policy(PolicyKey {
+    maps::policy(&PolicyKey {
         prefix_len: FULL_PREFIX_BITS,
         sec_label: identity,
         egress,

@@ -29,17 +29,39 @@ impl MapOfMaps {
     /// Sets all of these entries.
     ///
     /// The kernel waits until no running program uses the former maps: once for this call, not for
-    /// each entry.
+    /// each entry. Kernels that take no batches for such a map wait for each entry.
     pub fn set(&self, entries: &[(u32, BorrowedFd<'_>)]) -> Result<(), MapError> {
         let keys: Vec<u32> = entries.iter().map(|(key, _)| *key).collect();
         let maps = entries.iter().map(|(_, map)| map.as_raw_fd());
         let maps: Vec<u32> = maps.map(i32::cast_unsigned).collect();
-        sys::update_all(self.fd.as_fd(), &keys, &maps).map_err(|source| MapError::Syscall {
-            call: "BPF_MAP_UPDATE_BATCH",
+        match sys::update_all(self.fd.as_fd(), &keys, &maps) {
+            Err(error) if takes_no_batch(&error) => self.set_each(&keys, &maps),
+            result => result.map_err(|source| self.failed("BPF_MAP_UPDATE_BATCH", source)),
+        }
+    }
+
+    fn set_each(&self, keys: &[u32], maps: &[u32]) -> Result<(), MapError> {
+        for (key, map) in keys.iter().zip(maps) {
+            let (key, map) = (key.to_ne_bytes(), map.to_ne_bytes());
+            sys::update(self.fd.as_fd(), &key, &map, 0)
+                .map_err(|source| self.failed("BPF_MAP_UPDATE_ELEM", source))?;
+        }
+        Ok(())
+    }
+
+    fn failed(&self, call: &'static str, source: io::Error) -> MapError {
+        MapError::Syscall {
+            call,
             map: self.name.clone(),
             source,
-        })
+        }
     }
+}
+
+/// Whether the kernel takes no batches for a map of maps: seen on 5.10, and not on 6.1.
+fn takes_no_batch(error: &io::Error) -> bool {
+    const ENOTSUPP: i32 = 524;
+    error.raw_os_error() == Some(ENOTSUPP)
 }
 
 /// Makes a queue of `entries` items of `size` bytes.

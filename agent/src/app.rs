@@ -54,6 +54,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Runs until SIGTERM or SIGINT. The datapath stays attached.
 pub async fn run(mut config: Config) -> Result<()> {
     Descriptors::raise();
+    daemon::map_memory::lift_limit();
     let api = match &config.kubernetes {
         Some(settings) => Some(Api::connect(settings).await?),
         None => None,

@@ -14,6 +14,7 @@ mod address;
 mod slots;
 
 use aya_ebpf::{
+    Global,
     bindings::{BPF_SK_LOOKUP_F_NO_REUSEPORT, bpf_sk_lookup},
     helpers::bpf_ktime_get_ns,
     macros::sk_lookup,
@@ -49,6 +50,11 @@ const ATTEMPTS: u32 = 8;
 const SLOT_MASK: u32 = SLOT_COUNT - 1;
 const _: () = assert!(SLOT_COUNT.is_power_of_two());
 
+/// Set by the loader: whether the kernel shows by which interface a packet came, as Linux 5.17 and
+/// later do. If it is 0, the code that reads the interface is not even verified.
+#[unsafe(no_mangle)]
+static SHOWS_INTERFACE: Global<u32> = Global::new(1);
+
 /// On the node's network namespace.
 #[sk_lookup]
 pub fn steer(ctx: SkLookupContext) -> u32 {
@@ -80,11 +86,10 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
     let at: *const bpf_sk_lookup = ctx.lookup;
     // SAFETY: the context is valid for the run of the program; each field is
     // read by itself with its own width, as the verifier wants it.
-    let (family, protocol, ifindex, port, remote_port) = unsafe {
+    let (family, protocol, port, remote_port) = unsafe {
         (
             (&raw const (*at).family).read_volatile(),
             (&raw const (*at).protocol).read_volatile(),
-            (&raw const (*at).ingress_ifindex).read_volatile(),
             (&raw const (*at).local_port).read_volatile(),
             (&raw const (*at).remote_port).read_volatile(),
         )
@@ -122,6 +127,13 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
     } else {
         (Address([local4, 0, 0, 0]), Address([remote4, 0, 0, 0]))
     };
+    let shows_interface = SHOWS_INTERFACE.load() != 0;
+    let ifindex = if shows_interface {
+        // SAFETY: as above.
+        unsafe { (&raw const (*at).ingress_ifindex).read_volatile() }
+    } else {
+        0
+    };
     let port = port as u16;
     let flow = Flow {
         pod: remote,
@@ -130,13 +142,23 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
         protocol: protocol as u8,
         family: if v6 { FAMILY_IPV6 } else { FAMILY_IPV4 },
     };
-    let (proxy_port, otherwise) = match flow.redirected_to(ifindex) {
+    let redirected = if shows_interface {
+        flow.redirected_to(ifindex)
+    } else {
+        flow.redirected_from_any()
+    };
+    let (proxy_port, otherwise) = match redirected {
         Some(proxy_port) => (proxy_port, Choice::Nobody),
         // The stack looks up the proxy's own address.
         None if (v6 && local.is_v6_loopback()) || (!v6 && local.is_v4_loopback()) => {
             // A packet that TPROXY redirects has come by the interface of its pod, or by another of
-            // the datapath.
-            if ifindex == LOOPBACK {
+            // the datapath, and no pod has a loopback address.
+            let local = if shows_interface {
+                ifindex == LOOPBACK
+            } else {
+                (v6 && remote.is_v6_loopback()) || (!v6 && remote.is_v4_loopback())
+            };
+            if local {
                 return is_proxy_port(u32::from(port)).then_some(Choice::Local);
             }
             (u32::from(port), Choice::LeftToHash)
@@ -197,17 +219,30 @@ struct Flow {
 }
 
 impl Flow {
-    /// Port of the proxy for a flow that is redirected and arrived by this interface.
     #[inline(always)]
-    fn redirected_to(&self, ifindex: u32) -> Option<u32> {
-        let key = RedirectKey {
+    fn key(&self) -> RedirectKey {
+        RedirectKey {
             pod: self.pod.bytes(),
             server: self.server.bytes(),
             port: Be16::new(self.port),
             protocol: self.protocol,
             family: self.family,
-        };
-        if let Some(value) = REDIRECTS.get_ptr(key) {
+        }
+    }
+
+    /// Port of the proxy for a flow that is redirected, whatever interface it arrived by.
+    #[inline(always)]
+    fn redirected_from_any(&self) -> Option<u32> {
+        let value = REDIRECTS.get_ptr(self.key())?;
+        // SAFETY: racing writers leave an old or a new value.
+        let port = unsafe { (*value).proxy_port };
+        Some(u32::from(port.get())).filter(|port| *port != 0)
+    }
+
+    /// Port of the proxy for a flow that is redirected and arrived by this interface.
+    #[inline(always)]
+    fn redirected_to(&self, ifindex: u32) -> Option<u32> {
+        if let Some(value) = REDIRECTS.get_ptr(self.key()) {
             // SAFETY: racing writers leave an old or a new value.
             let (port, from) = unsafe { ((*value).proxy_port, (*value).ifindex) };
             if from == 0 || from == ifindex {

@@ -8,6 +8,7 @@ pub mod guests;
 pub mod http_client;
 pub mod http_server;
 pub mod lookup;
+pub mod map_memory;
 pub mod one_line;
 pub mod peer;
 pub mod pins;

@@ -6,7 +6,7 @@
 
 use std::{
     error::Error,
-    fmt, fs, io,
+    fs, io,
     os::unix::fs::{MetadataExt as _, PermissionsExt},
     path::{Path, PathBuf},
     time::Duration,
@@ -24,7 +24,7 @@ use nix::fcntl::Flock;
 use shared_maps::{
     fragment, pin,
     redirect::{self, RedirectKey, RedirectValue, v1},
-    steering::{LINK_NAME, SLOTS, SLOTS_NAME, SOCKS_NAME, SOCKS_PER_SLOT, Slot},
+    steering::{LINK_NAME, SHOWS_INTERFACE, SLOTS, SLOTS_NAME, SOCKS_NAME, SOCKS_PER_SLOT, Slot},
     user::{Globals, LinkPlace, Map, MapError, MapKind, PinnedLink},
 };
 
@@ -37,6 +37,8 @@ const NAME: &str = "steer";
 const NETNS: &str = "/proc/thread-self/ns/net";
 /// Longest part of a verifier log that goes into an error, characters, from its end.
 const LOG_TAIL: usize = 1200;
+/// In the verifier's log of a kernel before 5.17: the program reads a field that is not there.
+const NO_INTERFACE: &str = "invalid bpf_context access";
 /// Longer than loading the program takes: who holds the lock for longer does not load.
 const LOCKED_FOR: Duration = Duration::from_secs(2);
 
@@ -226,22 +228,69 @@ fn refused(error: &dyn Error) -> SteerError {
     SteerError::Program(tail(error))
 }
 
-/// Reads the object; its maps are the pinned ones.
+/// Loads the program into the kernel; its maps are the pinned ones.
+///
+/// Before Linux 5.17 it is loaded in a form that does not read by which interface a packet came.
 fn load(globals: &Globals) -> Result<Ebpf, SteerError> {
-    EbpfLoader::new()
-        .default_map_pin_directory(globals.dir())
-        .load(OBJECT)
-        .map_err(|error| refused(&error))
+    let refusal = match load_as(globals, Interface::Shown) {
+        Ok(ebpf) => return Ok(ebpf),
+        Err(refusal) => refusal,
+    };
+    if !refusal.needs_interface {
+        return Err(refusal.error);
+    }
+    let ebpf = load_as(globals, Interface::Hidden).map_err(|refusal| refusal.error)?;
+    tracing::warn!(
+        "this kernel does not show to the steering program by which interface a packet came (Linux \
+         5.17 does): it trusts the source of packets to DNS servers of this node, and packets that \
+         processes of the node send to the proxy's port are dropped at the proxy's sockets"
+    );
+    Ok(ebpf)
 }
 
-/// The program, loaded into the kernel.
+/// Whether the kernel shows to the program by which interface a packet came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Interface {
+    Shown,
+    Hidden,
+}
+
+/// Why the program is not loaded.
+struct Refusal {
+    error: SteerError,
+    /// Whether the verifier refused a field of the context.
+    needs_interface: bool,
+}
+
+impl Refusal {
+    fn new(error: &dyn Error) -> Self {
+        Self {
+            error: refused(error),
+            needs_interface: chain(error).contains(NO_INTERFACE),
+        }
+    }
+}
+
+fn load_as(globals: &Globals, interface: Interface) -> Result<Ebpf, Refusal> {
+    let shows = u32::from(interface == Interface::Shown).to_ne_bytes();
+    let mut ebpf = EbpfLoader::new()
+        .default_map_pin_directory(globals.dir())
+        .override_global(SHOWS_INTERFACE, &shows[..], true)
+        .load(OBJECT)
+        .map_err(|error| Refusal::new(&error))?;
+    let program = steer(&mut ebpf).map_err(|error| Refusal {
+        error,
+        needs_interface: false,
+    })?;
+    program.load().map_err(|error| Refusal::new(&error))?;
+    Ok(ebpf)
+}
+
+/// The program of the object.
 fn steer(ebpf: &mut Ebpf) -> Result<&mut SkLookup, SteerError> {
-    let program: &mut SkLookup = ebpf
-        .program_mut(NAME)
+    ebpf.program_mut(NAME)
         .and_then(|program| program.try_into().ok())
-        .ok_or_else(|| SteerError::Program("not in the embedded object".to_owned()))?;
-    program.load().map_err(|error| refused(&error))?;
-    Ok(program)
+        .ok_or_else(|| SteerError::Program("not in the embedded object".to_owned()))
 }
 
 fn attach(globals: &Globals, program: &mut SkLookup) -> Result<(), SteerError> {
@@ -274,23 +323,23 @@ pub fn pin_over(link: FdLink, path: &Path) -> Result<(), String> {
 
 /// An error with its causes; of a long one (a verifier log) the end.
 pub fn tail(error: &dyn Error) -> String {
-    struct Chain<'a>(&'a dyn Error);
-    impl fmt::Display for Chain<'_> {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "{}", self.0)?;
-            let mut source = self.0.source();
-            while let Some(error) = source {
-                write!(f, ": {error}")?;
-                source = error.source();
-            }
-            Ok(())
-        }
-    }
-    let text = Chain(error).to_string();
+    let text = chain(error);
     let length = text.chars().count();
     if length <= LOG_TAIL {
         return text;
     }
     let end: String = text.chars().skip(length - LOG_TAIL).collect();
     format!("...{end}")
+}
+
+/// An error with its causes.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
 }

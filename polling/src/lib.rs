@@ -5,15 +5,34 @@
 use std::{
     fmt::{Debug, Display},
     panic::Location,
+    sync::LazyLock,
     time::{Duration, Instant},
 };
 
 /// Longest wait of the functions that panic: far longer than any state takes on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
+/// The environment's name for how many times slower than usual this machine is.
+pub const TIME_FACTOR: &str = "HOLDFAST_TIME_FACTOR";
+
 /// Pauses between two probes: the first, and the longest. Each is twice as long as the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+
+/// `time`, as long as it is on this machine: an emulated machine is many times slower, and
+/// [`TIME_FACTOR`] says how many. All waits of this crate are stretched.
+pub fn stretched(time: Duration) -> Duration {
+    static FACTOR: LazyLock<u32> = LazyLock::new(|| {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "tests have no configuration that they could get it from"
+        )]
+        let given = std::env::var(TIME_FACTOR).ok();
+        let factor = given.and_then(|given| given.parse().ok());
+        factor.unwrap_or(1).max(1)
+    });
+    time * *FACTOR
+}
 
 /// A state that did not come.
 #[derive(Debug, thiserror::Error)]
@@ -102,7 +121,7 @@ impl Wait {
     fn new(what: &str, limit: Duration) -> Self {
         Self {
             what: what.to_owned(),
-            limit,
+            limit: stretched(limit),
             begun: Instant::now(),
             pause: FIRST_PAUSE,
         }

@@ -5,7 +5,7 @@ mod rules;
 use std::{io, path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use daemon::steering_program;
+use daemon::{map_memory, steering_program};
 use dns_policy::boot_time::BootTime;
 use shared_maps::{steering, user::Globals};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -45,6 +45,7 @@ const CLOSING: Duration = Duration::from_secs(1);
 /// `recent_warnings`: recent warnings of the log, which `status` shows.
 pub fn run(config: Config, recent_warnings: RecentWarnings) -> anyhow::Result<()> {
     let descriptors = Descriptors::raise();
+    map_memory::lift_limit();
     // Objects that need root come first and threads last, because threads inherit the privileges.
     let metrics = MetricsListener::open(&config)?;
     let gate = Gate::default();

@@ -114,6 +114,9 @@ pub struct Privileges {
     pub files: Option<bool>,
     /// Whether system calls that it never needs fail.
     pub calls: bool,
+    /// Whether CAP_BPF is kept because this kernel opens pinned maps for no process without it.
+    #[serde(default)]
+    pub bpf_for_pins: bool,
 }
 
 impl Privileges {
@@ -124,6 +127,11 @@ impl Privileges {
         } else {
             self.capabilities.join(" ")
         };
+        let bpf = if self.bpf_for_pins {
+            " (CAP_BPF: this kernel opens pinned maps for no process without it)"
+        } else {
+            ""
+        };
         let files = match self.files {
             None => "not restricted",
             Some(true) => "only its own files",
@@ -131,7 +139,7 @@ impl Privileges {
         };
         let calls = if self.calls { "filtered" } else { "all" };
         format!(
-            "uid {} gid {}, {capabilities}, {files}, system calls {calls}",
+            "uid {} gid {}, {capabilities}{bpf}, {files}, system calls {calls}",
             self.uid, self.gid
         )
     }
@@ -148,7 +156,7 @@ impl Sandbox {
                 .is_root()
                 .then(|| (Uid::effective(), Gid::effective()));
             self.prepare(root);
-            return Ok(in_force(None, false));
+            return Ok(in_force(None, false, false));
         };
         let failed = |what: &str, reason: &dyn fmt::Display| PrivilegeError {
             user: self.user,
@@ -158,15 +166,16 @@ impl Sandbox {
         let as_root = Uid::effective().is_root();
         let (user, group) = (Uid::from_raw(uid), Gid::from_raw(gid));
         self.prepare(as_root.then_some((user, group)));
+        let bpf_for_pins = as_root && capabilities::needs_bpf();
         if as_root {
-            capabilities::become_user(user, group)
+            capabilities::become_user(user, group, bpf_for_pins)
                 .map_err(|e| failed("cannot change to it", &e))?;
         }
         nix::sys::prctl::set_no_new_privs().map_err(|e| failed("cannot set no_new_privs", &e))?;
         let files = files::restrict(&self.readable, &self.writable, &self.appendable)
             .map_err(|e| failed("cannot restrict files", &e))?;
         calls::restrict().map_err(|e| failed("cannot filter system calls", &e))?;
-        Ok(in_force(Some(files), true))
+        Ok(in_force(Some(files), true, bpf_for_pins))
     }
 
     fn prepare(&self, owner: Option<(Uid, Gid)>) {
@@ -180,13 +189,14 @@ impl Sandbox {
     }
 }
 
-fn in_force(files: Option<bool>, calls: bool) -> Privileges {
+fn in_force(files: Option<bool>, calls: bool, bpf_for_pins: bool) -> Privileges {
     Privileges {
         uid: Uid::effective().as_raw(),
         gid: Gid::effective().as_raw(),
         capabilities: capabilities::effective(),
         files,
         calls,
+        bpf_for_pins,
     }
 }
 

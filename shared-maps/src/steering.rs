@@ -17,6 +17,8 @@ pub const SOCKS_NAME: &str = "hf_steer_socks_v1";
 pub const SLOTS_NAME: &str = "hf_steer_slots_v1";
 /// Pin name of the link of the `sk_lookup` program.
 pub const LINK_NAME: &str = "hf_steer_link_v1";
+/// Global of the program, u32: 0 if the kernel does not show by which interface a packet came.
+pub const SHOWS_INTERFACE: &str = "SHOWS_INTERFACE";
 /// Number of slots.
 pub const SLOTS: u32 = 16;
 /// Sockets per slot: UDP and TCP, IPv4 and IPv6.

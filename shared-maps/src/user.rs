@@ -16,7 +16,7 @@ mod tables;
 
 pub use attached::{
     Attached, Direction, HeldPin, LinkPlace, Pinned, PinnedLink, detach_pinned, has_tcx,
-    pin_program, program_name, tcx_chain,
+    may_open_pins, pin_program, program_name, tcx_chain,
 };
 pub use boot::{BOOT_ID, boot_id};
 pub use error::MapError;

@@ -28,6 +28,9 @@ use crate::{packages, process, workspace};
 /// What a guest does if no script is given.
 const SMOKE: &str = include_str!("kernels/smoke.sh");
 
+/// Every wait of a test is so many times longer in a guest. Nothing else is looser there.
+const TIME_FACTOR: u32 = 6;
+
 /// A kernel that Debian has, by its release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kernel {
@@ -71,6 +74,9 @@ pub(crate) struct Args {
     /// A bash script for the guest, instead of the check that both programs start
     #[arg(long)]
     pub(crate) script: Option<PathBuf>,
+    /// Do not build the programs first
+    #[arg(long)]
+    pub(crate) no_build: bool,
     /// The guest is ended after so many seconds
     #[arg(long, default_value_t = 600)]
     pub(crate) limit: u64,
@@ -88,15 +94,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         None => SMOKE.to_owned(),
     };
     install()?;
-    process::run(process::command(
-        "cargo",
-        &[
-            "build",
-            "--locked",
-            "--package=holdfast-agent",
-            "--package=holdfast-sdp",
-        ],
-    ))?;
+    if !args.no_build {
+        process::run(process::command(
+            "cargo",
+            &[
+                "build",
+                "--locked",
+                "--package=holdfast-agent",
+                "--package=holdfast-sdp",
+            ],
+        ))?;
+    }
     let kernels = args
         .kernel
         .map_or_else(|| Kernel::value_variants().to_vec(), |kernel| vec![kernel]);
@@ -168,6 +176,7 @@ fn start(unpacked: &package::Unpacked, target: &Path, args: &[String]) -> String
         include_str!("kernels/start.sh"),
         modules = quote(&unpacked.modules.to_string_lossy()),
         version = unpacked.version,
+        factor = TIME_FACTOR,
         programs = quote(&target.join("debug").to_string_lossy()),
         args = quoted.join(" "),
     )

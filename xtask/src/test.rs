@@ -1,5 +1,6 @@
 //! `cargo xtask test`: the tiers, one after another, and one line that sums them up.
 
+mod guests;
 mod tally;
 
 use std::{
@@ -58,6 +59,8 @@ pub(crate) enum Tier {
     Cri,
     /// Root: every attack of one pod on another at full strength, minutes
     Hostile,
+    /// Root: the kernel tier and a part of the netns tier, on older and newer kernels in qemu, an hour
+    Kernels,
     /// Root: every fuzzer for a minute, and what is marked `#[ignore]`, hours
     Nightly,
 }
@@ -89,6 +92,10 @@ pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
             Tier::Cri => {
                 setup::cri()?;
                 e2e(tier, filter)?
+            }
+            Tier::Kernels => {
+                heading("kernels");
+                guests::run(filter)?
             }
             Tier::Nightly => {
                 setup::nightly()?;
@@ -165,7 +172,7 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
         Tier::Nightly => "nightly",
         Tier::Hostile => "hostile",
         Tier::Cri => "cri",
-        Tier::Unit | Tier::Netns | Tier::Image => "netns",
+        Tier::Unit | Tier::Netns | Tier::Image | Tier::Kernels => "netns",
     });
     let programs = test_programs()?;
     let mut total = Tally::default();

@@ -70,8 +70,23 @@ const REFUSED: [libc::c_long; 46] = [
     libc::SYS_keyctl,
 ];
 
-/// First commands of bpf(2) that are for maps; loading programs begins after them.
-const BPF_PROG_LOAD: u64 = 5;
+/// Commands of bpf(2) that make or attach something: maps, programs, pins, types and links. Where the
+/// kernel needs CAP_BPF for reading pinned maps, they would work without this list.
+const REFUSED_OF_BPF: [u64; 13] = [
+    0,  // BPF_MAP_CREATE
+    5,  // BPF_PROG_LOAD
+    6,  // BPF_OBJ_PIN
+    8,  // BPF_PROG_ATTACH
+    9,  // BPF_PROG_DETACH
+    10, // BPF_PROG_TEST_RUN
+    17, // BPF_RAW_TRACEPOINT_OPEN
+    18, // BPF_BTF_LOAD
+    28, // BPF_LINK_CREATE
+    29, // BPF_LINK_UPDATE
+    33, // BPF_ITER_CREATE
+    34, // BPF_LINK_DETACH
+    36, // BPF_TOKEN_CREATE
+];
 
 /// Refuses them to the thread and those it starts.
 pub(super) fn restrict() -> Result<(), FilterError> {
@@ -81,7 +96,8 @@ pub(super) fn restrict() -> Result<(), FilterError> {
     };
     let mut rules: std::collections::BTreeMap<_, Vec<SeccompRule>> =
         REFUSED.iter().map(|call| (*call, Vec::new())).collect();
-    rules.insert(libc::SYS_bpf, vec![equals(0, BPF_PROG_LOAD)?]);
+    let of_bpf: Result<Vec<_>, _> = REFUSED_OF_BPF.iter().map(|c| equals(0, *c)).collect();
+    rules.insert(libc::SYS_bpf, of_bpf?);
     rules.insert(
         libc::SYS_socket,
         // CAP_NET_RAW is for answering, not for listening to the node's traffic.

@@ -16,6 +16,19 @@ const KEPT: [Capability; 3] = [
     Capability::CAP_DAC_READ_SEARCH,
 ];
 
+/// Whether [`become_user`] must keep CAP_BPF as well: this kernel opens pinned maps for nobody
+/// without it. False where the calling thread cannot open them either.
+pub(super) fn needs_bpf() -> bool {
+    if !caps::has_cap(None, CapSet::Effective, Capability::CAP_BPF).unwrap_or(false) {
+        return false;
+    }
+    // Capabilities belong to a thread; this one ends with what it gave up.
+    let without = std::thread::spawn(|| {
+        caps::clear(None, CapSet::Effective).is_ok() && !shared_maps::user::may_open_pins()
+    });
+    shared_maps::user::may_open_pins() && without.join().unwrap_or(false)
+}
+
 /// Why the user could not be changed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UserError {
@@ -28,12 +41,16 @@ pub(super) enum UserError {
     Capabilities(#[from] CapsError),
 }
 
-/// Gives up root, except [`KEPT`]. A root that may not change its user, as in
-/// a container, stays root with what it has of [`KEPT`].
-pub(super) fn become_user(user: Uid, group: Gid) -> Result<(), UserError> {
+/// Gives up root, except [`KEPT`] and, if `bpf`, CAP_BPF. A root that may not change its user, as in
+/// a container, stays root with what it has of these.
+pub(super) fn become_user(user: Uid, group: Gid, bpf: bool) -> Result<(), UserError> {
     let failed = |call| move |source| UserError::Call { call, source };
     let had = caps::read(None, CapSet::Permitted)?;
-    let kept: CapsHashSet = KEPT.into_iter().filter(|c| had.contains(c)).collect();
+    let kept: CapsHashSet = KEPT
+        .into_iter()
+        .chain(bpf.then_some(Capability::CAP_BPF))
+        .filter(|c| had.contains(c))
+        .collect();
     if had.contains(&Capability::CAP_SETPCAP) {
         for capability in caps::read(None, CapSet::Bounding)? {
             caps::drop(None, CapSet::Bounding, capability)?;

@@ -163,6 +163,14 @@ pub fn has_tcx() -> io::Result<bool> {
     }
 }
 
+/// Whether this thread may open pinned maps with the privileges that it has. Before Linux 5.19 that
+/// needs CAP_BPF, unless `kernel.unprivileged_bpf_disabled` is 0; a seccomp filter may forbid it too.
+pub fn may_open_pins() -> bool {
+    // No object has this path, so that there is an error in any case.
+    let outcome = sys::open_pin(c"", sys::BPF_F_RDONLY);
+    outcome.map_or_else(|error| error.raw_os_error() != Some(libc::EPERM), |_| true)
+}
+
 /// Pins a program at `path`, in place of what is pinned there.
 pub fn pin_program(path: &Path, program: BorrowedFd<'_>) -> io::Result<()> {
     pin_again(path, program)

@@ -21,7 +21,7 @@ pub enum MapError {
         found: MapSpec,
     },
     /// The system call is forbidden to this process.
-    #[error("map {path}: bpf() is forbidden to this process (EPERM), mostly by a seccomp profile such as a container's RuntimeDefault; allow the system call bpf there, or run with seccomp unconfined", path = .0.display())]
+    #[error("map {path}: bpf() is forbidden to this process (EPERM), mostly by a seccomp profile such as a container's RuntimeDefault; allow the system call bpf there, or run with seccomp unconfined; before Linux 5.19 it also needs CAP_BPF", path = .0.display())]
     Forbidden(PathBuf),
     /// The map is full. Its entries are unchanged.
     #[error("map {map} is full")]

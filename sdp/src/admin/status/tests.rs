@@ -105,9 +105,10 @@ fn healthy() -> Status {
         privileges: Privileges {
             uid: 10094,
             gid: 10094,
-            capabilities: vec!["CAP_NET_RAW".to_owned()],
+            capabilities: vec!["CAP_BPF".to_owned(), "CAP_NET_RAW".to_owned()],
             files: Some(true),
             calls: true,
+            bpf_for_pins: true,
         },
         skipped_files: Vec::new(),
         rules_journal: RulesJournalStatus::default(),

@@ -54,6 +54,9 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Runs until SIGTERM or SIGINT. The datapath stays attached.
 pub async fn run(config: Config) -> Result<()> {
     Descriptors::raise();
+    if config.ipv6 {
+        daemon::ipv6::check()?;
+    }
     let api = match &config.kubernetes {
         Some(settings) => Some(Api::connect(settings).await?),
         None => None,

@@ -26,6 +26,7 @@ mod closed_names;
 pub(crate) mod config;
 mod describe;
 pub(crate) mod directory;
+mod dns_servers;
 mod endpoint_files;
 mod endpoint_table;
 mod endpoints;

@@ -26,6 +26,19 @@ pub(crate) const SERVICE: &str = "service";
 pub const GENERATED: &str = "gen";
 /// Source of a label that names none.
 pub(crate) const UNSPEC: &str = "unspec";
+/// Sources of labels that only the agent gives, to addresses of what is no pod. Beside these, it makes
+/// those of [`GENERATED`] itself.
+const GIVEN_BY_AGENT: [&str; 9] = [
+    RESERVED,
+    CIDR,
+    CIDR_GROUP,
+    FQDN,
+    DNS_NAME,
+    CLOSED_NAME,
+    NODE_CIDR,
+    NODE,
+    SERVICE,
+];
 /// Key under which a pod carries its namespace.
 pub(crate) const NAMESPACE_KEY: &str = "io.kubernetes.pod.namespace";
 /// Key prefix under which a pod carries the labels of its namespace.
@@ -78,6 +91,12 @@ impl Label {
     /// Whether it is the reserved label `key`.
     pub fn is_reserved(&self, key: &str) -> bool {
         &*self.source == RESERVED && &*self.key == key
+    }
+
+    /// Whether only the agent gives it, and never to a pod: to the world and the node, to blocks, names,
+    /// nodes or Services.
+    pub(crate) fn is_given_by_agent(&self) -> bool {
+        GIVEN_BY_AGENT.contains(&&*self.source)
     }
 
     /// Whether it says that something is outside, of whichever family.

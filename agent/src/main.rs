@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use daemon::one_line::OneLine;
+use daemon::{log_filter, one_line::OneLine};
 #[cfg(feature = "kubernetes")]
 use holdfast_agent::relay::{self, settings::RelayConfig};
 use holdfast_agent::{
@@ -11,7 +11,6 @@ use holdfast_agent::{
     kubernetes::client::ClientError,
 };
 use tokio::runtime::Runtime;
-use tracing_subscriber::EnvFilter;
 
 /// Threads for gRPC, admin requests and sources; the core has a thread of its own.
 const WORKERS: usize = 2;
@@ -127,9 +126,8 @@ fn failed(code: u8, reason: &str) -> ExitCode {
 }
 
 fn log(directives: &str, as_json: bool) -> Result<(), String> {
-    let filter = EnvFilter::try_new(directives).map_err(|e| {
-        format!("--log {directives:?}: {e}; write for example info or holdfast_agent=debug")
-    })?;
+    let filter = log_filter::parse(directives, "holdfast_agent")
+        .map_err(|error| format!("--log (HOLDFAST_LOG) {directives:?}: {error}"))?;
     // Unless the filter names the library.
     let is_quiet = |(library, _): &&(&str, &str)| !directives.contains(library);
     let quiet = QUIET.iter().filter(is_quiet);

@@ -118,6 +118,9 @@ pub struct ProxyView {
     pub waiting: u64,
     /// Why the proxy refused the revision it was sent last.
     pub nack: Option<String>,
+    /// Its `--state-dir`, if that is not the agent's directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_state_dir: Option<String>,
 }
 
 /// Kind of a stream.
@@ -400,6 +403,13 @@ impl StreamGuard {
     /// Notes mappings that are owed a result.
     pub fn took(&self, mappings: usize) {
         self.change(|view| view.waiting += mappings as u64);
+    }
+
+    /// Notes the proxy's state directory, if it is not the agent's.
+    pub fn has_other_state_dir(&self, dir: Option<&str>) {
+        if let Some(dir) = dir {
+            self.change(|view| view.other_state_dir = Some(dir.to_owned()));
+        }
     }
 
     /// Notes what was sent.

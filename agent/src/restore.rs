@@ -24,7 +24,10 @@ use crate::{
         files::{self, ENDPOINT_FILE, StateFiles},
         hook,
     },
-    endpoint::config_file::{self, FileError},
+    endpoint::{
+        config_file::{self, FileError},
+        source::without,
+    },
     fqdn::{
         cleaned::{self, CleanedError},
         pre_cache,
@@ -161,7 +164,17 @@ pub fn read_files(files: &StateFiles, found: &mut Found) -> Result<(), RestoreEr
             continue;
         };
         match config_file::parse(&text) {
-            Ok(endpoint) => found.restored.endpoints.push(endpoint),
+            Ok(mut endpoint) => {
+                let left_out = endpoint.leave_out();
+                if !left_out.is_empty() {
+                    let left_out: Vec<&str> = left_out.iter().map(String::as_str).collect();
+                    let remedy = "give it labels of its own";
+                    let text = format!("endpoint {}: {}", endpoint.key, without(&left_out, remedy));
+                    tracing::error!("{text}");
+                    found.damaged.push(text);
+                }
+                found.restored.endpoints.push(endpoint);
+            }
             Err(error @ FileError::Newer(_)) => {
                 return Err(newer(path, &error));
             }

@@ -62,11 +62,27 @@ fn wrong_usage_ends_with_2_and_names_the_flag() {
             &format!("`{label}` is not a label"),
         );
     }
+    for label in ["reserved:host", "cidr:10.0.0.0/8", "fqdn:www.good.test"] {
+        let labels = format!("--labels=k8s:good=1,{label}");
+        let error = fails(2, &["endpoint", "add", "--netns", "pod1", &labels], label);
+        assert!(error.contains("remove the label"), "{error}");
+    }
     fails(2, &["ip", "get", "www.good.test"], "www.good.test");
     fails(2, &["policy", "validate"], "<FILES>");
     fails(2, &["why", "1"], "<TARGET>");
     fails(2, &["why", "1", "www.good.test:http"], "not a port");
-    fails(2, &["policy", "trace", "--from=a:b", "--to=b"], "--port");
+    let trace = ["policy", "trace", "--from=a:b"];
+    let traced = |further: &[&str], names: &str| fails(2, &[&trace[..], further].concat(), names);
+    traced(&["--to=b"], "--port");
+    traced(&["--to=b:80", "--port=443"], "leave one of them out");
+    traced(&["--to=www.good.test:http"], "www.example.com:443");
+    traced(&["--to=https://"], "names no host");
+    fails(
+        2,
+        &["policy", "trace", "--from=https://a.test", "--to=b:80"],
+        "--from",
+    );
+    fails(2, &["why", "1", "https://"], "names no host");
 }
 
 /// None of these may change the node.
@@ -100,6 +116,59 @@ fn a_wrong_setting_ends_with_2_and_is_named() {
         "--enable-ipv4",
     );
     assert!(!dir.path().join("state").exists(), "the node was touched");
+}
+
+#[test]
+fn a_traced_receiver_may_be_a_url_or_have_a_port() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("web.yaml");
+    fs::write(&file, POLICY).expect("written");
+    let file = file.to_str().expect("UTF-8");
+    let traced = |to: &[&str]| {
+        let trace = [
+            "policy",
+            "trace",
+            "--policy-file",
+            file,
+            "--from=k8s:app=web",
+        ];
+        let output = run(&[&trace[..], to].concat());
+        assert_eq!(output.status.code(), Some(1), "{to:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let wanted = traced(&["--to=www.good.test", "--port=443"]);
+    assert!(wanted.contains("to www.good.test, 443/TCP"), "{wanted}");
+    for to in ["https://www.good.test/login?next=/a:b", "www.good.test:443"] {
+        assert_eq!(traced(&[&format!("--to={to}")]), wanted, "{to}");
+    }
+    let http = traced(&["--to=http://www.good.test"]);
+    assert!(http.contains("to www.good.test, 80/TCP"), "{http}");
+}
+
+#[test]
+fn a_misspelt_level_of_the_log_is_an_error_from_each_place() {
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::write(dir.path().join("log"), "debgu\n").expect("written");
+    for verb in ["run", "relay"] {
+        for place in ["flag", "environment", "directory"] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast-agent"));
+            // A program that accepts the level refuses this address.
+            let command = command
+                .env_clear()
+                .args([verb, "--metrics-address=nowhere"]);
+            match place {
+                "flag" => command.arg("--log=debgu"),
+                "environment" => command.env("HOLDFAST_LOG", "debgu"),
+                _ => command.arg("--config-dir").arg(dir.path()),
+            };
+            let output = command.output().expect("holdfast-agent runs");
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{verb}, {place}: {error}");
+            for part in ["--log (HOLDFAST_LOG)", "`debgu`", "warn"] {
+                assert!(error.contains(part), "{verb}, {place}: {error}");
+            }
+        }
+    }
 }
 
 #[test]

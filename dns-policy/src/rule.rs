@@ -3,7 +3,7 @@
 //! The agent renders them from policy, the link receives them over gRPC, and
 //! restore reads them from `ep_config.json`; [`super`] compiles them.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
@@ -79,12 +79,91 @@ pub enum Servers {
 /// Names of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameRules {
-    /// Every name, the root and odd ones included.
+    /// Every name, the root and odd ones included: of a rule without DNS names, by which the datapath
+    /// sends no query to the proxy. It adds every name where another rule of the port is about the
+    /// server ([`PortRules::sends_to_proxy`]).
     All,
     /// Names that one of these matches; an empty list matches none.
     Names(Vec<NameRule>),
     /// A restored regular expression (already anchored) that could not be read back into names.
     Regex(String),
+}
+
+impl NameRules {
+    /// Every name, of a rule by which the datapath sends queries to the proxy.
+    pub fn every_name() -> Self {
+        Self::Names(vec![NameRule::Pattern("*".to_owned())])
+    }
+}
+
+impl Servers {
+    /// Whether a server is one of them.
+    pub fn select(&self, identity: IdentityId, address: IpAddr) -> bool {
+        match self {
+            // A rule names the Services that it is about: their port is not that of their backends.
+            Self::Any => !identity.is_service(),
+            Self::Identities(ids) => ids.contains(&identity),
+            Self::Prefixes(prefixes) => prefixes.iter().any(|prefix| prefix.contains(&address)),
+        }
+    }
+
+    /// Those that are also among `others`; none if there are none.
+    fn among(&self, others: &[&Self]) -> Option<Self> {
+        let is_any = others.iter().any(|other| matches!(other, Self::Any));
+        let identities = others.iter().filter_map(|other| match other {
+            Self::Identities(ids) => Some(ids),
+            _ => None,
+        });
+        let identities: BTreeSet<IdentityId> = identities.flatten().copied().collect();
+        match self {
+            _ if is_any => Some(self.clone()),
+            Self::Any => {
+                let ids = identities.into_iter().filter(|id| !id.is_service());
+                let ids: BTreeSet<IdentityId> = ids.collect();
+                (!ids.is_empty()).then_some(Self::Identities(ids))
+            }
+            Self::Identities(own) => {
+                let ids: BTreeSet<IdentityId> = own.intersection(&identities).copied().collect();
+                (!ids.is_empty()).then_some(Self::Identities(ids))
+            }
+            // Only restored rules have them, and those are all of ports of the proxy.
+            Self::Prefixes(_) => Some(self.clone()),
+        }
+    }
+}
+
+impl SelectorRule {
+    /// Whether the datapath sends queries to the proxy by this rule.
+    pub fn has_names(&self) -> bool {
+        self.names != NameRules::All
+    }
+}
+
+impl PortRules {
+    /// Whether the datapath sends queries to this server to the proxy. A rule without names alone lets
+    /// them pass without it.
+    pub fn sends_to_proxy(&self, server: IdentityId, address: IpAddr) -> bool {
+        let mut named = self.rules.iter().filter(|rule| rule.has_names());
+        named.any(|rule| rule.servers.select(server, address))
+    }
+
+    /// Each rule, about those of its servers whose queries the datapath sends to the proxy; `None` if
+    /// there is no such server.
+    pub fn at_proxy(&self) -> Vec<Option<SelectorRule>> {
+        let named = self.rules.iter().filter(|rule| rule.has_names());
+        let named: Vec<&Servers> = named.map(|rule| &rule.servers).collect();
+        let rules = self.rules.iter().map(|rule| {
+            let servers = match rule.has_names() {
+                true => rule.servers.clone(),
+                false => rule.servers.among(&named)?,
+            };
+            Some(SelectorRule {
+                servers,
+                ..rule.clone()
+            })
+        });
+        rules.collect()
+    }
 }
 
 /// One `matchName` or `matchPattern`, as the policy spells it.
@@ -103,4 +182,59 @@ pub struct RulesOf {
     pub endpoint: EndpointId,
     /// Its rules; without ports it has none.
     pub rules: EndpointRules,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DNS: IdentityId = IdentityId(300);
+    const WEB: IdentityId = IdentityId(1 << 24);
+    const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 53));
+
+    fn rule(servers: Servers, names: NameRules) -> SelectorRule {
+        SelectorRule {
+            selector: "s".to_owned(),
+            servers,
+            names,
+        }
+    }
+
+    fn only(ids: &[IdentityId]) -> Servers {
+        Servers::Identities(ids.iter().copied().collect())
+    }
+
+    fn port(rules: Vec<SelectorRule>) -> PortRules {
+        PortRules {
+            port: 53,
+            transport: Transport::Udp,
+            rules,
+        }
+    }
+
+    #[test]
+    fn a_rule_without_names_makes_no_dns_server() {
+        let named = rule(only(&[DNS]), NameRules::every_name());
+        let elsewhere = port(vec![named.clone(), rule(only(&[WEB]), NameRules::All)]);
+        assert!(elsewhere.sends_to_proxy(DNS, ADDRESS));
+        assert!(!elsewhere.sends_to_proxy(WEB, ADDRESS));
+        assert_eq!(elsewhere.at_proxy(), [Some(named.clone()), None]);
+
+        for (plain, wanted) in [
+            (only(&[DNS, WEB]), only(&[DNS])),
+            (Servers::Any, only(&[DNS])),
+        ] {
+            let both = port(vec![named.clone(), rule(plain, NameRules::All)]);
+            assert!(!both.sends_to_proxy(WEB, ADDRESS));
+            assert_eq!(both.at_proxy()[1], Some(rule(wanted, NameRules::All)));
+        }
+        let everyone = rule(Servers::Any, NameRules::every_name());
+        let all = port(vec![everyone, rule(only(&[WEB]), NameRules::All)]);
+        assert!(all.sends_to_proxy(WEB, ADDRESS));
+        let whole: Vec<_> = all.at_proxy().into_iter().flatten().collect();
+        assert_eq!(whole, all.rules);
+        let plain = port(vec![rule(Servers::Any, NameRules::All)]);
+        assert_eq!(plain.at_proxy(), [None]);
+        assert!(!plain.sends_to_proxy(DNS, ADDRESS));
+    }
 }

@@ -131,7 +131,10 @@ impl PolicyTable {
                 .map(|rule| SelectorRule {
                     selector: rule.selector.to_string(),
                     servers: rule.servers.describe(),
-                    names: describe_names(&rule.names, &text),
+                    names: match rule.is_plain {
+                        true => NameRules::All,
+                        false => describe_names(&rule.names, &text),
+                    },
                 })
                 .collect(),
         });
@@ -143,7 +146,7 @@ impl PolicyTable {
 
 fn describe_names(matcher: &Matcher, text: &BTreeMap<NameId, &Arc<str>>) -> NameRules {
     if matcher.all {
-        return NameRules::All;
+        return NameRules::every_name();
     }
     if let Some(expression) = matcher.expressions.first() {
         return NameRules::Regex(expression.text.clone());
@@ -197,6 +200,8 @@ struct CompiledRule {
     selector: Box<str>,
     servers: CompiledServers,
     names: Arc<Matcher>,
+    /// [`NameRules::All`], which differs from a pattern for every name.
+    is_plain: bool,
 }
 
 /// Servers of a compiled rule.

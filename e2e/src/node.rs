@@ -180,9 +180,11 @@ impl Lab {
         command.env("HOLDFAST_LOG_LEVEL", "info,holdfast_sdp=debug");
         let bpf_root = options.bpf_root.as_deref().unwrap_or(self.bpf_root());
         command.arg("--bpf-root").arg(bpf_root);
-        command
-            .arg("--state-dir")
-            .arg(self.directory().join("state"));
+        if !options.flags.iter().any(|f| f.starts_with("--state-dir")) {
+            command
+                .arg("--state-dir")
+                .arg(self.directory().join("state"));
+        }
         if options.native {
             let socket = format!("unix://{}", self.sdp_socket().display());
             command.arg("--agent-address").arg(socket);

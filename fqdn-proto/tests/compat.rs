@@ -8,14 +8,15 @@ use fqdn_proto::{fqdndata as cilium, native, relay};
 use prost::Message;
 
 const GOLDEN: &str = include_str!("golden/0.1.0.txt");
+/// Messages with fields that version 0.1.0 does not have.
+const LATER: &str = include_str!("golden/0.2.0.txt");
 const POD: [u8; 4] = [10, 0, 1, 5];
 const WEB: [u8; 4] = [192, 0, 2, 10];
 const WEB6: [u8; 16] = [0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x0a];
 
 /// Messages by full name, in the order of the file.
-fn golden(name: &str) -> Vec<Vec<u8>> {
-    GOLDEN
-        .lines()
+fn golden(file: &str, name: &str) -> Vec<Vec<u8>> {
+    file.lines()
         .filter(|line| !line.starts_with('#'))
         .filter_map(|line| line.split_once(' '))
         .filter(|(message, _)| *message == name)
@@ -35,7 +36,12 @@ fn golden(name: &str) -> Vec<Vec<u8>> {
 /// that fields of a later version change nothing.
 #[track_caller]
 fn same<M: Message + Default + PartialEq + Debug>(name: &str, expected: &[M]) {
-    let messages = golden(name);
+    same_in(GOLDEN, name, expected);
+}
+
+#[track_caller]
+fn same_in<M: Message + Default + PartialEq + Debug>(file: &str, name: &str, expected: &[M]) {
+    let messages = golden(file, name);
     assert_eq!(
         messages.len(),
         expected.len(),
@@ -162,8 +168,12 @@ fn native_hello() {
         instance: "sdp-4242".into(),
         capabilities: vec!["leases".into(), "replay".into()],
         proxy_port: 10094,
+        state_dir: None,
     };
-    same("holdfast.fqdn.v1.HelloRequest", &[request]);
+    same(
+        "holdfast.fqdn.v1.HelloRequest",
+        std::slice::from_ref(&request),
+    );
     let response = native::HelloResponse {
         version: "0.1.0".into(),
         capabilities: vec!["leases".into()],
@@ -171,8 +181,28 @@ fn native_hello() {
         revision: 42,
         proxy_port: 10094,
         min_ttl: 60,
+        state_dir: None,
     };
-    same("holdfast.fqdn.v1.HelloResponse", &[response]);
+    same(
+        "holdfast.fqdn.v1.HelloResponse",
+        std::slice::from_ref(&response),
+    );
+    let dir = native::StateDir {
+        path: "/var/run/holdfast".into(),
+        device: 26,
+        inode: 4242,
+    };
+    let request = native::HelloRequest {
+        state_dir: Some(dir.clone()),
+        ..request
+    };
+    let response = native::HelloResponse {
+        state_dir: Some(dir.clone()),
+        ..response
+    };
+    same_in(LATER, "holdfast.fqdn.v1.HelloRequest", &[request]);
+    same_in(LATER, "holdfast.fqdn.v1.HelloResponse", &[response]);
+    same_in(LATER, "holdfast.fqdn.v1.StateDir", &[dir]);
     same("holdfast.fqdn.v1.AgentEpoch", &[epoch()]);
 }
 
@@ -445,6 +475,7 @@ fn every_message_of_every_proto_has_golden_bytes() {
         .collect();
     let have: BTreeSet<String> = GOLDEN
         .lines()
+        .chain(LATER.lines())
         .filter(|line| !line.starts_with('#'))
         .filter_map(|line| line.split_once(' '))
         .map(|(name, _)| name.to_owned())

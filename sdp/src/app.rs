@@ -46,6 +46,9 @@ const CLOSING: Duration = Duration::from_secs(1);
 pub fn run(config: Config, recent_warnings: RecentWarnings) -> anyhow::Result<()> {
     let descriptors = Descriptors::raise();
     map_memory::lift_limit();
+    if config.ipv6 {
+        daemon::ipv6::check()?;
+    }
     // Objects that need root come first and threads last, because threads inherit the privileges.
     let metrics = MetricsListener::open(&config)?;
     let gate = Gate::default();
@@ -223,6 +226,7 @@ fn link(shared: &Shared) -> Link {
         addresses: shared.config.agent.clone(),
         instance: shared.config.name.clone(),
         proxy_port: shared.config.proxy_port,
+        state_dir: shared.config.state_dir.clone(),
         policy: Arc::clone(&shared.policy),
         sink: Arc::clone(&shared.sink),
         maps: Arc::clone(&shared.maps),

@@ -11,6 +11,7 @@
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
     process,
     sync::Arc,
     thread,
@@ -62,6 +63,8 @@ pub struct Link {
     pub instance: String,
     /// Port this proxy listens on.
     pub proxy_port: u16,
+    /// Directory in which this proxy looks for the agent's files.
+    pub state_dir: PathBuf,
     /// Rules in force.
     pub policy: Arc<PolicyHandle>,
     /// The queue of mappings.

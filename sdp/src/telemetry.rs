@@ -1,8 +1,11 @@
 //! The log: one subscriber, set up once by the binary.
 
-use daemon::one_line::OneLine;
+use daemon::{
+    log_filter::{self, LogFilterError},
+    one_line::OneLine,
+};
 use tracing_subscriber::{
-    EnvFilter, Layer, filter::LevelFilter, layer::SubscriberExt, util::SubscriberInitExt,
+    Layer, filter::LevelFilter, layer::SubscriberExt, util::SubscriberInitExt,
 };
 
 use crate::{config::LogFormat, recent_warnings::RecentWarnings};
@@ -11,22 +14,23 @@ use crate::{config::LogFormat, recent_warnings::RecentWarnings};
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The filter does not parse.
-    #[error("--log-level {filter:?}: {reason} (use error, warn, info, debug or trace)")]
+    #[error("--log-level (HOLDFAST_LOG_LEVEL) {filter:?}: {reason}")]
     Filter {
         /// The filter's text.
         filter: String,
         /// Error in the filter.
-        reason: String,
+        reason: LogFilterError,
     },
 }
 
 /// Sends the log to standard error, in `format`, as far as `filter` lets it.
 /// Warnings and errors are remembered, whatever it lets through.
 pub fn init(filter: &str, format: LogFormat) -> Result<RecentWarnings, TelemetryError> {
-    let parsed = EnvFilter::try_new(filter).map_err(|e| TelemetryError::Filter {
-        filter: filter.to_owned(),
-        reason: e.to_string(),
-    })?;
+    let parsed =
+        log_filter::parse(filter, "holdfast_sdp").map_err(|reason| TelemetryError::Filter {
+            filter: filter.to_owned(),
+            reason,
+        })?;
     let lines = tracing_subscriber::fmt::layer()
         .with_ansi(false)
         .with_writer(OneLine(std::io::stderr));

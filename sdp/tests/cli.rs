@@ -84,3 +84,25 @@ fn help_teaches() {
         assert!(text.contains(part), "--help lacks {part}");
     }
 }
+
+#[test]
+fn a_misspelt_level_of_the_log_is_an_error_from_each_place() {
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::write(dir.path().join("log-level"), "debgu\n").expect("written");
+    for place in ["flag", "environment", "directory"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast-sdp"));
+        // A program that accepts the level ends at this address, which no interface has.
+        command.env_clear().arg("--metrics-address=192.0.2.1:9961");
+        match place {
+            "flag" => command.arg("--log-level=debgu"),
+            "environment" => command.env("HOLDFAST_LOG_LEVEL", "debgu"),
+            _ => command.arg("--config-dir").arg(dir.path()),
+        };
+        let output = command.output().expect("holdfast-sdp runs");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{place}: {error}");
+        for part in ["--log-level", "HOLDFAST_LOG_LEVEL", "`debgu`", "warn"] {
+            assert!(error.contains(part), "{place}: {error}");
+        }
+    }
+}

@@ -45,6 +45,8 @@ struct Script {
     snapshot: Vec<wire::DnsRulesUpdate>,
     /// Answers mappings; otherwise it is mute.
     answers: bool,
+    /// Its state directory.
+    state_dir: Option<wire::StateDir>,
     acks: Mutex<Vec<wire::RulesAck>>,
     mappings: Mutex<Vec<wire::FqdnMapping>>,
     more_rules: Mutex<Option<mpsc::Sender<Result<wire::DnsRulesUpdate, Status>>>>,
@@ -75,6 +77,7 @@ impl FqdnPolicy for Agent {
             version: "test".into(),
             epoch: Some(self.script.epoch()),
             proxy_port: 10094,
+            state_dir: self.script.state_dir.clone(),
             ..Default::default()
         }))
     }
@@ -220,6 +223,7 @@ impl Proxy {
             addresses: vec![AgentAddress::Unix(socket.clone())],
             instance: "test".into(),
             proxy_port: 10094,
+            state_dir: dir.path().join("state"),
             policy: Arc::new(PolicyHandle::new()),
             sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
             maps: Arc::new(PinnedMaps::open(dir.path(), true)),
@@ -424,6 +428,31 @@ async fn a_snapshot_then_deltas_each_acknowledged() {
         panic!("not from the agent")
     };
     assert_eq!(revision, 5);
+}
+
+#[tokio::test]
+async fn an_agent_with_another_state_directory_is_noted() {
+    for (path, is_other) in [("/somewhere/else", true), ("", false)] {
+        let proxy = Proxy::new();
+        let own = proxy.link.state_dir.display().to_string();
+        let script = Script {
+            start: 1,
+            snapshot: vec![done(1, 1)],
+            state_dir: Some(wire::StateDir {
+                path: path.into(),
+                device: 1,
+                inode: 2,
+            }),
+            ..Script::default()
+        };
+        let _agent = Running::start(&proxy.socket, script);
+        let proxy = proxy.run();
+        proxy.until_connected_to(1).await;
+        let connection = proxy.link.state.status().connection.unwrap();
+        let noted = connection.other_state_dir;
+        let wanted = is_other.then(|| (path.to_owned(), own));
+        assert_eq!(noted.map(|dirs| (dirs.agent, dirs.own)), wanted);
+    }
 }
 
 #[tokio::test]

@@ -227,6 +227,7 @@ impl Proxy {
             addresses: vec![address],
             instance: "test".into(),
             proxy_port: 10094,
+            state_dir: dir.path().join("state"),
             policy: Arc::new(PolicyHandle::new()),
             sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
             maps: Arc::new(PinnedMaps::open(dir.path(), true)),

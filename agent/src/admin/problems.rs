@@ -1,5 +1,7 @@
 //! Problems that `status` lists, one function for each.
 
+use std::{collections::BTreeSet, path::Path};
+
 use daemon::lookup::Lookup;
 use shared_maps::EndpointId;
 
@@ -7,6 +9,7 @@ use crate::{
     core::snapshot::Summary,
     endpoint::source::taken_in::Unmanaged,
     kubernetes::{health::ClusterView, unattended::LEFT},
+    proxies::ProxyView,
     resolver::names::MAX_OBJECTS,
 };
 
@@ -198,6 +201,21 @@ pub(super) fn steps_pending(summary: &Summary) -> Option<String> {
         "{} changes could not be made and are tried again: {why}",
         summary.pending_steps
     ))
+}
+
+/// Proxies that look for this agent's files elsewhere.
+pub(super) fn other_state_dirs(proxies: &[ProxyView], own: &Path) -> Vec<String> {
+    let others = proxies.iter().filter_map(|proxy| {
+        let its = proxy.other_state_dir.as_ref()?;
+        Some(format!(
+            "proxy {} has --state-dir {its}, which is not the directory of this agent, --state-dir {}: a \
+             proxy that starts without the agent has no rules; give both the same --state-dir",
+            proxy.instance,
+            own.display()
+        ))
+    });
+    let others: BTreeSet<String> = others.collect();
+    others.into_iter().collect()
 }
 
 /// The ipcache is at 90 % or more.

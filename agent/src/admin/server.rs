@@ -1,6 +1,6 @@
 //! Requests to the admin socket.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use daemon::http_server::{self, Admission, Socket};
 use dns_policy::{boot_time::BootTime, epoch::Epoch};
@@ -77,6 +77,8 @@ pub struct Admin {
     pub builtin: Arc<dyn Fn() -> String + Send + Sync>,
     /// Files found damaged at the start.
     pub damaged: Arc<Vec<String>>,
+    /// This agent's `--state-dir`.
+    pub state_dir: PathBuf,
     /// How the node's part of the datapath is.
     pub conditions: Conditions,
     /// How the watches of the cluster are, if it is a source.
@@ -337,6 +339,7 @@ impl Admin {
                 .as_ref()
                 .map(|why| format!("proxy {} refused {why}", proxy.instance))
         }));
+        problems.extend(problems::other_state_dirs(proxies, &self.state_dir));
         problems.extend(problems::ipcache_full(summary));
         problems.extend(problems::names_limited(summary));
         problems.extend(problems::names_closed(summary));

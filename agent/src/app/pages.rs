@@ -58,6 +58,7 @@ pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageList
         maps: rim.maps.clone(),
         builtin: describe(builtin.clone()),
         damaged: Arc::clone(&damaged),
+        state_dir: config.state_dir.clone(),
         conditions: conditions.clone(),
         cluster: cluster.clone(),
         resolver: resolver.clone(),

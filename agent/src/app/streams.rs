@@ -56,6 +56,7 @@ pub(super) async fn start(
         epoch: rim.epoch.clone(),
         proxy_port: config.proxy_port,
         min_ttl: config.min_ttl_seconds(),
+        state_dir: config.state_dir.clone(),
     };
     let native = Native::new(
         about,

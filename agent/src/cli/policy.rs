@@ -18,7 +18,7 @@ use crate::{
         cidr_group::group_key,
         document::{PolicyDocument, PolicyError},
         lint::{
-            self,
+            self, firewalls,
             foreign_servers::{self, KnownServers},
         },
         network_policy::blocks_without_pods,
@@ -113,7 +113,9 @@ fn check(read: &[ReadFile]) -> Vec<Checked> {
         only_trusted: false,
     };
     let foreign = foreign_servers::warnings(good.iter().copied(), known);
-    for (key, warning) in book.warnings().into_iter().chain(foreign) {
+    let denied = firewalls::denied_servers(good.iter().copied());
+    let warnings_of_several = book.warnings().into_iter().chain(foreign).chain(denied);
+    for (key, warning) in warnings_of_several {
         joined.entry(key).or_default().push(warning);
     }
     let verdict = |document: &Result<PolicyDocument, PolicyError>| match document {
@@ -236,7 +238,9 @@ fn warnings(document: &PolicyDocument, all: &[&PolicyDocument]) -> Vec<String> {
         !all.iter().any(|other| other.key == key)
     });
     let missing = missing.map(|name| format!("these files have no CiliumCIDRGroup {name}"));
-    own.chain(lint::unlearned_in(document, all))
+    let open = firewalls::open_family(document).map(|open| open.text);
+    own.chain(open)
+        .chain(lint::unlearned_in(document, all))
         .chain(blocks_without_pods(document, all))
         .chain(lint::labels_of_no_identity(document, |l| FILTER.keeps(l)))
         .chain(missing)

@@ -16,7 +16,7 @@ use crate::{
         ask::{self, Peer, Step, To, Trace},
         parse::parse_documents,
         repository::Repository,
-        trace::after_tier,
+        trace::{Port, after_tier},
     },
     selector::selector::Subject,
     source_event::SourceEvent,
@@ -26,16 +26,17 @@ use crate::{
 /// Asks and prints; fails if the packet is dropped.
 pub(crate) async fn run(args: &TraceArgs) -> Result<()> {
     let to = receiver(args)?;
+    let port = args.destination_port()?;
     let trace = if args.policy_files.is_empty() {
         let path = format!(
             "/v1/trace?from={}&to={}&port={}",
             encode(&args.from),
             encode(&to),
-            encode(&args.port.to_string())
+            encode(&port.to_string())
         );
         Client::new(&args.client.admin_socket).get(&path).await?
     } else {
-        by_files(args, &to)?
+        by_files(args, &to, port)?
     };
     print(args.client.output, &trace, text)?;
     if trace.allowed {
@@ -48,22 +49,22 @@ pub(crate) async fn run(args: &TraceArgs) -> Result<()> {
 /// Who receives, with the labels of its named ports.
 fn receiver(args: &TraceArgs) -> Result<String> {
     if args.named_ports.is_empty() {
-        return Ok(args.to.clone());
+        return Ok(args.to.peer.clone());
     }
-    if !matches!(Peer::parse(&args.to)?, Peer::Labels(_)) {
+    if !matches!(Peer::parse(&args.to.peer)?, Peer::Labels(_)) {
         bail!(
             "--named-port goes with labels: {} has its own, or none",
-            args.to
+            args.to.peer
         );
     }
     let named = NamedPorts::parse(&args.named_ports).context("--named-port")?;
     let named = named.labels();
     let labels = named.iter().map(ToString::to_string);
-    let labels: Vec<String> = [args.to.clone()].into_iter().chain(labels).collect();
+    let labels: Vec<String> = [args.to.peer.clone()].into_iter().chain(labels).collect();
     Ok(labels.join(","))
 }
 
-fn by_files(args: &TraceArgs, to: &str) -> Result<Trace> {
+fn by_files(args: &TraceArgs, to: &str, port: Port) -> Result<Trace> {
     let mut repository = Repository::default();
     let mut book = Book::new(LabelFilter::default(), "default");
     for file in &args.policy_files {
@@ -96,7 +97,7 @@ fn by_files(args: &TraceArgs, to: &str) -> Result<Trace> {
         To::Address(address) => pod_at(&mut book, address),
         To::Labels(_) | To::Name(_) => None,
     };
-    Ok(ask::trace(&repository, &from, &to, args.port, known))
+    Ok(ask::trace(&repository, &from, &to, port, known))
 }
 
 /// The pod that has an address by the documents: blocks do not mean it.
@@ -137,6 +138,10 @@ fn line(text: &mut String, step: &Step) {
     };
     let said = match (step.step.as_str(), step.verdict.as_str()) {
         ("dns", "proxied") => format!("it may look up the name by {}", by(&step.rules)),
+        ("dns", "denied") => format!(
+            "packets to its DNS servers are denied by {}",
+            by(&step.rules)
+        ),
         ("dns", _) => "no DNS rule allows it to look up the name: no address is learned".to_owned(),
         (_, "allowed") => format!("allowed by {}", by(&step.rules)),
         (_, "proxied") => format!("through the DNS proxy by {}", by(&step.rules)),

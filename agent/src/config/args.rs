@@ -5,9 +5,14 @@ use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use super::{relay_args::RelayArgs, run_args::RunArgs, why_args::WhyArgs};
+use super::{
+    destination::{Receiver, sender},
+    relay_args::RelayArgs,
+    run_args::RunArgs,
+    why_args::WhyArgs,
+};
 use crate::{
-    labels::{Label, LabelError},
+    endpoint::source::{EndpointError, own_label},
     named_port::{NamedPortError, NamedPorts},
     policy::{mode::PolicyMode, trace::Port},
 };
@@ -165,8 +170,8 @@ pub struct EndpointAddArgs {
     pub client: ClientArgs,
 }
 
-fn label(text: &str) -> Result<String, LabelError> {
-    Label::parse(text)?;
+fn label(text: &str) -> Result<String, EndpointError> {
+    own_label(text)?;
     Ok(text.to_owned())
 }
 
@@ -197,14 +202,15 @@ pub enum PolicyCommand {
 #[derive(Debug, Args)]
 pub struct TraceArgs {
     /// Sender: labels (k8s:app=web,k8s:tier=front), or an endpoint of the running agent
-    #[arg(long)]
+    #[arg(long, value_parser = sender)]
     pub from: String,
-    /// Receiver: labels, an address, a DNS name, or an endpoint or pod of the running agent
+    /// Receiver: labels, an address, a DNS name, or an endpoint or pod of the running agent; with or
+    /// without a port (www.example.com:443), or a URL (https://www.example.com)
     #[arg(long)]
-    pub to: String,
-    /// Destination port: 443, 443/TCP, 53/UDP, 8/ICMP (the type)
+    pub to: Receiver,
+    /// Destination port, unless --to has it: 443, 443/TCP, 53/UDP, 8/ICMP (the type)
     #[arg(long)]
-    pub port: Port,
+    pub port: Option<Port>,
     /// Named port of the receiver's labels: http=80/TCP; may be repeated
     #[arg(
         long = "named-port",
@@ -218,6 +224,30 @@ pub struct TraceArgs {
     pub policy_files: Vec<PathBuf>,
     #[command(flatten)]
     pub client: ClientArgs,
+}
+
+/// The port of a traced packet is missing, or given twice.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TracePortError {
+    #[error(
+        "the port is missing: add --port, for example --port 443, or write it behind --to, as in \
+         www.example.com:443"
+    )]
+    Missing,
+    #[error("--port {port} is not the port of --to, {of_to}: leave one of them out")]
+    Twice { port: Port, of_to: Port },
+}
+
+impl TraceArgs {
+    /// The destination port, of `--port` or of `--to`.
+    pub(crate) fn destination_port(&self) -> Result<Port, TracePortError> {
+        match (self.port, self.to.port) {
+            (Some(port), Some(of_to)) if port != of_to => {
+                Err(TracePortError::Twice { port, of_to })
+            }
+            (port, of_to) => port.or(of_to).ok_or(TracePortError::Missing),
+        }
+    }
 }
 
 /// `identity …`

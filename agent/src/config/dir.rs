@@ -10,11 +10,12 @@ use std::{
 };
 
 use clap::{
-    Arg, ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, parser::ValueSource,
+    Arg, ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, error::ErrorKind,
+    parser::ValueSource,
 };
 use daemon::config_dir::{self, DirError, Entry};
 
-use super::args::Cli;
+use super::args::{Cli, Command, PolicyCommand};
 
 /// Commands that have a directory.
 const COMMANDS: [&str; 2] = ["run", "relay"];
@@ -74,6 +75,12 @@ pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseEr
     }
     let matches = Cli::command().try_get_matches_from(&line)?;
     let cli = Cli::from_arg_matches(&matches)?;
+    if let Command::Policy(PolicyCommand::Trace(args)) = &cli.command
+        && let Err(error) = args.destination_port()
+    {
+        let error = Cli::command().error(ErrorKind::ValueValidation, error);
+        return Err(error.into());
+    }
     Ok(Parsed { cli, ignored })
 }
 

@@ -126,7 +126,8 @@ pub struct RelayArgs {
     /// Log as JSON lines
     #[arg(long, default_value_t = false)]
     pub log_json: bool,
-    /// Log filter, for example info or holdfast_agent=debug
+    /// Lowest severity that is logged: error, warn, info, debug, trace or off. Modules may have their
+    /// own, for example info,holdfast_agent=debug
     #[arg(long, default_value = "info", env = "HOLDFAST_LOG")]
     pub log: String,
 }

@@ -4,6 +4,7 @@ mod breaker;
 mod chunks;
 mod claimed_addresses;
 mod cuts;
+mod dns_servers;
 mod enable_policy;
 mod failures;
 mod firewall_names;

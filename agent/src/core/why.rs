@@ -7,7 +7,12 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use dns_policy::{boot_time::BootTime, name::Fqdn, pattern::Pattern, rule::NameRules};
+use dns_policy::{
+    boot_time::BootTime,
+    name::Fqdn,
+    pattern::Pattern,
+    rule::{EndpointRules, NameRules},
+};
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
@@ -56,8 +61,14 @@ pub struct Findings {
     pub wanted_revision: u64,
     /// The Service, `namespace/name`, whose name in the cluster's DNS the name is.
     pub service: Option<String>,
-    /// DNS rules that let it ask for the name.
+    /// DNS rules that let it ask for the name, with the servers whose queries come to the proxy.
     pub dns: Vec<DnsRulesView>,
+    /// Selectors of rules about the name whose servers' queries pass without the proxy.
+    pub dns_direct: Vec<String>,
+    /// DNS servers of rules about the name that policy closes.
+    pub dns_closed: Vec<ClosedServers>,
+    /// EgressFirewalls that leave a family of the endpoint and the target open, with the reason.
+    pub open_families: Vec<String>,
     /// Rules whose name selectors match the name.
     pub by_name: Vec<RuleView>,
     /// Ordered rules are about what it sends.
@@ -78,6 +89,15 @@ pub struct Findings {
     pub addresses: Vec<AddressFound>,
     /// For a name: identities of unknown addresses outside, one for each family of the endpoint.
     pub worlds: Vec<IdentityId>,
+}
+
+/// DNS servers that policy closes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClosedServers {
+    /// Their selector.
+    pub selector: String,
+    /// The rules that deny them; empty if no rule allows them.
+    pub rules: Vec<RuleView>,
 }
 
 /// Which rules mean a name.
@@ -189,7 +209,11 @@ impl Core {
         match target {
             Target::Name(name) => {
                 if let Some(subject) = subject {
-                    findings.dns = state.dns_rules_for(subject.dns(), name);
+                    let rules = rules_about(subject.dns(), name);
+                    let servers = state.dns_servers_of(endpoint, &rules);
+                    findings.dns = super::view::dns_views(&servers.rules);
+                    findings.dns_direct = servers.direct;
+                    findings.dns_closed = self.closed_servers(endpoint.id, servers.closed);
                     findings.by_name = rules_by_name(subject.policy(), name);
                 }
                 (findings.names, findings.elsewhere) = state
@@ -206,6 +230,7 @@ impl Core {
             }
             Target::Address(address) => findings.names = state.names_of(*address),
         }
+        findings.open_families = state.open_families_of(endpoint, target);
         let mut addresses: Vec<IpAddr> = match target {
             Target::Address(address) => vec![*address],
             Target::Name(_) => {
@@ -237,6 +262,23 @@ impl Core {
         }
         findings.addresses = addresses.into_iter().map(|ip| state.address(ip)).collect();
         Some(findings)
+    }
+
+    fn closed_servers(
+        &self,
+        endpoint: EndpointId,
+        closed: Vec<(String, IdentityId, Port)>,
+    ) -> Vec<ClosedServers> {
+        let closed = closed.into_iter().map(|(selector, server, at)| {
+            let peer = self.peer(endpoint, FlowDirection::Egress, server, Some(at));
+            ClosedServers {
+                selector,
+                rules: peer.deciding(),
+            }
+        });
+        let mut closed: Vec<ClosedServers> = closed.collect();
+        closed.dedup();
+        closed
     }
 
     /// Rules with a block that covers an address. They are not about the address if it is a pod's
@@ -367,6 +409,7 @@ impl Core {
         let unknown = lint::unknown_ports(subjects, state.policy.selectors());
         let all = documents
             .chain(unlearned)
+            .chain(self.firewall_warnings())
             .chain(state.foreign_servers())
             .chain(state.passed_warnings())
             .chain(missing)
@@ -444,6 +487,21 @@ pub(super) fn selects_name(policy: &EndpointPolicy, name: &Fqdn) -> bool {
     selectors.any(|selector| matches!(selector, Selector::Fqdn(fqdn) if selects(fqdn, name)))
 }
 
+/// DNS rules that allow the name.
+fn rules_about(rules: &EndpointRules, name: &Fqdn) -> EndpointRules {
+    let mut matching = rules.clone();
+    for port in &mut matching.ports {
+        port.rules.retain(|rule| match &rule.names {
+            NameRules::All => true,
+            NameRules::Names(list) => list.iter().any(|rule| {
+                Pattern::parse(rule).is_ok_and(|pattern| pattern.matches(name.as_str()))
+            }),
+            NameRules::Regex(_) => false,
+        });
+    }
+    matching
+}
+
 fn selects(selector: &FqdnSelector, name: &Fqdn) -> bool {
     let mut probe = crate::fqdn::names::NameSelectors::default();
     probe
@@ -452,24 +510,6 @@ fn selects(selector: &FqdnSelector, name: &Fqdn) -> bool {
 }
 
 impl State {
-    fn dns_rules_for(
-        &self,
-        rules: &dns_policy::rule::EndpointRules,
-        name: &Fqdn,
-    ) -> Vec<DnsRulesView> {
-        let mut matching = rules.clone();
-        for port in &mut matching.ports {
-            port.rules.retain(|rule| match &rule.names {
-                NameRules::All => true,
-                NameRules::Names(list) => list.iter().any(|rule| {
-                    Pattern::parse(rule).is_ok_and(|pattern| pattern.matches(name.as_str()))
-                }),
-                NameRules::Regex(_) => false,
-            });
-        }
-        super::view::dns_views(&matching)
-    }
-
     /// Of these, those of a name that the ordered rules have, if no answer that counts gave them.
     fn untrusted_answers<'a>(
         &self,
@@ -522,7 +562,7 @@ impl State {
 
     /// Identities that addresses outside have without an entry, by families of an endpoint. Both
     /// families count for an endpoint without an address.
-    fn worlds_of(&self, endpoint: &Endpoint) -> Vec<IdentityId> {
+    pub(super) fn worlds_of(&self, endpoint: &Endpoint) -> Vec<IdentityId> {
         let has = |family: fn(&IpAddr) -> bool| endpoint.addresses().any(|own| family(&own));
         let (has_ipv4, has_ipv6) = (has(IpAddr::is_ipv4), has(IpAddr::is_ipv6));
         let ipv4 = (has_ipv4 || !has_ipv6).then_some(IpAddr::from([0_u8; 4]));

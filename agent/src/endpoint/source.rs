@@ -23,6 +23,7 @@ mod processes;
 mod retries;
 pub(crate) mod taken_in;
 
+pub(crate) use self::document::own_label;
 pub use self::document::{EndpointDocument, EndpointError};
 
 use std::{
@@ -73,6 +74,8 @@ const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 const ENDED: &str = "the interface that was found by its pid is gone, and another process may have \
     that number now; remove this endpoint, or add it again with the pid of a process that runs";
+
+const ADD_AGAIN: &str = "add it again with labels of its own (`holdfast-agent endpoint add`)";
 
 type Deliver = dyn Fn(SourceEvent<EndpointSpec>) + Send + Sync;
 
@@ -324,15 +327,27 @@ impl EndpointBook {
     /// What is not in force.
     pub fn unresolved(&self) -> Vec<Unresolved> {
         let state = self.state.lock();
-        state
-            .unresolved
-            .iter()
-            .map(|(key, reason)| Unresolved {
-                key: key.clone(),
-                reason: reason.clone(),
-            })
-            .collect()
+        let unresolved = state.unresolved.iter();
+        let unresolved = unresolved.map(|(key, reason)| (key.clone(), reason.clone()));
+        let in_part = state.documents.iter().filter_map(|(key, document)| {
+            let left_out = document.left_out();
+            let reason = (!left_out.is_empty()).then(|| without(&left_out, ADD_AGAIN))?;
+            Some((key.clone(), reason))
+        });
+        let all = unresolved.chain(in_part);
+        let all = all.map(|(key, reason)| Unresolved { key, reason });
+        all.collect()
     }
+}
+
+/// Why an endpoint does not have labels that an earlier release accepted. `remedy` gives it others.
+pub(crate) fn without(left_out: &[&str], remedy: &str) -> String {
+    format!(
+        "only the agent gives {}, which an earlier release accepted: the endpoint does not have it, and \
+         is restricted in both directions as with enable-policy: always, unless it has a mode of its \
+         own; {remedy}",
+        left_out.join(", ")
+    )
 }
 
 impl State {

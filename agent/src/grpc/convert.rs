@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use daemon::state_dir::StateDir;
 use dns_policy::{
     boot_time::BootTime,
     epoch::Epoch,
@@ -16,6 +17,25 @@ use fqdn_proto::native::{
 use shared_maps::EndpointId;
 
 use crate::core::event::{self, MAX_ADDRESSES, MAX_NAME, Revocation};
+
+/// A state directory; a device and an inode of 0 are none.
+pub(super) fn state_dir(message: fqdn_proto::native::StateDir) -> StateDir {
+    let inode = (message.device, message.inode);
+    StateDir {
+        path: message.path.into(),
+        inode: (inode != (0, 0)).then_some(inode),
+    }
+}
+
+/// The same for the other side.
+pub(super) fn to_state_dir(dir: &StateDir) -> fqdn_proto::native::StateDir {
+    let (device, inode) = dir.inode.unwrap_or_default();
+    fqdn_proto::native::StateDir {
+        path: dir.path.to_string_lossy().into_owned(),
+        device,
+        inode,
+    }
+}
 
 /// Reads a mapping; `None` if a field is out of range.
 pub fn mapping(message: &FqdnMapping) -> Option<Mapping> {

@@ -99,6 +99,7 @@ pub struct Peer {
     /// Whether its connection has requests.
     pub activity: Activity,
     instance: Arc<OnceLock<String>>,
+    other_state_dir: Arc<OnceLock<String>>,
 }
 
 impl Default for Peer {
@@ -109,6 +110,7 @@ impl Default for Peer {
             who: Who::Unnamed,
             activity: Activity::default(),
             instance: Arc::default(),
+            other_state_dir: Arc::default(),
         }
     }
 }
@@ -132,12 +134,28 @@ impl Peer {
     /// Takes the name from its Hello; the first one counts.
     pub fn named(&self, instance: &str) {
         if !instance.is_empty() {
-            // It is shown on terminals.
-            let shown = instance.chars().take(64);
-            let shown = shown.map(|c| if c.is_control() { '?' } else { c });
-            let _kept = self.instance.set(shown.collect());
+            let _kept = self.instance.set(shown(instance, 64));
         }
     }
+
+    /// Takes the directory from its Hello, which is not the agent's; the first one counts.
+    pub(super) fn has_state_dir(&self, dir: &Path) {
+        let text = shown(&dir.to_string_lossy(), 256);
+        let _kept = self.other_state_dir.set(text);
+    }
+
+    /// Its state directory, if it is not the agent's.
+    pub(super) fn other_state_dir(&self) -> Option<&str> {
+        self.other_state_dir.get().map(String::as_str)
+    }
+}
+
+/// The first characters of a text, for terminals.
+fn shown(text: &str, length: usize) -> String {
+    let first = text.chars().take(length);
+    first
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
 }
 
 /// A connection of a proxy, with a place.
@@ -186,6 +204,7 @@ impl Checked {
             who: self.who,
             activity: guest.activity(),
             instance: Arc::default(),
+            other_state_dir: Arc::default(),
         };
         Ok(Bounded::new(stream, peer, guest))
     }

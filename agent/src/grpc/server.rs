@@ -1,8 +1,11 @@
 //! The native service (`holdfast.fqdn.v1`) on its unix socket.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use daemon::guests::{Busy, Guests};
+use daemon::{
+    guests::{Busy, Guests},
+    state_dir::StateDir,
+};
 use dns_policy::epoch::Epoch;
 use fqdn_proto::native::{
     DnsRulesUpdate, HelloRequest, HelloResponse, MappingDown, MappingUp, RulesAck,
@@ -44,6 +47,8 @@ pub struct About {
     pub proxy_port: u16,
     /// Floor of TTLs, seconds.
     pub min_ttl: u32,
+    /// Directory of this agent's files.
+    pub state_dir: PathBuf,
 }
 
 /// The service.
@@ -183,6 +188,15 @@ impl FqdnPolicy for Native {
                 "the proxy listens on a port to which DNS is not redirected; give agent and proxy the same --tofqdns-proxy-port"
             );
         }
+        let own = StateDir::look(&self.about.state_dir);
+        let its = hello.state_dir.map(convert::state_dir);
+        if let Some(its) = its.filter(|its| own.differs_from(its)) {
+            peer.has_state_dir(&its.path);
+            tracing::warn!(
+                instance = %peer.instance(), its = %its.path.display(), ours = %own.path.display(),
+                "the proxy looks for the agent's files in another directory; give agent and proxy the same --state-dir"
+            );
+        }
         tracing::info!(instance = %peer.instance(), version = %hello.version, "proxy connected");
         Ok(Response::new(HelloResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -191,6 +205,7 @@ impl FqdnPolicy for Native {
             revision: self.proxies.watch_rules().borrow().revision,
             proxy_port: expected,
             min_ttl: self.about.min_ttl,
+            state_dir: Some(convert::to_state_dir(&own)),
         }))
     }
 
@@ -210,6 +225,7 @@ impl FqdnPolicy for Native {
                 peer.who,
             )
             .ok_or_else(crowded)?;
+        guard.has_other_state_dir(peer.other_state_dir());
         if let (Some(pid), Some(process)) = (peer.pid, peer.process) {
             self.holders.follow(pid, process, guard.id());
         }
@@ -243,6 +259,7 @@ impl FqdnPolicy for Native {
                 peer.who,
             )
             .ok_or_else(crowded)?;
+        guard.has_other_state_dir(peer.other_state_dir());
         let (sender, receiver) = mpsc::channel(IN_FLIGHT);
         let serving = rules::serve(
             self.about.epoch.clone(),

@@ -1,19 +1,20 @@
 //! `policy trace`: what documents say of one party that sends to another. Pure: needs neither
 //! endpoints nor a datapath.
 
+mod asking;
+
 use std::{collections::BTreeSet, net::IpAddr};
 
-use dns_policy::{name::Fqdn, pattern::Pattern};
+use dns_policy::name::Fqdn;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use shared_maps::IdentityId;
 
 use super::{
-    compute::Observed,
-    model::{EndpointPolicy, Side},
+    model::EndpointPolicy,
     repository::Repository,
-    rule::{DnsNames, PeerRule, Peers, Rule},
-    trace::{self, FlowDirection, Match, Port, RuleView, Verdict},
+    rule::Rule,
+    trace::{self, FlowDirection, Port, RuleView, Verdict},
 };
 use crate::{
     fqdn::{
@@ -231,7 +232,7 @@ pub(crate) fn trace(
         (To::Labels(labels), None) => outside.labelled(labels),
         (To::Address(address), None) => vec![outside.address(*address)],
         (To::Name(name), None) => {
-            steps.extend(asking(&policy, name));
+            steps.extend(asking::asking(&policy, from, name, &outside));
             outside.name(name)
         }
     };
@@ -285,58 +286,6 @@ fn step(
         rules: decision.views(),
         other_ports: others.map(RuleView::of).collect(),
     }
-}
-
-/// Whether the sender may ask DNS servers for the name.
-fn asking(policy: &EndpointPolicy, name: &Fqdn) -> Option<Step> {
-    if !policy.egress.enforced {
-        return None;
-    }
-    let allows = |names: &DnsNames| match names {
-        DnsNames::All => true,
-        DnsNames::Names(list) => list
-            .iter()
-            .any(|rule| Pattern::parse(rule).is_ok_and(|pattern| pattern.matches(name.as_str()))),
-    };
-    let rules = policy.egress.rules.iter().filter(|rule| !rule.rule.deny);
-    let rules = rules.filter(|rule| {
-        let names = rule.rule.ports.iter().filter_map(|port| port.dns.as_ref());
-        names.into_iter().any(allows) || is_observed(&policy.egress, &rule.rule)
-    });
-    let rules: Vec<RuleView> = rules
-        .map(|rule| {
-            let selector = match &rule.rule.peers {
-                Peers::Any => None,
-                Peers::Selectors(list) => list.first(),
-            };
-            RuleView::of(&Match {
-                rule,
-                selector,
-                receiver: None,
-            })
-        })
-        .collect();
-    let passes = !rules.is_empty();
-    Some(Step {
-        step: "dns".to_owned(),
-        peer: Vec::new(),
-        verdict: if passes { "proxied" } else { "no-rule" }.to_owned(),
-        passes,
-        tier: None,
-        rules,
-        other_ports: Vec::new(),
-    })
-}
-
-/// Whether a rule allows queries whatever the name, and the proxy has to see their answers.
-fn is_observed(side: &Side, rule: &PeerRule) -> bool {
-    let observed = Observed::of(side);
-    let is_plain = |(protocol, number): (u8, u16)| {
-        let mut plain = rule.ports.iter().filter(|port| port.dns.is_none());
-        observed.is_at(protocol, number)
-            && (rule.ports.is_empty() || plain.any(|port| port.covers(protocol, number, None)))
-    };
-    [(17, 53), (6, 53)].into_iter().any(is_plain)
 }
 
 fn word(verdict: Verdict) -> &'static str {

@@ -1,5 +1,6 @@
 //! Warnings about valid policies that probably do not have the intended effect.
 
+pub(crate) mod firewalls;
 pub(crate) mod foreign_servers;
 
 use std::collections::{BTreeMap, BTreeSet};

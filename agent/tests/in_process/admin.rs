@@ -43,6 +43,7 @@ fn serve(lab: &Lab) -> Client {
         maps: Globals::new(lab.dir.path()),
         builtin: Arc::new(|| "disabled".to_owned()),
         damaged: Arc::new(vec!["a file is damaged".to_owned()]),
+        state_dir: lab.dir.path().to_owned(),
         conditions: Conditions::default(),
         cluster: None,
         resolver: None,
@@ -78,6 +79,30 @@ async fn dumps_show_the_policy_in_force() {
     assert!(endpoints[0].egress_enforced);
     let policies: Policies = client.get("/v1/policies").await.unwrap();
     assert_eq!(policies.policies.len(), 1);
+}
+
+#[tokio::test]
+async fn a_proxy_with_another_state_directory_is_a_problem() {
+    let lab = Lab::start();
+    let client = serve(&lab);
+    let hello = fqdn_proto::native::HelloRequest {
+        instance: "one".to_owned(),
+        proxy_port: 10094,
+        state_dir: Some(fqdn_proto::native::StateDir {
+            path: "/var/run/other".to_owned(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let mut proxy = lab.connect().await;
+    proxy.hello(hello).await.unwrap();
+    let _stream = crate::lab::Mappings::open(proxy).await.unwrap();
+    let status: Status = client.get("/v1/status").await.unwrap();
+    let own = format!("--state-dir {}", lab.dir.path().display());
+    let parts = ["proxy one", "--state-dir /var/run/other", own.as_str()];
+    let is_named = |problem: &&String| parts.iter().all(|part| problem.contains(part));
+    let named = status.problems.iter().filter(is_named).count();
+    assert_eq!(named, 1, "{:?}", status.problems);
 }
 
 #[tokio::test]

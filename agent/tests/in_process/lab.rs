@@ -195,6 +195,7 @@ impl Lab {
             epoch: epoch.clone(),
             proxy_port: 10094,
             min_ttl: 0,
+            state_dir: dir.path().to_owned(),
         };
         let native = Native::new(
             about,

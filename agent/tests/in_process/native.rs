@@ -1,7 +1,8 @@
 //! The native service against a real core.
 
-use std::sync::atomic::Ordering;
+use std::{path::Path, sync::atomic::Ordering};
 
+use daemon::state_dir::StateDir;
 use fqdn_proto::native::{
     DnsRulesUpdate, EndpointDnsRules, HelloRequest, MappingRefusal, RulesAck,
     dns_rules_update::Kind,
@@ -114,6 +115,55 @@ async fn hello_contains_epoch_and_port() {
     let answer = lab.connect().await.hello(hello).await.unwrap().into_inner();
     assert_eq!(answer.epoch.unwrap().start, 1);
     assert_eq!(answer.proxy_port, 10094);
+}
+
+#[tokio::test]
+async fn hello_contains_the_state_directory_and_another_one_of_a_proxy_is_noted() {
+    let lab = Lab::start();
+    let dir = |path: &Path| {
+        let dir = StateDir::look(path);
+        let (device, inode) = dir.inode.unwrap();
+        fqdn_proto::native::StateDir {
+            path: dir.path.display().to_string(),
+            device,
+            inode,
+        }
+    };
+    let own = dir(lab.dir.path());
+    // A container may have the same directory at another path.
+    let alias = fqdn_proto::native::StateDir {
+        path: "/host/state".to_owned(),
+        ..own.clone()
+    };
+    let elsewhere = dir(&lab.dir.path().join("state"));
+    for (its, noted) in [
+        (Some(own.clone()), None),
+        (Some(alias), None),
+        (Some(elsewhere.clone()), Some(elsewhere.path)),
+        // An older proxy has no such field.
+        (None, None),
+    ] {
+        let hello = HelloRequest {
+            instance: "one".to_owned(),
+            proxy_port: 10094,
+            state_dir: its,
+            ..HelloRequest::default()
+        };
+        let mut client = lab.connect().await;
+        let answer = client.hello(hello).await.unwrap().into_inner();
+        assert_eq!(answer.state_dir, Some(own.clone()));
+        let stream = Mappings::open(client).await.unwrap();
+        let views = lab.proxies.views();
+        let of_it: Vec<_> = views.iter().map(|view| &view.other_state_dir).collect();
+        assert_eq!(of_it, [&noted]);
+        drop(stream);
+        until_async(
+            "the stream ends",
+            || lab.proxies.views().len(),
+            |left| *left == 0,
+        )
+        .await;
+    }
 }
 
 #[tokio::test]

@@ -31,7 +31,8 @@ pub fn names_of(text: &str) -> NameRules {
 /// The rules, if `text` has the known shape.
 fn recognise(text: &str) -> Option<NameRules> {
     if text == ALL || text.is_empty() {
-        return Some(NameRules::All);
+        // Stored rules are of ports whose queries come to the proxy.
+        return Some(NameRules::every_name());
     }
     if text == NONE {
         return Some(NameRules::Names(Vec::new()));
@@ -46,7 +47,7 @@ fn recognise(text: &str) -> Option<NameRules> {
     for alternative in inner.split('|') {
         match alternative {
             "" => {}
-            ALL_ALTERNATIVE => return Some(NameRules::All),
+            ALL_ALTERNATIVE => return Some(NameRules::every_name()),
             _ => rules.push(rule(alternative)?),
         }
     }
@@ -120,8 +121,8 @@ mod tests {
             names_of("^([-a-zA-Z0-9_]+([.][-a-zA-Z0-9_]+){0,})[.]x[.]$"),
             patterns(&["**.x."])
         );
-        assert_eq!(names_of("(?:)"), NameRules::All);
-        assert_eq!(names_of("^(?:a[.]|.*)$"), NameRules::All);
+        assert_eq!(names_of("(?:)"), NameRules::every_name());
+        assert_eq!(names_of("^(?:a[.]|.*)$"), NameRules::every_name());
         assert_eq!(names_of("^-$"), NameRules::Names(Vec::new()));
         assert_eq!(names_of("^(?:)$"), NameRules::Names(Vec::new()));
     }

@@ -35,6 +35,7 @@ impl Compiler {
             let rules = port.rules.iter().map(|rule| CompiledRule {
                 selector: rule.selector.as_str().into(),
                 servers: self.servers(&rule.servers),
+                is_plain: !rule.has_names(),
                 names: self.matcher(&rule.names, |why| {
                     errors.push(RuleError {
                         endpoint: of.endpoint,

@@ -11,6 +11,9 @@ pub struct HelloRequest {
     /// Port the proxy listens on; the agent says so when it expects another.
     #[prost(uint32, tag = "4")]
     pub proxy_port: u32,
+    /// Where the proxy looks for the agent's files (--state-dir).
+    #[prost(message, optional, tag = "5")]
+    pub state_dir: ::core::option::Option<StateDir>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HelloResponse {
@@ -29,6 +32,20 @@ pub struct HelloResponse {
     /// Floor that the agent applies to TTLs, seconds (--tofqdns-min-ttl).
     #[prost(uint32, tag = "6")]
     pub min_ttl: u32,
+    /// Where the agent writes its files (--state-dir).
+    #[prost(message, optional, tag = "7")]
+    pub state_dir: ::core::option::Option<StateDir>,
+}
+/// A directory, as its program has it. Containers may have it at different
+/// paths: device and inode are compared. Both are 0 if there is no directory.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StateDir {
+    #[prost(string, tag = "1")]
+    pub path: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub device: u64,
+    #[prost(uint64, tag = "3")]
+    pub inode: u64,
 }
 /// One run of the agent.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -25,6 +25,11 @@ use crate::{
     shared_state::Shared,
 };
 
+/// Why a query is not judged.
+const WITHOUT_PROXY: &str = "no DNS rule is about this server, and another rule lets queries to it pass \
+                             without the proxy: they are not judged, and nothing is learned from the \
+                             answers";
+
 /// The question.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ExplainQuestion {
@@ -67,7 +72,7 @@ pub(crate) struct Explanation {
     pub rules_from: RulesOrigin,
     /// The endpoint's rules for this port, each judged alone.
     pub rules: Vec<JudgedRule>,
-    /// `allow` or `deny`.
+    /// `allow`, `deny`, or `direct`: the query passes without the proxy.
     pub verdict: String,
     /// Why.
     pub reason: String,
@@ -83,6 +88,9 @@ pub(crate) struct JudgedRule {
     pub server_selected: Option<bool>,
     /// Whether it allows the name; `None` if it is not about the server.
     pub name_allowed: Option<bool>,
+    /// Its servers' queries pass without the proxy.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub without_proxy: bool,
 }
 
 pub(super) fn answer(shared: &Shared, question: &ExplainQuestion) -> Explanation {
@@ -107,22 +115,29 @@ pub(super) fn answer(shared: &Shared, question: &ExplainQuestion) -> Explanation
     let table = shared.policy.load();
     let rules = table.describe(id).unwrap_or_default();
     let at_port = |port: &&PortRules| port.port == question.port && port.transport == transport;
-    let rules: Vec<_> = rules
-        .ports
-        .iter()
-        .filter(at_port)
-        .flat_map(|port| &port.rules)
-        .collect();
+    let port = PortRules {
+        port: question.port,
+        transport,
+        rules: rules
+            .ports
+            .iter()
+            .filter(at_port)
+            .flat_map(|port| port.rules.iter().cloned())
+            .collect(),
+    };
     let server = question
         .server
         .map(|address| (shared.maps.server(address), address));
-    explanation.rules = rules
-        .iter()
-        .map(|rule| {
-            let (identity, address) = server.unwrap_or_else(|| a_server_of(rule));
-            judge(rule, &asked(identity, address), server.is_some())
-        })
-        .collect();
+    explanation.rules = judged(&port, server, &asked);
+    if let Some((identity, address)) = server
+        && passes_without_proxy(&port, identity, address)
+    {
+        explanation.verdict = "direct".to_owned();
+        explanation.reason = WITHOUT_PROXY.to_owned();
+        return explanation;
+    }
+    // Without a server, those count whose queries come here.
+    let at_proxy: Vec<SelectorRule> = port.at_proxy().into_iter().flatten().collect();
     let verdict = match server {
         Some((identity, address)) => table.check(&asked(identity, address)),
         None if explanation
@@ -133,7 +148,7 @@ pub(super) fn answer(shared: &Shared, question: &ExplainQuestion) -> Explanation
             Verdict::Allow
         }
         // No server makes a difference: the reason is that of any.
-        None => table.check(&rules.first().map_or_else(
+        None => table.check(&at_proxy.first().map_or_else(
             || asked(IdentityId::UNKNOWN, IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
             |rule| {
                 let (identity, address) = a_server_of(rule);
@@ -143,6 +158,41 @@ pub(super) fn answer(shared: &Shared, question: &ExplainQuestion) -> Explanation
     };
     (explanation.verdict, explanation.reason) = words(verdict, server.is_some());
     explanation
+}
+
+/// Each rule by itself: at the server, or at a server of its own whose queries come to the proxy.
+fn judged<'a>(
+    port: &PortRules,
+    server: Option<(IdentityId, IpAddr)>,
+    asked: &dyn Fn(IdentityId, IpAddr) -> Question<'a>,
+) -> Vec<JudgedRule> {
+    let rules = port.rules.iter().zip(port.at_proxy());
+    let judged = rules.map(|(rule, at_proxy)| match (server, at_proxy) {
+        (Some((identity, address)), _) => {
+            let mut judged = judge(rule, &asked(identity, address), true);
+            judged.without_proxy = judged.server_selected == Some(true)
+                && passes_without_proxy(port, identity, address);
+            judged
+        }
+        (None, Some(kept)) => {
+            let (identity, address) = a_server_of(&kept);
+            judge(rule, &asked(identity, address), false)
+        }
+        (None, None) => JudgedRule {
+            rule: RuleView::of(rule),
+            server_selected: None,
+            name_allowed: None,
+            without_proxy: true,
+        },
+    });
+    judged.collect()
+}
+
+/// Whether a rule lets queries to a server pass, and none sends them to the proxy.
+fn passes_without_proxy(port: &PortRules, identity: IdentityId, address: IpAddr) -> bool {
+    let mut rules = port.rules.iter();
+    !port.sends_to_proxy(identity, address)
+        && rules.any(|rule| rule.servers.select(identity, address))
 }
 
 /// The verdict of this rule if it were the only one.
@@ -164,6 +214,7 @@ fn judge(rule: &SelectorRule, question: &Question<'_>, server_given: bool) -> Ju
         rule: RuleView::of(rule),
         server_selected: server_given.then_some(selected),
         name_allowed: selected.then_some(verdict == Verdict::Allow),
+        without_proxy: false,
     }
 }
 
@@ -279,6 +330,7 @@ impl Explanation {
         let _ = writeln!(out, "rules    {}", rules_text(&self.rules_from));
         for judged in &self.rules {
             let says = match (judged.server_selected, judged.name_allowed) {
+                _ if judged.without_proxy => "queries pass without the proxy",
                 (Some(false), _) | (_, None) => "not about this server",
                 (_, Some(true)) => "allows it",
                 (_, Some(false)) => "does not have the name",

@@ -220,7 +220,7 @@ settings! {
     /// Port of a Cilium agent's FQDNData service on this node; used if --agent-address is not set [default: 10095]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     standalone_dns_proxy_server_port: u16 = "HOLDFAST_STANDALONE_DNS_PROXY_SERVER_PORT",
-    /// Lowest severity that is logged: error, warn, info, debug or trace; or a filter such as holdfast_sdp::link=debug [default: info]
+    /// Lowest severity that is logged: error, warn, info, debug, trace or off; modules may have their own, for example info,holdfast_sdp::link=debug [default: info]
     #[arg(long, value_name = "FILTER")]
     log_level: String = "HOLDFAST_LOG_LEVEL",
     /// Format of the log [default: text]

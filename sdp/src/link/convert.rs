@@ -7,6 +7,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use daemon::state_dir::StateDir;
 use dns_policy::{
     boot_time::BootTime,
     epoch::Epoch,
@@ -21,6 +22,25 @@ use fqdn_proto::native as wire;
 use shared_maps::{EndpointId, IdentityId};
 
 use crate::sink::{Batch, Grant, MappingResult, Outgoing, Promise};
+
+/// A state directory; a device and an inode of 0 are none.
+pub(super) fn state_dir(message: wire::StateDir) -> StateDir {
+    let inode = (message.device, message.inode);
+    StateDir {
+        path: message.path.into(),
+        inode: (inode != (0, 0)).then_some(inode),
+    }
+}
+
+/// The same for the other side.
+pub(super) fn to_state_dir(dir: &StateDir) -> wire::StateDir {
+    let (device, inode) = dir.inode.unwrap_or_default();
+    wire::StateDir {
+        path: dir.path.to_string_lossy().into_owned(),
+        device,
+        inode,
+    }
+}
 
 /// Why rules cannot be taken; refuses their whole revision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -92,6 +92,7 @@ async fn begin(
         agent_version: "unknown".to_owned(),
         epoch: epoch.clone(),
         other_proxy_port: None,
+        other_state_dir: None,
     });
     link.maps.begin_agent_session();
     adopt_rules(link);

@@ -1,5 +1,6 @@
 //! A session of the native service: two connections, two streams.
 
+use daemon::state_dir::StateDir;
 use fqdn_proto::native as wire;
 use tokio::sync::oneshot;
 use tonic::transport::{Channel, Endpoint};
@@ -7,7 +8,7 @@ use wire::fqdn_policy_client::FqdnPolicyClient;
 
 use super::{
     Link, SessionError, answered, connect, connect_with, convert, mapping_stream, rules_stream,
-    state::{Connection, Service},
+    state::{Connection, Service, StateDirs},
 };
 use crate::{config::AgentAddress, link_stream::ReadNow, shared_tasks::SharedTasks};
 
@@ -75,6 +76,21 @@ async fn begin(
             "the agent redirects queries to another port; give agent and proxy the same --tofqdns-proxy-port"
         );
     }
+    let own = StateDir::look(&link.state_dir);
+    let agents = hello.state_dir.map(convert::state_dir);
+    let agents = agents.filter(|agents| own.differs_from(agents));
+    let other_state_dir = agents.map(|agents| StateDirs {
+        agent: agents.path.display().to_string(),
+        own: own.path.display().to_string(),
+    });
+    if let Some(StateDirs { agent, own }) = &other_state_dir {
+        tracing::error!(
+            ours = own,
+            agents = agent,
+            "the agent writes its files to another directory: a proxy that starts without the agent has \
+             no rules; give agent and proxy the same --state-dir"
+        );
+    }
     tracing::info!(%address, agent = hello.version, start = epoch.start, "connected to the agent");
     link.sink.agent_up(epoch.clone(), Some(hello.min_ttl));
     link.state.connected(Connection {
@@ -83,6 +99,7 @@ async fn begin(
         agent_version: hello.version,
         epoch,
         other_proxy_port,
+        other_state_dir,
     });
     let (ends, ended) = oneshot::channel();
     tasks.spawn({
@@ -108,6 +125,7 @@ async fn hello(link: &Link, client: &mut Client) -> Result<wire::HelloResponse, 
         instance: link.instance.clone(),
         capabilities: Vec::new(),
         proxy_port: link.proxy_port.into(),
+        state_dir: Some(convert::to_state_dir(&StateDir::look(&link.state_dir))),
     };
     let response = answered("Hello", client.hello(request)).await?.into_inner();
     match response.epoch.clone().map(convert::epoch) {

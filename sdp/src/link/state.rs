@@ -56,6 +56,18 @@ pub struct Connection {
     pub epoch: Epoch,
     /// Port it redirects to, where that is not ours.
     pub other_proxy_port: Option<u16>,
+    /// The two state directories, where they differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_state_dir: Option<StateDirs>,
+}
+
+/// State directories of an agent and its proxy, as each has its own.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct StateDirs {
+    /// The agent's `--state-dir`.
+    pub agent: String,
+    /// The `--state-dir` of this proxy.
+    pub own: String,
 }
 
 /// How the link stands.

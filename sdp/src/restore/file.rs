@@ -360,7 +360,7 @@ mod tests {
         assert_eq!(udp.port, 53);
         assert_eq!(
             (&udp.rules[0].servers, &udp.rules[0].names),
-            (&Servers::Any, &NameRules::All)
+            (&Servers::Any, &NameRules::every_name())
         );
         let Servers::Prefixes(prefixes) = &udp.rules[1].servers else {
             panic!("no prefixes")

@@ -64,6 +64,9 @@ fn found() -> Findings {
             servers: Some(vec![310]),
             names: None,
         }],
+        dns_direct: Vec::new(),
+        dns_closed: Vec::new(),
+        open_families: Vec::new(),
         by_name: vec![rule()],
         names: vec![NameView {
             endpoint: 7,

@@ -46,6 +46,9 @@ const STATUS: &str = "`holdfast-agent status` and the log say what could not be 
 impl Walk<'_> {
     pub(super) fn why(&self) -> Why {
         let mut hops = vec![self.endpoint(), self.programs(), self.policy()];
+        if self.question.direction == FlowDirection::Egress {
+            hops.extend(self.open_families());
+        }
         let name = match &self.question.target {
             Target::Name(name) => Some(name.as_str().trim_end_matches('.')),
             Target::Address(_) => None,

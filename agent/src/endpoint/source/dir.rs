@@ -177,6 +177,31 @@ mod tests {
     }
 
     #[test]
+    fn labels_that_only_the_agent_gives_are_refused() {
+        for label in [
+            "reserved:host",
+            "reserved:world=x",
+            "cidr:10.0.0.0/8",
+            "cidrgroup:io.cilium.policy.cidrgroupname/a",
+            "fqdn:www.good.test",
+            "dnsname:www.good.test",
+            "dnsname-closed:www.good.test",
+            "node:zone=a",
+            "node-cidr:192.0.2.0/24",
+            "service:shop/web",
+        ] {
+            let text = format!("netns: pod1\nlabels: [k8s:app=a, '{label}']\n");
+            let read = documents(&text);
+            let error = read[0].1.as_ref().expect_err(label).to_string();
+            for part in [label, "only the agent", "k8s:app=web"] {
+                assert!(error.contains(part), "{label}: {error}");
+            }
+        }
+        let own = "netns: pod1\nlabels: [k8s:reserved=host, 'k8s:cidr=a', any:fqdn, role]\n";
+        assert!(documents(own)[0].1.is_ok());
+    }
+
+    #[test]
     fn several_documents_one_of_them_bad() {
         let read = documents(
             "netns: pod1\nlabels: [k8s:app=a]\n---\nnetns: pod2\npid: 3\nlabels: [k8s:app=b]\n---\n",

@@ -101,6 +101,13 @@ pub enum EndpointError {
     /// A label that the agent derives from `enable-policy`.
     #[error("label {0:?} is reserved: the agent derives it from enable-policy; set the mode there")]
     ModeLabel(String),
+    /// A label that only the agent gives.
+    #[error(
+        "label {0:?} is reserved: only the agent gives {1}: labels, and an endpoint with one would pass \
+         for what it is not; remove the label, and give one of the endpoint's own, for example \
+         k8s:app=web"
+    )]
+    AgentLabel(String, String),
     /// A named port that cannot be read.
     #[error("named-ports: {0}")]
     NamedPort(#[from] NamedPortError),
@@ -193,6 +200,16 @@ impl EndpointDocument {
 
     /// Checks what can be checked without the kernel.
     pub(super) fn check(&self) -> Result<Netns, EndpointError> {
+        let netns = self.check_stored()?;
+        for label in &self.labels {
+            own_label(label)?;
+        }
+        Ok(netns)
+    }
+
+    /// As [`Self::check`] of a document that an earlier release accepted: labels that only the agent
+    /// gives are left out (see [`Self::left_out`]).
+    fn check_stored(&self) -> Result<Netns, EndpointError> {
         match &self.pod {
             Some(_) if !self.labels.is_empty() => return Err(EndpointError::BesidePod("labels")),
             Some(_) if !self.named_ports.is_empty() => {
@@ -203,13 +220,7 @@ impl EndpointDocument {
             Some(_) | None => {}
         }
         for label in &self.labels {
-            let parsed = Label::parse(label)?;
-            if is_label(&parsed) {
-                return Err(EndpointError::MadeLabel(label.clone()));
-            }
-            if PolicyMode::is_label(&parsed) {
-                return Err(EndpointError::ModeLabel(label.clone()));
-            }
+            Label::parse(label)?;
         }
         NamedPorts::parse(&self.named_ports)?;
         self.namespace()
@@ -231,7 +242,7 @@ impl EndpointDocument {
         key: &str,
         before: Option<&EndpointSpec>,
     ) -> Result<(EndpointSpec, Vec<String>), EndpointError> {
-        let netns = self.check()?;
+        let netns = self.check_stored()?;
         let claims = Claims {
             named: self.addresses.clone(),
             known: before.map(|before| Known {
@@ -276,7 +287,7 @@ impl EndpointDocument {
 
     /// An endpoint that cannot be found again, with the labels that this document gives it.
     pub(super) fn relabelled(&self, before: EndpointSpec) -> Result<EndpointSpec, EndpointError> {
-        if self.check()?.to_string() != before.netns {
+        if self.check_stored()?.to_string() != before.netns {
             return Ok(before);
         }
         Ok(EndpointSpec {
@@ -287,11 +298,39 @@ impl EndpointDocument {
         })
     }
 
+    /// Labels that only the agent gives: an earlier release accepted them. Without them the endpoint is
+    /// restricted in both directions, unless the document has a mode.
+    pub(super) fn left_out(&self) -> Vec<&str> {
+        let labels = self.labels.iter().map(String::as_str);
+        labels.filter(|label| own_label(label).is_err()).collect()
+    }
+
     /// Its labels with those that the agent makes.
     fn all_labels(&self) -> Result<Vec<String>, EndpointError> {
+        let own = self.labels.iter().filter(|label| own_label(label).is_ok());
+        let own: Vec<String> = own.cloned().collect();
+        let is_whole = own.len() == self.labels.len();
+        let mode = self.enable_policy;
+        let mode = mode.or_else(|| (!is_whole).then_some(PolicyMode::Always));
         let mut made = NamedPorts::parse(&self.named_ports)?.labels();
-        made.extend(self.enable_policy.map(PolicyMode::label));
+        made.extend(mode.map(PolicyMode::label));
         let made = made.iter().map(ToString::to_string);
-        Ok(self.labels.iter().cloned().chain(made).collect())
+        Ok(own.into_iter().chain(made).collect())
     }
+}
+
+/// A label that an endpoint may be given.
+pub(crate) fn own_label(text: &str) -> Result<Label, EndpointError> {
+    let label = Label::parse(text)?;
+    if is_label(&label) {
+        return Err(EndpointError::MadeLabel(text.to_owned()));
+    }
+    if PolicyMode::is_label(&label) {
+        return Err(EndpointError::ModeLabel(text.to_owned()));
+    }
+    if label.is_given_by_agent() {
+        let source = label.source().to_owned();
+        return Err(EndpointError::AgentLabel(text.to_owned(), source));
+    }
+    Ok(label)
 }

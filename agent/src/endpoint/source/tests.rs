@@ -6,10 +6,13 @@ use std::{fs, os::fd::OwnedFd, path::Path};
 use shared_maps::user::InterfaceNames;
 
 use super::{gated::Until, *};
-use crate::datapath::{
-    closed::{Closed, DocumentHash, Why},
-    link::Link,
-    program::ProgramError,
+use crate::{
+    datapath::{
+        closed::{Closed, DocumentHash, Why},
+        link::Link,
+        program::ProgramError,
+    },
+    policy::mode::PolicyMode,
 };
 
 type Events = Arc<Mutex<Vec<SourceEvent<EndpointSpec>>>>;
@@ -355,4 +358,45 @@ fn an_interface_that_is_an_endpoint_already_has_a_remedy_that_can_be_done() {
         );
         assert!(says.contains(remedy), "{says}");
     }
+}
+
+#[test]
+fn an_endpoint_of_an_earlier_run_loses_labels_that_only_the_agent_gives_and_is_restricted() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("state")).unwrap();
+    let file = dir.path().join("state/added_endpoints.json");
+    let added = r#"{"version":1,"endpoints":{"cli/pod1/eth0":{"netns":"pod1","ifname":"eth0",
+        "labels":["reserved:host"]}}}"#;
+    fs::write(&file, added).unwrap();
+    let (book, events) = open(dir.path(), restored("cli/pod1/eth0", 1, "pod1"));
+    book.list();
+    let listed = std::mem::take(&mut *events.lock());
+    let labels = listed.iter().find_map(|event| match event {
+        SourceEvent::Apply(spec) => Some(spec.labels.clone()),
+        _ => None,
+    });
+    assert_eq!(labels, Some(vec![PolicyMode::Always.label().to_string()]));
+    let unresolved = book.unresolved();
+    let is_named = |entry: &Unresolved| {
+        entry.key == "cli/pod1/eth0"
+            && entry.reason.contains("reserved:host")
+            && entry.reason.contains("add it again")
+    };
+    assert!(unresolved.iter().any(is_named), "{unresolved:?}");
+    // A mode of its own stays.
+    let never = EndpointDocument {
+        netns: Some("pod1".to_owned()),
+        labels: vec!["k8s:app=a".to_owned(), "cidr:10.0.0.0/8".to_owned()],
+        enable_policy: Some(PolicyMode::Never),
+        ..EndpointDocument::default()
+    };
+    let spec = never
+        .relabelled(restored("cli/pod1/eth0", 1, "pod1"))
+        .unwrap();
+    let wanted = [
+        "k8s:app=a".to_owned(),
+        PolicyMode::Never.label().to_string(),
+    ];
+    assert_eq!(spec.labels, wanted);
+    assert_eq!(never.left_out(), ["cidr:10.0.0.0/8"]);
 }

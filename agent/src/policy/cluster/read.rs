@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde_json::Value;
 
 use crate::{
-    labels::{Label, RESERVED},
+    labels::Label,
     policy::validate::{Checked, Fault, text},
 };
 
@@ -76,16 +76,15 @@ pub(super) fn address(path: &str, value: Option<&Value>) -> Checked<IpAddr> {
     Ok(address)
 }
 
-/// Refuses labels that only the agent gives: to nodes, the world and addresses of a role.
+/// Refuses labels that only the agent gives: to nodes, the world, blocks and names.
 pub(super) fn not_reserved(path: &str, label: &Label) -> Checked<()> {
-    match label.source() {
-        RESERVED => {
-            let reason = format!("`{label}` is not a label of pods");
-            let remedy = "remove the label; the agent gives reserved: labels itself";
-            Err(Fault::new(path, &reason, remedy))
-        }
-        _ => Ok(()),
+    if !label.is_given_by_agent() {
+        return Ok(());
     }
+    let source = label.source();
+    let reason = format!("`{label}` is not a label of pods");
+    let remedy = format!("remove the label; the agent gives {source}: labels itself");
+    Err(Fault::new(path, &reason, &remedy))
 }
 
 /// A port number, never 0.

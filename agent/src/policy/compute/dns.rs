@@ -56,18 +56,19 @@ pub(crate) fn dns_rules(
                 add_rules(&mut rules, rule, &names, selectors, meant);
             }
         }
+        // What is observed comes to the proxy by itself.
+        let is_observed = observed != Observed::Nothing && observed::PORTS.contains(&at);
+        let every_name = match is_observed {
+            true => NameRules::every_name(),
+            false => NameRules::All,
+        };
         for rule in allows(side) {
             let meant = |server: Option<&LabelSet>| is_plain(rule, at, server);
-            add_rules(&mut rules, rule, &NameRules::All, selectors, meant);
+            add_rules(&mut rules, rule, &every_name, selectors, meant);
         }
-        if observed == Observed::Everything && observed::PORTS.contains(&at) {
+        if observed == Observed::Everything && is_observed {
             let everyone = Servers::Any;
-            add_rule(
-                &mut rules,
-                "any server".to_owned(),
-                everyone,
-                &NameRules::All,
-            );
+            add_rule(&mut rules, "any server".to_owned(), everyone, &every_name);
         }
         for service in services.iter().filter(|service| service.at == at) {
             add_service(&mut rules, side, selectors, service);
@@ -143,7 +144,7 @@ pub(super) fn dns_ports(side: &Side) -> impl Iterator<Item = (&PeerRule, &PortRu
 /// Names as the proxy takes them; none if no name can match.
 fn render_names(names: &DnsNames) -> Option<NameRules> {
     match names {
-        DnsNames::All => Some(NameRules::All),
+        DnsNames::All => Some(NameRules::every_name()),
         DnsNames::Names(list) if list.is_empty() => None,
         DnsNames::Names(list) => Some(NameRules::Names(list.clone())),
     }
@@ -244,7 +245,7 @@ fn common_names(
     }
     match common {
         _ if service.backends.is_empty() => None,
-        None => Some(NameRules::All),
+        None => Some(NameRules::every_name()),
         Some(names) if names.is_empty() => None,
         Some(names) => Some(NameRules::Names(names.into_iter().cloned().collect())),
     }

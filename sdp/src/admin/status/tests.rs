@@ -8,7 +8,7 @@ use dns_policy::epoch::Epoch;
 use super::*;
 use crate::{
     journal::JournalStatus,
-    link::state::{Connection, RulesOrigin, Service},
+    link::state::{Connection, RulesOrigin, Service, StateDirs},
     steering::SteeringStatus,
 };
 
@@ -66,6 +66,7 @@ fn healthy() -> Status {
                 agent_version: "0.1.0".to_owned(),
                 epoch: epoch(),
                 other_proxy_port: None,
+                other_state_dir: None,
             }),
             last_error: None,
             sessions: 2,
@@ -214,6 +215,21 @@ fn the_status_of_a_healthy_proxy() {
 #[test]
 fn the_status_of_a_proxy_with_problems() {
     golden("status-trouble.txt", &troubled().text());
+}
+
+#[test]
+fn another_state_directory_of_the_agent_is_shown_with_both_paths_and_the_flag() {
+    let mut status = healthy();
+    if let Some(connection) = &mut status.agent.connection {
+        connection.other_state_dir = Some(StateDirs {
+            agent: "/var/run/a".to_owned(),
+            own: "/var/run/b".to_owned(),
+        });
+    }
+    let text = status.text();
+    for part in ["/var/run/a", "/var/run/b", "the same --state-dir"] {
+        assert!(text.contains(part), "{text}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use super::{Counted, Status};
 use crate::{
-    link::state::{LinkStatus, RulesOrigin, Service},
+    link::state::{LinkStatus, RulesOrigin, Service, StateDirs},
     maps::MapsStatus,
     query_log::QueryLogStatus,
     recent_warnings::RecentWarning,
@@ -223,6 +223,13 @@ fn agent_text(agent: &LinkStatus) -> String {
             );
             if let Some(port) = connection.other_proxy_port {
                 let _ = write!(text, "; it redirects to port {port}, which is not ours");
+            }
+            if let Some(StateDirs { agent, own }) = &connection.other_state_dir {
+                let _ = write!(
+                    text,
+                    "; its --state-dir is {agent}, and ours is {own}: a proxy that starts without the \
+                     agent has no rules; give both the same --state-dir"
+                );
             }
             text
         }

@@ -5,7 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use super::{STATUS, Walk, hop};
 use crate::{
     admin::model::{Hop, HopState},
-    core::{snapshot::NameView, why::MeantBy},
+    core::{
+        snapshot::NameView,
+        why::{ClosedServers, MeantBy},
+    },
+    policy::{lint::firewalls::ALLOW_BEFORE, trace::RuleView},
 };
 
 const REFUSED: &str = "--tofqdns-refuse-prefix";
@@ -119,8 +123,18 @@ impl Walk<'_> {
             );
             return hop(HopState::Found, text, "");
         }
+        if let Some(closed) = self.found.dns_closed.first() {
+            return Some(closed_servers(closed));
+        }
         if servers.is_empty() {
-            let text = format!("no DNS rule allows it to look up {name}: its queries are refused");
+            let mut text =
+                format!("no DNS rule allows it to look up {name}: its queries are refused");
+            if !self.found.dns_direct.is_empty() {
+                text.push_str(&format!(
+                    "; those to {} pass without the proxy, and nothing is learned from the answers",
+                    self.found.dns_direct.join(", ")
+                ));
+            }
             let remedy = "add the name (matchName or matchPattern) to toPorts.rules.dns of the \
                           egress rule to its DNS servers";
             return hop(HopState::Missing, text, remedy);
@@ -129,6 +143,12 @@ impl Walk<'_> {
         let remedy = "is the DNS server's label or block right? `selectors list` shows the \
                       identities that each selector selects";
         hop(HopState::Missing, text, remedy)
+    }
+
+    /// Firewalls of the endpoint that leave a family open.
+    pub(super) fn open_families(&self) -> impl Iterator<Item = Hop> {
+        let open = self.found.open_families.iter();
+        open.map(|text| hop("firewall", None, HopState::Absent, text.clone(), ""))
     }
 
     pub(super) fn selector(&self, name: &str) -> Hop {
@@ -298,4 +318,18 @@ impl Walk<'_> {
                       toEndpoints";
         hop(HopState::Missing, text, remedy)
     }
+}
+
+fn closed_servers(closed: &ClosedServers) -> Hop {
+    let rules = closed.rules.iter().map(RuleView::to_string);
+    let rules: Vec<String> = rules.collect();
+    let by = match rules.is_empty() {
+        true => "no rule allows".to_owned(),
+        false => format!("{} denies", rules.join("; ")),
+    };
+    let text = format!(
+        "it may look up the name at {}, but {by} packets to port 53 there: no query is answered",
+        closed.selector
+    );
+    hop("dns", None, HopState::Missing, text, ALLOW_BEFORE)
 }

@@ -155,9 +155,17 @@ fn identities_and_endpoints_of_cilium() {
     );
     refused(endpoint, "k8s:app=web", ":", "status.identity.labels[0]");
     // No document makes a pod a node, or a part of the world.
-    for role in ["host", "world", "unmanaged", "kube-apiserver"] {
-        let label = format!("reserved:{role}");
-        refused(endpoint, "k8s:app=web", &label, "status.identity.labels[0]");
+    for label in [
+        "reserved:host",
+        "reserved:world",
+        "reserved:unmanaged",
+        "reserved:kube-apiserver",
+        "cidr:10.0.0.0/8",
+        "fqdn:www.good.test",
+        "service:shop/web",
+        "node:zone",
+    ] {
+        refused(endpoint, "k8s:app=web", label, "status.identity.labels[0]");
         let field = format!("security-labels.{label}");
         refused(
             identity,

@@ -1,0 +1,245 @@
+//! DNS servers of endpoints, by the entries of their policy maps: a server counts where its queries
+//! come to the proxy. A rule that also opens port 53 of other addresses, as `toFQDNs` without `toPorts`
+//! does, makes no DNS server of them: their queries pass by the proxy, and nothing is learned.
+
+use std::collections::BTreeSet;
+
+use dns_policy::rule::{EndpointRules, NameRules, PortRules, SelectorRule, Servers};
+use shared_maps::{IdentityId, policy::EGRESS};
+
+use super::{Core, policy_model::Subject, state::State, why::Target};
+use crate::{
+    endpoint::endpoint::Endpoint,
+    policy::{
+        compute::{decide, everyone_at, longest},
+        lint::firewalls::{self, ALLOW_BEFORE},
+        trace::{FlowDirection, Port, RuleView},
+    },
+};
+
+/// Endpoints that a warning names.
+const NAMED: usize = 5;
+
+/// What policy maps make of a query to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Way {
+    /// It comes to the proxy.
+    Proxied,
+    /// It passes without the proxy.
+    Direct,
+    /// It is dropped.
+    Closed,
+}
+
+/// DNS servers of rules about a name.
+#[derive(Debug, Default)]
+pub(super) struct ServersOf {
+    /// The rules with the servers whose queries come to the proxy.
+    pub rules: EndpointRules,
+    /// Selectors whose servers' queries pass without the proxy.
+    pub direct: Vec<String>,
+    /// Selectors all of whose servers are closed, each with one of them and the port.
+    pub closed: Vec<(String, IdentityId, Port)>,
+}
+
+impl Way {
+    /// By the intended entries of a subject's policy maps.
+    pub(super) fn of(subject: &Subject, server: IdentityId, port: Port) -> Self {
+        let lookup = |id: u32| {
+            let (protocol, number) = match id {
+                0 => everyone_at(server, port.protocol, port.number),
+                _ => (port.protocol, port.number),
+            };
+            let entries = subject.entries(IdentityId(id)).into_iter().flatten();
+            longest(entries, EGRESS, protocol, number)
+        };
+        match decide(lookup, server) {
+            None => Self::Closed,
+            Some((_, value)) if value.is_deny() => Self::Closed,
+            Some((_, value)) if value.proxy_port.get() == 0 => Self::Direct,
+            Some(_) => Self::Proxied,
+        }
+    }
+}
+
+impl State {
+    /// Identities of the trusted DNS servers, as far as they are known.
+    fn trusted_identities(&self) -> BTreeSet<IdentityId> {
+        let servers = self.resolved.trusted_servers().iter();
+        servers
+            .map(|server| {
+                let address = server.ip();
+                let known = self.ipcache.identity_of(address);
+                known.unwrap_or_else(|| self.world_of(address))
+            })
+            .collect()
+    }
+
+    /// Which servers of an endpoint's DNS rules count. `rules` are its rules, or some of them.
+    pub(super) fn dns_servers_of(&self, endpoint: &Endpoint, rules: &EndpointRules) -> ServersOf {
+        let mut found = ServersOf::default();
+        let Some(subject) = self.policy.subject(endpoint.identity) else {
+            return found;
+        };
+        let trusted = self.trusted_identities();
+        let worlds = self.worlds_of(endpoint);
+        for port in &rules.ports {
+            let at = port_of(port);
+            let named: BTreeSet<IdentityId> = identities(port).collect();
+            let mut kept = Vec::new();
+            for rule in &port.rules {
+                let candidates: BTreeSet<IdentityId> = match &rule.servers {
+                    Servers::Identities(ids) => ids.clone(),
+                    Servers::Any => named
+                        .iter()
+                        .chain(&trusted)
+                        .chain(&worlds)
+                        .copied()
+                        .collect(),
+                    // Only restored rules have them.
+                    Servers::Prefixes(_) => BTreeSet::new(),
+                };
+                let is_known = match &rule.servers {
+                    Servers::Identities(_) => !candidates.is_empty(),
+                    // The servers may be others than those that are known.
+                    Servers::Any => rule.names == NameRules::All || !trusted.is_empty(),
+                    Servers::Prefixes(_) => false,
+                };
+                if !is_known {
+                    kept.push(rule.clone());
+                    continue;
+                }
+                let way = |id: &IdentityId| Way::of(subject, *id, at);
+                let proxied = candidates.iter().filter(|id| way(id) == Way::Proxied);
+                let proxied: BTreeSet<IdentityId> = proxied.copied().collect();
+                if !proxied.is_empty() {
+                    let servers = match &rule.servers {
+                        Servers::Any if rule.names != NameRules::All => Servers::Any,
+                        _ => Servers::Identities(proxied),
+                    };
+                    kept.push(SelectorRule {
+                        servers,
+                        ..rule.clone()
+                    });
+                } else if candidates.iter().any(|id| way(id) == Way::Direct) {
+                    note(&mut found.direct, &rule.selector);
+                } else if let Some(first) = candidates
+                    .iter()
+                    .find(|id| trusted.contains(id))
+                    .or(candidates.first())
+                {
+                    found.closed.push((rule.selector.clone(), *first, at));
+                }
+            }
+            if !kept.is_empty() {
+                found.rules.ports.push(PortRules {
+                    rules: kept,
+                    ..port.clone()
+                });
+            }
+        }
+        found
+    }
+
+    /// EgressFirewalls that leave a family open of which an endpoint of this node has an address.
+    fn open_families(&self) -> impl Iterator<Item = String> {
+        let has = |is_ipv4: bool| {
+            let mut addresses = self.endpoints.iter().flat_map(Endpoint::addresses);
+            addresses.any(|address| address.is_ipv4() == is_ipv4)
+        };
+        let (has_ipv4, has_ipv6) = (has(true), has(false));
+        let documents = self.policy.repository().iter();
+        documents.filter_map(move |document| {
+            let open = firewalls::open_family(document)?;
+            let is_used = match open.is_ipv4 {
+                true => has_ipv4,
+                false => has_ipv6,
+            };
+            is_used.then(|| format!("policy {}: {}", document.key, open.text))
+        })
+    }
+}
+
+impl State {
+    /// EgressFirewalls of an endpoint that leave a family open of which it has an address, and the
+    /// target is or may be.
+    pub(super) fn open_families_of(&self, endpoint: &Endpoint, target: &Target) -> Vec<String> {
+        let Some(subject) = self.policy.subject(endpoint.identity) else {
+            return Vec::new();
+        };
+        let tier = subject.policy().egress.tier.iter();
+        let keys: BTreeSet<&str> = tier.map(|rule| &*rule.document).collect();
+        let documents = keys
+            .into_iter()
+            .filter_map(|key| self.policy.repository().get(key));
+        let open = documents.filter_map(|document| {
+            let open = firewalls::open_family(document)?;
+            let is_meant = match target {
+                Target::Address(address) => address.is_ipv4() == open.is_ipv4,
+                Target::Name(_) => true,
+            };
+            let mut own = endpoint.addresses();
+            let has_family = own.any(|address| address.is_ipv4() == open.is_ipv4);
+            (is_meant && has_family).then(|| format!("{} {}", document.key, open.text))
+        });
+        open.collect()
+    }
+}
+
+impl Core {
+    /// EgressFirewalls that leave a family open, and those that close the DNS servers of their pods.
+    pub(super) fn firewall_warnings(&self) -> Vec<String> {
+        let state = &self.state;
+        let mut found: Vec<String> = state.open_families().collect();
+        let subjects = state.policy.subjects().map(|(_, subject)| subject);
+        for subject in subjects.filter(|subject| subject.has_tier()) {
+            let endpoints = subject.endpoints();
+            let first = endpoints.first().and_then(|id| state.endpoints.get(*id));
+            let Some(first) = first else { continue };
+            let mut closed = state.dns_servers_of(first, subject.dns()).closed;
+            closed.dedup_by(|one, other| one.0 == other.0);
+            for (selector, server, at) in closed {
+                let rules = self
+                    .peer(first.id, FlowDirection::Egress, server, Some(at))
+                    .deciding();
+                let rules: Vec<String> = rules.iter().map(RuleView::to_string).collect();
+                if rules.is_empty() {
+                    continue;
+                }
+                let ids = endpoints.iter().take(NAMED).map(|id| id.0.to_string());
+                let ids: Vec<String> = ids.collect();
+                let more = match endpoints.len().saturating_sub(NAMED) {
+                    0 => String::new(),
+                    more => format!(" and {more} more"),
+                };
+                found.push(format!(
+                    "endpoint {}{more}: its DNS servers ({selector}) are denied by {}: no query of it \
+                     is answered; {ALLOW_BEFORE}",
+                    ids.join(", "),
+                    rules.join("; "),
+                ));
+            }
+        }
+        found
+    }
+}
+
+fn port_of(port: &PortRules) -> Port {
+    Port {
+        protocol: port.transport.number(),
+        number: port.port,
+    }
+}
+
+fn identities(port: &PortRules) -> impl Iterator<Item = IdentityId> {
+    port.rules.iter().flat_map(|rule| match &rule.servers {
+        Servers::Identities(ids) => ids.iter().copied().collect::<Vec<_>>(),
+        Servers::Any | Servers::Prefixes(_) => Vec::new(),
+    })
+}
+
+fn note(list: &mut Vec<String>, text: &str) {
+    if !list.iter().any(|known| known == text) {
+        list.push(text.to_owned());
+    }
+}

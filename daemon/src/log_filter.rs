@@ -1,0 +1,91 @@
+//! The filter of the log: levels of all lines and of modules. A misspelt level is an error, because the
+//! library takes it for the name of a module, and then no line of any other is logged.
+
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+
+/// The level of lines for which the filter has none.
+const BASE: &str = "info";
+
+/// Why a filter cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0}; write error, warn, info, debug, trace or off, or add levels of modules, for example \
+     info,{1}=debug"
+)]
+pub struct LogFilterError(String, &'static str);
+
+/// Reads `LEVEL` and `MODULE=LEVEL`, with commas between them. All other lines are logged from info on
+/// if the filter has no level without a module. `example` is a module for the error.
+pub fn parse(filter: &str, example: &'static str) -> Result<EnvFilter, LogFilterError> {
+    let fault = |reason: String| LogFilterError(reason, example);
+    let parts = filter.split(',').map(str::trim);
+    let parts: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();
+    if parts.is_empty() {
+        return Err(fault("it names no level".to_owned()));
+    }
+    let mut directives = Vec::new();
+    for part in &parts {
+        let level = match part.rsplit_once('=') {
+            Some((_, level)) => level,
+            None => part,
+        };
+        if level.is_empty() || level.parse::<LevelFilter>().is_err() {
+            return Err(fault(format!("`{level}` is not a level")));
+        }
+    }
+    if parts.iter().all(|part| part.contains('=')) {
+        directives.push(BASE);
+    }
+    directives.extend(parts);
+    let read = EnvFilter::try_new(directives.join(","));
+    read.map_err(|error| fault(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(filter: &str) -> String {
+        match parse(filter, "holdfast_sdp") {
+            Ok(read) => panic!("{filter:?} was read as {read}"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn only_levels_are_levels() {
+        for (filter, part) in [
+            ("debgu", "`debgu`"),
+            ("info,debgu", "`debgu`"),
+            ("holdfast_sdp", "`holdfast_sdp`"),
+            ("holdfast_sdp=debgu", "`debgu`"),
+            ("holdfast_sdp=", "``"),
+            ("", "no level"),
+            (" , ", "no level"),
+            ("a=b=c", "`c`"),
+            ("6", "`6`"),
+        ] {
+            let error = error(filter);
+            assert!(error.contains(part), "{filter:?}: {error}");
+            assert!(error.contains("warn") && error.contains("info,holdfast_sdp=debug"));
+        }
+        assert!(parse("a=b=info", "holdfast_sdp").is_err());
+    }
+
+    #[test]
+    fn levels_and_levels_of_modules_are_read() {
+        for (filter, wanted) in [
+            ("debug", vec!["debug"]),
+            ("WARN", vec!["warn"]),
+            ("off", vec!["off"]),
+            ("info, kube=off,", vec!["kube=off", "info"]),
+            // The lines of all other modules do not vanish.
+            ("holdfast_agent=debug", vec!["holdfast_agent=debug", "info"]),
+        ] {
+            let read = parse(filter, "holdfast_sdp").expect("a filter").to_string();
+            let mut read: Vec<&str> = read.split(',').collect();
+            read.sort_by_key(|part| !part.contains('='));
+            assert_eq!(read, wanted, "{filter:?}");
+        }
+    }
+}

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use aya::{TestRun, TestRunOptions};
+use holdfast_agent::datapath::deny_response::DenyResponses;
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use holdfast_agent::datapath::link::Link;
 use holdfast_agent::datapath::plan::{Attachment, Datapath, Step, StepError};
@@ -411,6 +412,7 @@ pub fn config(root: &Path, dual: bool) -> KernelConfig {
         },
         transparent: false,
         dns_quota: 0,
+        deny_responses: DenyResponses::default(),
         sdp_group: 0,
     }
 }

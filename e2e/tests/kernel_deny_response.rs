@@ -88,7 +88,7 @@ fn pseudo(src: IpAddr, dst: IpAddr, protocol: u8, len: usize) -> Vec<u8> {
     .concat()
 }
 
-/// A datagram with this payload and a correct checksum.
+/// A datagram with this payload and correct checksums.
 fn datagram(src: IpAddr, dst: IpAddr, dport: u16, payload: &[u8]) -> Vec<u8> {
     let len = u16::try_from(8 + payload.len()).expect("short");
     let mut bytes = Vec::new();
@@ -98,7 +98,12 @@ fn datagram(src: IpAddr, dst: IpAddr, dport: u16, payload: &[u8]) -> Vec<u8> {
     bytes.extend(payload);
     let sum = sum16(&[pseudo(src, dst, UDP, bytes.len()), bytes.clone()].concat());
     bytes[6..8].copy_from_slice(&(!sum).to_be_bytes());
-    frame(src, dst, raw(UDP, &bytes))
+    let mut frame = frame(src, dst, raw(UDP, &bytes));
+    if src.is_ipv4() {
+        let sum = sum16(&frame[14..34]);
+        frame[24..26].copy_from_slice(&(!sum).to_be_bytes());
+    }
+    frame
 }
 
 /// A TCP segment with these numbers and payload.

@@ -4,8 +4,8 @@ use aya_ebpf::{Global, programs::TcContext};
 use shared_maps::{
     FAMILY_IPV4,
     endpoint::{
-        DENY_RESPONSE_DNS, DENY_RESPONSE_ICMP, DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, LINK_LOCALS, LOW_INTERFACES,
-        NO_LINK_HEADER, NODE_LINK_LOCALS, TRANSPARENT, link_local_of,
+        DENY_RESPONSE_DNS, DENY_RESPONSE_ICMP, DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6,
+        LINK_LOCALS, LOW_INTERFACES, NO_LINK_HEADER, NODE_LINK_LOCALS, TRANSPARENT, link_local_of,
     },
 };
 

@@ -169,7 +169,11 @@ fn reset(ctx: &TcContext, packet: &Packet) -> Result<(), NoReply> {
     let (seq, ack, flags) = match packet.tcp_flags & (TCP_RST | TCP_ACK | TCP_SYN) {
         flags if flags & TCP_RST != 0 => return Err(NoReply),
         flags if flags & TCP_ACK != 0 => (ack, 0, TCP_RST),
-        TCP_SYN => (0, u32::from_be(seq).wrapping_add(1).to_be(), TCP_RST | TCP_ACK),
+        TCP_SYN => (
+            0,
+            u32::from_be(seq).wrapping_add(1).to_be(),
+            TCP_RST | TCP_ACK,
+        ),
         _ => return Err(NoReply),
     };
     is_within_quota(packet)?;
@@ -269,12 +273,7 @@ const UDP_LEN: u32 = 8;
 
 /// Writes the Ethernet and IP headers of a reply with `len` bytes after them.
 #[inline(never)]
-fn write_headers(
-    ctx: &TcContext,
-    packet: &Packet,
-    protocol: u8,
-    len: u32,
-) -> Result<(), NoReply> {
+fn write_headers(ctx: &TcContext, packet: &Packet, protocol: u8, len: u32) -> Result<(), NoReply> {
     exchange_macs(ctx)?;
     if packet.family == FAMILY_IPV4 {
         let total = (IPV4_LEN + len) as u16;
@@ -305,9 +304,7 @@ fn exchange_macs(ctx: &TcContext) -> Result<(), NoReply> {
 /// Sum of the pseudo header of a reply.
 #[inline(always)]
 fn pseudo_header(packet: &Packet, protocol: u8, len: u32) -> u64 {
-    sum(packet.saddr.0)
-        + sum(packet.daddr.0)
-        + sum([u32::from(protocol).to_be(), len.to_be()])
+    sum(packet.saddr.0) + sum(packet.daddr.0) + sum([u32::from(protocol).to_be(), len.to_be()])
 }
 
 #[inline(always)]

@@ -2,9 +2,7 @@
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
-use holdfast_agent::datapath::deny_response::{
-    DenyResponses, DnsDenyResponse, PolicyDenyResponse,
-};
+use holdfast_agent::datapath::deny_response::{DenyResponses, DnsDenyResponse, PolicyDenyResponse};
 use holdfast_e2e::kernel::{
     ENDPOINT, Kernel, LINK_LOCAL, MAC, PEER, PEER4, PEER6, POD4, POD6, STRANGER4, attachment,
     with_deny_responses, with_kernel,
@@ -80,12 +78,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
 
 fn pseudo(src: IpAddr, dst: IpAddr, protocol: u8, len: usize) -> Vec<u8> {
     let len = u16::try_from(len).expect("short").to_be_bytes();
-    [
-        octets(src),
-        octets(dst),
-        vec![0, protocol, len[0], len[1]],
-    ]
-    .concat()
+    [octets(src), octets(dst), vec![0, protocol, len[0], len[1]]].concat()
 }
 
 /// A datagram with this payload and correct checksums.
@@ -229,7 +222,10 @@ fn other_packets_get_an_icmp_error_that_quotes_them() {
                 ("datagram", datagram(pod, dst, 80, b"hello")),
                 ("empty datagram", datagram(pod, dst, 80, &[])),
                 ("long datagram", datagram(pod, dst, 80, &long)),
-                ("query", datagram(pod, dst, 53, &query(0x0120, [1, 0, 0, 0]))),
+                (
+                    "query",
+                    datagram(pod, dst, 53, &query(0x0120, [1, 0, 0, 0])),
+                ),
                 ("echo request", frame(pod, dst, echo(v6, false, 9))),
                 ("GRE", frame(pod, dst, raw(47, &[1; 40]))),
             ];
@@ -405,15 +401,36 @@ fn with_dport(transport: Transport, port: u16) -> Transport {
 fn only_queries_are_refused() {
     let others = |pod, dst| {
         [
-            ("response", datagram(pod, dst, 53, &query(0x8100, [1, 0, 0, 0]))),
-            ("update", datagram(pod, dst, 53, &query(0x2800, [1, 0, 0, 0]))),
-            ("no question", datagram(pod, dst, 53, &query(0, [0, 0, 0, 0]))),
-            ("two questions", datagram(pod, dst, 53, &query(0, [2, 0, 0, 0]))),
+            (
+                "response",
+                datagram(pod, dst, 53, &query(0x8100, [1, 0, 0, 0])),
+            ),
+            (
+                "update",
+                datagram(pod, dst, 53, &query(0x2800, [1, 0, 0, 0])),
+            ),
+            (
+                "no question",
+                datagram(pod, dst, 53, &query(0, [0, 0, 0, 0])),
+            ),
+            (
+                "two questions",
+                datagram(pod, dst, 53, &query(0, [2, 0, 0, 0])),
+            ),
             ("answers", datagram(pod, dst, 53, &query(0, [1, 1, 0, 0]))),
-            ("authorities", datagram(pod, dst, 53, &query(0, [1, 0, 1, 0]))),
-            ("two additional", datagram(pod, dst, 53, &query(0, [1, 0, 0, 2]))),
+            (
+                "authorities",
+                datagram(pod, dst, 53, &query(0, [1, 0, 1, 0])),
+            ),
+            (
+                "two additional",
+                datagram(pod, dst, 53, &query(0, [1, 0, 0, 2])),
+            ),
             ("short", datagram(pod, dst, 53, &[0; 11])),
-            ("another port", datagram(pod, dst, 5353, &query(0, [1, 0, 0, 0]))),
+            (
+                "another port",
+                datagram(pod, dst, 5353, &query(0, [1, 0, 0, 0])),
+            ),
         ]
     };
     with_deny_responses(DNS_ONLY, |k| {

@@ -7,7 +7,8 @@ use dns_policy::{duration, reject_code::RejectCode};
 
 use super::{
     MaxIdentities, args::ADMIN_SOCKET, cluster_args::ClusterArgs, cni_args::CniArgs,
-    deny_args::DenyArgs, firewall_args::FirewallArgs, relay_args::FollowArgs, resolver_args::ResolverArgs,
+    deny_args::DenyArgs, firewall_args::FirewallArgs, relay_args::FollowArgs,
+    resolver_args::ResolverArgs,
 };
 use crate::{
     datapath::kernel::MapSizes,

@@ -27,8 +27,9 @@ use parking_lot::Mutex;
 use shared_maps::{
     EndpointId,
     endpoint::{
-        CONFIGS, DENY_CLOCKS, DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, HIGH_INTERFACES, INTERFACES,
-        NO_LINK_HEADER, NODE_FLAGS, POLICIES, PROXY_CLOCKS, QUEUES, Queue, QueueItem, TRANSPARENT,
+        CONFIGS, DENY_CLOCKS, DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, HIGH_INTERFACES,
+        INTERFACES, NO_LINK_HEADER, NODE_FLAGS, POLICIES, PROXY_CLOCKS, QUEUES, Queue, QueueItem,
+        TRANSPARENT,
     },
     fragment,
     netfilter::CONNTRACK_LAYOUT,
@@ -235,9 +236,7 @@ impl Programs {
         if !self.replies {
             loader.map_max_entries(DENY_CLOCKS, 1);
         }
-        let mut ebpf = loader
-            .load(OBJECT)
-            .map_err(|error| load("all", &error))?;
+        let mut ebpf = loader.load(OBJECT).map_err(|error| load("all", &error))?;
         let maps = SlotMaps {
             interfaces: map(&ebpf, INTERFACES, MapKind::Array)?,
             high_interfaces: map(&ebpf, HIGH_INTERFACES, MapKind::Hash)?,

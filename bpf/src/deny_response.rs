@@ -15,7 +15,7 @@
 //! the device (`CHECKSUM_PARTIAL`): see [`reset`] and [`unreachable`].
 
 use aya_ebpf::{
-    bindings::{BPF_F_MARK_MANGLED_0, BPF_F_RECOMPUTE_CSUM},
+    bindings::{BPF_F_MARK_MANGLED_0, BPF_F_RECOMPUTE_CSUM, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC},
     helpers::{bpf_ktime_get_ns, bpf_redirect_peer, bpf_skb_change_tail},
     programs::TcContext,
 };
@@ -194,15 +194,18 @@ fn reset(ctx: &TcContext, packet: &Packet) -> Result<(), NoReply> {
 
 /// A packet becomes an ICMP message that quotes it, from its destination.
 ///
-/// If the checksum of a datagram was left to the device, the device would still complete it, at the
-/// place in the ICMP header that has no meaning. The sum of a message with a complete checksum is
-/// zero, and so is the sum of what the device adds.
+/// If the checksum of a datagram was left to the device, the device would write it into the
+/// message. It does not if the place where its sum begins has been removed from the packet.
 #[inline(never)]
 fn unreachable<const QUOTE: usize>(ctx: &TcContext, packet: &Packet) -> Result<(), NoReply> {
     const HEADER_LEN: u32 = 8;
     let quote: [u32; QUOTE] = get(ctx, ETH_LEN)?;
     is_within_quota(packet)?;
     let len = HEADER_LEN + 4 * QUOTE as u32;
+    resize(ctx, packet.l4 + len)?;
+    // All but an IP header is removed, which is two bytes more than precede the datagram.
+    ctx.adjust_room(-(len as i32), BPF_ADJ_ROOM_MAC, 0)
+        .map_err(|_| NoReply)?;
     resize(ctx, packet.l4 + len)?;
     let (protocol, kind, pseudo) = if QUOTE == QUOTE_V4 {
         (ICMP, PROHIBITED_V4, 0)

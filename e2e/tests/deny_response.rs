@@ -11,7 +11,9 @@ use hickory_proto::op::ResponseCode;
 use holdfast_e2e::bridge::Bridge;
 use holdfast_e2e::lab::{DNS4, DNS6, OTHER_DNS4, UDP_PORT, at, web4, web6};
 use holdfast_e2e::policy::{CLIENT, WEB, cidr, dns, egress, good_names};
-use holdfast_e2e::{AgentOptions, Lab, Pod, Program, Query, SdpOptions, eventually, with_lab};
+use holdfast_e2e::{
+    AgentOptions, Lab, Netns, Pod, Program, Query, SdpOptions, eventually, shell, with_lab,
+};
 use shared_maps::event::Reason;
 
 /// Longest wait for an error. Without a reply, a connection fails after minutes.
@@ -179,6 +181,84 @@ fn denied_connections_of_a_bridged_pod_fail_at_once() {
         }
         Ok(())
     });
+}
+
+/// A container in the pod sends through it, and the pod translates its addresses. The checksums of
+/// its packets, and of the replies to it, are completed by the stack or left to the device.
+#[test]
+fn a_container_behind_the_pods_address_gets_the_replies_too() {
+    with_lab(|lab| {
+        let _running = start(
+            lab,
+            &["--policy-deny-response=icmp", "--dns-deny-response=refused"],
+        )?;
+        let inner = container(lab)?;
+        for complete in [[true, true], [true, false], [false, true], [false, false]] {
+            let ends = [(&inner.netns, "eth0"), (&lab.a.netns, "inner0")];
+            for ((netns, interface), complete) in ends.into_iter().zip(complete) {
+                let value = if complete { "0" } else { "1" };
+                let arguments = ["-c", SET_CHECKSUM_OFFLOAD, interface, value];
+                netns.run("/usr/bin/python3", &arguments)?;
+            }
+            expect_errors(&inner).with_context(|| format!("complete: {complete:?}"))?;
+            for server in [OTHER_DNS4, web6(12)] {
+                for query in [
+                    Query::a("www.bad.test", server),
+                    Query::a("www.bad.test", server).edns(),
+                ] {
+                    inner.ask(&query)?.expect_code(ResponseCode::Refused)?;
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+/// `ETHTOOL_STXCSUM` of an interface.
+const SET_CHECKSUM_OFFLOAD: &str = "\
+import array, fcntl, socket, struct, sys
+value = array.array('B', struct.pack('II', 0x17, int(sys.argv[2])))
+request = struct.pack('16sP', sys.argv[1].encode(), value.buffer_info()[0])
+fcntl.ioctl(socket.socket(), 0x8946, request)
+";
+
+/// A network namespace that reaches the world through pod a, under its addresses.
+fn container(lab: &Lab) -> Result<Pod> {
+    let netns = Netns::create(format!("{}-inner", lab.name()))?;
+    let (v4, v6) = (
+        Ipv4Addr::new(10, 99, 0, 2),
+        Ipv6Addr::new(0xfd99, 0, 0, 0, 0, 0, 0, 2),
+    );
+    let pod = &lab.a.netns;
+    pod.sysctl(&[
+        ("net.ipv4.ip_forward", "1"),
+        ("net.ipv6.conf.all.forwarding", "1"),
+    ])?;
+    pod.batch(&format!(
+        "link add inner0 type veth peer name eth0 netns {}\n\
+         address add 10.99.0.1/24 dev inner0\n\
+         address add fd99::1/64 dev inner0 nodad\n\
+         link set inner0 up",
+        netns.name()
+    ))?;
+    netns.batch(&format!(
+        "address add {v4}/24 dev eth0\n\
+         address add {v6}/64 dev eth0 nodad\n\
+         link set eth0 up\n\
+         route add default via 10.99.0.1\n\
+         route add default via fd99::1"
+    ))?;
+    let rules = "table inet inner { chain out { type nat hook postrouting priority srcnat; \
+                 oifname eth0 masquerade; }; }";
+    shell::feed(pod.command("nft").args(["-f", "-"]), rules)?;
+    netns.settled()?;
+    Ok(Pod {
+        netns,
+        v4,
+        v6,
+        host_side: "inner0".to_owned(),
+        answers: Default::default(),
+    })
 }
 
 #[test]

@@ -2,8 +2,7 @@
 //!
 //! The denied packet itself becomes the reply: addresses and ports are exchanged, and the rest is
 //! written again. `bpf_redirect_peer` then moves it to the other end of the pair, into the pod.
-//! It passes no other program and no other pod's interface, so that `to_pod` needs no exception
-//! which somebody could use.
+//! `to_pod` does not run, so it needs no exception for replies, which other senders could use.
 //!
 //! | Denied | Reply |
 //! |---|---|
@@ -11,8 +10,8 @@
 //! | query of a DNS server, over UDP | REFUSED |
 //! | other | ICMP: administratively prohibited |
 //!
-//! Checksums are complete. That is right even if the pod's stack left the checksum of its packet to
-//! the device (`CHECKSUM_PARTIAL`): see [`reset`] and [`unreachable`].
+//! The checksum of a reply is right whether the pod's stack completed that of its packet or left it
+//! to the device (`CHECKSUM_PARTIAL`): see [`reset`] and [`unreachable`].
 
 use aya_ebpf::{
     bindings::{BPF_F_MARK_MANGLED_0, BPF_F_RECOMPUTE_CSUM, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC},
@@ -138,9 +137,10 @@ fn turn_round(ctx: &TcContext, packet: &Packet) -> Result<(), NoReply> {
     }
 }
 
-/// Whether the endpoint may get one more reply now: a token bucket, as in [`quota`].
+/// Counts one reply of the endpoint, if its quota allows one more now: a token bucket, as in
+/// [`quota`].
 #[inline(always)]
-fn is_within_quota(packet: &Packet) -> Result<(), NoReply> {
+fn use_quota(packet: &Packet) -> Result<(), NoReply> {
     let clock = DENY_CLOCKS.get_ptr_mut(config::slot()).ok_or(NoReply)?;
     // SAFETY: the helper has no preconditions.
     let now = unsafe { bpf_ktime_get_ns() };
@@ -159,7 +159,7 @@ fn is_within_quota(packet: &Packet) -> Result<(), NoReply> {
 ///
 /// A segment whose checksum was left to the device has the sum of the pseudo header in the field,
 /// and the device adds the rest. The field gets that sum, and `bpf_l4_csum_replace` completes it
-/// only if nobody else will.
+/// only if the device does not.
 #[inline(never)]
 fn reset(ctx: &TcContext, packet: &Packet) -> Result<(), NoReply> {
     const LEN: u32 = 20;
@@ -176,7 +176,7 @@ fn reset(ctx: &TcContext, packet: &Packet) -> Result<(), NoReply> {
         ),
         _ => return Err(NoReply),
     };
-    is_within_quota(packet)?;
+    use_quota(packet)?;
     resize(ctx, packet.l4 + LEN)?;
     write_headers(ctx, packet, TCP, LEN)?;
     let ports = u32::from(packet.dport) | u32::from(packet.sport) << 16;
@@ -200,7 +200,7 @@ fn reset(ctx: &TcContext, packet: &Packet) -> Result<(), NoReply> {
 fn unreachable<const QUOTE: usize>(ctx: &TcContext, packet: &Packet) -> Result<(), NoReply> {
     const HEADER_LEN: u32 = 8;
     let quote: [u32; QUOTE] = get(ctx, ETH_LEN)?;
-    is_within_quota(packet)?;
+    use_quota(packet)?;
     let len = HEADER_LEN + 4 * QUOTE as u32;
     resize(ctx, packet.l4 + len)?;
     // All but an IP header is removed, which is two bytes more than precede the datagram.
@@ -250,7 +250,7 @@ fn refuse(ctx: &TcContext, packet: &Packet) -> Result<(), NoReply> {
     const CHECKSUM: u32 = 6;
     let at = packet.l4 + UDP_LEN + 2;
     let flags: u16 = get(ctx, at)?;
-    is_within_quota(packet)?;
+    use_quota(packet)?;
     exchange_macs(ctx)?;
     if packet.family == FAMILY_IPV4 {
         let addresses = [packet.daddr.0[0], packet.saddr.0[0]];

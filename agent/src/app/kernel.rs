@@ -116,6 +116,7 @@ fn kernel_config(config: &Config) -> KernelConfig {
         transparent: config.transparent,
         tcx: config.tcx,
         dns_quota: config.dns_quota,
+        deny_responses: config.deny_responses,
         sdp_group: config.sdp_group,
     }
 }

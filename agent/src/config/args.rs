@@ -360,6 +360,14 @@ pub struct CleanupArgs {
         env = "HOLDFAST_STATE_DIR"
     )]
     pub state_dir: PathBuf,
+    /// Directory in which the agent stored the endpoints that `endpoint add` added
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/holdfast/endpoints",
+        env = "HOLDFAST_ENDPOINT_STORE"
+    )]
+    pub endpoint_store: PathBuf,
     /// Directory of the node's CNI configuration, from which 05-holdfast.conflist is removed
     #[arg(
         long,

@@ -17,19 +17,22 @@ mod document;
 mod follow;
 mod gated;
 mod interfaces;
+mod left;
 mod look;
 pub(crate) mod polls;
 mod processes;
 mod retries;
+pub(crate) mod store;
 pub(crate) mod taken_in;
 
 pub use self::document::{EndpointDocument, EndpointError};
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     path::PathBuf,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use daemon::lookup::Lookup;
@@ -44,6 +47,7 @@ use self::{
     look::Looked,
     processes::Processes,
     retries::Retries,
+    store::{EndpointStore, Place},
     taken_in::TakenIn,
 };
 use super::discover::{Netns, bridge};
@@ -72,7 +76,7 @@ const MAX_POLL_INTERVAL: Duration = Duration::from_millis(250);
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 const ENDED: &str = "the interface that was found by its pid is gone, and another process may have \
-    that number now; remove this endpoint, or add it again with the pid of a process that runs";
+    that number now";
 
 type Deliver = dyn Fn(SourceEvent<EndpointSpec>) + Send + Sync;
 
@@ -88,6 +92,7 @@ pub struct EndpointBook {
 struct State {
     dir: Option<DocumentDir>,
     file: CliFile,
+    store: EndpointStore,
     pods: CniFile,
     documents: BTreeMap<String, EndpointDocument>,
     /// Files of the directory that cannot be read to their end.
@@ -99,6 +104,12 @@ struct State {
     /// The directory could be read.
     listed: bool,
     found: BTreeMap<String, Found>,
+    /// Where endpoints were found that are wanted and not found now.
+    left: BTreeMap<String, Place>,
+    /// When each file of the directory was written last.
+    written: BTreeMap<String, SystemTime>,
+    /// Documents that were written again: the addresses that the pod has now may count.
+    rewritten: BTreeSet<String>,
     /// Documents to resolve again although their interface is still there.
     stale: BTreeSet<String>,
     unresolved: BTreeMap<String, String>,
@@ -138,7 +149,8 @@ impl EndpointBook {
     ) -> Result<Arc<Self>, EndpointError> {
         let pods = CniFile::in_dir(file.dir());
         let mut damaged = Vec::new();
-        let mut documents = file.read_or_recover(&restored, &mut damaged)?;
+        let store = EndpointStore::open(file.store(), file.dir(), &mut damaged);
+        let mut documents = file.read_or_recover(&restored, store.documents(), &mut damaged)?;
         documents.extend(pods.read(&restored, &mut damaged)?);
         let found = restored.into_iter().map(|spec| {
             let found = Found {
@@ -150,28 +162,34 @@ impl EndpointBook {
             (found.spec.key.clone(), found)
         });
         let interfaces = Interfaces::default();
+        let mut state = State {
+            dir: dir.map(|dir| dir::open(&dir, file.dir(), &mut damaged)),
+            processes: Processes::open(file.dir(), store.processes(), &mut damaged),
+            file,
+            store,
+            pods,
+            stale: documents.keys().cloned().collect(),
+            documents,
+            torn: BTreeSet::new(),
+            refused: BTreeSet::new(),
+            ended: BTreeSet::new(),
+            listed: false,
+            found: found.collect(),
+            left: BTreeMap::new(),
+            written: BTreeMap::new(),
+            rewritten: BTreeSet::new(),
+            unresolved: BTreeMap::new(),
+            passing: false,
+            retries: Retries::default(),
+            gated: Gated::new(gate, interfaces.clone()),
+            interfaces,
+            starting: true,
+            looked: Looked::default(),
+            taken_in: TakenIn::default(),
+        };
+        state.store_all();
         Ok(Arc::new(Self {
-            state: Mutex::new(State {
-                dir: dir.map(|dir| dir::open(&dir, file.dir(), &mut damaged)),
-                processes: Processes::open(file.dir(), &mut damaged),
-                file,
-                pods,
-                stale: documents.keys().cloned().collect(),
-                documents,
-                torn: BTreeSet::new(),
-                refused: BTreeSet::new(),
-                ended: BTreeSet::new(),
-                listed: false,
-                found: found.collect(),
-                unresolved: BTreeMap::new(),
-                passing: false,
-                retries: Retries::default(),
-                gated: Gated::new(gate, interfaces.clone()),
-                interfaces,
-                starting: true,
-                looked: Looked::default(),
-                taken_in: TakenIn::default(),
-            }),
+            state: Mutex::new(state),
             deliver: Box::new(deliver),
             damaged,
         }))
@@ -245,11 +263,10 @@ impl EndpointBook {
     pub fn add(&self, document: EndpointDocument) -> Result<EndpointSpec, EndpointError> {
         let netns = document.check()?;
         let key = cli::key(&netns, &document.ifname);
-        let before = self.state.lock().still_there(&key);
         let namespace = namespace_id(&netns).found();
-        // The operator means the process that has this number now.
-        let before = before.filter(|_| document.pid.is_none());
-        let spec = document.resolve(&key, before.as_ref())?;
+        // The operator means the process that has this number now, and the addresses that the pod has
+        // now.
+        let spec = document.resolve(&key, None)?;
         self.enter(&key, document, &netns, spec, namespace)
     }
 
@@ -269,6 +286,7 @@ impl EndpointBook {
             .and_then(|former| state.documents.get(former));
         document.taken_in = document.taken_in.or_else(|| of_before?.taken_in);
         let pid = document.pid;
+        let former = former.or_else(|| state.replaced_by(key, &document, &spec));
         let replaced = state.documents.insert(key.to_owned(), document);
         let removed = former.and_then(|former| state.documents.remove_entry(&former));
         let saved = state.save(key);
@@ -295,6 +313,8 @@ impl EndpointBook {
                 superseded: false,
             },
         );
+        state.left.remove(key);
+        state.store_one(key);
         (self.deliver)(SourceEvent::Apply(spec.clone()));
         if let Some((former, _)) = removed {
             // The core now has the endpoint under its new key.
@@ -302,6 +322,7 @@ impl EndpointBook {
             state.unresolved.remove(&former);
             state.stale.remove(&former);
             state.retries.forget(&former);
+            state.forget_unwanted();
         }
         Ok(spec)
     }
@@ -321,6 +342,11 @@ impl EndpointBook {
         Ok(())
     }
 
+    /// Endpoints that are not stored as they should be, and what to do.
+    pub(crate) fn not_stored(&self) -> Vec<String> {
+        self.state.lock().store.problems().cloned().collect()
+    }
+
     /// What is not in force.
     pub fn unresolved(&self) -> Vec<Unresolved> {
         let state = self.state.lock();
@@ -337,12 +363,37 @@ impl EndpointBook {
 
 impl State {
     /// Writes the list that has this key.
-    fn save(&self, key: &str) -> Result<(), EndpointError> {
+    fn save(&mut self, key: &str) -> Result<(), EndpointError> {
         if cni::is_key(key) {
             return self.save_pods();
         }
         let added = self.documents.iter().filter(|(key, _)| cli::is_key(key));
-        Ok(self.file.write(added)?)
+        self.file.write(added)?;
+        self.store_one(key);
+        Ok(())
+    }
+
+    /// Stores an endpoint that was added by command, or removes it from the store.
+    fn store_one(&mut self, key: &str) {
+        if !cli::is_key(key) {
+            return;
+        }
+        match self.documents.get(key) {
+            Some(document) => {
+                let place = self.found.get(key).and_then(|found| Place::of(&found.spec));
+                self.store.set(key, document, place);
+            }
+            None => self.store.remove(key),
+        }
+    }
+
+    /// The list of the last run is the one that counts: an earlier release may have changed it.
+    fn store_all(&mut self) {
+        let mut keys: BTreeSet<String> = self.documents.keys().cloned().collect();
+        keys.extend(self.store.keys());
+        for key in keys {
+            self.store_one(&key);
+        }
     }
 
     /// The endpoint of a pod that was taken in, whose interface gets this key. Any other endpoint with
@@ -419,7 +470,7 @@ impl State {
 
     /// Whether a document names a process by number, and the interface that was found by it is
     /// gone. Another process may have the number now. An endpoint added by command was found
-    /// when it was added.
+    /// when it was added: without its interface of then, its process must be the same.
     fn has_ended(&self, key: &str, document: &EndpointDocument) -> bool {
         let Some(pid) = document.pid else {
             return false;
@@ -428,11 +479,23 @@ impl State {
         let found = self.found.get(key);
         match found.filter(|found| found.spec.netns == netns) {
             Some(found) => self.interfaces.name(found.spec.ifindex).is_gone(),
-            None => cli::is_key(key) || self.ended.contains(key),
+            None => {
+                let is_added = cli::is_key(key) && !self.processes.is_known(key, pid);
+                is_added || self.ended.contains(key)
+            }
         }
     }
 
+    /// Whether the namespace that a document names is certainly gone.
+    fn is_namespace_gone(&self, key: &str, document: &EndpointDocument) -> bool {
+        let is_gone = |netns: Netns| Lookup::of_path(fs::metadata(netns.path())).is_gone();
+        self.has_ended(key, document) || document.namespace().is_ok_and(is_gone)
+    }
+
     fn refresh(&mut self, deliver: &Deliver) {
+        for key in self.store.failed() {
+            self.store_one(&key);
+        }
         if let Some(mut dir) = self.dir.take() {
             self.reread(&mut dir);
             self.dir = Some(dir);
@@ -493,7 +556,14 @@ impl State {
             .collect();
         self.unresolved
             .retain(|key, _| self.documents.contains_key(key) || listed.contains(key));
+        let written = std::mem::replace(&mut self.written, read.written);
         for (key, document) in read.documents {
+            let file = dir::file_of(&key);
+            let times = written.get(file).zip(self.written.get(file));
+            if document.is_ok() && times.is_some_and(|(before, now)| before != now) {
+                self.rewritten.insert(key.clone());
+                self.stale.insert(key.clone());
+            }
             match document {
                 Ok(document) if self.documents.get(&key) == Some(&document) => {}
                 Ok(document) => {
@@ -509,6 +579,8 @@ impl State {
             }
         }
         self.stale.retain(|key| self.documents.contains_key(key));
+        self.rewritten
+            .retain(|key| self.documents.contains_key(key));
         self.ended.retain(|key| self.documents.contains_key(key));
     }
 }

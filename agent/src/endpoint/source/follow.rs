@@ -1,17 +1,17 @@
 //! Finding endpoints, and finding them again when their interface or namespace is another one.
 
-use std::{collections::BTreeSet, fs, time::Instant};
+use std::{collections::BTreeSet, time::Instant};
 
 use daemon::lookup::Lookup;
 
 use super::{
-    Deliver, ENDED, EndpointDocument, EndpointError, Found, NamespaceId, State, gated::Until,
-    namespace_id, processes::Holder,
+    Deliver, ENDED, EndpointDocument, EndpointError, Found, NamespaceId, State,
+    document::Addresses, gated::Until, namespace_id, processes::Holder,
 };
 use crate::{
     datapath::closed::DocumentHash,
     endpoint::{
-        discover::{lead_apart, leading_to},
+        discover::{DiscoverError, lead_apart, leading_to},
         spec::EndpointSpec,
     },
     source_event::SourceEvent,
@@ -27,10 +27,9 @@ impl State {
         let moved = self.found.iter().filter(|entry| !settled(entry));
         let moved = moved.map(|(key, _)| key);
         let missing = self.documents.iter().filter(|(key, document)| {
-            let netns = document.namespace();
+            // An interface may take the place of one that is gone.
             !self.found.contains_key(*key)
-                && !self.has_ended(key, document)
-                && netns.is_ok_and(|netns| !Lookup::of_path(fs::metadata(netns.path())).is_gone())
+                && (self.place_left(key).is_some() || !self.is_namespace_gone(key, document))
         });
         let now = Instant::now();
         let missing = missing.map(|(key, _)| key);
@@ -47,6 +46,9 @@ impl State {
         let mut processes = std::mem::take(&mut self.processes);
         processes.retain(|key| self.is_wanted(key));
         self.processes = processes;
+        let mut left = std::mem::take(&mut self.left);
+        left.retain(|key, _| self.is_wanted(key));
+        self.left = left;
         if self.gated.len() == 0 {
             return;
         }
@@ -69,7 +71,7 @@ impl State {
             return;
         };
         if before.is_none() && self.has_ended(key, &document) {
-            self.end(key, deliver);
+            self.end(key, &document, deliver);
             return;
         }
         let process = document.pid.map(|pid| self.processes.look(key, pid));
@@ -86,13 +88,19 @@ impl State {
                 self.put(key, kept, None, deliver);
                 return;
             }
-            self.end(key, deliver);
+            self.end(key, &document, deliver);
             return;
         }
         let netns = document.namespace();
         let namespace = netns.as_ref().ok();
         let namespace = namespace.and_then(|netns| namespace_id(netns).found());
-        let found = document.resolve(key, before.as_ref()).and_then(|spec| {
+        let addresses = match self.rewritten.contains(key) {
+            true => Addresses::Present,
+            false => Addresses::Known,
+        };
+        let looked = document.look(key, before.as_ref(), addresses);
+        let found = looked.and_then(|looked| {
+            let spec = looked.spec;
             match self.other_with(spec.ifindex, key) {
                 Some(other) => Err(EndpointError::Taken {
                     netns: netns?,
@@ -143,9 +151,11 @@ impl State {
             }
             (Err(error), None) => {
                 self.passing |= error.is_passing();
-                let reason = self.close_unresolved(key, &document, &error, error.to_string());
-                self.note(key, &reason);
+                self.leave_place(key);
                 self.forget(key, deliver);
+                let reason = self.close_unresolved(key, &document, &error, error.to_string());
+                let again = self.if_it_runs_again(key, &document);
+                self.note(key, &format!("{reason}{again}"));
             }
         }
     }
@@ -172,15 +182,20 @@ impl State {
     }
 
     /// The process that the document names has ended.
-    fn end(&mut self, key: &str, deliver: &Deliver) {
+    fn end(&mut self, key: &str, document: &EndpointDocument, deliver: &Deliver) {
         self.ended.insert(key.to_owned());
-        self.note(key, ENDED);
+        self.leave_place(key);
         self.forget(key, deliver);
+        self.retries.failed(key, Instant::now());
+        let reason = self.close(key, Ok(BTreeSet::new()), ENDED.to_owned());
+        let again = self.if_it_runs_again(key, document);
+        self.note(key, &format!("{reason}{again}"));
     }
 
     /// A document is resolved to an interface.
     pub(super) fn settle_document(&mut self, key: &str, ifindex: u32) {
         self.stale.remove(key);
+        self.rewritten.remove(key);
         self.unresolved.remove(key);
         self.retries.forget(key);
         self.gated.resolved(key, ifindex);
@@ -200,8 +215,22 @@ impl State {
             (EndpointError::Discover(_), Ok(netns)) => leading_to(&netns, &document.ifname),
             _ => Ok(BTreeSet::new()),
         };
-        let closed = match leading {
-            Ok(mut interfaces) => {
+        self.close(key, leading, reason)
+    }
+
+    /// Closes these interfaces, and those that take the place of the endpoint's, except those of
+    /// endpoints. Gives the reason with what is closed.
+    fn close(
+        &mut self,
+        key: &str,
+        leading: Result<BTreeSet<u32>, DiscoverError>,
+        reason: String,
+    ) -> String {
+        let successors = self.successors(key);
+        let both = leading.and_then(|leading| Ok((leading, successors?)));
+        let closed = match both {
+            Ok((mut interfaces, successors)) => {
+                interfaces.extend(successors);
                 for endpoint in self.found.values().filter(|found| !found.superseded) {
                     interfaces.remove(&endpoint.spec.ifindex);
                 }
@@ -237,6 +266,8 @@ impl State {
             other.superseded |= other.spec.ifindex == spec.ifindex;
         }
         self.found.insert(key.to_owned(), found);
+        self.left.remove(key);
+        self.store_one(key);
         if !delivered {
             deliver(SourceEvent::Apply(spec));
         }

@@ -96,7 +96,7 @@ fn stays_ended_at_every_look(book: &EndpointBook) {
         EndpointBook::refresh,
     ] {
         look(book);
-        assert!(reason(book).contains("add it again"), "{}", reason(book));
+        assert!(reason(book).contains("the new pid"), "{}", reason(book));
     }
 }
 
@@ -114,7 +114,7 @@ fn a_process_that_has_the_number_of_one_that_ended_does_not_get_its_endpoint() {
     write(dir.path(), &text(other));
     book.refresh();
     assert_ne!(reason(&book), "");
-    assert!(!reason(&book).contains("add it again"), "{}", reason(&book));
+    assert!(!reason(&book).contains("the new pid"), "{}", reason(&book));
 }
 
 #[test]

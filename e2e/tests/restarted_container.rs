@@ -75,7 +75,9 @@ fn is_closed(pod: &Pod) -> Result<()> {
 
 /// Gives the host side of a pod another name.
 fn rename(lab: &Lab, pod: &mut Pod, name: &str) -> Result<()> {
-    let Pod { host_side, v4, v6, .. } = &*pod;
+    let Pod {
+        host_side, v4, v6, ..
+    } = &*pod;
     lab.node.batch(&format!(
         "link set {host_side} down\n\
          link set {host_side} name {name}\n\

@@ -130,7 +130,7 @@ pub enum EndpointCommand {
 /// `endpoint add`
 #[derive(Debug, Args)]
 pub struct EndpointAddArgs {
-    /// Name of the network namespace, as `ip netns` shows it
+    /// Name of the network namespace, as `ip netns` shows it, or an absolute path
     #[arg(long, required_unless_present = "pid", conflicts_with = "pid")]
     pub netns: Option<String>,
     /// Process id of a process in the network namespace, as the agent's own PID namespace numbers it

@@ -75,8 +75,8 @@ const MAX_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The shortest time between two polls.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-const ENDED: &str = "the interface that was found by its pid is gone, and another process may have \
-    that number now";
+const ENDED: &str = "the process or the interface that it was added by is gone, and another process \
+    may have that number now";
 
 type Deliver = dyn Fn(SourceEvent<EndpointSpec>) + Send + Sync;
 
@@ -375,22 +375,21 @@ impl State {
 
     /// Stores an endpoint that was added by command, or removes it from the store.
     fn store_one(&mut self, key: &str) {
-        if !cli::is_key(key) {
-            return;
-        }
         match self.documents.get(key) {
-            Some(document) => {
+            _ if cni::is_key(key) => {}
+            Some(document) if cli::is_key(key) => {
                 let place = self.found.get(key).and_then(|found| Place::of(&found.spec));
                 self.store.set(key, document, place);
             }
-            None => self.store.remove(key),
+            // Its place is stored while it is not found.
+            _ => self.store.remove(key),
         }
     }
 
     /// The list of the last run is the one that counts: an earlier release may have changed it.
     fn store_all(&mut self) {
         let mut keys: BTreeSet<String> = self.documents.keys().cloned().collect();
-        keys.extend(self.store.keys());
+        keys.extend(self.store.documents().into_keys());
         for key in keys {
             self.store_one(&key);
         }
@@ -494,7 +493,9 @@ impl State {
 
     fn refresh(&mut self, deliver: &Deliver) {
         for key in self.store.failed() {
-            self.store_one(&key);
+            if cli::is_key(&key) {
+                self.store_one(&key);
+            }
         }
         if let Some(mut dir) = self.dir.take() {
             self.reread(&mut dir);

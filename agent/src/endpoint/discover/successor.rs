@@ -13,13 +13,11 @@ use rtnetlink::{
 };
 use tokio_stream::StreamExt as _;
 
-use super::{
-    DiscoverError, Netns, addresses::routed_to, attributes::name_of, behind, links, on_thread,
-};
+use super::{DiscoverError, Netns, attributes::name_of, behind, links, on_thread};
 
 /// Interfaces of this node, except `known`, that lead to another namespace, and have the name
-/// `ifname` or lead to one of `addresses`: the node routes it there, or an interface of the namespace
-/// behind it has it.
+/// `ifname` or lead to a namespace that has one of `addresses`. Routes say nothing: without the route
+/// to a pod, its address is routed to the outside.
 pub(crate) fn successors(
     ifname: &str,
     addresses: &[IpAddr],
@@ -49,13 +47,11 @@ pub(crate) fn successors(
             }
         }
         for (index, behind) in others {
-            let routed = routed_to(&handle, index, &addresses).await;
-            let mut leads = !routed.map_err(failed)?.is_empty();
-            if let Some(number) = behind.filter(|_| !leads) {
-                let there = addresses_behind(number).await.map_err(failed)?;
-                leads = there.iter().any(|address| addresses.contains(address));
-            }
-            if leads {
+            let Some(number) = behind else {
+                continue;
+            };
+            let there = addresses_behind(number).await.map_err(failed)?;
+            if there.iter().any(|address| addresses.contains(address)) {
                 found.insert(index);
             }
         }

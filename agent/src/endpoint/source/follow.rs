@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Instant};
 use daemon::lookup::Lookup;
 
 use super::{
-    Deliver, ENDED, EndpointDocument, EndpointError, Found, NamespaceId, State,
+    Deliver, ENDED, EndpointDocument, EndpointError, Found, NamespaceId, State, dir,
     document::Addresses, gated::Until, namespace_id, processes::Holder,
 };
 use crate::{
@@ -49,6 +49,11 @@ impl State {
         let mut left = std::mem::take(&mut self.left);
         left.retain(|key, _| self.is_wanted(key));
         self.left = left;
+        for key in self.store.keys() {
+            if dir::is_key(&key) && !self.is_wanted(&key) {
+                self.store.remove(&key);
+            }
+        }
         if self.gated.len() == 0 {
             return;
         }
@@ -227,17 +232,25 @@ impl State {
         reason: String,
     ) -> String {
         let successors = self.successors(key);
-        let both = leading.and_then(|leading| Ok((leading, successors?)));
-        let closed = match both {
-            Ok((mut interfaces, successors)) => {
-                interfaces.extend(successors);
-                for endpoint in self.found.values().filter(|found| !found.superseded) {
-                    interfaces.remove(&endpoint.spec.ifindex);
+        // A pod that is closed must not open itself by another address.
+        let mut stay = self.place_left(key).is_some();
+        let mut interfaces = BTreeSet::new();
+        for found in [leading, successors] {
+            match found {
+                Ok(found) => interfaces.extend(found),
+                Err(error) => {
+                    tracing::debug!(endpoint = key, %error, "cannot look for the pod's interfaces");
+                    stay = true;
                 }
-                self.gated.unresolved(key, &interfaces)
             }
-            Err(_) => self.gated.kept(key),
-        };
+        }
+        if stay {
+            interfaces.extend(self.gated.waiting(key));
+        }
+        for endpoint in self.found.values().filter(|found| !found.superseded) {
+            interfaces.remove(&endpoint.spec.ifindex);
+        }
+        let closed = self.gated.unresolved(key, &interfaces);
         match closed.as_slice() {
             [] => reason,
             closed => format!(

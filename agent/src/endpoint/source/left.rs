@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
-use super::{EndpointDocument, Place, State, cli, cni};
+use super::{EndpointDocument, Place, State, cli, cni, dir};
 use crate::{
     endpoint::{
         discover::{DiscoverError, Netns, successors},
@@ -28,9 +28,14 @@ impl State {
     /// An endpoint is no longer where it was found.
     pub(super) fn leave_place(&mut self, key: &str) {
         let found = self.found.get(key).filter(|found| !found.superseded);
-        if let Some(place) = found.and_then(|found| Place::of(&found.spec)) {
-            self.left.insert(key.to_owned(), place);
+        let Some(place) = found.and_then(|found| Place::of(&found.spec)) else {
+            return;
+        };
+        // The next run of the agent must know it. That of an endpoint that was added is stored.
+        if let Some(document) = self.documents.get(key).filter(|_| dir::is_key(key)) {
+            self.store.set(key, document, Some(place.clone()));
         }
+        self.left.insert(key.to_owned(), place);
     }
 
     /// Interfaces that take the place of an endpoint's.
@@ -57,6 +62,9 @@ impl State {
             addresses: Vec::new(),
             ..document.clone()
         };
+        if !cli::is_key(key) {
+            return None;
+        }
         let wanted = content(document);
         let gone = self.documents.iter().filter(|(other, of_other)| {
             let is_found = self

@@ -3,6 +3,9 @@
 //! The list in the state directory is the one that counts while it is there: earlier releases read
 //! and write it. The state directory is usually below /run, and is empty after a boot, or when the
 //! service manager removed it: then these files are the list.
+//!
+//! An endpoint of a document in a directory has a file while its interface is gone, because of its
+//! place.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +21,7 @@ use daemon::{lookup::Lookup, regular_file};
 use serde::{Deserialize, Serialize};
 use shared_maps::user::boot_id;
 
-use super::EndpointDocument;
+use super::{EndpointDocument, cli};
 use crate::{
     datapath::{
         closed::DocumentHash,
@@ -121,9 +124,9 @@ impl EndpointStore {
         store
     }
 
-    /// The endpoints by their keys.
+    /// The endpoints that were added, by their keys.
     pub(super) fn documents(&self) -> BTreeMap<String, EndpointDocument> {
-        let records = self.records.iter();
+        let records = self.records.iter().filter(|(key, _)| cli::is_key(key));
         let documents = records.map(|(key, record)| (key.clone(), record.endpoint.clone()));
         documents.collect()
     }
@@ -355,4 +358,126 @@ pub(crate) fn remove_all(dir: &Path, state_dir: &Path) -> io::Result<usize> {
     // Not empty: another agent has files there.
     let _left = fs::remove_dir(dir);
     Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn document(netns: &str) -> EndpointDocument {
+        EndpointDocument {
+            netns: Some(netns.to_owned()),
+            ifname: "eth0".to_owned(),
+            labels: vec!["k8s:app=web".to_owned()],
+            ..EndpointDocument::default()
+        }
+    }
+
+    fn place(boot_id: String) -> Place {
+        Place {
+            boot_id,
+            interface: "veth0".to_owned(),
+            addresses: vec!["10.88.0.7".parse().unwrap()],
+        }
+    }
+
+    struct Agent {
+        dir: tempfile::TempDir,
+        state: PathBuf,
+    }
+
+    impl Agent {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let state = dir.path().join("run");
+            fs::create_dir(&state).unwrap();
+            Self { dir, state }
+        }
+
+        fn store(&self) -> PathBuf {
+            self.dir.path().join("lib/endpoints")
+        }
+
+        fn open(&self, state: &Path) -> (EndpointStore, Vec<String>) {
+            let mut damaged = Vec::new();
+            let store = EndpointStore::open(Some(&self.store()), state, &mut damaged);
+            (store, damaged)
+        }
+    }
+
+    #[test]
+    fn endpoints_are_read_back_except_those_that_are_removed_or_of_another_agent() {
+        let agent = Agent::new();
+        let (mut store, damaged) = agent.open(&agent.state);
+        assert!(damaged.is_empty() && !agent.store().exists(), "{damaged:?}");
+        store.set("cli/a/eth0", &document("a"), None);
+        store.set("cli//run/netns/b/eth0", &document("/run/netns/b"), None);
+        store.set("cli/c/eth0", &document("c"), None);
+        store.remove("cli/c/eth0");
+        let (other, _) = agent.open(agent.dir.path());
+        assert_eq!(other.documents(), BTreeMap::new());
+        let (read, damaged) = agent.open(&agent.state);
+        assert!(damaged.is_empty(), "{damaged:?}");
+        assert_eq!(read.documents(), store.documents());
+        assert_eq!(read.keys(), ["cli//run/netns/b/eth0", "cli/a/eth0"]);
+        assert_eq!(remove_all(&agent.store(), agent.dir.path()).unwrap(), 0);
+        assert_eq!(remove_all(&agent.store(), &agent.state).unwrap(), 2);
+        assert!(!agent.store().exists());
+    }
+
+    #[test]
+    fn a_place_counts_on_the_boot_on_which_it_was_found_and_stays_until_there_is_another() {
+        let agent = Agent::new();
+        let (mut store, _) = agent.open(&agent.state);
+        let now = place(boot_id().unwrap());
+        store.set("cli/a/eth0", &document("a"), Some(now.clone()));
+        store.set("cli/a/eth0", &document("a"), None);
+        let (mut read, _) = agent.open(&agent.state);
+        assert_eq!(read.place("cli/a/eth0"), Some(&now));
+        let before = place("of another boot".to_owned());
+        read.set("cli/a/eth0", &document("a"), Some(before));
+        assert_eq!(read.place("cli/a/eth0"), None);
+    }
+
+    #[test]
+    fn damaged_files_and_those_of_a_later_release_are_named_and_the_others_are_read() {
+        let agent = Agent::new();
+        let (mut store, _) = agent.open(&agent.state);
+        for netns in ["a", "b", "c"] {
+            store.set(&format!("cli/{netns}/eth0"), &document(netns), None);
+        }
+        let path = |netns: &str| store.path(&agent.store(), &format!("cli/{netns}/eth0"));
+        fs::write(path("a"), "{\"version\":1,").unwrap();
+        fs::write(path("b"), "{\"version\":2,\"what\":\"is new\"}").unwrap();
+        let (read, mut damaged) = agent.open(&agent.state);
+        assert_eq!(read.keys(), ["cli/c/eth0"]);
+        damaged.sort();
+        let name = |netns| path(netns).display().to_string();
+        assert!(damaged[0].contains(&name("a")), "{damaged:?}");
+        assert!(damaged[1].contains(&name("b")) && damaged[1].contains("newer release"));
+        assert!(!path("a").exists() && path("b").exists());
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_to_is_not_used_and_one_that_cannot_be_written_is_named() {
+        use std::os::unix::fs::PermissionsExt as _;
+
+        let agent = Agent::new();
+        fs::create_dir_all(agent.store()).unwrap();
+        fs::set_permissions(agent.store(), fs::Permissions::from_mode(0o777)).unwrap();
+        let (mut store, damaged) = agent.open(&agent.state);
+        assert!(damaged[0].contains("chmod o-w"), "{damaged:?}");
+        store.set("cli/a/eth0", &document("a"), None);
+        assert_eq!(fs::read_dir(agent.store()).unwrap().count(), 0);
+
+        fs::remove_dir(agent.store()).unwrap();
+        let (mut store, _) = agent.open(&agent.state);
+        fs::write(agent.store(), "a file").unwrap();
+        store.set("cli/a/eth0", &document("a"), None);
+        let problems: Vec<&String> = store.problems().collect();
+        assert!(problems[0].contains("cli/a/eth0"), "{problems:?}");
+        fs::remove_file(agent.store()).unwrap();
+        store.set("cli/a/eth0", &document("a"), None);
+        assert_eq!(store.problems().count(), 0);
+    }
 }

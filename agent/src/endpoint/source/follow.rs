@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, time::Instant};
 use daemon::lookup::Lookup;
 
 use super::{
-    Deliver, ENDED, EndpointDocument, EndpointError, Found, NamespaceId, State, dir,
-    document::Addresses, gated::Until, namespace_id, processes::Holder,
+    Deliver, ENDED, EndpointDocument, EndpointError, Found, NamespaceId, State, cni, dir,
+    document::Addresses, gated::Until, left::with_remedy, namespace_id, processes::Holder,
 };
 use crate::{
     datapath::closed::DocumentHash,
@@ -144,23 +144,27 @@ impl State {
                 let ifname = &before.ifname;
                 let reason =
                     format!("{error}; it keeps its last policy while interface {ifname} exists");
-                let reason = self.close_unresolved(key, &document, &error, reason);
-                self.note(key, &reason);
+                let closed = self.close_unresolved(key, &document, &error);
+                self.note(key, &with_closed(&reason, &closed));
                 self.keep(key, &document, deliver);
             }
             (Err(error), None) if error.shows_nothing() && !self.has_successor(key) => {
                 self.passing |= error.is_passing();
-                let reason = self.close_unresolved(key, &document, &error, error.to_string());
-                self.note(key, &reason);
+                let closed = self.close_unresolved(key, &document, &error);
+                self.note(key, &with_closed(&error.to_string(), &closed));
                 self.keep(key, &document, deliver);
             }
             (Err(error), None) => {
                 self.passing |= error.is_passing();
                 self.leave_place(key);
+                let closed = self.close_unresolved(key, &document, &error);
                 self.forget(key, deliver);
-                let reason = self.close_unresolved(key, &document, &error, error.to_string());
-                let again = self.if_it_runs_again(key, &document);
-                self.note(key, &format!("{reason}{again}"));
+                let is_gone = !cni::is_key(key) && self.is_namespace_gone(key, &document);
+                let reason = match is_gone {
+                    true => with_remedy(&error.to_string(), key, &document, &closed),
+                    false => with_closed(&error.to_string(), &closed),
+                };
+                self.note(key, &reason);
             }
         }
     }
@@ -190,11 +194,10 @@ impl State {
     fn end(&mut self, key: &str, document: &EndpointDocument, deliver: &Deliver) {
         self.ended.insert(key.to_owned());
         self.leave_place(key);
-        self.forget(key, deliver);
         self.retries.failed(key, Instant::now());
-        let reason = self.close(key, Ok(BTreeSet::new()), ENDED.to_owned());
-        let again = self.if_it_runs_again(key, document);
-        self.note(key, &format!("{reason}{again}"));
+        let closed = self.close(key, Ok(BTreeSet::new()));
+        self.forget(key, deliver);
+        self.note(key, &with_remedy(ENDED, key, document, &closed));
     }
 
     /// A document is resolved to an interface.
@@ -207,30 +210,24 @@ impl State {
     }
 
     /// Closes the interfaces that lead to the pod of a document that cannot be resolved, except
-    /// those of endpoints. Gives the reason with what is closed.
+    /// those of endpoints. Gives the names of those that are closed.
     fn close_unresolved(
         &mut self,
         key: &str,
         document: &EndpointDocument,
         error: &EndpointError,
-        reason: String,
-    ) -> String {
+    ) -> Vec<String> {
         self.retries.failed(key, Instant::now());
         let leading = match (error, document.namespace()) {
             (EndpointError::Discover(_), Ok(netns)) => leading_to(&netns, &document.ifname),
             _ => Ok(BTreeSet::new()),
         };
-        self.close(key, leading, reason)
+        self.close(key, leading)
     }
 
     /// Closes these interfaces, and those that take the place of the endpoint's, except those of
-    /// endpoints. Gives the reason with what is closed.
-    fn close(
-        &mut self,
-        key: &str,
-        leading: Result<BTreeSet<u32>, DiscoverError>,
-        reason: String,
-    ) -> String {
+    /// endpoints. Gives the names of those that are closed.
+    fn close(&mut self, key: &str, leading: Result<BTreeSet<u32>, DiscoverError>) -> Vec<String> {
         let successors = self.successors(key);
         // A pod that is closed must not open itself by another address.
         let mut stay = self.place_left(key).is_some();
@@ -250,14 +247,7 @@ impl State {
         for endpoint in self.found.values().filter(|found| !found.superseded) {
             interfaces.remove(&endpoint.spec.ifindex);
         }
-        let closed = self.gated.unresolved(key, &interfaces);
-        match closed.as_slice() {
-            [] => reason,
-            closed => format!(
-                "{reason}; until it is found nothing passes {}",
-                closed.join(", ")
-            ),
-        }
+        self.gated.unresolved(key, &interfaces)
     }
 
     pub(super) fn put(
@@ -298,5 +288,16 @@ impl State {
             tracing::warn!(endpoint = key, %reason, "the endpoint's document cannot be applied");
             self.unresolved.insert(key.to_owned(), reason.to_owned());
         }
+    }
+}
+
+/// The reason, with the interfaces that are closed.
+fn with_closed(reason: &str, closed: &[String]) -> String {
+    match closed {
+        [] => reason.to_owned(),
+        closed => format!(
+            "{reason}; until it is found nothing passes {}",
+            closed.join(", ")
+        ),
     }
 }

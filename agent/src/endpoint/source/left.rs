@@ -18,11 +18,12 @@ use crate::{
 impl State {
     /// Where an endpoint was found last on this boot, if it is wanted and not found now.
     pub(super) fn place_left(&self, key: &str) -> Option<&Place> {
-        let is_found = self.found.get(key).is_some_and(|found| !found.superseded);
-        if is_found || cni::is_key(key) || !self.documents.contains_key(key) {
+        if cni::is_key(key) || !self.documents.contains_key(key) {
             return None;
         }
-        self.left.get(key).or_else(|| self.store.place(key))
+        let is_found = self.found.get(key).is_some_and(|found| !found.superseded);
+        let stored = || self.store.place(key).filter(|_| !is_found);
+        self.left.get(key).or_else(stored)
     }
 
     /// An endpoint is no longer where it was found.
@@ -88,29 +89,39 @@ impl State {
         let found = found.or_else(|| gone.iter().find(of_former_boot));
         found.map(|other| (*other).clone())
     }
+}
 
-    /// Why the pod of a document may be open, and what to do.
-    pub(super) fn if_it_runs_again(&self, key: &str, document: &EndpointDocument) -> String {
-        let is_gone = self.is_namespace_gone(key, document);
-        if !is_gone || cni::is_key(key) {
-            return String::new();
+/// The reason why an endpoint is gone, with what of its pod is closed and open, and what to do.
+pub(super) fn with_remedy(
+    reason: &str,
+    key: &str,
+    document: &EndpointDocument,
+    closed: &[String],
+) -> String {
+    let (until, end) = match cli::is_key(key) {
+        true => (
+            format!("it is added again (`{}`)", command(document)),
+            format!("; `holdfast-agent endpoint remove {key}` ends this"),
+        ),
+        false => {
+            let field = if document.pid.is_some() {
+                "pid"
+            } else {
+                "netns"
+            };
+            (format!("its document has the new {field}"), String::new())
         }
-        if cli::is_key(key) {
-            return format!(
-                "; if its container runs again, in another network namespace, it is open until it is \
-                 added again (`{}`); `holdfast-agent endpoint remove {key}` ends this message",
-                command(document)
-            );
-        }
-        let field = if document.pid.is_some() {
-            "pid"
-        } else {
-            "netns"
-        };
-        format!(
-            "; if its container runs again, in another network namespace, it is open until its document \
-             has the new {field}"
-        )
+    };
+    match closed {
+        [] => format!(
+            "{reason}; if its container runs again, in another network namespace, it is open until {until}\
+             {end}"
+        ),
+        closed => format!(
+            "{reason}; nothing passes {}, which took the place of its interface, until {until}; a container \
+             behind any other interface is open{end}",
+            closed.join(", ")
+        ),
     }
 }
 

@@ -147,7 +147,7 @@ fn a_container_that_gets_its_address_again_is_closed_until_its_endpoint_is_remov
 #[test]
 fn a_container_on_a_bridge_that_gets_its_address_again_is_closed() {
     with_lab(|lab| {
-        let _agent = start(lab)?;
+        let agent = start(lab)?;
         let bridge = Bridge::new(lab, "podman1")?;
         let first = bridge.add_pod("p", 11)?;
         let document = lab.directory().join("endpoints/p.yaml");
@@ -155,9 +155,23 @@ fn a_container_on_a_bridge_that_gets_its_address_again_is_closed() {
         std::fs::write(&document, of(&first))?;
         is_under_policy(lab, &first)?;
         drop(first);
-        let again = bridge.add_pod("q", 11)?;
+        let mut again = bridge.add_pod("q", 11)?;
         let neighbour = bridge.add_pod("r", 12)?;
         says(lab, &["dir/p.yaml", "nothing passes lxcq", "the new netns"])?;
+        is_closed(&again)?;
+        // It does not open itself by another address, and a restart of the agent does not open it.
+        again.netns.batch(
+            "address del 10.88.0.11/24 dev eth0\n\
+             address del fd88::b/64 dev eth0\n\
+             address add 10.88.0.13/24 dev eth0\n\
+             route replace default via 10.88.0.1",
+        )?;
+        again.v4 = "10.88.0.13".parse()?;
+        neighbour.expect_open(at(web4(DENIED), 80))?;
+        is_closed(&again)?;
+        agent.kill_9()?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        says(lab, &["dir/p.yaml", "nothing passes lxcq"])?;
         is_closed(&again)?;
         neighbour.expect_open(at(web4(DENIED), 80))?;
         std::fs::write(&document, of(&again))?;

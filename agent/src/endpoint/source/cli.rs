@@ -333,18 +333,22 @@ mod tests {
         let file = CliFile::in_dir(dir.path());
         for (is_lost, found) in [(true, 2), (false, 2)] {
             let mut damaged = Vec::new();
-            let documents = file.read_or_recover(&specs, &mut damaged).unwrap();
+            let documents = file
+                .read_or_recover(&specs, BTreeMap::new(), &mut damaged)
+                .unwrap();
             assert_eq!((documents.len(), !damaged.is_empty()), (found, is_lost));
         }
         file.write(std::iter::empty()).unwrap();
         let mut damaged = Vec::new();
         assert!(
-            file.read_or_recover(&specs, &mut damaged)
+            file.read_or_recover(&specs, BTreeMap::new(), &mut damaged)
                 .unwrap()
                 .is_empty()
         );
         fs::remove_file(dir.path().join("added_endpoints.json")).unwrap();
-        let never = file.read_or_recover(&specs[2..], &mut damaged).unwrap();
+        let never = file
+            .read_or_recover(&specs[2..], BTreeMap::new(), &mut damaged)
+            .unwrap();
         assert!(never.is_empty() && damaged.is_empty(), "{damaged:?}");
         let documents = recovered(&specs);
         let keys: Vec<&String> = documents.keys().collect();

@@ -287,7 +287,7 @@ fn a_closed_interface_stays_closed_while_nothing_can_be_looked_for() {
     let mut gated = Gated::new(Some(Box::new(gate)), interfaces);
     assert!(gated.close(KEY, 7, Until::Found));
     gated.settle(|_| true);
-    assert_eq!(gated.kept(KEY), ["number 7"]);
+    assert_eq!(gated.waiting(KEY), [7]);
     assert_eq!(*closed.lock(), BTreeSet::from([7]));
 }
 

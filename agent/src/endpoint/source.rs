@@ -342,11 +342,6 @@ impl EndpointBook {
         Ok(())
     }
 
-    /// Endpoints that are not stored as they should be, and what to do.
-    pub(crate) fn not_stored(&self) -> Vec<String> {
-        self.state.lock().store.problems().cloned().collect()
-    }
-
     /// What is not in force.
     pub fn unresolved(&self) -> Vec<Unresolved> {
         let state = self.state.lock();
@@ -371,28 +366,6 @@ impl State {
         self.file.write(added)?;
         self.store_one(key);
         Ok(())
-    }
-
-    /// Stores an endpoint that was added by command, or removes it from the store.
-    fn store_one(&mut self, key: &str) {
-        match self.documents.get(key) {
-            _ if cni::is_key(key) => {}
-            Some(document) if cli::is_key(key) => {
-                let place = self.found.get(key).and_then(|found| Place::of(&found.spec));
-                self.store.set(key, document, place);
-            }
-            // Its place is stored while it is not found.
-            _ => self.store.remove(key),
-        }
-    }
-
-    /// The list of the last run is the one that counts: an earlier release may have changed it.
-    fn store_all(&mut self) {
-        let mut keys: BTreeSet<String> = self.documents.keys().cloned().collect();
-        keys.extend(self.store.documents().into_keys());
-        for key in keys {
-            self.store_one(&key);
-        }
     }
 
     /// The endpoint of a pod that was taken in, whose interface gets this key. Any other endpoint with

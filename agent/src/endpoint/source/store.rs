@@ -8,7 +8,7 @@
 //! place.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
     fs::{self, DirBuilder},
     io,
@@ -21,7 +21,7 @@ use daemon::{lookup::Lookup, regular_file};
 use serde::{Deserialize, Serialize};
 use shared_maps::user::boot_id;
 
-use super::{EndpointDocument, cli};
+use super::{EndpointBook, EndpointDocument, State, cli, cni};
 use crate::{
     datapath::{
         closed::DocumentHash,
@@ -280,6 +280,37 @@ impl EndpointStore {
         let readable: String = of.chars().skip(start).map(plain).collect();
         let hash = DocumentHash::of(&format!("{}\n{key}", self.state_dir.display()));
         dir.join(format!("{}-{hash}.{EXTENSION}", readable.trim_matches('-')))
+    }
+}
+
+impl EndpointBook {
+    /// Endpoints that are not stored as they should be, and what to do.
+    pub(crate) fn not_stored(&self) -> Vec<String> {
+        self.state.lock().store.problems().cloned().collect()
+    }
+}
+
+impl State {
+    /// Stores an endpoint that was added by command, or removes it from the store.
+    pub(super) fn store_one(&mut self, key: &str) {
+        match self.documents.get(key) {
+            _ if cni::is_key(key) => {}
+            Some(document) if cli::is_key(key) => {
+                let place = self.found.get(key).and_then(|found| Place::of(&found.spec));
+                self.store.set(key, document, place);
+            }
+            // Its place is stored while it is not found.
+            _ => self.store.remove(key),
+        }
+    }
+
+    /// The list of the last run is the one that counts: an earlier release may have changed it.
+    pub(super) fn store_all(&mut self) {
+        let mut keys: BTreeSet<String> = self.documents.keys().cloned().collect();
+        keys.extend(self.store.documents().into_keys());
+        for key in keys {
+            self.store_one(&key);
+        }
     }
 }
 

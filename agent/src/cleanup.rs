@@ -22,6 +22,7 @@ use crate::{
         root::{BpfRootLock, RootError},
         routing,
     },
+    endpoint::source::store as stored,
     epoch::{LOCK_FILE, StateDirLock},
 };
 
@@ -37,6 +38,8 @@ pub(crate) struct Places {
     pub(crate) bpf_root: PathBuf,
     /// `--state-dir`.
     pub(crate) state_dir: PathBuf,
+    /// `--endpoint-store`.
+    pub(crate) endpoint_store: PathBuf,
     /// `--cni-conf-dir`; `None` = no CNI configuration was written.
     pub(crate) cni_conf_dir: Option<PathBuf>,
 }
@@ -48,6 +51,7 @@ impl Places {
         Self {
             bpf_root: config.bpf_root.clone(),
             state_dir: config.state_dir.clone(),
+            endpoint_store: config.endpoint_store.clone(),
             cni_conf_dir: cni.and_then(|cni| cni.conf_dir.clone()),
         }
     }
@@ -195,6 +199,11 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
     let removed = remove_maps(&globals);
     let text = |count| counted(count, "pinned map", "of the agent", &globals);
     cleaned.part(&globals.display().to_string(), removed.map(text));
+    let store = &places.endpoint_store;
+    // As the agent named its state directory when it wrote them.
+    let removed = stored::remove_all(store, &places.state_dir.join("state"));
+    let text = |count| counted(count, "file", "of added endpoints", store);
+    cleaned.part(&store.display().to_string(), removed.map(text));
     let state = &places.state_dir;
     let removed = remove_state(state);
     let text = |count| counted(count, "file or directory", "of state", state);

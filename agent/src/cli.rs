@@ -36,6 +36,7 @@ pub async fn run(command: Command) -> Result<()> {
             cleanup::run(&Places {
                 bpf_root: args.bpf_root,
                 state_dir: args.state_dir,
+                endpoint_store: args.endpoint_store,
                 cni_conf_dir: Some(args.cni_conf_dir),
             })
             .await

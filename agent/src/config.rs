@@ -108,6 +108,8 @@ pub struct Config {
     pub pod_blocks: Vec<IpNet>,
     /// Directory of endpoint documents.
     pub endpoint_dir: Option<PathBuf>,
+    /// Directory of the endpoints that commands added, which a boot does not empty.
+    pub endpoint_store: PathBuf,
     /// Socket of the native gRPC service.
     pub sdp_socket: PathBuf,
     /// Group that may connect to it beside root.
@@ -240,6 +242,7 @@ impl TryFrom<RunArgs> for Config {
             pod_blocks: args.cluster.pod_cidr.clone(),
             cluster_blocks: [args.cluster.k8s_service_cidr, args.cluster.pod_cidr].concat(),
             endpoint_dir: args.endpoint_dir,
+            endpoint_store: args.endpoint_store,
             sdp_socket: args.sdp_socket,
             sdp_group: args.sdp_group,
             admin_socket: args.admin_socket,

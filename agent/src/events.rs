@@ -10,8 +10,8 @@ use std::{
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shared_maps::{
-    FAMILY_IPV4,
-    event::{Event, HAS_ICMP_TYPE, Reason},
+    FAMILY_IPV4, FAMILY_IPV6,
+    event::{Event, FAMILY_ARP, HAS_ICMP_TYPE, Reason},
     policy::EGRESS,
     user::Globals,
 };
@@ -41,14 +41,17 @@ pub struct PacketView {
     pub reason: String,
     /// Whether it was dropped.
     pub dropped: bool,
-    /// IP protocol number.
+    /// IP protocol number; 0 = not IP.
     pub protocol: u8,
+    /// Whether it is ARP: `source` is the sender, and `destination` the target.
+    #[serde(default)]
+    pub arp: bool,
     /// ICMP type, of ICMP packets that have one.
     #[serde(default)]
     pub icmp_type: Option<u8>,
-    /// Source address and port.
+    /// Source address and port; empty = neither IP nor ARP.
     pub source: String,
-    /// Destination address and port.
+    /// Destination address and port; empty = neither IP nor ARP.
     pub destination: String,
     /// Identity of the remote side.
     pub remote_identity: u32,
@@ -200,18 +203,16 @@ impl Events {
 }
 
 fn view(event: &Event) -> PacketView {
-    let address = |bytes: [u8; 16]| -> IpAddr {
-        if event.family == FAMILY_IPV4 {
-            let [a, b, c, d, ..] = bytes;
-            Ipv4Addr::new(a, b, c, d).into()
-        } else {
-            Ipv6Addr::from(bytes).into()
-        }
-    };
+    let of_v4 = |[a, b, c, d, ..]: [u8; 16]| Ipv4Addr::new(a, b, c, d);
     let reason = Reason::ALL
         .into_iter()
         .find(|reason| *reason as u8 == event.reason);
-    let end = |bytes, port| std::net::SocketAddr::new(address(bytes), port).to_string();
+    let end = |bytes: [u8; 16], port| match event.family {
+        FAMILY_IPV4 => SocketAddr::new(of_v4(bytes).into(), port).to_string(),
+        FAMILY_IPV6 => SocketAddr::new(Ipv6Addr::from(bytes).into(), port).to_string(),
+        FAMILY_ARP => of_v4(bytes).to_string(),
+        _ => String::new(),
+    };
     PacketView {
         time: event.time,
         endpoint: event.endpoint,
@@ -227,6 +228,7 @@ fn view(event: &Event) -> PacketView {
         ),
         dropped: reason.is_some_and(Reason::is_drop),
         protocol: event.protocol,
+        arp: event.family == FAMILY_ARP,
         icmp_type: (event.flags & HAS_ICMP_TYPE != 0).then_some(event.icmp_type),
         source: end(event.saddr, event.sport.get()),
         destination: end(event.daddr, event.dport.get()),

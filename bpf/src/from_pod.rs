@@ -116,7 +116,7 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
                 return Err(Reason::Misaddressed);
             }
         }
-        ETH_P_ARP => return neighbour::arp_from_pod(ctx),
+        ETH_P_ARP => return neighbour::arp_from_pod(ctx, packet),
         _ => return Err(Reason::UnknownProtocol),
     }
 

@@ -10,7 +10,7 @@ use aya_ebpf::{
 };
 use shared_maps::{
     FAMILY_IPV6,
-    event::Reason,
+    event::{FAMILY_ARP, Reason},
     lxc::{FLAG_HOST, LxcKey},
 };
 
@@ -113,13 +113,22 @@ impl Arp {
             target: Address::v4(load(ctx, ETH_LEN + 24)?),
         })
     }
+
+    /// Notes the addresses for the record of the packet.
+    #[inline(always)]
+    fn describe(&self, packet: &mut Packet) {
+        packet.family = FAMILY_ARP;
+        packet.saddr = self.sender;
+        packet.daddr = self.target;
+    }
 }
 
 /// Judges an ARP packet from the pod. The sender must be the endpoint (RFC 826), or have no address
 /// yet (RFC 5227). The target's MAC is of the frame's receiver, of the pod, all zeros or all ones.
 #[inline(never)]
-pub(crate) fn arp_from_pod(ctx: &TcContext) -> Result<Reason, Reason> {
+pub(crate) fn arp_from_pod(ctx: &TcContext, packet: &mut Packet) -> Result<Reason, Reason> {
     let arp = Arp::of(ctx)?;
+    arp.describe(packet);
     if !config::may_be_own_mac(arp.sender_mac) {
         return Err(Reason::SpoofedSource);
     }
@@ -141,8 +150,9 @@ pub(crate) fn arp_from_pod(ctx: &TcContext) -> Result<Reason, Reason> {
 /// Judges an ARP packet to the pod. It is for all machines, or about the pod's address, or answers a
 /// probe of the pod.
 #[inline(never)]
-pub(crate) fn arp_to_pod(ctx: &TcContext) -> Result<Reason, Reason> {
+pub(crate) fn arp_to_pod(ctx: &TcContext, packet: &mut Packet) -> Result<Reason, Reason> {
     let arp = Arp::of(ctx)?;
+    arp.describe(packet);
     if config::is_own_v4(arp.sender) {
         return Err(Reason::SpoofedSource);
     }

@@ -155,7 +155,7 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
                 return Err(Reason::Misaddressed);
             }
         }
-        ETH_P_ARP => return neighbour::arp_to_pod(ctx),
+        ETH_P_ARP => return neighbour::arp_to_pod(ctx, packet),
         _ => return Err(Reason::UnknownProtocol),
     }
     if packet.fragment == Fragment::Later {

@@ -143,6 +143,9 @@ impl Lab {
         command
             .arg("--endpoint-dir")
             .arg(self.directory().join("endpoints"));
+        if options.program.is_none() {
+            command.arg("--endpoint-store").arg(self.endpoint_store());
+        }
         command.arg("--sdp-socket").arg(self.sdp_socket());
         command.arg("--admin-socket").arg(self.agent_socket());
         command.arg(format!("--metrics-address=127.0.0.1:{AGENT_METRICS}"));
@@ -406,6 +409,11 @@ impl Lab {
     /// Gets a page from the node's loopback: status code and body.
     pub fn http(&self, port: u16, page: &str) -> Result<(u16, String)> {
         http::get(&self.node, port, page)
+    }
+
+    /// Directory of endpoints that a boot does not empty.
+    pub fn endpoint_store(&self) -> PathBuf {
+        self.directory().join("store")
     }
 
     /// Socket of the native gRPC service.

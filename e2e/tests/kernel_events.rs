@@ -1,9 +1,11 @@
 //! Records in the ring buffer, counters, policy counters.
 use anyhow::Result;
 use holdfast_agent::datapath::events::{Counters, EventReader};
-use holdfast_e2e::kernel::{ENDPOINT, From, IFINDEX, PEER, PEER4, PEER6, POD4, POD6, with_kernel};
-use holdfast_e2e::packet::{Packet, SYN, tcp, udp};
-use shared_maps::event::{Event, Reason};
+use holdfast_e2e::kernel::{
+    ENDPOINT, From, IFINDEX, MAC, PEER, PEER4, PEER6, POD4, POD6, with_kernel,
+};
+use holdfast_e2e::packet::{Packet, SYN, arp, ethernet, tcp, udp};
+use shared_maps::event::{Event, FAMILY_ARP, Reason};
 use shared_maps::policy::{EGRESS, INGRESS};
 use shared_maps::policystats::{self, PolicyStatsKey, PolicyStatsValue};
 use shared_maps::user::{Map, MapKind};
@@ -45,6 +47,29 @@ fn drops_and_new_connections_are_reported() {
             (FAMILY_IPV4, FAMILY_IPV6)
         );
         assert_eq!(usize::try_from(events[0].len)?, open.len());
+        Ok(())
+    });
+}
+
+#[test]
+fn the_record_of_an_arp_packet_has_its_sender_and_target() {
+    with_kernel(|k| {
+        let mut reader = EventReader::open(&k.globals())?;
+        k.send(&arp(MAC, [10, 9, 1, 77], [10, 9, 1, 1]))?;
+        k.send(&ethernet(0x88cc, &[0; 46]))?;
+        let events = reader.take(100);
+        let seen: Vec<_> = events
+            .iter()
+            .map(|e| (e.reason, e.family, &e.saddr[..4], &e.daddr[..4]))
+            .collect();
+        let (spoofed, unknown) = (Reason::SpoofedSource as u8, Reason::UnknownProtocol as u8);
+        assert_eq!(
+            seen,
+            [
+                (spoofed, FAMILY_ARP, &[10, 9, 1, 77][..], &[10, 9, 1, 1][..]),
+                (unknown, 0, &[0; 4][..], &[0; 4][..])
+            ]
+        );
         Ok(())
     });
 }

@@ -111,6 +111,7 @@ fn an_agent_whose_state_is_lost_answers_at_once_and_opens_nothing() {
                 false => fs::remove_file(&path)?,
             }
         }
+        fs::remove_dir_all(lab.endpoint_store())?;
         let _agent = lab.start_agent(&AgentOptions::default())?;
         for words in [&["status"][..], &["endpoint", "list"][..]] {
             let begin = Instant::now();

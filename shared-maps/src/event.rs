@@ -167,7 +167,7 @@ pub struct Event {
     pub endpoint: u16,
     /// A [`Reason`] number.
     pub reason: u8,
-    /// [`crate::FAMILY_IPV4`] or [`crate::FAMILY_IPV6`].
+    /// [`crate::FAMILY_IPV4`], [`crate::FAMILY_IPV6`] or [`FAMILY_ARP`]; 0 for other packets.
     pub family: u8,
     /// IP protocol.
     pub protocol: u8,
@@ -180,6 +180,9 @@ pub struct Event {
     /// Zero.
     pub pad: [u8; 8],
 }
+
+/// In [`Event::family`]: the packet is ARP. The addresses are those of sender and target, as of IPv4.
+pub const FAMILY_ARP: u8 = 3;
 
 /// In [`Event::flags`]: the packet is ICMP, and [`Event::icmp_type`] is its type. Programs of
 /// earlier releases do not set it.

@@ -327,6 +327,8 @@ impl Admin {
         let unmanaged = self.endpoints.unmanaged();
         problems.extend(unmanaged.iter().map(problems::not_under_policy));
         problems.extend(self.endpoints.further_interfaces());
+        problems.extend(self.endpoints.foreign_addresses());
+        problems.extend(self.endpoints.not_stored());
         problems.extend(self.endpoints.blind());
         problems.extend(self.few_descriptors.clone());
         problems.extend(self.conditions.faults());

@@ -147,7 +147,7 @@ fn endpoint_source(
     let handle = rim.core.clone();
     let book = EndpointBook::open(
         config.endpoint_dir.clone(),
-        CliFile::in_dir(state),
+        CliFile::in_dir(state).stored_in(&config.endpoint_store),
         restored,
         gate,
         move |event| {

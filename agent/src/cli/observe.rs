@@ -50,14 +50,12 @@ fn line(packet: &PacketView) -> String {
         .icmp_type
         .map(|kind| format!(" type {kind}"))
         .unwrap_or_default();
+    let Ends { protocol, ends } = Ends::of(packet);
     let mut text = format!(
-        "{seconds}.{micros:06} endpoint {} {} {}: {}{kind} {} -> {} (identity {}, remote {}, {} bytes)",
+        "{seconds}.{micros:06} endpoint {} {} {}: {protocol}{kind}{ends} (identity {}, remote {}, {} bytes)",
         packet.endpoint,
         packet.direction,
         packet.reason,
-        protocol_name(packet.protocol),
-        packet.source,
-        packet.destination,
         packet.identity,
         packet.remote_identity,
         packet.length,
@@ -74,4 +72,31 @@ fn line(packet: &PacketView) -> String {
         text.push_str(" no rule allows it");
     }
     text
+}
+
+/// What a packet is, and from where to where it goes.
+struct Ends {
+    protocol: String,
+    ends: String,
+}
+
+impl Ends {
+    fn of(packet: &PacketView) -> Self {
+        let PacketView {
+            source,
+            destination,
+            ..
+        } = packet;
+        let ends = match (packet.arp, source.is_empty()) {
+            (true, _) => format!(" sender {source} target {destination}"),
+            (false, true) => String::new(),
+            (false, false) => format!(" {source} -> {destination}"),
+        };
+        let protocol = match (packet.arp, source.is_empty()) {
+            (true, _) => "ARP".to_owned(),
+            (false, true) => "frame that was not read".to_owned(),
+            (false, false) => protocol_name(packet.protocol),
+        };
+        Self { protocol, ends }
+    }
 }

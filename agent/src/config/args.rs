@@ -135,7 +135,7 @@ pub enum EndpointCommand {
 /// `endpoint add`
 #[derive(Debug, Args)]
 pub struct EndpointAddArgs {
-    /// Name of the network namespace, as `ip netns` shows it
+    /// Name of the network namespace, as `ip netns` shows it, or an absolute path
     #[arg(long, required_unless_present = "pid", conflicts_with = "pid")]
     pub netns: Option<String>,
     /// Process id of a process in the network namespace, as the agent's own PID namespace numbers it
@@ -390,6 +390,14 @@ pub struct CleanupArgs {
         env = "HOLDFAST_STATE_DIR"
     )]
     pub state_dir: PathBuf,
+    /// Directory in which the agent stored the endpoints that `endpoint add` added
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/holdfast/endpoints",
+        env = "HOLDFAST_ENDPOINT_STORE"
+    )]
+    pub endpoint_store: PathBuf,
     /// Directory of the node's CNI configuration, from which 05-holdfast.conflist is removed
     #[arg(
         long,

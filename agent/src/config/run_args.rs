@@ -48,6 +48,14 @@ pub struct RunArgs {
     /// Directory of endpoint documents (YAML or JSON); the agent applies every change in it
     #[arg(long, env = "HOLDFAST_ENDPOINT_DIR")]
     pub endpoint_dir: Option<PathBuf>,
+    /// Directory in which the agent stores the endpoints that `endpoint add` added, one file each. It must survive a boot, so that the agent finds the endpoints again when --state-dir is empty
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/holdfast/endpoints",
+        env = "HOLDFAST_ENDPOINT_STORE"
+    )]
+    pub endpoint_store: PathBuf,
     /// Unix socket to which DNS proxies connect (gRPC)
     #[arg(
         long,

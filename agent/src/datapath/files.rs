@@ -221,7 +221,8 @@ fn written(path: &Path, text: &str) -> Result<(), StepError> {
     })
 }
 
-fn sync_dir(dir: &Path) -> io::Result<()> {
+/// Makes the names in a directory durable.
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 

@@ -11,10 +11,12 @@ mod enter;
 mod leading;
 mod links;
 mod present;
+mod successor;
 
 pub(crate) use self::{
     addresses::{Claims, Known},
     leading::{lead_apart, leading_to},
+    successor::successors,
 };
 
 use std::{

@@ -17,10 +17,12 @@ mod document;
 mod follow;
 mod gated;
 mod interfaces;
+mod left;
 mod look;
 pub(crate) mod polls;
 mod processes;
 mod retries;
+pub(crate) mod store;
 pub(crate) mod taken_in;
 
 pub(crate) use self::document::own_label;
@@ -28,9 +30,10 @@ pub use self::document::{EndpointDocument, EndpointError};
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     path::PathBuf,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use daemon::lookup::Lookup;
@@ -45,6 +48,7 @@ use self::{
     look::Looked,
     processes::Processes,
     retries::Retries,
+    store::{EndpointStore, Place},
     taken_in::TakenIn,
 };
 use super::discover::{Netns, bridge};
@@ -72,8 +76,8 @@ const MAX_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The shortest time between two polls.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-const ENDED: &str = "the interface that was found by its pid is gone, and another process may have \
-    that number now; remove this endpoint, or add it again with the pid of a process that runs";
+const ENDED: &str = "the process or the interface that it was added by is gone, and another process \
+    may have that number now";
 
 const ADD_AGAIN: &str = "add it again with labels of its own (`holdfast-agent endpoint add`)";
 
@@ -91,6 +95,7 @@ pub struct EndpointBook {
 struct State {
     dir: Option<DocumentDir>,
     file: CliFile,
+    store: EndpointStore,
     pods: CniFile,
     documents: BTreeMap<String, EndpointDocument>,
     /// Files of the directory that cannot be read to their end.
@@ -102,6 +107,12 @@ struct State {
     /// The directory could be read.
     listed: bool,
     found: BTreeMap<String, Found>,
+    /// Where endpoints were found that are wanted and not found now.
+    left: BTreeMap<String, Place>,
+    /// When each file of the directory was written last.
+    written: BTreeMap<String, SystemTime>,
+    /// Documents that were written again: the addresses that the pod has now may count.
+    rewritten: BTreeSet<String>,
     /// Documents to resolve again although their interface is still there.
     stale: BTreeSet<String>,
     unresolved: BTreeMap<String, String>,
@@ -141,7 +152,8 @@ impl EndpointBook {
     ) -> Result<Arc<Self>, EndpointError> {
         let pods = CniFile::in_dir(file.dir());
         let mut damaged = Vec::new();
-        let mut documents = file.read_or_recover(&restored, &mut damaged)?;
+        let store = EndpointStore::open(file.store(), file.dir(), &mut damaged);
+        let mut documents = file.read_or_recover(&restored, store.documents(), &mut damaged)?;
         documents.extend(pods.read(&restored, &mut damaged)?);
         let found = restored.into_iter().map(|spec| {
             let found = Found {
@@ -153,28 +165,34 @@ impl EndpointBook {
             (found.spec.key.clone(), found)
         });
         let interfaces = Interfaces::default();
+        let mut state = State {
+            dir: dir.map(|dir| dir::open(&dir, file.dir(), &mut damaged)),
+            processes: Processes::open(file.dir(), store.processes(), &mut damaged),
+            file,
+            store,
+            pods,
+            stale: documents.keys().cloned().collect(),
+            documents,
+            torn: BTreeSet::new(),
+            refused: BTreeSet::new(),
+            ended: BTreeSet::new(),
+            listed: false,
+            found: found.collect(),
+            left: BTreeMap::new(),
+            written: BTreeMap::new(),
+            rewritten: BTreeSet::new(),
+            unresolved: BTreeMap::new(),
+            passing: false,
+            retries: Retries::default(),
+            gated: Gated::new(gate, interfaces.clone()),
+            interfaces,
+            starting: true,
+            looked: Looked::default(),
+            taken_in: TakenIn::default(),
+        };
+        state.store_all();
         Ok(Arc::new(Self {
-            state: Mutex::new(State {
-                dir: dir.map(|dir| dir::open(&dir, file.dir(), &mut damaged)),
-                processes: Processes::open(file.dir(), &mut damaged),
-                file,
-                pods,
-                stale: documents.keys().cloned().collect(),
-                documents,
-                torn: BTreeSet::new(),
-                refused: BTreeSet::new(),
-                ended: BTreeSet::new(),
-                listed: false,
-                found: found.collect(),
-                unresolved: BTreeMap::new(),
-                passing: false,
-                retries: Retries::default(),
-                gated: Gated::new(gate, interfaces.clone()),
-                interfaces,
-                starting: true,
-                looked: Looked::default(),
-                taken_in: TakenIn::default(),
-            }),
+            state: Mutex::new(state),
             deliver: Box::new(deliver),
             damaged,
         }))
@@ -248,11 +266,10 @@ impl EndpointBook {
     pub fn add(&self, document: EndpointDocument) -> Result<EndpointSpec, EndpointError> {
         let netns = document.check()?;
         let key = cli::key(&netns, &document.ifname);
-        let before = self.state.lock().still_there(&key);
         let namespace = namespace_id(&netns).found();
-        // The operator means the process that has this number now.
-        let before = before.filter(|_| document.pid.is_none());
-        let spec = document.resolve(&key, before.as_ref())?;
+        // The operator means the process that has this number now, and the addresses that the pod has
+        // now.
+        let spec = document.resolve(&key, None)?;
         self.enter(&key, document, &netns, spec, namespace)
     }
 
@@ -272,6 +289,7 @@ impl EndpointBook {
             .and_then(|former| state.documents.get(former));
         document.taken_in = document.taken_in.or_else(|| of_before?.taken_in);
         let pid = document.pid;
+        let former = former.or_else(|| state.replaced_by(key, &document, &spec));
         let replaced = state.documents.insert(key.to_owned(), document);
         let removed = former.and_then(|former| state.documents.remove_entry(&former));
         let saved = state.save(key);
@@ -298,6 +316,8 @@ impl EndpointBook {
                 superseded: false,
             },
         );
+        state.left.remove(key);
+        state.store_one(key);
         (self.deliver)(SourceEvent::Apply(spec.clone()));
         if let Some((former, _)) = removed {
             // The core now has the endpoint under its new key.
@@ -305,6 +325,7 @@ impl EndpointBook {
             state.unresolved.remove(&former);
             state.stale.remove(&former);
             state.retries.forget(&former);
+            state.forget_unwanted();
         }
         Ok(spec)
     }
@@ -352,12 +373,14 @@ pub(crate) fn without(left_out: &[&str], remedy: &str) -> String {
 
 impl State {
     /// Writes the list that has this key.
-    fn save(&self, key: &str) -> Result<(), EndpointError> {
+    fn save(&mut self, key: &str) -> Result<(), EndpointError> {
         if cni::is_key(key) {
             return self.save_pods();
         }
         let added = self.documents.iter().filter(|(key, _)| cli::is_key(key));
-        Ok(self.file.write(added)?)
+        self.file.write(added)?;
+        self.store_one(key);
+        Ok(())
     }
 
     /// The endpoint of a pod that was taken in, whose interface gets this key. Any other endpoint with
@@ -434,7 +457,7 @@ impl State {
 
     /// Whether a document names a process by number, and the interface that was found by it is
     /// gone. Another process may have the number now. An endpoint added by command was found
-    /// when it was added.
+    /// when it was added: without its interface of then, its process must be the same.
     fn has_ended(&self, key: &str, document: &EndpointDocument) -> bool {
         let Some(pid) = document.pid else {
             return false;
@@ -443,11 +466,25 @@ impl State {
         let found = self.found.get(key);
         match found.filter(|found| found.spec.netns == netns) {
             Some(found) => self.interfaces.name(found.spec.ifindex).is_gone(),
-            None => cli::is_key(key) || self.ended.contains(key),
+            None => {
+                let is_added = cli::is_key(key) && !self.processes.is_known(key, pid);
+                is_added || self.ended.contains(key)
+            }
         }
     }
 
+    /// Whether the namespace that a document names is certainly gone.
+    fn is_namespace_gone(&self, key: &str, document: &EndpointDocument) -> bool {
+        let is_gone = |netns: Netns| Lookup::of_path(fs::metadata(netns.path())).is_gone();
+        self.has_ended(key, document) || document.namespace().is_ok_and(is_gone)
+    }
+
     fn refresh(&mut self, deliver: &Deliver) {
+        for key in self.store.failed() {
+            if cli::is_key(&key) {
+                self.store_one(&key);
+            }
+        }
         if let Some(mut dir) = self.dir.take() {
             self.reread(&mut dir);
             self.dir = Some(dir);
@@ -508,7 +545,14 @@ impl State {
             .collect();
         self.unresolved
             .retain(|key, _| self.documents.contains_key(key) || listed.contains(key));
+        let written = std::mem::replace(&mut self.written, read.written);
         for (key, document) in read.documents {
+            let file = dir::file_of(&key);
+            let times = written.get(file).zip(self.written.get(file));
+            if document.is_ok() && times.is_some_and(|(before, now)| before != now) {
+                self.rewritten.insert(key.clone());
+                self.stale.insert(key.clone());
+            }
             match document {
                 Ok(document) if self.documents.get(&key) == Some(&document) => {}
                 Ok(document) => {
@@ -524,6 +568,8 @@ impl State {
             }
         }
         self.stale.retain(|key| self.documents.contains_key(key));
+        self.rewritten
+            .retain(|key| self.documents.contains_key(key));
         self.ended.retain(|key| self.documents.contains_key(key));
     }
 }

@@ -81,6 +81,7 @@ impl Node {
             flag("state-dir", "lib"),
             flag("policy-dir", "policies"),
             flag("endpoint-dir", "endpoints"),
+            flag("endpoint-store", "store"),
             flag("sdp-socket", "run/sdp.sock"),
             flag("admin-socket", "run/admin.sock"),
             format!("--sdp-group={}", nix::unistd::getgid()),

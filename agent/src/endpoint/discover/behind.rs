@@ -95,7 +95,7 @@ pub(super) fn kind(link: &LinkMessage) -> String {
 }
 
 /// Number of the namespace of an interface's peer; none if that is this namespace.
-fn namespace_behind(link: &LinkMessage) -> Option<i32> {
+pub(super) fn namespace_behind(link: &LinkMessage) -> Option<i32> {
     let mut attributes = link.attributes.iter();
     attributes.find_map(|attribute| match attribute {
         LinkAttribute::LinkNetNsId(namespace) => Some(*namespace),

@@ -58,7 +58,7 @@ pub(super) async fn addresses(handle: &Handle, index: u32) -> Result<Vec<(IpAddr
     Ok(found)
 }
 
-fn address_of(message: &AddressMessage) -> Option<IpAddr> {
+pub(super) fn address_of(message: &AddressMessage) -> Option<IpAddr> {
     let mut local = None;
     let mut peer = None;
     for attribute in &message.attributes {

@@ -107,6 +107,7 @@ pub(super) fn document_of(
 #[derive(Clone, Debug)]
 pub struct CliFile {
     path: PathBuf,
+    store: Option<PathBuf>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -120,7 +121,21 @@ impl CliFile {
     pub fn in_dir(state: &Path) -> Self {
         Self {
             path: state.join("added_endpoints.json"),
+            store: None,
         }
+    }
+
+    /// With files in a directory that a boot does not empty.
+    pub fn stored_in(self, store: &Path) -> Self {
+        Self {
+            store: Some(store.to_owned()),
+            ..self
+        }
+    }
+
+    /// The directory that a boot does not empty.
+    pub(super) fn store(&self) -> Option<&Path> {
+        self.store.as_deref()
     }
 
     /// The state directory.
@@ -128,31 +143,45 @@ impl CliFile {
         self.path.parent().unwrap_or(Path::new("."))
     }
 
-    /// Documents by key, those that were added and are not removed. What of it is lost is made again
-    /// from `restored`, the endpoints of the last run on this boot, and added to `damaged`.
+    /// Documents by key, those that were added and are not removed. If the list is lost, those that
+    /// are `stored` stand in. An endpoint of the last run on this boot that is not stored is made
+    /// again from `restored`. A list that was lost while the state directory was not is added to
+    /// `damaged`.
     pub(super) fn read_or_recover(
         &self,
         restored: &[EndpointSpec],
+        stored: BTreeMap<String, EndpointDocument>,
         damaged: &mut Vec<String>,
     ) -> Result<BTreeMap<String, EndpointDocument>, CliFileError> {
+        let of_last_run = restored.iter().filter(|spec| is_key(&spec.key)).count();
         let why = match self.read()? {
             Added::Documents(documents) => return Ok(documents),
-            Added::Damaged(why) => why,
+            Added::Damaged(why) => Some(why),
             // The last endpoint that is removed leaves a file with none.
-            Added::Absent if !restored.iter().any(|spec| is_key(&spec.key)) => {
-                return Ok(BTreeMap::new());
-            }
-            Added::Absent => "is missing".to_owned(),
+            Added::Absent if of_last_run > 0 => Some("is missing".to_owned()),
+            Added::Absent if stored.is_empty() => return Ok(stored),
+            Added::Absent => None,
         };
-        let documents = recovered(restored);
-        let text = format!(
-            "{}: the list of added endpoints {why}; the {} of the last run are added again with the labels \
-             that they have: remove those that are not wanted (`endpoint remove`)",
-            self.path.display(),
-            documents.len()
-        );
-        tracing::error!("{text}");
-        damaged.push(text);
+        let from_store = stored.len();
+        let mut documents = recovered(restored);
+        documents.retain(|key, _| !stored.contains_key(key));
+        let made = documents.len();
+        documents.extend(stored);
+        if let Some(why) = why {
+            let text = format!(
+                "{}: the list of added endpoints {why}; {from_store} endpoints are read from \
+                 --endpoint-store, and {made} of the last run are added again with the labels that they \
+                 have: remove those that are not wanted (`endpoint remove`)",
+                self.path.display(),
+            );
+            tracing::error!("{text}");
+            damaged.push(text);
+        } else {
+            tracing::info!(
+                endpoints = from_store,
+                "the state directory has no list of added endpoints; they are read from --endpoint-store"
+            );
+        }
         if let Err(error) = self.write(documents.iter()) {
             tracing::error!(%error, "the list of added endpoints is not on disk");
             damaged.push(error.to_string());
@@ -304,18 +333,22 @@ mod tests {
         let file = CliFile::in_dir(dir.path());
         for (is_lost, found) in [(true, 2), (false, 2)] {
             let mut damaged = Vec::new();
-            let documents = file.read_or_recover(&specs, &mut damaged).unwrap();
+            let documents = file
+                .read_or_recover(&specs, BTreeMap::new(), &mut damaged)
+                .unwrap();
             assert_eq!((documents.len(), !damaged.is_empty()), (found, is_lost));
         }
         file.write(std::iter::empty()).unwrap();
         let mut damaged = Vec::new();
         assert!(
-            file.read_or_recover(&specs, &mut damaged)
+            file.read_or_recover(&specs, BTreeMap::new(), &mut damaged)
                 .unwrap()
                 .is_empty()
         );
         fs::remove_file(dir.path().join("added_endpoints.json")).unwrap();
-        let never = file.read_or_recover(&specs[2..], &mut damaged).unwrap();
+        let never = file
+            .read_or_recover(&specs[2..], BTreeMap::new(), &mut damaged)
+            .unwrap();
         assert!(never.is_empty() && damaged.is_empty(), "{damaged:?}");
         let documents = recovered(&specs);
         let keys: Vec<&String> = documents.keys().collect();

@@ -2,7 +2,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     path::Path,
+    time::SystemTime,
 };
 
 use daemon::{lookup::Lookup, yaml};
@@ -23,6 +25,8 @@ const READ_FROM: &str = "endpoint_directory.json";
 pub(super) struct Listing {
     /// Documents by key `dir/<file>` (`dir/<file>#<n>` from the second of a file on).
     pub documents: BTreeMap<String, Result<EndpointDocument, EndpointError>>,
+    /// When each file `dir/<file>` was written last.
+    pub written: BTreeMap<String, SystemTime>,
     /// Files `dir/<file>` that cannot be read to their end: further documents of theirs are
     /// not known.
     pub torn: BTreeSet<String>,
@@ -76,6 +80,10 @@ pub(super) fn read<'a>(
     }
     for (name, text) in watched_dir::read(dir.path(), names) {
         let file = format!("{PREFIX}{name}");
+        let written = fs::metadata(dir.path().join(&name)).and_then(|file| file.modified());
+        listing
+            .written
+            .extend(written.ok().map(|at| (file.clone(), at)));
         match text {
             Ok(text) => {
                 let (documents, ending) = parse(&file, &text);

@@ -61,6 +61,25 @@ pub struct EndpointDocument {
     pub taken_in: Option<u64>,
 }
 
+/// Which addresses of an interface on a bridge may count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Addresses {
+    /// Those that counted before.
+    Known,
+    /// Those that it has now: its administrator wrote the document or gave the command again.
+    Present,
+}
+
+/// What a look at a pod shows.
+#[derive(Debug)]
+pub(super) struct Resolved {
+    pub(super) spec: EndpointSpec,
+    /// Further interfaces that lead to another namespace.
+    pub(super) others: Vec<String>,
+    /// Every address of the pod's interface that is not link-local.
+    pub(super) present: Vec<IpAddr>,
+}
+
 fn is_pod(text: &str) -> bool {
     let part = |part: &str| !part.is_empty() && !part.contains('/');
     let parts = text.split_once('/');
@@ -233,33 +252,43 @@ impl EndpointDocument {
         key: &str,
         before: Option<&EndpointSpec>,
     ) -> Result<EndpointSpec, EndpointError> {
-        Ok(self.look(key, before)?.0)
+        Ok(self.look(key, before, Addresses::Known)?.spec)
     }
 
-    /// As [`Self::resolve`], with the names of further interfaces that lead to another namespace.
+    /// As [`Self::resolve`], with what else is known of the pod.
     pub(super) fn look(
         &self,
         key: &str,
         before: Option<&EndpointSpec>,
-    ) -> Result<(EndpointSpec, Vec<String>), EndpointError> {
+        addresses: Addresses,
+    ) -> Result<Resolved, EndpointError> {
         let netns = self.check_stored()?;
         let claims = Claims {
             named: self.addresses.clone(),
-            known: before.map(|before| Known {
-                ifindex: before.ifindex,
-                addresses: before.addresses.clone(),
-                link_locals: before.link.pod.clone(),
-                mac: before.mac,
-            }),
+            known: before
+                .filter(|_| addresses == Addresses::Known)
+                .map(|before| Known {
+                    ifindex: before.ifindex,
+                    addresses: before.addresses.clone(),
+                    link_locals: before.link.pod.clone(),
+                    mac: before.mac,
+                }),
         };
         let mut found = discover(&netns, &self.ifname, &claims)?;
         let elsewhere = before.filter(|before| before.ifindex != found.ifindex);
         if let (Netns::Pid(_), Some(before)) = (&netns, elsewhere) {
             // The number belongs to another process now: the namespace that was meant lives on.
-            return Ok((self.relabelled(before.clone())?, Vec::new()));
+            return Ok(Resolved {
+                spec: self.relabelled(before.clone())?,
+                others: Vec::new(),
+                present: Vec::new(),
+            });
         }
-        let others = std::mem::take(&mut found.others);
-        Ok((self.spec(key, &netns, found)?, others))
+        Ok(Resolved {
+            others: std::mem::take(&mut found.others),
+            present: std::mem::take(&mut found.present),
+            spec: self.spec(key, &netns, found)?,
+        })
     }
 
     /// The endpoint at an interface that was found.

@@ -1,17 +1,17 @@
 //! Finding endpoints, and finding them again when their interface or namespace is another one.
 
-use std::{collections::BTreeSet, fs, time::Instant};
+use std::{collections::BTreeSet, time::Instant};
 
 use daemon::lookup::Lookup;
 
 use super::{
-    Deliver, ENDED, EndpointDocument, EndpointError, Found, NamespaceId, State, gated::Until,
-    namespace_id, processes::Holder,
+    Deliver, ENDED, EndpointDocument, EndpointError, Found, NamespaceId, State, cni, dir,
+    document::Addresses, gated::Until, left::with_remedy, namespace_id, processes::Holder,
 };
 use crate::{
     datapath::closed::DocumentHash,
     endpoint::{
-        discover::{lead_apart, leading_to},
+        discover::{DiscoverError, lead_apart, leading_to},
         spec::EndpointSpec,
     },
     source_event::SourceEvent,
@@ -27,10 +27,9 @@ impl State {
         let moved = self.found.iter().filter(|entry| !settled(entry));
         let moved = moved.map(|(key, _)| key);
         let missing = self.documents.iter().filter(|(key, document)| {
-            let netns = document.namespace();
+            // An interface may take the place of one that is gone.
             !self.found.contains_key(*key)
-                && !self.has_ended(key, document)
-                && netns.is_ok_and(|netns| !Lookup::of_path(fs::metadata(netns.path())).is_gone())
+                && (self.place_left(key).is_some() || !self.is_namespace_gone(key, document))
         });
         let now = Instant::now();
         let missing = missing.map(|(key, _)| key);
@@ -47,6 +46,14 @@ impl State {
         let mut processes = std::mem::take(&mut self.processes);
         processes.retain(|key| self.is_wanted(key));
         self.processes = processes;
+        let mut left = std::mem::take(&mut self.left);
+        left.retain(|key, _| self.is_wanted(key));
+        self.left = left;
+        for key in self.store.keys() {
+            if dir::is_key(&key) && !self.is_wanted(&key) {
+                self.store.remove(&key);
+            }
+        }
         if self.gated.len() == 0 {
             return;
         }
@@ -69,7 +76,7 @@ impl State {
             return;
         };
         if before.is_none() && self.has_ended(key, &document) {
-            self.end(key, deliver);
+            self.end(key, &document, deliver);
             return;
         }
         let process = document.pid.map(|pid| self.processes.look(key, pid));
@@ -86,13 +93,19 @@ impl State {
                 self.put(key, kept, None, deliver);
                 return;
             }
-            self.end(key, deliver);
+            self.end(key, &document, deliver);
             return;
         }
         let netns = document.namespace();
         let namespace = netns.as_ref().ok();
         let namespace = namespace.and_then(|netns| namespace_id(netns).found());
-        let found = document.resolve(key, before.as_ref()).and_then(|spec| {
+        let addresses = match self.rewritten.contains(key) {
+            true => Addresses::Present,
+            false => Addresses::Known,
+        };
+        let looked = document.look(key, before.as_ref(), addresses);
+        let found = looked.and_then(|looked| {
+            let spec = looked.spec;
             match self.other_with(spec.ifindex, key) {
                 Some(other) => Err(EndpointError::Taken {
                     netns: netns?,
@@ -131,21 +144,27 @@ impl State {
                 let ifname = &before.ifname;
                 let reason =
                     format!("{error}; it keeps its last policy while interface {ifname} exists");
-                let reason = self.close_unresolved(key, &document, &error, reason);
-                self.note(key, &reason);
+                let closed = self.close_unresolved(key, &document, &error);
+                self.note(key, &with_closed(&reason, &closed));
                 self.keep(key, &document, deliver);
             }
             (Err(error), None) if error.shows_nothing() && !self.has_successor(key) => {
                 self.passing |= error.is_passing();
-                let reason = self.close_unresolved(key, &document, &error, error.to_string());
-                self.note(key, &reason);
+                let closed = self.close_unresolved(key, &document, &error);
+                self.note(key, &with_closed(&error.to_string(), &closed));
                 self.keep(key, &document, deliver);
             }
             (Err(error), None) => {
                 self.passing |= error.is_passing();
-                let reason = self.close_unresolved(key, &document, &error, error.to_string());
-                self.note(key, &reason);
+                self.leave_place(key);
+                let closed = self.close_unresolved(key, &document, &error);
                 self.forget(key, deliver);
+                let is_gone = !cni::is_key(key) && self.is_namespace_gone(key, &document);
+                let reason = match is_gone {
+                    true => with_remedy(&error.to_string(), key, &document, &closed),
+                    false => with_closed(&error.to_string(), &closed),
+                };
+                self.note(key, &reason);
             }
         }
     }
@@ -172,50 +191,63 @@ impl State {
     }
 
     /// The process that the document names has ended.
-    fn end(&mut self, key: &str, deliver: &Deliver) {
+    fn end(&mut self, key: &str, document: &EndpointDocument, deliver: &Deliver) {
         self.ended.insert(key.to_owned());
-        self.note(key, ENDED);
+        self.leave_place(key);
+        self.retries.failed(key, Instant::now());
+        let closed = self.close(key, Ok(BTreeSet::new()));
         self.forget(key, deliver);
+        self.note(key, &with_remedy(ENDED, key, document, &closed));
     }
 
     /// A document is resolved to an interface.
     pub(super) fn settle_document(&mut self, key: &str, ifindex: u32) {
         self.stale.remove(key);
+        self.rewritten.remove(key);
         self.unresolved.remove(key);
         self.retries.forget(key);
         self.gated.resolved(key, ifindex);
     }
 
     /// Closes the interfaces that lead to the pod of a document that cannot be resolved, except
-    /// those of endpoints. Gives the reason with what is closed.
+    /// those of endpoints. Gives the names of those that are closed.
     fn close_unresolved(
         &mut self,
         key: &str,
         document: &EndpointDocument,
         error: &EndpointError,
-        reason: String,
-    ) -> String {
+    ) -> Vec<String> {
         self.retries.failed(key, Instant::now());
         let leading = match (error, document.namespace()) {
             (EndpointError::Discover(_), Ok(netns)) => leading_to(&netns, &document.ifname),
             _ => Ok(BTreeSet::new()),
         };
-        let closed = match leading {
-            Ok(mut interfaces) => {
-                for endpoint in self.found.values().filter(|found| !found.superseded) {
-                    interfaces.remove(&endpoint.spec.ifindex);
+        self.close(key, leading)
+    }
+
+    /// Closes these interfaces, and those that take the place of the endpoint's, except those of
+    /// endpoints. Gives the names of those that are closed.
+    fn close(&mut self, key: &str, leading: Result<BTreeSet<u32>, DiscoverError>) -> Vec<String> {
+        let successors = self.successors(key);
+        // A pod that is closed must not open itself by another address.
+        let mut stay = self.place_left(key).is_some();
+        let mut interfaces = BTreeSet::new();
+        for found in [leading, successors] {
+            match found {
+                Ok(found) => interfaces.extend(found),
+                Err(error) => {
+                    tracing::debug!(endpoint = key, %error, "cannot look for the pod's interfaces");
+                    stay = true;
                 }
-                self.gated.unresolved(key, &interfaces)
             }
-            Err(_) => self.gated.kept(key),
-        };
-        match closed.as_slice() {
-            [] => reason,
-            closed => format!(
-                "{reason}; until it is found nothing passes {}",
-                closed.join(", ")
-            ),
         }
+        if stay {
+            interfaces.extend(self.gated.waiting(key));
+        }
+        for endpoint in self.found.values().filter(|found| !found.superseded) {
+            interfaces.remove(&endpoint.spec.ifindex);
+        }
+        self.gated.unresolved(key, &interfaces)
     }
 
     pub(super) fn put(
@@ -237,6 +269,8 @@ impl State {
             other.superseded |= other.spec.ifindex == spec.ifindex;
         }
         self.found.insert(key.to_owned(), found);
+        self.left.remove(key);
+        self.store_one(key);
         if !delivered {
             deliver(SourceEvent::Apply(spec));
         }
@@ -254,5 +288,16 @@ impl State {
             tracing::warn!(endpoint = key, %reason, "the endpoint's document cannot be applied");
             self.unresolved.insert(key.to_owned(), reason.to_owned());
         }
+    }
+}
+
+/// The reason, with the interfaces that are closed.
+fn with_closed(reason: &str, closed: &[String]) -> String {
+    match closed {
+        [] => reason.to_owned(),
+        closed => format!(
+            "{reason}; until it is found nothing passes {}",
+            closed.join(", ")
+        ),
     }
 }

@@ -105,11 +105,17 @@ impl Gated {
         self.names(closed)
     }
 
-    /// The document is not resolved, and which interfaces lead to its pod is not known: those that
-    /// are closed for it stay closed.
-    pub(super) fn kept(&self, key: &str) -> Vec<String> {
-        let closed = self.closed.get(&DocumentHash::of(key));
-        self.names(closed.into_iter().flatten().map(|(ifindex, _)| *ifindex))
+    /// Interfaces that are closed until the endpoint is found, except those that are gone.
+    pub(super) fn waiting(&self, key: &str) -> Vec<u32> {
+        let closed = self
+            .closed
+            .get(&DocumentHash::of(key))
+            .into_iter()
+            .flatten();
+        let waiting = closed.filter(|(ifindex, until)| {
+            **until != Until::Gone && !self.interfaces.name(**ifindex).is_gone()
+        });
+        waiting.map(|(ifindex, _)| *ifindex).collect()
     }
 
     fn names(&self, interfaces: impl IntoIterator<Item = u32>) -> Vec<String> {

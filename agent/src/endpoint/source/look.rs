@@ -1,9 +1,9 @@
 //! Looks at endpoints again whose interface is still there: a pod changes its interfaces without an
 //! event on the node.
 
-use std::{collections::BTreeMap, ops::Bound};
+use std::{collections::BTreeMap, net::IpAddr, ops::Bound};
 
-use super::{Deliver, EndpointBook, Found, State};
+use super::{Deliver, EndpointBook, Found, State, cli, cni, document};
 use crate::endpoint::spec::EndpointSpec;
 
 /// Interfaces of pods that are not under policy.
@@ -14,6 +14,9 @@ pub(super) struct Looked {
     /// Names of interfaces that lead to another namespace and are no endpoints, by the key of the
     /// pod's endpoint.
     further: BTreeMap<String, Vec<String>>,
+    /// Addresses from which pods on bridges send, and which are not those of their endpoints, by the
+    /// key of the endpoint.
+    foreign: BTreeMap<String, Vec<IpAddr>>,
 }
 
 impl EndpointBook {
@@ -33,6 +36,48 @@ impl EndpointBook {
         });
         problems.collect()
     }
+
+    /// Endpoints on bridges whose interfaces have other addresses now, and what to do.
+    pub(crate) fn foreign_addresses(&self) -> Vec<String> {
+        let state = self.state.lock();
+        let problems = state.looked.foreign.iter().filter_map(|(key, foreign)| {
+            let document = state.documents.get(key)?;
+            let own = &state.found.get(key)?.spec.addresses;
+            let remedy = match (document.addresses.is_empty(), cli::is_key(key), cni::is_key(key)) {
+                (_, _, true) => "start the pod again".to_owned(),
+                (true, true, _) => "add it again (`holdfast-agent endpoint add`)".to_owned(),
+                (true, false, _) => "write its document again (`touch` is enough)".to_owned(),
+                (false, true, _) => {
+                    "add it again with the new --address (`holdfast-agent endpoint add`)".to_owned()
+                }
+                (false, false, _) => "correct `addresses` in its document".to_owned(),
+            };
+            Some(format!(
+                "endpoint {key}: interface {} of the pod has {}, which is not the endpoint's address ({}): \
+                 on a bridge such packets are dropped. If the pod shall have it, {remedy}",
+                document.ifname,
+                listed(foreign),
+                listed(own)
+            ))
+        });
+        problems.collect()
+    }
+}
+
+fn listed(addresses: &[IpAddr]) -> String {
+    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    addresses.join(", ")
+}
+
+/// Addresses that a pod's interface has in place of the endpoint's: of a family of which the endpoint
+/// has none, or one that the interface does not have any more.
+fn foreign(own: &[IpAddr], present: &[IpAddr]) -> Vec<IpAddr> {
+    let is_used = |address: &&IpAddr| {
+        let mut of_family = own.iter().filter(|own| own.is_ipv4() == address.is_ipv4());
+        of_family.any(|own| present.contains(own))
+    };
+    let foreign = present.iter().filter(|address| !is_used(address));
+    foreign.copied().collect()
 }
 
 impl State {
@@ -40,9 +85,7 @@ impl State {
     /// a routed pod gave itself after it was found, and notes further interfaces of a pod.
     pub(super) fn look_at_next(&mut self, deliver: &Deliver) {
         let wanted = |(key, found): &(&String, &Found)| {
-            let document = self.documents.get(*key);
-            let is_pod = document.is_some_and(|document| document.pod.is_some());
-            (is_pod || !found.spec.on_bridge) && found.is_settled(&self.interfaces, document)
+            found.is_settled(&self.interfaces, self.documents.get(*key))
         };
         let after = (Bound::Excluded(self.looked.last.as_str()), Bound::Unbounded);
         let mut next = self.found.range::<str, _>(after).filter(wanted);
@@ -50,6 +93,7 @@ impl State {
             self.looked.last.clear();
             let found = &self.found;
             self.looked.further.retain(|key, _| found.contains_key(key));
+            self.looked.foreign.retain(|key, _| found.contains_key(key));
             return;
         };
         let (key, before, namespace) = (key.clone(), found.spec.clone(), found.namespace);
@@ -58,11 +102,17 @@ impl State {
             return;
         };
         // An endpoint that cannot be found again stays as it is.
-        let Ok((now, others)) = document.look(&key, Some(&before)) else {
+        let known = document::Addresses::Known;
+        let Ok(looked) = document.look(&key, Some(&before), known) else {
             return;
         };
+        let now = looked.spec;
         if document.pod.is_some() {
-            self.note_further(&key, others);
+            self.note_further(&key, looked.others);
+        }
+        if before.on_bridge {
+            let foreign = foreign(&before.addresses, &looked.present);
+            self.note_foreign(&key, foreign);
         }
         let changed = now.link != before.link || now.mac != before.mac;
         if !before.on_bridge && now.ifindex == before.ifindex && changed {
@@ -73,6 +123,19 @@ impl State {
                 ..before
             };
             self.put(&key, spec, namespace, deliver);
+        }
+    }
+
+    fn note_foreign(&mut self, key: &str, foreign: Vec<IpAddr>) {
+        if foreign.is_empty() {
+            self.looked.foreign.remove(key);
+        } else if self.looked.foreign.get(key) != Some(&foreign) {
+            tracing::warn!(
+                endpoint = key,
+                addresses = listed(&foreign),
+                "the pod has addresses that are not the endpoint's"
+            );
+            self.looked.foreign.insert(key.to_owned(), foreign);
         }
     }
 
@@ -100,5 +163,20 @@ impl State {
             );
             self.looked.further.insert(key.to_owned(), names);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_beside_the_endpoints_own_is_not_foreign() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let (own, other, v6) = (ip("10.0.0.7"), ip("10.0.0.8"), ip("fd00::7"));
+        assert!(foreign(&[own], &[own, other]).is_empty());
+        assert_eq!(foreign(&[own], &[other]), [other]);
+        assert_eq!(foreign(&[own], &[own, v6]), [v6]);
+        assert!(foreign(&[own, v6], &[]).is_empty());
     }
 }

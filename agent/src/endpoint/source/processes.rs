@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeMap,
     fs, io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -14,7 +15,11 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use shared_maps::user::boot_id;
 
-use crate::datapath::files::{set_aside, write_atomic};
+use super::{NamespaceId, store};
+use crate::{
+    datapath::files::{set_aside, write_atomic},
+    endpoint::discover::Netns,
+};
 
 /// A process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +28,9 @@ struct Process {
     /// Clock ticks after boot (proc(5), field 22 of /proc/PID/stat).
     started: u64,
     boot_id: String,
+    /// Device and inode of its network namespace; earlier releases have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    netns: Option<NamespaceId>,
 }
 
 /// The process that has a document's number now.
@@ -51,6 +59,9 @@ impl Process {
                     pid,
                     started,
                     boot_id,
+                    netns: fs::metadata(Netns::Pid(pid).path())
+                        .ok()
+                        .map(|file| (file.dev(), file.ino())),
                 }),
                 (None, _) => Lookup::Unknown(at(io::ErrorKind::InvalidData.into())),
                 (_, Err(error)) => Lookup::Unknown(error),
@@ -60,6 +71,15 @@ impl Process {
         }
     }
 
+    /// Whether nothing shows that it is another process, or that it is in another namespace now.
+    fn is_same(&self, other: &Self) -> bool {
+        let netns = self.netns.zip(other.netns);
+        self.pid == other.pid
+            && self.started == other.started
+            && self.boot_id == other.boot_id
+            && netns.is_none_or(|(one, other)| one == other)
+    }
+
     fn started(stat: &str) -> Option<u64> {
         // The name of the program, in brackets, may have spaces and brackets.
         let (_, fields) = stat.rsplit_once(") ")?;
@@ -67,43 +87,41 @@ impl Process {
     }
 }
 
-/// The processes of documents, in the state directory.
+/// The processes of documents, in the state directory, and in one that a boot does not empty:
+/// without the file, a number would mean any process.
 #[derive(Default)]
 pub(super) struct Processes {
-    path: PathBuf,
+    /// The file that counts if it is there goes first.
+    paths: Vec<PathBuf>,
     known: BTreeMap<String, Process>,
 }
 
 impl Processes {
-    /// Reads the file. Without it, a document means the process that has its number now. A file that
-    /// cannot be used is set aside and added to `damaged`.
-    pub(super) fn open(state: &Path, damaged: &mut Vec<String>) -> Self {
-        let path = state.join("endpoint_processes.json");
-        let known = match regular_file::look(&path) {
-            Lookup::Found(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
-            Lookup::Gone => Ok(BTreeMap::new()),
-            Lookup::Unknown(error) => Err(error),
-        };
-        let known = known.unwrap_or_else(|error| {
-            let aside = set_aside(&path).map(|aside| aside.display().to_string());
-            let aside = aside.unwrap_or_else(|_| "nothing".to_owned());
-            let text = format!(
-                "{}: the file with the endpoints' processes: {error}; set aside as {aside}; an endpoint \
-                 that was added by --pid is now of the process that has this number",
-                path.display()
-            );
-            tracing::error!("{text}");
-            damaged.push(text);
-            BTreeMap::new()
-        });
-        Self { path, known }
+    /// Reads the file in the state directory, or else `stored`. Without both, a
+    /// document means the process that has its number now. A file that cannot be used is set aside
+    /// and added to `damaged`.
+    pub(super) fn open(state: &Path, stored: Option<PathBuf>, damaged: &mut Vec<String>) -> Self {
+        let own = Some(state.join("endpoint_processes.json"));
+        let paths: Vec<PathBuf> = own.into_iter().chain(stored).collect();
+        let read = paths.iter().find_map(|path| read(path, damaged));
+        Self {
+            known: read.unwrap_or_default(),
+            paths,
+        }
+    }
+
+    /// Whether the process that has a number now is certainly the one by which the endpoint was found.
+    pub(super) fn is_known(&self, key: &str, pid: u32) -> bool {
+        let then = self.known.get(key).filter(|then| then.pid == pid);
+        let now = then.and_then(|_| Process::now(pid).found());
+        then.zip(now).is_some_and(|(then, now)| then.is_same(&now))
     }
 
     /// Which process the number of a document belongs to.
     pub(super) fn look(&self, key: &str, pid: u32) -> Lookup<Holder> {
         match self.known.get(key).filter(|then| then.pid == pid) {
             None => Lookup::Found(Holder::Same),
-            Some(then) => Process::now(pid).map(|now| match now == *then {
+            Some(then) => Process::now(pid).map(|now| match then.is_same(&now) {
                 true => Holder::Same,
                 false => Holder::Another,
             }),
@@ -139,13 +157,40 @@ impl Processes {
     }
 
     fn write(&self) {
-        let written = serde_json::to_vec_pretty(&self.known)
-            .map_err(io::Error::from)
-            .and_then(|text| write_atomic(&self.path, &text));
-        if let Err(error) = written {
-            tracing::error!(path = %self.path.display(), %error, "cannot write the file with the endpoints' processes");
+        for path in &self.paths {
+            let dir = path.parent().unwrap_or(Path::new("."));
+            let written = store::make(dir)
+                .and_then(|()| serde_json::to_vec_pretty(&self.known).map_err(io::Error::from))
+                .and_then(|text| write_atomic(path, &text));
+            if let Err(error) = written {
+                tracing::error!(path = %path.display(), %error, "cannot write the file with the endpoints' processes");
+            }
         }
     }
+}
+
+/// None if there is no file, or none that can be used.
+fn read(path: &Path, damaged: &mut Vec<String>) -> Option<BTreeMap<String, Process>> {
+    let known = match regular_file::look(path) {
+        Lookup::Found(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
+        Lookup::Gone => return None,
+        Lookup::Unknown(error) => Err(error),
+    };
+    let error = match known {
+        Ok(known) => return Some(known),
+        Err(error) => error,
+    };
+    let aside = set_aside(path).map(|aside| aside.display().to_string());
+    let aside = aside.unwrap_or_else(|_| "nothing".to_owned());
+    let text = format!(
+        "{}: the file with the endpoints' processes: {error}; set aside as {aside}; if there is no copy \
+         in --endpoint-store, an endpoint that was added by --pid is now of the process that has this \
+         number",
+        path.display()
+    );
+    tracing::error!("{text}");
+    damaged.push(text);
+    None
 }
 
 #[cfg(test)]
@@ -159,7 +204,7 @@ mod tests {
         let is_another = |processes: &Processes, key: &str, pid| {
             matches!(processes.look(key, pid), Lookup::Found(Holder::Another))
         };
-        let open = || Processes::open(dir.path(), &mut Vec::new());
+        let open = || Processes::open(dir.path(), None, &mut Vec::new());
         let mut processes = open();
         assert!(!is_another(&processes, "a", own), "nothing is known");
         processes.found("a", Some(own));

@@ -1,0 +1,514 @@
+//! Endpoints that commands added, one file each, in a directory that a boot does not empty.
+//!
+//! The list in the state directory is the one that counts while it is there: earlier releases read
+//! and write it. The state directory is usually below /run, and is empty after a boot, or when the
+//! service manager removed it: then these files are the list.
+//!
+//! An endpoint of a document in a directory has a file while its interface is gone, because of its
+//! place.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    fs::{self, DirBuilder},
+    io,
+    net::IpAddr,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+};
+
+use daemon::{lookup::Lookup, regular_file};
+use serde::{Deserialize, Serialize};
+use shared_maps::user::boot_id;
+
+use super::{EndpointBook, EndpointDocument, State, cli, cni};
+use crate::{
+    datapath::{
+        closed::DocumentHash,
+        files::{set_aside, sync_dir, write_atomic},
+    },
+    dir_writers::{foreign_parent, foreign_writer},
+    endpoint::spec::EndpointSpec,
+};
+
+const VERSION: u32 = 1;
+const EXTENSION: &str = "json";
+/// Characters of an endpoint's key in the name of its file.
+const NAMED: usize = 100;
+
+/// Where an endpoint was found last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Place {
+    /// The boot on which it was found.
+    boot_id: String,
+    /// Name of its host-side interface.
+    pub(super) interface: String,
+    /// Its addresses.
+    pub(super) addresses: Vec<IpAddr>,
+}
+
+impl Place {
+    /// Where an endpoint is now; none if the boot is not known.
+    pub(super) fn of(spec: &EndpointSpec) -> Option<Self> {
+        Some(Self {
+            boot_id: boot_id().ok()?,
+            interface: spec.ifname.clone(),
+            addresses: spec.addresses.clone(),
+        })
+    }
+
+    /// Whether it is of this boot. On another one, other pods have these names and addresses.
+    pub(super) fn is_of_this_boot(&self) -> bool {
+        boot_id().is_ok_and(|boot_id| boot_id == self.boot_id)
+    }
+}
+
+/// What a file says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Record {
+    version: u32,
+    /// The state directory of the agent that wrote it: another agent leaves it alone.
+    state_dir: PathBuf,
+    key: String,
+    endpoint: EndpointDocument,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    place: Option<Place>,
+}
+
+/// The version of a file, whatever else is in it.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
+/// The files of one agent.
+#[derive(Debug, Default)]
+pub(super) struct EndpointStore {
+    /// None = nothing is stored.
+    dir: Option<PathBuf>,
+    state_dir: PathBuf,
+    records: BTreeMap<String, Record>,
+    /// Why a file is not as it should be, by the key of its endpoint.
+    failed: BTreeMap<String, String>,
+    /// Another user may write into the directory: it is not used.
+    is_refused: bool,
+}
+
+impl EndpointStore {
+    /// Reads the files in `dir` of the agent with this state directory. One that cannot be read is
+    /// set aside and added to `damaged`, and the others count.
+    pub(super) fn open(dir: Option<&Path>, state_dir: &Path, damaged: &mut Vec<String>) -> Self {
+        let state_dir = fs::canonicalize(state_dir).unwrap_or_else(|_| state_dir.to_owned());
+        let mut store = Self {
+            dir: dir.map(Path::to_owned),
+            state_dir,
+            ..Self::default()
+        };
+        if let Some(why) = store.why_refused() {
+            tracing::error!("{why}");
+            damaged.push(why);
+            store.is_refused = true;
+            return store;
+        }
+        if let Err(error) = store.read(damaged)
+            && let Some(dir) = dir
+        {
+            let text = format!(
+                "--endpoint-store {}: {error}; endpoints that commands added before a boot are not \
+                 known: make the directory readable, and start the agent again",
+                dir.display()
+            );
+            tracing::error!("{text}");
+            damaged.push(text);
+        }
+        store
+    }
+
+    /// The endpoints that were added, by their keys.
+    pub(super) fn documents(&self) -> BTreeMap<String, EndpointDocument> {
+        let records = self.records.iter().filter(|(key, _)| cli::is_key(key));
+        let documents = records.map(|(key, record)| (key.clone(), record.endpoint.clone()));
+        documents.collect()
+    }
+
+    /// Where an endpoint was found on this boot.
+    pub(super) fn place(&self, key: &str) -> Option<&Place> {
+        let place = self.records.get(key)?.place.as_ref()?;
+        place.is_of_this_boot().then_some(place)
+    }
+
+    /// The directory; none if it is not used.
+    pub(super) fn dir(&self) -> Option<&Path> {
+        self.dir.as_deref().filter(|_| !self.is_refused)
+    }
+
+    /// The file with the processes of endpoints; none if nothing is stored.
+    pub(super) fn processes(&self) -> Option<PathBuf> {
+        Some(processes(self.dir()?, &self.state_dir))
+    }
+
+    /// Keys of the endpoints.
+    pub(super) fn keys(&self) -> Vec<String> {
+        self.records.keys().cloned().collect()
+    }
+
+    /// Keys of endpoints whose files are not as they should be.
+    pub(super) fn failed(&self) -> Vec<String> {
+        self.failed.keys().cloned().collect()
+    }
+
+    /// Stores an endpoint. Without a place it keeps the one where it was found last.
+    pub(super) fn set(&mut self, key: &str, endpoint: &EndpointDocument, place: Option<Place>) {
+        let Some(dir) = self.dir().map(Path::to_owned) else {
+            return;
+        };
+        let before = self.records.get(key);
+        let record = Record {
+            version: VERSION,
+            state_dir: self.state_dir.clone(),
+            key: key.to_owned(),
+            endpoint: endpoint.clone(),
+            place: place.or_else(|| before?.place.clone()),
+        };
+        if before == Some(&record) && !self.failed.contains_key(key) {
+            return;
+        }
+        let path = self.path(&dir, key);
+        let written = write(&dir, &path, &record).map_err(|error| {
+            format!(
+                "{}: {error}; endpoint {key} is not known after a boot: free space there, or correct \
+                 --endpoint-store",
+                path.display()
+            )
+        });
+        self.records.insert(key.to_owned(), record);
+        self.note(key, written);
+    }
+
+    /// Removes an endpoint.
+    pub(super) fn remove(&mut self, key: &str) {
+        let is_stored = self.records.contains_key(key);
+        let Some(dir) = self.dir.clone().filter(|_| is_stored) else {
+            return;
+        };
+        let path = self.path(&dir, key);
+        let removed = match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => sync_dir(&dir),
+        };
+        let removed = removed.map_err(|error| {
+            format!(
+                "{}: {error}; endpoint {key} is added again after a boot: delete the file",
+                path.display()
+            )
+        });
+        if removed.is_ok() {
+            self.records.remove(key);
+        }
+        self.note(key, removed);
+    }
+
+    /// Files that are not as they should be, and what to do: for `status`.
+    pub(super) fn problems(&self) -> impl Iterator<Item = &String> {
+        self.failed.values()
+    }
+
+    fn note(&mut self, key: &str, result: Result<(), String>) {
+        match result {
+            Ok(()) => {
+                self.failed.remove(key);
+            }
+            Err(why) => {
+                if self.failed.get(key) != Some(&why) {
+                    tracing::error!("{why}");
+                }
+                self.failed.insert(key.to_owned(), why);
+            }
+        }
+    }
+
+    /// Another user who may write there could add endpoints, with any labels.
+    fn why_refused(&self) -> Option<String> {
+        let dir = self.dir.as_ref()?;
+        let own = fs::metadata(dir).ok()?;
+        let why = foreign_writer(&own, None)
+            .or_else(|| foreign_parent(&fs::canonicalize(dir).ok()?).ok()?)?;
+        Some(format!(
+            "--endpoint-store {}: {why}, and start the agent again; until then endpoints that commands \
+             add are not known after a boot",
+            dir.display()
+        ))
+    }
+
+    fn read(&mut self, damaged: &mut Vec<String>) -> io::Result<()> {
+        let Some(dir) = self.dir.clone() else {
+            return Ok(());
+        };
+        let entries = match fs::read_dir(&dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let path = entry?.path();
+            if path.extension() != Some(OsStr::new(EXTENSION)) {
+                continue;
+            }
+            match read(&path) {
+                Ok(Some(record)) if record.state_dir == self.state_dir => {
+                    self.records.insert(record.key.clone(), record);
+                }
+                Ok(Some(record)) => tracing::info!(
+                    file = %path.display(),
+                    "the endpoint is of the agent with the state directory {}",
+                    record.state_dir.display()
+                ),
+                Ok(None) => {}
+                Err(why) => {
+                    tracing::error!("{why}");
+                    damaged.push(why);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The file of an endpoint: a readable part of its key, and a hash.
+    fn path(&self, dir: &Path, key: &str) -> PathBuf {
+        let of = key.split_once('/').map_or(key, |(_, of)| of);
+        let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+        let start = of.len().saturating_sub(NAMED);
+        let readable: String = of.chars().skip(start).map(plain).collect();
+        let hash = DocumentHash::of(&format!("{}\n{key}", self.state_dir.display()));
+        dir.join(format!("{}-{hash}.{EXTENSION}", readable.trim_matches('-')))
+    }
+}
+
+impl EndpointBook {
+    /// Endpoints that are not stored as they should be, and what to do.
+    pub(crate) fn not_stored(&self) -> Vec<String> {
+        self.state.lock().store.problems().cloned().collect()
+    }
+}
+
+impl State {
+    /// Stores an endpoint that was added by command, or removes it from the store.
+    pub(super) fn store_one(&mut self, key: &str) {
+        match self.documents.get(key) {
+            _ if cni::is_key(key) => {}
+            Some(document) if cli::is_key(key) => {
+                let place = self.found.get(key).and_then(|found| Place::of(&found.spec));
+                self.store.set(key, document, place);
+            }
+            // Its place is stored while it is not found.
+            _ => self.store.remove(key),
+        }
+    }
+
+    /// The list of the last run is the one that counts: an earlier release may have changed it.
+    pub(super) fn store_all(&mut self) {
+        let mut keys: BTreeSet<String> = self.documents.keys().cloned().collect();
+        keys.extend(self.store.documents().into_keys());
+        for key in keys {
+            self.store_one(&key);
+        }
+    }
+}
+
+/// What a file says; none if it is gone. One that cannot be read is set aside, except one of a later
+/// release.
+fn read(path: &Path) -> Result<Option<Record>, String> {
+    let lost = "if `holdfast-agent endpoint list` lacks the endpoint in it, its pod is open: add it again \
+                (`holdfast-agent endpoint add`)";
+    let put_aside = |error: &dyn std::error::Error| {
+        let aside = set_aside(path).map(|aside| aside.display().to_string());
+        let aside = aside.unwrap_or_else(|_| "nothing".to_owned());
+        format!("{}: {error}, set aside as {aside}; {lost}", path.display())
+    };
+    let bytes = match regular_file::look(path) {
+        Lookup::Found(bytes) => bytes,
+        Lookup::Gone => return Ok(None),
+        Lookup::Unknown(error) if regular_file::is_passing(&error) => {
+            return Err(format!("{}: {error}; {lost}", path.display()));
+        }
+        Lookup::Unknown(error) => return Err(put_aside(&error)),
+    };
+    let version = serde_json::from_slice::<Versioned>(&bytes);
+    if let Ok(Versioned { version }) = version
+        && version > VERSION
+    {
+        return Err(format!(
+            "{} has version {version}, and this program reads up to {VERSION}; run the newer release, or \
+             move the file away; {lost}",
+            path.display()
+        ));
+    }
+    let record = serde_json::from_slice::<Record>(&bytes);
+    record.map(Some).map_err(|error| put_aside(&error))
+}
+
+fn write(dir: &Path, path: &Path, record: &Record) -> io::Result<()> {
+    make(dir)?;
+    let text = serde_json::to_vec_pretty(record)?;
+    write_atomic(path, &text)
+}
+
+/// Makes the directory. It is made when there is something to store.
+pub(super) fn make(dir: &Path) -> io::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    dir.parent().map_or(Ok(()), sync_dir)
+}
+
+/// The extension is not that of an endpoint's file.
+fn processes(dir: &Path, state_dir: &Path) -> PathBuf {
+    let agent = DocumentHash::of(&state_dir.display().to_string());
+    dir.join(format!("{agent}.processes"))
+}
+
+/// Removes the files of the agent with this state directory, and the directory if it is empty then.
+/// Gives how many there were.
+pub(crate) fn remove_all(dir: &Path, state_dir: &Path) -> io::Result<usize> {
+    let state_dir = fs::canonicalize(state_dir).unwrap_or_else(|_| state_dir.to_owned());
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        entries => entries?,
+    };
+    let mut count = 0;
+    for entry in entries {
+        let path = entry?.path();
+        let bytes = regular_file::look(&path).found();
+        let record = bytes.and_then(|bytes| serde_json::from_slice::<Record>(&bytes).ok());
+        if record.is_some_and(|record| record.state_dir == state_dir) {
+            fs::remove_file(&path)?;
+            count += 1;
+        }
+    }
+    let _absent = fs::remove_file(processes(dir, &state_dir));
+    // Not empty: another agent has files there.
+    let _left = fs::remove_dir(dir);
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn document(netns: &str) -> EndpointDocument {
+        EndpointDocument {
+            netns: Some(netns.to_owned()),
+            ifname: "eth0".to_owned(),
+            labels: vec!["k8s:app=web".to_owned()],
+            ..EndpointDocument::default()
+        }
+    }
+
+    fn place(boot_id: String) -> Place {
+        Place {
+            boot_id,
+            interface: "veth0".to_owned(),
+            addresses: vec!["10.88.0.7".parse().unwrap()],
+        }
+    }
+
+    struct Agent {
+        dir: tempfile::TempDir,
+        state: PathBuf,
+    }
+
+    impl Agent {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let state = dir.path().join("run");
+            fs::create_dir(&state).unwrap();
+            Self { dir, state }
+        }
+
+        fn store(&self) -> PathBuf {
+            self.dir.path().join("lib/endpoints")
+        }
+
+        fn open(&self, state: &Path) -> (EndpointStore, Vec<String>) {
+            let mut damaged = Vec::new();
+            let store = EndpointStore::open(Some(&self.store()), state, &mut damaged);
+            (store, damaged)
+        }
+    }
+
+    #[test]
+    fn endpoints_are_read_back_except_those_that_are_removed_or_of_another_agent() {
+        let agent = Agent::new();
+        let (mut store, damaged) = agent.open(&agent.state);
+        assert!(damaged.is_empty() && !agent.store().exists(), "{damaged:?}");
+        store.set("cli/a/eth0", &document("a"), None);
+        store.set("cli//run/netns/b/eth0", &document("/run/netns/b"), None);
+        store.set("cli/c/eth0", &document("c"), None);
+        store.remove("cli/c/eth0");
+        let (other, _) = agent.open(agent.dir.path());
+        assert_eq!(other.documents(), BTreeMap::new());
+        let (read, damaged) = agent.open(&agent.state);
+        assert!(damaged.is_empty(), "{damaged:?}");
+        assert_eq!(read.documents(), store.documents());
+        assert_eq!(read.keys(), ["cli//run/netns/b/eth0", "cli/a/eth0"]);
+        assert_eq!(remove_all(&agent.store(), agent.dir.path()).unwrap(), 0);
+        assert_eq!(remove_all(&agent.store(), &agent.state).unwrap(), 2);
+        assert!(!agent.store().exists());
+    }
+
+    #[test]
+    fn a_place_counts_on_the_boot_on_which_it_was_found_and_stays_until_there_is_another() {
+        let agent = Agent::new();
+        let (mut store, _) = agent.open(&agent.state);
+        let now = place(boot_id().unwrap());
+        store.set("cli/a/eth0", &document("a"), Some(now.clone()));
+        store.set("cli/a/eth0", &document("a"), None);
+        let (mut read, _) = agent.open(&agent.state);
+        assert_eq!(read.place("cli/a/eth0"), Some(&now));
+        let before = place("of another boot".to_owned());
+        read.set("cli/a/eth0", &document("a"), Some(before));
+        assert_eq!(read.place("cli/a/eth0"), None);
+    }
+
+    #[test]
+    fn damaged_files_and_those_of_a_later_release_are_named_and_the_others_are_read() {
+        let agent = Agent::new();
+        let (mut store, _) = agent.open(&agent.state);
+        for netns in ["a", "b", "c"] {
+            store.set(&format!("cli/{netns}/eth0"), &document(netns), None);
+        }
+        let path = |netns: &str| store.path(&agent.store(), &format!("cli/{netns}/eth0"));
+        fs::write(path("a"), "{\"version\":1,").unwrap();
+        fs::write(path("b"), "{\"version\":2,\"what\":\"is new\"}").unwrap();
+        let (read, mut damaged) = agent.open(&agent.state);
+        assert_eq!(read.keys(), ["cli/c/eth0"]);
+        damaged.sort();
+        let name = |netns| path(netns).display().to_string();
+        assert!(damaged[0].contains(&name("a")), "{damaged:?}");
+        assert!(damaged[1].contains(&name("b")) && damaged[1].contains("newer release"));
+        assert!(!path("a").exists() && path("b").exists());
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_to_is_not_used_and_one_that_cannot_be_written_is_named() {
+        use std::os::unix::fs::PermissionsExt as _;
+
+        let agent = Agent::new();
+        fs::create_dir_all(agent.store()).unwrap();
+        fs::set_permissions(agent.store(), fs::Permissions::from_mode(0o777)).unwrap();
+        let (mut store, damaged) = agent.open(&agent.state);
+        assert!(damaged[0].contains("chmod o-w"), "{damaged:?}");
+        store.set("cli/a/eth0", &document("a"), None);
+        assert_eq!(fs::read_dir(agent.store()).unwrap().count(), 0);
+
+        fs::remove_dir(agent.store()).unwrap();
+        let (mut store, _) = agent.open(&agent.state);
+        fs::write(agent.store(), "a file").unwrap();
+        store.set("cli/a/eth0", &document("a"), None);
+        let problems: Vec<&String> = store.problems().collect();
+        assert!(problems[0].contains("cli/a/eth0"), "{problems:?}");
+        fs::remove_file(agent.store()).unwrap();
+        store.set("cli/a/eth0", &document("a"), None);
+        assert_eq!(store.problems().count(), 0);
+    }
+}

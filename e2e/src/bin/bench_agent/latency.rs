@@ -298,6 +298,7 @@ fn agent(
         epoch,
         proxy_port: 10094,
         min_ttl: 0,
+        state_dir: directory.to_owned(),
     };
     let _inside = runtime.enter();
     let listener = peer::bind(&directory.join("run/sdp.sock"), None)?;
@@ -333,6 +334,7 @@ fn link(
         maps: Arc::new(PinnedMaps::open(pins, false)),
         reports: Arc::default(),
         rules_journal: Arc::default(),
+        state_dir: pins.to_owned(),
         state: Arc::new(LinkState::new(Readiness::default())),
     };
     tasks.spawn_on(link.run(stop.clone()), runtime.handle());

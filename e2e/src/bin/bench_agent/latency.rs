@@ -295,6 +295,7 @@ fn agent(
         epoch,
         proxy_port: 10094,
         min_ttl: 0,
+        state_dir: directory.to_path_buf(),
     };
     let _inside = runtime.enter();
     let listener = peer::bind(&directory.join("run/sdp.sock"), None)?;
@@ -325,6 +326,7 @@ fn link(
         addresses: vec![AgentAddress::Unix(socket)],
         instance: "bench".into(),
         proxy_port: 10094,
+        state_dir: PathBuf::new(),
         policy: Arc::new(PolicyHandle::new()),
         sink: Arc::clone(&sink),
         maps: Arc::new(PinnedMaps::open(pins, false)),

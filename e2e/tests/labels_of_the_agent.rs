@@ -40,7 +40,7 @@ fn a_label_that_only_the_agent_gives_is_refused_and_leaves_an_endpoint_of_an_ear
         lab.add_endpoint(&lab.a, WEB)?;
         lab.a.expect_open(at(web4(12), 80))?;
         drop(agent);
-        let added = lab.directory().join("state/added_endpoints.json");
+        let added = lab.directory().join("state/state/added_endpoints.json");
         let text = fs::read_to_string(&added)?.replace("k8s:app=web", HOST);
         ensure!(text.contains(HOST), "{text}");
         fs::write(&added, text)?;

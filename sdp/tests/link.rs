@@ -45,8 +45,6 @@ struct Script {
     snapshot: Vec<wire::DnsRulesUpdate>,
     /// Answers mappings; otherwise it is mute.
     answers: bool,
-    /// Its state directory.
-    state_dir: Option<wire::StateDir>,
     acks: Mutex<Vec<wire::RulesAck>>,
     mappings: Mutex<Vec<wire::FqdnMapping>>,
     more_rules: Mutex<Option<mpsc::Sender<Result<wire::DnsRulesUpdate, Status>>>>,
@@ -77,7 +75,10 @@ impl FqdnPolicy for Agent {
             version: "test".into(),
             epoch: Some(self.script.epoch()),
             proxy_port: 10094,
-            state_dir: self.script.state_dir.clone(),
+            state_dir: Some(wire::StateDir {
+                path: "/elsewhere".into(),
+                ..Default::default()
+            }),
             ..Default::default()
         }))
     }
@@ -388,6 +389,9 @@ async fn a_snapshot_then_deltas_each_acknowledged() {
     let agent = Running::start(&proxy.socket, script);
     let proxy = proxy.run();
     proxy.until_ready().await;
+    let connection = proxy.link.state.status().connection.unwrap();
+    let noted = connection.other_state_dir.map(|dirs| dirs.agent);
+    assert_eq!(noted.as_deref(), Some("/elsewhere"));
     assert!(proxy.allows(7, "x.a.com.") && proxy.allows(8, "x.b.com."));
     assert!(!proxy.allows(7, "x.b.com."));
     until_async(
@@ -428,31 +432,6 @@ async fn a_snapshot_then_deltas_each_acknowledged() {
         panic!("not from the agent")
     };
     assert_eq!(revision, 5);
-}
-
-#[tokio::test]
-async fn an_agent_with_another_state_directory_is_noted() {
-    for (path, is_other) in [("/somewhere/else", true), ("", false)] {
-        let proxy = Proxy::new();
-        let own = proxy.link.state_dir.display().to_string();
-        let script = Script {
-            start: 1,
-            snapshot: vec![done(1, 1)],
-            state_dir: Some(wire::StateDir {
-                path: path.into(),
-                device: 1,
-                inode: 2,
-            }),
-            ..Script::default()
-        };
-        let _agent = Running::start(&proxy.socket, script);
-        let proxy = proxy.run();
-        proxy.until_connected_to(1).await;
-        let connection = proxy.link.state.status().connection.unwrap();
-        let noted = connection.other_state_dir;
-        let wanted = is_other.then(|| (path.to_owned(), own));
-        assert_eq!(noted.map(|dirs| (dirs.agent, dirs.own)), wanted);
-    }
 }
 
 #[tokio::test]

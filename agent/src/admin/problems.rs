@@ -203,6 +203,23 @@ pub(super) fn steps_pending(summary: &Summary) -> Option<String> {
     ))
 }
 
+/// Whether a proxy tells the agent what it learns.
+pub(super) fn learning(proxies: &[ProxyView]) -> bool {
+    proxies.iter().any(|proxy| match proxy.kind.as_str() {
+        "mappings" | "builtin" => true,
+        // The service's own entry is there without any client.
+        "fqdndata" => proxy.acked_revision > 0,
+        _ => false,
+    })
+}
+
+/// No proxy tells the agent what it learns.
+pub(super) fn nothing_learned(proxies: &[ProxyView]) -> Option<String> {
+    let text = "no DNS proxy is connected and none is built in: names of restricted endpoints are resolved \
+                by whatever proxy runs on its own, and nothing is learned";
+    (!learning(proxies)).then(|| text.to_owned())
+}
+
 /// Proxies that look for this agent's files elsewhere.
 pub(super) fn other_state_dirs(proxies: &[ProxyView], own: &Path) -> Vec<String> {
     let others = proxies.iter().filter_map(|proxy| {

@@ -350,13 +350,7 @@ impl Admin {
         problems.extend(problems::objects_left_out(summary));
         let directories = self.directories.iter();
         problems.extend(directories.filter_map(OwnDirectory::problem));
-        if !learning(proxies) {
-            problems.push(
-                "no DNS proxy is connected and none is built in: names of restricted endpoints are \
-                 resolved by whatever proxy runs on its own, and nothing is learned"
-                    .to_owned(),
-            );
-        }
+        problems.extend(problems::nothing_learned(proxies));
         problems
     }
 
@@ -391,7 +385,7 @@ impl Admin {
             port: port.map_err(|error| bad(error.to_string()))?,
             direction,
         };
-        let learning = learning(&self.proxies.views());
+        let learning = problems::learning(&self.proxies.views());
         Ok(why::answer(&self.core, &self.maps, learning, question).await?)
     }
 
@@ -506,16 +500,6 @@ impl Admin {
             tokio::time::sleep(POLL).await;
         }
     }
-}
-
-/// Whether a proxy tells the agent what it learns.
-fn learning(proxies: &[ProxyView]) -> bool {
-    proxies.iter().any(|proxy| match proxy.kind.as_str() {
-        "mappings" | "builtin" => true,
-        // The service's own entry is there without any client.
-        "fqdndata" => proxy.acked_revision > 0,
-        _ => false,
-    })
 }
 
 fn nanoseconds(duration: Duration) -> u64 {

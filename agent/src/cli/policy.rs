@@ -113,7 +113,7 @@ fn check(read: &[ReadFile]) -> Vec<Checked> {
         only_trusted: false,
     };
     let foreign = foreign_servers::warnings(good.iter().copied(), known);
-    let denied = firewalls::denied_servers(good.iter().copied());
+    let denied = firewalls::denied_servers(&good);
     let warnings_of_several = book.warnings().into_iter().chain(foreign).chain(denied);
     for (key, warning) in warnings_of_several {
         joined.entry(key).or_default().push(warning);

@@ -348,3 +348,52 @@ impl Explanation {
         out
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dns_policy::rule::NameRules;
+
+    use super::*;
+
+    const DNS: IdentityId = IdentityId(300);
+    const WEB: IdentityId = IdentityId(1 << 24);
+    const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 53));
+
+    #[test]
+    fn a_server_that_only_a_rule_without_names_is_about_is_not_judged_here() {
+        let rule = |selector: &str, server, names| SelectorRule {
+            selector: selector.to_owned(),
+            servers: Servers::Identities([server].into()),
+            names,
+        };
+        let port = PortRules {
+            port: 53,
+            transport: Transport::Udp,
+            rules: vec![
+                rule("dns", DNS, NameRules::every_name()),
+                rule("fqdn:www.example.com", WEB, NameRules::All),
+            ],
+        };
+        assert!(passes_without_proxy(&port, WEB, ADDRESS));
+        assert!(!passes_without_proxy(&port, DNS, ADDRESS));
+        let asked = |server, address| Question {
+            endpoint: EndpointId(7),
+            port: 53,
+            transport: Transport::Udp,
+            server,
+            address,
+            name: "www.example.net.",
+        };
+        let without = |server| -> Vec<(bool, Option<bool>)> {
+            let judged = judged(&port, server, &asked).into_iter();
+            judged
+                .map(|rule| (rule.without_proxy, rule.name_allowed))
+                .collect()
+        };
+        assert_eq!(without(None), [(false, Some(true)), (true, None)]);
+        let at = Some((WEB, ADDRESS));
+        assert_eq!(without(at), [(false, None), (true, Some(true))]);
+        let at = Some((DNS, ADDRESS));
+        assert_eq!(without(at), [(false, Some(true)), (false, None)]);
+    }
+}

@@ -1,6 +1,6 @@
 //! EgressFirewalls that leave a family open, or deny the DNS servers of their pods.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 
@@ -24,6 +24,9 @@ const NEARLY_ALL: u8 = 3;
 pub(crate) const ALLOW_BEFORE: &str =
     "allow port 53 of the DNS server, UDP and TCP, in a rule before it";
 
+/// Whether a block is of one family.
+type Family = fn(&IpNet) -> bool;
+
 /// A family that a firewall leaves open although it denies the other one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OpenFamily {
@@ -40,7 +43,7 @@ pub(crate) fn open_family(document: &PolicyDocument) -> Option<OpenFamily> {
     }
     let tier = || document.rules().iter().flat_map(|rule| &rule.tier);
     let blocks = |rule: &TierRule| blocks_of(rule).collect::<Vec<_>>();
-    let whole = |is_family: fn(&IpNet) -> bool| {
+    let whole = |is_family: Family| {
         tier().find(move |rule| {
             let mut blocks = blocks(rule).into_iter().filter(is_family);
             let is_all = blocks.any(|block| block.prefix_len() == 0);
@@ -48,13 +51,13 @@ pub(crate) fn open_family(document: &PolicyDocument) -> Option<OpenFamily> {
         })
     };
     // An author who allows the whole family means it.
-    let is_meant = |is_family: fn(&IpNet) -> bool| {
+    let is_meant = |is_family: Family| {
         tier().any(|rule| {
             let mut blocks = blocks(rule).into_iter().filter(is_family);
             rule.ports.is_empty() && blocks.any(|block| block.prefix_len() <= NEARLY_ALL)
         })
     };
-    let (ipv4, ipv6): (fn(&IpNet) -> bool, fn(&IpNet) -> bool) = (is_ipv4, is_ipv6);
+    let (ipv4, ipv6): (Family, Family) = (is_ipv4, is_ipv6);
     let (denies, denied, open, all) = match (whole(ipv4), whole(ipv6)) {
         (Some(rule), None) if !is_meant(ipv6) => (rule, "IPv4", "IPv6", "::/0"),
         (None, Some(rule)) if !is_meant(ipv4) => (rule, "IPv6", "IPv4", "0.0.0.0/0"),
@@ -74,13 +77,11 @@ pub(crate) fn open_family(document: &PolicyDocument) -> Option<OpenFamily> {
 
 /// Keys of firewalls, each with a warning: DNS rules of policies send queries to servers outside that
 /// the firewall of the same pods denies.
-pub(crate) fn denied_servers<'a>(
-    documents: impl Iterator<Item = &'a PolicyDocument> + Clone,
-) -> Vec<(String, String)> {
-    let mut found: BTreeMap<(String, String), ()> = BTreeMap::new();
-    let firewalls = documents.clone().filter(|document| document.is_firewall());
+pub(crate) fn denied_servers(documents: &[&PolicyDocument]) -> Vec<(String, String)> {
+    let mut found = BTreeSet::new();
+    let firewalls = documents.iter().filter(|document| document.is_firewall());
     for firewall in firewalls {
-        for document in documents.clone().filter(|other| !other.is_firewall()) {
+        for document in documents.iter().filter(|other| !other.is_firewall()) {
             let rules = document.rules().iter();
             for rule in rules.filter(|rule| may_share(rule, firewall)) {
                 for (path, servers) in dns_servers(rule) {
@@ -96,12 +97,12 @@ pub(crate) fn denied_servers<'a>(
                     };
                     let paths: Vec<&str> = denies.iter().map(|rule| &*rule.path).collect();
                     let warning = warning(&paths, &document.key, path, &servers);
-                    found.insert((firewall.key.clone(), warning), ());
+                    found.insert((firewall.key.clone(), warning));
                 }
             }
         }
     }
-    found.into_keys().collect()
+    found.into_iter().collect()
 }
 
 fn warning(denies: &[&str], document: &str, path: &str, servers: &[IpNet]) -> String {
@@ -270,7 +271,7 @@ mod tests {
 
     fn denied(text: &str) -> Vec<(String, String)> {
         let documents = documents(text);
-        denied_servers(documents.iter())
+        denied_servers(&documents.iter().collect::<Vec<_>>())
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod files;
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
+use caps::Capability;
 use daemon::unix_socket::PROXY_ID;
 use nix::unistd::{Gid, Uid};
 use serde::{Deserialize, Serialize};
@@ -114,9 +115,10 @@ pub struct Privileges {
     pub files: Option<bool>,
     /// Whether system calls that it never needs fail.
     pub calls: bool,
-    /// Whether CAP_BPF is kept because this kernel opens pinned maps for no process without it.
+    /// Those of them that only older kernels need: CAP_BPF to open a pinned map (before Linux 5.19),
+    /// CAP_NET_ADMIN to mark a socket (before 5.17).
     #[serde(default)]
-    pub bpf_for_pins: bool,
+    pub for_kernel: Vec<String>,
 }
 
 impl Privileges {
@@ -127,10 +129,10 @@ impl Privileges {
         } else {
             self.capabilities.join(" ")
         };
-        let bpf = if self.bpf_for_pins {
-            " (CAP_BPF: this kernel opens pinned maps for no process without it)"
+        let for_kernel = if self.for_kernel.is_empty() {
+            String::new()
         } else {
-            ""
+            format!(" ({} only because this kernel is old)", self.for_kernel.join(" "))
         };
         let files = match self.files {
             None => "not restricted",
@@ -139,7 +141,7 @@ impl Privileges {
         };
         let calls = if self.calls { "filtered" } else { "all" };
         format!(
-            "uid {} gid {}, {capabilities}{bpf}, {files}, system calls {calls}",
+            "uid {} gid {}, {capabilities}{for_kernel}, {files}, system calls {calls}",
             self.uid, self.gid
         )
     }
@@ -156,7 +158,7 @@ impl Sandbox {
                 .is_root()
                 .then(|| (Uid::effective(), Gid::effective()));
             self.prepare(root);
-            return Ok(in_force(None, false, false));
+            return Ok(in_force(None, false, &[]));
         };
         let failed = |what: &str, reason: &dyn fmt::Display| PrivilegeError {
             user: self.user,
@@ -166,16 +168,20 @@ impl Sandbox {
         let as_root = Uid::effective().is_root();
         let (user, group) = (Uid::from_raw(uid), Gid::from_raw(gid));
         self.prepare(as_root.then_some((user, group)));
-        let bpf_for_pins = as_root && capabilities::needs_bpf();
+        let for_kernel = if as_root {
+            capabilities::needed_by_kernel()
+        } else {
+            Vec::new()
+        };
         if as_root {
-            capabilities::become_user(user, group, bpf_for_pins)
+            capabilities::become_user(user, group, &for_kernel)
                 .map_err(|e| failed("cannot change to it", &e))?;
         }
         nix::sys::prctl::set_no_new_privs().map_err(|e| failed("cannot set no_new_privs", &e))?;
         let files = files::restrict(&self.readable, &self.writable, &self.appendable)
             .map_err(|e| failed("cannot restrict files", &e))?;
         calls::restrict().map_err(|e| failed("cannot filter system calls", &e))?;
-        Ok(in_force(Some(files), true, bpf_for_pins))
+        Ok(in_force(Some(files), true, &for_kernel))
     }
 
     fn prepare(&self, owner: Option<(Uid, Gid)>) {
@@ -189,14 +195,14 @@ impl Sandbox {
     }
 }
 
-fn in_force(files: Option<bool>, calls: bool, bpf_for_pins: bool) -> Privileges {
+fn in_force(files: Option<bool>, calls: bool, for_kernel: &[Capability]) -> Privileges {
     Privileges {
         uid: Uid::effective().as_raw(),
         gid: Gid::effective().as_raw(),
         capabilities: capabilities::effective(),
         files,
         calls,
-        bpf_for_pins,
+        for_kernel: for_kernel.iter().map(ToString::to_string).collect(),
     }
 }
 

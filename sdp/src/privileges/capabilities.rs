@@ -4,6 +4,8 @@ use std::collections::HashSet;
 
 use caps::{CapSet, Capability, CapsHashSet, errors::CapsError};
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
+use shared_maps::mark;
+use socket2::{Domain, Socket, Type};
 
 /// What is kept, and what for:
 /// - raw sockets, transparent sockets and marks of upstream and reply sockets;
@@ -16,17 +18,49 @@ const KEPT: [Capability; 3] = [
     Capability::CAP_DAC_READ_SEARCH,
 ];
 
-/// Whether [`become_user`] must keep CAP_BPF as well: this kernel opens pinned maps for nobody
-/// without it. False where the calling thread cannot open them either.
-pub(super) fn needs_bpf() -> bool {
-    if !caps::has_cap(None, CapSet::Effective, Capability::CAP_BPF).unwrap_or(false) {
-        return false;
-    }
+/// What older kernels require in addition, of what the calling thread has: CAP_BPF to open a pinned
+/// map (before Linux 5.19), CAP_NET_ADMIN to mark a socket (before 5.17).
+pub(super) fn needed_by_kernel() -> Vec<Capability> {
+    let with = Allowed::now();
     // Capabilities belong to a thread; this one ends with what it gave up.
     let without = std::thread::spawn(|| {
-        caps::clear(None, CapSet::Effective).is_ok() && !shared_maps::user::may_open_pins()
+        let few: CapsHashSet = [Capability::CAP_NET_RAW].into();
+        let had = caps::read(None, CapSet::Permitted)?;
+        let few = few.intersection(&had).copied().collect();
+        caps::set(None, CapSet::Effective, &few).map(|()| Allowed::now())
     });
-    shared_maps::user::may_open_pins() && without.join().unwrap_or(false)
+    let Ok(Ok(without)) = without.join() else {
+        return Vec::new();
+    };
+    let needed = [
+        (Capability::CAP_BPF, with.pins && !without.pins),
+        (Capability::CAP_NET_ADMIN, with.marks && !without.marks),
+    ];
+    let had = caps::read(None, CapSet::Effective).unwrap_or_default();
+    needed
+        .into_iter()
+        .filter(|(capability, needed)| *needed && had.contains(capability))
+        .map(|(capability, _)| capability)
+        .collect()
+}
+
+/// What the kernel allows to the calling thread.
+struct Allowed {
+    /// To open pinned maps.
+    pins: bool,
+    /// To mark a socket.
+    marks: bool,
+}
+
+impl Allowed {
+    fn now() -> Self {
+        let marked = Socket::new(Domain::IPV4, Type::DGRAM, None)
+            .and_then(|socket| socket.set_mark(mark::MAGIC_FROM_EGRESS_PROXY));
+        Self {
+            pins: shared_maps::user::may_open_pins(),
+            marks: marked.is_ok(),
+        }
+    }
 }
 
 /// Why the user could not be changed.
@@ -41,14 +75,14 @@ pub(super) enum UserError {
     Capabilities(#[from] CapsError),
 }
 
-/// Gives up root, except [`KEPT`] and, if `bpf`, CAP_BPF. A root that may not change its user, as in
-/// a container, stays root with what it has of these.
-pub(super) fn become_user(user: Uid, group: Gid, bpf: bool) -> Result<(), UserError> {
+/// Gives up root, except [`KEPT`] and `also`. A root that may not change its user, as in a container,
+/// stays root with what it has of these.
+pub(super) fn become_user(user: Uid, group: Gid, also: &[Capability]) -> Result<(), UserError> {
     let failed = |call| move |source| UserError::Call { call, source };
     let had = caps::read(None, CapSet::Permitted)?;
     let kept: CapsHashSet = KEPT
         .into_iter()
-        .chain(bpf.then_some(Capability::CAP_BPF))
+        .chain(also.iter().copied())
         .filter(|c| had.contains(c))
         .collect();
     if had.contains(&Capability::CAP_SETPCAP) {

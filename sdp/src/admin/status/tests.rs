@@ -109,7 +109,7 @@ fn healthy() -> Status {
             capabilities: vec!["CAP_BPF".to_owned(), "CAP_NET_RAW".to_owned()],
             files: Some(true),
             calls: true,
-            bpf_for_pins: true,
+            for_kernel: vec!["CAP_BPF".to_owned()],
         },
         skipped_files: Vec::new(),
         rules_journal: RulesJournalStatus::default(),

@@ -3,6 +3,7 @@
 pub(crate) mod args;
 mod cluster_args;
 mod cni_args;
+mod deny_args;
 mod dir;
 mod firewall_args;
 mod max_identities;
@@ -24,6 +25,7 @@ use ipnet::IpNet;
 pub use args::{Cli, ClientArgs, Command};
 pub use cluster_args::{ClusterArgs, ServiceAlias};
 pub use cni_args::CniArgs;
+pub use deny_args::DenyArgs;
 pub use dir::{ParseError, Parsed, parse};
 pub use firewall_args::FirewallArgs;
 pub use max_identities::MaxIdentities;
@@ -33,7 +35,7 @@ pub use run_args::RunArgs;
 
 use crate::{
     cni::install::CniPlaces,
-    datapath::kernel::MapSizes,
+    datapath::{deny_response::DenyResponses, kernel::MapSizes},
     fqdn::{refused::RefusedPrefixes, servers::NameServers},
     kubernetes::{ApiSettings, external_ips::ExternalIps, labels::LabelRule},
     policy::mode::PolicyMode,
@@ -168,6 +170,8 @@ pub struct Config {
     /// Datagrams and new connections per second that each endpoint may send to the DNS proxy;
     /// 0 = any number.
     pub dns_quota: u32,
+    /// Replies to packets that egress policy denies.
+    pub deny_responses: DenyResponses,
     /// Between two looks into the conntrack maps.
     pub conntrack_gc_interval: Duration,
     /// Between two passes that compare the maps with what they should hold.
@@ -264,6 +268,7 @@ impl TryFrom<RunArgs> for Config {
             identity_restore_grace: args.identity_restore_grace_period,
             map_sizes,
             dns_quota: args.endpoint_dns_quota,
+            deny_responses: args.deny.responses(),
             conntrack_gc_interval: args.conntrack_gc_interval,
             reconcile_interval: args.reconcile_interval,
         })

@@ -2,6 +2,7 @@
 
 pub mod closed;
 pub mod conntrack;
+pub mod deny_response;
 pub mod events;
 pub mod files;
 mod hook;

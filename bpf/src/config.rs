@@ -4,8 +4,8 @@ use aya_ebpf::{Global, programs::TcContext};
 use shared_maps::{
     FAMILY_IPV4,
     endpoint::{
-        DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, LINK_LOCALS, LOW_INTERFACES,
-        NO_LINK_HEADER, NODE_LINK_LOCALS, TRANSPARENT, link_local_of,
+        DENY_RESPONSE_DNS, DENY_RESPONSE_ICMP, DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6,
+        LINK_LOCALS, LOW_INTERFACES, NO_LINK_HEADER, NODE_LINK_LOCALS, TRANSPARENT, link_local_of,
     },
 };
 
@@ -145,6 +145,24 @@ pub(crate) fn dual_stack() -> bool {
 #[inline(always)]
 pub(crate) fn transparent() -> bool {
     NODE_FLAGS.load() & TRANSPARENT as u32 != 0
+}
+
+/// Whether any packet that egress policy denies gets a reply.
+#[inline(always)]
+pub(crate) fn replies_to_denied() -> bool {
+    NODE_FLAGS.load() & u32::from(DENY_RESPONSE_ICMP | DENY_RESPONSE_DNS) != 0
+}
+
+/// Whether every packet that egress policy denies gets a reply.
+#[inline(always)]
+pub(crate) fn replies_to_all_denied() -> bool {
+    NODE_FLAGS.load() & u32::from(DENY_RESPONSE_ICMP) != 0
+}
+
+/// Whether DNS queries that egress policy denies are refused by an answer.
+#[inline(always)]
+pub(crate) fn refuses_dns() -> bool {
+    NODE_FLAGS.load() & u32::from(DENY_RESPONSE_DNS) != 0
 }
 
 /// Length of the link-layer header of the interface.

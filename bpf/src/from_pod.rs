@@ -12,7 +12,7 @@ use shared_maps::{
 use crate::{
     config,
     conntrack::{self, As, Forwarded, Side, Tracked},
-    events, fragment,
+    deny_response, events, fragment,
     icmp::{self, About},
     maps::{self, SCRATCH},
     neighbour,
@@ -52,7 +52,11 @@ pub(crate) fn run(ctx: &TcContext) -> i32 {
         new: false,
     };
     let verdict = judge(ctx, packet, &mut trace);
-    finish(packet, &trace, verdict, EGRESS)
+    let result = finish(packet, &trace, verdict, EGRESS);
+    if result == DROP {
+        return deny_response::reply(ctx, packet, &trace, verdict);
+    }
+    result
 }
 
 /// Counts the packet, writes its record, and converts the verdict into the program's result. A

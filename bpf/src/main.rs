@@ -23,6 +23,7 @@ mod address;
 mod closed;
 mod config;
 mod conntrack;
+mod deny_response;
 mod events;
 mod fragment;
 mod from_pod;

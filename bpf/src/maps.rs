@@ -118,6 +118,11 @@ pub(crate) static HELD: Array<u32> = Array::pinned(quota::HELD_ENTRIES, 0);
 #[map(name = "PROXY_CLOCKS")]
 pub(crate) static PROXY_CLOCKS: Array<u64> = Array::with_max_entries(SLOTS, 0);
 
+/// When the replies to denied packets so far would have been sent at their greatest rate,
+/// nanoseconds; by slot.
+#[map(name = "DENY_CLOCKS")]
+pub(crate) static DENY_CLOCKS: Array<u64> = Array::with_max_entries(SLOTS, 0);
+
 /// Event budget by slot and reason; not pinned.
 #[map(name = "BUDGETS")]
 pub(crate) static BUDGETS: LruPerCpuHashMap<u32, Budget> =

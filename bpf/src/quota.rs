@@ -145,8 +145,9 @@ fn map(packet: &Packet) -> u32 {
     held_map(packet.protocol == TCP, packet.family == FAMILY_IPV6)
 }
 
+/// Counts an attempt over a quota.
 #[inline(never)]
-fn count(limit: Limit, bytes: u32) {
+pub(crate) fn count(limit: Limit, bytes: u32) {
     let key = QuotaKey {
         endpoint: config::id(),
         limit: limit as u8,

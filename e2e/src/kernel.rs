@@ -10,8 +10,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use aya::{TestRun, TestRunOptions};
+use holdfast_agent::datapath::deny_response::DenyResponses;
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use holdfast_agent::datapath::link::Link;
 use holdfast_agent::datapath::plan::{Attachment, Datapath, Step, StepError};
@@ -70,6 +71,10 @@ const TCX_NEXT: i32 = -1;
 const TCX_PASS: i32 = 0;
 /// The packet is dropped.
 const TCX_DROP: i32 = 2;
+/// The packet goes to the pod.
+const TCX_REDIRECT: i32 = 7;
+/// A reply to a packet, bytes.
+const LONGEST_REPLY: usize = 2048;
 
 /// Verdict on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +140,18 @@ pub fn with_stacks(dual: bool, test: impl FnOnce(&mut Kernel) -> Result<()> + Se
 pub fn with_dns_quota(packets: u32, test: impl FnOnce(&mut Kernel) -> Result<()> + Send) {
     let config = |root: &Path| KernelConfig {
         dns_quota: packets,
+        ..config(root, true)
+    };
+    with_config(config, test);
+}
+
+/// Like [`with_kernel`], with replies to denied packets.
+pub fn with_deny_responses(
+    responses: DenyResponses,
+    test: impl FnOnce(&mut Kernel) -> Result<()> + Send,
+) {
+    let config = |root: &Path| KernelConfig {
+        deny_responses: responses,
         ..config(root, true)
     };
     with_config(config, test);
@@ -238,6 +255,28 @@ impl Kernel {
         self.run("from_pod", frame, 0, 0)
     }
 
+    /// The pod sends a frame that egress policy or another check drops. Gives the reason, and the
+    /// frame that the pod gets in reply.
+    pub fn send_denied(&mut self, frame: &[u8]) -> Result<(Reason, Option<Vec<u8>>)> {
+        let before = self.counts()?;
+        let mut reply = vec![0; LONGEST_REPLY];
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            data_out: Some(&mut reply),
+            ..TestRunOptions::default()
+        };
+        let programs = self.datapath.programs();
+        let result = programs.with_program("from_pod", |program| program.test_run(options))??;
+        let reason = moved(&before, &self.counts()?)?;
+        ensure!(reason.is_drop(), "not dropped: {reason:?}");
+        reply.truncate(usize::try_from(result.data_size_out)?);
+        match result.return_value.cast_signed() {
+            TCX_DROP => Ok((reason, None)),
+            TCX_REDIRECT => Ok((reason, Some(reply))),
+            other => bail!("{reason:?} gave verdict {other}"),
+        }
+    }
+
     /// Like [`Self::send`] without a check of the verdict, for floods.
     pub fn pass(&mut self, frame: &[u8]) -> Result<()> {
         self.pass_through("from_pod", frame)
@@ -317,17 +356,8 @@ impl Kernel {
         };
         let programs = self.datapath.programs();
         let result = programs.with_program(name, |program| program.test_run(options))??;
-        let after = self.counts()?;
-        let moved: Vec<Reason> = Reason::ALL
-            .into_iter()
-            .zip(before.into_iter().zip(after))
-            // Entries that the packet displaces are counted in addition to the packet.
-            .filter(|(reason, (before, after))| before != after && !reason.is_trouble())
-            .map(|(reason, _)| reason)
-            .collect();
-        ensure!(moved.len() == 1, "counters that moved: {moved:?}");
+        let reason = moved(&before, &self.counts()?)?;
         let mark = after_run[MARK_AT..MARK_AT + 4].try_into()?;
-        let reason = moved[0];
         let expected = match reason {
             reason if reason.is_drop() => TCX_DROP,
             Reason::Redirected | Reason::Returned => TCX_PASS,
@@ -397,6 +427,19 @@ impl Kernel {
     }
 }
 
+/// The reason whose counter moved.
+fn moved(before: &[u64], after: &[u64]) -> Result<Reason> {
+    let moved: Vec<Reason> = Reason::ALL
+        .into_iter()
+        .zip(before.iter().zip(after))
+        // Entries that the packet displaces are counted in addition to the packet.
+        .filter(|(reason, (before, after))| before != after && !reason.is_trouble())
+        .map(|(reason, _)| reason)
+        .collect();
+    ensure!(moved.len() == 1, "counters that moved: {moved:?}");
+    Ok(moved[0])
+}
+
 /// Configuration below `root`, with small maps.
 pub fn config(root: &Path, dual: bool) -> KernelConfig {
     KernelConfig {
@@ -411,6 +454,7 @@ pub fn config(root: &Path, dual: bool) -> KernelConfig {
         },
         transparent: false,
         dns_quota: 0,
+        deny_responses: DenyResponses::default(),
         sdp_group: 0,
     }
 }

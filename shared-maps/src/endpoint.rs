@@ -4,8 +4,9 @@
 //! `INTERFACES` has the number of a slot, and each of the other maps has that slot's part. Nothing
 //! here is pinned: the maps belong to the programs that one run of an agent loads.
 
-/// Symbol of the read-only global (`u32`) with [`DUAL_STACK`], [`TRANSPARENT`] and
-/// [`NO_LINK_HEADER`], which are the same for all interfaces of a loaded program.
+/// Symbol of the read-only global (`u32`) with [`DUAL_STACK`], [`TRANSPARENT`], [`NO_LINK_HEADER`],
+/// [`DENY_RESPONSE_ICMP`] and [`DENY_RESPONSE_DNS`], which are the same for all interfaces of a
+/// loaded program.
 pub const NODE_FLAGS: &str = "NODE_FLAGS";
 /// Map: slot (`u32`) by interface (`u32`), for interfaces below [`LOW_INTERFACES`]; 0 is no slot.
 /// Nothing passes an interface without a slot.
@@ -23,6 +24,8 @@ pub const QUEUES: &str = "QUEUES";
 /// Map: when the packets to the proxy so far would have been sent at the endpoint's rate
 /// (`u64`, nanoseconds), by slot.
 pub const PROXY_CLOCKS: &str = "PROXY_CLOCKS";
+/// Map: the same for replies to denied packets, at their greatest rate.
+pub const DENY_CLOCKS: &str = "DENY_CLOCKS";
 
 /// Slots. The first one is no endpoint's.
 pub const SLOTS: u32 = 16_384;
@@ -71,6 +74,10 @@ pub const DUAL_STACK: u8 = 4;
 pub const TRANSPARENT: u8 = 8;
 /// Flag for `to_proxy`: packets of the interface begin with their IP header.
 pub const NO_LINK_HEADER: u8 = 16;
+/// Flag of the node: packets that egress policy denies are answered, by an ICMP message or a RST.
+pub const DENY_RESPONSE_ICMP: u8 = 32;
+/// Flag of the node: DNS queries that egress policy denies are answered, by REFUSED or a RST.
+pub const DENY_RESPONSE_DNS: u8 = 64;
 
 /// The endpoint a program serves. Its alignment makes copying it fast.
 #[repr(C, align(8))]

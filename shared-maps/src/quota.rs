@@ -20,6 +20,10 @@ pub const BURST_NS: u64 = 250_000_000;
 /// Datagrams that a new TCP connection to the proxy counts for: about its cost for the node.
 pub const CONNECTION_COST: u32 = 8;
 
+/// Nanoseconds between two replies to denied packets of an endpoint, at most 1,000 per second: more
+/// than clients need that stop at the first one, and little work for the node.
+pub const DENY_RESPONSE_INTERVAL_NS: u64 = 1_000_000;
+
 /// A resource with a quota.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,16 +39,19 @@ pub enum Limit {
     Servers = 3,
     /// Answered connections. The next one counts as unanswered.
     Connections = 4,
+    /// Replies to denied packets per second. Packets over the quota are dropped without a reply.
+    DenyResponses = 5,
 }
 
 impl Limit {
     /// Every limit.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::ToProxy,
         Self::Unanswered,
         Self::Fragments,
         Self::Servers,
         Self::Connections,
+        Self::DenyResponses,
     ];
 
     /// Word for people and machines.
@@ -55,6 +62,7 @@ impl Limit {
             Self::Fragments => "fragmented_datagrams",
             Self::Servers => "dns_servers",
             Self::Connections => "connections",
+            Self::DenyResponses => "deny_responses",
         }
     }
 }

@@ -114,6 +114,7 @@ fn kernel_config(config: &Config) -> KernelConfig {
         sizes: config.map_sizes,
         transparent: config.transparent,
         dns_quota: config.dns_quota,
+        deny_responses: config.deny_responses,
         sdp_group: config.sdp_group,
     }
 }

@@ -7,7 +7,8 @@ use dns_policy::{duration, reject_code::RejectCode};
 
 use super::{
     MaxIdentities, args::ADMIN_SOCKET, cluster_args::ClusterArgs, cni_args::CniArgs,
-    firewall_args::FirewallArgs, relay_args::FollowArgs, resolver_args::ResolverArgs,
+    deny_args::DenyArgs, firewall_args::FirewallArgs, relay_args::FollowArgs,
+    resolver_args::ResolverArgs,
 };
 use crate::{
     datapath::kernel::MapSizes,
@@ -228,6 +229,8 @@ pub struct RunArgs {
         env = "HOLDFAST_ENDPOINT_DNS_QUOTA"
     )]
     pub endpoint_dns_quota: u32,
+    #[command(flatten)]
+    pub deny: DenyArgs,
     /// Time between two scans of the conntrack maps for live connections
     #[arg(long, value_parser = duration::parse, default_value = "30s",
           env = "HOLDFAST_CONNTRACK_GC_INTERVAL")]

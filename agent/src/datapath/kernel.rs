@@ -26,6 +26,7 @@ use shared_maps::{
 use tokio::sync::Notify;
 
 use super::{
+    deny_response::DenyResponses,
     map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
     notes,
     plan::{Attachment, Datapath, Step, StepError},
@@ -115,6 +116,8 @@ pub struct KernelConfig {
     /// Datagrams and new connections per second that each endpoint may send to the DNS proxy;
     /// 0: any number.
     pub dns_quota: u32,
+    /// Replies to packets that egress policy denies.
+    pub deny_responses: DenyResponses,
     /// Group of the proxies: it may read what they read and write what they write.
     pub sdp_group: u32,
 }
@@ -187,6 +190,7 @@ impl KernelDatapath {
             &globals,
             dual_stack,
             config.transparent,
+            config.deny_responses,
             quotas,
             config.sizes.policy,
         );

@@ -27,8 +27,9 @@ use parking_lot::Mutex;
 use shared_maps::{
     EndpointId,
     endpoint::{
-        CONFIGS, DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, HIGH_INTERFACES, INTERFACES,
-        NO_LINK_HEADER, NODE_FLAGS, POLICIES, PROXY_CLOCKS, QUEUES, Queue, QueueItem, TRANSPARENT,
+        CONFIGS, DENY_CLOCKS, DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, HIGH_INTERFACES,
+        INTERFACES, NO_LINK_HEADER, NODE_FLAGS, POLICIES, PROXY_CLOCKS, QUEUES, Queue, QueueItem,
+        TRANSPARENT,
     },
     fragment,
     netfilter::CONNTRACK_LAYOUT,
@@ -43,6 +44,7 @@ use shared_maps::{
 
 use super::{
     closed,
+    deny_response::DenyResponses,
     hook::{Hook, pinned, put, remove},
     interfaces::Begin,
     kernel_layout,
@@ -125,13 +127,14 @@ impl Quotas {
 }
 
 /// Maps of which a program that is of no endpoint needs no more than this.
-const WITHOUT_ENDPOINT: [(&str, u32); 7] = [
+const WITHOUT_ENDPOINT: [(&str, u32); 8] = [
     (INTERFACES, 1),
     (HIGH_INTERFACES, 1),
     (CONFIGS, 1),
     (POLICIES, 1),
     (QUEUES, 4),
     (PROXY_CLOCKS, 1),
+    (DENY_CLOCKS, 1),
     ("RECENT", 1),
 ];
 
@@ -140,8 +143,10 @@ const WITHOUT_ENDPOINT: [(&str, u32); 7] = [
 pub struct Programs {
     globals: Globals,
     links: PathBuf,
-    /// [`DUAL_STACK`] and [`TRANSPARENT`].
+    /// [`DUAL_STACK`], [`TRANSPARENT`] and those of [`DenyResponses`].
     node: u8,
+    /// Whether they reply to denied packets.
+    replies: bool,
     quotas: Quotas,
     policy_entries: u32,
     loaded: Arc<Mutex<Option<Loaded>>>,
@@ -155,12 +160,13 @@ struct Loaded {
 
 impl Programs {
     /// Below the root of `globals`; `dual_stack` is whether the node has both families,
-    /// `transparent` whether proxies send queries under pods' addresses. New policy maps have room
-    /// for `policy_entries`.
+    /// `transparent` whether proxies send queries under pods' addresses, and `responses` the replies
+    /// to denied packets. New policy maps have room for `policy_entries`.
     pub fn new(
         globals: &Globals,
         dual_stack: bool,
         transparent: bool,
+        responses: DenyResponses,
         quotas: Quotas,
         policy_entries: u32,
     ) -> Self {
@@ -169,7 +175,8 @@ impl Programs {
         Self {
             globals: globals.clone(),
             links: globals.root().join(pin::LINKS),
-            node: flags.fold(0, |flags, (_, flag)| flags | flag),
+            node: flags.fold(responses.flags(), |flags, (_, flag)| flags | flag),
+            replies: responses != DenyResponses::default(),
             quotas,
             policy_entries,
             loaded: Arc::default(),
@@ -220,13 +227,16 @@ impl Programs {
         let layout = layout.to_ne_bytes();
         let flags = u32::from(self.node).to_ne_bytes();
         let interval = self.quotas.packet_interval().to_ne_bytes();
-        let mut ebpf = EbpfLoader::new()
+        let mut loader = EbpfLoader::new();
+        loader
             .default_map_pin_directory(self.globals.dir())
             .override_global(NODE_FLAGS, &flags[..], true)
             .override_global(PACKET_INTERVAL, &interval[..], true)
-            .override_global(CONNTRACK_LAYOUT, &layout[..], true)
-            .load(OBJECT)
-            .map_err(|error| load("all", &error))?;
+            .override_global(CONNTRACK_LAYOUT, &layout[..], true);
+        if !self.replies {
+            loader.map_max_entries(DENY_CLOCKS, 1);
+        }
+        let mut ebpf = loader.load(OBJECT).map_err(|error| load("all", &error))?;
         let maps = SlotMaps {
             interfaces: map(&ebpf, INTERFACES, MapKind::Array)?,
             high_interfaces: map(&ebpf, HIGH_INTERFACES, MapKind::Hash)?,

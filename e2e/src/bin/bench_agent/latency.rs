@@ -18,6 +18,7 @@ use dns_policy::{
     table::PolicyHandle,
 };
 
+use holdfast_agent::datapath::deny_response::DenyResponses;
 use holdfast_agent::datapath::files::{StateFiles, background::BackgroundFiles};
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use holdfast_agent::grpc::peer::{self, Allowed};
@@ -267,6 +268,7 @@ fn agent(
         sizes: MapSizes::default(),
         transparent: false,
         dns_quota: 0,
+        deny_responses: DenyResponses::default(),
         sdp_group: 0,
     };
     let channel = runner::channel();

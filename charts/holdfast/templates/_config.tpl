@@ -36,6 +36,8 @@ k8s-api-server: {{ . | quote }}
 {{- end }}
 agent-not-ready-taint-key: {{ .Values.agentNotReadyTaintKey | quote }}
 enable-policy: {{ .Values.enablePolicy | quote }}
+policy-deny-response: {{ .Values.policyDenyResponse | quote }}
+dns-deny-response: {{ .Values.dnsDenyResponse | quote }}
 disable-builtin-dns-proxy: {{ .Values.disableBuiltinDnsProxy | quote }}
 identity-restore-grace-period: {{ .Values.agent.identityRestoreGracePeriod | quote }}
 bpf-policy-map-max: {{ int64 .Values.agent.maps.policy | quote }}

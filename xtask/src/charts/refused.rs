@@ -42,6 +42,12 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ("holdfast", "enablePolicy: sometimes", &["/enablePolicy"]),
     (
         "holdfast",
+        "policyDenyResponse: reset",
+        &["/policyDenyResponse"],
+    ),
+    ("holdfast", "dnsDenyResponse: icmp", &["/dnsDenyResponse"]),
+    (
+        "holdfast",
         "resolver: {mode: openshift}",
         &["/resolver/mode", "consume"],
     ),

@@ -43,8 +43,7 @@ use shared_maps::{
 use super::{
     closed,
     deny_response::DenyResponses,
-    filter::{self, Mark, Order, Owner},
-    hook::{self, Attach, Hook, pinned, put, remove},
+    hook::{Hook, pinned, put, remove},
     interfaces::Begin,
     kernel_layout,
     map_query::ProgramFault,

@@ -4,6 +4,7 @@ pub(crate) mod args;
 mod cluster_args;
 mod cni_args;
 mod deny_args;
+mod destination;
 mod dir;
 mod firewall_args;
 mod max_identities;

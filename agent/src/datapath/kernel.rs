@@ -27,6 +27,8 @@ use tokio::sync::Notify;
 
 use super::{
     deny_response::DenyResponses,
+    features::Found,
+    hook::Attach,
     map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
     notes,
     plan::{Attachment, Datapath, Step, StepError},

@@ -43,7 +43,8 @@ use shared_maps::{
 use super::{
     closed,
     deny_response::DenyResponses,
-    hook::{Hook, pinned, put, remove},
+    filter::{self, Mark, Order, Owner},
+    hook::{self, Attach, Hook, pinned, put, remove},
     interfaces::Begin,
     kernel_layout,
     map_query::ProgramFault,

@@ -32,7 +32,7 @@ use super::{
     map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
     notes,
     plan::{Attachment, Datapath, Step, StepError},
-    program::{ProgramError, Programs, Quotas},
+    program::{ProgramError, ProgramSettings, Programs, Quotas},
     root::{RootError, make_dirs},
 };
 
@@ -195,21 +195,20 @@ impl KernelDatapath {
             dns_packets: config.dns_quota,
             unanswered: config.sizes.unanswered(),
         };
-        let dual_stack = config.ipv4 && config.ipv6;
         let has_tcx = has_tcx().map_err(SetUpError::Tcx)?;
         let attach = match config.tcx && has_tcx {
             true => Attach::Tcx,
             false => Attach::Filter,
         };
-        let programs = Programs::new(
-            &globals,
-            dual_stack,
-            config.transparent,
-            config.deny_responses,
+        let settings = ProgramSettings {
+            dual_stack: config.ipv4 && config.ipv6,
+            transparent: config.transparent,
+            responses: config.deny_responses,
             quotas,
-            config.sizes.policy,
+            policy_entries: config.sizes.policy,
             attach,
-        );
+        };
+        let programs = Programs::new(&globals, settings);
         if let Err(error) = programs.preload() {
             // Each attempt to attach them says so again.
             tracing::error!(%error, "the programs of endpoints cannot be loaded");

@@ -137,6 +137,23 @@ const WITHOUT_ENDPOINT: [(&str, u32); 8] = [
     ("RECENT", 1),
 ];
 
+/// What the programs of a node depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct ProgramSettings {
+    /// Whether the node has both families.
+    pub dual_stack: bool,
+    /// Whether proxies send queries under pods' addresses.
+    pub transparent: bool,
+    /// Replies to denied packets.
+    pub responses: DenyResponses,
+    /// What each endpoint may take.
+    pub quotas: Quotas,
+    /// Entries that new policy maps have room for.
+    pub policy_entries: u32,
+    /// How programs are attached.
+    pub attach: Attach,
+}
+
 /// Loads and attaches programs below one BPF root. Clones share what is loaded.
 #[derive(Clone)]
 pub struct Programs {
@@ -161,18 +178,16 @@ struct Loaded {
 }
 
 impl Programs {
-    /// Below the root of `globals`; `dual_stack` is whether the node has both families,
-    /// `transparent` whether proxies send queries under pods' addresses, and `responses` the replies
-    /// to denied packets. New policy maps have room for `policy_entries`.
-    pub fn new(
-        globals: &Globals,
-        dual_stack: bool,
-        transparent: bool,
-        responses: DenyResponses,
-        quotas: Quotas,
-        policy_entries: u32,
-        attach: Attach,
-    ) -> Self {
+    /// Below the root of `globals`.
+    pub fn new(globals: &Globals, settings: ProgramSettings) -> Self {
+        let ProgramSettings {
+            dual_stack,
+            transparent,
+            responses,
+            quotas,
+            policy_entries,
+            attach,
+        } = settings;
         let flags = [(dual_stack, DUAL_STACK), (transparent, TRANSPARENT)];
         let flags = flags.into_iter().filter(|(has, _)| *has);
         Self {

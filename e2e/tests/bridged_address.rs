@@ -1,7 +1,7 @@
 //! A container on a bridge that gets another address is named in `status`, `observe` shows what it sends,
 //! and its endpoint gets the address when its document is written again, or when it is added again.
 use std::fs::{File, FileTimes};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::bridge::Bridge;
@@ -79,7 +79,8 @@ fn a_bridged_container_with_another_address_is_named_and_its_document_takes_the_
             ensure!(!shown.contains("[::]:0"), "{shown}");
             Ok(())
         })?;
-        let touched = FileTimes::new().set_modified(SystemTime::now());
+        let written = std::fs::metadata(&document)?.modified()?;
+        let touched = FileTimes::new().set_modified(written + Duration::from_secs(5));
         File::options()
             .write(true)
             .open(&document)?

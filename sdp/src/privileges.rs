@@ -132,7 +132,10 @@ impl Privileges {
         let for_kernel = if self.for_kernel.is_empty() {
             String::new()
         } else {
-            format!(" ({} only because this kernel is old)", self.for_kernel.join(" "))
+            format!(
+                " ({} only because this kernel is old)",
+                self.for_kernel.join(" ")
+            )
         };
         let files = match self.files {
             None => "not restricted",

@@ -7,8 +7,8 @@ while read -r module; do insmod "/modules/$module"; done < /modules/order
 mount -t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose,msize=512000 root /lower
 mount -t tmpfs -o size=60% memory /memory
 mkdir /memory/upper /memory/work
-mount -t overlay -o lowerdir=/lower,upperdir=/memory/upper,workdir=/memory/work overlay /root
-mount -t tmpfs run /root/run
-mkdir /root/run/guest
-cp /start /script /root/run/guest/
-exec switch_root /root /bin/bash /run/guest/start
+mount -t overlay -o lowerdir=/lower,upperdir=/memory/upper,workdir=/memory/work overlay /system
+mount -t tmpfs run /system/run
+mkdir /system/run/guest
+cp /start /script /system/run/guest/
+exec switch_root /system /bin/bash /run/guest/start

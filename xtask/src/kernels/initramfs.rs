@@ -18,7 +18,7 @@ const MODULES: &[&str] = &["virtio_pci", "9pnet_virtio", "9p", "overlay"];
 /// Writes the initramfs to `run`; gives its path.
 pub(super) fn write(unpacked: &Unpacked, start: &str, script: &str, run: &Path) -> Result<PathBuf> {
     let tree = run.join("initramfs");
-    for dir in ["bin", "dev", "lower", "memory", "root", "modules"] {
+    for dir in ["bin", "dev", "lower", "memory", "system", "modules"] {
         let dir = tree.join(dir);
         fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
     }

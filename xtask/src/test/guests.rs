@@ -18,7 +18,6 @@ const LIMIT: Duration = Duration::from_secs(90 * 60);
 const OF_NETNS: &[&str] = &[
     "agent_restart",
     "allowed_refused",
-    "closed_until_ready",
     "ingress_rules",
     "second_agent",
     "spine",
@@ -94,4 +93,17 @@ pub(super) fn run(filter: Option<&str>) -> Result<Tally> {
         total.add(&tally);
     }
     Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_programs_of_the_netns_tier_exist() {
+        for name in OF_NETNS {
+            let file = repository::root().join(format!("e2e/tests/{name}.rs"));
+            assert!(file.is_file(), "{name}");
+        }
+    }
 }

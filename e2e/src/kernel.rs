@@ -136,6 +136,15 @@ pub fn with_stacks(dual: bool, test: impl FnOnce(&mut Kernel) -> Result<()> + Se
     with_config(|root| config(root, dual), test);
 }
 
+/// Like [`with_kernel`], with programs attached by TCX links or by tc filters.
+pub fn with_attachment(tcx: bool, test: impl FnOnce(&mut Kernel) -> Result<()> + Send) {
+    let config = |root: &Path| KernelConfig {
+        tcx,
+        ..config(root, true)
+    };
+    with_config(config, test);
+}
+
 /// Like [`with_kernel`]. Each endpoint may send `packets` packets per second to the proxy.
 pub fn with_dns_quota(packets: u32, test: impl FnOnce(&mut Kernel) -> Result<()> + Send) {
     let config = |root: &Path| KernelConfig {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use aya::sys::{Stats, enable_stats};
 use clap::Parser;
-use holdfast_e2e::kernel::node::{Node, with_node};
+use holdfast_e2e::kernel::node::{Node, with_node, with_node_attached};
 use holdfast_e2e::kernel::{From, PEER, PEER4, PEER6, POD4, POD6, with_kernel};
 use holdfast_e2e::packet::{ACK, Packet, tcp, udp};
 use serde_json::Value;
@@ -27,6 +27,9 @@ struct Options {
     /// New connections
     #[arg(long, default_value_t = 50_000)]
     ports: u16,
+    /// Rounds of the comparison of TCX links with tc filters
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
     /// Seconds of flood per row
     #[arg(long, default_value_t = 3)]
     seconds: u64,
@@ -35,6 +38,7 @@ struct Options {
 fn main() {
     let options = Options::parse();
     programs(&options);
+    attachments(&options);
     for (name, tproxy) in [("own redirect", false), ("nft TPROXY", true)] {
         for slots in [1, SLOTS] {
             for server in [PEER4, PEER6] {
@@ -91,6 +95,34 @@ fn programs(options: &Options) {
     });
 }
 
+/// Packets of a pod through its veth to a program that drops them, with programs attached by TCX
+/// links and by tc filters in turn.
+fn attachments(options: &Options) {
+    let rate = |tcx: bool| {
+        let mut rate = 0.0;
+        with_node_attached(tcx, |node| {
+            let (sent, elapsed) = flood(node, (PEER4, 99), Duration::from_secs(options.seconds))?;
+            rate = f64::from(sent) / elapsed.as_secs_f64() / 1000.0;
+            Ok(())
+        });
+        rate
+    };
+    let mut ratios = Vec::new();
+    for _ in 0..options.rounds {
+        let (tcx, filter) = (rate(true), rate(false));
+        println!(
+            "attached  IPv4  UDP packet, refused: TCX links {tcx:.0} k/s, tc filters {filter:.0} k/s"
+        );
+        ratios.push(filter / tcx);
+    }
+    ratios.sort_by(f64::total_cmp);
+    if let (Some(least), Some(median), Some(most)) =
+        (ratios.first(), ratios.get(ratios.len() / 2), ratios.last())
+    {
+        println!("attached  tc filters / TCX links: {median:.3} ({least:.3} to {most:.3})");
+    }
+}
+
 fn steering(options: &Options, name: &str, tproxy: bool, slots: u32, server: IpAddr) {
     with_node(|node| {
         if tproxy {
@@ -101,7 +133,7 @@ fn steering(options: &Options, name: &str, tproxy: bool, slots: u32, server: IpA
             .collect::<Result<_>>()?;
         let stats = enable_stats(Stats::RunTime)?;
         let before = run_stats("steer")?;
-        let (sent, elapsed) = flood(node, server, Duration::from_secs(options.seconds))?;
+        let (sent, elapsed) = flood(node, (server, 53), Duration::from_secs(options.seconds))?;
         let ns = per_run(before, run_stats("steer")?)?;
         drop(stats);
         let kpps = f64::from(sent) / elapsed.as_secs_f64() / 1000.0;
@@ -116,7 +148,11 @@ fn steering(options: &Options, name: &str, tproxy: bool, slots: u32, server: IpA
 
 /// Sends from one socket for `time`. Nothing reads the packets, so queues overflow after the
 /// lookup.
-fn flood(node: &Node<'_>, server: IpAddr, time: Duration) -> Result<(u32, Duration)> {
+fn flood(
+    node: &Node<'_>,
+    (server, port): (IpAddr, u16),
+    time: Duration,
+) -> Result<(u32, Duration)> {
     node.pod().enter(|| {
         let any = if server.is_ipv4() {
             "0.0.0.0:0"
@@ -124,7 +160,7 @@ fn flood(node: &Node<'_>, server: IpAddr, time: Duration) -> Result<(u32, Durati
             "[::]:0"
         };
         let socket = UdpSocket::bind(any)?;
-        socket.connect((server, 53))?;
+        socket.connect((server, port))?;
         let start = Instant::now();
         let mut sent = 0;
         while start.elapsed() < time {

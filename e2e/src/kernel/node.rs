@@ -16,7 +16,7 @@ use shared_maps::steering::{SLOTS_NAME, SOCKS_NAME, Slot, socket_index};
 use shared_maps::user::{Map, MapKind};
 use socket2::{Domain, Socket, Type};
 
-use super::{Kernel, MAC, POD4, POD6, PROXY_PORT, attachment, with_kernel};
+use super::{Kernel, MAC, POD4, POD6, PROXY_PORT, attachment, with_attachment, with_kernel};
 use crate::{Netns, eventually};
 
 /// The node's address towards the pod.
@@ -51,41 +51,48 @@ pub struct Proxy {
 
 /// Runs `test` with a node whose policy redirects DNS to the peer.
 pub fn with_node(test: impl FnOnce(&mut Node<'_>) -> Result<()> + Send) {
-    with_kernel(|kernel| {
-        // Each namespace has its own value of this sysctl.
-        fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0")?;
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let pod = Netns::create(format!("hf-steer-{}-{number}", std::process::id()))?;
-        let mac = MAC.map(|byte| format!("{byte:02x}")).join(":");
-        ip("link set lo up")?;
-        let peer = format!("peer name eth0 address {mac} netns {}", pod.name());
-        ip(&format!("link add hf0 type veth {peer}"))?;
-        ip(&format!("addr add {NODE4}/24 dev hf0"))?;
-        ip(&format!("addr add {NODE6}/64 dev hf0 nodad"))?;
-        ip("link set hf0 up")?;
-        pod.batch(&format!(
-            "link set eth0 up\naddr add {POD4}/24 dev eth0\naddr add {POD6}/64 dev eth0 nodad\n\
-             route add default via {NODE4}\nroute add default via {NODE6}"
-        ))?;
-        pod.settled()?;
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?
-            .block_on(routing::install(true, true))?;
-        kernel.redirect_dns()?;
-        let ifindex = if_nametoindex("hf0")?;
-        kernel
-            .datapath()
-            .apply(&Step::Attach(attachment(ifindex)))?;
-        let slots = kernel.open(SLOTS_NAME, MapKind::Array)?;
-        let socks = kernel.open(SOCKS_NAME, MapKind::SockMap)?;
-        test(&mut Node {
-            kernel,
-            pod,
-            slots,
-            socks,
-        })
-    });
+    with_kernel(|kernel| on_node(kernel, test));
+}
+
+/// Like [`with_node`], with programs attached by TCX links or by tc filters.
+pub fn with_node_attached(tcx: bool, test: impl FnOnce(&mut Node<'_>) -> Result<()> + Send) {
+    with_attachment(tcx, |kernel| on_node(kernel, test));
+}
+
+fn on_node(kernel: &mut Kernel, test: impl FnOnce(&mut Node<'_>) -> Result<()>) -> Result<()> {
+    // Each namespace has its own value of this sysctl.
+    fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0")?;
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let pod = Netns::create(format!("hf-steer-{}-{number}", std::process::id()))?;
+    let mac = MAC.map(|byte| format!("{byte:02x}")).join(":");
+    ip("link set lo up")?;
+    let peer = format!("peer name eth0 address {mac} netns {}", pod.name());
+    ip(&format!("link add hf0 type veth {peer}"))?;
+    ip(&format!("addr add {NODE4}/24 dev hf0"))?;
+    ip(&format!("addr add {NODE6}/64 dev hf0 nodad"))?;
+    ip("link set hf0 up")?;
+    pod.batch(&format!(
+        "link set eth0 up\naddr add {POD4}/24 dev eth0\naddr add {POD6}/64 dev eth0 nodad\n\
+         route add default via {NODE4}\nroute add default via {NODE6}"
+    ))?;
+    pod.settled()?;
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(routing::install(true, true))?;
+    kernel.redirect_dns()?;
+    let ifindex = if_nametoindex("hf0")?;
+    kernel
+        .datapath()
+        .apply(&Step::Attach(attachment(ifindex)))?;
+    let slots = kernel.open(SLOTS_NAME, MapKind::Array)?;
+    let socks = kernel.open(SOCKS_NAME, MapKind::SockMap)?;
+    test(&mut Node {
+        kernel,
+        pod,
+        slots,
+        socks,
+    })
 }
 
 fn ip(arguments: &str) -> Result<()> {

@@ -52,10 +52,7 @@ pub(crate) fn status(status: &Status, verbose: bool) -> String {
     let problems = status.problems.iter();
     rows.extend(problems.map(|problem| ("PROBLEM", problem.clone())));
     rows.extend(started_open(&status.started_open));
-    let lacks = status.kernel.lacks.iter();
-    rows.extend(lacks.map(|lack| ("Kernel", lack.line())));
-    let others = status.kernel.others.iter();
-    rows.extend(others.map(|other| ("Other program", other.clone())));
+    rows.extend(status.kernel.rows());
     let warnings = status.warnings.iter();
     rows.extend(warnings.map(|warning| ("WARNING", warning.clone())));
     let mut text = aligned(&rows);

@@ -98,6 +98,14 @@ impl KernelView {
         }
     }
 
+    /// What it lacks, and the programs of others, for `status`.
+    pub fn rows(&self) -> Vec<(&'static str, String)> {
+        let lacks = self.lacks.iter().map(|lack| ("Kernel", lack.line()));
+        let others = self.others.iter();
+        let others = others.map(|other| ("Other program", other.clone()));
+        lacks.chain(others).collect()
+    }
+
     /// In one line: `tc filters (Linux 6.1.0)`.
     pub fn line(&self) -> String {
         let without: Vec<&str> = self.lacks.iter().map(|lack| lack.what.as_str()).collect();

@@ -4,7 +4,7 @@
 //! holds the program, and a [filter](super::filter) of the interface attaches it: the filter
 //! outlives its pin. The name of the pin has the interface's number and tells the direction.
 
-use std::{fmt, fs, io, os::fd::AsFd as _, path::Path};
+use std::{collections::BTreeSet, fmt, fs, io, os::fd::AsFd as _, path::Path};
 
 use aya::programs::{
     LinkOrder, SchedClassifier, TcAttachType,
@@ -422,6 +422,21 @@ fn place_by_name(path: &Path) -> Option<(u32, Direction)> {
         _ => return None,
     };
     Some((ifindex.parse().ok()?, direction))
+}
+
+/// Handles of the filters that pins below `dir` record.
+pub(super) fn pinned_handles(dir: &Path) -> BTreeSet<u32> {
+    let mut found = BTreeSet::new();
+    let mut directories = vec![dir.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => directories.push(entry.path()),
+                _ => found.extend(Mark::of(&entry.path()).handles),
+            }
+        }
+    }
+    found
 }
 
 pub(super) fn pinned(path: &Path, error: &dyn std::error::Error) -> ProgramError {

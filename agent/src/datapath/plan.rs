@@ -9,6 +9,7 @@ use std::{
 use ipnet::IpNet;
 use shared_maps::{
     EndpointId, IdentityId,
+    endpoint::{EndpointConfig, HAS_IPV4, HAS_IPV6},
     ipcache::{IpcacheKey, IpcacheValue},
     lxc::{LxcKey, LxcValue},
     policy::{PolicyKey, PolicyValue},
@@ -137,6 +138,34 @@ pub struct Attachment {
     pub gateway_mac: Option<[u8; 6]>,
     /// What neighbour discovery on its link needs.
     pub link: Link,
+}
+
+impl Attachment {
+    /// The settings that the programs find.
+    pub(super) fn config(&self) -> EndpointConfig {
+        let mut flags = 0;
+        for (has, flag) in [
+            (self.ipv4.is_some(), HAS_IPV4),
+            (self.ipv6.is_some(), HAS_IPV6),
+        ] {
+            if has {
+                flags |= flag;
+            }
+        }
+        let mut config = EndpointConfig {
+            identity: self.identity.0,
+            ifindex: self.ifindex,
+            ipv6: self.ipv6.map_or([0; 16], |ip| ip.octets()),
+            ipv4: self.ipv4.map_or([0; 4], |ip| ip.octets()),
+            id: self.endpoint.0,
+            mac: self.mac,
+            gateway_mac: self.gateway_mac.unwrap_or_default(),
+            flags,
+            ..EndpointConfig::default()
+        };
+        self.link.configure(&mut config);
+        config
+    }
 }
 
 /// Why a step failed.

@@ -10,7 +10,6 @@
 //! meanwhile. The programs find the endpoint by the packet's interface ([`super::slots`]).
 
 use std::{
-    collections::BTreeSet,
     fs, io,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
@@ -28,9 +27,8 @@ use parking_lot::Mutex;
 use shared_maps::{
     EndpointId,
     endpoint::{
-        CONFIGS, DENY_CLOCKS, DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, HIGH_INTERFACES,
-        INTERFACES, NO_LINK_HEADER, NODE_FLAGS, POLICIES, PROXY_CLOCKS, QUEUES, Queue, QueueItem,
-        TRANSPARENT,
+        CONFIGS, DENY_CLOCKS, DUAL_STACK, HIGH_INTERFACES, INTERFACES, NO_LINK_HEADER, NODE_FLAGS,
+        POLICIES, PROXY_CLOCKS, QUEUES, Queue, QueueItem, TRANSPARENT,
     },
     fragment,
     netfilter::CONNTRACK_LAYOUT,
@@ -43,8 +41,8 @@ use shared_maps::{
 use super::{
     closed,
     deny_response::DenyResponses,
-    filter::{self, Mark, Order, Owner},
-    hook::{self, Attach, Hook, pinned, put, remove},
+    filter::{self, Order, Owner},
+    hook::{self, Attach, Hook, pinned, pinned_handles, put, remove},
     interfaces::Begin,
     kernel_layout,
     map_query::ProgramFault,
@@ -310,7 +308,7 @@ impl Programs {
             }
             loaded
                 .slots
-                .enter(endpoint, interface, config(attachment), policy)
+                .enter(endpoint, interface, attachment.config(), policy)
                 .map_err(settings)
         })
     }
@@ -503,7 +501,7 @@ impl Programs {
         for hook in HOOKS {
             let owner = Owner::of(self.globals.root());
             let removed = filter::remove_ours(ifindex, hook.chain(), &owner, |filter| {
-                let known = pinned_handles.get_or_insert_with(|| self.pinned_handles());
+                let known = pinned_handles.get_or_insert_with(|| pinned_handles(&self.links));
                 !known.contains(&filter.handle)
             });
             removed.map_err(|error| ProgramError::Attach {
@@ -513,21 +511,6 @@ impl Programs {
             })?;
         }
         Ok(())
-    }
-
-    /// Handles of the filters that pins record.
-    fn pinned_handles(&self) -> BTreeSet<u32> {
-        let mut found = BTreeSet::new();
-        let mut directories = vec![self.links.clone()];
-        while let Some(directory) = directories.pop() {
-            for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
-                match entry.file_type() {
-                    Ok(kind) if kind.is_dir() => directories.push(entry.path()),
-                    _ => found.extend(Mark::of(&entry.path()).handles),
-                }
-            }
-        }
-        found
     }
 
     /// Removes programs from interfaces that the endpoint had before (its id may be of another pod's past).
@@ -545,32 +528,6 @@ impl Programs {
         }
         Ok(())
     }
-}
-
-/// An endpoint's settings.
-fn config(attachment: &Attachment) -> EndpointConfig {
-    let mut flags = 0;
-    for (has, flag) in [
-        (attachment.ipv4.is_some(), HAS_IPV4),
-        (attachment.ipv6.is_some(), HAS_IPV6),
-    ] {
-        if has {
-            flags |= flag;
-        }
-    }
-    let mut config = EndpointConfig {
-        identity: attachment.identity.0,
-        ifindex: attachment.ifindex,
-        ipv6: attachment.ipv6.map_or([0; 16], |ip| ip.octets()),
-        ipv4: attachment.ipv4.map_or([0; 4], |ip| ip.octets()),
-        id: attachment.endpoint.0,
-        mac: attachment.mac,
-        gateway_mac: attachment.gateway_mac.unwrap_or_default(),
-        flags,
-        ..EndpointConfig::default()
-    };
-    attachment.link.configure(&mut config);
-    config
 }
 
 /// A map of loaded programs.

@@ -497,11 +497,11 @@ impl Programs {
     /// Removes filters of the interface that no pin records: those of an agent whose pins were
     /// removed, with settings and maps that nothing updates.
     fn forget_unpinned(&self, ifindex: u32) -> Result<(), ProgramError> {
-        let mut pinned_handles = None;
+        let mut known = None;
         for hook in HOOKS {
             let owner = Owner::of(self.globals.root());
             let removed = filter::remove_ours(ifindex, hook.chain(), &owner, |filter| {
-                let known = pinned_handles.get_or_insert_with(|| pinned_handles(&self.links));
+                let known = known.get_or_insert_with(|| pinned_handles(&self.links));
                 !known.contains(&filter.handle)
             });
             removed.map_err(|error| ProgramError::Attach {

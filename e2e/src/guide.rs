@@ -5,6 +5,7 @@
 //!   console block, commands begin with `$ `, and other lines are what the command above prints.
 //! - A ```` ```text ```` block right after a block of commands is what its last command prints.
 //! - A command must exit with 0. One whose output is compared may exit with anything.
+//! - No command may print a line `PROBLEM …` or `WARNING …` that the page does not print.
 //! - `<!-- not run: REASON -->` before a block leaves it out, invisibly for readers.
 //! - `<!-- save as: FILE -->` before a block of any other language writes it into the working directory.
 
@@ -69,12 +70,14 @@ pub fn play_section(
         .split("\n## ")
         .find(|section| section.lines().next() == Some(heading))
         .with_context(|| format!("{page} has no section `{heading}`"))?;
-    play(machine, page, section)
+    play(machine, &format!("{page} ({heading})"), section)
 }
 
 fn run(machine: &mut Machine, command: &Command) -> Result<()> {
     let ended = machine.run(&command.text)?;
+    let complaint = complaint(&ended.stdout);
     let Some(expected) = &command.prints else {
+        ensure!(complaint.is_none(), "it printed: {complaint:?}");
         ensure!(
             ended.status == 0,
             "exit status {}, and it printed:\n{}{}",
@@ -84,6 +87,10 @@ fn run(machine: &mut Machine, command: &Command) -> Result<()> {
         );
         return Ok(());
     };
+    ensure!(
+        complaint.is_none_or(|line| expected.contains(line)),
+        "it printed: {complaint:?}"
+    );
     if let Err(difference) = output::matches(expected, &ended.stdout) {
         bail!(
             "{difference}. The page prints:\n{expected}\nThe command printed (exit status {}):\n{}\n{}",
@@ -93,6 +100,13 @@ fn run(machine: &mut Machine, command: &Command) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// The first line of `status` that complains.
+fn complaint(printed: &str) -> Option<&str> {
+    printed
+        .lines()
+        .find(|line| line.starts_with("PROBLEM") || line.starts_with("WARNING"))
 }
 
 /// Distinct reasons, for a test that lists them.

@@ -85,9 +85,6 @@ fn network_policies() {
     with_machine(|machine| {
         programs_and_pod(machine)?;
         machine.write("cluster.yaml", include_str!("guide/cluster.yaml"))?;
-        machine.prepare("mkdir -p /etc/holdfast/policies")?;
-        machine.prepare("holdfast-agent run --policy-dir /etc/holdfast/policies &")?;
-        machine.prepare("until holdfast-agent status >/dev/null 2>&1; do sleep 1; done")?;
         let page = "network-policies.md";
         let played = guide::play(machine, page, &guide::text(page)?)?;
         report(page, &played);

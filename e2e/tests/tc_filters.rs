@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::lab::{DNS4, UDP_PORT, at, web4};
 use holdfast_e2e::node::AGENT_METRICS;
-use holdfast_e2e::policy::good_names;
-use holdfast_e2e::{AgentOptions, Lab, Query, config, eventually, shell, with_lab};
+use holdfast_e2e::policy::{WEB, good_names};
+use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, config, eventually, shell, with_lab};
 use shared_maps::pin;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -254,6 +254,70 @@ fn cleanup_removes_the_filters_and_leaves_those_of_others() {
             left.contains("handle 0x7") && !left.contains("_pod"),
             "{left}"
         );
+        Ok(())
+    });
+}
+
+#[test]
+fn at_the_qdisc_ingress_the_pod_is_restricted_and_status_names_what_is_missing() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        let interface = lab.a.host_side.clone();
+        let qdisc = |arguments: &[&str]| lab.node.run("tc", arguments).map(drop);
+        qdisc(&["qdisc", "add", "dev", &interface, "ingress"])?;
+        lab.write_policy("web.yaml", &good_names())?;
+        let _agent = lab.start_agent(&options())?;
+        let _sdp = lab.start_sdp(&SdpOptions::default())?;
+        lab.repairs.expect();
+        let remedy = "remove what made it (tc qdisc del dev NAME ingress)";
+        let netns = lab.a.netns.name();
+        let added = lab.agent(&["endpoint", "add", "--netns", netns, "--labels", WEB]);
+        let refused = added.err().context("it is added in force")?.to_string();
+        ensure!(refused.contains(remedy), "{refused}");
+        lab.a.expect_closed(at(web4(12), 80))?;
+        // `to_pod` would judge what the pod sends.
+        ensure!(
+            order(lab, "ingress")? == ["from_pod"],
+            "{}",
+            filters(lab, "ingress")?
+        );
+        eventually("status says it", SOON, || {
+            let status = lab.agent(&["status"])?;
+            ensure!(status.contains(remedy), "{status}");
+            Ok(())
+        })?;
+        qdisc(&["qdisc", "del", "dev", &interface, "ingress"])?;
+        in_force(lab)
+    });
+}
+
+#[test]
+fn a_filter_beside_a_pinned_link_is_removed_with_its_endpoint() {
+    with_lab(|lab| {
+        let document = lab.directory().join("endpoints/a.yaml");
+        let netns = lab.a.netns.name();
+        lab.write_policy("web.yaml", &good_names())?;
+        std::fs::write(&document, format!("netns: {netns}\nlabels: [{WEB}]\n"))?;
+        let agent = lab.start_agent(&options())?;
+        let pins = pins(lab)?;
+        lab.a.expect_closed(at(web4(12), 80))?;
+        agent.kill_9()?;
+        // As after an end between the new filter and its pin.
+        let link = lab.bpf_root().join(pin::LINKS).join("hf_steer_link_v1");
+        for pin in std::fs::read_dir(&pins)? {
+            let pin = pin?.path();
+            if pin.to_string_lossy().contains("from_pod") {
+                std::fs::remove_file(&pin)?;
+                std::fs::rename(&link, &pin)?;
+            }
+        }
+        std::fs::remove_file(&document)?;
+        let _agent = lab.start_agent(&options())?;
+        eventually("the pod is no endpoint any more", SOON, || {
+            lab.a.expect_open(at(web4(12), 80))
+        })?;
+        let left = filters(lab, "ingress")?;
+        ensure!(!left.contains("from_pod"), "{left}");
         Ok(())
     });
 }

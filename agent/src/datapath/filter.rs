@@ -14,7 +14,7 @@ use std::{
 use nix::errno::Errno;
 use rtnetlink::{
     packet_core::{
-        NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkBuffer,
+        NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REQUEST, NetlinkBuffer,
         NetlinkMessage, NlasIterator,
     },
     packet_route::{
@@ -190,7 +190,7 @@ pub(super) fn put(
     let (priority, handle) = place(&there, mark, order)
         .ok_or_else(|| io::Error::other("filters of other kinds have all priorities from 1 to 8; remove one of them (tc filter del)"))?;
     if !there.iter().any(|filter| filter.handle == handle) {
-        add_clsact(ifindex)?;
+        add_clsact(ifindex, direction)?;
     }
     let mut message = at(ifindex, direction)?;
     message.header.handle = handle.into();
@@ -308,8 +308,9 @@ pub(crate) fn remove_all(owner: &Owner) -> io::Result<usize> {
     Ok(count)
 }
 
-/// Gives the interface the qdisc at which filters of both directions are.
-fn add_clsact(ifindex: u32) -> io::Result<()> {
+/// Gives the interface the qdisc at which filters of both directions are. The qdisc `ingress` has those
+/// of ingress, and takes a filter of egress for one of ingress.
+fn add_clsact(ifindex: u32, direction: Direction) -> io::Result<()> {
     let mut message = TcMessage::with_index(index(ifindex)?);
     message.header.handle = TcHandle {
         major: u16::MAX,
@@ -327,7 +328,11 @@ fn add_clsact(ifindex: u32) -> io::Result<()> {
     match added {
         Err(error) if error.raw_os_error() == Some(Errno::EEXIST as i32) => {
             match qdisc_kind(ifindex)?.as_deref() {
-                Some("clsact") | None => Ok(()),
+                Some("clsact") => Ok(()),
+                Some("ingress") if direction == Direction::Ingress => Ok(()),
+                None => Err(io::Error::other(
+                    "the kernel does not say which qdisc the interface has for its filters",
+                )),
                 Some(other) => Err(io::Error::other(format!(
                     "the interface has the qdisc {other}, beside which clsact cannot be; remove \
                      what made it (tc qdisc del dev NAME {other})"
@@ -345,7 +350,8 @@ fn qdisc_kind(ifindex: u32) -> io::Result<Option<String>> {
     let mut found = None;
     request(
         RouteNetlinkMessage::GetQueueDiscipline(message),
-        NLM_F_ACK,
+        // Without the echo the kernel answers to nobody.
+        NLM_F_ACK | NLM_F_ECHO,
         |kind, payload| {
             if kind == RTM_NEWQDISC {
                 let kinds = attributes(payload.get(TCMSG..).unwrap_or_default());

@@ -395,21 +395,15 @@ pub(crate) fn remove(path: &Path) -> Result<(), ProgramError> {
 /// Detaches what the pin at `path` attaches. The kernel would release a link only some time after
 /// its pin is gone, and a filter never.
 fn detach(path: &Path) -> io::Result<()> {
-    match Pinned::read(path) {
-        Ok(Some(Pinned::Program(_))) => match place_by_name(path) {
-            Some((ifindex, direction)) => {
-                filter::remove_marked(ifindex, direction, &Mark::of(path))
-            }
-            None => Ok(()),
-        },
-        Ok(Some(Pinned::Link(_))) => {
-            if let Err(error) = detach_pinned(path) {
-                tracing::debug!(pin = %path.display(), %error, "the link is not detached");
-            }
-            Ok(())
-        }
-        // Removing the pin releases what it holds.
-        Ok(None) | Err(_) => Ok(()),
+    if let Ok(Some(Pinned::Link(_))) = Pinned::read(path)
+        && let Err(error) = detach_pinned(path)
+    {
+        tracing::debug!(pin = %path.display(), %error, "the link is not detached");
+    }
+    // Beside a link too: an agent may have ended while it changed the way of attachment.
+    match place_by_name(path) {
+        Some((ifindex, direction)) => filter::remove_marked(ifindex, direction, &Mark::of(path)),
+        None => Ok(()),
     }
 }
 

@@ -336,15 +336,23 @@ impl Programs {
         fs::create_dir_all(&dir).map_err(|error| pinned(&dir, &error))?;
         let numbers = self.with_loaded(|loaded| {
             let mut numbers = [0; 2];
+            let mut refused = None;
             for (hook, number) in HOOKS.into_iter().zip(&mut numbers) {
                 let program: &mut SchedClassifier = program(&mut loaded.ebpf, hook.program)?;
                 let path = pin_of(&dir, hook, attachment.ifindex);
                 let how = (hook, self.attach);
-                put(program, how, attachment.ifindex, &path, Order::First)?;
+                if let Err(error) = put(program, how, attachment.ifindex, &path, Order::First) {
+                    // The other direction is restricted all the same.
+                    refused.get_or_insert(error);
+                    continue;
+                }
                 *number = program
                     .info()
                     .map_err(|error| load(hook.program, &error))?
                     .id();
+            }
+            if let Some(error) = refused {
+                return Err(error);
             }
             self.forget_other_interfaces(&dir, attachment.ifindex)?;
             self.forget_unpinned(attachment.ifindex)?;

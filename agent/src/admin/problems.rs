@@ -1,6 +1,6 @@
 //! Problems that `status` lists, one function for each.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use daemon::lookup::Lookup;
 use shared_maps::EndpointId;
@@ -13,6 +13,8 @@ use crate::{
     resolver::names::MAX_OBJECTS,
 };
 
+/// Until proxies that run beside the agent have connected after its start.
+const PROXIES_CONNECT: Duration = Duration::from_secs(10);
 /// Nodes that a problem lists.
 const NODES: usize = 10;
 
@@ -213,8 +215,11 @@ pub(super) fn learning(proxies: &[ProxyView]) -> bool {
     })
 }
 
-/// No proxy tells the agent what it learns.
-pub(super) fn nothing_learned(proxies: &[ProxyView]) -> Option<String> {
+/// No proxy tells the agent what it learns, and it had the time to connect.
+pub(super) fn nothing_learned(proxies: &[ProxyView], uptime: Duration) -> Option<String> {
+    if uptime < PROXIES_CONNECT {
+        return None;
+    }
     let text = "no DNS proxy is connected and none is built in: names of restricted endpoints are resolved \
                 by whatever proxy runs on its own, and nothing is learned";
     (!learning(proxies)).then(|| text.to_owned())
@@ -442,5 +447,13 @@ mod tests {
                  what was read before stays in force: connection refused"
             ]
         );
+    }
+
+    #[test]
+    fn a_missing_proxy_is_a_problem_once_it_had_the_time_to_connect() {
+        let moment = Duration::from_millis(1);
+        assert_eq!(nothing_learned(&[], PROXIES_CONNECT - moment), None);
+        let problem = nothing_learned(&[], PROXIES_CONNECT).unwrap();
+        assert!(problem.contains("no DNS proxy is connected"), "{problem}");
     }
 }

@@ -1,6 +1,10 @@
 //! Requests to the admin socket.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use daemon::http_server::{self, Admission, Socket};
 use dns_policy::{boot_time::BootTime, epoch::Epoch};
@@ -69,6 +73,8 @@ pub struct Admin {
     pub endpoints: Arc<EndpointBook>,
     /// This run.
     pub epoch: Epoch,
+    /// When this run began.
+    pub started: Instant,
     /// Packets that the datapath reported.
     pub events: Events,
     /// The pinned maps.
@@ -350,7 +356,7 @@ impl Admin {
         problems.extend(problems::objects_left_out(summary));
         let directories = self.directories.iter();
         problems.extend(directories.filter_map(OwnDirectory::problem));
-        problems.extend(problems::nothing_learned(proxies));
+        problems.extend(problems::nothing_learned(proxies, self.started.elapsed()));
         problems
     }
 

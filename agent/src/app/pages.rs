@@ -1,6 +1,6 @@
 //! Starts what answers people, the CNI plugin and Prometheus.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use super::{Rim, listeners::PageListeners, sources};
 use crate::{
@@ -54,6 +54,7 @@ pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageList
         proxies: rim.proxies.clone(),
         endpoints: Arc::clone(&endpoints),
         epoch: rim.epoch.clone(),
+        started: Instant::now(),
         events,
         maps: rim.maps.clone(),
         builtin: describe(builtin.clone()),

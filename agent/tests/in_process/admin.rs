@@ -1,6 +1,9 @@
 //! Requests to the admin socket by the command line's own client.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use daemon::http_server::Admission;
 use holdfast_agent::{
@@ -39,6 +42,8 @@ fn serve(lab: &Lab) -> Client {
         proxies: lab.proxies.clone(),
         endpoints,
         epoch: lab.epoch.clone(),
+        // Proxies had the time to connect.
+        started: Instant::now().checked_sub(Duration::from_secs(60)).unwrap(),
         events: Events::default(),
         maps: Globals::new(lab.dir.path()),
         builtin: Arc::new(|| "disabled".to_owned()),

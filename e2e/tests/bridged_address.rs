@@ -64,7 +64,7 @@ fn a_bridged_container_with_another_address_is_named_and_its_document_takes_the_
         let mut pod = bridge.add_pod("p", 11)?;
         let document = lab.directory().join("endpoints/p.yaml");
         let text = format!("netns: {}\nlabels: [{WEB}]\n", pod.netns.name());
-        std::fs::write(&document, text)?;
+        std::fs::write(&document, &text)?;
         counts(lab, &pod)?;
 
         let id = lab.endpoint_id(&pod)?;
@@ -79,6 +79,14 @@ fn a_bridged_container_with_another_address_is_named_and_its_document_takes_the_
             ensure!(!shown.contains("[::]:0"), "{shown}");
             Ok(())
         })?;
+        // A change of its labels, or of another document in the file, is about something else.
+        let other = lab.b.netns.name();
+        let more = format!("{text}---\nnetns: {other}\nlabels: ['k8s:app=other']\n");
+        std::fs::write(&document, more)?;
+        lab.endpoint_id(&lab.b)?;
+        is_named(lab, &["10.88.0.21", "10.88.0.11"])?;
+        pod.expect_closed(at(web4(OPEN), 80))?;
+
         let written = std::fs::metadata(&document)?.modified()?;
         let touched = FileTimes::new().set_modified(written + Duration::from_secs(5));
         File::options()

@@ -546,10 +546,19 @@ impl State {
         self.unresolved
             .retain(|key, _| self.documents.contains_key(key) || listed.contains(key));
         let written = std::mem::replace(&mut self.written, read.written);
+        // A change of a file says nothing about the addresses that its pods have taken meanwhile.
+        let is_changed = |(key, document): &(&String, &Result<EndpointDocument, _>)| {
+            document.as_ref().ok() != self.documents.get(*key)
+        };
+        let changed = read.documents.iter().filter(is_changed);
+        let changed: BTreeSet<String> = changed
+            .map(|(key, _)| dir::file_of(key).to_owned())
+            .collect();
         for (key, document) in read.documents {
             let file = dir::file_of(&key);
             let times = written.get(file).zip(self.written.get(file));
-            if document.is_ok() && times.is_some_and(|(before, now)| before != now) {
+            let is_touched = times.is_some_and(|(before, now)| before != now);
+            if document.is_ok() && is_touched && !changed.contains(file) {
                 self.rewritten.insert(key.clone());
                 self.stale.insert(key.clone());
             }

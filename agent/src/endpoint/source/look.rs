@@ -46,7 +46,7 @@ impl EndpointBook {
             let remedy = match (document.addresses.is_empty(), cli::is_key(key), cni::is_key(key)) {
                 (_, _, true) => "start the pod again".to_owned(),
                 (true, true, _) => "add it again (`holdfast-agent endpoint add`)".to_owned(),
-                (true, false, _) => "write its document again (`touch` is enough)".to_owned(),
+                (true, false, _) => "write its document again without a change (`touch`)".to_owned(),
                 (false, true, _) => {
                     "add it again with the new --address (`holdfast-agent endpoint add`)".to_owned()
                 }

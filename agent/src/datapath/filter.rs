@@ -179,13 +179,13 @@ pub(super) fn list(ifindex: u32, direction: Direction) -> io::Result<Vec<Filter>
 }
 
 /// Attaches a program, or puts it into the filter that has the mark: no packet passes between the
-/// two programs.
+/// two programs. Gives the filter that runs before it and does not give way, described.
 pub(super) fn put(
     (ifindex, direction): (u32, Direction),
     mark: &Mark,
     order: Order,
     (program, name): (BorrowedFd<'_>, &str),
-) -> io::Result<()> {
+) -> io::Result<Option<String>> {
     let there = list(ifindex, direction)?;
     let (priority, handle) = place(&there, mark, order)
         .ok_or_else(|| io::Error::other("filters of other kinds have all priorities from 1 to 8; remove one of them (tc filter del)"))?;
@@ -218,7 +218,9 @@ pub(super) fn put(
     for filter in former {
         remove(ifindex, direction, filter)?;
     }
-    Ok(())
+    let mut others = there.iter().filter(|filter| !filter.is(mark));
+    let before = others.find(|filter| order == Order::First && filter.priority < priority);
+    Ok(before.map(Filter::describe))
 }
 
 /// Priority and handle of a pin's filter. `None`: no priority is free.

@@ -223,9 +223,20 @@ fn put_filter(
 ) -> Result<(), ProgramError> {
     let fd = program.fd().map_err(|error| load(hook.program, &error))?;
     let place = (ifindex, hook.chain());
-    filter::put(place, &Mark::of(path), order, (fd.as_fd(), hook.program))
+    let before = filter::put(place, &Mark::of(path), order, (fd.as_fd(), hook.program))
         .map_err(|error| failed(hook, ifindex, &error))?;
-    pin_program(path, fd.as_fd()).map_err(|error| pinned(path, &error))
+    pin_program(path, fd.as_fd()).map_err(|error| pinned(path, &error))?;
+    match before {
+        // Answers for proxies are no pod's to hide.
+        Some(before) if hook.program != TO_PROXY.program => {
+            let reason = format!(
+                "{before} runs before it and may pass packets without a policy verdict; remove that \
+                 filter, or what adds it"
+            );
+            Err(failed(hook, ifindex, &io::Error::other(reason)))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn put_link(

@@ -80,6 +80,6 @@ pub(crate) fn chart_value(key: &str) -> Result<bool> {
     clippy::disallowed_methods,
     reason = "the lab's one reader of the environment"
 )]
-fn variable(name: &str) -> Option<String> {
+pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }

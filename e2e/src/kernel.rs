@@ -463,7 +463,7 @@ pub fn config(root: &Path, dual: bool) -> KernelConfig {
         },
         transparent: false,
         // As for agents that tests start.
-        tcx: std::env::var("HOLDFAST_ENABLE_TCX").as_deref() != Ok("false"),
+        tcx: crate::config::variable("HOLDFAST_ENABLE_TCX").as_deref() != Some("false"),
         dns_quota: 0,
         deny_responses: DenyResponses::default(),
         sdp_group: 0,

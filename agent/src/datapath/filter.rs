@@ -352,7 +352,7 @@ fn qdisc_kind(ifindex: u32) -> io::Result<Option<String>> {
     let mut found = None;
     request(
         RouteNetlinkMessage::GetQueueDiscipline(message),
-        // Without the echo the kernel answers to nobody.
+        // Without the echo the kernel sends no answer.
         NLM_F_ACK | NLM_F_ECHO,
         |kind, payload| {
             if kind == RTM_NEWQDISC {

@@ -583,24 +583,5 @@ impl State {
     }
 }
 
-impl Found {
-    /// Whether nothing shows that the interface is gone or renamed, or that the document's namespace is
-    /// another one than where it was found.
-    fn is_settled(&self, interfaces: &Interfaces, document: Option<&EndpointDocument>) -> bool {
-        let netns = document.and_then(|document| document.namespace().ok());
-        let now = netns.map(|netns| namespace_id(&netns));
-        let replaced = matches!(
-            (self.namespace, now),
-            (Some(then), Some(Lookup::Found(now))) if then != now
-        );
-        let in_place = match interfaces.name(self.spec.ifindex) {
-            Lookup::Found(name) => name == self.spec.ifname,
-            Lookup::Gone => false,
-            Lookup::Unknown(_) => true,
-        };
-        in_place && !replaced && !self.superseded
-    }
-}
-
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,12 @@
 
 use std::{collections::BTreeMap, net::IpAddr, ops::Bound};
 
-use super::{Deliver, EndpointBook, Found, State, cli, cni, document};
+use daemon::lookup::Lookup;
+
+use super::{
+    Deliver, EndpointBook, EndpointDocument, Found, State, cli, cni, document,
+    interfaces::{Interfaces, namespace_id},
+};
 use crate::endpoint::spec::EndpointSpec;
 
 /// Interfaces of pods that are not under policy.
@@ -163,6 +168,29 @@ impl State {
             );
             self.looked.further.insert(key.to_owned(), names);
         }
+    }
+}
+
+impl Found {
+    /// Whether nothing shows that the interface is gone or renamed, or that the document's namespace is
+    /// another one than where it was found.
+    pub(super) fn is_settled(
+        &self,
+        interfaces: &Interfaces,
+        document: Option<&EndpointDocument>,
+    ) -> bool {
+        let netns = document.and_then(|document| document.namespace().ok());
+        let now = netns.map(|netns| namespace_id(&netns));
+        let replaced = matches!(
+            (self.namespace, now),
+            (Some(then), Some(Lookup::Found(now))) if then != now
+        );
+        let in_place = match interfaces.name(self.spec.ifindex) {
+            Lookup::Found(name) => name == self.spec.ifname,
+            Lookup::Gone => false,
+            Lookup::Unknown(_) => true,
+        };
+        in_place && !replaced && !self.superseded
     }
 }
 

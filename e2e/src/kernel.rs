@@ -137,7 +137,7 @@ pub fn with_stacks(dual: bool, test: impl FnOnce(&mut Kernel) -> Result<()> + Se
 }
 
 /// Like [`with_kernel`], with programs attached by TCX links or by tc filters.
-pub fn with_attachment(tcx: bool, test: impl FnOnce(&mut Kernel) -> Result<()> + Send) {
+pub(crate) fn with_attachment(tcx: bool, test: impl FnOnce(&mut Kernel) -> Result<()> + Send) {
     let config = |root: &Path| KernelConfig {
         tcx,
         ..config(root, true)

@@ -32,11 +32,11 @@ pub struct KernelView {
 /// Something that the kernel lacks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Lack {
-    /// What.
+    /// The kernel feature, as a noun: `TCX`.
     pub what: String,
     /// What follows from it.
     pub effect: String,
-    /// What ends it.
+    /// The version or the step that provides it.
     pub remedy: String,
 }
 
@@ -49,7 +49,7 @@ impl Lack {
         }
     }
 
-    /// In one line.
+    /// The whole as one line of `status`.
     pub fn line(&self) -> String {
         format!("no {}: {}; {}", self.what, self.effect, self.remedy)
     }
@@ -67,7 +67,7 @@ pub struct Found {
 }
 
 impl KernelView {
-    /// Of this kernel.
+    /// Names what the running kernel lacks, by what was found at the start.
     pub fn new(found: Found) -> Self {
         let mut lacks = Vec::new();
         if !found.tcx {

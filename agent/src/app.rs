@@ -71,7 +71,7 @@ pub async fn run(mut config: Config) -> Result<()> {
     let places = Places::of(&config);
     let (config, parts, node) = kernel::prepare(config, api).await?;
     let agent = Agent::start(config, parts).await?;
-    let set = set.map(|(name, api)| OwnSet::start(api, &name, &agent.tasks, &agent.stop));
+    let set = set.map(|(name, api)| OwnSet::start(api, &name));
     agent.look_after(node);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -1,11 +1,9 @@
 //! In the place of the DaemonSet's watch, in a build without the feature `kubernetes`: there is none.
 
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
-
 use super::client::Api;
 
 /// The DaemonSet that the agent is of; there is none.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) enum OwnSet {}
 
 impl OwnSet {
@@ -14,7 +12,7 @@ impl OwnSet {
         clippy::needless_pass_by_value,
         reason = "the same arguments as with the feature"
     )]
-    pub(crate) fn start(api: Api, _: &str, _: &TaskTracker, _: &CancellationToken) -> Self {
+    pub(crate) fn start(api: Api, _: &str) -> Self {
         match api {}
     }
 

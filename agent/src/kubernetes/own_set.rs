@@ -8,7 +8,7 @@ use tokio::{
     sync::watch as channel,
     time::{Instant, sleep},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     backoff::Backoff,
@@ -20,6 +20,8 @@ use super::{
 const AGAIN: Duration = Duration::from_secs(1);
 /// Longest time for an answer at the end, from a server that does not answer.
 const LONGEST: Duration = Duration::from_secs(15);
+/// Longest time at the end for an event that is under way, from a server that refuses the account.
+const UNDER_WAY: Duration = Duration::from_secs(2);
 /// After this time the server ends a watch, seconds. Without bookmarks a watch is silent, and
 /// [`Lines`] gives up a connection that is silent for longer.
 const WATCH_SECONDS: u32 = 100;
@@ -28,9 +30,16 @@ const LASTED: Duration = Duration::from_secs(WATCH_SECONDS as u64 / 2);
 /// The metadata is enough: each replaced agent changes the status.
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
-/// The DaemonSet that the agent is of.
-#[derive(Clone, Debug)]
+/// The DaemonSet that the agent is of, followed until this is dropped: an agent that stops at the
+/// moment of the uninstall still gets its event.
+#[derive(Debug)]
 pub(crate) struct OwnSet {
+    set: Followed,
+    _follows: AbortOnDropHandle<()>,
+}
+
+#[derive(Clone, Debug)]
+struct Followed {
     api: Api,
     /// Path of all DaemonSets of the namespace.
     all: String,
@@ -72,30 +81,32 @@ fn is_ending(set: &Value) -> bool {
 }
 
 impl OwnSet {
-    /// Follows the DaemonSet until the agent stops. An uninstall by Helm removes role and account a
-    /// moment after the DaemonSet, and the agents' pods after that: a request then gets no answer. A
-    /// watch that has begun goes on without them.
-    pub(crate) fn start(
-        api: Api,
-        name: &str,
-        tasks: &TaskTracker,
-        stop: &CancellationToken,
-    ) -> Self {
+    /// Follows the DaemonSet. An uninstall by Helm removes role and account a moment after the
+    /// DaemonSet, and the agents' pods after that: a request then gets no answer. A watch that has
+    /// begun goes on without them.
+    pub(crate) fn start(api: Api, name: &str) -> Self {
         let all = format!("/apis/apps/v1/namespaces/{}/daemonsets", api.namespace());
-        let set = Self {
+        let set = Followed {
             api,
             all,
             name: name.to_owned(),
             seen: Arc::new(channel::Sender::new(Seen::Never)),
         };
-        let (follows, stop) = (set.clone(), stop.clone());
-        tasks.spawn(async move {
-            let follows = follows.follow();
-            stop.run_until_cancelled_owned(follows).await;
-        });
-        set
+        let follows = AbortOnDropHandle::new(tokio::spawn(set.clone().follow()));
+        Self {
+            set,
+            _follows: follows,
+        }
     }
 
+    /// Whether it was deleted. False if the API server has not said so: refused credentials are no
+    /// uninstall.
+    pub(crate) async fn is_gone(&self) -> bool {
+        self.set.is_gone().await
+    }
+}
+
+impl Followed {
     async fn follow(self) {
         let mut backoff = Backoff::default();
         loop {
@@ -153,9 +164,7 @@ impl OwnSet {
         });
     }
 
-    /// Whether it was deleted. False if the API server has not said so: refused credentials are no
-    /// uninstall.
-    pub(crate) async fn is_gone(&self) -> bool {
+    async fn is_gone(&self) -> bool {
         let seen = *self.seen.borrow();
         if seen == Seen::Never {
             return false;
@@ -170,14 +179,17 @@ impl OwnSet {
                 Ok(Answer::Refused | Answer::Unclear) | Err(_) => break,
             }
         }
-        if seen == Seen::There {
+        let mut changes = self.seen.subscribe();
+        let is_gone = changes.wait_for(|seen| *seen == Seen::Gone);
+        let is_gone = tokio::time::timeout(UNDER_WAY, is_gone).await.is_ok();
+        if !is_gone {
             tracing::warn!(
                 set = self.name,
                 "the API server does not say whether the DaemonSet was deleted; everything stays in \
                  force. After an uninstall run `holdfast-agent cleanup` on this node"
             );
         }
-        seen == Seen::Gone
+        is_gone
     }
 
     async fn get(&self) -> Result<Value, RequestError> {

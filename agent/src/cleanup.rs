@@ -17,8 +17,9 @@ use crate::{
     config::Config,
     datapath::{
         filter::{self, Owner},
+        group,
         kernel::SHARED_PINS,
-        notrack,
+        nftables::{self, Family},
         root::{BpfRootLock, RootError},
         routing,
     },
@@ -186,12 +187,16 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
     let removed = remove_links(&links);
     let text = |count| counted(count, "pinned link", "of programs", &links);
     cleaned.part(&links.display().to_string(), removed.map(text));
-    let what = format!("nftables table inet {}", notrack::TABLE);
-    let removed = notrack::remove();
-    cleaned.part(
-        &what,
-        removed.map(|was_there| was_there.then(|| what.clone())),
-    );
+    for family in Family::ALL {
+        let what = family.to_string();
+        let removed = nftables::remove(family);
+        cleaned.part(
+            &what,
+            removed.map(|was_there| was_there.then(|| what.clone())),
+        );
+    }
+    // Without the rules it is only a number.
+    cleaned.part("the group of interfaces", group::leave_all().map(|()| None));
     let removed = routing::remove().await;
     let text = |parts: Vec<&str>| (!parts.is_empty()).then(|| parts.join(", "));
     cleaned.part("the routing rules", removed.map(text));

@@ -297,7 +297,7 @@ fn metrics_that_documents_name_exist() {
             let text = fs::read_to_string(&path).expect("a page");
             for name in named(&text) {
                 // The name of the agent's netfilter table has the same form.
-                if name == holdfast_agent::datapath::notrack::TABLE {
+                if name == holdfast_agent::datapath::nftables::TABLE {
                     continue;
                 }
                 assert!(

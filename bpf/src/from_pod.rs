@@ -53,8 +53,12 @@ pub(crate) fn run(ctx: &TcContext) -> i32 {
     };
     let verdict = judge(ctx, packet, &mut trace);
     let result = finish(packet, &trace, verdict, EGRESS);
-    if result == DROP {
-        return deny_response::reply(ctx, packet, &trace, verdict);
+    match result {
+        DROP => return deny_response::reply(ctx, packet, &trace, verdict),
+        // The mark of netfilter's rules: it has come this way, and not past the programs.
+        NEXT => ctx.set_mark(mark::JUDGED),
+        // Marked for the proxy.
+        _ => {}
     }
     result
 }

@@ -9,7 +9,7 @@ use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use aya::{Ebpf, include_bytes_aligned};
 use daemon::steering_program::link_pin;
-use holdfast_agent::datapath::notrack;
+use holdfast_agent::datapath::nftables::{self, Family};
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::node::AGENT_METRICS;
 use holdfast_e2e::policy::good_names;
@@ -176,7 +176,7 @@ fn a_program_before_ours_is_overtaken_and_named_if_it_returns() {
 }
 
 #[test]
-fn why_reports_that_packets_pass_while_no_program_judges_them() {
+fn what_no_program_judges_is_dropped_and_why_says_so() {
     with_lab(|lab| {
         let (programs, id) = start(lab)?;
         let why = |lab: &Lab| lab.agent(&["why", "10.77.0.11", "203.0.113.12:80"]);
@@ -186,19 +186,23 @@ fn why_reports_that_packets_pass_while_no_program_judges_them() {
             "{closed}"
         );
 
-        // Without an agent nothing repairs it: packets do pass.
+        // Without an agent nothing repairs it: netfilter drops what the pod sends.
         let pin = pin_of(lab, id, "from_pod")?;
         programs.agent.signal(Signal::SIGSTOP)?;
         fs::remove_file(&pin)?;
-        eventually("packets pass", SOON, || lab.a.expect_open(at(web4(12), 80)))?;
+        eventually("the program is gone", SOON, || {
+            lab.a.expect_closed(at(web4(10), 80))
+        })?;
+        lab.a.expect_closed(at(web4(12), 80))?;
         programs.agent.signal(Signal::SIGCONT)?;
         in_force(lab)?;
 
         // The agent repairs it quickly, so it is removed again until `why` has run in between.
         eventually("why says so", SOON, || {
             let _repaired_meanwhile = fs::remove_file(&pin);
-            let open = why(lab)?;
-            ensure!(open.contains("passes without being judged"), "{open}");
+            let closed = format!("{:?}", why(lab));
+            let reason = "is dropped because no program judges it";
+            ensure!(closed.contains(reason), "{closed}");
             Ok(())
         })?;
         in_force(lab)
@@ -304,9 +308,9 @@ fn routes_rules_and_forwarding_are_set_again() {
 fn removed_steering_and_netfilter_rules_are_restored() {
     with_lab(|lab| {
         let (_programs, _id) = start(lab)?;
-        for _ in 0..2 {
+        for family in Family::ALL {
             repaired(lab, "netfilter", || {
-                lab.node.enter(notrack::remove)??;
+                lab.node.enter(move || nftables::remove(family))??;
                 Ok(())
             })?;
         }

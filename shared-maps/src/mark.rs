@@ -11,6 +11,10 @@ use crate::IdentityId;
 pub const MAGIC_MASK: u32 = 0x0f00;
 /// To the proxy; the upper 16 bits hold the proxy port in network order.
 pub const MAGIC_TO_PROXY: u32 = 0x0200;
+/// Whole mark of a packet that `from_pod` has passed to the stack. holdfast-agent's netfilter rules
+/// remove it before any other rule, and drop packets of endpoints that do not have it. Under a
+/// Cilium agent no packet has it.
+pub const JUDGED: u32 = 0x0d00;
 /// From the egress (DNS) proxy, with the source identity.
 pub const MAGIC_FROM_EGRESS_PROXY: u32 = 0x0b00;
 /// From the host itself.

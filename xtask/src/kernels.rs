@@ -28,6 +28,9 @@ use crate::{packages, process, workspace};
 /// What a guest does if no script is given.
 const SMOKE: &str = include_str!("kernels/smoke.sh");
 
+/// Profile of the programs in a guest, as of `cargo xtask bench`.
+const PROFILE: &str = "measured";
+
 /// Every wait of a test is so many times longer in a guest. Nothing else is looser there.
 const TIME_FACTOR: u32 = 6;
 
@@ -95,15 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     install()?;
     if !args.no_build {
-        process::run(process::command(
-            "cargo",
-            &[
-                "build",
-                "--locked",
-                "--package=holdfast-agent",
-                "--package=holdfast-sdp",
-            ],
-        ))?;
+        build()?;
     }
     let kernels = args
         .kernel
@@ -142,6 +137,24 @@ pub(crate) fn install() -> Result<()> {
     packages::install(packages::KERNELS)
 }
 
+/// Builds the programs of guests, optimised: a guest is slow enough.
+pub(crate) fn build() -> Result<()> {
+    process::run(process::command(
+        "cargo",
+        &[
+            "build",
+            "--locked",
+            "--profile",
+            PROFILE,
+            "--package=holdfast-agent",
+            "--package=holdfast-sdp",
+            "--package=holdfast-cni",
+            "--package=holdfast-e2e",
+            "--bins",
+        ],
+    ))
+}
+
 /// Runs `script` with `args` on `kernel`, and passes each line of its output to `line`.
 pub(crate) fn guest(
     kernel: Kernel,
@@ -177,7 +190,7 @@ fn start(unpacked: &package::Unpacked, target: &Path, args: &[String]) -> String
         modules = quote(&unpacked.modules.to_string_lossy()),
         version = unpacked.version,
         factor = TIME_FACTOR,
-        programs = quote(&target.join("debug").to_string_lossy()),
+        programs = quote(&target.join(PROFILE).to_string_lossy()),
         args = quoted.join(" "),
     )
 }

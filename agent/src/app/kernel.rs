@@ -16,7 +16,7 @@ use crate::{
         files::{StateFiles, background::BackgroundFiles},
         interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
-        notrack, routing,
+        nftables, routing,
         upkeep::{self, Conditions, Upkeep},
     },
     kubernetes::client::Api,
@@ -55,8 +55,8 @@ pub(super) async fn prepare(
     let written =
         BackgroundFiles::start(files.clone(), send).context("starting the files' thread")?;
     // Before the programs, which need the types of connection tracking: the rules load that module.
-    if let Err(error) = notrack::install() {
-        tracing::error!(%error, "cannot install the nftables rules; DNS queries to addresses that this node translates will time out");
+    if let Err(error) = nftables::install() {
+        tracing::error!(%error, "cannot install the nftables rules: DNS queries to addresses that this node translates time out, and a pod with NET_ADMIN and an ifb device can bypass its policy");
     }
     let datapath = Box::new(KernelDatapath::prepare(
         &kernel_config(&config),

@@ -13,10 +13,7 @@ use std::{
 
 use nix::errno::Errno;
 use rtnetlink::{
-    packet_core::{
-        NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REQUEST, NetlinkBuffer,
-        NetlinkMessage, NlasIterator,
-    },
+    packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL},
     packet_route::{
         RouteNetlinkMessage,
         tc::{
@@ -24,12 +21,13 @@ use rtnetlink::{
             TcOption,
         },
     },
-    sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE},
 };
 use shared_maps::{
     pin,
     user::{Direction, InterfaceNames},
 };
+
+use super::route::{attributes, number, request};
 
 /// Beginning of the names of filters of this product: behind it is the BPF root of the agent.
 const NAME_PREFIX: &str = "holdfast:";
@@ -43,8 +41,6 @@ const LAST: u16 = 0xff00;
 const ALL_PROTOCOLS: u16 = 3_u16.to_be();
 
 /// Message types and attributes (rtnetlink.h, pkt_cls.h).
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
 const RTM_NEWQDISC: u16 = 36;
 const RTM_NEWTFILTER: u16 = 44;
 const TCA_KIND: u16 = 1;
@@ -423,63 +419,9 @@ fn read(payload: &[u8]) -> Option<Filter> {
     (handle != 0).then_some(filter)
 }
 
-fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, Vec<u8>)> {
-    let found = NlasIterator::new(bytes).map_while(Result::ok);
-    found.map(|attribute| (attribute.kind(), attribute.value().to_vec()))
-}
-
 fn text(value: &[u8]) -> String {
     let end = value.split(|byte| *byte == 0).next();
     String::from_utf8_lossy(end.unwrap_or_default()).into_owned()
-}
-
-fn number(value: &[u8]) -> Option<u32> {
-    Some(u32::from_ne_bytes(value.get(..4)?.try_into().ok()?))
-}
-
-/// Sends a request and reads the answers until the last one. The kernel answers within the call.
-fn request(
-    message: RouteNetlinkMessage,
-    flags: u16,
-    mut answer: impl FnMut(u16, &[u8]),
-) -> io::Result<()> {
-    let mut socket = Socket::new(NETLINK_ROUTE)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
-    let mut message = NetlinkMessage::from(message);
-    message.header.flags = NLM_F_REQUEST | flags;
-    message.header.sequence_number = 1;
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    socket.send(&bytes, 0)?;
-    loop {
-        let (received, _) = match socket.recv_from_full() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            received => received?,
-        };
-        let mut rest = received.as_slice();
-        while !rest.is_empty() {
-            let Ok(one) = NetlinkBuffer::new_checked(rest) else {
-                return Err(io::Error::from(io::ErrorKind::InvalidData));
-            };
-            let payload = one.payload();
-            match one.message_type() {
-                NLMSG_DONE => return Ok(()),
-                NLMSG_ERROR => {
-                    let code = payload.get(..4).and_then(|code| code.try_into().ok());
-                    return match code.map(i32::from_ne_bytes) {
-                        Some(0) => Ok(()),
-                        Some(code) => Err(io::Error::from_raw_os_error(-code)),
-                        None => Err(io::Error::from(io::ErrorKind::InvalidData)),
-                    };
-                }
-                kind => answer(kind, payload),
-            }
-            let length = usize::try_from(one.length()).unwrap_or(usize::MAX);
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-        }
-    }
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use shared_maps::user::{
 use super::{
     filter::{self, Mark, Order},
     map_query::ProgramFault,
-    program::{ProgramError, TO_PROXY, load},
+    program::{ProgramError, load},
 };
 
 /// How programs are attached to interfaces.
@@ -58,6 +58,12 @@ pub(super) struct Hook {
     pub(super) program: &'static str,
     pub(super) direction: TcAttachType,
 }
+
+/// On interfaces that are no pod's.
+pub(super) const TO_PROXY: Hook = Hook {
+    program: "to_proxy",
+    direction: TcAttachType::Ingress,
+};
 
 /// A program of an interface's chain.
 struct Link {
@@ -419,7 +425,7 @@ fn detach(path: &Path) -> io::Result<()> {
 }
 
 /// Interface and direction in the name of a pin.
-fn place_by_name(path: &Path) -> Option<(u32, Direction)> {
+pub(super) fn place_by_name(path: &Path) -> Option<(u32, Direction)> {
     let (name, ifindex) = path.file_name()?.to_str()?.rsplit_once('_')?;
     let direction = match name {
         "from_pod" | "to_proxy" | "in" | "left-in" => Direction::Ingress,

@@ -28,7 +28,7 @@ pub enum ProgramFault {
         program: &'static str,
     },
     /// The link is not attached to the interface any more.
-    #[error("{program} is not attached: its link was detached")]
+    #[error("{program} is not attached: another program detached it")]
     Detached {
         /// The program.
         program: &'static str,
@@ -49,6 +49,9 @@ pub enum ProgramFault {
         /// The other, by name and number.
         first: String,
     },
+    /// Packets that skip the programs would pass.
+    #[error("the interface is not in group {0}, so packets that skip the programs pass")]
+    OutOfGroup(u32),
     /// The programs do not find the endpoint's settings, and drop its packets.
     #[error("the programs do not find the endpoint's settings")]
     NoSettings,

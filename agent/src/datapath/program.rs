@@ -9,6 +9,8 @@
 //! which an agent loads once and puts in place of the old ones: no packet passes unjudged
 //! meanwhile. The programs find the endpoint by the packet's interface ([`super::slots`]).
 
+mod without_endpoint;
+
 use std::{
     fs, io,
     os::fd::{AsFd as _, OwnedFd},
@@ -27,23 +29,22 @@ use parking_lot::Mutex;
 use shared_maps::{
     EndpointId,
     endpoint::{
-        CONFIGS, DENY_CLOCKS, DUAL_STACK, HIGH_INTERFACES, INTERFACES, NO_LINK_HEADER, NODE_FLAGS,
-        POLICIES, PROXY_CLOCKS, QUEUES, Queue, QueueItem, TRANSPARENT,
+        CONFIGS, DENY_CLOCKS, DUAL_STACK, HIGH_INTERFACES, INTERFACES, NODE_FLAGS, POLICIES,
+        PROXY_CLOCKS, QUEUES, TRANSPARENT,
     },
-    fragment,
     netfilter::CONNTRACK_LAYOUT,
     pin,
     policy::{PolicyKey, PolicyValue},
     quota::PACKET_INTERVAL,
-    user::{Globals, Map, MapError, MapKind, MapOfMaps, Record, create_queue},
+    user::{Globals, Map, MapError, MapKind, MapOfMaps, Record},
 };
 
 use super::{
     closed,
     deny_response::DenyResponses,
     filter::{self, Order, Owner},
+    group::{self, GROUP},
     hook::{self, Attach, Hook, pinned, pinned_handles, put, remove},
-    interfaces::Begin,
     kernel_layout,
     map_query::ProgramFault,
     plan::Attachment,
@@ -99,12 +100,6 @@ const HOOKS: [Hook; 2] = [
     },
 ];
 
-/// On interfaces that are no pod's.
-pub(super) const TO_PROXY: Hook = Hook {
-    program: "to_proxy",
-    direction: TcAttachType::Ingress,
-};
-
 /// What each endpoint may take of what endpoints share.
 #[derive(Clone, Copy, Debug)]
 pub struct Quotas {
@@ -122,18 +117,6 @@ impl Quotas {
             .map_or(0, |interval| interval.max(1))
     }
 }
-
-/// Maps of which a program that is of no endpoint needs no more than this.
-const WITHOUT_ENDPOINT: [(&str, u32); 8] = [
-    (INTERFACES, 1),
-    (HIGH_INTERFACES, 1),
-    (CONFIGS, 1),
-    (POLICIES, 1),
-    (QUEUES, 4),
-    (PROXY_CLOCKS, 1),
-    (DENY_CLOCKS, 1),
-    ("RECENT", 1),
-];
 
 /// What the programs of a node depend on.
 #[derive(Clone, Copy, Debug)]
@@ -354,6 +337,8 @@ impl Programs {
             if let Some(error) = refused {
                 return Err(error);
             }
+            // From now on a packet that the programs have not seen is dropped.
+            group::join(attachment.ifindex).map_err(|error| grouped(attachment.ifindex, &error))?;
             self.forget_other_interfaces(&dir, attachment.ifindex)?;
             self.forget_unpinned(attachment.ifindex)?;
             loaded.slots.settle(attachment.endpoint).map_err(settings)?;
@@ -393,6 +378,17 @@ impl Programs {
     ) -> Vec<ProgramFault> {
         let dir = links_of(globals, endpoint);
         let mut faults = Vec::new();
+        match group::has(ifindex) {
+            Ok(true) => {}
+            Ok(false) => faults.push(ProgramFault::OutOfGroup(GROUP)),
+            Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => {
+                return vec![ProgramFault::NoInterface(ifindex)];
+            }
+            Err(error) => faults.push(ProgramFault::Unknown {
+                program: "the interface's group",
+                reason: error.to_string(),
+            }),
+        }
         for (place, hook) in HOOKS.into_iter().enumerate() {
             let number = numbers.and_then(|numbers| numbers.get(place).copied());
             let path = pin_of(&dir, hook, ifindex);
@@ -411,59 +407,13 @@ impl Programs {
         faults
     }
 
-    /// Loads `to_proxy` for interfaces whose packets begin like this.
-    pub(super) fn load_to_proxy(&self, begin: Begin) -> Result<Ebpf, ProgramError> {
-        let flags = match begin {
-            Begin::Ethernet => 0,
-            Begin::Ip => NO_LINK_HEADER,
-        };
-        self.load_without_endpoint(TO_PROXY.program, flags)
-    }
-
-    /// Loads a program that is of no endpoint.
-    pub(super) fn load_without_endpoint(
-        &self,
-        name: &'static str,
-        flags: u8,
-    ) -> Result<Ebpf, ProgramError> {
-        let flags = u32::from(self.node | flags).to_ne_bytes();
-        let mut loader = EbpfLoader::new();
-        loader
-            .default_map_pin_directory(self.globals.dir())
-            .override_global(NODE_FLAGS, &flags[..], true);
-        for (name, entries) in WITHOUT_ENDPOINT {
-            loader.map_max_entries(name, entries);
-        }
-        let mut ebpf = loader.load(OBJECT).map_err(|error| load(name, &error))?;
-        // Fragments of packets of no endpoint.
-        let (items, size) = (fragment::MAX_ENTRIES / 32, size_of::<QueueItem>());
-        let queue = create_queue("hf_queue", size, items).map_err(settings)?;
-        MapOfMaps::new(descriptor(&ebpf, QUEUES)?, QUEUES)
-            .set(&[(Queue::Fragments.index(0), queue.as_fd())])
-            .map_err(settings)?;
-        let loaded: &mut SchedClassifier = program(&mut ebpf, name)?;
-        loaded.load().map_err(|error| load(name, &error))?;
-        Ok(ebpf)
-    }
-
-    /// Attaches what [`Self::load_to_proxy`] has loaded, by the link pinned at `path`.
-    pub(super) fn attach_to_proxy(
-        ebpf: &mut Ebpf,
-        attach: Attach,
-        ifindex: u32,
-        path: &Path,
-    ) -> Result<(), ProgramError> {
-        let program = program(ebpf, TO_PROXY.program)?;
-        put(program, (TO_PROXY, attach), ifindex, path, Order::First)
-    }
-
     /// Detaches an endpoint's programs. Packets then pass unjudged.
     pub fn detach(&self, endpoint: EndpointId) -> Result<(), ProgramError> {
         let dir = self.dir(endpoint);
         // Programs that stay attached would drop every packet, because the endpoint's settings are
         // gone at once.
         for pin in fs::read_dir(&dir).into_iter().flatten().flatten() {
-            remove(&pin.path())?;
+            self.release(&pin.path())?;
         }
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -521,6 +471,17 @@ impl Programs {
         Ok(())
     }
 
+    /// Detaches what a pin of an endpoint attaches. Before that, packets need no mark any more,
+    /// unless the interface is closed.
+    fn release(&self, pin: &Path) -> Result<(), ProgramError> {
+        if let Some((ifindex, _)) = hook::place_by_name(pin)
+            && !closed::is_closed(&self.globals, ifindex)
+        {
+            group::leave(ifindex).map_err(|error| grouped(ifindex, &error))?;
+        }
+        remove(pin)
+    }
+
     /// Removes programs from interfaces that the endpoint had before (its id may be of another pod's past).
     fn forget_other_interfaces(&self, dir: &Path, ifindex: u32) -> Result<(), ProgramError> {
         let suffix = format!("_{ifindex}");
@@ -531,7 +492,7 @@ impl Programs {
                 .and_then(|name| name.to_str())
                 .is_some_and(|name| name.ends_with(&suffix));
             if !current {
-                remove(&path)?;
+                self.release(&path)?;
             }
         }
         Ok(())
@@ -559,6 +520,14 @@ fn descriptor(ebpf: &Ebpf, name: &'static str) -> Result<OwnedFd, ProgramError> 
     })?;
     let descriptor = data.fd().as_fd().try_clone_to_owned();
     descriptor.map_err(|error| load(name, &error))
+}
+
+pub(super) fn grouped(ifindex: u32, error: &io::Error) -> ProgramError {
+    ProgramError::Attach {
+        program: "from_pod",
+        place: format!("interface {ifindex}"),
+        reason: format!("the kernel refuses to change the interface's group: {error}"),
+    }
 }
 
 fn settings(error: MapError) -> ProgramError {

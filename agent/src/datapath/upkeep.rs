@@ -21,7 +21,7 @@ use shared_maps::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{features::KernelView, kernel, notrack, root::make_dirs, routing};
+use super::{features::KernelView, kernel, nftables, root::make_dirs, routing};
 
 /// Between two checks: with the check itself and the repair well below five seconds.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -273,11 +273,11 @@ impl Upkeep {
 
     fn check_netfilter(&self) {
         let repair = || {
-            let Some(missing) = notrack::check()? else {
+            let Some(missing) = nftables::check()? else {
                 return Ok((None, None));
             };
-            notrack::install()?;
-            Ok::<_, notrack::NotrackError>((Some(missing), notrack::check()?))
+            nftables::install()?;
+            Ok::<_, nftables::NftablesError>((Some(missing), nftables::check()?))
         };
         match repair() {
             Ok((None, _)) => self.conditions.is_well(Part::Netfilter),

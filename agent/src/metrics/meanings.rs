@@ -206,7 +206,7 @@ pub const LABELS: [[&str; 4]; 62] = [
         "reconcile_differences",
         "part",
         "netfilter",
-        "The nftables table that keeps redirected packets out of the node's NAT was missing or changed.",
+        "The nftables rules that drop packets which skipped the programs, or keep redirected ones out of the node's NAT, were missing or changed.",
     ],
     [
         "reconcile_differences",
@@ -236,7 +236,7 @@ pub const LABELS: [[&str; 4]; 62] = [
         "datapath_broken",
         "part",
         "netfilter",
-        "Queries to an address that the node translates (a ClusterIP) time out.",
+        "Packets that skip the programs pass, and queries to an address that the node translates (a ClusterIP) time out.",
     ],
     [
         "datapath_broken",

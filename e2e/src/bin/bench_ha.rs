@@ -30,7 +30,7 @@ struct Options {
 }
 
 /// Acts, each with its redirect.
-const PLAYED: [(Act, Redirect); 35] = [
+const PLAYED: [(Act, Redirect); 38] = [
     (Act::Broken, Redirect::Own),
     (Act::Calm, Redirect::Own),
     (Act::AgentKilled, Redirect::Own),
@@ -44,6 +44,9 @@ const PLAYED: [(Act, Redirect); 35] = [
     (Act::Killed, Redirect::Own),
     (Act::Stopped, Redirect::Own),
     (Act::OnlyOneKilled, Redirect::Own),
+    (Act::AgentKilled, Redirect::Filters),
+    (Act::AgentRestarted, Redirect::Filters),
+    (Act::Rolled, Redirect::Filters),
     (Act::AgentKilled, Redirect::Tproxy),
     (Act::BuiltinFlipped, Redirect::Tproxy),
     (Act::ColdStart, Redirect::Tproxy),

@@ -32,6 +32,7 @@ const PROXY_PORT: u16 = 10_094;
 pub(super) const LEAVES: Duration = Duration::from_secs(15);
 /// How long answers are waited for.
 const LOST_AFTER: Duration = Duration::from_secs(5);
+const FILTERS: &str = "--enable-tcx=false";
 const TRANSPARENT: &str = "--dnsproxy-enable-transparent-mode";
 /// The lab's servers are outside of the cluster.
 const OUTSIDE: &str = "--transparent-mode-outside-cluster";
@@ -47,7 +48,9 @@ pub(super) const NAMES: Names = Names {
 pub enum Redirect {
     /// Marked by our programs, routed to local delivery.
     Own,
-    /// The same, and queries have the pods' addresses.
+    /// The same, with programs attached by tc filters, as on kernels before 6.6.
+    Filters,
+    /// Like [`Self::Own`], and queries have the pods' addresses.
     Transparent,
     /// Marked by Holdfast's programs, then TPROXY by nftables, Cilium's default.
     Tproxy,
@@ -67,6 +70,7 @@ impl Redirect {
     pub fn name(self) -> &'static str {
         match self {
             Self::Own => "own redirect",
+            Self::Filters => "own redirect, tc filters",
             Self::Transparent => "own redirect, transparent",
             Self::Tproxy => "TPROXY",
             Self::Alone => "TPROXY, proxies alone",
@@ -174,6 +178,7 @@ impl Setup {
     /// Options of the agent here.
     pub(super) fn agent_options(&self) -> AgentOptions {
         match self.redirect {
+            Redirect::Filters => AgentOptions::default().flag(FILTERS),
             Redirect::Transparent => AgentOptions::default().flag(TRANSPARENT).flag(OUTSIDE),
             Redirect::Services => AgentOptions::default().flag(SERVICE_CIDRS),
             _ => AgentOptions::default(),

@@ -12,6 +12,7 @@ mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mkdir -p /run/netns /lib/modules/{version}
 mount --bind {modules} /lib/modules/{version}
 export PATH={programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export HOLDFAST_BIN_DIR={programs}
 export HOME=/root TERM=dumb NO_COLOR=1 HOLDFAST_KERNEL={version} HOLDFAST_TIME_FACTOR={factor}
 ulimit -n 20000
 ip link set lo up

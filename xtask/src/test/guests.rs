@@ -8,7 +8,7 @@ use clap::ValueEnum as _;
 use super::{TestProgram, Tier, of_name, tally::Tally, test_programs};
 use crate::{
     kernels::{self, Ended, Kernel},
-    repository,
+    previous, repository,
 };
 
 /// The longest time of a guest.
@@ -17,21 +17,29 @@ const LIMIT: Duration = Duration::from_secs(90 * 60);
 /// with the kernel.
 const OF_NETNS: &[&str] = &[
     "agent_restart",
-    "allowed_refused",
-    "ingress_rules",
+    "cni",
+    "deny_response",
+    "egress_firewall",
+    "enforcement_repaired",
+    "reconciler",
+    "restart_opens_nothing",
     "second_agent",
+    "skipped_programs",
     "spine",
     "spoofing",
-    "steering_slots",
+    "tc_filters",
     "under_cilium",
     "uninstalled",
+    "upgrade_agent",
 ];
 
-/// Runs in the guest: each program of the arguments after the first, which is a filter.
+/// Runs in the guest. Arguments: the directory of the tests, a filter, the previous version's two
+/// programs, and the test programs.
 const SCRIPT: &str = r#"
-cd "$HOLDFAST_E2E" || exit 1
+cd "$1" || exit 1
+export HOLDFAST_PREVIOUS_AGENT=$3 HOLDFAST_PREVIOUS_SDP=$4
 failed=0
-for program in "${@:3}"; do
+for program in "${@:5}"; do
     printf '\n%s\n' "${program##*/}"
     "$program" --test-threads=1 $2
     status=$?
@@ -47,6 +55,8 @@ exit "$failed"
 /// Runs the test programs on every kernel.
 pub(super) fn run(filter: Option<&str>) -> Result<Tally> {
     kernels::install()?;
+    kernels::build()?;
+    let previous = previous::build(None, previous::Profile::Debug)?;
     let programs: Vec<TestProgram> = test_programs()?
         .into_iter()
         .filter(|program| {
@@ -57,18 +67,19 @@ pub(super) fn run(filter: Option<&str>) -> Result<Tally> {
     let mut args = vec![
         e2e.to_string_lossy().into_owned(),
         filter.unwrap_or_default().to_owned(),
+        previous.agent.to_string_lossy().into_owned(),
+        previous.sdp.to_string_lossy().into_owned(),
     ];
     args.extend(
         programs
             .iter()
             .map(|program| program.path.to_string_lossy().into_owned()),
     );
-    let script = format!("HOLDFAST_E2E=$1\n{SCRIPT}");
     let mut total = Tally::default();
     for kernel in Kernel::value_variants() {
         println!("\nkernel {}", kernel.release());
         let mut tally = Tally::default();
-        let ended = kernels::guest(*kernel, &script, &args, LIMIT, |line| {
+        let ended = kernels::guest(*kernel, SCRIPT, &args, LIMIT, |line| {
             println!("{line}");
             tally.read(line);
         })?;

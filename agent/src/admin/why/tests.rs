@@ -260,12 +260,22 @@ fn each_missing_hop_is_named() {
 }
 
 #[test]
-fn packets_that_no_program_judges_pass_under_any_policy() {
+fn what_becomes_of_packets_that_no_program_judges_is_reported() {
     let mut closed = read();
     closed.entries = Ok(Entries::default());
     let closed = [closed];
     let detached = |program| ProgramFault::Detached { program };
-    let open = why_with(&found(), &closed, true, &[detached("from_pod")]);
+    let dropped = why_with(&found(), &closed, true, &[detached("from_pod")]);
+    assert!(!dropped.allowed, "{dropped:#?}");
+    assert!(
+        dropped
+            .verdict
+            .starts_with("is dropped because no program judges it: from_pod is not attached"),
+        "{}",
+        dropped.verdict
+    );
+    let faults = [ProgramFault::OutOfGroup(7), detached("from_pod")];
+    let open = why_with(&found(), &closed, true, &faults);
     assert!(open.allowed, "{open:#?}");
     assert!(
         open.verdict

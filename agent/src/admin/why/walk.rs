@@ -82,9 +82,11 @@ impl Walk<'_> {
         }
         let mut verdict = self.verdict(asks, allowed, &ends, &hops);
         let unjudged = self.unjudged();
-        let passes = allowed || unjudged.is_some();
+        let passes = unjudged
+            .as_ref()
+            .map_or(allowed, |unjudged| unjudged.passes);
         if let Some(unjudged) = unjudged {
-            verdict = format!("{unjudged}; by policy: {verdict}");
+            verdict = format!("{}; by policy: {verdict}", unjudged.text);
         } else if let Some(overtaken) = self.overtaken() {
             verdict = format!("{verdict}; but {overtaken}");
         }

@@ -7,6 +7,12 @@ use crate::{
     policy::trace::FlowDirection,
 };
 
+/// What becomes of packets that no program judges.
+pub(super) struct Unjudged {
+    pub(super) passes: bool,
+    pub(super) text: String,
+}
+
 impl Walk<'_> {
     pub(super) fn programs(&self) -> Hop {
         let endpoint = &self.found.endpoint;
@@ -24,16 +30,26 @@ impl Walk<'_> {
         }
     }
 
-    /// Why packets of this direction pass without being judged, if they do.
-    pub(super) fn unjudged(&self) -> Option<String> {
+    /// What becomes of packets of this direction if no program judges them.
+    pub(super) fn unjudged(&self) -> Option<Unjudged> {
         let fault = self.fault()?;
-        matches!(
+        let is_unjudged = matches!(
             fault,
             ProgramFault::Unpinned { .. }
                 | ProgramFault::Detached { .. }
                 | ProgramFault::Replaced { .. }
-        )
-        .then(|| format!("passes without being judged: {fault}"))
+        );
+        let mut faults = self.programs.iter();
+        let passes = match self.question.direction {
+            // Netfilter's rules drop what the pod sends.
+            FlowDirection::Egress => faults.any(|f| matches!(f, ProgramFault::OutOfGroup(_))),
+            FlowDirection::Ingress => true,
+        };
+        let text = match passes {
+            true => format!("passes without being judged: {fault}"),
+            false => format!("is dropped because no program judges it: {fault}"),
+        };
+        is_unjudged.then_some(Unjudged { passes, text })
     }
 
     /// Another program that may decide before ours does.
@@ -52,6 +68,7 @@ impl Walk<'_> {
             ProgramFault::NoInterface(_) | ProgramFault::NoSettings | ProgramFault::PolicyPin => {
                 true
             }
+            ProgramFault::OutOfGroup(_) => false,
             ProgramFault::Unpinned { program }
             | ProgramFault::Detached { program }
             | ProgramFault::Replaced { program, .. }

@@ -1,11 +1,16 @@
-//! The node's NAT does not change redirected queries: the two rules as the kernel lists them.
+//! The rules of netfilter as the kernel lists them: which packets must be judged, and which the node's
+//! NAT does not change.
 use anyhow::{Context as _, Result, ensure};
-use holdfast_agent::datapath::notrack::{self, Missing};
+use holdfast_agent::datapath::nftables::{
+    self,
+    Family::{Bridge, Inet},
+    Missing,
+};
 use holdfast_e2e::{Netns, shell};
 
 /// Runs `test` in a network namespace of its own.
 fn with_netns(name: &str, test: impl FnOnce(&Netns) -> Result<()> + Send) {
-    let netns = Netns::create(format!("hf-notrack-{}-{name}", std::process::id()));
+    let netns = Netns::create(format!("hf-nftables-{}-{name}", std::process::id()));
     let outcome = netns.and_then(|netns| test(&netns));
     if let Err(error) = outcome {
         panic!("{error:?}");
@@ -17,20 +22,29 @@ fn nft(netns: &Netns, commands: &str) -> Result<String> {
 }
 
 fn install(netns: &Netns) -> Result<()> {
-    netns.enter(notrack::install)?.context("install")
+    netns.enter(nftables::install)?.context("install")
 }
 
 fn missing(netns: &Netns) -> Result<Option<Missing>> {
-    netns.enter(notrack::check)?.context("check")
+    netns.enter(nftables::check)?.context("check")
 }
 
 #[test]
 fn the_rules_are_repaired_after_any_change() {
     with_netns("repaired", |netns| {
-        ensure!(missing(netns)? == Some(Missing::Table));
+        ensure!(missing(netns)? == Some(Missing::Table(Inet)));
         install(netns)?;
         ensure!(missing(netns)?.is_none());
         let table = nft(netns, "list table inet holdfast_v1")?;
+        let bridge = nft(netns, "list table bridge holdfast_v1")?;
+        for line in [
+            "type filter hook prerouting priority -450; policy accept;",
+            "meta mark 0x00000d00 meta mark set 0x00000000 accept",
+            "iifgroup 1215261796 meta mark 0x00000000 counter packets 0 bytes 0 drop",
+        ] {
+            ensure!(table.contains(line), "{line:?} is not in {table}");
+            ensure!(bridge.contains(line), "{line:?} is not in {bridge}");
+        }
         for line in [
             "type filter hook prerouting priority -300; policy accept;",
             "meta mark & 0x00000f00 == 0x00000200 meta mark != 0x00000200 notrack",
@@ -40,30 +54,45 @@ fn the_rules_are_repaired_after_any_change() {
             ensure!(table.contains(line), "{line:?} is not in {table}");
         }
         for (done, left) in [
-            ("flush ruleset", Missing::Table),
-            ("delete table inet holdfast_v1", Missing::Table),
+            ("flush ruleset", Missing::Table(Inet)),
+            ("delete table inet holdfast_v1", Missing::Table(Inet)),
             (
                 "add table inet holdfast_v1 { flags dormant; }",
-                Missing::Table,
+                Missing::Table(Inet),
             ),
-            ("flush chain inet holdfast_v1 pre", Missing::Rule("pre")),
-            ("flush chain inet holdfast_v1 out", Missing::Rule("out")),
+            ("delete table bridge holdfast_v1", Missing::Table(Bridge)),
+            (
+                "flush chain bridge holdfast_v1 judged",
+                Missing::Rule(Bridge, "judged"),
+            ),
+            (
+                "add rule inet holdfast_v1 judged accept",
+                Missing::Rule(Inet, "judged"),
+            ),
+            (
+                "flush chain inet holdfast_v1 pre",
+                Missing::Rule(Inet, "pre"),
+            ),
+            (
+                "flush chain inet holdfast_v1 out",
+                Missing::Rule(Inet, "out"),
+            ),
             (
                 "insert rule inet holdfast_v1 pre accept",
-                Missing::Rule("pre"),
+                Missing::Rule(Inet, "pre"),
             ),
             (
                 "flush chain inet holdfast_v1 out\nadd rule inet holdfast_v1 out meta mark 0xb01 notrack",
-                Missing::Rule("out"),
+                Missing::Rule(Inet, "out"),
             ),
             (
                 "flush chain inet holdfast_v1 out\ndelete chain inet holdfast_v1 out",
-                Missing::Chain("out"),
+                Missing::Chain(Inet, "out"),
             ),
             (
                 "delete table inet holdfast_v1\nadd table inet holdfast_v1\n\
-                 add chain inet holdfast_v1 pre { type filter hook prerouting priority 0; }",
-                Missing::Chain("pre"),
+                 add chain inet holdfast_v1 judged { type filter hook prerouting priority 0; }",
+                Missing::Chain(Inet, "judged"),
             ),
         ] {
             nft(netns, done)?;
@@ -94,10 +123,17 @@ fn other_tables_stay_as_they_are() {
         )?;
         let before = nft(netns, "list table inet holdfast")?;
         install(netns)?;
-        let was_there = netns.enter(notrack::remove)?.context("remove")?;
-        let again = netns.enter(notrack::remove)?.context("remove again")?;
+        let was_there = netns.enter(|| nftables::remove(Inet))?.context("remove")?;
+        let again = netns
+            .enter(|| nftables::remove(Inet))?
+            .context("remove again")?;
         anyhow::ensure!(was_there && !again, "{was_there}, {again}");
-        ensure!(missing(netns)? == Some(Missing::Table));
+        ensure!(missing(netns)? == Some(Missing::Table(Inet)));
+        ensure!(
+            netns
+                .enter(|| nftables::remove(Bridge))?
+                .context("remove")?
+        );
         ensure!(nft(netns, "list ruleset")? == before);
         Ok(())
     });
@@ -124,7 +160,7 @@ fn a_refusal_by_the_kernel_names_the_reason() {
                 Ok(())
             },
         )?;
-        let refused = netns.enter(notrack::install)?;
+        let refused = netns.enter(nftables::install)?;
         drop(stdin);
         owner.wait()?;
         let text = refused.err().context("not refused")?.to_string();

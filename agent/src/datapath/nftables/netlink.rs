@@ -9,12 +9,10 @@ use rtnetlink::{
     sys::{Socket, SocketAddr},
 };
 
-use super::{NotrackError, TABLE};
+use super::{Family, NftablesError, TABLE};
 
 /// `NETLINK_NETFILTER`.
 const NETLINK_NETFILTER: isize = 12;
-/// `NFPROTO_INET`: both families.
-const INET: u8 = 1;
 /// `NFNL_SUBSYS_NFTABLES`.
 const NFTABLES: u16 = 10;
 /// `NFNL_MSG_BATCH_BEGIN`, `NFNL_MSG_BATCH_END`.
@@ -50,7 +48,7 @@ const GET_RULE: u16 = 7;
 /// `NLA_F_NESTED`.
 const NESTED: u16 = 0x8000;
 /// `NFTA_LIST_ELEM`.
-const ELEMENT: u16 = 1;
+pub(super) const ELEMENT: u16 = 1;
 /// `NFTA_TABLE_NAME`, `NFTA_TABLE_FLAGS`.
 const TABLE_NAME: u16 = 1;
 pub(super) const TABLE_FLAGS: u16 = 2;
@@ -67,18 +65,7 @@ const ACCEPT: u32 = 1;
 /// `NFTA_RULE_TABLE`, `_CHAIN`, `_EXPRESSIONS`.
 const RULE_TABLE: u16 = 1;
 const RULE_CHAIN: u16 = 2;
-const RULE_EXPRESSIONS: u16 = 4;
-/// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`; `NFTA_DATA_VALUE`.
-const EXPRESSION_NAME: u16 = 1;
-const EXPRESSION_DATA: u16 = 2;
-const DATA_VALUE: u16 = 1;
-/// `NFT_REG_1`.
-const REGISTER: u32 = 1;
-/// `NFT_META_MARK`.
-const META_MARK: u32 = 3;
-/// `NFT_CMP_EQ`, `NFT_CMP_NEQ`.
-pub(super) const EQUAL: u32 = 0;
-pub(super) const NOT_EQUAL: u32 = 1;
+pub(super) const RULE_EXPRESSIONS: u16 = 4;
 
 /// An attribute.
 #[derive(Clone, Debug)]
@@ -94,15 +81,10 @@ impl Attribute {
         Self::Value(kind, value.to_be_bytes().to_vec())
     }
 
-    fn text(kind: u16, text: &str) -> Self {
+    pub(super) fn text(kind: u16, text: &str) -> Self {
         let mut bytes = text.as_bytes().to_vec();
         bytes.push(0);
         Self::Value(kind, bytes)
-    }
-
-    fn data(kind: u16, value: u32) -> Self {
-        let value = Self::Value(DATA_VALUE, value.to_ne_bytes().to_vec());
-        Self::Nest(kind, vec![value])
     }
 
     fn emit(&self, to: &mut Vec<u8>) {
@@ -128,7 +110,7 @@ impl Attribute {
 
     /// Whether attributes as the kernel gives them have this one. The kernel may give more in a
     /// nest; of a list it gives just what is in it.
-    fn is_in(&self, bytes: &[u8]) -> bool {
+    pub(super) fn is_in(&self, bytes: &[u8]) -> bool {
         match self {
             Self::Value(kind, value) => find(bytes, *kind).is_some_and(|found| found == *value),
             Self::Nest(kind, wanted) => {
@@ -144,7 +126,7 @@ impl Attribute {
         }
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub(super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.emit(&mut bytes);
         bytes
@@ -183,60 +165,9 @@ pub(super) fn base_chain(hook: u32, priority: i32) -> Vec<Attribute> {
     ]
 }
 
-/// The expressions of a rule.
-pub(super) fn expressions(list: Vec<Attribute>) -> Attribute {
-    Attribute::List(RULE_EXPRESSIONS, list)
-}
-
-fn expression(name: &str, data: Vec<Attribute>) -> Attribute {
-    let mut parts = vec![Attribute::text(EXPRESSION_NAME, name)];
-    if !data.is_empty() {
-        parts.push(Attribute::Nest(EXPRESSION_DATA, data));
-    }
-    Attribute::Nest(ELEMENT, parts)
-}
-
-/// The mark goes to the register.
-pub(super) fn load_mark() -> Attribute {
-    // NFTA_META_DREG, NFTA_META_KEY.
-    let data = vec![
-        Attribute::number(1, REGISTER),
-        Attribute::number(2, META_MARK),
-    ];
-    expression("meta", data)
-}
-
-/// What is in the register, masked.
-pub(super) fn and(mask: u32) -> Attribute {
-    // NFTA_BITWISE_SREG, _DREG, _LEN, _MASK, _XOR.
-    let data = vec![
-        Attribute::number(1, REGISTER),
-        Attribute::number(2, REGISTER),
-        Attribute::number(3, 4),
-        Attribute::data(4, mask),
-        Attribute::data(5, 0),
-    ];
-    expression("bitwise", data)
-}
-
-/// The rule goes on if the register compares so with `value`.
-pub(super) fn compare(how: u32, value: u32) -> Attribute {
-    // NFTA_CMP_SREG, _OP, _DATA.
-    let data = vec![
-        Attribute::number(1, REGISTER),
-        Attribute::number(2, how),
-        Attribute::data(3, value),
-    ];
-    expression("cmp", data)
-}
-
-/// Conntrack does not see the packet.
-pub(super) fn notrack() -> Attribute {
-    expression("notrack", Vec::new())
-}
-
-/// A message about the table.
+/// A message about the table of a family.
 pub(super) struct Message {
+    family: Family,
     what: &'static str,
     kind: u16,
     flags: u16,
@@ -244,42 +175,53 @@ pub(super) struct Message {
 }
 
 impl Message {
-    pub(super) fn new_table() -> Self {
+    pub(super) fn new_table(family: Family) -> Self {
         let attributes = vec![
             Attribute::text(TABLE_NAME, TABLE),
             Attribute::number(TABLE_FLAGS, 0),
         ];
-        Self::of("the head", NEW_TABLE, CREATE, attributes)
+        Self::of(family, "the head", NEW_TABLE, CREATE, attributes)
     }
 
-    pub(super) fn delete_table() -> Self {
+    pub(super) fn delete_table(family: Family) -> Self {
         let name = vec![Attribute::text(TABLE_NAME, TABLE)];
-        Self::of("the removal", DELETE_TABLE, 0, name)
+        Self::of(family, "the removal", DELETE_TABLE, 0, name)
     }
 
-    pub(super) fn get_table() -> Self {
+    pub(super) fn get_table(family: Family) -> Self {
         let name = vec![Attribute::text(TABLE_NAME, TABLE)];
-        Self::of("the reading", GET_TABLE, 0, name)
+        Self::of(family, "the reading", GET_TABLE, 0, name)
     }
 
-    pub(super) fn new_chain(name: &'static str, attributes: Vec<Attribute>) -> Self {
+    pub(super) fn new_chain(
+        family: Family,
+        name: &'static str,
+        attributes: Vec<Attribute>,
+    ) -> Self {
         let mut all = chain_names(name);
         all.extend(attributes);
-        Self::of(name, NEW_CHAIN, CREATE, all)
+        Self::of(family, name, NEW_CHAIN, CREATE, all)
     }
 
-    pub(super) fn get_chain(name: &'static str) -> Self {
-        Self::of(name, GET_CHAIN, 0, chain_names(name))
+    pub(super) fn get_chain(family: Family, name: &'static str) -> Self {
+        Self::of(family, name, GET_CHAIN, 0, chain_names(name))
     }
 
-    pub(super) fn new_rule(chain: &'static str, expressions: Attribute) -> Self {
+    pub(super) fn new_rule(family: Family, chain: &'static str, expressions: Attribute) -> Self {
         let mut all = rule_names(chain);
         all.push(expressions);
-        Self::of(chain, NEW_RULE, CREATE | APPEND, all)
+        Self::of(family, chain, NEW_RULE, CREATE | APPEND, all)
     }
 
-    fn of(what: &'static str, kind: u16, flags: u16, attributes: Vec<Attribute>) -> Self {
+    fn of(
+        family: Family,
+        what: &'static str,
+        kind: u16,
+        flags: u16,
+        attributes: Vec<Attribute>,
+    ) -> Self {
         Self {
+            family,
             what,
             kind: (NFTABLES << 8) | kind,
             flags,
@@ -293,7 +235,7 @@ impl Message {
             self.kind,
             self.flags | flags,
             sequence,
-            INET,
+            self.family.number(),
             0,
             &self.attributes,
         );
@@ -359,30 +301,31 @@ struct Answer {
 
 impl Answer {
     /// What an acknowledgement or the end of a listing says.
-    fn result(&self) -> Result<(), NotrackErrno> {
+    fn result(&self) -> Result<(), Errno> {
         let code = self
             .body
             .first_chunk::<4>()
             .map(|code| i32::from_ne_bytes(*code));
         match code {
             Some(0) => Ok(()),
-            Some(code) => Err(NotrackErrno(Some(code.saturating_neg()))),
-            None => Err(NotrackErrno(None)),
+            Some(code) => Err(Errno(Some(code.saturating_neg()))),
+            None => Err(Errno(None)),
         }
     }
 }
 
 /// An error number of the kernel's; none if its answer is cut.
-struct NotrackErrno(Option<i32>);
+struct Errno(Option<i32>);
 
-impl NotrackErrno {
-    fn of(self, what: &'static str) -> NotrackError {
+impl Errno {
+    fn of(self, family: Family, what: &'static str) -> NftablesError {
         match self.0 {
-            Some(errno) => NotrackError::Refused {
+            Some(errno) => NftablesError::Refused {
+                family,
                 what,
                 source: io::Error::from_raw_os_error(errno),
             },
-            None => NotrackError::Malformed,
+            None => NftablesError::Malformed,
         }
     }
 }
@@ -394,7 +337,7 @@ pub(super) struct Netfilter {
 }
 
 impl Netfilter {
-    pub(super) fn open() -> Result<Self, NotrackError> {
+    pub(super) fn open() -> Result<Self, NftablesError> {
         let mut socket = Socket::new(NETLINK_NETFILTER)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
@@ -407,10 +350,11 @@ impl Netfilter {
     }
 
     /// Makes all changes at once, or none.
-    pub(super) fn commit(&mut self, messages: &[Message]) -> Result<(), NotrackError> {
+    pub(super) fn commit(&mut self, messages: &[Message]) -> Result<(), NftablesError> {
         let mut bytes = Vec::new();
         let begin = self.next();
         put(&mut bytes, BATCH[0], 0, begin, 0, NFTABLES, &[]);
+        let family = messages.first().map_or(Family::Inet, |first| first.family);
         let mut parts = vec![(begin, "any change")];
         for message in messages {
             let sequence = self.next();
@@ -427,7 +371,7 @@ impl Netfilter {
                     .iter()
                     .find(|(sequence, _)| *sequence == answer.sequence);
                 if let (ERROR, Some((_, what))) = (answer.kind, part) {
-                    answer.result().map_err(|errno| errno.of(what))?;
+                    answer.result().map_err(|errno| errno.of(family, what))?;
                     acknowledged += 1;
                 }
             }
@@ -436,7 +380,7 @@ impl Netfilter {
     }
 
     /// One object; none if it is not there.
-    pub(super) fn get(&mut self, message: &Message) -> Result<Option<Object>, NotrackError> {
+    pub(super) fn get(&mut self, message: &Message) -> Result<Option<Object>, NftablesError> {
         let mut bytes = Vec::new();
         let sequence = self.next();
         message.emit(sequence, 0, &mut bytes);
@@ -450,33 +394,42 @@ impl Netfilter {
                     return Ok(Some(Object(answer.body)));
                 }
                 return match answer.result() {
-                    Err(NotrackErrno(Some(libc::ENOENT))) => Ok(None),
-                    Err(errno) => Err(errno.of(message.what)),
-                    Ok(()) => Err(NotrackError::Malformed),
+                    Err(Errno(Some(libc::ENOENT))) => Ok(None),
+                    Err(errno) => Err(errno.of(message.family, message.what)),
+                    Ok(()) => Err(NftablesError::Malformed),
                 };
             }
         }
     }
 
     /// The rules of a chain of the table.
-    pub(super) fn rules(&mut self, chain: &'static str) -> Result<Vec<Object>, NotrackError> {
+    pub(super) fn rules(
+        &mut self,
+        family: Family,
+        chain: &'static str,
+    ) -> Result<Vec<Object>, NftablesError> {
         for _ in 0..LISTINGS {
-            if let Some(rules) = self.list(chain)? {
+            if let Some(rules) = self.list(family, chain)? {
                 return Ok(rules);
             }
         }
         let source = io::Error::from(io::ErrorKind::Interrupted);
-        Err(NotrackError::Refused {
+        Err(NftablesError::Refused {
+            family,
             what: chain,
             source,
         })
     }
 
     /// The same; none if the ruleset changed meanwhile.
-    fn list(&mut self, chain: &'static str) -> Result<Option<Vec<Object>>, NotrackError> {
+    fn list(
+        &mut self,
+        family: Family,
+        chain: &'static str,
+    ) -> Result<Option<Vec<Object>>, NftablesError> {
         let mut bytes = Vec::new();
         let sequence = self.next();
-        Message::of(chain, GET_RULE, DUMP, rule_names(chain)).emit(sequence, 0, &mut bytes);
+        Message::of(family, chain, GET_RULE, DUMP, rule_names(chain)).emit(sequence, 0, &mut bytes);
         self.socket.send(&bytes, 0)?;
         let mut found = Vec::new();
         let mut interrupted = false;
@@ -488,7 +441,7 @@ impl Netfilter {
                 interrupted |= answer.flags & INTERRUPTED != 0;
                 match answer.kind {
                     DONE => return Ok((!interrupted).then_some(found)),
-                    ERROR => answer.result().map_err(|errno| errno.of(chain))?,
+                    ERROR => answer.result().map_err(|errno| errno.of(family, chain))?,
                     _ => found.push(Object(answer.body)),
                 }
             }
@@ -500,12 +453,12 @@ impl Netfilter {
         self.sequence
     }
 
-    fn receive(&mut self) -> Result<Vec<Answer>, NotrackError> {
+    fn receive(&mut self) -> Result<Vec<Answer>, NftablesError> {
         let (bytes, _) = self.socket.recv_from_full()?;
         let mut answers = Vec::new();
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
-            let (answer, length) = answer(rest).ok_or(NotrackError::Malformed)?;
+            let (answer, length) = answer(rest).ok_or(NftablesError::Malformed)?;
             answers.push(answer);
             rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
         }
@@ -569,26 +522,9 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_with_one_more_expression_is_another_rule() {
-        let rule = || vec![load_mark(), compare(EQUAL, 0xb00), notrack()];
-        let wanted = expressions(rule());
-        assert!(wanted.is_in(&bytes(&[expressions(rule())])));
-        for changed in [
-            vec![load_mark(), compare(EQUAL, 0xc00), notrack()],
-            vec![load_mark(), compare(NOT_EQUAL, 0xb00), notrack()],
-            vec![load_mark(), compare(EQUAL, 0xb00)],
-            [rule(), vec![load_mark()]].concat(),
-            vec![compare(EQUAL, 0xb00), load_mark(), notrack()],
-            Vec::new(),
-        ] {
-            assert!(!wanted.is_in(&bytes(&[expressions(changed)])));
-        }
-    }
-
-    #[test]
     fn a_truncated_answer_is_not_read() {
         let mut whole = Vec::new();
-        Message::get_table().emit(7, 0, &mut whole);
+        Message::get_table(Family::Inet).emit(7, 0, &mut whole);
         assert!(
             answer(&whole)
                 .is_some_and(|(found, length)| { found.sequence == 7 && length == whole.len() })

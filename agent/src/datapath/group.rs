@@ -1,0 +1,98 @@
+//! The group of interfaces of endpoints: netfilter drops what comes by them and `from_pod` has not
+//! marked ([`super::nftables`]).
+//!
+//! An interface's group (`ip link show group N`) is the node's: a pod does not see it and cannot
+//! change it. It ends with the interface. An interface is in the group from the time that its
+//! endpoint's programs, or those that close it, are attached. If they are taken away, what the pod
+//! sends is dropped until they are back.
+
+use std::{io, mem::size_of};
+
+use nix::errno::Errno;
+use rtnetlink::{
+    packet_core::NLM_F_ACK,
+    packet_route::{
+        RouteNetlinkMessage,
+        link::{LinkAttribute, LinkMessage},
+    },
+};
+
+use super::route::{attributes, number, request};
+
+/// Number of the group: `Hold` in ASCII.
+pub const GROUP: u32 = 0x486f_6c64;
+/// The group of an interface that was put into none.
+const DEFAULT: u32 = 0;
+
+/// `RTM_NEWLINK`, `IFLA_GROUP`; size of `struct ifinfomsg`.
+const RTM_NEWLINK: u16 = 16;
+const IFLA_GROUP: u16 = 27;
+const IFINFOMSG: usize = 4 * size_of::<u32>();
+
+/// Whether an interface is in the group. `ENODEV`: there is no such interface.
+pub(super) fn has(ifindex: u32) -> io::Result<bool> {
+    Ok(of(ifindex)? == GROUP)
+}
+
+/// Puts an interface into the group, whatever group it was in.
+pub(super) fn join(ifindex: u32) -> io::Result<()> {
+    match of(ifindex)? {
+        GROUP => return Ok(()),
+        DEFAULT => {}
+        other => tracing::warn!(
+            ifindex,
+            other,
+            "the interface leads to an endpoint: it leaves its group for group {GROUP}"
+        ),
+    }
+    set(ifindex, GROUP)
+}
+
+/// Takes an interface out of the group, if it is there and in it.
+pub(super) fn leave(ifindex: u32) -> io::Result<()> {
+    let left = match of(ifindex) {
+        Ok(GROUP) => set(ifindex, DEFAULT),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    };
+    match left {
+        Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(()),
+        left => left,
+    }
+}
+
+/// Takes all interfaces out of it.
+pub(crate) fn leave_all() -> io::Result<()> {
+    let interfaces = nix::net::if_::if_nameindex()?;
+    let mut interfaces = interfaces.iter();
+    interfaces.try_for_each(|interface| leave(interface.index()))
+}
+
+fn of(ifindex: u32) -> io::Result<u32> {
+    let mut group = None;
+    request(
+        RouteNetlinkMessage::GetLink(at(ifindex)),
+        NLM_F_ACK,
+        |kind, payload| {
+            if kind == RTM_NEWLINK {
+                let mut found = attributes(payload.get(IFINFOMSG..).unwrap_or_default());
+                let found = found.find(|(attribute, _)| *attribute == IFLA_GROUP);
+                group = found.and_then(|(_, value)| number(&value));
+            }
+        },
+    )?;
+    // Each interface has one.
+    group.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+fn set(ifindex: u32, group: u32) -> io::Result<()> {
+    let mut message = at(ifindex);
+    message.attributes.push(LinkAttribute::Group(group));
+    request(RouteNetlinkMessage::SetLink(message), NLM_F_ACK, |_, _| {})
+}
+
+fn at(ifindex: u32) -> LinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = ifindex;
+    message
+}

@@ -1,0 +1,308 @@
+//! Rules of netfilter about packets of endpoints.
+//!
+//! ```text
+//!  table inet holdfast_v1
+//!    chain judged  type filter hook prerouting priority -450
+//!                  meta mark 0xd00  meta mark set 0  accept
+//!                  iifgroup GROUP  meta mark 0  counter drop
+//!    chain pre     type filter hook prerouting priority raw
+//!                  meta mark & 0xf00 == 0x200  meta mark != 0x200  notrack
+//!    chain out     type filter hook output priority raw
+//!                  meta mark == 0xb00  notrack
+//!  table bridge holdfast_v1
+//!    chain judged  as above
+//! ```
+//! `judged`: `from_pod` marks every packet that it passes. One without a mark, from an interface of
+//! the [group](super::group) of endpoints' interfaces, has not been judged: a pod with `NET_ADMIN`
+//! can send through an `ifb` device of its own, and the kernel then runs no program at the node's
+//! end. The chain is before the defragmentation, which would give all fragments the mark of one. In
+//! family bridge it also has the frames that a bridge switches.
+//!
+//! `pre`: a query to an address that the node translates (kube-proxy's ClusterIP) must reach
+//! `steer` with its first destination, or it misses the note of it and times out. NAT changes
+//! tracked packets only. Mark 0x200 without a proxy port is an answer to a query that a proxy sent
+//! under a pod's address (transparent mode): conntrack has seen that query and must see its answer.
+//!
+//! `out`: answers of a proxy are marked 0xb00 and nothing else. Each would make an entry of
+//! nf_conntrack, and that entry would keep the pod's next direct packet of these addresses and
+//! ports from being translated. The proxy's own queries carry the identity of the pod in the same
+//! mark: they are tracked, and translated in OUTPUT.
+//!
+//! Only holdfast-agent makes the tables; a Cilium agent has rules of its own. [`check`] and
+//! [`install`] are all that a reconciler needs: both block for less than a millisecond, use the
+//! network namespace of the calling thread, and may be repeated at any time.
+
+mod expressions;
+mod netlink;
+
+use std::{fmt, io};
+
+use shared_maps::mark::{JUDGED, MAGIC_FROM_EGRESS_PROXY, MAGIC_MASK, MAGIC_TO_PROXY};
+
+use self::{
+    expressions::{Action, Condition, Rule},
+    netlink::{Attribute, Message, Netfilter},
+};
+use super::group::GROUP;
+
+/// Name of the tables. A change of their rules that an older agent must not undo gets a new name.
+pub const TABLE: &str = "holdfast_v1";
+
+/// Families that have a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4 and IPv6.
+    Inet,
+    /// Frames at ports of bridges.
+    Bridge,
+}
+
+impl Family {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Inet, Self::Bridge];
+
+    /// `NFPROTO_*`.
+    fn number(self) -> u8 {
+        match self {
+            Self::Inet => 1,
+            Self::Bridge => 7,
+        }
+    }
+
+    fn chains(self) -> &'static [Chain] {
+        match self {
+            Self::Inet => &[JUDGED_PACKETS, TO_PROXIES, FROM_PROXIES],
+            Self::Bridge => &[JUDGED_PACKETS],
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    /// The table, as nft(8) names it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = match self {
+            Self::Inet => "inet",
+            Self::Bridge => "bridge",
+        };
+        write!(f, "nftables table {family} {TABLE}")
+    }
+}
+
+/// A part of a table that is not as it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// The table does not exist, or another program made it dormant.
+    Table(Family),
+    /// The chain of this name is not there, or hooked elsewhere.
+    Chain(Family, &'static str),
+    /// The chain of this name has not just the rules that it should have.
+    Rule(Family, &'static str),
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table(table) => write!(f, "{table} is missing or dormant"),
+            Self::Chain(table, chain) => {
+                write!(f, "chain {chain} of {table} is missing or changed")
+            }
+            Self::Rule(table, chain) => {
+                write!(f, "chain {chain} of {table} does not have just its rules")
+            }
+        }
+    }
+}
+
+/// Why the rules could not be made or read.
+#[derive(Debug, thiserror::Error)]
+pub enum NftablesError {
+    /// No netlink socket.
+    #[error("netlink socket of netfilter: {0}; the kernel needs nf_tables (CONFIG_NF_TABLES)")]
+    Socket(#[from] io::Error),
+    /// The kernel refused a part.
+    #[error(
+        "the kernel refuses {what} of {family}: {source}; it needs {}, and the agent CAP_NET_ADMIN",
+        needed(*.family)
+    )]
+    Refused {
+        /// The table.
+        family: Family,
+        /// The part.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel's answer is cut.
+    #[error("netfilter sent an answer that cannot be decoded")]
+    Malformed,
+}
+
+fn needed(family: Family) -> &'static str {
+    match family {
+        Family::Inet => "CONFIG_NF_TABLES_INET and CONFIG_NFT_CT",
+        Family::Bridge => "CONFIG_NF_TABLES_BRIDGE",
+    }
+}
+
+/// What of the tables is missing or changed; none if the rules are in force.
+pub fn check() -> Result<Option<Missing>, NftablesError> {
+    let mut netfilter = Netfilter::open()?;
+    for family in Family::ALL {
+        if let Some(missing) = check_table(&mut netfilter, family)? {
+            return Ok(Some(missing));
+        }
+    }
+    Ok(None)
+}
+
+fn check_table(
+    netfilter: &mut Netfilter,
+    family: Family,
+) -> Result<Option<Missing>, NftablesError> {
+    match netfilter.get(&Message::get_table(family))? {
+        Some(table) if table.has(&Attribute::number(netlink::TABLE_FLAGS, 0)) => {}
+        _ => return Ok(Some(Missing::Table(family))),
+    }
+    for chain in family.chains() {
+        match netfilter.get(&Message::get_chain(family, chain.name))? {
+            Some(found) if chain.attributes().iter().all(|wanted| found.has(wanted)) => {}
+            _ => return Ok(Some(Missing::Chain(family, chain.name))),
+        }
+        let rules = netfilter.rules(family, chain.name)?;
+        let mut both = rules.iter().zip(chain.rules);
+        if rules.len() != chain.rules.len() || !both.all(|(is, rule)| is.has(&rule.attribute())) {
+            return Ok(Some(Missing::Rule(family, chain.name)));
+        }
+    }
+    Ok(None)
+}
+
+/// Makes the tables, each in place of what is there under its name, in one step.
+pub fn install() -> Result<(), NftablesError> {
+    let mut netfilter = Netfilter::open()?;
+    for family in Family::ALL {
+        let mut messages = vec![
+            // To delete what may not be there: make it first.
+            Message::new_table(family),
+            Message::delete_table(family),
+            Message::new_table(family),
+        ];
+        for chain in family.chains() {
+            let attributes = chain.attributes();
+            messages.push(Message::new_chain(family, chain.name, attributes));
+            let rules = chain.rules.iter();
+            messages
+                .extend(rules.map(|rule| Message::new_rule(family, chain.name, rule.attribute())));
+        }
+        netfilter.commit(&messages)?;
+    }
+    Ok(())
+}
+
+/// Removes the table of a family, as an uninstall does. Gives whether it was there.
+pub fn remove(family: Family) -> Result<bool, NftablesError> {
+    let mut netfilter = Netfilter::open()?;
+    let was_there = netfilter.get(&Message::get_table(family))?.is_some();
+    if was_there {
+        let remove = [Message::new_table(family), Message::delete_table(family)];
+        netfilter.commit(&remove)?;
+    }
+    Ok(was_there)
+}
+
+/// A chain and its rules.
+struct Chain {
+    name: &'static str,
+    /// `enum nf_inet_hooks`, whose numbers are those of `NF_BR_*` too.
+    hook: u32,
+    priority: i32,
+    rules: &'static [Rule],
+}
+
+/// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_OUT`.
+const PRE_ROUTING: u32 = 0;
+const LOCAL_OUT: u32 = 3;
+
+const JUDGED_PACKETS: Chain = Chain {
+    name: "judged",
+    hook: PRE_ROUTING,
+    priority: libc::NF_IP_PRI_RAW_BEFORE_DEFRAG,
+    rules: &[
+        Rule {
+            conditions: &[Condition::Is(JUDGED)],
+            action: Action::Unmark,
+        },
+        Rule {
+            conditions: &[Condition::CameByGroup(GROUP), Condition::Is(0)],
+            action: Action::Drop,
+        },
+    ],
+};
+
+const TO_PROXIES: Chain = Chain {
+    name: "pre",
+    hook: PRE_ROUTING,
+    priority: libc::NF_IP_PRI_RAW,
+    rules: &[Rule {
+        conditions: &[
+            Condition::Masked {
+                mask: MAGIC_MASK,
+                is: MAGIC_TO_PROXY,
+            },
+            Condition::IsNot(MAGIC_TO_PROXY),
+        ],
+        action: Action::Notrack,
+    }],
+};
+
+const FROM_PROXIES: Chain = Chain {
+    name: "out",
+    hook: LOCAL_OUT,
+    priority: libc::NF_IP_PRI_RAW,
+    rules: &[Rule {
+        conditions: &[Condition::Is(MAGIC_FROM_EGRESS_PROXY)],
+        action: Action::Notrack,
+    }],
+};
+
+impl Chain {
+    fn attributes(&self) -> Vec<Attribute> {
+        netlink::base_chain(self.hook, self.priority)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_parts_are_named_as_in_nft() {
+        assert_eq!(
+            Missing::Table(Family::Inet).to_string(),
+            "nftables table inet holdfast_v1 is missing or dormant"
+        );
+        for missing in [
+            Missing::Chain(Family::Bridge, "pre"),
+            Missing::Rule(Family::Bridge, "pre"),
+        ] {
+            let text = missing.to_string();
+            assert!(
+                text.starts_with("chain pre of nftables table bridge holdfast_v1"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_refusal_names_the_part_and_what_the_kernel_needs() {
+        let error = NftablesError::Refused {
+            family: Family::Inet,
+            what: "chain pre",
+            source: io::Error::from_raw_os_error(libc::EOPNOTSUPP),
+        };
+        let text = error.to_string();
+        for part in ["chain pre", TABLE, "CONFIG_NFT_CT", "CAP_NET_ADMIN"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}

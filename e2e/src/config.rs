@@ -30,6 +30,16 @@ fn previous(name: &str) -> Result<PathBuf> {
     })
 }
 
+/// Directory that guests share, one after another (`HOLDFAST_DISK`).
+pub fn disk() -> Option<PathBuf> {
+    variable("HOLDFAST_DISK").map(PathBuf::from)
+}
+
+/// Name of the lab, the same in each guest (`HOLDFAST_LAB`). Without it each lab has a name of its own.
+pub(crate) fn lab_name() -> Option<String> {
+    variable("HOLDFAST_LAB")
+}
+
 /// Seed of random choices: `HOLDFAST_SEED`, or the clock.
 pub fn seed() -> u64 {
     let given = variable("HOLDFAST_SEED").and_then(|seed| seed.parse().ok());

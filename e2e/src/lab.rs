@@ -84,11 +84,10 @@ pub struct Lab {
 impl Lab {
     /// Sets everything up, in well under a second.
     pub fn new() -> Result<Self> {
-        let name = format!(
-            "hf-e2e-{}-{}",
-            std::process::id(),
-            COUNT.fetch_add(1, Ordering::Relaxed)
-        );
+        let name = config::lab_name().unwrap_or_else(|| {
+            let number = COUNT.fetch_add(1, Ordering::Relaxed);
+            format!("hf-e2e-{}-{number}", std::process::id())
+        });
         let directory = std::env::temp_dir().join(&name);
         for part in ["policies", "endpoints", "run", "state", "journal", "log"] {
             std::fs::create_dir_all(directory.join(part))?;

@@ -7,6 +7,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use holdfast_agent::datapath::nftables::{self, Family};
 use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::policy::{WEB, cidr, egress};
 use holdfast_e2e::{AgentOptions, Lab, Pod, eventually, with_lab};
@@ -67,6 +68,9 @@ fn empty(dir: &Path) -> Result<()> {
 /// The kernel has nothing of the agent, as after a boot, and the pods are open.
 fn unpin(lab: &Lab, pods: &[&Pod]) -> Result<()> {
     empty(lab.bpf_root())?;
+    for family in Family::ALL {
+        lab.node.enter(move || nftables::remove(family))??;
+    }
     eventually("the pods are open", SOON, || {
         pods.iter().try_for_each(|pod| is_open(pod))
     })

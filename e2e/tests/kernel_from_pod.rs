@@ -48,7 +48,10 @@ fn policy_allows_drops_and_redirects() {
         k.allow(PEER, EGRESS, TCP, 80)?;
         for (pod, peer, stranger) in FAMILIES {
             let ok = frame(pod, peer, tcp(4000, 80, SYN));
-            assert_eq!(passes(k, "allowed", &ok, Reason::Allowed)?.mark, 0);
+            assert_eq!(
+                passes(k, "allowed", &ok, Reason::Allowed)?.mark,
+                mark::JUDGED
+            );
             let other_port = frame(pod, peer, tcp(4000, 81, SYN));
             drops(k, "port", &other_port, Reason::PolicyDenied)?;
             let other_protocol = frame(pod, peer, udp(4000, 80));
@@ -80,7 +83,8 @@ fn a_redirect_that_policy_no_longer_has_is_forgotten() {
         let note = k.redirect(PEER4, 53, UDP)?.expect("a redirect entry");
         assert_eq!(note.proxy_port.get(), 0);
         k.allow(PEER, EGRESS, UDP, 53)?;
-        assert_eq!(passes(k, "plain", &query, Reason::Allowed)?.mark, 0);
+        let plain = passes(k, "plain", &query, Reason::Allowed)?;
+        assert_eq!(plain.mark, mark::JUDGED);
         Ok(())
     });
 }
@@ -383,7 +387,7 @@ fn fragments_get_the_verdict_of_the_first() {
                         Ok(reason) => {
                             let got = passes(k, "part", part, reason)?;
                             let redirected = reason == Reason::Redirected;
-                            assert_eq!(got.mark != 0, redirected);
+                            assert_eq!(got.mark != mark::JUDGED, redirected);
                         }
                         Err(reason) => drops(k, "part", part, reason)?,
                     }

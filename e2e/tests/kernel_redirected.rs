@@ -14,7 +14,7 @@ use shared_maps::conntrack::{
     CtKey4, CtValue, DIR_OUT, FLAG_PROXY_REDIRECT, FLAG_SEEN_NON_SYN, LIFETIME_TCP,
 };
 use shared_maps::event::Reason;
-use shared_maps::mark::{self, MAGIC_FROM_EGRESS_PROXY, MAGIC_TO_PROXY, to_proxy};
+use shared_maps::mark::{self, JUDGED, MAGIC_FROM_EGRESS_PROXY, MAGIC_TO_PROXY, to_proxy};
 use shared_maps::policy::{EGRESS, INGRESS, PolicyKey, PolicyValue};
 use shared_maps::redirect::{self, RedirectKey, RedirectValue, v1};
 use shared_maps::user::{MapKind, monotonic_ns};
@@ -159,7 +159,7 @@ fn answers_in_flight_pass_when_policy_no_longer_redirects() {
             directly(k)?;
             for direct in [udp(4001, 53), tcp(4001, 53, SYN)] {
                 let verdict = k.send(&frame(pod, peer, direct))?;
-                assert_eq!((verdict.reason, verdict.mark), (Reason::Allowed, 0));
+                assert_eq!((verdict.reason, verdict.mark), (Reason::Allowed, JUDGED));
             }
             for answer in [udp(53, 4000), tcp(53, 4000, ACK)] {
                 let answer = frame(peer, pod, answer);
@@ -184,7 +184,7 @@ fn direct_answers_in_flight_pass_in_the_second_in_which_policy_begins_to_redirec
             let second = 1_000_000_000;
             sleep(Duration::from_nanos(second - monotonic_ns() % second));
             for port in ports {
-                assert_eq!(k.send(&frame(pod, peer, udp(port, 53)))?.mark, 0);
+                assert_eq!(k.send(&frame(pod, peer, udp(port, 53)))?.mark, JUDGED);
             }
             k.redirect_dns()?;
             asks(k, &frame(pod, peer, udp(4001, 53)))?;
@@ -265,7 +265,7 @@ fn an_error_of_the_pod_about_a_direct_answer_goes_to_the_server() {
             };
             assert!(k.send(&frame(pod, peer, udp(4001, 53)))?.pass);
             let verdict = k.send(&about(4001))?;
-            assert_eq!((verdict.reason, verdict.mark), (Reason::Reply, 0));
+            assert_eq!((verdict.reason, verdict.mark), (Reason::Reply, JUDGED));
             // The proxy still answers the query that it received before.
             let verdict = k.send(&about(4000))?;
             assert_eq!(

@@ -23,7 +23,7 @@ fn sends(k: &mut Kernel, what: &str, from: IpAddr, to: IpAddr, t: Transport) -> 
         if redirected {
             mark::to_proxy(PROXY_PORT)
         } else {
-            0
+            mark::JUDGED
         },
         "{what}"
     );

@@ -77,6 +77,9 @@ pub(crate) struct Args {
     /// A bash script for the guest, instead of the check that both programs start
     #[arg(long)]
     pub(crate) script: Option<PathBuf>,
+    /// A directory that keeps what the guest writes to /disk, for the next guest [default: a new one]
+    #[arg(long)]
+    pub(crate) disk: Option<PathBuf>,
     /// Do not build the programs first
     #[arg(long)]
     pub(crate) no_build: bool,
@@ -107,9 +110,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for kernel in kernels {
         println!("\n== kernel {} ==", kernel.release());
         let limit = Duration::from_secs(args.limit);
-        match guest(kernel, &script, &args.args, limit, |line| {
-            println!("{line}");
-        })? {
+        let work = Work {
+            script: &script,
+            args: &args.args,
+            disk: args.disk.as_deref(),
+            limit,
+        };
+        match guest(kernel, &work, |line| println!("{line}"))? {
             Ended::Status(0) => {}
             Ended::Status(status) => failed.push(format!("{}: status {status}", kernel.release())),
             Ended::WithoutStatus { console } => failed.push(format!(
@@ -155,20 +162,30 @@ pub(crate) fn build() -> Result<()> {
     ))
 }
 
-/// Runs `script` with `args` on `kernel`, and passes each line of its output to `line`.
-pub(crate) fn guest(
-    kernel: Kernel,
-    script: &str,
-    args: &[String],
-    limit: Duration,
-    line: impl FnMut(&str),
-) -> Result<Ended> {
+/// What a guest does.
+pub(crate) struct Work<'w> {
+    /// In bash.
+    pub(crate) script: &'w str,
+    /// Arguments of the script.
+    pub(crate) args: &'w [String],
+    /// The host's directory that is /disk; none: one that is removed when the guest has ended.
+    pub(crate) disk: Option<&'w Path>,
+    /// The longest time.
+    pub(crate) limit: Duration,
+}
+
+/// Boots `kernel` for `work`, and passes each line of its output to `line`.
+pub(crate) fn guest(kernel: Kernel, work: &Work<'_>, line: impl FnMut(&str)) -> Result<Ended> {
     let target = workspace::target_dir()?;
     let dir = target.join("kernels").join(kernel.release());
     let unpacked = package::unpacked(kernel, &dir)?;
     let run = tempfile_in(&dir)?;
-    let initramfs = initramfs::write(&unpacked, &start(&unpacked, &target, args), script, &run)?;
-    let ended = machine::boot(&unpacked, &initramfs, &run, limit, line)?;
+    let own = run.join("disk");
+    let disk = work.disk.unwrap_or(&own);
+    fs::create_dir_all(disk).with_context(|| format!("making {}", disk.display()))?;
+    let start = start(&unpacked, &target, work.args);
+    let initramfs = initramfs::write(&unpacked, &start, work.script, &run)?;
+    let ended = machine::boot(&unpacked, &initramfs, (&run, disk), work.limit, line)?;
     if let Ended::Status(_) = ended {
         fs::remove_dir_all(&run).with_context(|| format!("removing {}", run.display()))?;
     }

@@ -194,7 +194,7 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
     };
     let jobs = programs.into_iter().filter_map(|program| {
         let of_tier = match tier {
-            Tier::Nightly => true,
+            Tier::Nightly => of_name(&program.name) != Tier::Kernels,
             Tier::Hostile => program.name == HOSTILE,
             _ => of_name(&program.name) == tier,
         };
@@ -228,6 +228,8 @@ fn of_name(name: &str) -> Tier {
         Tier::Kernel
     } else if name.starts_with("cri_") {
         Tier::Cri
+    } else if name == guests::TWO_BOOTS {
+        Tier::Kernels
     } else {
         Tier::Netns
     }

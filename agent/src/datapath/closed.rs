@@ -25,8 +25,8 @@ use shared_maps::{
 use super::{
     filter::Order,
     group,
-    hook::{Hook, has_program, pinned, put, remove},
-    program::{ProgramError, Programs, grouped, program},
+    hook::{Hook, grouped, has_program, leave_group, pinned, put, remove},
+    program::{ProgramError, Programs, program},
 };
 
 const PROGRAM: &str = "closed";
@@ -158,10 +158,7 @@ impl Gate for ClosedInterfaces {
         Why::ALL
             .into_iter()
             .try_for_each(|why| open_in(&dir, ifindex, why))?;
-        if self.is_under_policy(ifindex) || is_closed(&self.globals, ifindex) {
-            return Ok(());
-        }
-        group::leave(ifindex).map_err(|error| grouped(ifindex, &error))
+        leave_group(ifindex)
     }
 
     fn closed(&self) -> io::Result<Closed> {
@@ -193,19 +190,6 @@ pub(super) fn open(globals: &Globals, ifindex: u32) -> Result<(), ProgramError> 
     let documents = documents(globals).map_err(|error| pinned(&root, &error))?;
     let mut documents = documents.iter();
     documents.try_for_each(|dir| open_in(dir, ifindex, Why::NotFound))
-}
-
-/// Whether a document keeps an interface closed. One that cannot be read may do it.
-pub(super) fn is_closed(globals: &Globals, ifindex: u32) -> bool {
-    let Ok(documents) = documents(globals) else {
-        return true;
-    };
-    let pins = Why::ALL.into_iter().flat_map(Why::hooks);
-    let names: Vec<String> = pins
-        .map(|(_, prefix)| format!("{prefix}_{ifindex}"))
-        .collect();
-    let mut documents = documents.iter();
-    documents.any(|dir| names.iter().any(|name| dir.join(name).exists()))
 }
 
 fn open_in(dir: &Path, ifindex: u32, why: Why) -> Result<(), ProgramError> {

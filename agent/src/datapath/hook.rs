@@ -20,6 +20,7 @@ use shared_maps::user::{
 
 use super::{
     filter::{self, Mark, Order},
+    group,
     map_query::ProgramFault,
     program::{ProgramError, load},
 };
@@ -168,6 +169,37 @@ pub(super) fn has_program(ifindex: u32, direction: Direction, name: &str) -> boo
     let programs = chain.iter().map(|attached| attached.program);
     let mut programs = programs.chain(filters.map(|filter| filter.program));
     programs.any(|program| program_name(program).is_ok_and(|found| found == name))
+}
+
+/// Takes an interface out of the group of endpoints' interfaces, unless a program of an endpoint, or one
+/// that closes it, is attached there. One that cannot be inspected stays.
+pub(super) fn leave_group(ifindex: u32) -> Result<(), ProgramError> {
+    let is_judged = || -> io::Result<bool> {
+        let chain = programs_before_filters(ifindex, Direction::Ingress)?;
+        let programs = chain.iter().map(|attached| attached.program);
+        let filters = filter::list(ifindex, Direction::Ingress)?;
+        let filters = filters.iter().filter(|filter| filter.is_of_an_agent());
+        for program in programs.chain(filters.map(|filter| filter.program)) {
+            let name = program_name(program)?;
+            if name == "from_pod" || name == "closed" {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    };
+    if is_judged().unwrap_or(true) {
+        return Ok(());
+    }
+    group::leave(ifindex).map_err(|error| grouped(ifindex, &error))
+}
+
+/// The kernel refuses to change an interface's group.
+pub(super) fn grouped(ifindex: u32, error: &io::Error) -> ProgramError {
+    ProgramError::Attach {
+        program: "from_pod",
+        place: format!("interface {ifindex}"),
+        reason: format!("the kernel refuses to change the interface's group: {error}"),
+    }
 }
 
 /// Programs and filters of others at a hook, described for people.
@@ -400,6 +432,16 @@ pub(crate) fn place(path: &Path) -> io::Result<Option<(u32, Direction)>> {
     }
 }
 
+/// Detaches what the pin at `path` attaches, and removes the pin. Packets of an interface that has no
+/// program any more need no mark.
+pub(crate) fn release(path: &Path) -> Result<(), ProgramError> {
+    remove(path)?;
+    match place_by_name(path) {
+        Some((ifindex, Direction::Ingress)) => leave_group(ifindex),
+        _ => Ok(()),
+    }
+}
+
 /// Detaches what the pin at `path` attaches, and removes the pin.
 pub(crate) fn remove(path: &Path) -> Result<(), ProgramError> {
     detach(path).map_err(|error| pinned(path, &error))?;
@@ -425,7 +467,7 @@ fn detach(path: &Path) -> io::Result<()> {
 }
 
 /// Interface and direction in the name of a pin.
-pub(super) fn place_by_name(path: &Path) -> Option<(u32, Direction)> {
+fn place_by_name(path: &Path) -> Option<(u32, Direction)> {
     let (name, ifindex) = path.file_name()?.to_str()?.rsplit_once('_')?;
     let direction = match name {
         "from_pod" | "to_proxy" | "in" | "left-in" => Direction::Ingress,

@@ -44,7 +44,7 @@ use super::{
     deny_response::DenyResponses,
     filter::{self, Order, Owner},
     group::{self, GROUP},
-    hook::{self, Attach, Hook, pinned, pinned_handles, put, remove},
+    hook::{self, Attach, Hook, grouped, pinned, pinned_handles, put, release},
     kernel_layout,
     map_query::ProgramFault,
     plan::Attachment,
@@ -413,7 +413,7 @@ impl Programs {
         // Programs that stay attached would drop every packet, because the endpoint's settings are
         // gone at once.
         for pin in fs::read_dir(&dir).into_iter().flatten().flatten() {
-            self.release(&pin.path())?;
+            release(&pin.path())?;
         }
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -471,17 +471,6 @@ impl Programs {
         Ok(())
     }
 
-    /// Detaches what a pin of an endpoint attaches. Before that, packets need no mark any more,
-    /// unless the interface is closed.
-    fn release(&self, pin: &Path) -> Result<(), ProgramError> {
-        if let Some((ifindex, _)) = hook::place_by_name(pin)
-            && !closed::is_closed(&self.globals, ifindex)
-        {
-            group::leave(ifindex).map_err(|error| grouped(ifindex, &error))?;
-        }
-        remove(pin)
-    }
-
     /// Removes programs from interfaces that the endpoint had before (its id may be of another pod's past).
     fn forget_other_interfaces(&self, dir: &Path, ifindex: u32) -> Result<(), ProgramError> {
         let suffix = format!("_{ifindex}");
@@ -492,7 +481,7 @@ impl Programs {
                 .and_then(|name| name.to_str())
                 .is_some_and(|name| name.ends_with(&suffix));
             if !current {
-                self.release(&path)?;
+                release(&path)?;
             }
         }
         Ok(())
@@ -520,14 +509,6 @@ fn descriptor(ebpf: &Ebpf, name: &'static str) -> Result<OwnedFd, ProgramError> 
     })?;
     let descriptor = data.fd().as_fd().try_clone_to_owned();
     descriptor.map_err(|error| load(name, &error))
-}
-
-pub(super) fn grouped(ifindex: u32, error: &io::Error) -> ProgramError {
-    ProgramError::Attach {
-        program: "from_pod",
-        place: format!("interface {ifindex}"),
-        reason: format!("the kernel refuses to change the interface's group: {error}"),
-    }
 }
 
 fn settings(error: MapError) -> ProgramError {

@@ -32,7 +32,7 @@ pub(crate) enum Ended {
 pub(super) fn boot(
     unpacked: &Unpacked,
     initramfs: &Path,
-    run: &Path,
+    (run, disk): (&Path, &Path),
     limit: Duration,
     mut line: impl FnMut(&str),
 ) -> Result<Ended> {
@@ -68,7 +68,13 @@ pub(super) fn boot(
             "-fsdev",
             "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap",
         ])
-        .args(["-device", "virtio-9p-pci,fsdev=root,mount_tag=root"]);
+        .args(["-device", "virtio-9p-pci,fsdev=root,mount_tag=root"])
+        .arg("-fsdev")
+        .arg(format!(
+            "local,id=disk,path={},security_model=passthrough",
+            disk.display()
+        ))
+        .args(["-device", "virtio-9p-pci,fsdev=disk,mount_tag=disk"]);
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -9,10 +9,12 @@ mount -t tmpfs shm /dev/shm
 mount -t tmpfs tmp /tmp
 mount -t bpf bpf /sys/fs/bpf
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mkdir -p /disk
+mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000 disk /disk
 mkdir -p /run/netns /lib/modules/{version}
 mount --bind {modules} /lib/modules/{version}
 export PATH={programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-export HOLDFAST_BIN_DIR={programs}
+export HOLDFAST_BIN_DIR={programs} HOLDFAST_DISK=/disk
 export HOME=/root TERM=dumb NO_COLOR=1 HOLDFAST_KERNEL={version} HOLDFAST_TIME_FACTOR={factor}
 ulimit -n 20000
 ip link set lo up

@@ -1,14 +1,14 @@
 //! The tier `kernels`: test programs of `e2e` inside guests with other kernels.
 
-use std::time::Duration;
+use std::{fs, path::Path, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::ValueEnum as _;
 
 use super::{TestProgram, Tier, of_name, tally::Tally, test_programs};
 use crate::{
-    kernels::{self, Ended, Kernel},
-    previous, repository,
+    kernels::{self, Ended, Kernel, Work},
+    previous, repository, workspace,
 };
 
 /// The longest time of a guest.
@@ -32,6 +32,13 @@ const OF_NETNS: &[&str] = &[
     "uninstalled",
     "upgrade_agent",
 ];
+
+/// The test program whose two tests run in two guests.
+pub(super) const TWO_BOOTS: &str = "two_boots";
+/// Which kernels they boot: from tc filters to TCX links, and back.
+const CHANGES: [[Kernel; 2]; 2] = [[Kernel::V6_1, Kernel::V6_12], [Kernel::V6_12, Kernel::V6_1]];
+/// Runs one test of it in a guest. Arguments: the directory of the tests, the test program, the test.
+const BOOT: &str = r#"cd "$1" && HOLDFAST_LAB=hf-boots "$2" --ignored "$3""#;
 
 /// Runs in the guest. Arguments: the directory of the tests, a filter, the previous version's two
 /// programs, and the test programs.
@@ -77,33 +84,76 @@ pub(super) fn run(filter: Option<&str>) -> Result<Tally> {
     );
     let mut total = Tally::default();
     for kernel in Kernel::value_variants() {
-        println!("\nkernel {}", kernel.release());
-        let mut tally = Tally::default();
-        let ended = kernels::guest(*kernel, SCRIPT, &args, LIMIT, |line| {
-            println!("{line}");
-            tally.read(line);
-        })?;
-        for failure in &mut tally.failures {
-            *failure = format!("{failure} (kernel {})", kernel.release());
-        }
-        let release = kernel.release();
-        match ended {
-            Ended::Status(0) => {}
-            Ended::Status(_) if tally.failed > 0 => {}
-            Ended::Status(status) => tally.fail(format!("kernel {release}: status {status}")),
-            Ended::WithoutStatus { console } => tally.fail(format!(
-                "kernel {release}: the guest ended early; its console is {}",
-                console.display()
-            )),
-            Ended::Late { console } => tally.fail(format!(
-                "kernel {release}: no end after {} s; its console is {}",
-                LIMIT.as_secs(),
-                console.display()
-            )),
-        }
-        total.add(&tally);
+        let work = Work {
+            script: SCRIPT,
+            args: &args,
+            disk: None,
+            limit: LIMIT,
+        };
+        total.add(&tally_of(*kernel, &work)?);
+    }
+    if filter.is_none_or(|filter| TWO_BOOTS.contains(filter)) {
+        total.add(&two_boots(&e2e)?);
     }
     Ok(total)
+}
+
+/// Boots two kernels that share a disk, in both orders.
+fn two_boots(e2e: &Path) -> Result<Tally> {
+    let programs = test_programs()?;
+    let program = programs.iter().find(|program| program.name == TWO_BOOTS);
+    let program = program.context("there is no test program two_boots")?;
+    let mut total = Tally::default();
+    for kernels in CHANGES {
+        let disk = workspace::target_dir()?.join("kernels/disk");
+        if disk.exists() {
+            fs::remove_dir_all(&disk).context("removing the disk of other guests")?;
+        }
+        for (kernel, test) in kernels
+            .into_iter()
+            .zip(["a_first_kernel", "a_second_kernel"])
+        {
+            let args = [e2e, &program.path, Path::new(test)];
+            let args = args.map(|arg| arg.to_string_lossy().into_owned());
+            let work = Work {
+                script: BOOT,
+                args: &args,
+                disk: Some(&disk),
+                limit: LIMIT,
+            };
+            total.add(&tally_of(kernel, &work)?);
+        }
+    }
+    Ok(total)
+}
+
+/// Boots a kernel, and counts the tests that its guest ran.
+fn tally_of(kernel: Kernel, work: &Work<'_>) -> Result<Tally> {
+    let release = kernel.release();
+    println!("\nkernel {release}");
+    let mut tally = Tally::default();
+    let ended = kernels::guest(kernel, work, |line| {
+        println!("{line}");
+        tally.read(line);
+    })?;
+    for failure in &mut tally.failures {
+        *failure = format!("{failure} (kernel {release})");
+    }
+    match ended {
+        Ended::Status(0) => {}
+        Ended::Status(_) if tally.failed > 0 => {}
+        Ended::Status(status) => tally.fail(format!("kernel {release}: status {status}")),
+        Ended::WithoutStatus { console } => tally.fail(format!(
+            "kernel {release}: the guest ended early; its console is {}",
+            console.display()
+        )),
+        Ended::Late { console } => tally.fail(format!(
+            "kernel {release}: no end after {} s; its console is {}",
+            work.limit.as_secs(),
+            console.display()
+        )),
+    }
+    Ok(tally)
 }
 
 #[cfg(test)]

@@ -71,6 +71,11 @@ fn unpin(lab: &Lab, pods: &[&Pod]) -> Result<()> {
     for family in Family::ALL {
         lab.node.enter(move || nftables::remove(family))??;
     }
+    for pod in pods {
+        let port = pod.host_side.as_str();
+        lab.node
+            .run("ip", &["link", "set", "dev", port, "group", "default"])?;
+    }
     eventually("the pods are open", SOON, || {
         pods.iter().try_for_each(|pod| is_open(pod))
     })

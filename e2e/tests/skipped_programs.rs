@@ -176,6 +176,30 @@ fn an_interface_whose_endpoint_was_removed_needs_no_mark() {
 }
 
 #[test]
+fn an_interface_whose_endpoint_is_forgotten_sends_nothing_and_status_names_it() {
+    with_lab(|lab| {
+        let agent = start(lab, &lab.a)?;
+        agent.kill_9()?;
+        for dir in [lab.directory().join("state"), lab.endpoint_store()] {
+            std::fs::remove_dir_all(&dir)?;
+            std::fs::create_dir(&dir)?;
+        }
+        for entry in std::fs::read_dir(lab.bpf_root())? {
+            std::fs::remove_dir_all(entry?.path())?;
+        }
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        lab.a.expect_closed(at(web4(OPEN), 80))?;
+        let port = lab.a.host_side.as_str();
+        let remedy = format!("ip link set dev {port} group default");
+        let status = lab.agent(&["status"])?;
+        ensure!(status.contains(&remedy), "{status}");
+        let words: Vec<&str> = remedy.split(' ').collect();
+        lab.node.run("ip", words.get(1..).unwrap_or_default())?;
+        lab.a.expect_open(at(web4(DENIED), 80))
+    });
+}
+
+#[test]
 fn an_interface_that_left_the_group_is_put_back() {
     with_lab(|lab| {
         let _agent = start(lab, &lab.a)?;

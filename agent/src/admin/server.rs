@@ -34,7 +34,7 @@ use crate::{
         snapshot::{ENDPOINT, EndpointView, Summary},
     },
     datapath::{
-        features::{self, KernelView},
+        features::KernelView,
         quota,
         upkeep::{Conditions, Part},
     },
@@ -306,14 +306,11 @@ impl Admin {
         })
     }
 
-    /// How programs are attached, with the programs of others on the same interfaces.
+    /// How programs are attached, with what interfaces have besides.
     async fn kernel(&self) -> KernelView {
-        let maps = self.maps.clone();
-        let others = tokio::task::spawn_blocking(move || features::others(&maps)).await;
-        KernelView {
-            others: others.unwrap_or_default(),
-            ..self.conditions.kernel().clone()
-        }
+        let (maps, kernel) = (self.maps.clone(), self.conditions.kernel().clone());
+        let looked = tokio::task::spawn_blocking(move || kernel.look(&maps)).await;
+        looked.unwrap_or_else(|_| self.conditions.kernel().clone())
     }
 
     fn problems(

@@ -9,7 +9,10 @@ use shared_maps::{
     user::{Globals, InterfaceNames},
 };
 
-use super::hook::{self, Attach};
+use super::{
+    group,
+    hook::{self, Attach},
+};
 
 /// Interfaces that are named of each other program.
 const INTERFACES: usize = 4;
@@ -27,6 +30,9 @@ pub struct KernelView {
     /// Programs and filters of others on interfaces of endpoints.
     #[serde(default)]
     pub others: Vec<String>,
+    /// Interfaces that send nothing because they were an endpoint's, and no agent knows it any more.
+    #[serde(default)]
+    pub left: Vec<String>,
 }
 
 /// Something that the kernel lacks.
@@ -95,15 +101,27 @@ impl KernelView {
             attachment: found.attach.to_string(),
             lacks,
             others: Vec::new(),
+            left: Vec::new(),
         }
     }
 
-    /// What it lacks, and the programs of others, for `status`.
+    /// With what the interfaces have at the moment. Blocks for some milliseconds.
+    #[must_use]
+    pub fn look(self, globals: &Globals) -> Self {
+        Self {
+            others: others(globals),
+            left: left(),
+            ..self
+        }
+    }
+
+    /// What it lacks, and what interfaces have besides, for `status`.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let lacks = self.lacks.iter().map(|lack| ("Kernel", lack.line()));
         let others = self.others.iter();
         let others = others.map(|other| ("Other program", other.clone()));
-        lacks.chain(others).collect()
+        let left = self.left.iter().map(|left| ("Interface", left.clone()));
+        lacks.chain(others).chain(left).collect()
     }
 
     /// In one line: `tc filters (Linux 6.1.0)`.
@@ -119,7 +137,7 @@ impl KernelView {
 
 /// Programs and filters of others on the interfaces that endpoints' programs are attached to, a
 /// line each with its interfaces. They keep their place: the endpoints' programs run before them.
-pub fn others(globals: &Globals) -> Vec<String> {
+fn others(globals: &Globals) -> Vec<String> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for pin in pins_of_endpoints(globals) {
         let Ok(Some((ifindex, direction))) = hook::place(&pin) else {
@@ -143,6 +161,19 @@ pub fn others(globals: &Globals) -> Vec<String> {
             more => format!(" and {more} more"),
         };
         format!("{other} on {}{more}", first.join(", "))
+    });
+    lines.collect()
+}
+
+/// Interfaces that were an endpoint's and are not judged, a line each: what they send is dropped.
+fn left() -> Vec<String> {
+    let members = group::members().unwrap_or_default().into_iter();
+    let left = members.filter(|(ifindex, _)| hook::is_judged(*ifindex).is_ok_and(|is| !is));
+    let lines = left.map(|(_, name)| {
+        format!(
+            "what comes by {name} is dropped: it was an endpoint's, which this agent does not know. Add \
+             the endpoint again, or open the interface: ip link set dev {name} group default"
+        )
     });
     lines.collect()
 }

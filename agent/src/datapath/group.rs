@@ -61,6 +61,18 @@ pub(super) fn leave(ifindex: u32) -> io::Result<()> {
     }
 }
 
+/// The interfaces in it, each with its name.
+pub(super) fn members() -> io::Result<Vec<(u32, String)>> {
+    let mut found = Vec::new();
+    for interface in &nix::net::if_::if_nameindex()? {
+        if of(interface.index()).is_ok_and(|group| group == GROUP) {
+            let name = interface.name().to_string_lossy().into_owned();
+            found.push((interface.index(), name));
+        }
+    }
+    Ok(found)
+}
+
 /// Takes all interfaces out of it.
 pub(crate) fn leave_all() -> io::Result<()> {
     let interfaces = nix::net::if_::if_nameindex()?;

@@ -171,23 +171,25 @@ pub(super) fn has_program(ifindex: u32, direction: Direction, name: &str) -> boo
     programs.any(|program| program_name(program).is_ok_and(|found| found == name))
 }
 
-/// Takes an interface out of the group of endpoints' interfaces, unless a program of an endpoint, or one
-/// that closes it, is attached there. One that cannot be inspected stays.
-pub(super) fn leave_group(ifindex: u32) -> Result<(), ProgramError> {
-    let is_judged = || -> io::Result<bool> {
-        let chain = programs_before_filters(ifindex, Direction::Ingress)?;
-        let programs = chain.iter().map(|attached| attached.program);
-        let filters = filter::list(ifindex, Direction::Ingress)?;
-        let filters = filters.iter().filter(|filter| filter.is_of_an_agent());
-        for program in programs.chain(filters.map(|filter| filter.program)) {
-            let name = program_name(program)?;
-            if name == "from_pod" || name == "closed" {
-                return Ok(true);
-            }
+/// Whether a program of an endpoint, or one that closes the interface, sees what comes by it.
+pub(super) fn is_judged(ifindex: u32) -> io::Result<bool> {
+    let chain = programs_before_filters(ifindex, Direction::Ingress)?;
+    let programs = chain.iter().map(|attached| attached.program);
+    let filters = filter::list(ifindex, Direction::Ingress)?;
+    let filters = filters.iter().filter(|filter| filter.is_of_an_agent());
+    for program in programs.chain(filters.map(|filter| filter.program)) {
+        let name = program_name(program)?;
+        if name == "from_pod" || name == "closed" {
+            return Ok(true);
         }
-        Ok(false)
-    };
-    if is_judged().unwrap_or(true) {
+    }
+    Ok(false)
+}
+
+/// Takes an interface out of the group of endpoints' interfaces, unless it is judged. One that cannot
+/// be inspected stays.
+pub(super) fn leave_group(ifindex: u32) -> Result<(), ProgramError> {
+    if is_judged(ifindex).unwrap_or(true) {
         return Ok(());
     }
     group::leave(ifindex).map_err(|error| grouped(ifindex, &error))

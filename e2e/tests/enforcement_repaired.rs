@@ -245,10 +245,13 @@ fn removed_directories_of_pins_are_made_again() {
         let _programs = start(lab)?;
         for _ in 0..2 {
             repaired(lab, "pins", || {
-                for entry in fs::read_dir(lab.bpf_root())? {
-                    fs::remove_dir_all(entry?.path())?;
-                }
-                Ok(())
+                // The agent may make pins again while they are removed.
+                eventually("the pins are removed", SOON, || {
+                    for entry in fs::read_dir(lab.bpf_root())? {
+                        fs::remove_dir_all(entry?.path())?;
+                    }
+                    Ok(())
+                })
             })?;
         }
         Ok(())

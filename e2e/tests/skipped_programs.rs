@@ -187,9 +187,11 @@ fn an_interface_whose_endpoint_is_forgotten_sends_nothing_and_status_names_it() 
         for entry in std::fs::read_dir(lab.bpf_root())? {
             std::fs::remove_dir_all(entry?.path())?;
         }
+        // Filters outlive their pins.
+        let port = lab.a.host_side.as_str();
+        let _no_filters = lab.node.run("tc", &["qdisc", "del", "dev", port, "clsact"]);
         let _agent = lab.start_agent(&AgentOptions::default())?;
         lab.a.expect_closed(at(web4(OPEN), 80))?;
-        let port = lab.a.host_side.as_str();
         let remedy = format!("ip link set dev {port} group default");
         let status = lab.agent(&["status"])?;
         ensure!(status.contains(&remedy), "{status}");

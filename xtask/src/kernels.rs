@@ -58,6 +58,11 @@ impl Kernel {
         }
     }
 
+    /// Whether programs are attached by TCX links there.
+    pub(crate) fn has_tcx(self) -> bool {
+        self == Self::V6_12
+    }
+
     /// The suite of Debian that has it.
     fn suite(self) -> &'static str {
         match self {

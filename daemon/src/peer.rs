@@ -5,10 +5,15 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-use nix::sys::{
-    socket::{getsockopt, sockopt},
-    stat::fstat,
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        socket::{getsockopt, sockopt},
+        stat::fstat,
+    },
 };
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::net::UnixStream;
 
 use crate::tcp_owner::TcpOwners;
@@ -81,9 +86,27 @@ impl Peer {
     }
 }
 
-/// A descriptor of the process at the other end of a unix socket (`SO_PEERPIDFD`).
+/// A descriptor of the process at the other end of a unix socket: `SO_PEERPIDFD`, and before Linux 6.5
+/// the process that has its number.
 pub fn process_of(stream: &impl AsFd) -> Option<OwnedFd> {
-    getsockopt(stream, sockopt::PeerPidfd).ok()
+    match getsockopt(stream, sockopt::PeerPidfd) {
+        Err(Errno::ENOPROTOOPT) => process_of_number(stream),
+        process => process.ok(),
+    }
+}
+
+/// While the socket is connected, its process lives, or one that has inherited it. In the second case the
+/// number may be another process's.
+fn process_of_number(stream: &impl AsFd) -> Option<OwnedFd> {
+    let credentials = getsockopt(stream, sockopt::PeerCredentials).ok()?;
+    let process = pidfd_open(Pid::from_raw(credentials.pid())?, PidfdFlags::empty()).ok()?;
+    let mut state = [PollFd::new(stream.as_fd(), PollFlags::POLLOUT)];
+    poll(&mut state, PollTimeout::ZERO).ok()?;
+    let is_connected = state
+        .first()
+        .and_then(PollFd::revents)
+        .is_some_and(|state| !state.contains(PollFlags::POLLHUP));
+    is_connected.then_some(process)
 }
 
 #[cfg(test)]
@@ -97,6 +120,14 @@ mod tests {
         assert_ne!(peer("2001:db8::1"), peer("2001:db8:0:1::1"));
         assert_ne!(peer("192.0.2.1"), peer("192.0.2.2"));
         assert_eq!(peer("::ffff:192.0.2.1"), peer("192.0.2.1"));
+    }
+
+    #[tokio::test]
+    async fn a_process_is_found_by_its_number_while_it_is_connected() {
+        let (one, other) = UnixStream::pair().unwrap();
+        assert!(process_of_number(&one).is_some());
+        drop(other);
+        assert!(process_of_number(&one).is_none());
     }
 
     #[tokio::test]

@@ -175,6 +175,8 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
             withdrawn.map(|was_there| was_there.then(|| what.clone())),
         );
     }
+    // First: without programs, an interface in the group would send nothing.
+    cleaned.part("the group of interfaces", group::leave_all().map(|()| None));
     let root = fs::canonicalize(&places.bpf_root);
     let removed = root.and_then(|root| filter::remove_all(&Owner::of(&root)));
     let text = |count| match count {
@@ -195,8 +197,6 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
             removed.map(|was_there| was_there.then(|| what.clone())),
         );
     }
-    // Without the rules it is only a number.
-    cleaned.part("the group of interfaces", group::leave_all().map(|()| None));
     let removed = routing::remove().await;
     let text = |parts: Vec<&str>| (!parts.is_empty()).then(|| parts.join(", "));
     cleaned.part("the routing rules", removed.map(text));

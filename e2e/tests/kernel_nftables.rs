@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use holdfast_agent::datapath::nftables::{
     self,
-    Family::{Bridge, Inet},
+    Family::{self, Arp, Bridge, Inet},
     Missing,
 };
 use holdfast_e2e::{Netns, shell};
@@ -22,11 +22,19 @@ fn nft(netns: &Netns, commands: &str) -> Result<String> {
 }
 
 fn install(netns: &Netns) -> Result<()> {
-    netns.enter(nftables::install)?.context("install")
+    let install = || Family::ALL.into_iter().try_for_each(nftables::install);
+    netns.enter(install)?.context("install")
 }
 
 fn missing(netns: &Netns) -> Result<Option<Missing>> {
-    netns.enter(nftables::check)?.context("check")
+    netns.enter(|| -> Result<_> {
+        for family in Family::ALL {
+            if let Some(missing) = nftables::check(family).context("check")? {
+                return Ok(Some(missing));
+            }
+        }
+        Ok(None)
+    })?
 }
 
 #[test]
@@ -39,7 +47,7 @@ fn the_rules_are_repaired_after_any_change() {
         let bridge = nft(netns, "list table bridge holdfast_v1")?;
         for line in [
             "type filter hook prerouting priority -450; policy accept;",
-            "meta mark 0x00000d00 meta mark set 0x00000000 accept",
+            "iifgroup 1215261796 meta mark 0x00000d00 meta mark set 0x00000000 accept",
             "iifgroup 1215261796 meta mark 0x00000000 counter packets 0 bytes 0 drop",
         ] {
             ensure!(table.contains(line), "{line:?} is not in {table}");
@@ -61,6 +69,7 @@ fn the_rules_are_repaired_after_any_change() {
                 Missing::Table(Inet),
             ),
             ("delete table bridge holdfast_v1", Missing::Table(Bridge)),
+            ("delete table arp holdfast_v1", Missing::Table(Arp)),
             (
                 "flush chain bridge holdfast_v1 judged",
                 Missing::Rule(Bridge, "judged"),
@@ -129,11 +138,13 @@ fn other_tables_stay_as_they_are() {
             .context("remove again")?;
         anyhow::ensure!(was_there && !again, "{was_there}, {again}");
         ensure!(missing(netns)? == Some(Missing::Table(Inet)));
-        ensure!(
-            netns
-                .enter(|| nftables::remove(Bridge))?
-                .context("remove")?
-        );
+        for family in [Bridge, Arp] {
+            ensure!(
+                netns
+                    .enter(|| nftables::remove(family))?
+                    .context("remove")?
+            );
+        }
         ensure!(nft(netns, "list ruleset")? == before);
         Ok(())
     });
@@ -160,7 +171,7 @@ fn a_refusal_by_the_kernel_names_the_reason() {
                 Ok(())
             },
         )?;
-        let refused = netns.enter(nftables::install)?;
+        let refused = netns.enter(|| nftables::install(Inet))?;
         drop(stdin);
         owner.wait()?;
         let text = refused.err().context("not refused")?.to_string();

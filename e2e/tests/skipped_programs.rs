@@ -11,6 +11,7 @@ use holdfast_agent::datapath::nftables::{self, Family, TABLE};
 use holdfast_e2e::bridge::Bridge;
 use holdfast_e2e::lab::{UDP_PORT, at, web4, web6};
 use holdfast_e2e::policy::{WEB, cidr, egress};
+use holdfast_e2e::raw_frames::RawFrames;
 use holdfast_e2e::web::Web;
 use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually, with_lab};
 use nix::sys::signal::Signal;
@@ -73,6 +74,27 @@ fn without_rules(lab: &Lab, mut agent: Program) -> Result<()> {
     Ok(())
 }
 
+/// Sends requests for the node's address under addresses that are not the pod's.
+fn forge_arp(pod: &Pod) -> Result<()> {
+    let raw = RawFrames::open(&pod.netns)?;
+    for host in 0..=255 {
+        let (mac, sender, target) = (raw.mac(), [10, 66, 0, host], [10, 77, 0, 1]);
+        let request: [&[u8]; 5] = [&[0, 1, 8, 0, 6, 4, 0, 1], &mac, &sender, &[0; 6], &target];
+        let head: [&[u8]; 3] = [&[0xff; 6], &mac, &[8, 6]];
+        raw.send(&[head.concat(), request.concat()].concat())?;
+    }
+    Ok(())
+}
+
+/// How many of these addresses the node has as neighbours.
+fn learnt(lab: &Lab) -> Result<usize> {
+    let neighbours = lab.node.run("ip", &["-4", "neighbour", "show"])?;
+    Ok(neighbours
+        .lines()
+        .filter(|line| line.starts_with("10.66."))
+        .count())
+}
+
 #[test]
 fn packets_that_skip_the_programs_of_a_routed_pod_are_dropped() {
     with_lab(|lab| {
@@ -105,12 +127,16 @@ fn packets_that_skip_the_programs_of_a_routed_pod_are_dropped() {
             .map(|ip| lab.web.visits(at(*ip, UDP_PORT)) + lab.web.visits(at(*ip, 80)))
             .sum();
         ensure!(visits == 0, "{visits} packets or connections arrived");
+        forge_arp(&lab.a)?;
+        ensure!(learnt(lab)? == 0);
         let dropped = lab
             .node
             .run("nft", &["list", "chain", "inet", TABLE, "judged"])?;
         ensure!(!dropped.contains("packets 0 "), "{dropped}");
 
         without_rules(lab, agent)?;
+        forge_arp(&lab.a)?;
+        ensure!(learnt(lab)? > 0);
         reaches(true)?;
         let _agent = lab.start_agent(&AgentOptions::default())?;
         eventually("the rules are back", SOON, || {

@@ -14,9 +14,11 @@ use crate::{
         closed::ClosedInterfaces,
         features::KernelView,
         files::{StateFiles, background::BackgroundFiles},
+        group,
         interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
-        nftables, routing,
+        nftables::{self, Family},
+        routing,
         upkeep::{self, Conditions, Upkeep},
     },
     kubernetes::client::Api,
@@ -55,7 +57,17 @@ pub(super) async fn prepare(
     let written =
         BackgroundFiles::start(files.clone(), send).context("starting the files' thread")?;
     // Before the programs, which need the types of connection tracking: the rules load that module.
-    if let Err(error) = nftables::install() {
+    let rules = || {
+        if nftables::is_of_an_older_agent()? {
+            // Its programs are attached until they are replaced.
+            let left = group::leave_all();
+            left.unwrap_or_else(
+                |error| tracing::error!(%error, "cannot change interfaces' groups"),
+            );
+        }
+        Family::ALL.into_iter().try_for_each(nftables::install)
+    };
+    if let Err(error) = rules() {
         tracing::error!(%error, "cannot install the nftables rules: DNS queries to addresses that this node translates time out, and a pod with NET_ADMIN and an ifb device can bypass its policy");
     }
     let datapath = Box::new(KernelDatapath::prepare(

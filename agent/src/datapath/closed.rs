@@ -25,7 +25,7 @@ use shared_maps::{
 use super::{
     filter::Order,
     group,
-    hook::{Hook, grouped, has_program, leave_group, pinned, put, remove},
+    hook::{Hook, grouped, has_program, pinned, put, release},
     program::{ProgramError, Programs, program},
 };
 
@@ -83,6 +83,9 @@ pub type Closed = BTreeMap<DocumentHash, BTreeMap<u32, Why>>;
 pub trait Gate: Send {
     /// Lets nothing pass an interface for as long as the document `key` keeps it closed.
     fn close(&mut self, key: &str, ifindex: u32, why: Why) -> Result<(), ProgramError>;
+    /// Takes back into the group what another program has taken out of it: netfilter drops what is not
+    /// judged.
+    fn keep(&mut self, ifindex: u32) -> Result<(), ProgramError>;
     /// The document `document` no longer keeps an interface closed.
     fn open(&mut self, document: &DocumentHash, ifindex: u32) -> Result<(), ProgramError>;
     /// Interfaces that documents keep closed.
@@ -153,12 +156,15 @@ impl Gate for ClosedInterfaces {
         group::join(ifindex).map_err(|error| grouped(ifindex, &error))
     }
 
+    fn keep(&mut self, ifindex: u32) -> Result<(), ProgramError> {
+        group::join(ifindex).map_err(|error| grouped(ifindex, &error))
+    }
+
     fn open(&mut self, document: &DocumentHash, ifindex: u32) -> Result<(), ProgramError> {
         let dir = directory(&self.globals).join(&document.0);
         Why::ALL
             .into_iter()
-            .try_for_each(|why| open_in(&dir, ifindex, why))?;
-        leave_group(ifindex)
+            .try_for_each(|why| open_in(&dir, ifindex, why))
     }
 
     fn closed(&self) -> io::Result<Closed> {
@@ -194,7 +200,7 @@ pub(super) fn open(globals: &Globals, ifindex: u32) -> Result<(), ProgramError> 
 
 fn open_in(dir: &Path, ifindex: u32, why: Why) -> Result<(), ProgramError> {
     for (_, prefix) in why.hooks() {
-        remove(&dir.join(format!("{prefix}_{ifindex}")))?;
+        release(&dir.join(format!("{prefix}_{ifindex}")))?;
     }
     // Not empty: other interfaces are closed for the same document.
     let _ = fs::remove_dir(dir);

@@ -73,11 +73,12 @@ pub(super) fn members() -> io::Result<Vec<(u32, String)>> {
     Ok(found)
 }
 
-/// Takes all interfaces out of it.
+/// Takes all interfaces out of it. Gives the last error.
 pub(crate) fn leave_all() -> io::Result<()> {
     let interfaces = nix::net::if_::if_nameindex()?;
-    let mut interfaces = interfaces.iter();
-    interfaces.try_for_each(|interface| leave(interface.index()))
+    let interfaces = interfaces.iter();
+    let left = interfaces.map(|interface| leave(interface.index()));
+    left.fold(Ok(()), |all, one| one.and(all))
 }
 
 fn of(ifindex: u32) -> io::Result<u32> {

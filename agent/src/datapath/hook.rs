@@ -186,13 +186,15 @@ pub(super) fn is_judged(ifindex: u32) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Takes an interface out of the group of endpoints' interfaces, unless it is judged. One that cannot
-/// be inspected stays.
-pub(super) fn leave_group(ifindex: u32) -> Result<(), ProgramError> {
-    if is_judged(ifindex).unwrap_or(true) {
-        return Ok(());
-    }
-    group::leave(ifindex).map_err(|error| grouped(ifindex, &error))
+/// Takes an interface out of the group of endpoints' interfaces, unless it is judged or gone.
+fn leave_group(ifindex: u32) -> Result<(), ProgramError> {
+    let left = match is_judged(ifindex) {
+        Ok(true) => Ok(()),
+        Ok(false) => group::leave(ifindex),
+        Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(()),
+        Err(error) => Err(error),
+    };
+    left.map_err(|error| grouped(ifindex, &error))
 }
 
 /// The kernel refuses to change an interface's group.
@@ -437,11 +439,12 @@ pub(crate) fn place(path: &Path) -> io::Result<Option<(u32, Direction)>> {
 /// Detaches what the pin at `path` attaches, and removes the pin. Packets of an interface that has no
 /// program any more need no mark.
 pub(crate) fn release(path: &Path) -> Result<(), ProgramError> {
-    remove(path)?;
-    match place_by_name(path) {
-        Some((ifindex, Direction::Ingress)) => leave_group(ifindex),
-        _ => Ok(()),
+    detach(path).map_err(|error| pinned(path, &error))?;
+    // Before the pin goes: while it is there, this is tried again after an error.
+    if let Some((ifindex, Direction::Ingress)) = place_by_name(path) {
+        leave_group(ifindex)?;
     }
+    remove(path)
 }
 
 /// Detaches what the pin at `path` attaches, and removes the pin.

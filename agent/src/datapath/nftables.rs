@@ -3,7 +3,7 @@
 //! ```text
 //!  table inet holdfast_v1
 //!    chain judged  type filter hook prerouting priority -450
-//!                  meta mark 0xd00  meta mark set 0  accept
+//!                  iifgroup GROUP  meta mark 0xd00  meta mark set 0  accept
 //!                  iifgroup GROUP  meta mark 0  counter drop
 //!    chain pre     type filter hook prerouting priority raw
 //!                  meta mark & 0xf00 == 0x200  meta mark != 0x200  notrack
@@ -11,12 +11,15 @@
 //!                  meta mark == 0xb00  notrack
 //!  table bridge holdfast_v1
 //!    chain judged  as above
+//!  table arp holdfast_v1
+//!    chain judged  type filter hook input priority -450
+//!                  iifgroup GROUP  meta mark 0  counter drop
 //! ```
 //! `judged`: `from_pod` marks every packet that it passes. One without a mark, from an interface of
 //! the [group](super::group) of endpoints' interfaces, has not been judged: a pod with `NET_ADMIN`
 //! can send through an `ifb` device of its own, and the kernel then runs no program at the node's
 //! end. The chain is before the defragmentation, which would give all fragments the mark of one. In
-//! family bridge it also has the frames that a bridge switches.
+//! family bridge it also has the frames that a bridge switches. ARP of a routed pod has a hook of its own.
 //!
 //! `pre`: a query to an address that the node translates (kube-proxy's ClusterIP) must reach
 //! `steer` with its first destination, or it misses the note of it and times out. NAT changes
@@ -55,16 +58,19 @@ pub enum Family {
     Inet,
     /// Frames at ports of bridges.
     Bridge,
+    /// ARP for the node itself.
+    Arp,
 }
 
 impl Family {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Inet, Self::Bridge];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Inet, Self::Bridge, Self::Arp];
 
     /// `NFPROTO_*`.
     fn number(self) -> u8 {
         match self {
             Self::Inet => 1,
+            Self::Arp => 3,
             Self::Bridge => 7,
         }
     }
@@ -73,6 +79,7 @@ impl Family {
         match self {
             Self::Inet => &[JUDGED_PACKETS, TO_PROXIES, FROM_PROXIES],
             Self::Bridge => &[JUDGED_PACKETS],
+            Self::Arp => &[JUDGED_ARP],
         }
     }
 }
@@ -83,6 +90,7 @@ impl fmt::Display for Family {
         let family = match self {
             Self::Inet => "inet",
             Self::Bridge => "bridge",
+            Self::Arp => "arp",
         };
         write!(f, "nftables table {family} {TABLE}")
     }
@@ -141,24 +149,13 @@ fn needed(family: Family) -> &'static str {
     match family {
         Family::Inet => "CONFIG_NF_TABLES_INET and CONFIG_NFT_CT",
         Family::Bridge => "CONFIG_NF_TABLES_BRIDGE",
+        Family::Arp => "CONFIG_NF_TABLES_ARP",
     }
 }
 
-/// What of the tables is missing or changed; none if the rules are in force.
-pub fn check() -> Result<Option<Missing>, NftablesError> {
+/// What of a family's table is missing or changed; none if its rules are in force.
+pub fn check(family: Family) -> Result<Option<Missing>, NftablesError> {
     let mut netfilter = Netfilter::open()?;
-    for family in Family::ALL {
-        if let Some(missing) = check_table(&mut netfilter, family)? {
-            return Ok(Some(missing));
-        }
-    }
-    Ok(None)
-}
-
-fn check_table(
-    netfilter: &mut Netfilter,
-    family: Family,
-) -> Result<Option<Missing>, NftablesError> {
     match netfilter.get(&Message::get_table(family))? {
         Some(table) if table.has(&Attribute::number(netlink::TABLE_FLAGS, 0)) => {}
         _ => return Ok(Some(Missing::Table(family))),
@@ -177,26 +174,30 @@ fn check_table(
     Ok(None)
 }
 
-/// Makes the tables, each in place of what is there under its name, in one step.
-pub fn install() -> Result<(), NftablesError> {
-    let mut netfilter = Netfilter::open()?;
-    for family in Family::ALL {
-        let mut messages = vec![
-            // To delete what may not be there: make it first.
-            Message::new_table(family),
-            Message::delete_table(family),
-            Message::new_table(family),
-        ];
-        for chain in family.chains() {
-            let attributes = chain.attributes();
-            messages.push(Message::new_chain(family, chain.name, attributes));
-            let rules = chain.rules.iter();
-            messages
-                .extend(rules.map(|rule| Message::new_rule(family, chain.name, rule.attribute())));
-        }
-        netfilter.commit(&messages)?;
+/// Makes the table of a family in place of what is there under its name, in one step.
+pub fn install(family: Family) -> Result<(), NftablesError> {
+    let mut messages = vec![
+        // To delete what may not be there: make it first.
+        Message::new_table(family),
+        Message::delete_table(family),
+        Message::new_table(family),
+    ];
+    for chain in family.chains() {
+        let attributes = chain.attributes();
+        messages.push(Message::new_chain(family, chain.name, attributes));
+        let rules = chain.rules.iter();
+        messages.extend(rules.map(|rule| Message::new_rule(family, chain.name, rule.attribute())));
     }
-    Ok(())
+    Netfilter::open()?.commit(&messages)
+}
+
+/// Whether an older agent ran last: its programs set no mark.
+pub(crate) fn is_of_an_older_agent() -> Result<bool, NftablesError> {
+    let family = Family::Inet;
+    let mut netfilter = Netfilter::open()?;
+    let has_table = netfilter.get(&Message::get_table(family))?.is_some();
+    let chain = Message::get_chain(family, JUDGED_PACKETS.name);
+    Ok(has_table && netfilter.get(&chain)?.is_none())
 }
 
 /// Removes the table of a family, as an uninstall does. Gives whether it was there.
@@ -219,9 +220,10 @@ struct Chain {
     rules: &'static [Rule],
 }
 
-/// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_OUT`.
+/// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_OUT`, `NF_ARP_IN`.
 const PRE_ROUTING: u32 = 0;
 const LOCAL_OUT: u32 = 3;
+const ARP_IN: u32 = 0;
 
 const JUDGED_PACKETS: Chain = Chain {
     name: "judged",
@@ -229,14 +231,24 @@ const JUDGED_PACKETS: Chain = Chain {
     priority: libc::NF_IP_PRI_RAW_BEFORE_DEFRAG,
     rules: &[
         Rule {
-            conditions: &[Condition::Is(JUDGED)],
+            conditions: &[Condition::CameByGroup(GROUP), Condition::Is(JUDGED)],
             action: Action::Unmark,
         },
-        Rule {
-            conditions: &[Condition::CameByGroup(GROUP), Condition::Is(0)],
-            action: Action::Drop,
-        },
+        NOT_JUDGED,
     ],
+};
+
+/// The mark of ARP ends here.
+const JUDGED_ARP: Chain = Chain {
+    name: "judged",
+    hook: ARP_IN,
+    priority: libc::NF_IP_PRI_RAW_BEFORE_DEFRAG,
+    rules: &[NOT_JUDGED],
+};
+
+const NOT_JUDGED: Rule = Rule {
+    conditions: &[Condition::CameByGroup(GROUP), Condition::Is(0)],
+    action: Action::Drop,
 };
 
 const TO_PROXIES: Chain = Chain {

@@ -21,7 +21,13 @@ use shared_maps::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{features::KernelView, kernel, nftables, root::make_dirs, routing};
+use super::{
+    features::KernelView,
+    kernel,
+    nftables::{self, Family},
+    root::make_dirs,
+    routing,
+};
 
 /// Between two checks: with the check itself and the repair well below five seconds.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -273,14 +279,21 @@ impl Upkeep {
 
     fn check_netfilter(&self) {
         let repair = || {
-            let Some(missing) = nftables::check()? else {
-                return Ok((None, None));
-            };
-            nftables::install()?;
-            Ok::<_, nftables::NftablesError>((Some(missing), nftables::check()?))
+            let mut repaired = None;
+            for family in Family::ALL {
+                let Some(missing) = nftables::check(family)? else {
+                    continue;
+                };
+                nftables::install(family)?;
+                if let Some(left) = nftables::check(family)? {
+                    return Ok((repaired, Some(left)));
+                }
+                repaired = Some(missing);
+            }
+            Ok::<_, nftables::NftablesError>((repaired, None))
         };
         match repair() {
-            Ok((None, _)) => self.conditions.is_well(Part::Netfilter),
+            Ok((None, None)) => self.conditions.is_well(Part::Netfilter),
             Ok((Some(missing), None)) => {
                 self.conditions
                     .repaired(Part::Netfilter, &missing.to_string());

@@ -148,7 +148,7 @@ impl Gated {
 
     /// Opens what is due: under policy, certainly gone, or of a document that is not wanted any more.
     pub(super) fn settle(&mut self, is_wanted: impl Fn(&DocumentHash) -> bool) {
-        let Some(gate) = &self.gate else {
+        let Some(gate) = &mut self.gate else {
             return;
         };
         let mut due = Vec::new();
@@ -158,6 +158,8 @@ impl Gated {
                 let attached = *until == Until::Attached && gate.is_under_policy(*ifindex);
                 if !wanted || attached || self.interfaces.name(*ifindex).is_gone() {
                     due.push((document.clone(), *ifindex));
+                } else if let Err(error) = gate.keep(*ifindex) {
+                    tracing::debug!(%error, "a closed interface");
                 }
             }
         }

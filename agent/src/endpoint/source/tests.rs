@@ -146,6 +146,11 @@ impl Gate for Remembered {
         Ok(())
     }
 
+    fn keep(&mut self, ifindex: u32) -> Result<(), ProgramError> {
+        assert!(self.0.lock().contains(&ifindex));
+        Ok(())
+    }
+
     fn open(&mut self, _document: &DocumentHash, ifindex: u32) -> Result<(), ProgramError> {
         self.0.lock().remove(&ifindex);
         Ok(())

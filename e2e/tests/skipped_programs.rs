@@ -243,3 +243,25 @@ fn an_interface_that_left_the_group_is_put_back() {
         lab.a.expect_open(at(web4(OPEN), 80))
     });
 }
+
+#[test]
+fn rules_that_are_made_again_lose_no_packet() {
+    const TIMES: usize = 500;
+    with_lab(|lab| {
+        let rules = format!("- toCIDR: [\"{}/32\"]\n", web4(OPEN));
+        lab.write_policy("web.yaml", &egress("web", "web", &rules))?;
+        let mut agent = lab.start_agent(&AgentOptions::default())?;
+        lab.add_endpoint(&lab.a, WEB)?;
+        // It would see the tables in the middle of a change.
+        agent.signal(Signal::SIGTERM)?;
+        ensure!(agent.wait(SOON)?.success());
+        let kept = lab.a.datagrams(at(web4(OPEN), UDP_PORT))?;
+        for _ in 0..TIMES {
+            lab.node
+                .enter(|| Family::ALL.into_iter().try_for_each(nftables::install))??;
+        }
+        let (sent, echoed) = kept.finish();
+        ensure!(sent > 1000 && sent == echoed, "{echoed} of {sent}");
+        Ok(())
+    });
+}

@@ -26,10 +26,29 @@ pub(crate) use machine::Ended;
 use crate::{packages, process, workspace};
 
 /// What a guest does if no script is given.
-const SMOKE: &str = include_str!("kernels/smoke.sh");
+pub(crate) const SMOKE: &str = include_str!("kernels/smoke.sh");
 
 /// Profile of the programs in a guest, as of `cargo xtask bench`.
 const PROFILE: &str = "measured";
+
+/// Which programs a guest runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Programs {
+    /// Optimised ones, made by [`build`].
+    Measured,
+    /// Those that the tests of this machine have built.
+    Debug,
+}
+
+impl Programs {
+    /// Their directory in cargo's target directory.
+    fn directory(self) -> &'static str {
+        match self {
+            Self::Measured => PROFILE,
+            Self::Debug => "debug",
+        }
+    }
+}
 
 /// Every wait of a test is so many times longer in a guest. Nothing else is looser there.
 const TIME_FACTOR: u32 = 6;
@@ -119,6 +138,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             script: &script,
             args: &args.args,
             disk: args.disk.as_deref(),
+            programs: Programs::Measured,
             limit,
         };
         match guest(kernel, &work, |line| println!("{line}"))? {
@@ -175,6 +195,8 @@ pub(crate) struct Work<'w> {
     pub(crate) args: &'w [String],
     /// The host's directory that is /disk; none: one that is removed when the guest has ended.
     pub(crate) disk: Option<&'w Path>,
+    /// The first in its `PATH`.
+    pub(crate) programs: Programs,
     /// The longest time.
     pub(crate) limit: Duration,
 }
@@ -188,7 +210,8 @@ pub(crate) fn guest(kernel: Kernel, work: &Work<'_>, line: impl FnMut(&str)) -> 
     let own = run.join("disk");
     let disk = work.disk.unwrap_or(&own);
     fs::create_dir_all(disk).with_context(|| format!("making {}", disk.display()))?;
-    let start = start(&unpacked, &target, work.args);
+    let programs = target.join(work.programs.directory());
+    let start = start(&unpacked, &programs, work.args);
     let initramfs = initramfs::write(&unpacked, &start, work.script, &run)?;
     let ended = machine::boot(&unpacked, &initramfs, (&run, disk), work.limit, line)?;
     if let Ended::Status(_) = ended {
@@ -205,14 +228,14 @@ fn tempfile_in(dir: &Path) -> Result<PathBuf> {
 }
 
 /// The guest's start, after its root is there: mounts, then the script.
-fn start(unpacked: &package::Unpacked, target: &Path, args: &[String]) -> String {
+fn start(unpacked: &package::Unpacked, programs: &Path, args: &[String]) -> String {
     let quoted: Vec<String> = args.iter().map(|arg| quote(arg)).collect();
     format!(
         include_str!("kernels/start.sh"),
         modules = quote(&unpacked.modules.to_string_lossy()),
         version = unpacked.version,
         factor = TIME_FACTOR,
-        programs = quote(&target.join(PROFILE).to_string_lossy()),
+        programs = quote(&programs.to_string_lossy()),
         args = quoted.join(" "),
     )
 }

@@ -57,6 +57,8 @@ pub(crate) enum Tier {
     Image,
     /// Root: pods that Debian's containerd starts through the CNI plugin, minutes
     Cri,
+    /// Root: both programs on Debian 12's kernel, in qemu, a minute or two
+    Guest,
     /// Root: every attack of one pod on another at full strength, minutes
     Hostile,
     /// Root: the kernel tier and a part of the netns tier, on older and newer kernels in qemu, an hour
@@ -65,7 +67,7 @@ pub(crate) enum Tier {
     Nightly,
 }
 
-/// Runs `tier`, or unit, kernel, netns, image and cri, and prints the sum.
+/// Runs `tier`, or unit, kernel, netns, image, cri and guest, and prints the sum.
 pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
     let tiers = match tier {
         Some(tier) => vec![tier],
@@ -75,6 +77,7 @@ pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
             Tier::Netns,
             Tier::Image,
             Tier::Cri,
+            Tier::Guest,
         ],
     };
     if tiers.iter().any(|tier| *tier != Tier::Unit) {
@@ -92,6 +95,10 @@ pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
             Tier::Cri => {
                 setup::cri()?;
                 e2e(tier, filter)?
+            }
+            Tier::Guest => {
+                heading("guest");
+                guests::smoke()?
             }
             Tier::Kernels => {
                 heading("kernels");
@@ -172,7 +179,7 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
         Tier::Nightly => "nightly",
         Tier::Hostile => "hostile",
         Tier::Cri => "cri",
-        Tier::Unit | Tier::Netns | Tier::Image | Tier::Kernels => "netns",
+        Tier::Unit | Tier::Netns | Tier::Image | Tier::Guest | Tier::Kernels => "netns",
     });
     let programs = test_programs()?;
     let mut total = Tally::default();

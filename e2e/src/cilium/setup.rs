@@ -14,6 +14,8 @@ use crate::{Pod, Program, Query, SdpOptions, eventually};
 
 /// For what takes no time, on a busy machine.
 pub const SOON: Duration = Duration::from_secs(15);
+/// How long a query waits before the next is sent.
+const HASTY: Duration = Duration::from_millis(20);
 /// From the start of a proxy to its first right answer.
 const PROMPT: Duration = Duration::from_secs(1);
 /// Identity of pod a.
@@ -88,7 +90,7 @@ pub fn first_answer(lab: &Lab, options: &SdpOptions, query: &Query) -> Result<(P
         .join(format!("log/sdp-{}.log", options.name));
     let start = Instant::now();
     let mut sdp = Program::start("holdfast-sdp", command, &log)?;
-    let hasty = query.clone().within(Duration::from_millis(20));
+    let hasty = query.clone().within(polling::stretched(HASTY));
     eventually("a first right answer", SOON, || {
         sdp.check_alive()?;
         lab.a.ask(&hasty)?.expect(web4(10))

@@ -7,12 +7,14 @@ use clap::ValueEnum as _;
 
 use super::{TestProgram, Tier, of_name, tally::Tally, test_programs};
 use crate::{
-    kernels::{self, Ended, Kernel, Work},
+    kernels::{self, Ended, Kernel, Programs, SMOKE, Work},
     previous, repository, workspace,
 };
 
 /// The longest time of a guest.
 const LIMIT: Duration = Duration::from_secs(90 * 60);
+/// The longest time of the smoke test's guest.
+const SMOKE_LIMIT: Duration = Duration::from_secs(5 * 60);
 /// Test programs of the netns tier that run in guests: each has another part of the programs' work
 /// with the kernel.
 const OF_NETNS: &[&str] = &[
@@ -30,7 +32,6 @@ const OF_NETNS: &[&str] = &[
     "tc_filters",
     "under_cilium",
     "uninstalled",
-    "upgrade_agent",
 ];
 
 /// The test program whose two tests run in two guests.
@@ -107,6 +108,7 @@ pub(super) fn run(filter: Option<&str>) -> Result<Tally> {
             script: SCRIPT,
             args: &args,
             disk: None,
+            programs: Programs::Measured,
             limit: LIMIT,
         };
         total.add(&tally_of(*kernel, &work)?);
@@ -115,6 +117,21 @@ pub(super) fn run(filter: Option<&str>) -> Result<Tally> {
         total.add(&two_boots(&e2e)?);
     }
     Ok(total)
+}
+
+/// Both programs start on one older kernel, and a pod is put under policy there.
+pub(super) fn smoke() -> Result<Tally> {
+    kernels::install()?;
+    let work = Work {
+        script: SMOKE,
+        args: &[],
+        disk: None,
+        programs: Programs::Debug,
+        limit: SMOKE_LIMIT,
+    };
+    let mut tally = tally_of(Kernel::V6_1, &work)?;
+    tally.passed += u64::from(tally.failed == 0);
+    Ok(tally)
 }
 
 /// Boots two kernels that share a disk, in both orders.
@@ -138,6 +155,7 @@ fn two_boots(e2e: &Path) -> Result<Tally> {
                 script: BOOT,
                 args: &args,
                 disk: Some(&disk),
+                programs: Programs::Measured,
                 limit: LIMIT,
             };
             total.add(&tally_of(kernel, &work)?);

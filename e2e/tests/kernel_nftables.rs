@@ -47,6 +47,7 @@ fn the_rules_are_repaired_after_any_change() {
         let bridge = nft(netns, "list table bridge holdfast_v1")?;
         for line in [
             "type filter hook prerouting priority -450; policy accept;",
+            "type filter hook prerouting priority -449; policy accept;",
             "iifgroup 1215261796 meta mark 0x00000d00 meta mark set 0x00000000 accept",
             "iifgroup 1215261796 meta mark 0x00000000 counter packets 0 bytes 0 drop",
         ] {
@@ -79,24 +80,24 @@ fn the_rules_are_repaired_after_any_change() {
                 Missing::Rule(Inet, "judged"),
             ),
             (
-                "flush chain inet holdfast_v1 pre",
-                Missing::Rule(Inet, "pre"),
+                "flush chain inet holdfast_v1 to_proxies",
+                Missing::Rule(Inet, "to_proxies"),
             ),
             (
-                "flush chain inet holdfast_v1 out",
-                Missing::Rule(Inet, "out"),
+                "flush chain inet holdfast_v1 from_proxies",
+                Missing::Rule(Inet, "from_proxies"),
             ),
             (
-                "insert rule inet holdfast_v1 pre accept",
-                Missing::Rule(Inet, "pre"),
+                "insert rule inet holdfast_v1 to_proxies accept",
+                Missing::Rule(Inet, "to_proxies"),
             ),
             (
-                "flush chain inet holdfast_v1 out\nadd rule inet holdfast_v1 out meta mark 0xb01 notrack",
-                Missing::Rule(Inet, "out"),
+                "flush chain inet holdfast_v1 from_proxies\nadd rule inet holdfast_v1 from_proxies meta mark 0xb01 notrack",
+                Missing::Rule(Inet, "from_proxies"),
             ),
             (
-                "flush chain inet holdfast_v1 out\ndelete chain inet holdfast_v1 out",
-                Missing::Chain(Inet, "out"),
+                "flush chain inet holdfast_v1 from_proxies\ndelete chain inet holdfast_v1 from_proxies",
+                Missing::Chain(Inet, "from_proxies"),
             ),
             (
                 "delete table inet holdfast_v1\nadd table inet holdfast_v1\n\

@@ -78,7 +78,7 @@ fn the_previous_agent_and_this_one_continue_with_each_others_state() {
             }
             if program.is_some() {
                 // Its programs set no mark, and it does not know these tables: CHANGELOG.md.
-                for family in ["bridge", "arp"] {
+                for family in ["inet", "bridge", "arp"] {
                     let table = ["delete", "table", family, "holdfast_v1"];
                     lab.node.run("nft", &table)?;
                 }

@@ -17,8 +17,7 @@ use crate::{
         group,
         interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
-        nftables::{self, Family},
-        routing,
+        nftables, routing,
         upkeep::{self, Conditions, Upkeep},
     },
     kubernetes::client::Api,
@@ -58,14 +57,14 @@ pub(super) async fn prepare(
         BackgroundFiles::start(files.clone(), send).context("starting the files' thread")?;
     // Before the programs, which need the types of connection tracking: the rules load that module.
     let rules = || {
-        if nftables::is_of_an_older_agent()? {
-            // Its programs are attached until they are replaced.
+        if !nftables::is_judging()? {
+            // The attached programs may be an older agent's, until they are replaced.
             let left = group::leave_all();
             left.unwrap_or_else(
                 |error| tracing::error!(%error, "cannot change interfaces' groups"),
             );
         }
-        Family::ALL.into_iter().try_for_each(nftables::install)
+        nftables::install_missing()
     };
     if let Err(error) = rules() {
         tracing::error!(%error, "cannot install the nftables rules: DNS queries to addresses that this node translates time out, and a pod with NET_ADMIN and an ifb device can bypass its policy");

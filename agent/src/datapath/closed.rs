@@ -83,7 +83,7 @@ pub type Closed = BTreeMap<DocumentHash, BTreeMap<u32, Why>>;
 pub trait Gate: Send {
     /// Lets nothing pass an interface for as long as the document `key` keeps it closed.
     fn close(&mut self, key: &str, ifindex: u32, why: Why) -> Result<(), ProgramError>;
-    /// Takes back into the group what another program has taken out of it: netfilter drops what is not
+    /// Puts a closed interface into the group again, if another program took it out: netfilter drops what is not
     /// judged.
     fn keep(&mut self, ifindex: u32) -> Result<(), ProgramError>;
     /// The document `document` no longer keeps an interface closed.

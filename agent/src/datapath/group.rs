@@ -20,7 +20,7 @@ use rtnetlink::{
 use super::route::{attributes, number, request};
 
 /// Number of the group: `Hold` in ASCII.
-pub const GROUP: u32 = 0x486f_6c64;
+pub(crate) const GROUP: u32 = 0x486f_6c64;
 /// The group of an interface that was put into none.
 const DEFAULT: u32 = 0;
 
@@ -76,9 +76,11 @@ pub(super) fn members() -> io::Result<Vec<(u32, String)>> {
 /// Takes all interfaces out of it. Gives the last error.
 pub(crate) fn leave_all() -> io::Result<()> {
     let interfaces = nix::net::if_::if_nameindex()?;
-    let interfaces = interfaces.iter();
-    let left = interfaces.map(|interface| leave(interface.index()));
-    left.fold(Ok(()), |all, one| one.and(all))
+    let mut last = Ok(());
+    for interface in &interfaces {
+        last = leave(interface.index()).and(last);
+    }
+    last
 }
 
 fn of(ifindex: u32) -> io::Result<u32> {

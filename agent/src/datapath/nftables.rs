@@ -2,18 +2,18 @@
 //!
 //! ```text
 //!  table inet holdfast_v1
-//!    chain judged  type filter hook prerouting priority -450
-//!                  iifgroup GROUP  meta mark 0xd00  meta mark set 0  accept
-//!                  iifgroup GROUP  meta mark 0  counter drop
-//!    chain pre     type filter hook prerouting priority raw
-//!                  meta mark & 0xf00 == 0x200  meta mark != 0x200  notrack
-//!    chain out     type filter hook output priority raw
-//!                  meta mark == 0xb00  notrack
+//!    chain judged        type filter hook prerouting priority -450
+//!                        iifgroup GROUP  meta mark 0  counter drop
+//!    chain unmark        type filter hook prerouting priority -449
+//!                        iifgroup GROUP  meta mark 0xd00  meta mark set 0  accept
+//!    chain to_proxies    type filter hook prerouting priority raw
+//!                        meta mark & 0xf00 == 0x200  meta mark != 0x200  notrack
+//!    chain from_proxies  type filter hook output priority raw
+//!                        meta mark == 0xb00  notrack
 //!  table bridge holdfast_v1
-//!    chain judged  as above
+//!    chain judged, chain unmark  as above
 //!  table arp holdfast_v1
-//!    chain judged  type filter hook input priority -450
-//!                  iifgroup GROUP  meta mark 0  counter drop
+//!    chain judged        type filter hook input priority -450, the rule as above
 //! ```
 //! `judged`: `from_pod` marks every packet that it passes. One without a mark, from an interface of
 //! the [group](super::group) of endpoints' interfaces, has not been judged: a pod with `NET_ADMIN`
@@ -21,12 +21,15 @@
 //! end. The chain is before the defragmentation, which would give all fragments the mark of one. In
 //! family bridge it also has the frames that a bridge switches. ARP of a routed pod has a hook of its own.
 //!
-//! `pre`: a query to an address that the node translates (kube-proxy's ClusterIP) must reach
+//! `unmark` is behind it. While a table is made again, a packet may pass a chain of the old table and of
+//! the new one: one that has lost its mark must not come to `judged` once more.
+//!
+//! `to_proxies`: a query to an address that the node translates (kube-proxy's ClusterIP) must reach
 //! `steer` with its first destination, or it misses the note of it and times out. NAT changes
 //! tracked packets only. Mark 0x200 without a proxy port is an answer to a query that a proxy sent
 //! under a pod's address (transparent mode): conntrack has seen that query and must see its answer.
 //!
-//! `out`: answers of a proxy are marked 0xb00 and nothing else. Each would make an entry of
+//! `from_proxies`: answers of a proxy are marked 0xb00 and nothing else. Each would make an entry of
 //! nf_conntrack, and that entry would keep the pod's next direct packet of these addresses and
 //! ports from being translated. The proxy's own queries carry the identity of the pod in the same
 //! mark: they are tracked, and translated in OUTPUT.
@@ -77,8 +80,8 @@ impl Family {
 
     fn chains(self) -> &'static [Chain] {
         match self {
-            Self::Inet => &[JUDGED_PACKETS, TO_PROXIES, FROM_PROXIES],
-            Self::Bridge => &[JUDGED_PACKETS],
+            Self::Inet => &[JUDGED_PACKETS, UNMARK, TO_PROXIES, FROM_PROXIES],
+            Self::Bridge => &[JUDGED_PACKETS, UNMARK],
             Self::Arp => &[JUDGED_ARP],
         }
     }
@@ -191,13 +194,21 @@ pub fn install(family: Family) -> Result<(), NftablesError> {
     Netfilter::open()?.commit(&messages)
 }
 
-/// Whether an older agent ran last: its programs set no mark.
-pub(crate) fn is_of_an_older_agent() -> Result<bool, NftablesError> {
-    let family = Family::Inet;
-    let mut netfilter = Netfilter::open()?;
-    let has_table = netfilter.get(&Message::get_table(family))?.is_some();
-    let chain = Message::get_chain(family, JUDGED_PACKETS.name);
-    Ok(has_table && netfilter.get(&chain)?.is_none())
+/// Makes the tables that are not as they should be. The others stay, so that a restart changes nothing.
+pub(crate) fn install_missing() -> Result<(), NftablesError> {
+    for family in Family::ALL {
+        if check(family)?.is_some() {
+            install(family)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether packets without a mark are dropped. Otherwise an older agent may have run last, whose programs
+/// set none.
+pub(crate) fn is_judging() -> Result<bool, NftablesError> {
+    let chain = Message::get_chain(Family::Inet, JUDGED_PACKETS.name);
+    Ok(Netfilter::open()?.get(&chain)?.is_some())
 }
 
 /// Removes the table of a family, as an uninstall does. Gives whether it was there.
@@ -229,13 +240,17 @@ const JUDGED_PACKETS: Chain = Chain {
     name: "judged",
     hook: PRE_ROUTING,
     priority: libc::NF_IP_PRI_RAW_BEFORE_DEFRAG,
-    rules: &[
-        Rule {
-            conditions: &[Condition::CameByGroup(GROUP), Condition::Is(JUDGED)],
-            action: Action::Unmark,
-        },
-        NOT_JUDGED,
-    ],
+    rules: &[NOT_JUDGED],
+};
+
+const UNMARK: Chain = Chain {
+    name: "unmark",
+    hook: PRE_ROUTING,
+    priority: libc::NF_IP_PRI_RAW_BEFORE_DEFRAG + 1,
+    rules: &[Rule {
+        conditions: &[Condition::CameByGroup(GROUP), Condition::Is(JUDGED)],
+        action: Action::Unmark,
+    }],
 };
 
 /// The mark of ARP ends here.
@@ -252,7 +267,7 @@ const NOT_JUDGED: Rule = Rule {
 };
 
 const TO_PROXIES: Chain = Chain {
-    name: "pre",
+    name: "to_proxies",
     hook: PRE_ROUTING,
     priority: libc::NF_IP_PRI_RAW,
     rules: &[Rule {
@@ -268,7 +283,7 @@ const TO_PROXIES: Chain = Chain {
 };
 
 const FROM_PROXIES: Chain = Chain {
-    name: "out",
+    name: "from_proxies",
     hook: LOCAL_OUT,
     priority: libc::NF_IP_PRI_RAW,
     rules: &[Rule {

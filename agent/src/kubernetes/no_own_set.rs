@@ -17,7 +17,7 @@ impl OwnSet {
     }
 
     /// Never asked.
-    pub(crate) async fn is_gone(&self) -> bool {
-        match *self {}
+    pub(crate) async fn is_gone(self) -> bool {
+        match self {}
     }
 }

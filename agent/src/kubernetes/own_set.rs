@@ -8,7 +8,7 @@ use tokio::{
     sync::watch as channel,
     time::{Instant, sleep},
 };
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     backoff::Backoff,
@@ -30,12 +30,13 @@ const LASTED: Duration = Duration::from_secs(WATCH_SECONDS as u64 / 2);
 /// The metadata is enough: each replaced agent changes the status.
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
-/// The DaemonSet that the agent is of, followed until this is dropped: an agent that stops at the
-/// moment of the uninstall still gets its event.
+/// The DaemonSet that the agent is of, followed until it is asked for at the end: an agent that stops at
+/// the moment of the uninstall still gets its event.
 #[derive(Debug)]
 pub(crate) struct OwnSet {
     set: Followed,
-    _follows: AbortOnDropHandle<()>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
 }
 
 #[derive(Clone, Debug)]
@@ -92,17 +93,22 @@ impl OwnSet {
             name: name.to_owned(),
             seen: Arc::new(channel::Sender::new(Seen::Never)),
         };
-        let follows = AbortOnDropHandle::new(tokio::spawn(set.clone().follow()));
-        Self {
-            set,
-            _follows: follows,
-        }
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let (follows, stopped) = (set.clone().follow(), stop.clone());
+        tasks.spawn(async move {
+            stopped.run_until_cancelled_owned(follows).await;
+        });
+        tasks.close();
+        Self { set, tasks, stop }
     }
 
     /// Whether it was deleted. False if the API server has not said so: refused credentials are no
     /// uninstall.
-    pub(crate) async fn is_gone(&self) -> bool {
-        self.set.is_gone().await
+    pub(crate) async fn is_gone(self) -> bool {
+        let is_gone = self.set.is_gone().await;
+        self.stop.cancel();
+        self.tasks.wait().await;
+        is_gone
     }
 }
 

@@ -85,7 +85,7 @@ pub async fn run(mut config: Config) -> Result<()> {
         tracing::warn!(%error);
     }
     if let Some(set) = set
-        && set.is_gone().await
+        && set.was_deleted().await
     {
         tracing::info!("the DaemonSet was deleted; everything is taken off this node");
         let cleaned = cleanup::everything(&places).await;

@@ -17,7 +17,7 @@ impl OwnSet {
     }
 
     /// Never asked.
-    pub(crate) async fn is_gone(self) -> bool {
+    pub(crate) async fn was_deleted(self) -> bool {
         match self {}
     }
 }

@@ -30,7 +30,7 @@ const LASTED: Duration = Duration::from_secs(WATCH_SECONDS as u64 / 2);
 /// The metadata is enough: each replaced agent changes the status.
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
-/// The DaemonSet that the agent is of, followed until it is asked for at the end: an agent that stops at
+/// The DaemonSet that the agent is of, followed until [`Self::was_deleted`]: an agent that stops at
 /// the moment of the uninstall still gets its event.
 #[derive(Debug)]
 pub(crate) struct OwnSet {
@@ -104,7 +104,7 @@ impl OwnSet {
 
     /// Whether it was deleted. False if the API server has not said so: refused credentials are no
     /// uninstall.
-    pub(crate) async fn is_gone(self) -> bool {
+    pub(crate) async fn was_deleted(self) -> bool {
         let is_gone = self.set.is_gone().await;
         self.stop.cancel();
         self.tasks.wait().await;

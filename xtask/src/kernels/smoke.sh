@@ -69,7 +69,7 @@ sent() {
 await sent || failed=1
 ip netns exec world nft list counters | tee /tmp/seen
 grep -A1 'counter denied' /tmp/seen | grep -q 'packets 0 ' || { echo 'a forbidden packet arrived'; failed=1; }
-holdfast-sdp --agent-address unix:///run/holdfast/sdp.sock --name a > /tmp/sdp.log 2>&1 &
+holdfast-sdp --agent-address unix:///run/holdfast/sdp.sock --state-dir /tmp/state --name a > /tmp/sdp.log 2>&1 &
 await holdfast-sdp status || failed=1
 holdfast-sdp status
 bpftool prog list | grep -E ' name (from_pod|to_pod|steer|to_proxy|closed) '

@@ -8,7 +8,7 @@ use clap::ValueEnum as _;
 use super::{TestProgram, Tier, of_name, tally::Tally, test_programs};
 use crate::{
     kernels::{self, Ended, Kernel, Programs, SMOKE, Work},
-    previous, repository, workspace,
+    repository, workspace,
 };
 
 /// The longest time of a guest.
@@ -49,14 +49,13 @@ const OF_TCX: &[&str] = &[
     "what_no_program_judges_is_dropped_and_why_says_so",
 ];
 
-/// Runs in the guest. Arguments: the directory of the tests, a filter, the previous version's two
-/// programs, the tests that this kernel cannot run, and the test programs.
+/// Runs in the guest. Arguments: the directory of the tests, a filter, the tests that this kernel
+/// cannot run, and the test programs.
 const SCRIPT: &str = r#"
 cd "$1" || exit 1
-export HOLDFAST_PREVIOUS_AGENT=$3 HOLDFAST_PREVIOUS_SDP=$4
 failed=0
 skip=()
-for test in $5; do
+for test in $3; do
     echo "not run, because the kernel has no TCX: $test"
     skip+=(--skip "$test")
 done
@@ -64,7 +63,7 @@ if [ -z "$2" ]; then
     echo demo
     demo || { failed=1; echo 'test demo ... FAILED'; }
 fi
-for program in "${@:6}"; do
+for program in "${@:4}"; do
     printf '\n%s\n' "${program##*/}"
     # Tests make maps themselves; before Linux 5.11 that needs locked memory.
     (ulimit -l unlimited; "$program" --test-threads=1 $2 "${skip[@]}")
@@ -82,9 +81,9 @@ exit "$failed"
 pub(super) fn run(filter: Option<&str>) -> Result<Tally> {
     kernels::install()?;
     kernels::build()?;
-    let previous = previous::build(None, previous::Profile::Debug)?;
-    let programs: Vec<TestProgram> = test_programs()?
-        .into_iter()
+    let all = test_programs()?;
+    let programs: Vec<&TestProgram> = all
+        .iter()
         .filter(|program| {
             of_name(&program.name) == Tier::Kernel || OF_NETNS.contains(&program.name.as_str())
         })
@@ -96,8 +95,6 @@ pub(super) fn run(filter: Option<&str>) -> Result<Tally> {
         let mut args = vec![
             text(&e2e),
             filter.unwrap_or_default().to_owned(),
-            text(&previous.agent),
-            text(&previous.sdp),
             if kernel.has_tcx() {
                 String::new()
             } else {
@@ -115,7 +112,7 @@ pub(super) fn run(filter: Option<&str>) -> Result<Tally> {
         total.add(&tally_of(*kernel, &work)?);
     }
     if filter.is_none_or(|filter| TWO_BOOTS.contains(filter)) {
-        total.add(&two_boots(&e2e)?);
+        total.add(&two_boots(&e2e, &all)?);
     }
     Ok(total)
 }
@@ -136,8 +133,7 @@ pub(super) fn smoke() -> Result<Tally> {
 }
 
 /// Boots two kernels that share a disk, in both orders.
-fn two_boots(e2e: &Path) -> Result<Tally> {
-    let programs = test_programs()?;
+fn two_boots(e2e: &Path, programs: &[TestProgram]) -> Result<Tally> {
     let program = programs.iter().find(|program| program.name == TWO_BOOTS);
     let program = program.context("there is no test program two_boots")?;
     let mut total = Tally::default();

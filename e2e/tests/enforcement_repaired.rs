@@ -1,7 +1,9 @@
 //! The agent repairs everything that enforces policy within seconds: programs, their links and
 //! order, pins, routes, rules and steering. Each repair is counted and named.
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -68,6 +70,22 @@ fn start(lab: &Lab) -> Result<(holdfast_e2e::node::Programs, EndpointId)> {
     lab.repairs.expect();
     let id = u16::try_from(lab.endpoint_id(&lab.a)?)?;
     Ok((programs, EndpointId(id)))
+}
+
+/// Removes a pin whenever it is there, until `run` has ended.
+fn without<T>(pin: &Path, run: impl FnOnce() -> T) -> T {
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                let _not_made_again_yet = fs::remove_file(pin);
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let result = run();
+        ended.store(true, Ordering::Relaxed);
+        result
+    })
 }
 
 fn pin_of(lab: &Lab, id: EndpointId, program: &str) -> Result<PathBuf> {
@@ -197,10 +215,9 @@ fn what_no_program_judges_is_dropped_and_why_says_so() {
         programs.agent.signal(Signal::SIGCONT)?;
         in_force(lab)?;
 
-        // The agent repairs it quickly, so it is removed again until `why` has run in between.
+        // The agent repairs it quickly, so it is removed without pause while `why` runs.
         eventually("why says so", SOON, || {
-            let _repaired_meanwhile = fs::remove_file(&pin);
-            let closed = format!("{:?}", why(lab));
+            let closed = without(&pin, || format!("{:?}", why(lab)));
             let reason = "is dropped because no program judges it";
             ensure!(closed.contains(reason), "{closed}");
             Ok(())

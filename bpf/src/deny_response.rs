@@ -202,11 +202,12 @@ fn unreachable<const QUOTE: usize>(ctx: &TcContext, packet: &Packet) -> Result<(
     let quote: [u32; QUOTE] = get(ctx, ETH_LEN)?;
     use_quota(packet)?;
     let len = HEADER_LEN + 4 * QUOTE as u32;
-    resize(ctx, packet.l4 + len)?;
+    // Older kernels (5.10.223 for one) do not change the length of a packet from which that place has been
+    // removed, so the packet gets its length first.
+    resize(ctx, packet.l4 + 2 * len)?;
     // All but an IP header is removed, which is two bytes more than precede the datagram.
     ctx.adjust_room(-(len as i32), BPF_ADJ_ROOM_MAC, 0)
         .map_err(|_| NoReply)?;
-    resize(ctx, packet.l4 + len)?;
     let (protocol, kind, pseudo) = if QUOTE == QUOTE_V4 {
         (ICMP, PROHIBITED_V4, 0)
     } else {

@@ -64,6 +64,9 @@ enum Task {
         tier: Option<test::Tier>,
         /// Only tests whose name contains this
         filter: Option<String>,
+        /// Of the tier `kernels`: only this kernel, without the change from one to another
+        #[arg(long, value_enum)]
+        kernel: Option<kernels::Kernel>,
     },
     /// Play the whole story in a lab of network namespaces
     Demo {
@@ -134,7 +137,11 @@ fn run(task: Task) -> Result<()> {
         Task::Setup { only } => setup::run(only),
         Task::Lint { only } => lint::run(only),
         Task::Style => style::run(),
-        Task::Test { tier, filter } => test::run(tier, filter.as_deref()),
+        Task::Test {
+            tier,
+            filter,
+            kernel,
+        } => test::run(tier, filter.as_deref(), kernel),
         Task::Demo { keep } => play::demo(keep),
         Task::Bench { name, args } => play::bench(&name, &args),
         Task::Fuzz { target, seconds } => {

@@ -17,7 +17,7 @@ use clap::ValueEnum;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::{fuzz, image, previous, process, repository, setup, workspace};
+use crate::{fuzz, image, kernels::Kernel, previous, process, repository, setup, workspace};
 use tally::Tally;
 
 /// A test program that runs longer hangs: it is ended and counts as failed.
@@ -61,14 +61,17 @@ pub(crate) enum Tier {
     Guest,
     /// Root: every attack of one pod on another at full strength, minutes
     Hostile,
-    /// Root: the kernel tier and a part of the netns tier, on older and newer kernels in qemu, an hour
+    /// Root: parts of the kernel and netns tiers on older and newer kernels in qemu, an hour for each
     Kernels,
     /// Root: every fuzzer for a minute, and what is marked `#[ignore]`, hours
     Nightly,
 }
 
 /// Runs `tier`, or unit, kernel, netns, image, cri and guest, and prints the sum.
-pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
+pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>, kernel: Option<Kernel>) -> Result<()> {
+    if kernel.is_some() && tier != Some(Tier::Kernels) {
+        bail!("--kernel needs --tier kernels: the other tiers run on this machine's kernel");
+    }
     let tiers = match tier {
         Some(tier) => vec![tier],
         None => vec![
@@ -102,7 +105,7 @@ pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
             }
             Tier::Kernels => {
                 heading("kernels");
-                guests::run(filter)?
+                guests::run(filter, kernel)?
             }
             Tier::Nightly => {
                 setup::nightly()?;

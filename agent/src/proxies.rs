@@ -28,7 +28,7 @@ use crate::core::event::{MappingResult, Revocation, RulesUpdate, StreamId};
 
 /// Streams of one kind at a time: beyond, new ones are turned away. Those who may open one
 /// kind do not shut out those of another. One peer gets a further stream while it has fewer than
-/// are free, as in [`daemon::quota`].
+/// are free, as in [`limits::quota`].
 const MAX_STREAMS: usize = 256;
 
 /// DNS rules of all endpoints at one revision.

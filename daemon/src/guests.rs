@@ -12,11 +12,10 @@ use std::{
     },
 };
 
+use limits::quota::Quota;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
-
-use crate::quota::Quota;
 
 /// All connections of one socket. Clones are one.
 #[derive(Debug)]

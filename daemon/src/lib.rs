@@ -1,5 +1,5 @@
-//! What both programs need to run on a node: sockets that anyone may connect to, shares of a
-//! limit, YAML of limited size, directories of settings, log lines, directories of pins, and the steering program.
+//! What both programs need to run on a node: sockets that anyone may connect to,
+//! directories of settings, log lines, directories of pins, and the steering program.
 //! Nothing here knows endpoints' rules or DNS messages.
 #![warn(missing_docs)]
 
@@ -14,10 +14,8 @@ pub mod map_memory;
 pub mod one_line;
 pub mod peer;
 pub mod pins;
-pub mod quota;
 pub mod regular_file;
 pub mod state_dir;
 pub mod steering_program;
 pub mod tcp_owner;
 pub mod unix_socket;
-pub mod yaml;

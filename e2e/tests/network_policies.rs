@@ -5,12 +5,12 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use daemon::yaml;
 use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::pod::FIRST_SYN;
 use holdfast_e2e::reachability::{Servers, Target, answering};
 use holdfast_e2e::web::Web;
 use holdfast_e2e::{AgentOptions, Lab, Pod, eventually, with_lab};
+use limits::yaml;
 use netpol::conformance::Pod as Name;
 use netpol::conformance::{
     CASES, Case, NAMESPACES, PORTS, Port, Step, namespace_document, namespace_labels, pod_document,

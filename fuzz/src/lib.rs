@@ -10,7 +10,6 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use daemon::yaml::{self, YamlError};
 use dns_policy::{
     boot_time::BootTime,
     name::Fqdn,
@@ -33,6 +32,7 @@ use holdfast_sdp::{
     query::pending::{Arrival, Identities, PendingQuery},
     restore,
 };
+use limits::yaml::{self, YamlError};
 use prost::Message as _;
 use serde_json::Value;
 use shared_maps::IdentityId;

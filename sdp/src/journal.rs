@@ -24,8 +24,8 @@ use std::{
     time::Duration,
 };
 
-use daemon::quota::Quota;
 use dns_policy::{boot_time::BootTime, mapping::EndpointInstance};
+use limits::quota::Quota;
 use parking_lot::{Condvar, Mutex};
 use shared_maps::user::{BOOT_ID, boot_id};
 

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use daemon::quota::Holder;
+use limits::quota::Holder;
 use shared_maps::{EndpointId, IdentityId};
 
 /// The sender of a query.

@@ -6,8 +6,8 @@
 
 use std::collections::HashMap;
 
-use daemon::quota::Quota;
 use dns_policy::mapping::Refusal;
+use limits::quota::Quota;
 use shared_maps::EndpointId;
 
 use super::{

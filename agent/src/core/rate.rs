@@ -13,7 +13,7 @@ const BURST: f64 = 10.0;
 ///
 /// Each recently learned pair counts against its endpoint. The rate pays these counts off for
 /// all endpoints together, each in proportion to its count. The rule of
-/// [`daemon::quota::Quota`] says how much an endpoint may owe: no more than is free. One
+/// [`limits::quota::Quota`] says how much an endpoint may owe: no more than is free. One
 /// that floods the proxy gets half of what there is, and the others find the other half.
 #[derive(Debug)]
 pub(super) struct MappingRate {

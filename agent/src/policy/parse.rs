@@ -1,6 +1,6 @@
 //! Documents (YAML or JSON, several in one text), each read by the reader of its kind.
 
-use daemon::yaml::{self, YamlError};
+use limits::yaml::{self, YamlError};
 use serde_json::Value;
 
 use super::{

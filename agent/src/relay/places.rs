@@ -1,13 +1,13 @@
 //! Which agents a relay serves when there are more than it may serve.
 //!
 //! Pure. One address does not take the places of others: it gets one more place while it has fewer
-//! than are free, as in [`daemon::quota`]. One certificate does not either: when all places are
+//! than are free, as in [`limits::quota`]. One certificate does not either: when all places are
 //! taken, an agent with a certificate that has fewer of them gets one from the certificate with
 //! most.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use daemon::quota::Quota;
+use limits::quota::Quota;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 

@@ -11,10 +11,8 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser};
-use daemon::{
-    config_dir::{self, DirError, Entry, go_bool},
-    yaml,
-};
+use daemon::config_dir::{self, DirError, Entry, go_bool};
+use limits::yaml;
 use serde_json::Value;
 
 use super::args::{Cli, Settings};

@@ -3,8 +3,8 @@
 
 use std::net::IpAddr;
 
-use daemon::quota::Holder;
 use dns_policy::{boot_time::BootTime, mapping::Mapping, name::Fqdn};
+use limits::quota::Holder;
 
 use super::record::{self, HeaderError, Record};
 use crate::mapping::pairs::{AgentAck, Key, PairTable};

@@ -7,10 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::quota::{Holder, Quota};
 use dns_policy::mapping::EndpointInstance;
 use dns_wire::HEADER_LEN;
 use foldhash::quality::RandomState;
+use limits::quota::{Holder, Quota};
 use shared_maps::EndpointId;
 
 use crate::query::pending::{Arrival, PendingQuery};

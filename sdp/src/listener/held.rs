@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::quota::{Holder, Quota};
+use limits::quota::{Holder, Quota};
 
 use crate::{
     arena::{Arena, Key},

@@ -1,12 +1,12 @@
 //! The limit on queries in flight, and its division between UDP and TCP.
 
-use daemon::quota::{Holder, Seat, Seats};
+use limits::quota::{Holder, Seat, Seats};
 
 use crate::stats::Level;
 
 /// The limit of one process.
 ///
-/// Each UDP worker counts its own queries in a [`Quota`](daemon::quota::Quota), without a lock for
+/// Each UDP worker counts its own queries in a [`Quota`](limits::quota::Quota), without a lock for
 /// each query. All TCP connections count together. Neither uses the places of the other, so that an
 /// endpoint's share stays free whichever transport others use.
 #[derive(Clone, Debug)]

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::quota::{Holder, Seats};
+use limits::quota::{Holder, Seats};
 use parking_lot::Mutex;
 use socket2::SockRef;
 use tokio::{

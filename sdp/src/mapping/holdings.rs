@@ -9,9 +9,9 @@ use std::{
     collections::{BinaryHeap, HashMap},
 };
 
-use daemon::quota::{Holder, Quota};
 use dns_policy::boot_time::BootTime;
 use foldhash::quality::RandomState;
+use limits::quota::{Holder, Quota};
 
 /// Outdated places in the order of one holder, besides as many as it has entries.
 const OUTDATED: usize = 64;

@@ -6,9 +6,9 @@ use std::{
     time::Duration,
 };
 
-use daemon::quota::Holder;
 use dns_policy::{boot_time::BootTime, mapping::LONGEST_LEASE, name::Fqdn};
 use foldhash::quality::RandomState;
+use limits::quota::Holder;
 
 use super::holdings::{Holdings, Serial};
 #[cfg(test)]

@@ -5,7 +5,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::quota::Holder;
 use dns_policy::{
     mapping::{EndpointInstance, Realised},
     rule::Transport,
@@ -15,6 +14,7 @@ use dns_wire::{
     edns::Edns,
     reply::{self, QueryHeader},
 };
+use limits::quota::Holder;
 use shared_maps::IdentityId;
 
 use crate::{query_log::Entry, stats::AnswerResult};

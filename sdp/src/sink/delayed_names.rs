@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use daemon::quota::Quota;
 use dns_policy::boot_time::BootTime;
+use limits::quota::Quota;
 
 use super::turns::Names;
 use crate::mapping::pairs::Key;

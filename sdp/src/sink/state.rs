@@ -6,13 +6,13 @@ mod late;
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
-use daemon::quota::Quota;
 use dns_policy::{
     boot_time::BootTime,
     epoch::Epoch,
     mapping::{LONGEST_LEASE, Mapping, Realised, Refusal},
     name::Fqdn,
 };
+use limits::quota::Quota;
 
 use self::coverage::{Coverage, ReleasedAnswer};
 use super::{

@@ -3,8 +3,8 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use daemon::quota::Holder;
 use foldhash::quality::RandomState;
+use limits::quota::Holder;
 
 use crate::mapping::pairs::Key;
 

@@ -16,9 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::quota::{Holder, Quota};
 use dns_wire::{HEADER_LEN, Header, answer};
 use foldhash::quality::RandomState;
+use limits::quota::{Holder, Quota};
 use nix::sys::epoll::Epoll;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 

@@ -7,7 +7,8 @@ use std::{
     time::SystemTime,
 };
 
-use daemon::{lookup::Lookup, yaml};
+use daemon::lookup::Lookup;
+use limits::yaml;
 use serde::Deserialize as _;
 
 use super::{EndpointDocument, EndpointError};

@@ -53,7 +53,7 @@ fn an_object_reads_back_as_it_was_written_in_json_and_yaml() {
     let yaml = serde_yaml_ng::to_string(&object.document()).unwrap();
     for written in [
         object.document(),
-        daemon::yaml::documents(&yaml)[0].value().unwrap(),
+        limits::yaml::documents(&yaml)[0].value().unwrap(),
     ] {
         assert_eq!(read(&written).object, object);
     }

@@ -97,7 +97,7 @@ fn limits_are_of_each_object_and_name_it() {
             "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: {name}}}\nspec:\n  description: \"{text}\"\n  endpointSelector: {{}}\n  egress: [{{}}]\n"
         )
     };
-    let large = "x".repeat(daemon::yaml::MAX_OBJECT);
+    let large = "x".repeat(limits::yaml::MAX_OBJECT);
     let deep = "[".repeat(200_000) + "\n";
     let text = [policy("a", ""), policy("b", &large), deep, policy("c", "")].join("---\n");
     let found = parse_documents(&text, "all.yaml");

@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::quota::{Holder, Seat};
 use dns_policy::mapping::Realised;
+use limits::quota::{Holder, Seat};
 use tokio::{net::TcpStream, sync::Semaphore};
 
 use self::queries::Unsent;

@@ -5,9 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::quota::Seat;
 use dns_wire::{answer, transfer::Transfer};
 use foldhash::quality::RandomState;
+use limits::quota::Seat;
 
 use super::{links::Via, results::PendingResult};
 use crate::query::pending::{HeldAnswer, PendingQuery};

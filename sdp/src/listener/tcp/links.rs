@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::quota::Holder;
+use limits::quota::Holder;
 use parking_lot::Mutex;
 use shared_maps::IdentityId;
 

@@ -5,8 +5,8 @@
 
 use std::{collections::HashMap, net::SocketAddr, time::Instant};
 
-use daemon::quota::{Holder, Quota};
 use foldhash::quality::RandomState;
+use limits::quota::{Holder, Quota};
 use shared_maps::IdentityId;
 
 /// Most connections of one pod to all servers together that serve several clients, in use or not.

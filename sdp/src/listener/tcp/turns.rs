@@ -11,8 +11,8 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use daemon::quota::Holder;
 use foldhash::quality::RandomState;
+use limits::quota::Holder;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 

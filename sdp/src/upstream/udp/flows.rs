@@ -11,8 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::quota::{Holder, Quota};
 use foldhash::quality::RandomState;
+use limits::quota::{Holder, Quota};
 use nix::sys::epoll::Epoll;
 
 use super::{

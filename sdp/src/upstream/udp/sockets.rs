@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::quota::Holder;
 use foldhash::quality::RandomState;
+use limits::quota::Holder;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use rand::{Rng as _, rngs::StdRng};
 use shared_maps::IdentityId;

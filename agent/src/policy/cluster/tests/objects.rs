@@ -273,12 +273,12 @@ fn a_node_of_kubernetes_is_a_node() {
 fn what_is_kept_of_an_object_is_read_as_the_object() {
     for text in [POD, SERVICE, SLICE, ENDPOINT, NODE] {
         let document = read(text).unwrap();
-        let value = daemon::yaml::documents(text)[0].value().unwrap();
+        let value = limits::yaml::documents(text)[0].value().unwrap();
         let kept = crate::policy::kinds::kept(&value);
         let again = crate::policy::parse::parse_value(&kept, "test").unwrap();
         assert_eq!(again, document);
     }
-    let value = daemon::yaml::documents(POD)[0].value().unwrap();
+    let value = limits::yaml::documents(POD)[0].value().unwrap();
     let kept = crate::policy::kinds::kept(&value).to_string();
     assert!(
         kept.contains("podIPs") && !kept.contains("tolerations"),

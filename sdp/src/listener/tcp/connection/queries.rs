@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Instant};
 
-use daemon::quota::Seat;
 use dns_policy::rule::Transport;
 use dns_wire::{set_id, transfer::Transfer};
+use limits::quota::Seat;
 use rand::Rng;
 
 use super::{super::flight::Flight, Connection};

@@ -182,7 +182,8 @@ impl Agent {
         let resolving = Resolving::new(&config);
         let feed = resolving.feed.clone();
         let freed = Arc::new(Notify::new());
-        datapath.tell_freed_addresses(Arc::clone(&freed));
+        let wake = Arc::clone(&freed);
+        datapath.tell_freed_addresses(Box::new(move || wake.notify_one()));
         let (core, thread) = runner::start(channel, core, datapath, proxies.clone(), feed)
             .context("starting the core's thread")?;
         let rim = Rim {

@@ -43,6 +43,7 @@ mod lxc_table;
 mod mappings;
 mod name_servers;
 mod node_selectors;
+pub mod packet_view;
 pub(crate) mod plan;
 mod pods;
 mod policies;

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
@@ -18,98 +18,12 @@ use shared_maps::{
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    datapath::events::EventReader,
-    policy::trace::{Port, RuleView},
-};
+use crate::{core::packet_view::PacketView, datapath::events::EventReader};
 
 /// Records kept.
 const KEPT: usize = 4096;
 /// Between two reads: the programs wake a reader only when much is unread.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-
-/// One packet's record.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PacketView {
-    /// Nanoseconds of CLOCK_MONOTONIC.
-    pub time: u64,
-    /// Endpoint.
-    pub endpoint: u16,
-    /// `egress` or `ingress`.
-    pub direction: String,
-    /// A [`Reason`] in words.
-    pub reason: String,
-    /// Whether it was dropped.
-    pub dropped: bool,
-    /// IP protocol number; 0 = not IP.
-    pub protocol: u8,
-    /// Whether it is ARP: `source` is the sender, and `destination` the target.
-    #[serde(default)]
-    pub arp: bool,
-    /// ICMP type, of ICMP packets that have one.
-    #[serde(default)]
-    pub icmp_type: Option<u8>,
-    /// Source address and port; empty = neither IP nor ARP.
-    pub source: String,
-    /// Destination address and port; empty = neither IP nor ARP.
-    pub destination: String,
-    /// Identity of the remote side.
-    pub remote_identity: u32,
-    /// Bytes.
-    pub length: u32,
-    /// Identity of the endpoint; 0 = it is gone.
-    #[serde(default)]
-    pub identity: u32,
-    /// Key of the endpoint.
-    #[serde(default)]
-    pub key: String,
-    /// Names that the endpoint learned the remote address for.
-    #[serde(default)]
-    pub names: Vec<String>,
-    /// The pod or the Service that has the remote address, for example `Pod/shop/web-1`; none if the
-    /// cluster's documents describe none there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub object: Option<String>,
-    /// Rules that decide, by the policy in force when this was asked for. Without any: no rule
-    /// allows it, or nothing is restricted, or policy has no say.
-    #[serde(default)]
-    pub rules: Vec<RuleView>,
-}
-
-impl PacketView {
-    /// The address of the remote side.
-    pub fn remote(&self) -> Option<IpAddr> {
-        let text = if self.direction == "egress" {
-            &self.destination
-        } else {
-            &self.source
-        };
-        Some(text.parse::<SocketAddr>().ok()?.ip())
-    }
-
-    /// The destination port as policy has it, of protocols whose packets name it.
-    pub fn port(&self) -> Option<Port> {
-        let number = match self.protocol {
-            6 | 17 | 132 => self.destination.parse::<SocketAddr>().ok()?.port(),
-            _ => u16::from(self.icmp_type?),
-        };
-        Some(Port {
-            protocol: self.protocol,
-            number,
-        })
-    }
-
-    /// Whether policy decided.
-    pub fn is_judged(&self) -> bool {
-        let judged = [
-            Reason::Allowed,
-            Reason::Redirected,
-            Reason::PolicyDenied,
-            Reason::PolicyDeny,
-        ];
-        judged.iter().any(|reason| reason.as_str() == self.reason)
-    }
-}
 
 /// `/v1/events`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -28,6 +28,7 @@ pub(crate) mod lease_client;
 pub(crate) mod listing_file;
 pub(crate) mod listing_task;
 pub(crate) mod local_pods;
+pub mod node_interfaces;
 #[cfg(feature = "kubernetes")]
 mod own_node;
 #[cfg(feature = "kubernetes")]

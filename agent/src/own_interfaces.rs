@@ -10,6 +10,8 @@ use daemon::lookup::Lookup;
 use nix::ifaddrs::InterfaceAddress;
 use shared_maps::user::InterfaceNames;
 
+use crate::kubernetes::node_interfaces::NodeInterfaces;
+
 /// Interface of NodeLocal DNSCache.
 const LOCAL_DNS: &str = "nodelocaldns";
 
@@ -26,15 +28,6 @@ pub(crate) struct OwnInterfaces {
     pub own: BTreeSet<IpAddr>,
     /// What they say about Services.
     pub of_services: NodeInterfaces,
-}
-
-/// What interfaces of the node say about Services.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeInterfaces {
-    /// Addresses of `nodelocaldns`, where NodeLocal DNSCache listens.
-    pub local_dns: BTreeSet<IpAddr>,
-    /// There is `kube-ipvs0`: kube-proxy is in IPVS mode.
-    pub has_ipvs: bool,
 }
 
 /// Whether an interface has addresses of Services.

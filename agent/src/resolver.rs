@@ -21,52 +21,12 @@ pub mod task;
 pub(crate) mod vectors;
 pub mod view;
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-    time::{Duration, SystemTime},
-};
-
-use dns_policy::name::Fqdn;
+use std::{path::PathBuf, time::Duration};
 
 pub(crate) use crate::name_objects::dns_name;
-pub use crate::name_objects::{WantedNames, object};
+pub use crate::name_objects::{Observation, ResolvedName, TrustedServers, WantedNames, object};
 
 use self::object::Settings;
-
-/// An answer of a trusted DNS server that the core took: it has at least one address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Observation {
-    /// The question's name.
-    pub name: Fqdn,
-    /// A and AAAA records that it has, of one family.
-    pub addresses: Vec<IpAddr>,
-    /// The least TTL of the chain.
-    pub ttl: Duration,
-    /// When the answer came.
-    pub at: SystemTime,
-}
-
-/// What an object of the store says of its name, at one time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ResolvedName {
-    /// The object's `namespace/name`.
-    pub key: String,
-    /// `spec.name`: lower case, with the final dot; `*.` at its beginning means one label.
-    pub name: Fqdn,
-    /// Every address in its status.
-    pub addresses: BTreeSet<IpAddr>,
-}
-
-/// DNS servers whose answers count for EgressFirewalls.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TrustedServers {
-    /// Addresses that pods ask: answers from them count.
-    pub asked: BTreeSet<SocketAddr>,
-    /// Servers that the resolver asks.
-    pub backends: BTreeSet<SocketAddr>,
-}
 
 /// Where objects are.
 #[derive(Clone, Debug, PartialEq, Eq)]

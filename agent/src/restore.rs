@@ -79,8 +79,16 @@ impl Found {
     /// Reads `--tofqdns-pre-cache`. Errors are reported and do not stop the start, because names
     /// also open when a pod looks them up.
     pub fn read_pre_cache(&mut self, path: &Path) {
-        let (known, error) = pre_cache::read(path);
-        self.restored.pre_cache = known;
+        let error = match regular_file::read(path) {
+            Ok(text) => {
+                let (known, error) = pre_cache::parse(&text);
+                self.restored.pre_cache = known;
+                error.map(|error| error.to_string())
+            }
+            Err(error) => Some(format!(
+                "cannot be read: {error}; correct the flag or the file, and restart the agent"
+            )),
+        };
         if let Some(error) = error {
             let text = format!("--tofqdns-pre-cache {} {error}", path.display());
             tracing::error!("{text}");
@@ -355,4 +363,20 @@ pub fn interfaces() -> io::Result<BTreeSet<u32>> {
         .iter()
         .map(nix::net::if_::Interface::index)
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pre_cache_that_cannot_be_read_is_reported() {
+        let mut found = Found::default();
+        found.read_pre_cache(Path::new("/no/such/file"));
+        let [text] = found.damaged.as_slice() else {
+            panic!("{:?}", found.damaged);
+        };
+        assert!(text.starts_with("--tofqdns-pre-cache /no/such/file cannot be read: "));
+        assert!(found.restored.pre_cache.is_empty());
+    }
 }

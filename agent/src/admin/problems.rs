@@ -9,8 +9,8 @@ use crate::{
     core::snapshot::Summary,
     endpoint::source::taken_in::Unmanaged,
     kubernetes::{health::ClusterView, unattended::LEFT},
+    name_objects::MAX_OBJECTS,
     proxies::ProxyView,
-    resolver::names::MAX_OBJECTS,
 };
 
 /// Until proxies that run beside the agent have connected after its start.

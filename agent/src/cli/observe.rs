@@ -6,8 +6,7 @@ use anyhow::Result;
 
 use super::client::Client;
 use crate::{
-    config::args::ObserveArgs,
-    events::{PacketView, Packets},
+    config::args::ObserveArgs, core::packet_view::PacketView, events::Packets,
     policy::trace::protocol_name,
 };
 

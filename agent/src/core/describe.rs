@@ -9,7 +9,7 @@ use shared_maps::{EndpointId, IdentityId};
 
 use super::Core;
 use crate::{
-    events::PacketView,
+    core::packet_view::PacketView,
     policy::trace::{FlowDirection, Port, RuleView},
 };
 

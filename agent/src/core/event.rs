@@ -11,16 +11,16 @@ use dns_policy::{
 use shared_maps::EndpointId;
 
 use crate::{
-    datapath::files::background::NamesWritten,
+    datapath::plan::NamesWritten,
     endpoint::spec::EndpointSpec,
+    kubernetes::node_interfaces::NodeInterfaces,
     kubernetes::{pod_at::PodAt, service_at::ServiceAt},
-    own_interfaces::NodeInterfaces,
+    name_objects::{Observation, ResolvedName, TrustedServers, WantedNames},
     policy::{
         cluster::identity::CiliumIdentity,
         document::{PolicyDocument, PolicyError},
         source::PolicyChange,
     },
-    resolver::{Observation, ResolvedName, TrustedServers, WantedNames},
     source_event::SourceEvent,
 };
 

@@ -22,8 +22,8 @@ use super::{
 };
 use crate::{
     fqdn::servers::NameServers,
+    name_objects::TrustedServers,
     policy::lint::foreign_servers::{self, KnownServers},
-    resolver::TrustedServers,
 };
 
 /// Answers that are remembered; the oldest are forgotten.

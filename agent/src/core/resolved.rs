@@ -28,8 +28,8 @@ use crate::{
     },
     ipcache::metadata::{Claim, Owner},
     labels::CLOSED_NAME,
+    name_objects::{MAX_OBJECTS, Observation, ResolvedName, TrustedServers, WantedNames},
     policy::document::{Body, PolicyDocument},
-    resolver::{Observation, ResolvedName, TrustedServers, WantedNames, names::MAX_OBJECTS},
     selector::selector::DnsNameSelector,
     source_event::SourceEvent,
 };

@@ -23,14 +23,14 @@ use super::{
     state::State,
 };
 use crate::{
+    kubernetes::node_interfaces::NodeInterfaces,
     kubernetes::{
         external_ips::ExternalIps,
         service_at::{Family, ServiceAt},
     },
     labels::{Label, LabelSet, SERVICE},
-    own_interfaces::NodeInterfaces,
+    name_objects::TrustedServers,
     policy::cluster::Protocol,
-    resolver::TrustedServers,
     source_event::SourceEvent,
 };
 

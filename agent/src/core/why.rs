@@ -1,6 +1,6 @@
 //! What the model knows about one question: may this endpoint talk to that name or address?
 //!
-//! The other half, what the kernel has, is read by [`crate::admin::why`].
+//! The other half, what the kernel has, is read by the agent.
 
 use std::{
     collections::BTreeSet,

@@ -5,7 +5,6 @@ use std::{
     fs, io,
     os::unix::fs::PermissionsExt as _,
     path::PathBuf,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -23,7 +22,6 @@ use shared_maps::{
     redirect, steering,
     user::{Access, Globals, Map, MapError, MapKind, Record, has_tcx, possible_cpus},
 };
-use tokio::sync::Notify;
 
 use super::{
     deny_response::DenyResponses,
@@ -31,7 +29,7 @@ use super::{
     hook::Attach,
     map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
     notes,
-    plan::{Attachment, Datapath, Step, StepError},
+    plan::{Attachment, Datapath, Step, StepError, Wake},
     program::{ProgramError, ProgramSettings, Programs, Quotas},
     root::{RootError, make_dirs},
 };
@@ -170,7 +168,7 @@ pub struct KernelDatapath {
     /// When notes are to be swept at the end of a plan; none if no programs were detached.
     sweep_due: Option<Instant>,
     /// Notified after a plan that took an address from an endpoint.
-    freed: Option<Arc<Notify>>,
+    freed: Option<Wake>,
     /// Whether the plan under way did so.
     frees: bool,
     /// Number of the steering program.
@@ -417,7 +415,7 @@ impl Datapath for KernelDatapath {
         }
     }
 
-    fn tell_freed_addresses(&mut self, freed: Arc<Notify>) {
+    fn tell_freed_addresses(&mut self, freed: Wake) {
         self.freed = Some(freed);
     }
 
@@ -425,7 +423,7 @@ impl Datapath for KernelDatapath {
         if std::mem::take(&mut self.frees)
             && let Some(freed) = &self.freed
         {
-            freed.notify_one();
+            freed();
         }
         if self.sweep_due.is_none_or(|due| due > Instant::now()) {
             return;

@@ -3,7 +3,6 @@
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
     path::PathBuf,
-    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -15,7 +14,6 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
     user::lxc_address,
 };
-use tokio::sync::Notify;
 
 use super::{
     late_text::LateText,
@@ -195,6 +193,20 @@ pub enum StepError {
     Skipped,
 }
 
+/// Result of a [`Step::KeepNames`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamesWritten {
+    /// The endpoint.
+    pub endpoint: EndpointId,
+    /// Number of the step.
+    pub number: u64,
+    /// Why the file is not on disk, if so.
+    pub failure: Option<String>,
+}
+
+/// Wakes a task.
+pub type Wake = Box<dyn Fn() + Send>;
+
 /// Carries out steps: the kernel and the state directory, or memory in tests.
 pub trait Datapath: Send {
     /// Carries out one step.
@@ -203,8 +215,8 @@ pub trait Datapath: Send {
     /// The steps of a plan were carried out: does what is done once for all of them.
     fn end_plan(&mut self) {}
 
-    /// `freed` is to be notified after a plan that took an address from an endpoint.
-    fn tell_freed_addresses(&mut self, _freed: Arc<Notify>) {}
+    /// `freed` is called after each plan that took an address from an endpoint.
+    fn tell_freed_addresses(&mut self, _freed: Wake) {}
 
     /// Reads the entries that `query` names. A datapath without maps has none.
     fn read_entries(&mut self, _query: &MapQuery) -> Result<MapEntries, StepError> {

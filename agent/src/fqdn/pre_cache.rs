@@ -1,9 +1,8 @@
 //! Names that are open before a pod looks them up (`--tofqdns-pre-cache`): a JSON array in the
 //! format of Cilium's DNS cache, like `DNSHistory` of an `ep_config.json`.
 
-use std::{collections::HashSet, net::IpAddr, path::Path};
+use std::{collections::HashSet, net::IpAddr};
 
-use daemon::regular_file::{self, FileError};
 use dns_policy::{name::Fqdn, wall_time};
 use serde::Deserialize;
 use serde_json::Value;
@@ -31,9 +30,6 @@ pub struct PreCached {
 /// Entries of a file that cannot be used. The other entries are used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PreCacheError {
-    /// It cannot be read.
-    #[error("cannot be read: {0}; correct the flag or the file, and restart the agent")]
-    Read(#[from] FileError),
     /// Not JSON, or no array.
     #[error(
         "is not a JSON array ({0}); no entry of it is used: write [{{\"fqdn\": …, \"expiration-time\": …, \"ips\": […]}}, …]"
@@ -60,15 +56,7 @@ struct Entry {
     ips: Option<Vec<IpAddr>>,
 }
 
-/// Reads a file: what can be used of it, and what is wrong with the rest.
-pub(crate) fn read(path: &Path) -> (Vec<PreCached>, Option<PreCacheError>) {
-    match regular_file::read(path) {
-        Ok(text) => parse(&text),
-        Err(error) => (Vec::new(), Some(error.into())),
-    }
-}
-
-/// The same of its text.
+/// What can be used of a file's text, and what is wrong with the rest.
 pub(crate) fn parse(text: &[u8]) -> (Vec<PreCached>, Option<PreCacheError>) {
     let entries: Vec<Value> = match serde_json::from_slice(text) {
         Ok(entries) => entries,
@@ -221,7 +209,5 @@ mod tests {
             assert!(found.is_empty());
             assert!(matches!(error, Some(PreCacheError::Json(_))), "{none:?}");
         }
-        let (_, error) = read(Path::new("/no/such/file"));
-        assert!(matches!(error, Some(PreCacheError::Read(_))));
     }
 }

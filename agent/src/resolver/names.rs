@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use dns_policy::name::Fqdn;
 
 use super::object::ObjectKey;
+use crate::name_objects::MAX_OBJECTS;
 
-/// Objects of a cluster.
-pub(crate) const MAX_OBJECTS: usize = 10_000;
 /// Names of objects that are tried for one name.
 const COLLISIONS: u64 = 10;
 /// Letters that spell no words.

@@ -26,13 +26,13 @@ use super::{
     ask::{self, Families},
     book::{self, Book, Write, Written},
     counters::{Counters, LookupResult, WriteResult},
-    names::MAX_OBJECTS,
     object::{AddressFilter, ObjectKey, Settings, UnixTime},
     observe::Outcome,
     queue::Observations,
     schedule::{self, MAX_PLANNED, NoServers},
     store::{Changes, Created, Observers, ResolverStore, Role, StoreError, StoreHealth, Updated},
 };
+use crate::name_objects::MAX_OBJECTS;
 use crate::source_event::SourceEvent;
 
 /// Look-ups at the same time.

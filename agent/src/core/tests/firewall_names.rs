@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     core::{CoreConfig, Effect, Event, event::CleanNames},
-    resolver::{ResolvedName, WantedNames, names::MAX_OBJECTS},
+    name_objects::{MAX_OBJECTS, ResolvedName, WantedNames},
     source_event::SourceEvent,
 };
 

@@ -5,7 +5,7 @@ use shared_maps::EndpointId;
 use super::scenario::{Node, WEB};
 use crate::{
     core::{CoreConfig, Effect, Event},
-    datapath::{files::background::NamesWritten, plan::Step},
+    datapath::{plan::NamesWritten, plan::Step},
 };
 
 fn usual() -> Node {

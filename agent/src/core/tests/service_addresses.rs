@@ -12,7 +12,7 @@ use crate::{
     core::{CoreConfig, Event},
     datapath::plan::Step,
     kubernetes::external_ips::ExternalIps,
-    own_interfaces::NodeInterfaces,
+    kubernetes::node_interfaces::NodeInterfaces,
 };
 
 const OUTSIDE: &str = "203.0.113.9";

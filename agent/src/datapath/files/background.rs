@@ -16,7 +16,7 @@ use shared_maps::EndpointId;
 use super::StateFiles;
 use crate::datapath::{
     late_text::LateText,
-    plan::{Datapath, Step, StepError},
+    plan::{Datapath, NamesWritten, Step, StepError},
 };
 
 /// Writes the state directory; [`Step::KeepNames`] later, everything else at once.
@@ -24,17 +24,6 @@ pub struct BackgroundFiles {
     files: StateFiles,
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// Result of a [`Step::KeepNames`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamesWritten {
-    /// The endpoint.
-    pub endpoint: EndpointId,
-    /// Number of the step.
-    pub number: u64,
-    /// Why the file is not on disk, if so.
-    pub failure: Option<String>,
 }
 
 #[derive(Default)]

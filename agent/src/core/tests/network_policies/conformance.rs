@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use daemon::yaml;
+use limits::yaml;
 use netpol::{
     conformance::{
         CASES, Case, NAMESPACES, Pod, Port, Step, namespace_document, namespace_labels,

@@ -7,8 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use daemon::{lookup::Lookup, yaml};
+use daemon::lookup::Lookup;
 use dns_policy::{name::Fqdn, wall_time};
+use limits::yaml;
 
 use super::Event;
 use crate::{
@@ -16,8 +17,8 @@ use crate::{
     datapath::files::write_atomic,
     dir_writers,
     document_dir::DocumentDir,
+    name_objects::MAX_OBJECTS,
     resolver::{
-        names::MAX_OBJECTS,
         object::{ObjectKey, Read, Resolver, Status, Version},
         store::{Created, StoreError, Updated},
     },

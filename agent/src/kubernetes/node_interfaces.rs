@@ -1,0 +1,12 @@
+//! What interfaces of this node say about Services.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+/// What interfaces of the node say about Services.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeInterfaces {
+    /// Addresses of `nodelocaldns`, where NodeLocal DNSCache listens.
+    pub local_dns: BTreeSet<IpAddr>,
+    /// There is `kube-ipvs0`: kube-proxy is in IPVS mode.
+    pub has_ipvs: bool,
+}

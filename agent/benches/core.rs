@@ -2,9 +2,7 @@
 
 use std::{hint::black_box, net::Ipv4Addr};
 
-use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use dns_policy::name::Fqdn;
-use holdfast_agent::{
+use agent_core::{
     fqdn::names::NameSelectors,
     ipcache::trie::PrefixMap,
     labels::LabelSet,
@@ -13,6 +11,8 @@ use holdfast_agent::{
         selector::{FqdnSelector, Selector},
     },
 };
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use dns_policy::name::Fqdn;
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 

@@ -16,6 +16,7 @@ mod streams;
 
 use std::{os::unix::net::UnixStream, path::Path, sync::Arc, time::Duration};
 
+use agent_core::{core::Core, datapath::plan::Datapath, endpoint::config_file::EndpointFile};
 use anyhow::{Context as _, Result, bail};
 use dns_policy::epoch::Epoch;
 use holdfast_sdp::descriptors::Descriptors;
@@ -30,13 +31,11 @@ use self::{kernel::NodeParts, listeners::Listeners, resolving::Resolving};
 use crate::{
     cleanup::{self, Places},
     config::Config,
-    core::Core,
     datapath::{
-        closed::Gate, files::StateFiles, interfaces::Interfaces, plan::Datapath, root::BpfRootLock,
+        closed::Gate, files::StateFiles, interfaces::Interfaces, root::BpfRootLock,
         upkeep::Conditions,
     },
     dnsproxy::BuiltinProxy,
-    endpoint::config_file::EndpointFile,
     epoch::{self, StateDirLock},
     kubernetes::{client::Api, own_set::OwnSet},
     lane::Lane,

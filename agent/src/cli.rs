@@ -10,6 +10,7 @@ pub(crate) mod table;
 pub(crate) mod trace;
 pub(crate) mod why;
 
+use agent_core::core::snapshot::{EndpointView, IdentityView, IpcacheView, NameView, SelectorView};
 use anyhow::{Result, bail};
 
 use self::{client::Client, show::print};
@@ -23,7 +24,6 @@ use crate::{
         ClientArgs, Command, EndpointAddArgs, EndpointCommand, FqdnCacheCommand, FqdnCommand,
         IdentityCommand, IpCommand, Output, PolicyCommand, SelectorsCommand,
     },
-    core::snapshot::{EndpointView, IdentityView, IpcacheView, NameView, SelectorView},
     endpoint::source::EndpointDocument,
 };
 

@@ -20,6 +20,11 @@ use std::{
     time::Duration,
 };
 
+use agent_core::{
+    fqdn::{refused::RefusedPrefixes, servers::NameServers},
+    kubernetes::{external_ips::ExternalIps, labels::LabelRule},
+    policy::mode::PolicyMode,
+};
 use dns_policy::reject_code::RejectCode;
 use ipnet::IpNet;
 
@@ -37,9 +42,7 @@ pub use run_args::RunArgs;
 use crate::{
     cni::install::CniPlaces,
     datapath::{deny_response::DenyResponses, kernel::MapSizes},
-    fqdn::{refused::RefusedPrefixes, servers::NameServers},
-    kubernetes::{ApiSettings, external_ips::ExternalIps, labels::LabelRule},
-    policy::mode::PolicyMode,
+    kubernetes::ApiSettings,
     relay::settings::RelaySettings,
     resolver::ResolverSettings,
 };

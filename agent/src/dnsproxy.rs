@@ -6,6 +6,7 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use agent_core::core::event::{Event, MappingEvent, MappingResult, RevokeAck};
 use dns_policy::{
     boot_time::BootTime,
     epoch::Epoch,
@@ -31,7 +32,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::Config,
-    core::event::{Event, MappingEvent, MappingResult, RevokeAck},
     lane::Lane,
     listener,
     proxies::{Proxies, Results, RulesTable, StreamGuard, StreamKind, ToStream},

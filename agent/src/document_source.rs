@@ -7,6 +7,15 @@ use std::{
     time::Duration,
 };
 
+use agent_core::{
+    core::{event::Event, router::Router},
+    kubernetes::{book::Book, local_pods::LocalPods, unattended::Unattended},
+    policy::source::{
+        cluster::{Batch, ClusterDocuments, Read},
+        merge::Merged,
+    },
+    source_event::SourceEvent,
+};
 use dns_policy::wall_time;
 use shared_maps::user::trim_heap;
 use tokio::{
@@ -16,26 +25,17 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    core::{event::Event, router::Router},
     kubernetes::{
         Watches,
-        book::Book,
         health::ClusterHealth,
         listing_file::{self, ListingFile, Origin, Stored},
         listing_task::{self, Pending},
-        local_pods::LocalPods,
         refusals::Refusals,
         resource::RESOURCES,
-        unattended::Unattended,
     },
-    policy::source::{
-        cluster::{Batch, ClusterDocuments, Read},
-        dir::PolicyDir,
-        merge::Merged,
-    },
+    policy_dir::PolicyDir,
     resolver::store::feed::Feed,
     runner::CoreHandle,
-    source_event::SourceEvent,
     watched_dir::WatchedDir,
 };
 

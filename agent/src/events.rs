@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use agent_core::core::packet_view::PacketView;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shared_maps::{
@@ -18,7 +19,7 @@ use shared_maps::{
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::{core::packet_view::PacketView, datapath::events::EventReader};
+use crate::datapath::events::EventReader;
 
 /// Records kept.
 const KEPT: usize = 4096;

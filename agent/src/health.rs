@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, io, net::SocketAddr, sync::Arc, time::Duration};
 
+use agent_core::core::Core;
 use daemon::http_server::{self, Socket};
 use holdfast_sdp::{descriptors::Descriptors, stats::Stats};
 use http_body_util::Full;
@@ -12,7 +13,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     cni::failures::AddFailures,
-    core::Core,
     datapath::{
         events::Counters,
         upkeep::{Conditions, Part},

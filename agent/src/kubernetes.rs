@@ -10,7 +10,6 @@
 
 #[cfg(feature = "kubernetes")]
 pub(crate) mod backoff;
-pub(crate) mod book;
 #[cfg(feature = "kubernetes")]
 pub mod client;
 #[cfg(not(feature = "kubernetes"))]
@@ -18,17 +17,13 @@ pub mod client;
 pub mod client;
 #[cfg(feature = "kubernetes")]
 mod decode;
-pub(crate) mod external_ips;
 pub mod health;
-pub(crate) mod labels;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod lease;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod lease_client;
 pub(crate) mod listing_file;
 pub(crate) mod listing_task;
-pub(crate) mod local_pods;
-pub mod node_interfaces;
 #[cfg(feature = "kubernetes")]
 mod own_node;
 #[cfg(feature = "kubernetes")]
@@ -36,7 +31,6 @@ pub(crate) mod own_set;
 #[cfg(not(feature = "kubernetes"))]
 #[path = "kubernetes/no_own_set.rs"]
 pub(crate) mod own_set;
-pub(crate) mod pod_at;
 pub(crate) mod refusals;
 #[cfg(feature = "kubernetes")]
 mod report;
@@ -44,7 +38,6 @@ pub(crate) mod resource;
 #[cfg(feature = "kubernetes")]
 #[cfg(test)]
 pub(crate) mod scripted;
-pub(crate) mod service_at;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod start;
 #[cfg(feature = "kubernetes")]
@@ -52,16 +45,15 @@ pub(crate) mod startup_taint;
 #[cfg(not(feature = "kubernetes"))]
 #[path = "kubernetes/no_startup_taint.rs"]
 pub(crate) mod startup_taint;
-pub(crate) mod unattended;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod watch;
 
 use std::{path::PathBuf, sync::Arc};
 
+use agent_core::policy::source::cluster::Batch;
 use tokio::sync::{mpsc, watch as channel};
 
 use self::{health::ClusterHealth, refusals::Refusals};
-use crate::policy::source::cluster::Batch;
 
 /// Where the API server is, and with which account it is asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

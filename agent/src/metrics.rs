@@ -9,6 +9,7 @@ pub mod meanings;
 pub mod resolver;
 mod writer;
 
+use agent_core::core::snapshot::Summary;
 use holdfast_sdp::stats::Stats;
 use prometheus_client::encoding::DescriptorEncoder;
 use shared_maps::event::{Counter, Reason};
@@ -19,7 +20,6 @@ use self::{
 };
 use crate::{
     cni::failures::AddFailure,
-    core::snapshot::Summary,
     datapath::upkeep::{Condition, Part},
     kubernetes::health::WatchHealth,
     listener::Listener,

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_core::core::event::Event;
 use rtnetlink::{
     MulticastGroup,
     packet_core::{NetlinkMessage, NetlinkPayload},
@@ -19,7 +20,6 @@ use rtnetlink::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    core::event::Event,
     netlink_events::{NetlinkEvents, Subscription},
     own_interfaces::{self, OwnInterfaces},
     runner::CoreHandle,

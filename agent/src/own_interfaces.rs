@@ -6,11 +6,10 @@ use std::{
     net::{IpAddr, SocketAddrV4, SocketAddrV6},
 };
 
+use agent_core::kubernetes::node_interfaces::NodeInterfaces;
 use daemon::lookup::Lookup;
 use nix::ifaddrs::InterfaceAddress;
 use shared_maps::user::InterfaceNames;
-
-use crate::kubernetes::node_interfaces::NodeInterfaces;
 
 /// Interface of NodeLocal DNSCache.
 const LOCAL_DNS: &str = "nodelocaldns";

@@ -13,6 +13,7 @@ use std::{
     },
 };
 
+use agent_core::core::event::{MappingResult, Revocation, RulesUpdate, StreamId};
 use daemon::peer::Peer;
 use dns_policy::rule::{EndpointRules, RulesOf};
 use parking_lot::Mutex;
@@ -24,7 +25,6 @@ mod results;
 
 pub use self::results::Results;
 use self::results::{Mailbox, mailbox};
-use crate::core::event::{MappingResult, Revocation, RulesUpdate, StreamId};
 
 /// Streams of one kind at a time: beyond, new ones are turned away. Those who may open one
 /// kind do not shut out those of another. One peer gets a further stream while it has fewer than

@@ -23,8 +23,10 @@ pub mod view;
 
 use std::{path::PathBuf, time::Duration};
 
-pub(crate) use crate::name_objects::dns_name;
-pub use crate::name_objects::{Observation, ResolvedName, TrustedServers, WantedNames, object};
+pub(crate) use agent_core::name_objects::dns_name;
+pub use agent_core::name_objects::{
+    Observation, ResolvedName, TrustedServers, WantedNames, object,
+};
 
 use self::object::Settings;
 

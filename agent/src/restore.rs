@@ -10,24 +10,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use daemon::{lookup::Lookup, regular_file};
-use dns_policy::{boot_time::BootTime, wall_time};
-use shared_maps::{
-    EndpointId, IdentityId, pin,
-    policy::{self, PolicyKey, PolicyValue},
-    user::{Access, Entries, Globals, MapError},
-};
-
-use crate::{
+use agent_core::{
     core::Restored,
-    datapath::{
-        files::{self, ENDPOINT_FILE, StateFiles},
-        hook,
-    },
-    endpoint::{
-        config_file::{self, FileError},
-        source::without,
-    },
+    endpoint::config_file::{self, FileError},
     fqdn::{
         cleaned::{self, CleanedError},
         pre_cache,
@@ -37,6 +22,21 @@ use crate::{
         endpoint_checkpoint,
     },
     labels::LabelSet,
+};
+use daemon::{lookup::Lookup, regular_file};
+use dns_policy::{boot_time::BootTime, wall_time};
+use shared_maps::{
+    EndpointId, IdentityId, pin,
+    policy::{self, PolicyKey, PolicyValue},
+    user::{Access, Entries, Globals, MapError},
+};
+
+use crate::{
+    datapath::{
+        files::{self, ENDPOINT_FILE, StateFiles},
+        hook,
+    },
+    endpoint::source::without,
 };
 
 /// Why the agent must not start on what it found.

@@ -14,22 +14,21 @@
 
 use std::{io, sync::Arc, thread, time::Duration};
 
-use dns_policy::boot_time::BootTime;
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
-    time::timeout,
-};
-
-use crate::{
+use agent_core::{
     core::{
         Core, Directory, EndpointLocation,
         event::Event,
         snapshot::{Snapshot, Summary},
     },
     datapath::plan::Datapath,
-    proxies::Proxies,
-    resolver::feed::ResolverFeed,
 };
+use dns_policy::boot_time::BootTime;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    time::timeout,
+};
+
+use crate::{proxies::Proxies, resolver::feed::ResolverFeed};
 
 /// Events that may wait: at this depth senders wait.
 const QUEUE: usize = 1024;

@@ -9,6 +9,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_core::{
+    endpoint::config_file::{self, EndpointFile, HistoryEntry, RulesInFile, ZombieEntry},
+    fqdn::cleaned::{self, Cleaning},
+    identity::{
+        checkpoint,
+        endpoint_checkpoint::{EndpointCheckpoint, EndpointWrite},
+    },
+    labels::LabelSet,
+};
 use dns_policy::{
     boot_time::BootTime,
     name::Fqdn,
@@ -16,16 +25,7 @@ use dns_policy::{
 };
 use holdfast_agent::{
     datapath::files::StateFiles,
-    endpoint::{
-        config_file::{self, EndpointFile, HistoryEntry, RulesInFile, ZombieEntry},
-        source::{EndpointBook, cli::CliFile},
-    },
-    fqdn::cleaned::{self, Cleaning},
-    identity::{
-        checkpoint,
-        endpoint_checkpoint::{EndpointCheckpoint, EndpointWrite},
-    },
-    labels::LabelSet,
+    endpoint::source::{EndpointBook, cli::CliFile},
     restore::{self, Found},
 };
 use shared_maps::{EndpointId, IdentityId};
@@ -103,7 +103,7 @@ fn endpoint() -> EndpointFile {
         mac: [2, 0, 0, 0, 0, 7],
         node_mac: [2, 0, 0, 0, 0, 8],
         on_bridge: false,
-        link: holdfast_agent::datapath::link::Link::default(),
+        link: agent_core::datapath::link::Link::default(),
         netns: "/run/netns/pod1".into(),
         history: vec![HistoryEntry {
             name: Fqdn::normalise("www.cilium.io"),

@@ -8,9 +8,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_core::core::snapshot::Summary;
 use holdfast_agent::{
     cni::failures::AddFailure,
-    core::snapshot::Summary,
     datapath::upkeep::{Condition, Part},
     kubernetes::health::WatchHealth,
     listener::Listener,

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use agent_core::fqdn::refused::RefusedPrefixes;
 use anyhow::{Context, Result, ensure};
-use holdfast_agent::fqdn::refused::RefusedPrefixes;
 use serde_json::Value;
 
 use crate::lab::Lab;

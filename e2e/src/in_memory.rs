@@ -4,6 +4,17 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
+use agent_core::{
+    core::{
+        Core, CoreConfig, Effect, Event, Restored,
+        event::{MappingEvent, StreamId},
+        snapshot::Counters,
+    },
+    datapath::memory::MemoryDatapath,
+    endpoint::spec::EndpointSpec,
+    policy::{document::PolicyDocument, parse::parse_documents},
+    source_event::SourceEvent,
+};
 use anyhow::{Context, Result, ensure};
 use dns_policy::{
     boot_time::BootTime,
@@ -12,17 +23,6 @@ use dns_policy::{
     rule::Transport,
 };
 
-use holdfast_agent::core::{Core, CoreConfig, Effect, Event, Restored};
-use holdfast_agent::datapath::memory::MemoryDatapath;
-use holdfast_agent::policy::{document::PolicyDocument, parse::parse_documents};
-use holdfast_agent::{
-    core::{
-        event::{MappingEvent, StreamId},
-        snapshot::Counters,
-    },
-    endpoint::spec::EndpointSpec,
-    source_event::SourceEvent,
-};
 use shared_maps::EndpointId;
 
 /// Address of the DNS server in every policy.
@@ -236,7 +236,7 @@ fn spec(index: u32, labels: Vec<String>) -> EndpointSpec {
         mac: [2, 0, a, b, c, d],
         node_mac: [2, 1, a, b, c, d],
         on_bridge: false,
-        link: holdfast_agent::datapath::link::Link::default(),
+        link: agent_core::datapath::link::Link::default(),
         netns: format!("pod{index}"),
         pod: None,
         pod_uid: None,

@@ -10,12 +10,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use agent_core::datapath::{
+    link::Link,
+    plan::{Attachment, Datapath, Step, StepError},
+};
 use anyhow::{Context, Result, bail, ensure};
 use aya::{TestRun, TestRunOptions};
 use holdfast_agent::datapath::deny_response::DenyResponses;
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
-use holdfast_agent::datapath::link::Link;
-use holdfast_agent::datapath::plan::{Attachment, Datapath, Step, StepError};
 use nix::sched::{CloneFlags, unshare};
 use shared_maps::conntrack::{self, CtKey4, CtKey6, CtValue};
 use shared_maps::event::{self, Counter, Reason};

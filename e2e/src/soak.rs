@@ -4,9 +4,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use agent_core::core::{Event, snapshot::Summary};
 use anyhow::{Result, ensure};
-use holdfast_agent::core::Event;
-use holdfast_agent::core::snapshot::Summary;
 
 use crate::bench::usage;
 use crate::in_memory::{self, DNS, Node, document, web};

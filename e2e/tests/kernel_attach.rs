@@ -4,11 +4,11 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
+use agent_core::datapath::plan::{Datapath, Step, StepError};
 use anyhow::{Context as _, Result};
 use aya::programs::links::{FdLink, PinnedLink};
 use holdfast_agent::datapath::closed::{ClosedInterfaces, DocumentHash, Gate as _, Why};
 use holdfast_agent::datapath::kernel::KernelDatapath;
-use holdfast_agent::datapath::plan::{Datapath, Step, StepError};
 use holdfast_e2e::kernel::{ENDPOINT, attachment, config, with_kernel};
 use holdfast_e2e::until;
 use nix::net::if_::if_nametoindex;

@@ -6,12 +6,12 @@ use std::process::Command;
 use std::sync::Barrier;
 use std::time::Duration;
 
+use agent_core::datapath::plan::{Datapath, Step, StepError};
 use anyhow::{Context as _, Result};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{SchedClassifier, TcAttachType};
 use daemon::steering_program;
 use holdfast_agent::datapath::kernel::KernelDatapath;
-use holdfast_agent::datapath::plan::{Datapath, Step, StepError};
 use holdfast_agent::restore::policy_maps;
 use holdfast_e2e::kernel::{ENDPOINT, attachment, config, with_kernel};
 use holdfast_e2e::until;

@@ -2,9 +2,11 @@
 //! by type, direction, destination and hop limit.
 use std::net::{IpAddr, Ipv6Addr};
 
+use agent_core::datapath::{
+    link::Link,
+    plan::{Attachment, Datapath as _, Step},
+};
 use anyhow::Result;
-use holdfast_agent::datapath::link::Link;
-use holdfast_agent::datapath::plan::{Attachment, Datapath as _, Step};
 use holdfast_e2e::kernel::{
     From, IFINDEX, Kernel, LINK_LOCAL, MAC, PEER6, POD6, attachment, with_kernel,
 };

@@ -3,6 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use agent_core::{
+    core::{
+        Core, CoreConfig, Event, Restored,
+        event::{MappingEvent, StreamId},
+    },
+    datapath::plan::{Attachment, Datapath as _, Step},
+    endpoint::spec::EndpointSpec,
+    policy::parse::parse_documents,
+    source_event::SourceEvent,
+};
 use anyhow::{Context, Result, ensure};
 use dns_policy::{
     boot_time::BootTime,
@@ -11,16 +21,6 @@ use dns_policy::{
     rule::Transport,
 };
 
-use holdfast_agent::datapath::plan::{Attachment, Datapath as _, Step};
-use holdfast_agent::policy::parse::parse_documents;
-use holdfast_agent::{
-    core::{
-        Core, CoreConfig, Event, Restored,
-        event::{MappingEvent, StreamId},
-    },
-    endpoint::spec::EndpointSpec,
-    source_event::SourceEvent,
-};
 use holdfast_e2e::kernel::{Kernel, MAC, POD4, POD6, attachment, with_kernel};
 use holdfast_e2e::packet::{Packet, SYN, tcp, udp};
 use holdfast_e2e::policy::{dns_to, egress, names};
@@ -315,7 +315,7 @@ impl<'k> Plumbing<'k> {
             mac: MAC,
             node_mac: MAC,
             on_bridge: false,
-            link: holdfast_agent::datapath::link::Link::default(),
+            link: agent_core::datapath::link::Link::default(),
             netns: "pod".to_owned(),
             pod: None,
             pod_uid: None,

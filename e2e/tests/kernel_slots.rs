@@ -2,9 +2,11 @@
 //! endpoint behind its interface, and without any it is dropped.
 use std::process::Command;
 
+use agent_core::datapath::{
+    map_query::{MapEntries, MapQuery, ProgramFault},
+    plan::{Attachment, Datapath as _, Step},
+};
 use anyhow::{Context as _, Result, ensure};
-use holdfast_agent::datapath::map_query::{MapEntries, MapQuery, ProgramFault};
-use holdfast_agent::datapath::plan::{Attachment, Datapath as _, Step};
 use holdfast_e2e::kernel::{ENDPOINT, From, Kernel, PEER, PEER4, POD4, attachment, with_kernel};
 use holdfast_e2e::packet::{ACK, Packet, tcp, udp};
 use nix::net::if_::if_nametoindex;

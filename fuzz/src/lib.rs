@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use agent_core::{labels::LabelSet, named_port::NamedPorts, policy::parse::parse_documents};
 use dns_policy::{
     boot_time::BootTime,
     name::Fqdn,
@@ -20,10 +21,7 @@ use dns_policy::{
 use dns_wire::{answer, reply::QueryHeader};
 use fqdn_proto::{encoded::Encoded, fqdndata::PolicyState, native as wire};
 use hickory_proto::{op::Message, serialize::binary::BinDecodable as _};
-use holdfast_agent::{
-    endpoint::source::EndpointDocument, grpc, labels::LabelSet, named_port::NamedPorts,
-    policy::parse::parse_documents,
-};
+use holdfast_agent::{endpoint::source::EndpointDocument, grpc};
 use holdfast_sdp::{
     journal::ledger::Ledger,
     link::convert,

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use agent_core::core::clean::Unrevoked;
 use dns_policy::{boot_time::BootTime, wall_time};
 
 use super::model::{Done, StillOpen};
-use crate::{core::clean::Unrevoked, proxies::ProxyView};
+use crate::proxies::ProxyView;
 
 /// Pairs listed.
 const LISTED: usize = 1000;
@@ -60,7 +61,7 @@ mod tests {
     use dns_policy::name::Fqdn;
 
     use super::*;
-    use crate::core::event::StreamId;
+    use agent_core::core::event::StreamId;
 
     #[test]
     fn names_that_stay_open_are_listed_with_their_end_and_cause() {

@@ -1,14 +1,16 @@
 //! Data of the admin interface in addition to the core's snapshot. The command line uses the same
 //! types.
 
+use agent_core::{
+    core::snapshot::{LimitView, PolicyView, RejectedView, Summary},
+    policy::trace::RuleView,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    core::snapshot::{LimitView, PolicyView, RejectedView, Summary},
     datapath::{features::KernelView, quota::QuotaView, upkeep::RepairsView},
     endpoint::source::{Unresolved, taken_in::StartedOpen},
     kubernetes::health::ClusterView,
-    policy::trace::RuleView,
     proxies::ProxyView,
     resolver::view::ResolverView,
 };

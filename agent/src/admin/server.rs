@@ -6,6 +6,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_core::{
+    core::{
+        Core, Event,
+        clean::Unrevoked,
+        event::CleanNames,
+        snapshot::{ENDPOINT, EndpointView, Summary},
+    },
+    policy::{
+        ask::Trace,
+        trace::{FlowDirection, Port},
+    },
+};
 use daemon::http_server::{self, Admission, Socket};
 use dns_policy::{boot_time::BootTime, epoch::Epoch};
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -27,12 +39,6 @@ use super::{
 };
 use crate::{
     cni::install::CniCondition,
-    core::{
-        Core, Event,
-        clean::Unrevoked,
-        event::CleanNames,
-        snapshot::{ENDPOINT, EndpointView, Summary},
-    },
     datapath::{
         features::KernelView,
         quota,
@@ -43,10 +49,6 @@ use crate::{
     events::Events,
     kubernetes::health::ClusterHealth,
     own_interfaces,
-    policy::{
-        ask::Trace,
-        trace::{FlowDirection, Port},
-    },
     proxies::{Proxies, ProxyView},
     resolver::task::ResolverHandle,
     runner::{CoreAway, CoreHandle},

@@ -6,6 +6,15 @@ mod walk;
 
 use std::{collections::HashMap, net::IpAddr};
 
+use agent_core::{
+    core::why::{AddressFound, Findings, PeerFound, Target},
+    labels::LabelError,
+    policy::{
+        ask::{self, Peer, To, Trace},
+        compute::{decide, everyone_at},
+        trace::{FlowDirection, Port, RuleView},
+    },
+};
 use dns_policy::{boot_time::BootTime, name::Fqdn};
 use shared_maps::{
     EndpointId, IdentityId,
@@ -16,14 +25,7 @@ use shared_maps::{
 use self::walk::Walk;
 use super::model::Why;
 use crate::{
-    core::why::{AddressFound, Findings, PeerFound, Target},
     datapath::program::Programs,
-    labels::LabelError,
-    policy::{
-        ask::{self, Peer, To, Trace},
-        compute::{decide, everyone_at},
-        trace::{FlowDirection, Port, RuleView},
-    },
     runner::{CoreAway, CoreHandle},
 };
 

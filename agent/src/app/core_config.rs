@@ -1,8 +1,9 @@
 //! Settings and restored rules of the core.
 
+use agent_core::core::CoreConfig;
 use dns_policy::{boot_time::BootTime, epoch::Epoch, rule::RulesOf, wall_time};
 
-use crate::{config::Config, core::CoreConfig, restore::Found};
+use crate::{config::Config, restore::Found};
 
 /// Of the flags and this run.
 pub(super) fn of(config: &Config, epoch: &Epoch) -> CoreConfig {

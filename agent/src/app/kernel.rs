@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use agent_core::core::Event;
 use anyhow::{Context as _, Result};
 use dns_policy::boot_time::BootTime;
 use shared_maps::user::Globals;
@@ -9,7 +10,6 @@ use shared_maps::user::Globals;
 use super::Parts;
 use crate::{
     config::Config,
-    core::Event,
     datapath::{
         closed::ClosedInterfaces,
         features::KernelView,

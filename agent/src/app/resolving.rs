@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use agent_core::core::Event;
 use tokio::sync::mpsc;
 
 use super::Rim;
 use crate::{
     config::Config,
-    core::Event,
     kubernetes::client::Api,
     resolver::{
         Place, ResolverSettings,

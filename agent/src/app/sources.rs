@@ -5,31 +5,29 @@ use std::{
     sync::Arc,
 };
 
+use agent_core::{
+    core::Event,
+    endpoint::spec::EndpointSpec,
+    kubernetes::{book::Book, labels::LabelFilter, unattended::Unattended},
+};
 use anyhow::{Context as _, Result};
 use tokio::sync::watch;
 
 use super::Rim;
 use crate::{
     config::Config,
-    core::Event,
     datapath::{closed::Gate, files::StateFiles},
     document_source::{self, Sources},
-    endpoint::{
-        source::{EndpointBook, cli::CliFile, polls, taken_in::PodSource},
-        spec::EndpointSpec,
-    },
+    endpoint::source::{EndpointBook, cli::CliFile, polls, taken_in::PodSource},
     kubernetes::{
         Here, Watches,
-        book::Book,
         client::{self, Api},
         health::ClusterHealth,
-        labels::LabelFilter,
         listing_file::Origin,
-        unattended::Unattended,
     },
     node,
     own_interfaces::{self, OwnInterfaces},
-    policy::source::{dir::PolicyDir, last_good::LastGood},
+    policy_dir::{PolicyDir, last_good::LastGood},
     relay,
     resolver::store::feed::Feed,
     watched_dir::WatchedDir,

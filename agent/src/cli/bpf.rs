@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use agent_core::policy::trace::{port_range, protocol_name};
 use anyhow::Result;
 use serde::Serialize;
 use shared_maps::{
@@ -15,10 +16,7 @@ use shared_maps::{
 };
 
 use super::{show::print, table::render};
-use crate::{
-    config::args::{BpfArgs, BpfCommand, BpfList, BpfPolicy},
-    policy::trace::{port_range, protocol_name},
-};
+use crate::config::args::{BpfArgs, BpfCommand, BpfList, BpfPolicy};
 
 /// Carries out a `bpf` command.
 pub(crate) fn run(command: &BpfCommand) -> Result<()> {

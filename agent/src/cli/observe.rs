@@ -2,13 +2,11 @@
 
 use std::io::Write as _;
 
+use agent_core::{core::packet_view::PacketView, policy::trace::protocol_name};
 use anyhow::Result;
 
 use super::client::Client;
-use crate::{
-    config::args::ObserveArgs, core::packet_view::PacketView, events::Packets,
-    policy::trace::protocol_name,
-};
+use crate::{config::args::ObserveArgs, events::Packets};
 
 /// Prints what the agent kept; with `--follow` goes on as packets come.
 pub(crate) async fn run(args: &ObserveArgs) -> Result<()> {

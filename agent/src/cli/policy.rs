@@ -6,12 +6,7 @@ use std::{
     sync::LazyLock,
 };
 
-use anyhow::{Context as _, Result, bail};
-use serde::Serialize;
-
-use super::show::{counted, print};
-use crate::{
-    config::args::Output,
+use agent_core::{
     core::config::DNS_SERVICE,
     kubernetes::{book::Book, labels::LabelFilter},
     policy::{
@@ -23,10 +18,13 @@ use crate::{
         },
         network_policy::blocks_without_pods,
         parse::parse_documents,
-        source::dir::TWICE,
     },
-    watched_dir,
 };
+use anyhow::{Context as _, Result, bail};
+use serde::Serialize;
+
+use super::show::{counted, print};
+use crate::{config::args::Output, policy_dir::TWICE, watched_dir};
 
 /// The labels that make identities under an agent without `--labels`.
 static FILTER: LazyLock<LabelFilter> = LazyLock::new(LabelFilter::default);

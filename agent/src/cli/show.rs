@@ -2,6 +2,10 @@
 
 use std::io::Write as _;
 
+use agent_core::core::snapshot::{
+    Counters, EndpointView, FirewallSummary, IdentityView, IpcacheView, LimitView, NameView,
+    Reconciled, SelectorView, Summary,
+};
 use anyhow::Result;
 use dns_policy::boot_time::BootTime;
 use serde::Serialize;
@@ -11,10 +15,6 @@ use super::table::{list, maybe, render};
 use crate::{
     admin::model::{Policies, Status},
     config::args::Output,
-    core::snapshot::{
-        Counters, EndpointView, FirewallSummary, IdentityView, IpcacheView, LimitView, NameView,
-        Reconciled, SelectorView, Summary,
-    },
     datapath::{quota::QuotaView, upkeep::RepairsView},
     endpoint::source::taken_in::StartedOpen,
     kubernetes::health::ClusterView,

@@ -2,14 +2,7 @@
 
 use std::net::IpAddr;
 
-use anyhow::{Context as _, Result, bail};
-use dns_policy::name::Fqdn;
-use shared_maps::IdentityId;
-
-use super::{client::Client, show::print};
-use crate::{
-    admin::server::encode,
-    config::args::TraceArgs,
+use agent_core::{
     kubernetes::{book::Book, labels::LabelFilter},
     named_port::NamedPorts,
     policy::{
@@ -20,8 +13,13 @@ use crate::{
     },
     selector::selector::Subject,
     source_event::SourceEvent,
-    watched_dir,
 };
+use anyhow::{Context as _, Result, bail};
+use dns_policy::name::Fqdn;
+use shared_maps::IdentityId;
+
+use super::{client::Client, show::print};
+use crate::{admin::server::encode, config::args::TraceArgs, watched_dir};
 
 /// Asks and prints; fails if the packet is dropped.
 pub(crate) async fn run(args: &TraceArgs) -> Result<()> {
@@ -132,7 +130,7 @@ fn line(text: &mut String, step: &Step) {
         ("ingress", _) => format!("from {}: ", step.peer.join(",")),
         _ => format!("to {}: ", step.peer.join(",")),
     };
-    let by = |rules: &[crate::policy::trace::RuleView]| {
+    let by = |rules: &[agent_core::policy::trace::RuleView]| {
         let rules: Vec<String> = rules.iter().map(ToString::to_string).collect();
         rules.join("; ")
     };

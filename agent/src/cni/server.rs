@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_core::core::standing::Standing;
 use daemon::http_server::{self, Admission, Socket};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
@@ -28,7 +29,6 @@ use super::{
     request::{CniRequest, Valid},
 };
 use crate::{
-    core::standing::Standing,
     endpoint::source::{
         EndpointBook, EndpointError,
         cni::{AttachError, Attachment, AttachmentId},

@@ -3,6 +3,10 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
+use agent_core::{
+    named_port::{NamedPortError, NamedPorts},
+    policy::{mode::PolicyMode, trace::Port},
+};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::{
@@ -11,11 +15,7 @@ use super::{
     run_args::RunArgs,
     why_args::WhyArgs,
 };
-use crate::{
-    endpoint::source::{EndpointError, own_label},
-    named_port::{NamedPortError, NamedPorts},
-    policy::{mode::PolicyMode, trace::Port},
-};
+use crate::endpoint::source::{EndpointError, own_label};
 
 /// Default of `--admin-socket`.
 pub(crate) const ADMIN_SOCKET: &str = "/run/holdfast/agent-admin.sock";

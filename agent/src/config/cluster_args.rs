@@ -2,11 +2,10 @@
 
 use std::{net::IpAddr, path::PathBuf, str::FromStr};
 
+use agent_core::kubernetes::{external_ips::ExternalIps, labels::LabelRule};
 use clap::{ArgAction, Args};
 use ipnet::IpNet;
 use netpol::name::is_label_key;
-
-use crate::kubernetes::{external_ips::ExternalIps, labels::LabelRule};
 
 /// Octets of a cluster's name, as in Cilium.
 const NAME_MAX: usize = 32;

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, str::FromStr};
 
-use crate::{
+use agent_core::{
     labels::{Label, LabelError},
     policy::{
         ask::Peer,

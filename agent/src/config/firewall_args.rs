@@ -5,10 +5,10 @@ use std::{
     str::FromStr,
 };
 
+use agent_core::core::config::DNS_SERVICE;
 use clap::Args;
 
 use super::ConfigError;
-use crate::core::config::DNS_SERVICE;
 
 /// Port of a DNS server that is given without one.
 const DNS_PORT: u16 = 53;

@@ -2,6 +2,13 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use agent_core::{
+    fqdn::{
+        refused::{self, RefusedValue},
+        servers::NameServers,
+    },
+    policy::mode::PolicyMode,
+};
 use clap::{ArgAction, Args};
 use dns_policy::{duration, reject_code::RejectCode};
 
@@ -10,14 +17,7 @@ use super::{
     deny_args::DenyArgs, firewall_args::FirewallArgs, relay_args::FollowArgs,
     resolver_args::ResolverArgs,
 };
-use crate::{
-    datapath::kernel::MapSizes,
-    fqdn::{
-        refused::{self, RefusedValue},
-        servers::NameServers,
-    },
-    policy::mode::PolicyMode,
-};
+use crate::datapath::kernel::MapSizes;
 
 /// `run`
 #[derive(Debug, Args)]

@@ -13,11 +13,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_core::{
+    datapath::plan::{Datapath, Step, StepError},
+    identity::endpoint_checkpoint::EndpointWrite,
+};
 use nix::fcntl::OFlag;
 use shared_maps::EndpointId;
-
-use super::plan::{Datapath, Step, StepError};
-use crate::identity::endpoint_checkpoint::EndpointWrite;
 
 /// Name of an endpoint's file in its directory.
 pub(crate) const ENDPOINT_FILE: &str = "ep_config.json";

@@ -6,6 +6,7 @@
 
 use std::{collections::BTreeSet, fmt, fs, io, os::fd::AsFd as _, path::Path};
 
+use agent_core::datapath::map_query::ProgramFault;
 use aya::programs::{
     LinkOrder, SchedClassifier, TcAttachType,
     links::{FdLink, PinnedLink as LinkPin},
@@ -21,7 +22,6 @@ use shared_maps::user::{
 use super::{
     filter::{self, Mark, Order},
     group,
-    map_query::ProgramFault,
     program::{ProgramError, load},
 };
 

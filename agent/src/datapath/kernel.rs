@@ -8,6 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_core::datapath::{
+    map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
+    plan::{Attachment, Datapath, Step, StepError, Wake},
+};
 use daemon::steering_program::{self, SteerError};
 use shared_maps::{
     EndpointId,
@@ -27,9 +31,7 @@ use super::{
     deny_response::DenyResponses,
     features::Found,
     hook::Attach,
-    map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
     notes,
-    plan::{Attachment, Datapath, Step, StepError, Wake},
     program::{ProgramError, ProgramSettings, Programs, Quotas},
     root::{RootError, make_dirs},
 };

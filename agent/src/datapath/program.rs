@@ -18,6 +18,7 @@ use std::{
     sync::Arc,
 };
 
+use agent_core::datapath::{map_query::ProgramFault, plan::Attachment};
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
     maps::MapData,
@@ -46,8 +47,6 @@ use super::{
     group::{self, GROUP},
     hook::{self, Attach, Hook, grouped, pinned, pinned_handles, put, release},
     kernel_layout,
-    map_query::ProgramFault,
-    plan::Attachment,
     slots::{SlotMaps, SlotSizes, Slots},
 };
 

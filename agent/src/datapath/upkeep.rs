@@ -2,7 +2,7 @@
 //!
 //! Routes, the steering program and the pins of the maps are set up at the start; anything on the
 //! node may remove them later. Programs of endpoints are checked by the core
-//! ([`crate::core::Core::next_query`]), because it attaches them.
+//! ([`agent_core::core::Core::next_query`]), because it attaches them.
 
 use std::{
     collections::BTreeMap,

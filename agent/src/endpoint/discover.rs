@@ -27,6 +27,7 @@ use std::{
     thread,
 };
 
+use agent_core::datapath::link::Link;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use tokio_stream::StreamExt as _;
@@ -37,7 +38,6 @@ use self::{
     enter::enter_netns,
     present::Present,
 };
-use crate::datapath::link::Link;
 
 /// Directory of named network namespaces (`ip netns add`).
 const NETNS_DIR: &str = "/run/netns";

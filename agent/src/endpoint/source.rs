@@ -36,6 +36,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use agent_core::{endpoint::spec::EndpointSpec, source_event::SourceEvent};
 use daemon::lookup::Lookup;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -52,10 +53,7 @@ use self::{
     taken_in::TakenIn,
 };
 use super::discover::{Netns, bridge};
-use crate::{
-    datapath::closed::Gate, document_dir::DocumentDir, endpoint::spec::EndpointSpec,
-    source_event::SourceEvent,
-};
+use crate::{datapath::closed::Gate, document_dir::DocumentDir};
 
 /// A document that is not in force, and why: for `status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use agent_core::core::event::{self, MAX_ADDRESSES, MAX_NAME, Revocation};
 use daemon::state_dir::StateDir;
 use dns_policy::{
     boot_time::BootTime,
@@ -15,8 +16,6 @@ use fqdn_proto::native::{
     MappingRefusal, MappingResult, PortDnsRules,
 };
 use shared_maps::EndpointId;
-
-use crate::core::event::{self, MAX_ADDRESSES, MAX_NAME, Revocation};
 
 /// A state directory; a device and an inode of 0 are none.
 pub(super) fn state_dir(message: fqdn_proto::native::StateDir) -> StateDir {

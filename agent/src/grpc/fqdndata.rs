@@ -14,6 +14,7 @@ mod state;
 
 use std::{io, sync::Arc, time::Duration};
 
+use agent_core::core::Directory;
 use daemon::{guests::Activity, peer::Peer as Who, tcp_owner::TcpOwners};
 use dns_policy::boot_time::BootTime;
 use fqdn_proto::fqdndata::{
@@ -34,7 +35,6 @@ use tonic::{Request, Response, Status, Streaming};
 use self::{reports::Reports, sent_rules::SentRules};
 use super::bounded::{Bounded, Places};
 use crate::{
-    core::Directory,
     proxies::{Proxies, RulesTable, StreamGuard, StreamKind},
     runner::{CoreAway, CoreHandle},
 };

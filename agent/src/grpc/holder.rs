@@ -10,14 +10,12 @@ use std::{
     time::Duration,
 };
 
+use agent_core::core::event::{Event, StreamId};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    core::event::{Event, StreamId},
-    runner::CoreHandle,
-};
+use crate::runner::CoreHandle;
 
 /// Processes followed at once, each with a descriptor. Leases of others last to their end, an hour at
 /// most.

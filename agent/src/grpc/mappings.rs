@@ -1,5 +1,6 @@
 //! One proxy's mapping stream: batches up, results and revocations down.
 
+use agent_core::core::event::{Event, MappingEvent, RevokeAck};
 use dns_policy::epoch::Epoch;
 use fqdn_proto::native::{
     MappingDown, MappingResults, MappingUp, mapping_down::Kind as Down, mapping_up::Kind as Up,
@@ -10,7 +11,6 @@ use tonic::{Status, Streaming};
 
 use super::convert;
 use crate::{
-    core::event::{Event, MappingEvent, RevokeAck},
     proxies::{Results, StreamGuard, ToStream},
     runner::CoreHandle,
 };

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use agent_core::checksum::Sum;
 use http_body_util::{BodyExt as _, Limited};
 use hyper::{Method, Request, Response, Uri, header::CONTENT_TYPE};
 use kube::{
@@ -18,7 +19,6 @@ use serde_json::Value;
 
 use super::ApiSettings;
 pub(crate) use super::start::start;
-use crate::checksum::Sum;
 
 /// Where Kubernetes puts the token and the CA of a pod.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";

@@ -13,11 +13,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_core::policy::source::cluster::Changed;
 use daemon::regular_file;
 use dns_policy::wall_time;
 
 pub(crate) use self::read::{Stored, read};
-use crate::policy::source::cluster::Changed;
 
 /// Name of the file in the state directory.
 const FILE: &str = "cluster.json";

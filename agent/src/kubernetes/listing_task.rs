@@ -3,6 +3,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use agent_core::policy::source::cluster::Changed;
 use parking_lot::Mutex;
 use shared_maps::user::trim_heap;
 use tokio::{
@@ -13,7 +14,6 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{health::ClusterHealth, listing_file::ListingFile};
-use crate::policy::source::cluster::Changed;
 
 /// Time between two writes of the file.
 const INTERVAL: Duration = Duration::from_secs(60);

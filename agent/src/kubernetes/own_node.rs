@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use agent_core::kubernetes::unattended::{LEFT, MANAGED_BY, US};
 use hyper::Method;
 use ipnet::IpNet;
 use serde_json::{Value, json};
@@ -20,7 +21,6 @@ use tokio_util::sync::CancellationToken;
 use super::{
     client::{Api, RequestError},
     health::ClusterHealth,
-    unattended::{LEFT, MANAGED_BY, US},
 };
 use crate::own_interfaces;
 

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::policy::document::PolicyError;
+use agent_core::policy::document::PolicyError;
 
 /// Refused objects that are reported.
 const REPORTED: usize = 500;

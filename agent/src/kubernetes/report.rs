@@ -20,6 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_core::policy::egress_firewall;
 use hyper::Method;
 use jiff::Timestamp;
 use serde_json::Value;
@@ -36,7 +37,6 @@ use super::{
     refusals::Refusals,
     resource::{RESOURCES, Resource},
 };
-use crate::policy::egress_firewall;
 
 /// Whether a status changes if the object is accepted: it says that the object is refused, or it has
 /// to say that it is accepted.

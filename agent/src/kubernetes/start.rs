@@ -3,6 +3,7 @@
 
 use std::{hash::RandomState, sync::Arc};
 
+use agent_core::policy::{parse::parse_object, source::cluster::Batch};
 use tokio::sync::{mpsc, watch as channel};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -16,7 +17,6 @@ use super::{
     resource::RESOURCES,
     watch::{Reader, Watch},
 };
-use crate::policy::{parse::parse_object, source::cluster::Batch};
 
 /// Batches that wait for the documents' task: a page of a list each.
 const QUEUE: usize = 8;

@@ -11,6 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_core::policy::{
+    kinds,
+    source::cluster::{Batch, Json, Seen},
+};
 use http_body_util::{BodyExt as _, Limited};
 use kube::{
     api::{ListParams, WatchParams},
@@ -28,10 +32,6 @@ use super::{
     health::ClusterHealth,
     report::is_marked,
     resource::{Absence, Resource},
-};
-use crate::{
-    policy::kinds,
-    policy::source::cluster::{Batch, Json, Seen},
 };
 
 /// Objects of one page of a list.

@@ -71,7 +71,7 @@ mod tests {
     use dns_policy::{mapping::Realised, name::Fqdn};
 
     use super::*;
-    use crate::core::event::{MappingResult, Revocation, StreamId};
+    use agent_core::core::event::{MappingResult, Revocation, StreamId};
 
     #[tokio::test]
     async fn results_are_bounded_however_few_messages_they_come_in() {

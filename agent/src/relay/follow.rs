@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use agent_core::policy::source::cluster::{Batch, Seen};
 use fqdn_proto::relay::{FollowRequest, cluster_relay_client::ClusterRelayClient};
 use tokio::sync::{mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -29,14 +30,11 @@ use super::{
     settings::{RelaySettings, TlsFiles},
     stream_error::{StreamError, broken, refused, unanswered},
 };
-use crate::{
-    kubernetes::{
-        backoff::Backoff,
-        client::chain,
-        health::ClusterHealth,
-        resource::{Absence, RESOURCES},
-    },
-    policy::source::cluster::{Batch, Seen},
+use crate::kubernetes::{
+    backoff::Backoff,
+    client::chain,
+    health::ClusterHealth,
+    resource::{Absence, RESOURCES},
 };
 
 /// Longest time until a connection is there.

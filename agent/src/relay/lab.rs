@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use agent_core::policy::source::cluster::{Batch, ClusterDocuments, Seen};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::json;
 use tokio::{
@@ -20,10 +21,7 @@ use super::{
     serve::Shared,
     settings::{RelaySettings, TlsFiles},
 };
-use crate::{
-    kubernetes::{health::ClusterHealth, resource::RESOURCES},
-    policy::source::cluster::{Batch, ClusterDocuments, Seen},
-};
+use crate::kubernetes::{health::ClusterHealth, resource::RESOURCES};
 
 /// Between two reads of the certificates' files.
 const RENEWAL: Duration = Duration::from_millis(20);

@@ -7,17 +7,15 @@ use std::{
     hash::{BuildHasher as _, RandomState},
 };
 
+use agent_core::policy::{
+    parse::parse_object,
+    source::cluster::{Batch, Seen},
+};
 use fqdn_proto::relay::{Frame, Hello, Position, Put, Stale, Step, step};
 use serde_json::Value;
 
 use super::item::join;
-use crate::{
-    kubernetes::resource::{RESOURCES, Resource},
-    policy::{
-        parse::parse_object,
-        source::cluster::{Batch, Seen},
-    },
-};
+use crate::kubernetes::resource::{RESOURCES, Resource};
 
 /// Why the frames of a relay cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

@@ -7,6 +7,11 @@ use std::{
     sync::Arc,
 };
 
+use agent_core::policy::{
+    document::PolicyError,
+    parse::parse_object,
+    source::cluster::{Batch, Seen},
+};
 use fqdn_proto::{
     frames::part,
     relay::{Forget, Gone, Listed, Listing, Put, Step, Template, step},
@@ -18,14 +23,7 @@ use super::{
     item::{Parts, split},
     log::{LOG_MAX, Log, Portion, TooFarBehind},
 };
-use crate::{
-    kubernetes::refusals::Refusals,
-    policy::{
-        document::PolicyError,
-        parse::parse_object,
-        source::cluster::{Batch, Seen},
-    },
-};
+use crate::kubernetes::refusals::Refusals;
 
 /// Octets of one frame of a snapshot.
 const CHUNK: usize = 256 << 10;

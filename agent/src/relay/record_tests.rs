@@ -1,6 +1,10 @@
 //! Objects in, frames out; and the frames to an agent, which then has what watches of its own would
 //! have given it.
 
+use agent_core::{
+    policy::{document::PolicyDocument, source::cluster::ClusterDocuments},
+    source_event::SourceEvent,
+};
 use fqdn_proto::{
     frames::position,
     relay::{Frame, Hello},
@@ -10,12 +14,7 @@ use prost::Message as _;
 use serde_json::json;
 
 use super::*;
-use crate::{
-    kubernetes::resource::RESOURCES,
-    policy::{document::PolicyDocument, source::cluster::ClusterDocuments},
-    relay::receive::Receiver,
-    source_event::SourceEvent,
-};
+use crate::{kubernetes::resource::RESOURCES, relay::receive::Receiver};
 
 /// What a watch saw, before it is read.
 #[derive(Clone, Debug)]

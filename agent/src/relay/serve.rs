@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_core::policy::source::cluster::Batch;
 use fqdn_proto::{
     frames::{EncodedFrame, Follow, part, position},
     relay::{FollowRequest, Hello, Position, Stale, Step, View, step},
@@ -37,10 +38,7 @@ use super::{
     record::{Item, Record, Snapshot},
     renewal,
 };
-use crate::{
-    kubernetes::{health::ClusterHealth, resource::RESOURCES},
-    policy::source::cluster::Batch,
-};
+use crate::kubernetes::{health::ClusterHealth, resource::RESOURCES};
 
 /// Frames that wait for a connection.
 const QUEUE: usize = 2;

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use agent_core::policy::source::cluster::Batch;
 use anyhow::{Context as _, Result};
 use holdfast_sdp::descriptors::Descriptors;
 use tokio::{
@@ -27,15 +28,12 @@ use super::{
     serve::Shared,
     settings::{RelayConfig, RelaySettings},
 };
-use crate::{
-    kubernetes::{
-        Here, Watches,
-        client::Api,
-        health::ClusterHealth,
-        refusals::Refusals,
-        start::{report, watch_all, write_own_node},
-    },
-    policy::source::cluster::Batch,
+use crate::kubernetes::{
+    Here, Watches,
+    client::Api,
+    health::ClusterHealth,
+    refusals::Refusals,
+    start::{report, watch_all, write_own_node},
 };
 
 /// Batches of a relay that wait for the documents' task.

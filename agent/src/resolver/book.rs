@@ -10,6 +10,7 @@ use std::{
     net::IpAddr,
 };
 
+use agent_core::source_event::SourceEvent;
 use dns_policy::name::Fqdn;
 
 use self::held::{Held, fold};
@@ -22,7 +23,6 @@ use super::{
     schedule::{self, Ended, Schedule},
     store::Changes,
 };
-use crate::source_event::SourceEvent;
 
 /// Time until an object is written again, seconds: a pod that asks for ever new names must not have
 /// it written without a pause.

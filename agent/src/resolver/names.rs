@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use agent_core::name_objects::MAX_OBJECTS;
 use dns_policy::name::Fqdn;
 
 use super::object::ObjectKey;
-use crate::name_objects::MAX_OBJECTS;
 
 /// Names of objects that are tried for one name.
 const COLLISIONS: u64 = 10;

@@ -7,12 +7,12 @@ pub mod kube;
 
 use std::future::Future;
 
+use agent_core::source_event::SourceEvent;
 use dns_policy::name::Fqdn;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::object::{ObjectKey, Resolver, Status, Version};
-use crate::source_event::SourceEvent;
 
 /// Changes of objects, in the order in which they were made.
 pub type Changes = Vec<SourceEvent<Resolver>>;

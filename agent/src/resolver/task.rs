@@ -12,6 +12,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use agent_core::{name_objects::MAX_OBJECTS, source_event::SourceEvent};
 use dns_policy::{name::Fqdn, wall_time};
 use tokio::{
     sync::{mpsc, watch},
@@ -32,8 +33,6 @@ use super::{
     schedule::{self, MAX_PLANNED, NoServers},
     store::{Changes, Created, Observers, ResolverStore, Role, StoreError, StoreHealth, Updated},
 };
-use crate::name_objects::MAX_OBJECTS;
-use crate::source_event::SourceEvent;
 
 /// Look-ups at the same time.
 const LOOK_UPS: usize = 16;

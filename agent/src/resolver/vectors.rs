@@ -1,4 +1,4 @@
-//! The cases of `tests/data/dnsnameresolver.json`: results of the components of OpenShift and
+//! The cases of `core/tests/data/dnsnameresolver.json`: results of the components of OpenShift and
 //! OVN-Kubernetes for the same input.
 
 use std::{
@@ -31,7 +31,7 @@ const ELSEWHERE: [&str; 3] = [
 ];
 
 pub(crate) fn cases() -> Vec<Value> {
-    let text = include_str!("../../tests/data/dnsnameresolver.json");
+    let text = include_str!("../../core/tests/data/dnsnameresolver.json");
     let mut document: Value = serde_json::from_str(text).unwrap();
     let Value::Array(cases) = document["cases"].take() else {
         panic!("not a list of cases");

@@ -1,9 +1,6 @@
 //! The core with its datapath: the holder of its lock handles one event after the other.
 
-use dns_policy::boot_time::BootTime;
-use shared_maps::EndpointId;
-
-use crate::{
+use agent_core::{
     core::{
         Core,
         event::{Effect, Event},
@@ -13,9 +10,11 @@ use crate::{
         map_query::{MapEntries, ProgramFault},
         plan::{Datapath, Step},
     },
-    proxies::Proxies,
-    resolver::feed::ResolverFeed,
 };
+use dns_policy::boot_time::BootTime;
+use shared_maps::EndpointId;
+
+use crate::{proxies::Proxies, resolver::feed::ResolverFeed};
 
 /// Failed steps of one plan that are logged one by one.
 const LOGGED: usize = 10;

@@ -1,7 +1,8 @@
 //! What waits in the queue of proxies' streams, as few events as keep its order.
 
+use agent_core::core::event::Event;
+
 use super::StreamEvent;
-use crate::core::event::Event;
 
 /// Mappings, or acknowledgements, of several events are planned together up to this many.
 const BATCH: usize = 4096;
@@ -31,10 +32,8 @@ pub(super) fn merged(received: impl Iterator<Item = StreamEvent>, mut step: impl
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        core::event::{RevokeAck, StreamId},
-        runner::shared::Shared,
-    };
+    use crate::runner::shared::Shared;
+    use agent_core::core::event::{RevokeAck, StreamId};
 
     fn ack(id: u64) -> Event {
         let stream = StreamId(id % 2);

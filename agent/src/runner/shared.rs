@@ -9,12 +9,12 @@ use std::{
     thread,
 };
 
+use agent_core::core::event::Event;
 use dns_policy::boot_time::BootTime;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::engine::{AtOnce, Engine};
-use crate::core::event::Event;
 
 /// See the module. Only the core's thread waits for the lock; the others try it.
 #[derive(Default)]

@@ -5,6 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_core::{
+    core::snapshot::{EndpointView, IpcacheView, NameView},
+    policy::document::Body,
+};
 use daemon::http_server::Admission;
 use holdfast_agent::{
     admin::{
@@ -12,12 +16,10 @@ use holdfast_agent::{
         server::{Admin, encode},
     },
     cli::client::{Client, ClientError},
-    core::snapshot::{EndpointView, IpcacheView, NameView},
     datapath::upkeep::Conditions,
     endpoint::source::{EndpointBook, EndpointDocument, cli::CliFile},
     events::Events,
     grpc::peer,
-    policy::document::Body,
 };
 
 use shared_maps::user::Globals;

@@ -1,12 +1,10 @@
 //! A cleaning of thousands of leased names.
 
-use holdfast_agent::{
-    core::{
-        Event,
-        event::{CleanNames, RevokeAck},
-    },
-    proxies::{StreamKind, ToStream},
+use agent_core::core::{
+    Event,
+    event::{CleanNames, RevokeAck},
 };
+use holdfast_agent::proxies::{StreamKind, ToStream};
 use polling::until_awaited;
 use tokio::time::timeout;
 

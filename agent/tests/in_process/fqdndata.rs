@@ -2,20 +2,20 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use dns_policy::mapping::Realised;
-use fqdn_proto::fqdndata::{
-    DnsResponseData, FqdnMapping, MetricsData, fqdn_data_client::FqdnDataClient,
-};
-use holdfast_agent::{
+use agent_core::{
     core::{
         Event,
         event::{MappingResult, StreamId},
     },
     endpoint::spec::EndpointSpec,
-    grpc::fqdndata::{FqdnDataService, Timings},
     policy::document::PolicyDocument,
     source_event::SourceEvent,
 };
+use dns_policy::mapping::Realised;
+use fqdn_proto::fqdndata::{
+    DnsResponseData, FqdnMapping, MetricsData, fqdn_data_client::FqdnDataClient,
+};
+use holdfast_agent::grpc::fqdndata::{FqdnDataService, Timings};
 use polling::until_async;
 use shared_maps::user::ipcache_key;
 use tokio::{net::TcpListener, sync::oneshot, time::timeout};

@@ -11,30 +11,32 @@ use std::{
     time::Duration,
 };
 
+use agent_core::{
+    core::{Core, CoreConfig, Event, Restored},
+    datapath::{
+        map_query::{MapEntries, MapQuery},
+        memory::MemoryDatapath,
+        plan::{Datapath, Step, StepError},
+    },
+    endpoint::spec::EndpointSpec,
+    policy::{document::PolicyDocument, parse::parse_documents},
+    source_event::SourceEvent,
+};
 use dns_policy::{boot_time::BootTime, epoch::Epoch};
 use fqdn_proto::native::{
     EndpointInstance, FqdnMapping, LeaseRevokedAck, MappingBatch, MappingDown, MappingResult,
     MappingUp, fqdn_policy_client::FqdnPolicyClient, mapping_down, mapping_up,
 };
 use holdfast_agent::{
-    core::{Core, CoreConfig, Event, Restored},
-    datapath::{
-        files::StateFiles,
-        map_query::{MapEntries, MapQuery},
-        memory::MemoryDatapath,
-        plan::{Datapath, Step, StepError},
-    },
-    endpoint::spec::EndpointSpec,
+    datapath::files::StateFiles,
     grpc::{
         peer::{self, Allowed},
         server::{About, Native},
     },
-    policy::{document::PolicyDocument, parse::parse_documents},
     proxies::Proxies,
     resolver::feed::ResolverFeed,
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread},
-    source_event::SourceEvent,
 };
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
@@ -96,7 +98,7 @@ pub(crate) fn pod() -> EndpointSpec {
         mac: [2, 0, 0, 0, 0, 2],
         node_mac: [2, 0, 0, 0, 0, 1],
         on_bridge: false,
-        link: holdfast_agent::datapath::link::Link::default(),
+        link: agent_core::datapath::link::Link::default(),
         netns: "pod".to_owned(),
         pod: None,
         pod_uid: None,

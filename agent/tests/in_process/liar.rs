@@ -1,9 +1,9 @@
 //! A compromised proxy sends false mappings over the real socket. It opens nothing that policy does
 //! not allow, and each false mapping gets its reason.
 
+use agent_core::core::Event;
 use dns_policy::boot_time::BootTime;
 use fqdn_proto::native::{FqdnMapping, MappingRefusal};
-use holdfast_agent::core::Event;
 
 use crate::lab::{Lab, mapping, pod, policy};
 

@@ -2,15 +2,15 @@
 
 use std::{path::Path, sync::atomic::Ordering};
 
+use agent_core::{
+    core::Event, datapath::plan::Step, endpoint::spec::EndpointSpec, source_event::SourceEvent,
+};
 use daemon::state_dir::StateDir;
 use fqdn_proto::native::{
     DnsRulesUpdate, EndpointDnsRules, HelloRequest, MappingRefusal, RulesAck,
     dns_rules_update::Kind,
 };
 
-use holdfast_agent::{
-    core::Event, datapath::plan::Step, endpoint::spec::EndpointSpec, source_event::SourceEvent,
-};
 use polling::until_async;
 use shared_maps::user::ipcache_key;
 use tokio::{sync::mpsc, time::timeout};

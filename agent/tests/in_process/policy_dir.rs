@@ -2,10 +2,8 @@
 
 use std::{fs, path::Path};
 
-use holdfast_agent::{
-    policy::source::{PolicyChange, dir::PolicyDir, last_good::LastGood},
-    source_event::SourceEvent,
-};
+use agent_core::{policy::source::PolicyChange, source_event::SourceEvent};
+use holdfast_agent::policy_dir::{PolicyDir, last_good::LastGood};
 
 const GOOD: &str = r#"
 apiVersion: cilium.io/v2

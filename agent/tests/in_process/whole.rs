@@ -3,22 +3,26 @@
 
 use std::{fs, io::ErrorKind, os::unix::net::UnixStream, path::PathBuf, sync::Arc};
 
+use agent_core::{
+    core::{Event, snapshot::EndpointView},
+    datapath::{
+        map_query::{MapEntries, MapQuery},
+        memory::MemoryDatapath,
+        plan::{Datapath, Step, StepError},
+    },
+    source_event::SourceEvent,
+};
 use clap::Parser as _;
 use holdfast_agent::{
     admin::model::Status,
     app::{Agent, Parts},
     cli::client::Client,
     config::{Cli, Command, Config},
-    core::{Event, snapshot::EndpointView},
     datapath::{
         files::{StateFiles, background::BackgroundFiles},
-        map_query::{MapEntries, MapQuery},
-        memory::MemoryDatapath,
-        plan::{Datapath, Step, StepError},
         upkeep::Conditions,
     },
     runner::{self, CoreHandle},
-    source_event::SourceEvent,
 };
 use parking_lot::Mutex;
 use polling::{until_async, until_awaited};

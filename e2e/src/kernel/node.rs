@@ -7,8 +7,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use agent_core::datapath::plan::{Datapath as _, Step};
 use anyhow::{Result, ensure};
-use holdfast_agent::datapath::plan::{Datapath as _, Step};
 use holdfast_agent::datapath::routing;
 use nix::net::if_::if_nametoindex;
 use shared_maps::mark::MAGIC_FROM_EGRESS_PROXY;

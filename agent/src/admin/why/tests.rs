@@ -4,15 +4,7 @@ mod untrusted;
 
 use std::net::IpAddr;
 
-use dns_policy::{boot_time::BootTime, name::Fqdn};
-use shared_maps::{
-    EndpointId, IdentityId,
-    policy::{EGRESS, PolicyKey, PolicyValue},
-};
-
-use super::{AddressRead, Entries, Question, Receiver, SideRead, matched, text::text, walk::Walk};
-use crate::{
-    admin::model::{HopState, Why},
+use agent_core::{
     core::{
         service_why::{BackendFound, ServiceFound},
         snapshot::{DnsRulesView, EndpointView, NameView},
@@ -21,6 +13,14 @@ use crate::{
     datapath::map_query::ProgramFault,
     policy::trace::{FlowDirection, Port, RuleView, Verdict},
 };
+use dns_policy::{boot_time::BootTime, name::Fqdn};
+use shared_maps::{
+    EndpointId, IdentityId,
+    policy::{EGRESS, PolicyKey, PolicyValue},
+};
+
+use super::{AddressRead, Entries, Question, Receiver, SideRead, matched, text::text, walk::Walk};
+use crate::admin::model::{HopState, Why};
 
 const IDENTITY: IdentityId = IdentityId(16_777_217);
 const HTTPS: Port = Port {

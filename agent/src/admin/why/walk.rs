@@ -7,15 +7,15 @@ mod service;
 
 use std::net::IpAddr;
 
-use dns_policy::boot_time::BootTime;
-
-use super::{AddressRead, LxcRead, Question, Read, SideRead};
-use crate::{
-    admin::model::{Hop, HopState, Why},
+use agent_core::{
     core::why::{Findings, Target},
     datapath::map_query::ProgramFault,
     policy::trace::{FlowDirection, RuleView},
 };
+use dns_policy::boot_time::BootTime;
+
+use super::{AddressRead, LxcRead, Question, Read, SideRead};
+use crate::admin::model::{Hop, HopState, Why};
 
 /// Everything that was found.
 pub(super) struct Walk<'a> {

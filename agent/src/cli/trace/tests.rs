@@ -1,7 +1,6 @@
 //! What `policy trace` prints of EgressFirewalls.
 
 use super::*;
-use crate::policy::ask::tests::ask_by as ask;
 
 const WEB: &str = "k8s:app=web,k8s:io.kubernetes.pod.namespace=shop";
 const DB: &str = "k8s:app=db,k8s:io.kubernetes.pod.namespace=shop";
@@ -33,6 +32,22 @@ spec:
   - {type: Deny, to: {cidrSelector: 192.0.2.0/25}}
   - {type: Deny, to: {cidrSelector: 0.0.0.0/0}}
 "#;
+
+fn ask(policy: &str, from: &str, to: &str, port: &str) -> Trace {
+    let mut repository = Repository::default();
+    for document in parse_documents(policy, "test") {
+        repository.insert(document.unwrap().into());
+    }
+    let Peer::Labels(from) = Peer::parse(from).unwrap() else {
+        panic!("{from} are no labels")
+    };
+    let to = match Peer::parse(to).unwrap() {
+        Peer::Labels(labels) => To::Labels(labels),
+        Peer::Address(address) => To::Address(address),
+        Peer::Name(name) => To::Name(Fqdn::normalise(&name)),
+    };
+    ask::trace(&repository, &from, &to, port.parse().unwrap(), None)
+}
 
 /// What the rule of a firewall says comes first, then what decides below it.
 #[test]

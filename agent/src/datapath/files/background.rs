@@ -10,14 +10,14 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use agent_core::datapath::{
+    late_text::LateText,
+    plan::{Datapath, NamesWritten, Step, StepError},
+};
 use parking_lot::{Condvar, Mutex};
 use shared_maps::EndpointId;
 
 use super::StateFiles;
-use crate::datapath::{
-    late_text::LateText,
-    plan::{Datapath, NamesWritten, Step, StepError},
-};
 
 /// Writes the state directory; [`Step::KeepNames`] later, everything else at once.
 pub struct BackgroundFiles {

@@ -6,6 +6,7 @@ use std::{
     pin::pin,
 };
 
+use agent_core::datapath::link::Link;
 use daemon::lookup::Lookup;
 
 use ipnet::IpNet;
@@ -19,7 +20,6 @@ use rtnetlink::{
 use tokio_stream::StreamExt as _;
 
 use super::attributes::{mac_of, name_of};
-use crate::datapath::link::Link;
 
 /// The interface with a number.
 pub(super) async fn link(handle: &Handle, index: u32) -> Lookup<LinkMessage> {

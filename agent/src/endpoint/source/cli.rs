@@ -6,16 +6,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_core::{
+    endpoint::spec::EndpointSpec,
+    labels::Label,
+    named_port::{NamedPorts, is_label},
+    policy::mode::PolicyMode,
+};
 use daemon::{lookup::Lookup, regular_file};
 use serde::{Deserialize, Serialize};
 
 use super::EndpointDocument;
 use crate::{
     datapath::files::{set_aside, write_atomic},
-    endpoint::{discover::Netns, spec::EndpointSpec},
-    labels::Label,
-    named_port::{NamedPorts, is_label},
-    policy::mode::PolicyMode,
+    endpoint::discover::Netns,
 };
 
 /// Version of a file in which an endpoint is a pod. With addresses or a mode it is 3, with named
@@ -85,7 +88,7 @@ pub(super) fn document_of(
 ) -> EndpointDocument {
     let labels = spec.labels.iter();
     let labels = labels.filter_map(|text| Label::parse(text).ok());
-    let labels = crate::labels::LabelSet::new(labels.collect());
+    let labels = agent_core::labels::LabelSet::new(labels.collect());
     let own = labels.iter();
     let own = own.filter(|label| !is_label(label) && !PolicyMode::is_label(label));
     EndpointDocument {
@@ -322,7 +325,7 @@ mod tests {
             mac: [0; 6],
             node_mac: [0; 6],
             on_bridge: false,
-            link: crate::datapath::link::Link::default(),
+            link: agent_core::datapath::link::Link::default(),
             netns: "pod1".to_owned(),
             pod: None,
             pod_uid: None,

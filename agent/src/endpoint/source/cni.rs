@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_core::endpoint::spec::EndpointSpec;
 use daemon::{lookup::Lookup, regular_file};
 use dns_policy::wall_time;
 use serde::{Deserialize, Serialize};
@@ -18,10 +19,7 @@ use super::{
 };
 use crate::{
     datapath::files::{set_aside, write_atomic},
-    endpoint::{
-        discover::{Claims, Discovered, discover},
-        spec::EndpointSpec,
-    },
+    endpoint::discover::{Claims, Discovered, discover},
 };
 
 const VERSION: u32 = 1;
@@ -430,7 +428,7 @@ fn check(found: &Discovered, ifname: &str, addresses: &[IpAddr]) -> Result<(), A
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::datapath::link::Link;
+    use agent_core::datapath::link::Link;
 
     #[test]
     fn a_port_of_open_vswitch_and_a_pod_with_another_way_out_are_refused_by_name() {

@@ -2,6 +2,12 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
+use agent_core::{
+    endpoint::spec::EndpointSpec,
+    labels::{Label, LabelError},
+    named_port::{NamedPortError, NamedPorts, is_label},
+    policy::mode::PolicyMode,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -9,15 +15,7 @@ use super::{
     cni::{self, CniFileError},
     dir,
 };
-use crate::{
-    endpoint::{
-        discover::{Claims, DiscoverError, Discovered, Known, Netns, discover},
-        spec::EndpointSpec,
-    },
-    labels::{Label, LabelError},
-    named_port::{NamedPortError, NamedPorts, is_label},
-    policy::mode::PolicyMode,
-};
+use crate::endpoint::discover::{Claims, DiscoverError, Discovered, Known, Netns, discover};
 
 /// An endpoint as people write it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, time::Instant};
 
+use agent_core::{endpoint::spec::EndpointSpec, source_event::SourceEvent};
 use daemon::lookup::Lookup;
 
 use super::{
@@ -10,11 +11,7 @@ use super::{
 };
 use crate::{
     datapath::closed::DocumentHash,
-    endpoint::{
-        discover::{DiscoverError, lead_apart, leading_to},
-        spec::EndpointSpec,
-    },
-    source_event::SourceEvent,
+    endpoint::discover::{DiscoverError, lead_apart, leading_to},
 };
 
 impl State {

@@ -6,14 +6,10 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
+use agent_core::{endpoint::spec::EndpointSpec, policy::mode::PolicyMode};
+
 use super::{EndpointDocument, Place, State, cli, cni, dir};
-use crate::{
-    endpoint::{
-        discover::{DiscoverError, Netns, successors},
-        spec::EndpointSpec,
-    },
-    policy::mode::PolicyMode,
-};
+use crate::endpoint::discover::{DiscoverError, Netns, successors};
 
 impl State {
     /// Where an endpoint was found last on this boot, if it is wanted and not found now.

@@ -3,13 +3,13 @@
 
 use std::{collections::BTreeMap, net::IpAddr, ops::Bound};
 
+use agent_core::endpoint::spec::EndpointSpec;
 use daemon::lookup::Lookup;
 
 use super::{
     Deliver, EndpointBook, EndpointDocument, Found, State, cli, cni, document,
     interfaces::{Interfaces, namespace_id},
 };
-use crate::endpoint::spec::EndpointSpec;
 
 /// Interfaces of pods that are not under policy.
 #[derive(Debug, Default)]

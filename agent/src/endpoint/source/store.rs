@@ -17,6 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_core::endpoint::spec::EndpointSpec;
 use daemon::{lookup::Lookup, regular_file};
 use serde::{Deserialize, Serialize};
 use shared_maps::user::boot_id;
@@ -28,7 +29,6 @@ use crate::{
         files::{set_aside, sync_dir, write_atomic},
     },
     dir_writers::{foreign_parent, foreign_writer},
-    endpoint::spec::EndpointSpec,
 };
 
 const VERSION: u32 = 1;

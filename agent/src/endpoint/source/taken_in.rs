@@ -23,6 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_core::kubernetes::local_pods::{LocalPod, LocalPods};
 use daemon::lookup::Lookup;
 use dns_policy::wall_time;
 use serde::{Deserialize, Serialize};
@@ -32,10 +33,7 @@ use super::{
     EndpointBook, EndpointDocument, Found, NamespaceId, State, cni::AttachmentId, namespace_id,
     retries::Retries,
 };
-use crate::{
-    endpoint::discover::Netns,
-    kubernetes::local_pods::{LocalPod, LocalPods},
-};
+use crate::endpoint::discover::Netns;
 
 const PREFIX: &str = "netns/";
 /// The interface of a pod, in every container runtime of Kubernetes.

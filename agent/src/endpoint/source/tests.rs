@@ -3,16 +3,13 @@
 
 use std::{fs, os::fd::OwnedFd, path::Path};
 
+use agent_core::{datapath::link::Link, policy::mode::PolicyMode};
 use shared_maps::user::InterfaceNames;
 
 use super::{gated::Until, *};
-use crate::{
-    datapath::{
-        closed::{Closed, DocumentHash, Why},
-        link::Link,
-        program::ProgramError,
-    },
-    policy::mode::PolicyMode,
+use crate::datapath::{
+    closed::{Closed, DocumentHash, Why},
+    program::ProgramError,
 };
 
 type Events = Arc<Mutex<Vec<SourceEvent<EndpointSpec>>>>;

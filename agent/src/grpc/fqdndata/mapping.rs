@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use agent_core::core::EndpointLocation;
 use dns_policy::{
     boot_time::BootTime,
     mapping::{EndpointInstance, Mapping},
@@ -10,8 +11,6 @@ use dns_policy::{
 };
 use fqdn_proto::fqdndata::{FqdnMapping, ProxyErrorType};
 use tonic::Status;
-
-use crate::core::EndpointLocation;
 
 /// Whether there is something to learn: Cilium's agent keeps nothing else either.
 pub(super) fn is_answer(request: &FqdnMapping) -> bool {

@@ -3,6 +3,10 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
+use agent_core::core::{
+    EndpointLocation,
+    event::{Event, MappingEvent, RevokeAck, StreamId},
+};
 use dns_policy::{
     boot_time::BootTime,
     mapping::{Realised, Refusal},
@@ -17,10 +21,6 @@ use tonic::Status;
 
 use super::mapping;
 use crate::{
-    core::{
-        EndpointLocation,
-        event::{Event, MappingEvent, RevokeAck, StreamId},
-    },
     proxies::{Proxies, Results, StreamGuard, StreamKind, ToStream},
     runner::{CoreAway, CoreHandle},
 };

@@ -7,10 +7,9 @@ use std::{
     net::IpAddr,
 };
 
+use agent_core::core::{Directory, directory::RuleKey};
 use dns_policy::boot_time::BootTime;
 use shared_maps::{EndpointId, IdentityId};
-
-use crate::core::{Directory, directory::RuleKey};
 
 /// How long rules of an endpoint that went are revoked, seconds: longer than a proxy is away
 /// and comes back as the same process.

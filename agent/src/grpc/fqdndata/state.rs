@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use agent_core::core::{Directory, directory::RuleKey};
 use dns_policy::{
     boot_time::BootTime,
     rule::{NameRule, NameRules, SelectorRule, Servers},
@@ -14,11 +15,7 @@ use ipnet::IpNet;
 use shared_maps::IdentityId;
 
 use super::sent_rules::{At, SentRules};
-use crate::{
-    core::{Directory, directory::RuleKey},
-    grpc::convert,
-    proxies::RulesTable,
-};
+use crate::{grpc::convert, proxies::RulesTable};
 
 /// A name that nothing matches.
 const NOTHING: &str = ".";

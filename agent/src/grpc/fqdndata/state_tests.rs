@@ -2,12 +2,12 @@
 
 use std::{net::IpAddr, sync::Arc};
 
+use agent_core::core::EndpointLocation;
 use dns_policy::rule::{EndpointRules, PortRules, Transport};
 use fqdn_proto::fqdndata::EndpointInfo;
 use shared_maps::EndpointId;
 
 use super::*;
-use crate::core::EndpointLocation;
 
 const NOW: BootTime = BootTime(1_000_000_000_000);
 

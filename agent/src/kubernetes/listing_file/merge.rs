@@ -6,16 +6,16 @@ use std::{
     path::Path,
 };
 
+use agent_core::{
+    checksum::Sum,
+    policy::source::cluster::{Changed, Json},
+};
 use daemon::regular_file;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Origin, VERSION};
-use crate::{
-    checksum::Sum,
-    datapath::files,
-    policy::source::cluster::{Changed, Json},
-};
+use crate::datapath::files;
 
 /// The last line, without its bracket.
 #[derive(Deserialize)]

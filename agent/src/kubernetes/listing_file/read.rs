@@ -8,6 +8,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use agent_core::{
+    checksum::Sum,
+    policy::{
+        parse::parse_object,
+        source::cluster::{Read, uid_of_cluster},
+    },
+};
 use daemon::regular_file::{self, FileError};
 use serde::Deserialize;
 use serde_json::Value;
@@ -15,11 +22,6 @@ use serde_json::Value;
 use super::{
     ListingError, Origin, VERSION,
     merge::{Tail, entry},
-};
-use crate::checksum::Sum;
-use crate::policy::{
-    parse::parse_object,
-    source::cluster::{Read, uid_of_cluster},
 };
 
 /// Until a listing that nothing has confirmed is no longer used.

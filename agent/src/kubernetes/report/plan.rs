@@ -9,7 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{kubernetes::refusals::Refusals, policy::egress_firewall};
+use agent_core::policy::egress_firewall;
+
+use crate::kubernetes::refusals::Refusals;
 
 /// Time between two Events of one refusal: shorter than the hour that Events live.
 const REPEAT: Duration = Duration::from_mins(30);

@@ -1,14 +1,12 @@
 //! Against a server that gives scripted answers.
 
+use agent_core::policy::parse::parse_object;
 use serde_json::json;
 
 use super::*;
-use crate::{
-    kubernetes::{
-        resource::RESOURCES,
-        scripted::{Server, refusal},
-    },
-    policy::parse::parse_object,
+use crate::kubernetes::{
+    resource::RESOURCES,
+    scripted::{Server, refusal},
 };
 
 /// Starts a watch.

@@ -4,11 +4,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use agent_core::{name_objects::object::Resolver, source_event::SourceEvent};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::Changes;
-use crate::{name_objects::object::Resolver, source_event::SourceEvent};
 
 /// Changes that wait, at most one for each object of one namespace.
 #[derive(Debug)]

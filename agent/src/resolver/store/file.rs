@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use agent_core::source_event::SourceEvent;
 use dns_policy::name::Fqdn;
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
@@ -26,7 +27,6 @@ use self::files::{Files, check_owner};
 use super::{Changes, Created, Observers, ResolverStore, Role, StoreError, StoreHealth, Updated};
 use crate::{
     resolver::object::{ObjectKey, Resolver, Status, Version},
-    source_event::SourceEvent,
     watched_dir::WatchedDir,
 };
 

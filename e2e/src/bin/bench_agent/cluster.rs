@@ -9,17 +9,23 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use agent_core::{
+    core::router::Router,
+    named_port::NamedPorts,
+    policy::{
+        cluster::{
+            Protocol,
+            namespace::Namespace,
+            pod::Pod,
+            service::{Service, ServicePort},
+            slice::{Backend, EndpointSlice, SlicePort},
+        },
+        document::{Body, PolicyDocument},
+        source::PolicyChange,
+    },
+    source_event::SourceEvent,
+};
 use anyhow::{Context, Result, ensure};
-use holdfast_agent::core::router::Router;
-use holdfast_agent::named_port::NamedPorts;
-use holdfast_agent::policy::cluster::Protocol;
-use holdfast_agent::policy::cluster::namespace::Namespace;
-use holdfast_agent::policy::cluster::pod::Pod;
-use holdfast_agent::policy::cluster::service::{Service, ServicePort};
-use holdfast_agent::policy::cluster::slice::{Backend, EndpointSlice, SlicePort};
-use holdfast_agent::policy::document::{Body, PolicyDocument};
-use holdfast_agent::policy::source::PolicyChange;
-use holdfast_agent::source_event::SourceEvent;
 use holdfast_e2e::bench::usage;
 use holdfast_e2e::in_memory::{Cost, Node, config, document, web};
 use holdfast_e2e::policy::egress;

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use agent_core::{
+    core::{CoreConfig, Event},
+    policy::document::PolicyDocument,
+};
 use anyhow::{Result, ensure};
-use holdfast_agent::core::{CoreConfig, Event};
-use holdfast_agent::policy::document::PolicyDocument;
 use holdfast_e2e::policy::{dns_to, egress};
 
 use crate::report::Figure;

@@ -4,12 +4,10 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use agent_core::{core::Event, policy::document::PolicyDocument, source_event::SourceEvent};
 use anyhow::{Result, ensure};
 use dns_policy::name::Fqdn;
-use holdfast_agent::core::Event;
-use holdfast_agent::policy::document::PolicyDocument;
 use holdfast_agent::resolver::ResolvedName;
-use holdfast_agent::source_event::SourceEvent;
 
 use crate::names::per;
 use crate::report::Figure;

@@ -9,6 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use agent_core::{
+    core::{Core, CoreConfig, Event, Restored},
+    endpoint::spec::EndpointSpec,
+    policy::document::PolicyDocument,
+    source_event::SourceEvent,
+};
 use anyhow::{Context, Result, ensure};
 use dns_policy::{
     boot_time::BootTime,
@@ -23,15 +29,9 @@ use holdfast_agent::datapath::files::{StateFiles, background::BackgroundFiles};
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use holdfast_agent::grpc::peer::{self, Allowed};
 use holdfast_agent::grpc::server::{About, Native};
-use holdfast_agent::policy::document::PolicyDocument;
 use holdfast_agent::proxies::Proxies;
 use holdfast_agent::resolver::feed::ResolverFeed;
 use holdfast_agent::runner::{self, CoreHandle};
-use holdfast_agent::{
-    core::{Core, CoreConfig, Event, Restored},
-    endpoint::spec::EndpointSpec,
-    source_event::SourceEvent,
-};
 use holdfast_e2e::eventually;
 use holdfast_e2e::policy::{dns_to, egress};
 use holdfast_e2e::shell;
@@ -387,7 +387,7 @@ fn specs(count: usize) -> Result<Vec<EndpointSpec>> {
                 mac: [2, 0, a, b, c, d],
                 node_mac: [2, 1, a, b, c, d],
                 on_bridge: false,
-                link: holdfast_agent::datapath::link::Link::default(),
+                link: agent_core::datapath::link::Link::default(),
                 netns: format!("pod{n}"),
                 pod: None,
                 pod_uid: None,

@@ -3,10 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use agent_core::{
+    core::{CoreConfig, Event, event::MappingEvent},
+    policy::document::PolicyDocument,
+};
 use anyhow::{Result, ensure};
-use holdfast_agent::core::event::MappingEvent;
-use holdfast_agent::core::{CoreConfig, Event};
-use holdfast_agent::policy::document::PolicyDocument;
 use holdfast_e2e::policy::{dns_to, egress};
 
 use crate::calibration::Calibration;

@@ -3,11 +3,15 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
+use agent_core::{
+    core::Event,
+    ipcache::{
+        metadata::{Claim, Owner},
+        table::Ipcache,
+    },
+    labels::LabelSet,
+};
 use anyhow::{Result, ensure};
-use holdfast_agent::core::Event;
-use holdfast_agent::ipcache::metadata::{Claim, Owner};
-use holdfast_agent::ipcache::table::Ipcache;
-use holdfast_agent::labels::LabelSet;
 use holdfast_e2e::bench::usage;
 use holdfast_e2e::policy::{cidr, dns_to, egress};
 use ipnet::IpNet;

@@ -3,9 +3,8 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use agent_core::{core::Event, policy::document::PolicyDocument};
 use anyhow::{Result, ensure};
-use holdfast_agent::core::Event;
-use holdfast_agent::policy::document::PolicyDocument;
 use holdfast_e2e::policy::{dns_to, egress};
 
 use crate::names::per;

@@ -3,8 +3,8 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use agent_core::datapath::plan::{Attachment, Datapath as _, Step};
 use anyhow::{Result, ensure};
-use holdfast_agent::datapath::plan::{Attachment, Datapath as _, Step};
 use holdfast_e2e::kernel::{attachment, with_kernel};
 use nix::net::if_::if_nametoindex;
 use shared_maps::EndpointId;

@@ -2,15 +2,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{STATUS, Walk, hop};
-use crate::{
-    admin::model::{Hop, HopState},
+use agent_core::{
     core::{
         snapshot::NameView,
         why::{ClosedServers, MeantBy},
     },
     policy::{lint::firewalls::ALLOW_BEFORE, trace::RuleView},
 };
+
+use super::{STATUS, Walk, hop};
+use crate::admin::model::{Hop, HopState};
 
 const REFUSED: &str = "--tofqdns-refuse-prefix";
 

@@ -1,11 +1,9 @@
 //! Whether the kernel runs the endpoint's programs: without them no policy is in force.
 
+use agent_core::{datapath::map_query::ProgramFault, policy::trace::FlowDirection};
+
 use super::{STATUS, Walk, hop};
-use crate::{
-    admin::model::{Hop, HopState},
-    datapath::map_query::ProgramFault,
-    policy::trace::FlowDirection,
-};
+use crate::admin::model::{Hop, HopState};
 
 /// What becomes of packets that no program judges.
 pub(super) struct Unjudged {

@@ -2,18 +2,18 @@
 
 use std::net::IpAddr;
 
-use shared_maps::policy::{PolicyKey, PolicyValue};
-
-use super::{End, STATUS, Walk, hop};
-use crate::{
-    admin::{
-        model::{Hop, HopState},
-        why::{AddressRead, Entries, Read, Receiver},
-    },
+use agent_core::{
     core::why::{AddressFound, PeerFound},
     policy::trace::{
         FlowDirection, Port, RuleView, Verdict, after_tier, port_range, protocol_name,
     },
+};
+use shared_maps::policy::{PolicyKey, PolicyValue};
+
+use super::{End, STATUS, Walk, hop};
+use crate::admin::{
+    model::{Hop, HopState},
+    why::{AddressRead, Entries, Read, Receiver},
 };
 
 impl Walk<'_> {

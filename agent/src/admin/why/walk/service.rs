@@ -2,12 +2,13 @@
 
 use std::net::IpAddr;
 
-use super::{Walk, hop};
-use crate::{
-    admin::model::{Hop, HopState},
+use agent_core::{
     core::service_why::{BackendFound, ServiceFound},
     policy::trace::{Verdict, after_tier},
 };
+
+use super::{Walk, hop};
+use crate::admin::model::{Hop, HopState};
 
 /// Backends shown one by one.
 const SHOWN: usize = 8;

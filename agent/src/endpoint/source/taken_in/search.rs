@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc, time::Instant};
 
+use agent_core::endpoint::spec::EndpointSpec;
 use dns_policy::wall_time;
 
 use super::{EndpointBook, Entered, IFNAME, LocalPod, LocalPods, NamespaceId, State, key};
 use crate::endpoint::{
     discover::{Claims, DiscoverError, Netns, addresses_in, discover},
     source::{EndpointDocument, EndpointError},
-    spec::EndpointSpec,
 };
 
 /// A look for pods.

@@ -7,22 +7,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_core::{checksum::Sum, name_objects::MAX_OBJECTS, source_event::SourceEvent};
 use daemon::lookup::Lookup;
 use dns_policy::{name::Fqdn, wall_time};
 use limits::yaml;
 
 use super::Event;
 use crate::{
-    checksum::Sum,
     datapath::files::write_atomic,
     dir_writers,
     document_dir::DocumentDir,
-    name_objects::MAX_OBJECTS,
     resolver::{
         object::{ObjectKey, Read, Resolver, Status, Version},
         store::{Created, StoreError, Updated},
     },
-    source_event::SourceEvent,
     watched_dir,
 };
 

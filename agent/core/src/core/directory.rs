@@ -1,0 +1,69 @@
+//! Who is where, for proxies that cannot read the maps.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use dns_policy::rule::Transport;
+use ipnet::IpNet;
+use shared_maps::{EndpointId, IdentityId};
+
+use super::state::State;
+
+/// Endpoints, identities and prefixes, without learned names: it is far cheaper than a
+/// [`super::Snapshot`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Directory {
+    /// Endpoints by number.
+    pub locations: Vec<EndpointLocation>,
+    /// Allocated identities by number, reserved ones left out.
+    pub identities: Vec<IdentityId>,
+    /// Endpoints, ports and transports for which files of the run before had rules: a proxy
+    /// may have them still.
+    pub former: BTreeSet<RuleKey>,
+    /// Prefixes with the identity in the datapath, or the intended one if there is none.
+    pub prefixes: Vec<(IpNet, IdentityId)>,
+}
+
+/// What a proxy knows rules by: endpoint, port of its servers, transport.
+pub type RuleKey = (EndpointId, u16, Transport);
+
+/// Where one endpoint is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointLocation {
+    /// Number.
+    pub id: EndpointId,
+    /// Its identity.
+    pub identity: IdentityId,
+    /// Host-side interface.
+    pub ifindex: u32,
+    /// Its addresses, IPv4 first.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl State {
+    pub(super) fn locations(&self) -> Vec<EndpointLocation> {
+        let locations = self.endpoints.iter().map(|endpoint| EndpointLocation {
+            id: endpoint.id,
+            identity: endpoint.identity,
+            ifindex: endpoint.spec.ifindex,
+            addresses: endpoint.addresses().collect(),
+        });
+        locations.collect()
+    }
+
+    pub(super) fn directory(&self) -> Directory {
+        let allocated = self.numbers.allocated().into_iter();
+        let mut identities: Vec<IdentityId> = allocated.map(|(id, ..)| id).collect();
+        identities.sort_unstable();
+        let mut prefixes = Vec::with_capacity(self.ipcache.realised());
+        self.ipcache.for_each(|prefix, metadata| {
+            let identity = metadata.realised.or(metadata.desired);
+            prefixes.push((prefix, identity.unwrap_or(IdentityId::UNKNOWN)));
+        });
+        Directory {
+            locations: self.locations(),
+            identities,
+            former: self.restoration.former_rules().clone(),
+            prefixes,
+        }
+    }
+}

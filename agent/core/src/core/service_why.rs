@@ -1,0 +1,243 @@
+//! What the model has on a Service as a peer of an endpoint: each backend, and the rules about it.
+
+use std::net::IpAddr;
+
+use shared_maps::{
+    IdentityId,
+    policy::{EGRESS, PolicyKey},
+};
+
+use super::{policy_model::Subject as Endpoint, state::State, why::PeerFound};
+use crate::{
+    kubernetes::service_at::{BackendAt, Family, PortAt, ServiceAt},
+    labels::LabelSet,
+    policy::{
+        model::Side,
+        rule::Peers,
+        trace::{self, FlowDirection, Match, Port, RuleView, Verdict},
+    },
+    selector::selector::Subject,
+};
+
+/// A Service and the backends of the ports in question.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServiceFound {
+    /// `namespace/name`.
+    pub key: String,
+    /// Ports that it has, as `80/TCP`.
+    pub ports: Vec<String>,
+    /// Backends of the port asked for, or of every port.
+    pub backends: Vec<BackendFound>,
+}
+
+/// A backend of a Service.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BackendFound {
+    /// Port of the Service, as `80/TCP`.
+    pub service_port: String,
+    /// Address, and its labels or its pod.
+    pub who: String,
+    /// Its own port.
+    pub port: Port,
+    /// What policy says of it; none while it is left out, because its pod is unknown.
+    pub verdict: Option<Verdict>,
+    /// The first ordered rule that covers the packet.
+    pub tier: Option<RuleView>,
+    /// Rules that make the verdict, unless that one drops the packet.
+    pub by: Vec<RuleView>,
+}
+
+impl State {
+    /// What there is on an address, for people: the Service or the pod that has it.
+    pub(super) fn object_at(&self, address: IpAddr) -> Option<String> {
+        let metadata = self.ipcache.get(address.into())?;
+        metadata.identity()?;
+        let owners = metadata.owners().into_iter();
+        let objects = owners.filter(|owner| owner.is_object());
+        objects.map(ToString::to_string).next()
+    }
+
+    pub(super) fn service_peer(
+        &self,
+        own: &Endpoint,
+        direction: FlowDirection,
+        id: IdentityId,
+        port: Option<Port>,
+    ) -> PeerFound {
+        let labels = self.policy.labels_of(id).map(LabelSet::texts);
+        if direction == FlowDirection::Ingress {
+            let all = everything(&own.policy().ingress);
+            let (verdict, by) = port.map(|_| all).unzip();
+            return PeerFound {
+                labels,
+                verdict,
+                by: by.unwrap_or_default(),
+                ..PeerFound::default()
+            };
+        }
+        let mut services = self.cluster.services.identities();
+        let Some((_, at, family)) = services.find(|(known, _, _)| *known == id) else {
+            return PeerFound {
+                labels,
+                ..PeerFound::default()
+            };
+        };
+        let asked = |known: &&PortAt| port.is_none_or(|port| port == port_of(known));
+        let ports = at.ports.iter().filter(asked);
+        let backends: Vec<BackendFound> = ports
+            .flat_map(|port| port.backends_of(family).map(move |backend| (port, backend)))
+            .map(|(port, backend)| self.backend_found(own, at, port, backend))
+            .collect();
+        let decision = port.map(|port| together(own, id, port, &backends));
+        let Together { verdict, tier, by } = decision.unwrap_or_default();
+        let ports = at.ports.iter().map(|port| port_of(port).to_string());
+        PeerFound {
+            labels,
+            verdict,
+            tier,
+            by,
+            about: self.rules_about_backends(own, at, family),
+            service: Some(ServiceFound {
+                key: at.key.to_string(),
+                ports: ports.collect(),
+                backends,
+            }),
+        }
+    }
+
+    fn rules_about_backends(
+        &self,
+        own: &Endpoint,
+        at: &ServiceAt,
+        family: Family,
+    ) -> Vec<RuleView> {
+        let side = &own.policy().egress;
+        let mut about: Vec<RuleView> = Vec::new();
+        for backend in at.ports.iter().flat_map(|port| port.backends_of(family)) {
+            let subject = self.subject_behind(at, backend);
+            for rule in trace::about(side, FlowDirection::Egress, own.labels(), &subject) {
+                let rule = RuleView::of(&rule);
+                if !about.contains(&rule) {
+                    about.push(rule);
+                }
+            }
+        }
+        about
+    }
+
+    fn subject_behind(&self, at: &ServiceAt, backend: &BackendAt) -> Subject {
+        let identity = self.known_behind(&at.key, backend);
+        let identity = identity.unwrap_or(IdentityId::UNKNOWN);
+        let labels = self.policy.labels_of(identity).cloned();
+        Subject::new(
+            identity,
+            labels.unwrap_or_else(|| LabelSet::new(Vec::new())),
+        )
+    }
+
+    fn backend_found(
+        &self,
+        own: &Endpoint,
+        at: &ServiceAt,
+        port: &PortAt,
+        backend: &BackendAt,
+    ) -> BackendFound {
+        let subject = self.subject_behind(at, backend);
+        let number = Port {
+            protocol: port.protocol.number(),
+            number: backend.port.unwrap_or(port.port),
+        };
+        let is_known = self.known_behind(&at.key, backend).is_some();
+        let side = &own.policy().egress;
+        let decision = is_known
+            .then(|| trace::judge(side, FlowDirection::Egress, own.labels(), &subject, number));
+        BackendFound {
+            service_port: port_of(port).to_string(),
+            who: self.described(at, backend, subject.id),
+            port: number,
+            verdict: decision.as_ref().map(|decision| decision.verdict),
+            tier: decision.as_ref().and_then(|decision| decision.tier_view()),
+            by: decision
+                .iter()
+                .flat_map(|decision| decision.views())
+                .collect(),
+        }
+    }
+}
+
+fn port_of(port: &PortAt) -> Port {
+    Port {
+        protocol: port.protocol.number(),
+        number: port.port,
+    }
+}
+
+/// What the backends of one port make together.
+#[derive(Default)]
+struct Together {
+    /// None if no port is given.
+    verdict: Option<Verdict>,
+    tier: Option<RuleView>,
+    by: Vec<RuleView>,
+}
+
+fn together(own: &Endpoint, id: IdentityId, port: Port, backends: &[BackendFound]) -> Together {
+    let side = &own.policy().egress;
+    let known = || {
+        backends
+            .iter()
+            .filter_map(|backend| Some((backend.verdict?, backend)))
+    };
+    let closed = known().find(|(verdict, _)| !verdict.passes());
+    let proxied = known().find(|(verdict, _)| *verdict == Verdict::Proxied);
+    if let Some((verdict, backend)) = closed.or(proxied).or_else(|| known().next()) {
+        // Its port may be observed where those of its backends are not.
+        let is_observed = verdict.passes() && own.observed().is_at(port.protocol, port.number);
+        return Together {
+            verdict: Some(if is_observed {
+                Verdict::Proxied
+            } else {
+                verdict
+            }),
+            tier: backend.tier.clone(),
+            by: backend.by.clone(),
+        };
+    }
+    let all = PolicyKey::new(id.0, EGRESS, 0, 0, 0);
+    let mut entries = own.entries(id).into_iter();
+    let (verdict, by) = match entries.any(|entries| entries.contains_key(&all)) {
+        true => (Verdict::Denied, Vec::new()),
+        false => everything(side),
+    };
+    Together {
+        verdict: Some(verdict),
+        tier: None,
+        by,
+    }
+}
+
+/// What becomes of packets that only rules about every peer, protocol and port are about.
+fn everything(side: &Side) -> (Verdict, Vec<RuleView>) {
+    let everyone = side
+        .rules
+        .iter()
+        .filter(|rule| rule.rule.peers == Peers::Any && rule.rule.ports.is_empty());
+    let found = everyone.max_by_key(|rule| rule.rule.deny);
+    let Some(rule) = found else {
+        let verdict = match side.enforced {
+            true => Verdict::NoRule,
+            false => Verdict::NotRestricted,
+        };
+        return (verdict, Vec::new());
+    };
+    let verdict = match rule.rule.deny {
+        true => Verdict::Denied,
+        false => Verdict::Allowed,
+    };
+    let view = RuleView::of(&Match {
+        rule,
+        selector: None,
+        receiver: None,
+    });
+    (verdict, vec![view])
+}

@@ -1,0 +1,64 @@
+//! How far one endpoint is on its way into force.
+
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+use shared_maps::EndpointId;
+
+use super::{Core, state::State};
+use crate::endpoint::endpoint::Endpoint;
+
+/// How far an endpoint is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// No source has it.
+    Absent,
+    /// The core cannot take it now, and why.
+    Waiting(String),
+    /// The core has it, and something of it is not in the datapath; with the reason, if a step failed.
+    Incomplete(Option<String>),
+    /// Its files, its policy, its addresses and its programs are in force.
+    InForce(EndpointId),
+}
+
+impl Core {
+    /// How far the endpoint of this key is.
+    pub fn standing(&self, key: &str) -> Standing {
+        let state = &self.state;
+        let endpoint = state.endpoints.by_key(key);
+        let endpoint = endpoint.and_then(|id| state.endpoints.get(id));
+        let mut waiting = state.endpoints.waiting();
+        let waiting = waiting.find(|(spec, _)| spec.key == key);
+        match (waiting, endpoint) {
+            (Some((_, reason)), _) => Standing::Waiting(reason.clone()),
+            (None, None) => Standing::Absent,
+            (None, Some(endpoint)) if state.is_in_force(endpoint) => Standing::InForce(endpoint.id),
+            (None, Some(endpoint)) => Standing::Incomplete(endpoint.why_not().cloned()),
+        }
+    }
+}
+
+impl Core {
+    /// Pods whose endpoint the core cannot take: nothing of it is in force.
+    pub fn pods_without_endpoint(&self) -> BTreeSet<String> {
+        let endpoints = &self.state.endpoints;
+        let waiting = endpoints.waiting().map(|(spec, _)| spec);
+        let without = waiting.filter(|spec| endpoints.by_key(&spec.key).is_none());
+        without.filter_map(|spec| spec.pod.clone()).collect()
+    }
+}
+
+impl State {
+    fn is_in_force(&self, endpoint: &Endpoint) -> bool {
+        let has_identity = |address| {
+            let realised = self.ipcache.in_force_at(IpNet::from(address));
+            realised == Some(endpoint.identity)
+        };
+        !endpoint.restored
+            && endpoint.why_not().is_none()
+            && endpoint.policy_map.is_some()
+            && endpoint.dirty_peers.is_none()
+            && endpoint.attached.as_ref() == Some(&endpoint.attachment())
+            && endpoint.addresses().all(has_identity)
+    }
+}

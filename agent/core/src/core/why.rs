@@ -1,0 +1,598 @@
+//! What the model knows about one question: may this endpoint talk to that name or address?
+//!
+//! The other half, what the kernel has, is read by the agent.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
+
+use dns_policy::{
+    boot_time::BootTime,
+    name::Fqdn,
+    pattern::Pattern,
+    rule::{EndpointRules, NameRules},
+};
+use ipnet::IpNet;
+use shared_maps::{EndpointId, IdentityId};
+
+use super::{
+    Core,
+    service_why::ServiceFound,
+    snapshot::{DnsRulesView, EndpointView, NameView},
+    state::State,
+};
+use crate::{
+    endpoint::endpoint::Endpoint,
+    fqdn::servers::NameServers,
+    labels::LabelSet,
+    policy::{
+        cidr_group::group_key,
+        document::Body,
+        lint,
+        model::{EndpointPolicy, Side},
+        repository::Repository,
+        rule::Peers,
+        trace::{self, FlowDirection, Match, Port, RuleView, Verdict},
+    },
+    selector::selector::{FqdnSelector, Selector, Subject},
+};
+
+/// Endpoints that a warning names.
+const NAMED: usize = 5;
+/// Warnings given at once.
+const WARNINGS: usize = 50;
+
+/// The other side of a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A DNS name.
+    Name(Fqdn),
+    /// An address.
+    Address(IpAddr),
+}
+
+/// What the model has on an endpoint and a target.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Findings {
+    /// The endpoint.
+    pub endpoint: EndpointView,
+    /// Intended revision of its policy map.
+    pub wanted_revision: u64,
+    /// The Service, `namespace/name`, whose name in the cluster's DNS the name is.
+    pub service: Option<String>,
+    /// DNS rules that let it ask for the name, with the servers whose queries come to the proxy.
+    pub dns: Vec<DnsRulesView>,
+    /// Selectors of rules about the name whose servers' queries pass without the proxy.
+    pub dns_direct: Vec<String>,
+    /// DNS servers of rules about the name that policy closes.
+    pub dns_closed: Vec<ClosedServers>,
+    /// EgressFirewalls that leave a family of the endpoint and the target open, with the reason.
+    pub open_families: Vec<String>,
+    /// Rules whose name selectors match the name.
+    pub by_name: Vec<RuleView>,
+    /// Ordered rules are about what it sends.
+    pub has_tier: bool,
+    /// For a name: its addresses that this endpoint learned. For an address: its names, from any
+    /// endpoint.
+    pub names: Vec<NameView>,
+    /// Addresses of the name that only others learned.
+    pub elsewhere: Vec<NameView>,
+    /// Answers that gave an address to a name of its policy, and do not count.
+    pub untrusted: Vec<UntrustedAnswer>,
+    /// DNS servers whose answers count.
+    pub trusted_dns: Vec<SocketAddr>,
+    /// Addresses of the name that answers had lately and that got no label
+    /// (`--tofqdns-refuse-prefix`).
+    pub refused: Vec<IpAddr>,
+    /// Each address in question.
+    pub addresses: Vec<AddressFound>,
+    /// For a name: identities of unknown addresses outside, one for each family of the endpoint.
+    pub worlds: Vec<IdentityId>,
+}
+
+/// DNS servers that policy closes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClosedServers {
+    /// Their selector.
+    pub selector: String,
+    /// The rules that deny them; empty if no rule allows them.
+    pub rules: Vec<RuleView>,
+}
+
+/// Which rules mean a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MeantBy {
+    /// Those of EgressFirewalls.
+    Firewall,
+    /// `toFQDNs`.
+    ToFqdns,
+}
+
+/// An address of a name that no DNS server gave whose answers count for such rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UntrustedAnswer {
+    /// Rules that mean the name.
+    pub meant_by: MeantBy,
+    /// The name.
+    pub name: Fqdn,
+    /// The address.
+    pub address: IpAddr,
+    /// Servers that answered the name lately and do not count, the latest first.
+    pub servers: Vec<SocketAddr>,
+}
+
+/// What the model has on an address.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AddressFound {
+    /// The address.
+    pub address: IpAddr,
+    /// The longest prefix with an intended identity.
+    pub prefix: Option<String>,
+    /// Who gave that prefix its labels.
+    pub owners: Vec<String>,
+    /// The intended identity; 0 = none.
+    pub wanted: u32,
+    /// The identity that the datapath was given; none = no entry.
+    pub given: Option<u32>,
+    /// Its labels got no identity.
+    pub unresolved: bool,
+    /// The circuit breaker gave it the identity of some of its names only.
+    pub limited: bool,
+    /// What the kernel takes it for where no entry covers it.
+    pub world: u32,
+    /// The endpoint of this node that has it.
+    pub endpoint: Option<EndpointId>,
+    /// The prefix by which no answer gives it a label (`--tofqdns-refuse-prefix`).
+    pub refused: Option<IpNet>,
+}
+
+/// What the model has on an identity as a peer of an endpoint.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PeerFound {
+    /// Its labels; none if the agent does not know it.
+    pub labels: Option<Vec<String>>,
+    /// Whether policy lets the packet pass; none if no port was asked for.
+    pub verdict: Option<Verdict>,
+    /// The first ordered rule that covers the packet.
+    pub tier: Option<RuleView>,
+    /// Rules that make the verdict, unless that one drops the packet.
+    pub by: Vec<RuleView>,
+    /// Rules about the identity, whatever the port.
+    pub about: Vec<RuleView>,
+    /// The Service whose identity it is, with its backends.
+    pub service: Option<ServiceFound>,
+}
+
+impl PeerFound {
+    /// The rules that decide: the ordered one if it drops the packet, or else the others.
+    pub fn deciding(&self) -> Vec<RuleView> {
+        match self.tier.as_ref().filter(|tier| tier.is_tier_deny()) {
+            Some(tier) => vec![tier.clone()],
+            None => self.by.clone(),
+        }
+    }
+}
+
+impl Core {
+    /// Endpoints that a person may mean: by number, key, a part of the key, pod, or address.
+    pub fn endpoints_called(&self, text: &str) -> Vec<(EndpointId, String)> {
+        let state = &self.state;
+        let all = || state.endpoints.iter();
+        let address: Option<IpAddr> = text.parse().ok();
+        let exact = |endpoint: &&Endpoint| {
+            endpoint.id.0.to_string() == text
+                || endpoint.spec.key == text
+                || endpoint.spec.pod.as_deref() == Some(text)
+                || address.is_some_and(|wanted| endpoint.addresses().any(|own| own == wanted))
+        };
+        let part = |endpoint: &&Endpoint| endpoint.spec.key.split('/').any(|part| part == text);
+        let mut found: Vec<&Endpoint> = all().filter(exact).collect();
+        if found.is_empty() {
+            found = all().filter(part).collect();
+        }
+        let found = found.into_iter();
+        found.map(|e| (e.id, e.spec.key.clone())).collect()
+    }
+
+    /// What the model has on an endpoint and a target; none if there is no such endpoint.
+    pub fn findings(&self, endpoint: EndpointId, target: &Target) -> Option<Findings> {
+        let state = &self.state;
+        let endpoint = state.endpoints.get(endpoint)?;
+        let subject = state.policy.subject(endpoint.identity);
+        let mut findings = Findings {
+            endpoint: state.endpoint(endpoint),
+            wanted_revision: subject.map_or(0, |subject| subject.revision()),
+            has_tier: subject.is_some_and(|subject| subject.has_tier()),
+            ..Findings::default()
+        };
+        match target {
+            Target::Name(name) => {
+                if let Some(subject) = subject {
+                    let rules = rules_about(subject.dns(), name);
+                    let servers = state.dns_servers_of(endpoint, &rules);
+                    findings.dns = super::view::dns_views(&servers.rules);
+                    findings.dns_direct = servers.direct;
+                    findings.dns_closed = self.closed_servers(endpoint.id, servers.closed);
+                    findings.by_name = rules_by_name(subject.policy(), name);
+                }
+                (findings.names, findings.elsewhere) = state
+                    .addresses_of(name)
+                    .into_iter()
+                    .partition(|view| view.endpoint == endpoint.id.0);
+                let own: Vec<&String> = findings.names.iter().map(|view| &view.address).collect();
+                findings
+                    .elsewhere
+                    .retain(|view| !own.contains(&&view.address));
+                findings.refused = state.learned.closed.refused_of(name);
+                findings.service = state.service_named(name);
+                findings.worlds = state.worlds_of(endpoint);
+            }
+            Target::Address(address) => findings.names = state.names_of(*address),
+        }
+        findings.open_families = state.open_families_of(endpoint, target);
+        let mut addresses: Vec<IpAddr> = match target {
+            Target::Address(address) => vec![*address],
+            Target::Name(_) => {
+                let service = findings.service.as_deref();
+                let service = service.map(|key| state.cluster.services.cluster_ips_of(key));
+                let known = findings.names.iter().chain(&findings.elsewhere);
+                let known = known.filter_map(|view| view.address.parse().ok());
+                let known = known.chain(findings.refused.iter().copied());
+                known.chain(service.into_iter().flatten()).collect()
+            }
+        };
+        addresses.sort_unstable();
+        addresses.dedup();
+        if let Some(subject) = subject.filter(|subject| subject.has_tier()) {
+            let known = findings.names.iter().chain(&findings.elsewhere);
+            findings.untrusted = state.untrusted_answers(&subject.policy().egress, known);
+            let trusted = state.resolved.trusted_servers().iter();
+            findings.trusted_dns = trusted.copied().collect();
+        }
+        if let Some(subject) = subject.filter(|_| state.config.name_servers == NameServers::Trusted)
+        {
+            let passed = match target {
+                Target::Name(name) => state.passed_answers(subject, Some(name), None),
+                Target::Address(address) => state.passed_answers(subject, None, Some(*address)),
+            };
+            findings.untrusted.extend(passed);
+            let trusted = state.resolved.trusted_servers().iter();
+            findings.trusted_dns = trusted.copied().collect();
+        }
+        findings.addresses = addresses.into_iter().map(|ip| state.address(ip)).collect();
+        Some(findings)
+    }
+
+    fn closed_servers(
+        &self,
+        endpoint: EndpointId,
+        closed: Vec<(String, IdentityId, Port)>,
+    ) -> Vec<ClosedServers> {
+        let closed = closed.into_iter().map(|(selector, server, at)| {
+            let peer = self.peer(endpoint, FlowDirection::Egress, server, Some(at));
+            ClosedServers {
+                selector,
+                rules: peer.deciding(),
+            }
+        });
+        let mut closed: Vec<ClosedServers> = closed.collect();
+        closed.dedup();
+        closed
+    }
+
+    /// Rules with a block that covers an address. They are not about the address if it is a pod's
+    /// or a node's.
+    pub fn rules_with_block_of(
+        &self,
+        endpoint: EndpointId,
+        direction: FlowDirection,
+        address: IpAddr,
+    ) -> Vec<RuleView> {
+        let state = &self.state;
+        let endpoint = state.endpoints.get(endpoint);
+        let subject = endpoint.and_then(|endpoint| state.policy.subject(endpoint.identity));
+        let rules = subject.map(|subject| &side_of(subject.policy(), direction).rules);
+        let found = rules.into_iter().flatten().filter_map(|rule| {
+            let mut selectors = rule.rule.selectors();
+            let covers = |selector: &&Selector| matches!(selector, Selector::Cidr(block) if block.covers(address));
+            let selector = selectors.find(covers)?;
+            Some(RuleView::of(&Match {
+                rule,
+                selector: Some(selector),
+                receiver: None,
+            }))
+        });
+        found.collect()
+    }
+
+    /// What the model has on an identity as a peer of an endpoint.
+    pub fn peer(
+        &self,
+        endpoint: EndpointId,
+        direction: FlowDirection,
+        peer: IdentityId,
+        port: Option<Port>,
+    ) -> PeerFound {
+        let state = &self.state;
+        let labels = state.policy.labels_of(peer).cloned();
+        let endpoint = state.endpoints.get(endpoint);
+        let Some(own) = endpoint.and_then(|endpoint| state.policy.subject(endpoint.identity))
+        else {
+            return PeerFound::default();
+        };
+        if peer.is_service() {
+            return state.service_peer(own, direction, peer, port);
+        }
+        let side = side_of(own.policy(), direction);
+        let known = labels.as_ref().map(LabelSet::texts);
+        let subject = Subject::new(peer, labels.unwrap_or_else(|| LabelSet::new(Vec::new())));
+        let decision = port.map(|port| trace::judge(side, direction, own.labels(), &subject, port));
+        PeerFound {
+            labels: known,
+            verdict: decision.as_ref().map(|decision| decision.verdict),
+            tier: decision.as_ref().and_then(|decision| decision.tier_view()),
+            by: decision
+                .iter()
+                .flat_map(|decision| decision.views())
+                .collect(),
+            about: trace::about(side, direction, own.labels(), &subject)
+                .iter()
+                .map(RuleView::of)
+                .collect(),
+            service: None,
+        }
+    }
+
+    /// What there is on an address, for people: the Service or the pod that has it.
+    pub(crate) fn object_at(&self, address: IpAddr) -> Option<String> {
+        self.state.object_at(address)
+    }
+}
+
+impl Core {
+    /// The documents in force.
+    pub fn repository(&self) -> Repository {
+        self.state.policy.repository().clone()
+    }
+
+    /// Policies that are valid and do not do what their authors think, in words.
+    pub fn policy_warnings(&self) -> Vec<String> {
+        let state = &self.state;
+        let documents = state.policy.repository().iter().flat_map(|document| {
+            let warnings = document.warnings.iter();
+            warnings.map(move |warning| format!("policy {}: {warning}", document.key))
+        });
+        let unlearned = state.policy.subjects().filter_map(|(_, subject)| {
+            let text = lint::unlearned(subject.policy())?;
+            let ids = subject
+                .endpoints()
+                .iter()
+                .take(NAMED)
+                .map(|id| id.0.to_string());
+            let more = match subject.endpoints().len().saturating_sub(NAMED) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let ids: Vec<String> = ids.collect();
+            Some(format!("endpoint {}{more}: {text}", ids.join(", ")))
+        });
+        let missing = state.policy.repository().iter().flat_map(|document| {
+            lint::groups(document)
+                .into_iter()
+                .filter(|name| state.policy.repository().get(&group_key(name)).is_none())
+                .map(|name| {
+                    let key = &document.key;
+                    format!("policy {key}: there is no CiliumCIDRGroup {name}: it selects nothing")
+                })
+        });
+        let cluster = state.cluster.pods.warnings().iter().cloned();
+        let cluster = cluster.chain(state.service_warnings());
+        let node = state.config.node_name.as_deref();
+        let unlike = state.policy.repository().iter().filter_map(|document| {
+            let Body::Node(other) = &document.body else {
+                return None;
+            };
+            let shared = other
+                .addresses
+                .intersection(state.lxc.node_addresses())
+                .next();
+            let shared = shared.filter(|_| node != Some(other.name.as_str()))?;
+            Some(format!(
+                "{} has {shared}, which is an address of this node: if it is this node, start \
+                 the agent with --node-name {}",
+                document.key, other.name
+            ))
+        });
+        let subjects = state.policy.subjects();
+        let subjects = subjects.map(|(_, subject)| (subject.policy(), subject.labels()));
+        let unknown = lint::unknown_ports(subjects, state.policy.selectors());
+        let all = documents
+            .chain(unlearned)
+            .chain(self.firewall_warnings())
+            .chain(state.foreign_servers())
+            .chain(state.passed_warnings())
+            .chain(missing)
+            .chain(cluster)
+            .chain(unlike)
+            .chain(unknown);
+        all.take(WARNINGS).collect()
+    }
+
+    /// Labels of an endpoint.
+    pub fn labels_of(&self, endpoint: EndpointId) -> Option<LabelSet> {
+        let endpoint = self.state.endpoints.get(endpoint)?;
+        Some(endpoint.labels.clone())
+    }
+
+    /// Labels of the pod `namespace/name`.
+    pub fn labels_of_pod(&self, pod: &str) -> Option<LabelSet> {
+        self.state.cluster.pods.labels_of(pod).cloned()
+    }
+
+    /// Addresses of the pod or of the Service `namespace/name`, IPv4 first; of both, the pod's.
+    pub fn addresses_called(&self, name: &str) -> Vec<IpAddr> {
+        let cluster = &self.state.cluster;
+        let of_pod = cluster.pods.addresses_of(name);
+        let mut found: Vec<IpAddr> = match of_pod.is_empty() {
+            false => of_pod.to_vec(),
+            true => cluster.services.addresses_of(name),
+        };
+        found.sort_unstable();
+        found
+    }
+
+    /// What selectors see at an address; none if it has no identity.
+    pub fn subject_at(&self, address: IpAddr) -> Option<Subject> {
+        let identity = self.state.ipcache.identity_of(address)?;
+        let labels = self.state.policy.labels_of(identity)?;
+        Some(Subject::new(identity, labels.clone()))
+    }
+}
+
+/// One side of a policy.
+pub(crate) fn side_of(policy: &EndpointPolicy, direction: FlowDirection) -> &Side {
+    match direction {
+        FlowDirection::Egress => &policy.egress,
+        FlowDirection::Ingress => &policy.ingress,
+    }
+}
+
+fn rules_by_name(policy: &EndpointPolicy, name: &Fqdn) -> Vec<RuleView> {
+    let mut found = Vec::new();
+    for rule in &policy.egress.rules {
+        let Peers::Selectors(list) = &rule.rule.peers else {
+            continue;
+        };
+        let matching = list.iter().find(|selector| match selector {
+            Selector::Fqdn(fqdn) => selects(fqdn, name),
+            _ => false,
+        });
+        found.extend(matching.map(|selector| {
+            RuleView::of(&Match {
+                rule,
+                selector: Some(selector),
+                receiver: None,
+            })
+        }));
+    }
+    found.extend(trace::tier_by_name(&policy.egress, name));
+    found
+}
+
+/// Whether a `toFQDNs` rule of egress selects a name.
+pub(super) fn selects_name(policy: &EndpointPolicy, name: &Fqdn) -> bool {
+    let rules = policy.egress.rules.iter();
+    let mut selectors = rules.flat_map(|rule| rule.rule.selectors());
+    selectors.any(|selector| matches!(selector, Selector::Fqdn(fqdn) if selects(fqdn, name)))
+}
+
+/// DNS rules that allow the name.
+fn rules_about(rules: &EndpointRules, name: &Fqdn) -> EndpointRules {
+    let mut matching = rules.clone();
+    for port in &mut matching.ports {
+        port.rules.retain(|rule| match &rule.names {
+            NameRules::All => true,
+            NameRules::Names(list) => list.iter().any(|rule| {
+                Pattern::parse(rule).is_ok_and(|pattern| pattern.matches(name.as_str()))
+            }),
+            NameRules::Regex(_) => false,
+        });
+    }
+    matching
+}
+
+fn selects(selector: &FqdnSelector, name: &Fqdn) -> bool {
+    let mut probe = crate::fqdn::names::NameSelectors::default();
+    probe
+        .add(selector)
+        .is_some_and(|matcher| matcher.matches(name))
+}
+
+impl State {
+    /// Of these, those of a name that the ordered rules have, if no answer that counts gave them.
+    fn untrusted_answers<'a>(
+        &self,
+        side: &Side,
+        known: impl Iterator<Item = &'a NameView>,
+    ) -> Vec<UntrustedAnswer> {
+        let pair =
+            |view: &NameView| Some((Fqdn::normalise(&view.name), view.address.parse().ok()?));
+        let pairs: BTreeSet<(Fqdn, IpAddr)> = known.filter_map(pair).collect();
+        let answer = |(name, address): (Fqdn, IpAddr)| {
+            let known = self.learned.names.name(&name);
+            let pair = known.and_then(|entry| entry.pairs.get(&address))?;
+            let servers = self.resolved.untrusted_servers(&name);
+            let is_untrusted = pair.trusted_until == BootTime(0) || !servers.is_empty();
+            let is_used = is_untrusted
+                && !self.resolved.has(&name, address)
+                && !trace::tier_by_name(side, &name).is_empty();
+            is_used.then_some(UntrustedAnswer {
+                meant_by: MeantBy::Firewall,
+                name,
+                address,
+                servers,
+            })
+        };
+        pairs.into_iter().filter_map(answer).collect()
+    }
+
+    fn addresses_of(&self, name: &Fqdn) -> Vec<NameView> {
+        let mut found = self.name_views_where(|known, _| known == name);
+        found.sort_by(|one, other| one.address.cmp(&other.address));
+        found
+    }
+
+    /// The Service with addresses of its own that has this name in the cluster's DNS:
+    /// `SERVICE.NAMESPACE.svc`, with or without a cluster domain.
+    fn service_named(&self, name: &Fqdn) -> Option<String> {
+        let mut labels = name.as_str().trim_end_matches('.').split('.');
+        let (service, namespace) = (labels.next()?, labels.next()?);
+        if labels.next() != Some("svc") {
+            return None;
+        }
+        let key = format!("{namespace}/{service}");
+        let addresses = self.cluster.services.cluster_ips_of(&key);
+        (!addresses.is_empty()).then_some(key)
+    }
+
+    fn names_of(&self, address: IpAddr) -> Vec<NameView> {
+        self.name_views_where(|_, known| *known == address)
+    }
+
+    /// Identities that addresses outside have without an entry, by families of an endpoint. Both
+    /// families count for an endpoint without an address.
+    pub(super) fn worlds_of(&self, endpoint: &Endpoint) -> Vec<IdentityId> {
+        let has = |family: fn(&IpAddr) -> bool| endpoint.addresses().any(|own| family(&own));
+        let (has_ipv4, has_ipv6) = (has(IpAddr::is_ipv4), has(IpAddr::is_ipv6));
+        let ipv4 = (has_ipv4 || !has_ipv6).then_some(IpAddr::from([0_u8; 4]));
+        let ipv6 = (has_ipv6 || !has_ipv4).then_some(IpAddr::from([0_u8; 16]));
+        let any = ipv4.into_iter().chain(ipv6);
+        let mut worlds: Vec<IdentityId> = any.map(|any| self.world_of(any)).collect();
+        worlds.dedup();
+        worlds
+    }
+
+    fn address(&self, address: IpAddr) -> AddressFound {
+        let host = IpNet::from(address);
+        let longest = self.ipcache.longest(address);
+        let (prefix, metadata) = match longest {
+            Some((prefix, metadata)) => (Some(prefix), Some(metadata)),
+            None => (None, None),
+        };
+        AddressFound {
+            address,
+            prefix: prefix.map(|prefix| prefix.to_string()),
+            owners: metadata
+                .map(|metadata| metadata.owners().iter().map(ToString::to_string).collect())
+                .unwrap_or_default(),
+            wanted: metadata.and_then(|m| m.desired).map_or(0, |id| id.0),
+            given: self.ipcache.in_force_at(host).map(|id| id.0),
+            unresolved: metadata.is_some_and(|metadata| metadata.unresolved),
+            limited: prefix.is_some_and(|prefix| self.numbers.budget().is_limited(prefix)),
+            world: self.world_of(address).0,
+            endpoint: self.endpoints.by_address(address),
+            refused: self.config.refused_prefixes.covering(address),
+        }
+    }
+}

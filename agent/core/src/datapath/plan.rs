@@ -1,0 +1,225 @@
+//! Operations that bring the datapath from what is to what shall be, in order.
+
+use std::{
+    net::{Ipv4Addr, Ipv6Addr},
+    path::PathBuf,
+};
+
+use ipnet::IpNet;
+use shared_maps::{
+    EndpointId, IdentityId,
+    endpoint::{EndpointConfig, HAS_IPV4, HAS_IPV6},
+    ipcache::{IpcacheKey, IpcacheValue},
+    lxc::{LxcKey, LxcValue},
+    policy::{PolicyKey, PolicyValue},
+    user::lxc_address,
+};
+
+use super::{
+    late_text::LateText,
+    link::Link,
+    map_query::{MapEntries, MapQuery},
+};
+use crate::{identity::endpoint_checkpoint::EndpointWrite, ipcache::table::prefix_of};
+
+/// One step. Steps run in order; a failed one is reported and the rest go on.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Local (CIDR and FQDN) identities, as `local_allocator_state.json` has them: a number
+    /// must be on disk before a map uses it.
+    Checkpoint(String),
+    /// Endpoint identities; same rule.
+    CheckpointEndpoints(EndpointWrite),
+    /// Write an endpoint's `ep_config.json`.
+    WriteEndpoint(EndpointId, String),
+    /// Write an endpoint's `ep_config.json` for names alone: it may be done after the plan,
+    /// and [`crate::core::Event::NamesKept`] of this number says so. A later step about the
+    /// same file comes after it.
+    KeepNames(EndpointId, u64, LateText),
+    /// Write what was asked to be forgotten, as `cleaned_names.json` has it.
+    KeepCleaned(String),
+    /// Remove an endpoint's directory.
+    RemoveEndpoint(EndpointId),
+    /// Make (or open) an endpoint's policy map.
+    CreatePolicyMap(EndpointId),
+    /// Remove an endpoint's policy map.
+    RemovePolicyMap(EndpointId),
+    /// Set an entry of a policy map.
+    SetPolicy(EndpointId, PolicyKey, PolicyValue),
+    /// Remove an entry of a policy map.
+    UnsetPolicy(EndpointId, PolicyKey),
+    /// Set an entry of `cilium_lxc`.
+    SetLxc(LxcKey, LxcValue),
+    /// Remove an entry of `cilium_lxc`.
+    UnsetLxc(LxcKey),
+    /// Set an entry of the ipcache.
+    SetIpcache(IpcacheKey, IpcacheValue),
+    /// Remove an entry of the ipcache.
+    UnsetIpcache(IpcacheKey),
+    /// Load the endpoint's programs and attach them, replacing older ones without a gap.
+    Attach(Attachment),
+    /// Detach the endpoint's programs.
+    Detach(EndpointId),
+}
+
+impl Step {
+    /// What it does, for people.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Checkpoint(_) => "write the identities' checkpoint",
+            Self::CheckpointEndpoints(_) => "write the endpoints' identities",
+            Self::WriteEndpoint(..) => "write the endpoint's file",
+            Self::KeepNames(..) => "write the endpoint's names",
+            Self::KeepCleaned(_) => "write the cleaned names",
+            Self::RemoveEndpoint(_) => "remove the endpoint's directory",
+            Self::CreatePolicyMap(_) => "make the policy map",
+            Self::RemovePolicyMap(_) => "remove the policy map",
+            Self::SetPolicy(..) => "set a policy map's entry",
+            Self::UnsetPolicy(..) => "remove a policy map's entry",
+            Self::SetLxc(..) => "set the endpoint's address",
+            Self::UnsetLxc(_) => "remove an endpoint's address",
+            Self::SetIpcache(..) => "set an address in the ipcache",
+            Self::UnsetIpcache(_) => "remove an address from the ipcache",
+            Self::Attach(_) => "attach the programs",
+            Self::Detach(_) => "detach the programs",
+        }
+    }
+
+    /// The endpoint that it is about, if it is about one.
+    pub fn endpoint(&self) -> Option<EndpointId> {
+        match self {
+            Self::WriteEndpoint(id, _)
+            | Self::KeepNames(id, ..)
+            | Self::RemoveEndpoint(id)
+            | Self::CreatePolicyMap(id)
+            | Self::RemovePolicyMap(id)
+            | Self::SetPolicy(id, ..)
+            | Self::UnsetPolicy(id, _)
+            | Self::Detach(id) => Some(*id),
+            Self::SetLxc(_, value) => Some(EndpointId(value.lxc_id)),
+            Self::Attach(attachment) => Some(attachment.endpoint),
+            Self::Checkpoint(_)
+            | Self::CheckpointEndpoints(_)
+            | Self::KeepCleaned(_)
+            | Self::UnsetLxc(_)
+            | Self::SetIpcache(..)
+            | Self::UnsetIpcache(_) => None,
+        }
+    }
+
+    /// The address that it is about, if it is about one.
+    pub fn prefix(&self) -> Option<IpNet> {
+        match self {
+            Self::SetIpcache(key, _) | Self::UnsetIpcache(key) => prefix_of(key),
+            Self::SetLxc(key, _) | Self::UnsetLxc(key) => lxc_address(key).map(IpNet::from),
+            _ => None,
+        }
+    }
+}
+
+/// What the programs of one endpoint need to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// Endpoint.
+    pub endpoint: EndpointId,
+    /// Its identity.
+    pub identity: IdentityId,
+    /// Host-side interface.
+    pub ifindex: u32,
+    /// Its IPv4 address.
+    pub ipv4: Option<Ipv4Addr>,
+    /// Its IPv6 address.
+    pub ipv6: Option<Ipv6Addr>,
+    /// Its MAC.
+    pub mac: [u8; 6],
+    /// MAC under which a bridge delivers its frames to this node; none if it is on no bridge.
+    pub gateway_mac: Option<[u8; 6]>,
+    /// What neighbour discovery on its link needs.
+    pub link: Link,
+}
+
+impl Attachment {
+    /// The settings that the programs find.
+    pub fn config(&self) -> EndpointConfig {
+        let mut flags = 0;
+        for (has, flag) in [
+            (self.ipv4.is_some(), HAS_IPV4),
+            (self.ipv6.is_some(), HAS_IPV6),
+        ] {
+            if has {
+                flags |= flag;
+            }
+        }
+        let mut config = EndpointConfig {
+            identity: self.identity.0,
+            ifindex: self.ifindex,
+            ipv6: self.ipv6.map_or([0; 16], |ip| ip.octets()),
+            ipv4: self.ipv4.map_or([0; 4], |ip| ip.octets()),
+            id: self.endpoint.0,
+            mac: self.mac,
+            gateway_mac: self.gateway_mac.unwrap_or_default(),
+            flags,
+            ..EndpointConfig::default()
+        };
+        self.link.configure(&mut config);
+        config
+    }
+}
+
+/// Why a step failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// A map operation.
+    #[error(transparent)]
+    Map(#[from] shared_maps::user::MapError),
+    /// Loading or attaching programs.
+    #[error("programs of endpoint {endpoint}: {reason}")]
+    Program {
+        /// The endpoint.
+        endpoint: EndpointId,
+        /// What the loader said.
+        reason: String,
+    },
+    /// A file operation.
+    #[error("{path}: {source}", path = .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Not carried out because a step it leans on failed.
+    #[error("not carried out: an earlier step it depends on failed")]
+    Skipped,
+}
+
+/// Result of a [`Step::KeepNames`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamesWritten {
+    /// The endpoint.
+    pub endpoint: EndpointId,
+    /// Number of the step.
+    pub number: u64,
+    /// Why the file is not on disk, if so.
+    pub failure: Option<String>,
+}
+
+/// Wakes a task.
+pub type Wake = Box<dyn Fn() + Send>;
+
+/// Carries out steps: the kernel and the state directory, or memory in tests.
+pub trait Datapath: Send {
+    /// Carries out one step.
+    fn apply(&mut self, step: &Step) -> Result<(), StepError>;
+
+    /// The steps of a plan were carried out: does what is done once for all of them.
+    fn end_plan(&mut self) {}
+
+    /// `freed` is called after each plan that took an address from an endpoint.
+    fn tell_freed_addresses(&mut self, _freed: Wake) {}
+
+    /// Reads the entries that `query` names. A datapath without maps has none.
+    fn read_entries(&mut self, _query: &MapQuery) -> Result<MapEntries, StepError> {
+        Ok(MapEntries::Nothing)
+    }
+}

@@ -1,0 +1,183 @@
+//! `ep_config.json`: what a restart, and a proxy without an agent, need to know.
+
+mod json;
+mod rules;
+mod unrendered;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use dns_policy::{name::Fqdn, rule::EndpointRules};
+use shared_maps::{EndpointId, IdentityId};
+
+use crate::{
+    datapath::link::Link,
+    endpoint::spec::EndpointSpec,
+    labels::{Label, LabelSet},
+    policy::mode::PolicyMode,
+};
+
+/// An endpoint as its file has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EndpointFile {
+    /// Number.
+    pub id: EndpointId,
+    /// Key at its source; empty in files of other writers.
+    pub key: String,
+    /// Identity.
+    pub identity: IdentityId,
+    /// Labels of the identity.
+    pub labels: LabelSet,
+    /// Address.
+    pub ipv4: Option<Ipv4Addr>,
+    /// Address.
+    pub ipv6: Option<Ipv6Addr>,
+    /// Host-side interface.
+    pub ifindex: u32,
+    /// Its name.
+    pub ifname: String,
+    /// MAC of the pod's interface.
+    pub mac: [u8; 6],
+    /// MAC of the host side.
+    pub node_mac: [u8; 6],
+    /// Whether the host side is a port of a bridge.
+    pub on_bridge: bool,
+    /// What neighbour discovery on the pod's link needs.
+    pub link: Link,
+    /// Where the network namespace was found.
+    pub netns: String,
+    /// Addresses learned and not expired.
+    pub history: Vec<HistoryEntry>,
+    /// Expired addresses that connections may still use.
+    pub zombies: Vec<ZombieEntry>,
+    /// DNS rules, by server identity, if the file has this program's key.
+    pub rules: Option<RulesInFile>,
+}
+
+impl EndpointFile {
+    /// The endpoint as its source described it when the file was written.
+    pub fn spec(&self) -> EndpointSpec {
+        let addresses = [self.ipv4.map(IpAddr::V4), self.ipv6.map(IpAddr::V6)];
+        EndpointSpec {
+            key: self.key.clone(),
+            labels: self.labels.texts(),
+            ifindex: self.ifindex,
+            ifname: self.ifname.clone(),
+            addresses: addresses.into_iter().flatten().collect(),
+            mac: self.mac,
+            node_mac: self.node_mac,
+            on_bridge: self.on_bridge,
+            link: self.link.clone(),
+            netns: self.netns.clone(),
+            pod: None,
+            pod_uid: None,
+        }
+    }
+
+    /// Leaves out labels that only the agent gives, which an earlier release accepted, and returns them.
+    /// Without them the endpoint is restricted in both directions, unless it has a mode of its own.
+    /// Files of other writers stay as they are: they also describe the node.
+    pub fn leave_out(&mut self) -> Vec<String> {
+        if self.key.is_empty() {
+            return Vec::new();
+        }
+        let (left_out, mut own): (Vec<Label>, Vec<Label>) = self
+            .labels
+            .iter()
+            .cloned()
+            .partition(Label::is_given_by_agent);
+        if !left_out.is_empty() {
+            own.extend(
+                PolicyMode::of(&self.labels)
+                    .is_none()
+                    .then(|| PolicyMode::Always.label()),
+            );
+            self.labels = LabelSet::new(own);
+        }
+        left_out.iter().map(ToString::to_string).collect()
+    }
+
+    /// Whether this agent wrote it since the machine booted: interfaces have the numbers that
+    /// it says.
+    pub fn is_of_boot(&self, boot_id: &str) -> bool {
+        let rules = self.rules.as_ref();
+        !self.key.is_empty() && rules.is_some_and(|rules| rules.boot_id == boot_id)
+    }
+}
+
+/// Addresses that one lookup gave. Instants are nanoseconds of Unix time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HistoryEntry {
+    /// Name.
+    pub name: Fqdn,
+    /// When it was looked up.
+    pub lookup: u64,
+    /// When its TTL ends.
+    pub expires: u64,
+    /// TTL, seconds.
+    pub ttl: u32,
+    /// Addresses.
+    pub addresses: Vec<IpAddr>,
+    /// When the answers of trusted DNS servers that gave them end; 0 = none did.
+    pub trusted_until: u64,
+}
+
+/// An expired address. Instants are nanoseconds of Unix time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ZombieEntry {
+    /// Address.
+    pub address: IpAddr,
+    /// Names it was learned under.
+    pub names: Vec<Fqdn>,
+    /// Those of them under which a trusted DNS server gave it.
+    pub trusted: Vec<Fqdn>,
+    /// Until when conntrack last vouched for it; 0 = never.
+    pub alive_at: u64,
+    /// Since when it is expired.
+    pub delete_pending_at: u64,
+}
+
+/// DNS rules with the run and revision of the agent that wrote them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RulesInFile {
+    /// Boot id of the machine then.
+    pub boot_id: String,
+    /// The agent's start count then.
+    pub start: u64,
+    /// Revision of the policy then.
+    pub revision: u64,
+    /// The rules.
+    pub rules: EndpointRules,
+}
+
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// Not JSON, or a field of the wrong type.
+    #[error(
+        "ep_config.json: {0} (remove the endpoint's directory; the agent then writes a new one)"
+    )]
+    Json(#[from] serde_json::Error),
+    /// A field's text cannot be read.
+    #[error("ep_config.json: field {field}: `{value}` cannot be read")]
+    Field {
+        /// Its name.
+        field: &'static str,
+        /// Its text.
+        value: String,
+    },
+    /// Written by a newer version.
+    #[error(
+        "ep_config.json: HoldfastDNSRules has version {0}; this program reads up to 1: upgrade holdfast-agent"
+    )]
+    Newer(u64),
+}
+
+pub use self::json::{parse, render};
+pub use self::unrendered::LearnedPair;
+pub use self::unrendered::UnrenderedFile;
+
+/// Where the servers of a DNS rule are, for rules by address.
+pub type ServerAddresses = std::collections::BTreeMap<IdentityId, Vec<ipnet::IpNet>>;
+
+#[cfg(test)]
+mod tests;

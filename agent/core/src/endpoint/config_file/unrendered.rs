@@ -1,0 +1,83 @@
+//! A file before its text is made. With many names the text takes milliseconds, for which no answer
+//! should wait; what it is made of is copied much faster.
+
+use std::{cmp::Reverse, net::IpAddr};
+
+use dns_policy::{boot_time::BootTime, name::Fqdn};
+
+use super::{EndpointFile, HistoryEntry, ServerAddresses, render};
+
+/// What a file is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UnrenderedFile {
+    /// The endpoint; its history is in `pairs`.
+    pub(crate) file: EndpointFile,
+    /// Addresses learned and not expired. Those of one name follow one another.
+    pub(crate) pairs: Vec<LearnedPair>,
+    /// Where the servers of its DNS rules are.
+    pub(crate) servers: ServerAddresses,
+    /// Most addresses that a rule lists.
+    pub(crate) max_servers: usize,
+    /// Unix time of the machine's boot, nanoseconds.
+    pub(crate) boot_unix_ns: u64,
+}
+
+/// An address of a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LearnedPair {
+    pub(crate) name: Fqdn,
+    pub(crate) address: IpAddr,
+    /// When the answer came.
+    pub(crate) seen: BootTime,
+    /// When its TTL ends.
+    pub(crate) expires: BootTime,
+    /// TTL, seconds.
+    pub(crate) ttl: u32,
+    /// When the answers of trusted DNS servers end; 0 = none gave it.
+    pub(crate) trusted_until: BootTime,
+}
+
+impl UnrenderedFile {
+    /// Text of the file.
+    pub(crate) fn text(&self) -> String {
+        let file = EndpointFile {
+            history: self.history(),
+            ..self.file.clone()
+        };
+        render(&file, &self.servers, self.max_servers)
+    }
+
+    fn history(&self) -> Vec<HistoryEntry> {
+        let wall = |at: BootTime| at.0.saturating_add(self.boot_unix_ns);
+        let mut history = Vec::new();
+        for pairs in self.pairs.chunk_by(|one, other| one.name == other.name) {
+            // Addresses of one answer go together: most of them still are.
+            let same = |one: &&LearnedPair, other: &&LearnedPair| {
+                (one.seen, one.expires, one.ttl, one.trusted_until)
+                    == (other.seen, other.expires, other.ttl, other.trusted_until)
+            };
+            let mut pairs: Vec<&LearnedPair> = pairs.iter().collect();
+            pairs.sort_unstable_by_key(|pair| {
+                let times = (Reverse(pair.seen), pair.expires, pair.ttl);
+                (times, pair.trusted_until, pair.address)
+            });
+            for answer in pairs.chunk_by(same) {
+                let Some(first) = answer.first() else {
+                    continue;
+                };
+                history.push(HistoryEntry {
+                    name: first.name.clone(),
+                    lookup: wall(first.seen),
+                    expires: wall(first.expires),
+                    ttl: first.ttl,
+                    addresses: answer.iter().map(|pair| pair.address).collect(),
+                    trusted_until: match first.trusted_until {
+                        BootTime(0) => 0,
+                        until => wall(until),
+                    },
+                });
+            }
+        }
+        history
+    }
+}

@@ -1,0 +1,59 @@
+//! DNSNameResolver objects and the names in them, as values: policies, the core and the resolver use
+//! them.
+
+pub mod dns_name;
+pub mod object;
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    time::{Duration, SystemTime},
+};
+
+use dns_policy::name::Fqdn;
+
+/// Objects of a cluster.
+pub const MAX_OBJECTS: usize = 10_000;
+
+/// Names that EgressFirewalls use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WantedNames {
+    /// Lower case, with the final dot; `*.` at the beginning means one label.
+    pub names: BTreeSet<Fqdn>,
+    /// Every policy document was read: no firewall uses a name that is not here. Until then no
+    /// object is removed.
+    pub is_complete: bool,
+}
+
+/// An answer of a trusted DNS server that the core took: it has at least one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// The question's name.
+    pub name: Fqdn,
+    /// A and AAAA records that it has, of one family.
+    pub addresses: Vec<IpAddr>,
+    /// The least TTL of the chain.
+    pub ttl: Duration,
+    /// When the answer came.
+    pub at: SystemTime,
+}
+
+/// What an object of the store says of its name, at one time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResolvedName {
+    /// The object's `namespace/name`.
+    pub key: String,
+    /// `spec.name`: lower case, with the final dot; `*.` at its beginning means one label.
+    pub name: Fqdn,
+    /// Every address in its status.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+/// DNS servers whose answers count for EgressFirewalls.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrustedServers {
+    /// Addresses that pods ask: answers from them count.
+    pub asked: BTreeSet<SocketAddr>,
+    /// Servers that the resolver asks.
+    pub backends: BTreeSet<SocketAddr>,
+}

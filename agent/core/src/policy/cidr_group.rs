@@ -1,0 +1,65 @@
+//! `CiliumCIDRGroup`: blocks with labels, which rules of other documents name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+use serde_json::Value;
+
+use super::validate::{Checked, Fault, list, object, prefix, text};
+use crate::{labels::LabelSet, selector::selector::labels_of_blocks};
+
+/// Its kind.
+pub(crate) const KIND: &str = "CiliumCIDRGroup";
+
+/// A `CiliumCIDRGroup`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CidrGroup {
+    /// Labels of its blocks.
+    pub labels: LabelSet,
+    /// Its own labels.
+    pub own: BTreeMap<String, String>,
+    /// The blocks.
+    pub prefixes: BTreeSet<IpNet>,
+}
+
+/// Key of the group called `name`.
+pub fn group_key(name: &str) -> String {
+    format!("{KIND}/{name}")
+}
+
+/// Checks the group called `name`.
+pub(super) fn read(name: &str, value: &Value) -> Checked<CidrGroup> {
+    let mut own = BTreeMap::new();
+    let metadata = value.get("metadata");
+    if let Some(more) = metadata.and_then(|metadata| metadata.get("labels")) {
+        let Some(more) = more.as_object() else {
+            return Err(Fault::new(
+                "metadata.labels",
+                "is not a mapping",
+                "write key: value pairs",
+            ));
+        };
+        for (key, value) in more {
+            let value = text(&format!("metadata.labels.{key}"), value)?;
+            own.insert(key.clone(), value.to_owned());
+        }
+    }
+    let Some(spec) = value.get("spec") else {
+        return Err(Fault::new(
+            "spec",
+            "is missing",
+            "add spec with externalCIDRs",
+        ));
+    };
+    let spec = object("spec", spec, &["externalCIDRs"], &[])?;
+    let mut prefixes = BTreeSet::new();
+    let blocks = list("spec.externalCIDRs", spec.get("externalCIDRs"))?;
+    for (n, item) in blocks.iter().enumerate() {
+        prefixes.insert(prefix(&format!("spec.externalCIDRs[{n}]"), item)?);
+    }
+    Ok(CidrGroup {
+        labels: labels_of_blocks(name, &own),
+        own,
+        prefixes,
+    })
+}

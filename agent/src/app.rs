@@ -18,8 +18,8 @@ use std::{os::unix::net::UnixStream, path::Path, sync::Arc, time::Duration};
 
 use agent_core::{core::Core, datapath::plan::Datapath, endpoint::config_file::EndpointFile};
 use anyhow::{Context as _, Result, bail};
+use daemon::descriptors::Descriptors;
 use dns_policy::epoch::Epoch;
-use holdfast_sdp::descriptors::Descriptors;
 use shared_maps::{pin, user::Globals};
 use tokio::{
     signal::unix::{SignalKind, signal},

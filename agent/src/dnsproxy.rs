@@ -7,6 +7,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use agent_core::core::event::{Event, MappingEvent, MappingResult, RevokeAck};
+use daemon::descriptors::Descriptors;
 use dns_policy::{
     boot_time::BootTime,
     epoch::Epoch,
@@ -15,7 +16,6 @@ use dns_policy::{
     table::PolicyHandle,
 };
 use holdfast_sdp::{
-    descriptors::Descriptors,
     gate::Gate,
     listener::{ListenConfig, ListenError, Listeners, SocketOptions, Sockets},
     maps::{PinnedMaps, REFRESH},

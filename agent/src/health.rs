@@ -3,8 +3,11 @@
 use std::{collections::BTreeSet, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use agent_core::core::Core;
-use daemon::http_server::{self, Socket};
-use holdfast_sdp::{descriptors::Descriptors, stats::Stats};
+use daemon::{
+    descriptors::Descriptors,
+    http_server::{self, Socket},
+};
+use holdfast_sdp::stats::Stats;
 use http_body_util::Full;
 use hyper::{Request, Response, StatusCode, body::Bytes, header::CONTENT_TYPE};
 use shared_maps::user::Globals;

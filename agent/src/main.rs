@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use daemon::{log_filter, one_line::OneLine};
 #[cfg(feature = "kubernetes")]
+use daemon::{log_filter, one_line::OneLine};
 use holdfast_agent::relay::{self, settings::RelayConfig};
 use holdfast_agent::{
     app, cli,

@@ -4,16 +4,19 @@
 #![warn(missing_docs)]
 
 pub mod config_dir;
+pub mod descriptors;
 pub mod guests;
 pub mod http_client;
 pub mod http_server;
 pub mod ipv6;
+pub mod link_stream;
 pub mod log_filter;
 pub mod lookup;
 pub mod map_memory;
 pub mod one_line;
 pub mod peer;
 pub mod pins;
+pub mod port_hold;
 pub mod regular_file;
 pub mod state_dir;
 pub mod steering_program;

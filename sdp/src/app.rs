@@ -5,7 +5,7 @@ mod rules;
 use std::{io, path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use daemon::{map_memory, steering_program};
+use daemon::{descriptors::Descriptors, map_memory, steering_program};
 use dns_policy::boot_time::BootTime;
 use shared_maps::{steering, user::Globals};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -16,7 +16,6 @@ use self::rules::{
 use crate::{
     admin::{self, Admin, AdminListeners, MetricsListener},
     config::{Config, SteeringMode},
-    descriptors::Descriptors,
     gate::{BoundPorts, Gate},
     link::Link,
     listener::{ListenConfig, ListenError, Listeners, SocketOptions, Unbound},

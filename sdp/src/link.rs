@@ -18,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use daemon::link_stream::{LinkStream, ReadNow};
 use dns_policy::table::PolicyHandle;
 use hyper_util::rt::TokioIo;
 use tokio::{
@@ -28,12 +29,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::{
-    config::AgentAddress,
-    link_stream::{LinkStream, ReadNow},
-    maps::PinnedMaps,
-    query_report::QueryReports,
-    rules_journal::RulesJournal,
-    sink::LinkSink,
+    config::AgentAddress, maps::PinnedMaps, query_report::QueryReports,
+    rules_journal::RulesJournal, sink::LinkSink,
 };
 
 mod assembly;

@@ -3,7 +3,6 @@
 mod control;
 mod delayed;
 mod held;
-pub mod hold;
 mod in_flight;
 mod releases;
 mod reply_sender;
@@ -25,6 +24,7 @@ pub(crate) use self::{
     delayed::MAX_BYTES as DELAYED_BYTES, held::MAX_BYTES as HELD_BYTES,
     tcp::ALLOWANCE as TCP_ALLOWANCE,
 };
+use daemon::port_hold;
 use parking_lot::Mutex;
 use socket2::Socket;
 
@@ -170,7 +170,11 @@ impl ListenConfig {
     pub fn check_port(&self) -> Result<(), ListenError> {
         for ip in self.addresses() {
             let at = SocketAddr::new(ip, self.port);
-            socket::hold_tcp(at).map_err(|e| failed(at, e))?;
+            port_hold::hold_tcp(at).map_err(|source| ListenError::Socket {
+                what: "cannot bind TCP",
+                address: at,
+                source,
+            })?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
+use daemon::descriptors::Descriptors;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _, text},
@@ -11,7 +12,6 @@ use prometheus_client::{
 
 use crate::{
     config::{Config, ConfigError, args::Settings},
-    descriptors::Descriptors,
     shared_state::Shared,
     stats::Count,
 };

@@ -230,13 +230,16 @@ impl std::fmt::Debug for SharedTasks {
 #[cfg(test)]
 mod tests {
     use std::{
+        io::Write as _,
         sync::{atomic::AtomicUsize, mpsc},
         thread,
         time::Duration,
     };
 
+    use daemon::link_stream::{LinkStream, ReadNow};
     use polling::until_async;
     use tokio::{
+        io::AsyncReadExt as _,
         runtime::{Builder, Runtime},
         sync::mpsc as queue,
     };
@@ -413,5 +416,47 @@ mod tests {
         give.try_send(9).unwrap();
         tasks.poll_woken();
         assert_eq!(said.try_recv().map(|(number, _)| number), Ok(9));
+    }
+
+    #[test]
+    fn a_thread_on_request_reads_what_the_streams_own_thread_was_not_woken_for() {
+        let runtime = runtime();
+        let read_now = ReadNow::default();
+        let (tasks, mut peer, mut stream) = runtime.block_on(async {
+            let (ours, peer) = tokio::net::UnixStream::pair().unwrap();
+            let stream = LinkStream::with_read_now(ours, read_now.clone()).unwrap();
+            let peer = peer.into_std().unwrap();
+            (SharedTasks::new(), peer, stream)
+        });
+        let (out, received) = std::sync::mpsc::channel();
+        tasks.spawn(async move {
+            let mut bytes = [0; 16];
+            while let Ok(length) = stream.read(&mut bytes).await {
+                out.send(bytes[..length].to_vec()).unwrap();
+            }
+        });
+        // Nothing runs the runtime from here on.
+        this_thread_polls();
+        tasks.poll_woken();
+        for message in [b"first", b"later"] {
+            read_now.request();
+            tasks.poll_woken();
+            assert!(received.try_recv().is_err(), "there was nothing to read");
+            peer.write_all(message).unwrap();
+            tasks.poll_woken();
+            assert!(received.try_recv().is_err(), "no thread was woken");
+            read_now.request();
+            tasks.poll_woken();
+            assert_eq!(received.try_recv().unwrap(), message);
+        }
+        // The runtime reads what comes without a request.
+        peer.write_all(b"last").unwrap();
+        drop(peer);
+        runtime.block_on(async {
+            tokio::select! {
+                never = tasks.run() => match never {},
+                _ = until_async("the last message", || received.try_recv().ok(), Option::is_some) => {}
+            }
+        });
     }
 }

@@ -24,6 +24,7 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
+use daemon::link_stream::ReadNow;
 use dns_policy::{
     boot_time::BootTime,
     epoch::Epoch,
@@ -42,7 +43,6 @@ pub(crate) use self::state::KEPT as KEPT_PAIRS;
 use self::state::{Calls, State, call};
 use crate::{
     journal::{Journal, Written},
-    link_stream::ReadNow,
     mapping::{MappingSink, OnRealised, Release},
     query_report::QueryReport,
     shared_tasks::SharedTasks,

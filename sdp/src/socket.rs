@@ -91,29 +91,6 @@ pub(crate) fn listen(socket: &Socket, at: SocketAddr) -> Result<(), SocketError>
     socket.listen(BACKLOG).step("cannot listen on TCP")
 }
 
-/// A UDP socket that keeps a port for this user and receives nothing.
-pub(crate) fn hold_udp(at: SocketAddr) -> Result<OwnedFd, SocketError> {
-    let socket = open(at, Type::DGRAM)?;
-    socket
-        .set_reuse_port(true)
-        .step("cannot set SO_REUSEPORT")?;
-    socket.bind(&SockAddr::from(at)).step("cannot bind UDP")?;
-    let socket = OwnedFd::from(socket);
-    deafen(&socket, at.is_ipv6()).step("cannot connect UDP")?;
-    Ok(socket)
-}
-
-/// A TCP socket that keeps a port for this user: bound, it does not listen. With SO_REUSEADDR
-/// other users could bind the port beside it.
-pub(crate) fn hold_tcp(at: SocketAddr) -> Result<OwnedFd, SocketError> {
-    let socket = open(at, Type::STREAM)?;
-    socket
-        .set_reuse_port(true)
-        .step("cannot set SO_REUSEPORT")?;
-    socket.bind(&SockAddr::from(at)).step("cannot bind TCP")?;
-    Ok(socket.into())
-}
-
 /// A socket that sends answers from `port` of any address: source addresses are given per packet.
 ///
 /// It is bound to an address that no one asks, so that it takes nothing meant for others.
@@ -260,18 +237,6 @@ pub(crate) fn tcp_upstream(
     Ok(socket)
 }
 
-/// Makes a listener deaf: connected to a peer that never sends, it gets no new
-/// datagrams while its queue stays readable.
-pub(crate) fn deafen(listener: &OwnedFd, ipv6: bool) -> io::Result<()> {
-    let peer: IpAddr = if ipv6 {
-        Ipv6Addr::LOCALHOST.into()
-    } else {
-        Ipv4Addr::LOCALHOST.into()
-    };
-    // Port 9 (discard, RFC 863) as a source: no client sends from there.
-    socket2::SockRef::from(listener).connect(&SockAddr::from(SocketAddr::from((peer, 9))))
-}
-
 fn open(at: SocketAddr, kind: Type) -> Result<Socket, SocketError> {
     let protocol = if kind == Type::DGRAM {
         Protocol::UDP
@@ -352,5 +317,39 @@ fn set_mark(socket: &Socket, identity: Option<IdentityId>) -> Result<(), SocketE
         Some(identity) => socket
             .set_mark(mark::from_proxy(identity))
             .step("cannot mark a socket (needs CAP_NET_ADMIN or CAP_NET_RAW)"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use daemon::port_hold::PortHold;
+
+    use super::*;
+
+    #[test]
+    fn proxies_of_the_same_user_share_a_held_port_and_get_all_of_it() {
+        let free = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let at = free.local_addr().unwrap();
+        drop(free);
+        let mut hold = PortHold::new(at.port(), true, false);
+        hold.take().unwrap();
+        hold.take().unwrap();
+        let udp = udp_listener(at, false).unwrap();
+        bind_udp(&udp, at).unwrap();
+        let tcp = tcp_listener(at, false).unwrap();
+        listen(&tcp, at).unwrap();
+        let proxy = std::net::UdpSocket::from(udp);
+        proxy.set_nonblocking(false).unwrap();
+        proxy
+            .set_read_timeout(Some(std::time::Duration::from_secs(5)))
+            .unwrap();
+        for _ in 0..64 {
+            let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            client.send_to(b"x", at).unwrap();
+            proxy.recv(&mut [0; 8]).unwrap();
+            std::net::TcpStream::connect(at).unwrap();
+            tcp.set_nonblocking(false).unwrap();
+            tcp.accept().unwrap();
+        }
     }
 }

@@ -11,8 +11,7 @@ use std::{
     time::Duration,
 };
 
-use daemon::steering_program;
-use holdfast_sdp::listener::hold::PortHold;
+use daemon::{port_hold::PortHold, steering_program};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shared_maps::{

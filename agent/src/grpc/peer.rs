@@ -9,10 +9,10 @@ use std::{
 
 use daemon::{
     guests::{Activity, Guests},
+    link_stream::LinkStream,
     peer::{Peer as Who, process_of},
     unix_socket,
 };
-use holdfast_sdp::link_stream::LinkStream;
 use tokio::net::{UnixListener, UnixStream};
 
 use super::bounded::Bounded;

@@ -9,7 +9,7 @@ use std::{
 
 use agent_core::policy::source::cluster::Batch;
 use anyhow::{Context as _, Result};
-use holdfast_sdp::descriptors::Descriptors;
+use daemon::descriptors::Descriptors;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},

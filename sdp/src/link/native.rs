@@ -1,6 +1,6 @@
 //! A session of the native service: two connections, two streams.
 
-use daemon::state_dir::StateDir;
+use daemon::{link_stream::ReadNow, state_dir::StateDir};
 use fqdn_proto::native as wire;
 use tokio::sync::oneshot;
 use tonic::transport::{Channel, Endpoint};
@@ -10,7 +10,7 @@ use super::{
     Link, SessionError, answered, connect, connect_with, convert, mapping_stream, rules_stream,
     state::{Connection, Service, StateDirs},
 };
-use crate::{config::AgentAddress, link_stream::ReadNow, shared_tasks::SharedTasks};
+use crate::{config::AgentAddress, shared_tasks::SharedTasks};
 
 /// Agents send chunks of 1 MiB at most.
 const LARGEST_MESSAGE: usize = 16 << 20;

@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::port_hold;
 use dns_policy::mapping::Realised;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
@@ -288,7 +289,7 @@ impl Worker {
                 member.leave();
             }
             for listener in &self.listeners {
-                if let Err(e) = socket::deafen(&listener.fd, listener.ipv6) {
+                if let Err(e) = port_hold::deafen(&listener.fd, listener.ipv6) {
                     tracing::warn!(error = %e, "a draining listener still receives new queries");
                 }
             }

@@ -1,18 +1,13 @@
-//! The one door to `recvmmsg(2)`, `sendmmsg(2)`, their control messages, socket options that no
-//! crate wraps, and the registration of a unix socket for one kind of event.
+//! The one door to `recvmmsg(2)`, `sendmmsg(2)`, their control messages, and socket options that no
+//! crate wraps.
 
 use std::{
     io,
     mem::{self, offset_of},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
-    os::{
-        fd::{AsFd, AsRawFd},
-        unix::net::UnixStream,
-    },
+    os::fd::{AsFd, AsRawFd},
     ptr,
 };
-
-use tokio::io::{Interest, unix::AsyncFd};
 
 /// Datagrams per system call.
 pub(crate) const BATCH: usize = 64;
@@ -45,14 +40,6 @@ unsafe trait Zeroed: Sized {
 unsafe impl Zeroed for libc::mmsghdr {}
 // SAFETY: integers only.
 unsafe impl Zeroed for libc::sockaddr_storage {}
-
-/// Registers a socket, which does not block, with the runtime of the caller.
-pub(crate) fn register(stream: UnixStream, interest: Interest) -> io::Result<AsyncFd<UnixStream>> {
-    // SAFETY: a `UnixStream` owns its descriptor, which stays the same and open until it is
-    // dropped, and the `AsyncFd` owns the stream.
-    let registered = unsafe { AsyncFd::register_with_interest(stream, interest) };
-    Ok(registered?)
-}
 
 /// Buffers for one `recvmmsg(2)`, with its headers made once: only what the
 /// kernel wrote into them is set back.

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::descriptors::Descriptors;
 use dns_policy::{
     mapping::Mapping,
     rule::{
@@ -19,7 +20,6 @@ use hickory_proto::{
     rr::{Name, RData, Record, RecordType, rdata},
 };
 use holdfast_sdp::{
-    descriptors::Descriptors,
     listener::{ListenConfig, Listeners, SocketOptions, Sockets},
     mapping::{MappingSink, OnRealised, Release},
     proxy::{Proxy, ProxyConfig},

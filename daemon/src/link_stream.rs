@@ -4,6 +4,8 @@
 //! wakes the thread of this end for nothing. This one waits for room only while a write is
 //! blocked.
 
+mod register;
+
 use std::{
     io::{self, ErrorKind, IoSlice, Read as _, Write as _},
     net::Shutdown,
@@ -22,7 +24,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
 
-use crate::socket::sys::register;
+use self::register::register;
 
 /// See the module.
 #[derive(Debug)]
@@ -205,18 +207,9 @@ mod tests {
     use std::{fs, os::fd::AsRawFd as _};
 
     use nix::sys::epoll::EpollFlags;
-    use polling::until_async;
-    use tokio::{
-        io::{AsyncReadExt as _, AsyncWriteExt as _},
-        runtime::{Builder, Runtime},
-    };
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
-    use crate::shared_tasks::{SharedTasks, this_thread_polls};
-
-    fn runtime() -> Runtime {
-        Builder::new_current_thread().enable_all().build().unwrap()
-    }
 
     /// Events for which an epoll instance of this process watches a socket.
     fn watched(socket: &impl AsFd) -> EpollFlags {
@@ -271,47 +264,5 @@ mod tests {
         let [left, right] = moved;
         let (left, right) = tokio::join!(left, right);
         assert!(left == sent && right == sent);
-    }
-
-    #[test]
-    fn a_thread_on_request_reads_what_the_streams_own_thread_was_not_woken_for() {
-        let runtime = runtime();
-        let read_now = ReadNow::default();
-        let (tasks, mut peer, mut stream) = runtime.block_on(async {
-            let (ours, peer) = tokio::net::UnixStream::pair().unwrap();
-            let stream = LinkStream::with_read_now(ours, read_now.clone()).unwrap();
-            let peer = peer.into_std().unwrap();
-            (SharedTasks::new(), peer, stream)
-        });
-        let (out, received) = std::sync::mpsc::channel();
-        tasks.spawn(async move {
-            let mut bytes = [0; 16];
-            while let Ok(length) = stream.read(&mut bytes).await {
-                out.send(bytes[..length].to_vec()).unwrap();
-            }
-        });
-        // Nothing runs the runtime from here on.
-        this_thread_polls();
-        tasks.poll_woken();
-        for message in [b"first", b"later"] {
-            read_now.request();
-            tasks.poll_woken();
-            assert!(received.try_recv().is_err(), "there was nothing to read");
-            peer.write_all(message).unwrap();
-            tasks.poll_woken();
-            assert!(received.try_recv().is_err(), "no thread was woken");
-            read_now.request();
-            tasks.poll_woken();
-            assert_eq!(received.try_recv().unwrap(), message);
-        }
-        // The runtime reads what comes without a request.
-        peer.write_all(b"last").unwrap();
-        drop(peer);
-        runtime.block_on(async {
-            tokio::select! {
-                never = tasks.run() => match never {},
-                _ = until_async("the last message", || received.try_recv().ok(), Option::is_some) => {}
-            }
-        });
     }
 }

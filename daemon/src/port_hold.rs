@@ -12,7 +12,7 @@ use std::{
     os::fd::OwnedFd,
 };
 
-use crate::socket;
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 /// The two transports of DNS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,8 +85,8 @@ impl PortHold {
                 continue;
             }
             let held = match transport {
-                Transport::Udp => socket::hold_udp(*at),
-                Transport::Tcp => socket::hold_tcp(*at),
+                Transport::Udp => hold_udp(*at),
+                Transport::Tcp => hold_tcp(*at),
             };
             match held {
                 Ok(socket) => {
@@ -97,7 +97,7 @@ impl PortHold {
                         transport: *transport,
                         at: *at,
                         user: user_of(*transport, *at),
-                        source: error.source,
+                        source: error,
                     });
                 }
                 Err(_) => {}
@@ -105,6 +105,47 @@ impl PortHold {
         }
         first
     }
+}
+
+/// A UDP socket that keeps a port for this user and receives nothing.
+fn hold_udp(at: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = bound(at, Type::DGRAM)?.into();
+    deafen(&socket, at.is_ipv6())?;
+    Ok(socket)
+}
+
+/// A TCP socket that keeps a port for this user: bound, it does not listen.
+///
+/// # Errors
+/// Another user has the port, or the limit on open descriptors is reached.
+pub fn hold_tcp(at: SocketAddr) -> io::Result<OwnedFd> {
+    Ok(bound(at, Type::STREAM)?.into())
+}
+
+/// With SO_REUSEADDR other users could bind the port beside it.
+fn bound(at: SocketAddr, kind: Type) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(at), kind.nonblocking(), None)?;
+    if at.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_reuse_port(true)?;
+    socket.bind(&SockAddr::from(at))?;
+    Ok(socket)
+}
+
+/// Makes a UDP socket deaf: connected to a peer that never sends, it gets no new datagrams while its
+/// queue stays readable.
+///
+/// # Errors
+/// Those of connect(2).
+pub fn deafen(socket: &OwnedFd, ipv6: bool) -> io::Result<()> {
+    let peer: IpAddr = if ipv6 {
+        Ipv6Addr::LOCALHOST.into()
+    } else {
+        Ipv4Addr::LOCALHOST.into()
+    };
+    // Port 9 (discard, RFC 863) as a source: no client sends from there.
+    SockRef::from(socket).connect(&SockAddr::from(SocketAddr::from((peer, 9))))
 }
 
 /// Uid of the socket that is bound there, from the list of proc(5).
@@ -145,32 +186,5 @@ mod tests {
         assert_eq!(user_in(v4, at("127.0.0.2")), None);
         let v6 = "7: 00000000000000000000000001000000:276E 0:0 07 0:0 00:0 0 12 0 9 2 0 0\n";
         assert_eq!(user_in(v6, at("::1")), Some(12));
-    }
-
-    #[test]
-    fn proxies_of_the_same_user_share_a_held_port_and_get_all_of_it() {
-        let free = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let at = free.local_addr().unwrap();
-        drop(free);
-        let mut hold = PortHold::new(at.port(), true, false);
-        hold.take().unwrap();
-        hold.take().unwrap();
-        let udp = socket::udp_listener(at, false).unwrap();
-        socket::bind_udp(&udp, at).unwrap();
-        let tcp = socket::tcp_listener(at, false).unwrap();
-        socket::listen(&tcp, at).unwrap();
-        let proxy = std::net::UdpSocket::from(udp);
-        proxy.set_nonblocking(false).unwrap();
-        proxy
-            .set_read_timeout(Some(std::time::Duration::from_secs(5)))
-            .unwrap();
-        for _ in 0..64 {
-            let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-            client.send_to(b"x", at).unwrap();
-            proxy.recv(&mut [0; 8]).unwrap();
-            std::net::TcpStream::connect(at).unwrap();
-            tcp.set_nonblocking(false).unwrap();
-            tcp.accept().unwrap();
-        }
     }
 }

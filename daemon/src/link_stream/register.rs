@@ -1,0 +1,13 @@
+//! The one door to the registration of a unix socket for one kind of event.
+
+use std::{io, os::unix::net::UnixStream};
+
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// Registers a socket, which does not block, with the runtime of the caller.
+pub(super) fn register(stream: UnixStream, interest: Interest) -> io::Result<AsyncFd<UnixStream>> {
+    // SAFETY: a `UnixStream` owns its descriptor, which stays the same and open until it is
+    // dropped, and the `AsyncFd` owns the stream.
+    let registered = unsafe { AsyncFd::register_with_interest(stream, interest) };
+    Ok(registered?)
+}

@@ -17,6 +17,9 @@ mod streams;
 use std::{os::unix::net::UnixStream, path::Path, sync::Arc, time::Duration};
 
 use agent_core::{core::Core, datapath::plan::Datapath, endpoint::config_file::EndpointFile};
+use agent_datapath::{
+    closed::Gate, files::StateFiles, interfaces::Interfaces, root::BpfRootLock, upkeep::Conditions,
+};
 use anyhow::{Context as _, Result, bail};
 use daemon::descriptors::Descriptors;
 use dns_policy::epoch::Epoch;
@@ -31,10 +34,6 @@ use self::{kernel::NodeParts, listeners::Listeners, resolving::Resolving};
 use crate::{
     cleanup::{self, Places},
     config::Config,
-    datapath::{
-        closed::Gate, files::StateFiles, interfaces::Interfaces, root::BpfRootLock,
-        upkeep::Conditions,
-    },
     dnsproxy::BuiltinProxy,
     epoch::{self, StateDirLock},
     kubernetes::{client::Api, own_set::OwnSet},

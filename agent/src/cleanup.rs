@@ -10,19 +10,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_datapath::{
+    filter::{self, Owner},
+    group,
+    kernel::SHARED_PINS,
+    nftables::{self, Family},
+    root::{BpfRootLock, RootError},
+    routing,
+};
 use shared_maps::{pin, policy};
 
 use crate::{
     cni::install,
     config::Config,
-    datapath::{
-        filter::{self, Owner},
-        group,
-        kernel::SHARED_PINS,
-        nftables::{self, Family},
-        root::{BpfRootLock, RootError},
-        routing,
-    },
     endpoint::source::store as stored,
     epoch::{LOCK_FILE, StateDirLock},
 };

@@ -25,6 +25,7 @@ use agent_core::{
     kubernetes::{external_ips::ExternalIps, labels::LabelRule},
     policy::mode::PolicyMode,
 };
+use agent_datapath::{deny_response::DenyResponses, kernel::MapSizes};
 use dns_policy::reject_code::RejectCode;
 use ipnet::IpNet;
 
@@ -40,10 +41,7 @@ pub use resolver_args::{ResolverArgs, ResolverMode};
 pub use run_args::RunArgs;
 
 use crate::{
-    cni::install::CniPlaces,
-    datapath::{deny_response::DenyResponses, kernel::MapSizes},
-    kubernetes::ApiSettings,
-    relay::settings::RelaySettings,
+    cni::install::CniPlaces, kubernetes::ApiSettings, relay::settings::RelaySettings,
     resolver::ResolverSettings,
 };
 

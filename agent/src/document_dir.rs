@@ -11,13 +11,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_datapath::files::{set_aside, write_atomic};
 use daemon::{lookup::Lookup, regular_file};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    datapath::files::{set_aside, write_atomic},
-    watched_dir,
-};
+use crate::watched_dir;
 
 /// Why a directory cannot be listed.
 #[derive(Debug, thiserror::Error)]

@@ -7,13 +7,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_datapath::files::{set_aside, write_atomic};
 use daemon::{lookup::Lookup, regular_file};
 use dns_policy::epoch::Epoch;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use shared_maps::user::{BOOT_ID, boot_id};
-
-use crate::datapath::files::{set_aside, write_atomic};
 
 pub(crate) const LOCK_FILE: &str = "agent.lock";
 const EPOCH_FILE: &str = "epoch.json";

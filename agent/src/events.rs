@@ -8,6 +8,7 @@ use std::{
 };
 
 use agent_core::core::packet_view::PacketView;
+use agent_datapath::events::EventReader;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shared_maps::{
@@ -18,8 +19,6 @@ use shared_maps::{
 };
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-
-use crate::datapath::events::EventReader;
 
 /// Records kept.
 const KEPT: usize = 4096;

@@ -3,6 +3,10 @@
 use std::{collections::BTreeSet, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use agent_core::core::Core;
+use agent_datapath::{
+    events::Counters,
+    upkeep::{Conditions, Part},
+};
 use daemon::{
     descriptors::Descriptors,
     http_server::{self, Socket},
@@ -16,10 +20,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     cni::failures::AddFailures,
-    datapath::{
-        events::Counters,
-        upkeep::{Conditions, Part},
-    },
     endpoint::source::EndpointBook,
     kubernetes::health::ClusterHealth,
     listener::{Listener, Listeners},

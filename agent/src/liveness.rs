@@ -6,12 +6,13 @@ use std::{
 };
 
 use agent_core::core::event::Event;
+use agent_datapath::conntrack;
 use dns_policy::boot_time::BootTime;
 use shared_maps::user::{Globals, monotonic_ns};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::{datapath::conntrack, runner::CoreHandle};
+use crate::runner::CoreHandle;
 
 /// What endpoints hold counts for three looks, and for this long at least.
 const VALID: Duration = Duration::from_secs(60);

@@ -10,6 +10,7 @@ pub mod resolver;
 mod writer;
 
 use agent_core::core::snapshot::Summary;
+use agent_datapath::upkeep::{Condition, Part};
 use holdfast_sdp::stats::Stats;
 use prometheus_client::encoding::DescriptorEncoder;
 use shared_maps::event::{Counter, Reason};
@@ -19,10 +20,7 @@ use self::{
     writer::{Writer, count},
 };
 use crate::{
-    cni::failures::AddFailure,
-    datapath::upkeep::{Condition, Part},
-    kubernetes::health::WatchHealth,
-    listener::Listener,
+    cni::failures::AddFailure, kubernetes::health::WatchHealth, listener::Listener,
     proxies::Proxies,
 };
 

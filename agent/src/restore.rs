@@ -23,6 +23,10 @@ use agent_core::{
     },
     labels::LabelSet,
 };
+use agent_datapath::{
+    files::{self, ENDPOINT_FILE, StateFiles},
+    hook,
+};
 use daemon::{lookup::Lookup, regular_file};
 use dns_policy::{boot_time::BootTime, wall_time};
 use shared_maps::{
@@ -31,13 +35,7 @@ use shared_maps::{
     user::{Access, Entries, Globals, MapError},
 };
 
-use crate::{
-    datapath::{
-        files::{self, ENDPOINT_FILE, StateFiles},
-        hook,
-    },
-    endpoint::source::without,
-};
+use crate::endpoint::source::without;
 
 /// Why the agent must not start on what it found.
 #[derive(Debug, thiserror::Error)]

@@ -18,13 +18,13 @@ use agent_core::{
     },
     labels::LabelSet,
 };
+use agent_datapath::files::StateFiles;
 use dns_policy::{
     boot_time::BootTime,
     name::Fqdn,
     rule::{EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport},
 };
 use holdfast_agent::{
-    datapath::files::StateFiles,
     endpoint::source::{EndpointBook, cli::CliFile},
     restore::{self, Found},
 };

@@ -9,9 +9,9 @@ use std::{
 };
 
 use agent_core::core::snapshot::Summary;
+use agent_datapath::upkeep::{Condition, Part};
 use holdfast_agent::{
     cni::failures::AddFailure,
-    datapath::upkeep::{Condition, Part},
     kubernetes::health::WatchHealth,
     listener::Listener,
     metrics::{self, Scrape, meanings, resolver::ResolverScrape},
@@ -297,7 +297,7 @@ fn metrics_that_documents_name_exist() {
             let text = fs::read_to_string(&path).expect("a page");
             for name in named(&text) {
                 // The name of the agent's netfilter table has the same form.
-                if name == holdfast_agent::datapath::nftables::TABLE {
+                if name == agent_datapath::nftables::TABLE {
                     continue;
                 }
                 assert!(

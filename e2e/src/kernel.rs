@@ -14,10 +14,12 @@ use agent_core::datapath::{
     link::Link,
     plan::{Attachment, Datapath, Step, StepError},
 };
+use agent_datapath::{
+    deny_response::DenyResponses,
+    kernel::{KernelConfig, KernelDatapath, MapSizes},
+};
 use anyhow::{Context, Result, bail, ensure};
 use aya::{TestRun, TestRunOptions};
-use holdfast_agent::datapath::deny_response::DenyResponses;
-use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use nix::sched::{CloneFlags, unshare};
 use shared_maps::conntrack::{self, CtKey4, CtKey6, CtValue};
 use shared_maps::event::{self, Counter, Reason};

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use agent_datapath::events::Counters;
 use anyhow::{Context, Result, bail, ensure};
-use holdfast_agent::datapath::events::Counters;
 use serde_json::Value;
 use shared_maps::event::Reason;
 use shared_maps::user::Globals;

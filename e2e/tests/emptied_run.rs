@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use agent_datapath::nftables::{self, Family};
 use anyhow::{Context, Result, ensure};
-use holdfast_agent::datapath::nftables::{self, Family};
 use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::policy::{WEB, cidr, egress};
 use holdfast_e2e::{AgentOptions, Lab, Pod, eventually, with_lab};

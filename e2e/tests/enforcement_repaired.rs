@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use agent_datapath::nftables::{self, Family};
 use anyhow::{Context, Result, ensure};
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use aya::{Ebpf, include_bytes_aligned};
 use daemon::steering_program::link_pin;
-use holdfast_agent::datapath::nftables::{self, Family};
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::node::AGENT_METRICS;
 use holdfast_e2e::policy::good_names;

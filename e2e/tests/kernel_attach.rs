@@ -5,10 +5,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use agent_core::datapath::plan::{Datapath, Step, StepError};
+use agent_datapath::{
+    closed::{ClosedInterfaces, DocumentHash, Gate as _, Why},
+    kernel::KernelDatapath,
+};
 use anyhow::{Context as _, Result};
 use aya::programs::links::{FdLink, PinnedLink};
-use holdfast_agent::datapath::closed::{ClosedInterfaces, DocumentHash, Gate as _, Why};
-use holdfast_agent::datapath::kernel::KernelDatapath;
 use holdfast_e2e::kernel::{ENDPOINT, attachment, config, with_kernel};
 use holdfast_e2e::until;
 use nix::net::if_::if_nametoindex;

@@ -1,8 +1,8 @@
 //! Replies to packets that egress policy denies: their bytes, and the packets that get none.
 use std::net::IpAddr;
 
+use agent_datapath::deny_response::{DenyResponses, DnsDenyResponse, PolicyDenyResponse};
 use anyhow::{Context as _, Result};
-use holdfast_agent::datapath::deny_response::{DenyResponses, DnsDenyResponse, PolicyDenyResponse};
 use holdfast_e2e::kernel::{
     ENDPOINT, Kernel, LINK_LOCAL, MAC, PEER, PEER4, PEER6, POD4, POD6, STRANGER4, attachment,
     with_deny_responses, with_kernel,

@@ -1,6 +1,6 @@
 //! Records in the ring buffer, counters, policy counters.
+use agent_datapath::events::{Counters, EventReader};
 use anyhow::Result;
-use holdfast_agent::datapath::events::{Counters, EventReader};
 use holdfast_e2e::kernel::{
     ENDPOINT, From, IFINDEX, MAC, PEER, PEER4, PEER6, POD4, POD6, with_kernel,
 };

@@ -7,11 +7,11 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use agent_core::datapath::plan::{Datapath, Step, StepError};
+use agent_datapath::kernel::KernelDatapath;
 use anyhow::{Context as _, Result};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{SchedClassifier, TcAttachType};
 use daemon::steering_program;
-use holdfast_agent::datapath::kernel::KernelDatapath;
 use holdfast_agent::restore::policy_maps;
 use holdfast_e2e::kernel::{ENDPOINT, attachment, config, with_kernel};
 use holdfast_e2e::until;
@@ -301,7 +301,7 @@ fn routes_deliver_marked_packets_and_may_be_set_twice() {
             .enable_all()
             .build()?;
         for _ in 0..2 {
-            runtime.block_on(holdfast_agent::datapath::routing::install(true, true))?;
+            runtime.block_on(agent_datapath::routing::install(true, true))?;
         }
         for family in ["-4", "-6"] {
             let shown = |arguments: &[&str]| -> Result<String> {

@@ -1,11 +1,11 @@
 //! The rules of netfilter as the kernel lists them: which packets must be judged, and which the node's
 //! NAT does not change.
-use anyhow::{Context as _, Result, ensure};
-use holdfast_agent::datapath::nftables::{
+use agent_datapath::nftables::{
     self,
     Family::{self, Arp, Bridge, Inet},
     Missing,
 };
+use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::{Netns, shell};
 
 /// Runs `test` in a network namespace of its own.

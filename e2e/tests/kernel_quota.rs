@@ -3,8 +3,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Instant;
 
 use agent_core::datapath::plan::{Attachment, Datapath as _, Step};
+use agent_datapath::conntrack;
 use anyhow::Result;
-use holdfast_agent::datapath::conntrack;
 use holdfast_e2e::kernel::{
     ENDPOINT, From, IFINDEX, Kernel, PEER, PEER4, PEER6, POD4, POD6, attachment, with_dns_quota,
     with_kernel,

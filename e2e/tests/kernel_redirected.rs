@@ -3,8 +3,8 @@ use std::net::IpAddr;
 use std::thread::sleep;
 use std::time::Duration;
 
+use agent_datapath::events::EventReader;
 use anyhow::{Context as _, Result, ensure};
-use holdfast_agent::datapath::events::EventReader;
 use holdfast_e2e::kernel::{
     From, IFINDEX, Kernel, PEER, PEER4, PEER6, POD4, POD6, PROXY_PORT, STRANGER4, STRANGER6,
     attachment, with_kernel,

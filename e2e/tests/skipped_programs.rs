@@ -6,8 +6,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use agent_datapath::nftables::{self, Family, TABLE};
 use anyhow::{Result, ensure};
-use holdfast_agent::datapath::nftables::{self, Family, TABLE};
 use holdfast_e2e::bridge::Bridge;
 use holdfast_e2e::lab::{UDP_PORT, at, web4, web6};
 use holdfast_e2e::policy::{WEB, cidr, egress};

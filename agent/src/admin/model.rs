@@ -5,10 +5,10 @@ use agent_core::{
     core::snapshot::{LimitView, PolicyView, RejectedView, Summary},
     policy::trace::RuleView,
 };
+use agent_datapath::{features::KernelView, quota::QuotaView, upkeep::RepairsView};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    datapath::{features::KernelView, quota::QuotaView, upkeep::RepairsView},
     endpoint::source::{Unresolved, taken_in::StartedOpen},
     kubernetes::health::ClusterView,
     proxies::ProxyView,

@@ -18,6 +18,11 @@ use agent_core::{
         trace::{FlowDirection, Port},
     },
 };
+use agent_datapath::{
+    features::KernelView,
+    quota,
+    upkeep::{Conditions, Part},
+};
 use daemon::http_server::{self, Admission, Socket};
 use dns_policy::{boot_time::BootTime, epoch::Epoch};
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -39,11 +44,6 @@ use super::{
 };
 use crate::{
     cni::install::CniCondition,
-    datapath::{
-        features::KernelView,
-        quota,
-        upkeep::{Conditions, Part},
-    },
     dir_writers::OwnDirectory,
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError, Unresolved},
     events::Events,

@@ -15,6 +15,7 @@ use agent_core::{
         trace::{FlowDirection, Port, RuleView},
     },
 };
+use agent_datapath::program::Programs;
 use dns_policy::{boot_time::BootTime, name::Fqdn};
 use shared_maps::{
     EndpointId, IdentityId,
@@ -24,10 +25,7 @@ use shared_maps::{
 
 use self::walk::Walk;
 use super::model::Why;
-use crate::{
-    datapath::program::Programs,
-    runner::{CoreAway, CoreHandle},
-};
+use crate::runner::{CoreAway, CoreHandle};
 
 /// A question of `why`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,26 +3,22 @@
 use std::time::Duration;
 
 use agent_core::core::Event;
+use agent_datapath::{
+    closed::ClosedInterfaces,
+    features::KernelView,
+    files::{StateFiles, background::BackgroundFiles},
+    group,
+    interfaces::Interfaces,
+    kernel::{KernelConfig, KernelDatapath},
+    nftables, routing,
+    upkeep::{self, Conditions, Upkeep},
+};
 use anyhow::{Context as _, Result};
 use dns_policy::boot_time::BootTime;
 use shared_maps::user::Globals;
 
 use super::Parts;
-use crate::{
-    config::Config,
-    datapath::{
-        closed::ClosedInterfaces,
-        features::KernelView,
-        files::{StateFiles, background::BackgroundFiles},
-        group,
-        interfaces::Interfaces,
-        kernel::{KernelConfig, KernelDatapath},
-        nftables, routing,
-        upkeep::{self, Conditions, Upkeep},
-    },
-    kubernetes::client::Api,
-    restore, runner,
-};
+use crate::{config::Config, kubernetes::client::Api, restore, runner};
 
 /// What is looked after while the agent runs.
 pub(super) struct NodeParts {

@@ -2,12 +2,13 @@
 
 use std::{sync::Arc, time::Instant};
 
+use agent_datapath::upkeep::Conditions;
+
 use super::{Rim, listeners::PageListeners, sources};
 use crate::{
     admin::server::Admin,
     cni::{failures::AddFailures, install::CniCondition, server::CniServer},
     config::Config,
-    datapath::upkeep::Conditions,
     dir_writers::OwnDirectory,
     dnsproxy::BuiltinProxy,
     events::Events,

@@ -10,13 +10,13 @@ use agent_core::{
     endpoint::spec::EndpointSpec,
     kubernetes::{book::Book, labels::LabelFilter, unattended::Unattended},
 };
+use agent_datapath::{closed::Gate, files::StateFiles};
 use anyhow::{Context as _, Result};
 use tokio::sync::watch;
 
 use super::Rim;
 use crate::{
     config::Config,
-    datapath::{closed::Gate, files::StateFiles},
     document_source::{self, Sources},
     endpoint::source::{EndpointBook, cli::CliFile, polls, taken_in::PodSource},
     kubernetes::{

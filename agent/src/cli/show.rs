@@ -6,6 +6,7 @@ use agent_core::core::snapshot::{
     Counters, EndpointView, FirewallSummary, IdentityView, IpcacheView, LimitView, NameView,
     Reconciled, SelectorView, Summary,
 };
+use agent_datapath::{quota::QuotaView, upkeep::RepairsView};
 use anyhow::Result;
 use dns_policy::boot_time::BootTime;
 use serde::Serialize;
@@ -15,7 +16,6 @@ use super::table::{list, maybe, render};
 use crate::{
     admin::model::{Policies, Status},
     config::args::Output,
-    datapath::{quota::QuotaView, upkeep::RepairsView},
     endpoint::source::taken_in::StartedOpen,
     kubernetes::health::ClusterView,
     proxies::ProxyView,

@@ -8,12 +8,13 @@ use std::{
     time::Duration,
 };
 
+use agent_datapath::files::write_atomic;
 use daemon::{lookup::Lookup, regular_file};
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::conflist::{self, BaseError, FILE};
-use crate::{datapath::files::write_atomic, watched_dir::WatchedDir};
+use crate::watched_dir::WatchedDir;
 
 /// Before the next attempt, if the directory cannot be read or written.
 const AGAIN: Duration = Duration::from_secs(5);

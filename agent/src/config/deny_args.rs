@@ -1,8 +1,7 @@
 //! Flags about the replies to packets that egress policy denies.
 
+use agent_datapath::deny_response::{DenyResponses, DnsDenyResponse, PolicyDenyResponse};
 use clap::Args;
-
-use crate::datapath::deny_response::{DenyResponses, DnsDenyResponse, PolicyDenyResponse};
 
 #[derive(Clone, Debug, Args)]
 pub struct DenyArgs {

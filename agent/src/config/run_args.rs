@@ -9,6 +9,7 @@ use agent_core::{
     },
     policy::mode::PolicyMode,
 };
+use agent_datapath::kernel::MapSizes;
 use clap::{ArgAction, Args};
 use dns_policy::{duration, reject_code::RejectCode};
 
@@ -17,7 +18,6 @@ use super::{
     deny_args::DenyArgs, firewall_args::FirewallArgs, relay_args::FollowArgs,
     resolver_args::ResolverArgs,
 };
-use crate::datapath::kernel::MapSizes;
 
 /// `run`
 #[derive(Debug, Args)]

@@ -37,6 +37,7 @@ use std::{
 };
 
 use agent_core::{endpoint::spec::EndpointSpec, source_event::SourceEvent};
+use agent_datapath::closed::Gate;
 use daemon::lookup::Lookup;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -53,7 +54,7 @@ use self::{
     taken_in::TakenIn,
 };
 use super::discover::{Netns, bridge};
-use crate::{datapath::closed::Gate, document_dir::DocumentDir};
+use crate::document_dir::DocumentDir;
 
 /// A document that is not in force, and why: for `status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

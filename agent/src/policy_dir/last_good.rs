@@ -10,14 +10,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_datapath::files::{set_aside, write_atomic};
 use daemon::{lookup::Lookup, regular_file};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{
-    datapath::files::{set_aside, write_atomic},
-    document_dir::DocumentDir,
-};
+use crate::document_dir::DocumentDir;
 
 /// Version of the files that this program writes.
 const VERSION: u32 = 1;

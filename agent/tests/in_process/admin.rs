@@ -9,6 +9,7 @@ use agent_core::{
     core::snapshot::{EndpointView, IpcacheView, NameView},
     policy::document::Body,
 };
+use agent_datapath::upkeep::Conditions;
 use daemon::http_server::Admission;
 use holdfast_agent::{
     admin::{
@@ -16,7 +17,6 @@ use holdfast_agent::{
         server::{Admin, encode},
     },
     cli::client::{Client, ClientError},
-    datapath::upkeep::Conditions,
     endpoint::source::{EndpointBook, EndpointDocument, cli::CliFile},
     events::Events,
     grpc::peer,

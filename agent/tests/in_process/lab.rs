@@ -22,13 +22,13 @@ use agent_core::{
     policy::{document::PolicyDocument, parse::parse_documents},
     source_event::SourceEvent,
 };
+use agent_datapath::files::StateFiles;
 use dns_policy::{boot_time::BootTime, epoch::Epoch};
 use fqdn_proto::native::{
     EndpointInstance, FqdnMapping, LeaseRevokedAck, MappingBatch, MappingDown, MappingResult,
     MappingUp, fqdn_policy_client::FqdnPolicyClient, mapping_down, mapping_up,
 };
 use holdfast_agent::{
-    datapath::files::StateFiles,
     grpc::{
         peer::{self, Allowed},
         server::{About, Native},

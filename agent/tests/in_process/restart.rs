@@ -2,10 +2,8 @@
 
 use std::fs;
 
-use holdfast_agent::{
-    datapath::files::StateFiles,
-    restore::{self, Found, RestoreError},
-};
+use agent_datapath::files::StateFiles;
+use holdfast_agent::restore::{self, Found, RestoreError};
 use shared_maps::{EndpointId, user::ipcache_key};
 
 use crate::lab::{self, Lab, mapping, pod, policy};

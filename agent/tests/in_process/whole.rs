@@ -12,16 +12,16 @@ use agent_core::{
     },
     source_event::SourceEvent,
 };
+use agent_datapath::{
+    files::{StateFiles, background::BackgroundFiles},
+    upkeep::Conditions,
+};
 use clap::Parser as _;
 use holdfast_agent::{
     admin::model::Status,
     app::{Agent, Parts},
     cli::client::Client,
     config::{Cli, Command, Config},
-    datapath::{
-        files::{StateFiles, background::BackgroundFiles},
-        upkeep::Conditions,
-    },
     runner::{self, CoreHandle},
 };
 use parking_lot::Mutex;

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
+use agent_datapath::events::Counters;
 use anyhow::Result;
-use holdfast_agent::datapath::events::Counters;
 use shared_maps::steering::{LINK_NAME, SLOTS_NAME, SOCKS_NAME};
 use shared_maps::user::{Globals, monotonic_ns};
 

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use agent_core::datapath::plan::{Datapath as _, Step};
+use agent_datapath::routing;
 use anyhow::{Result, ensure};
-use holdfast_agent::datapath::routing;
 use nix::net::if_::if_nametoindex;
 use shared_maps::mark::MAGIC_FROM_EGRESS_PROXY;
 use shared_maps::steering::{SLOTS_NAME, SOCKS_NAME, Slot, socket_index};

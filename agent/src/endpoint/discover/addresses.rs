@@ -17,12 +17,11 @@ use std::{
     net::{IpAddr, Ipv6Addr},
 };
 
+use agent_datapath::route_query;
 use rtnetlink::{
     Handle,
     packet_route::route::{RouteAttribute, RouteMessage, RouteType},
 };
-
-use crate::route_query;
 
 /// Addresses of one interface that are looked up in the node's routes.
 const MOST: usize = 64;

@@ -6,6 +6,7 @@
 
 use std::{collections::BTreeSet, io, net::IpAddr, pin::pin};
 
+use agent_datapath::route_query;
 use daemon::lookup::Lookup;
 use rtnetlink::{
     Handle,
@@ -17,7 +18,6 @@ use rtnetlink::{
 use tokio_stream::StreamExt as _;
 
 use super::{DiscoverError, Netns, attributes::peer_of, links, on_thread};
-use crate::route_query;
 
 /// Index of the bridge that has a link as a port.
 pub(super) fn of(link: &LinkMessage) -> Option<u32> {

@@ -12,14 +12,12 @@ use agent_core::{
     named_port::{NamedPorts, is_label},
     policy::mode::PolicyMode,
 };
+use agent_datapath::files::{set_aside, write_atomic};
 use daemon::{lookup::Lookup, regular_file};
 use serde::{Deserialize, Serialize};
 
 use super::EndpointDocument;
-use crate::{
-    datapath::files::{set_aside, write_atomic},
-    endpoint::discover::Netns,
-};
+use crate::endpoint::discover::Netns;
 
 /// Version of a file in which an endpoint is a pod. With addresses or a mode it is 3, with named
 /// ports alone 2, without these 1.

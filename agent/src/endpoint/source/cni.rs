@@ -10,6 +10,7 @@ use std::{
 };
 
 use agent_core::endpoint::spec::EndpointSpec;
+use agent_datapath::files::{set_aside, write_atomic};
 use daemon::{lookup::Lookup, regular_file};
 use dns_policy::wall_time;
 use serde::{Deserialize, Serialize};
@@ -17,10 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Deliver, EndpointBook, EndpointDocument, EndpointError, State, cli, namespace_id, taken_in,
 };
-use crate::{
-    datapath::files::{set_aside, write_atomic},
-    endpoint::discover::{Claims, Discovered, discover},
-};
+use crate::endpoint::discover::{Claims, Discovered, discover};
 
 const VERSION: u32 = 1;
 const PREFIX: &str = "cni/";

@@ -3,16 +3,14 @@
 use std::{collections::BTreeSet, time::Instant};
 
 use agent_core::{endpoint::spec::EndpointSpec, source_event::SourceEvent};
+use agent_datapath::closed::DocumentHash;
 use daemon::lookup::Lookup;
 
 use super::{
     Deliver, ENDED, EndpointDocument, EndpointError, Found, NamespaceId, State, cni, dir,
     document::Addresses, gated::Until, left::with_remedy, namespace_id, processes::Holder,
 };
-use crate::{
-    datapath::closed::DocumentHash,
-    endpoint::discover::{DiscoverError, lead_apart, leading_to},
-};
+use crate::endpoint::discover::{DiscoverError, lead_apart, leading_to};
 
 impl State {
     /// Follows what is not settled and due.

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use agent_datapath::closed::{Closed, DocumentHash, Gate, Why};
+
 use super::interfaces::Interfaces;
-use crate::datapath::closed::{Closed, DocumentHash, Gate, Why};
 
 /// Until when an interface is closed. Each ends as well when the interface or the document goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

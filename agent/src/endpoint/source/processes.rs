@@ -10,16 +10,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_datapath::files::{set_aside, write_atomic};
 use daemon::{lookup::Lookup, regular_file};
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use shared_maps::user::boot_id;
 
 use super::{NamespaceId, store};
-use crate::{
-    datapath::files::{set_aside, write_atomic},
-    endpoint::discover::Netns,
-};
+use crate::endpoint::discover::Netns;
 
 /// A process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

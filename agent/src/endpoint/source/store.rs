@@ -18,18 +18,16 @@ use std::{
 };
 
 use agent_core::endpoint::spec::EndpointSpec;
+use agent_datapath::{
+    closed::DocumentHash,
+    files::{set_aside, sync_dir, write_atomic},
+};
 use daemon::{lookup::Lookup, regular_file};
 use serde::{Deserialize, Serialize};
 use shared_maps::user::boot_id;
 
 use super::{EndpointBook, EndpointDocument, State, cli, cni};
-use crate::{
-    datapath::{
-        closed::DocumentHash,
-        files::{set_aside, sync_dir, write_atomic},
-    },
-    dir_writers::{foreign_parent, foreign_writer},
-};
+use crate::dir_writers::{foreign_parent, foreign_writer};
 
 const VERSION: u32 = 1;
 const EXTENSION: &str = "json";

@@ -4,13 +4,13 @@
 use std::{fs, os::fd::OwnedFd, path::Path};
 
 use agent_core::{datapath::link::Link, policy::mode::PolicyMode};
-use shared_maps::user::InterfaceNames;
-
-use super::{gated::Until, *};
-use crate::datapath::{
+use agent_datapath::{
     closed::{Closed, DocumentHash, Why},
     program::ProgramError,
 };
+use shared_maps::user::InterfaceNames;
+
+use super::{gated::Until, *};
 
 type Events = Arc<Mutex<Vec<SourceEvent<EndpointSpec>>>>;
 

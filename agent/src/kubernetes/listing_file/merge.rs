@@ -10,12 +10,12 @@ use agent_core::{
     checksum::Sum,
     policy::source::cluster::{Changed, Json},
 };
+use agent_datapath::files;
 use daemon::regular_file;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Origin, VERSION};
-use crate::datapath::files;
 
 /// The last line, without its bracket.
 #[derive(Deserialize)]

@@ -15,6 +15,11 @@ use agent_core::{
     policy::document::PolicyDocument,
     source_event::SourceEvent,
 };
+use agent_datapath::{
+    deny_response::DenyResponses,
+    files::{StateFiles, background::BackgroundFiles},
+    kernel::{KernelConfig, KernelDatapath, MapSizes},
+};
 use anyhow::{Context, Result, ensure};
 use dns_policy::{
     boot_time::BootTime,
@@ -24,9 +29,6 @@ use dns_policy::{
     table::PolicyHandle,
 };
 
-use holdfast_agent::datapath::deny_response::DenyResponses;
-use holdfast_agent::datapath::files::{StateFiles, background::BackgroundFiles};
-use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use holdfast_agent::grpc::peer::{self, Allowed};
 use holdfast_agent::grpc::server::{About, Native};
 use holdfast_agent::proxies::Proxies;

@@ -8,13 +8,13 @@ use std::{
 };
 
 use agent_core::{checksum::Sum, name_objects::MAX_OBJECTS, source_event::SourceEvent};
+use agent_datapath::files::write_atomic;
 use daemon::lookup::Lookup;
 use dns_policy::{name::Fqdn, wall_time};
 use limits::yaml;
 
 use super::Event;
 use crate::{
-    datapath::files::write_atomic,
     dir_writers,
     document_dir::DocumentDir,
     resolver::{

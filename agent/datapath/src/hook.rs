@@ -412,7 +412,7 @@ fn pin_over(link: FdLink, path: &Path) -> Result<(), ProgramError> {
 
 /// Interface and direction to which the pin at `path` attaches a program. `None`: to none, or there
 /// is no pin.
-pub(crate) fn place(path: &Path) -> io::Result<Option<(u32, Direction)>> {
+pub fn place(path: &Path) -> io::Result<Option<(u32, Direction)>> {
     match Pinned::read(path)? {
         Some(Pinned::Link(PinnedLink {
             place: Some(LinkPlace::Interface(ifindex, direction)),

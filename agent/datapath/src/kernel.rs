@@ -41,7 +41,7 @@ const SWEEP_AGAIN: Duration = Duration::from_secs(2);
 
 /// Maps that the programs of all endpoints share. A pin that goes missing would part endpoints
 /// attached later from those before.
-pub(crate) const SHARED_PINS: [&str; 16] = [
+pub const SHARED_PINS: [&str; 16] = [
     lxc::NAME,
     ipcache::NAME,
     conntrack::NAME_TCP4,

@@ -195,7 +195,7 @@ pub fn install(family: Family) -> Result<(), NftablesError> {
 }
 
 /// Makes the tables that are not as they should be. The others stay, so that a restart changes nothing.
-pub(crate) fn install_missing() -> Result<(), NftablesError> {
+pub fn install_missing() -> Result<(), NftablesError> {
     for family in Family::ALL {
         if check(family)?.is_some() {
             install(family)?;
@@ -206,7 +206,7 @@ pub(crate) fn install_missing() -> Result<(), NftablesError> {
 
 /// Whether packets without a mark are dropped. Otherwise an older agent may have run last, whose programs
 /// set none.
-pub(crate) fn is_judging() -> Result<bool, NftablesError> {
+pub fn is_judging() -> Result<bool, NftablesError> {
     let chain = Message::get_chain(Family::Inet, JUDGED_PACKETS.name);
     Ok(Netfilter::open()?.get(&chain)?.is_some())
 }

@@ -36,7 +36,7 @@ const PREFIX: &str = "to_proxy_";
 
 /// Why the interfaces could not be looked after.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum InterfacesError {
+pub enum InterfacesError {
     /// No netlink socket.
     #[error("netlink: {0}")]
     Socket(#[from] io::Error),
@@ -61,7 +61,7 @@ pub(crate) enum InterfacesError {
 
 impl InterfacesError {
     /// Whether the same may succeed a moment later.
-    pub(crate) fn is_passing(&self) -> bool {
+    pub fn is_passing(&self) -> bool {
         matches!(self, Self::Socket(_) | Self::List(_))
     }
 }
@@ -96,7 +96,7 @@ impl Begin {
 }
 
 /// The interfaces that have the program.
-pub(crate) struct Interfaces {
+pub struct Interfaces {
     programs: Programs,
     globals: Globals,
     loaded: BTreeMap<Begin, Ebpf>,
@@ -106,7 +106,7 @@ pub(crate) struct Interfaces {
 
 impl Interfaces {
     /// Below the root of `globals`; nothing is attached yet.
-    pub(crate) fn new(programs: Programs, globals: Globals) -> Self {
+    pub fn new(programs: Programs, globals: Globals) -> Self {
         Self {
             programs,
             globals,
@@ -116,12 +116,12 @@ impl Interfaces {
     }
 
     /// Tells proxies to ask under the node's address again.
-    pub(crate) fn withdraw(globals: &Globals) -> Result<(), InterfacesError> {
+    pub fn withdraw(globals: &Globals) -> Result<(), InterfacesError> {
         remove(globals.root().join(pin::TRANSPARENT))
     }
 
     /// Takes the program off every interface, once nothing can come for a proxy any more.
-    pub(crate) async fn clear(globals: Globals, stop: CancellationToken) {
+    pub async fn clear(globals: Globals, stop: CancellationToken) {
         let dir = directory(&globals);
         if !dir.exists() {
             return;
@@ -138,7 +138,7 @@ impl Interfaces {
     /// Attaches the programs to interfaces until stopped. The mode is published to the proxies
     /// once the rules are `ready` (the programs of all endpoints then have the mode) and the
     /// interfaces are prepared. `ready` ends with false if the core is gone.
-    pub(crate) async fn run(mut self, ready: impl Future<Output = bool>, stop: CancellationToken) {
+    pub async fn run(mut self, ready: impl Future<Output = bool>, stop: CancellationToken) {
         let mut ready = std::pin::pin!(ready);
         let mut ticker = tokio::time::interval(INTERVAL);
         let (mut is_ready, mut is_told) = (false, false);
@@ -173,7 +173,7 @@ impl Interfaces {
     ///
     /// Every link is tried: another interface may have got the number, or the
     /// link detached by force.
-    pub(crate) async fn refresh(&mut self) -> Result<(), InterfacesError> {
+    pub async fn refresh(&mut self) -> Result<(), InterfacesError> {
         let dir = directory(&self.globals);
         make(dir.clone())?;
         let wanted = self.wanted().await?;

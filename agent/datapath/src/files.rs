@@ -21,7 +21,7 @@ use nix::fcntl::OFlag;
 use shared_maps::EndpointId;
 
 /// Name of an endpoint's file in its directory.
-pub(crate) const ENDPOINT_FILE: &str = "ep_config.json";
+pub const ENDPOINT_FILE: &str = "ep_config.json";
 /// Name of the identity checkpoint.
 pub(crate) const CHECKPOINT_FILE: &str = "local_allocator_state.json";
 /// Name of the checkpoint of endpoint identities.
@@ -142,7 +142,7 @@ impl Datapath for StateFiles {
 }
 
 /// Replaces the file at `path` in one step, with mode 0600.
-pub(crate) fn write_atomic(path: &Path, text: &[u8]) -> io::Result<()> {
+pub fn write_atomic(path: &Path, text: &[u8]) -> io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(TEMPORARY);
@@ -156,7 +156,7 @@ pub(crate) fn write_atomic(path: &Path, text: &[u8]) -> io::Result<()> {
 
 /// Makes an empty file, or empties the one that is there. A pipe, a socket or a link in its place is
 /// removed: opening a pipe would wait for a reader.
-pub(crate) fn create(path: &Path) -> io::Result<File> {
+pub fn create(path: &Path) -> io::Result<File> {
     if let Ok(found) = fs::symlink_metadata(path)
         && !found.is_file()
         && !found.is_dir()
@@ -181,7 +181,7 @@ const ASIDES: u32 = 16;
 
 /// Moves an unusable file out of the way, to the path with `.corrupt`. Gives its new path. A file
 /// that was set aside before is replaced; a directory that was is not.
-pub(crate) fn set_aside(path: &Path) -> io::Result<PathBuf> {
+pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let mut last = None;
     for number in 0..ASIDES {
         let mut aside = path.as_os_str().to_owned();
@@ -223,7 +223,7 @@ fn written(path: &Path, text: &str) -> Result<(), StepError> {
 }
 
 /// Makes the names in a directory durable.
-pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
+pub fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 

@@ -22,7 +22,7 @@ pub struct QuotaView {
 }
 
 /// Quotas that `endpoints` (number, key) reached.
-pub(crate) fn reached(
+pub fn reached(
     maps: &Globals,
     endpoints: Vec<(EndpointId, String)>,
 ) -> Result<Vec<QuotaView>, MapError> {

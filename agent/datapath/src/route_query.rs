@@ -23,7 +23,7 @@ pub(crate) fn to(address: IpAddr) -> RouteMessage {
 }
 
 /// The route to one address; none if the kernel says that there is none.
-pub(crate) async fn answer(handle: &Handle, address: IpAddr) -> io::Result<Option<RouteMessage>> {
+pub async fn answer(handle: &Handle, address: IpAddr) -> io::Result<Option<RouteMessage>> {
     let mut routes = pin!(handle.route().get(to(address)).execute());
     match routes.next().await {
         Some(Ok(route)) => Ok(Some(route)),

@@ -58,13 +58,13 @@ pub enum RootError {
 /// other mount namespaces that see the same BPF file system meet in it. Another BPF file system
 /// has other pins: nothing there is this agent's.
 #[derive(Debug)]
-pub(crate) struct BpfRootLock {
+pub struct BpfRootLock {
     _dir: Flock<File>,
 }
 
 impl BpfRootLock {
     /// Takes the root, whose directories are made if need be.
-    pub(crate) fn take(root: &Path) -> Result<Self, RootError> {
+    pub fn take(root: &Path) -> Result<Self, RootError> {
         make_dirs(root)?;
         let dir = pins::make(root, pin::AGENT_LOCK, MayOpen::Owner)?;
         let path = root.join(pin::AGENT_LOCK);

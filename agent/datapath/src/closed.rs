@@ -133,7 +133,7 @@ impl ClosedInterfaces {
     }
 
     /// Loads the program, so that the first interface is closed without delay.
-    pub(crate) fn load(&mut self) -> Result<&mut Ebpf, ProgramError> {
+    pub fn load(&mut self) -> Result<&mut Ebpf, ProgramError> {
         let loaded = match self.loaded.take() {
             Some(loaded) => loaded,
             None => self.programs.load_without_endpoint(PROGRAM, 0)?,

@@ -74,7 +74,7 @@ pub(super) fn members() -> io::Result<Vec<(u32, String)>> {
 }
 
 /// Takes all interfaces out of it. Gives the last error.
-pub(crate) fn leave_all() -> io::Result<()> {
+pub fn leave_all() -> io::Result<()> {
     let interfaces = nix::net::if_::if_nameindex()?;
     let mut last = Ok(());
     for interface in &interfaces {

@@ -166,7 +166,7 @@ impl Conditions {
 
 /// What is checked, with what it takes to repair it.
 #[derive(Debug)]
-pub(crate) struct Upkeep {
+pub struct Upkeep {
     ipv4: bool,
     ipv6: bool,
     globals: Globals,
@@ -198,7 +198,7 @@ pub struct Node {
 
 impl Upkeep {
     /// Binds the port and opens the maps. `conditions` receives the state of each part.
-    pub(crate) fn new(node: Node, conditions: Conditions) -> Self {
+    pub fn new(node: Node, conditions: Conditions) -> Self {
         let mut upkeep = Self {
             ipv4: node.ipv4,
             ipv6: node.ipv6,
@@ -217,7 +217,7 @@ impl Upkeep {
     }
 
     /// Checks and repairs until stopped; once every `interval`, or every two seconds.
-    pub(crate) async fn run(mut self, interval: Duration, stop: CancellationToken) {
+    pub async fn run(mut self, interval: Duration, stop: CancellationToken) {
         let mut ticker = tokio::time::interval(interval.clamp(Duration::from_millis(10), INTERVAL));
         ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {

@@ -118,11 +118,11 @@ pub(super) enum Order {
 
 /// The agents of one BPF root: agents of other roots keep their filters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Owner(String);
+pub struct Owner(String);
 
 impl Owner {
     /// The agents of this root.
-    pub(crate) fn of(bpf_root: &Path) -> Self {
+    pub fn of(bpf_root: &Path) -> Self {
         let root = bpf_root.to_string_lossy();
         Self(format!("{NAME_PREFIX}{}/", root.trim_end_matches('/')))
     }
@@ -296,7 +296,7 @@ pub(super) fn remove_ours(
 }
 
 /// Removes the owner's filters from all interfaces. Gives how many there were.
-pub(crate) fn remove_all(owner: &Owner) -> io::Result<usize> {
+pub fn remove_all(owner: &Owner) -> io::Result<usize> {
     let mut count = 0;
     for interface in &nix::net::if_::if_nameindex()? {
         for direction in [Direction::Ingress, Direction::Egress] {

@@ -1,6 +1,6 @@
 //! `/metrics`, `/healthz` and `/readyz`.
 
-use std::{collections::BTreeSet, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use agent_core::core::Core;
 use agent_datapath::{
@@ -9,7 +9,7 @@ use agent_datapath::{
 };
 use daemon::{
     descriptors::Descriptors,
-    http_server::{self, Socket},
+    http_server::{self, OPENMETRICS, Socket, TEXT},
 };
 use holdfast_sdp::stats::Stats;
 use http_body_util::Full;
@@ -31,8 +31,6 @@ use crate::{
 
 /// A core that answers later than this is not healthy.
 const ALIVE: Duration = Duration::from_secs(5);
-pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
-pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What is looked at.
 #[derive(Clone)]
@@ -59,13 +57,6 @@ pub(crate) struct Health {
     pub resolver: Option<ResolverHandle>,
     /// Connections of every socket.
     pub listeners: Listeners,
-}
-
-/// Binds the address, or says which flag to change.
-pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
-    TcpListener::bind(address).await.map_err(|e: io::Error| {
-        format!("--metrics-address {address}: {e}; choose another address, or \"off\"")
-    })
 }
 
 impl Health {

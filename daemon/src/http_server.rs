@@ -1,7 +1,7 @@
 //! HTTP/1 on sockets that anybody may connect to: bounded connections, and always room for one
 //! more peer.
 
-use std::{convert::Infallible, io, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use http_body_util::Full;
 use hyper::{
@@ -23,8 +23,23 @@ use crate::{
     tcp_owner::TcpOwners,
 };
 
+/// Content type of text.
+pub const TEXT: &str = "text/plain; charset=utf-8";
+/// Content type of metrics.
+pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
 /// Pause after a failed accept: the process is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Binds the address of `--metrics-address`.
+///
+/// # Errors
+/// It cannot be bound; the text names the flag.
+pub async fn bind_metrics(address: SocketAddr) -> Result<TcpListener, String> {
+    TcpListener::bind(address).await.map_err(|error| {
+        format!("--metrics-address {address}: {error}; choose another address, or \"off\"")
+    })
+}
 
 /// Limits for the peers of one socket.
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,4 @@
-//! Reads files that must be regular ones.
+//! Reads and makes files that must be regular ones.
 //!
 //! Opening a pipe waits for a writer, and opening a device may do anything. Files of other kinds
 //! are refused by their type and are not opened.
@@ -16,6 +16,10 @@ use crate::lookup::Lookup;
 
 /// Bytes of a file at most.
 pub const MAX_FILE: u64 = 256 << 20;
+
+/// How files are opened that should be regular ones: a pipe does not wait for its other end, and a
+/// link is not followed.
+pub const NO_WAIT: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOFOLLOW);
 
 /// Why a file is not read.
 #[derive(Debug, thiserror::Error)]
@@ -104,6 +108,24 @@ pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
         Ok(length) if length <= MAX_FILE => Ok(bytes),
         _ => Err(FileError::Long(MAX_FILE + 1)),
     }
+}
+
+/// Makes an empty file, or empties the one that is there. A pipe, a socket or a link in its place is
+/// removed: opening a pipe would wait for a reader.
+pub fn create(path: &Path) -> io::Result<File> {
+    if let Ok(found) = fs::symlink_metadata(path)
+        && !found.is_file()
+        && !found.is_dir()
+    {
+        fs::remove_file(path)?;
+    }
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(NO_WAIT.bits())
+        .open(path)
 }
 
 /// As [`read`], of a text.

@@ -6,6 +6,7 @@
 
 use std::{io, path::PathBuf, sync::Arc, thread};
 
+use daemon::http_server::{OPENMETRICS, TEXT};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -31,8 +32,6 @@ pub use server::{AdminListeners, MetricsListener, remove_left};
 /// Questions are small.
 const LARGEST_BODY: usize = 64 << 10;
 const JSON: &str = "application/json";
-const TEXT: &str = "text/plain; charset=utf-8";
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Why the sockets for people and probes cannot be opened.
 #[derive(Debug, thiserror::Error)]

@@ -17,7 +17,7 @@ use agent_core::{
     datapath::plan::{Datapath, Step, StepError},
     identity::endpoint_checkpoint::EndpointWrite,
 };
-use nix::fcntl::OFlag;
+use daemon::regular_file::{NO_WAIT, create};
 use shared_maps::EndpointId;
 
 /// Name of an endpoint's file in its directory.
@@ -153,28 +153,6 @@ pub fn write_atomic(path: &Path, text: &[u8]) -> io::Result<()> {
     fs::rename(&temporary, path)?;
     sync_dir(dir)
 }
-
-/// Makes an empty file, or empties the one that is there. A pipe, a socket or a link in its place is
-/// removed: opening a pipe would wait for a reader.
-pub fn create(path: &Path) -> io::Result<File> {
-    if let Ok(found) = fs::symlink_metadata(path)
-        && !found.is_file()
-        && !found.is_dir()
-    {
-        fs::remove_file(path)?;
-    }
-    OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .custom_flags(NO_WAIT.bits())
-        .open(path)
-}
-
-/// How files are opened that should be regular ones: a pipe does not wait for its other end, and a
-/// link is not followed.
-const NO_WAIT: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOFOLLOW);
 
 /// Names that are tried for a file that is set aside.
 const ASIDES: u32 = 16;

@@ -1,9 +1,10 @@
 //! Sockets that the agent serves on. All are bound before anything starts.
 
 use anyhow::{Context as _, Result};
+use daemon::http_server;
 use tokio::net::{TcpListener, UnixListener};
 
-use crate::{config::Config, grpc::peer, health};
+use crate::{config::Config, grpc::peer};
 
 /// Every listener.
 pub(super) struct Listeners {
@@ -31,7 +32,11 @@ impl Listeners {
             None => None,
         };
         let metrics = match config.metrics_address {
-            Some(address) => Some(health::bind(address).await.map_err(anyhow::Error::msg)?),
+            Some(address) => Some(
+                http_server::bind_metrics(address)
+                    .await
+                    .map_err(anyhow::Error::msg)?,
+            ),
             None => None,
         };
         let fqdndata = match config.fqdndata_port {

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use daemon::http_server::{self, Admission, Socket};
+use daemon::http_server::{self, Admission, OPENMETRICS, Socket, TEXT};
 use http_body_util::Full;
 use hyper::{Request, Response, StatusCode, body::Bytes, header::CONTENT_TYPE};
 use prometheus_client::{
@@ -18,10 +18,7 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::serve::Shared;
-use crate::{
-    health::{OPENMETRICS, TEXT},
-    kubernetes::health::WatchHealth,
-};
+use crate::kubernetes::health::WatchHealth;
 
 /// Why a relay does not serve a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::{
 
 use agent_core::policy::source::cluster::Batch;
 use anyhow::{Context as _, Result};
-use daemon::descriptors::Descriptors;
+use daemon::{descriptors::Descriptors, http_server};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -84,7 +84,7 @@ pub async fn run(config: RelayConfig) -> Result<()> {
     let listener = bind(&config, "--listen").await?;
     let metrics_listener = match config.metrics_address {
         Some(address) => Some(
-            crate::health::bind(address)
+            http_server::bind_metrics(address)
                 .await
                 .map_err(anyhow::Error::msg)?,
         ),

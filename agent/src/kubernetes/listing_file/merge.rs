@@ -10,7 +10,6 @@ use agent_core::{
     checksum::Sum,
     policy::source::cluster::{Changed, Json},
 };
-use agent_datapath::files;
 use daemon::regular_file;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -50,7 +49,7 @@ pub(super) fn merge(
     to: &Path,
 ) -> io::Result<File> {
     let mut out = Out {
-        file: BufWriter::new(files::create(to)?),
+        file: BufWriter::new(regular_file::create(to)?),
         sum: Sum::default(),
         count: 0,
     };

@@ -20,6 +20,7 @@ use std::{
     time::Duration,
 };
 
+use agent_cluster::{ApiSettings, relay::settings::RelaySettings};
 use agent_core::{
     fqdn::{refused::RefusedPrefixes, servers::NameServers},
     kubernetes::{external_ips::ExternalIps, labels::LabelRule},
@@ -40,10 +41,7 @@ pub use relay_args::{FollowArgs, RelayArgs};
 pub use resolver_args::{ResolverArgs, ResolverMode};
 pub use run_args::RunArgs;
 
-use crate::{
-    cni::install::CniPlaces, kubernetes::ApiSettings, relay::settings::RelaySettings,
-    resolver::ResolverSettings,
-};
+use crate::{cni::install::CniPlaces, resolver::ResolverSettings};
 
 /// Entries that a conntrack map may have; Cilium's bounds.
 const CONNTRACK_ENTRIES: RangeInclusive<u32> = 1 << 10..=1 << 24;

@@ -7,6 +7,14 @@ use std::{
     time::Duration,
 };
 
+use agent_cluster::{
+    Watches,
+    health::ClusterHealth,
+    listing_file::{self, ListingFile, Origin, Stored},
+    listing_task::{self, Pending},
+    refusals::Refusals,
+    resource::RESOURCES,
+};
 use agent_core::{
     core::{event::Event, router::Router},
     kubernetes::{book::Book, local_pods::LocalPods, unattended::Unattended},
@@ -25,18 +33,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    kubernetes::{
-        Watches,
-        health::ClusterHealth,
-        listing_file::{self, ListingFile, Origin, Stored},
-        listing_task::{self, Pending},
-        refusals::Refusals,
-        resource::RESOURCES,
-    },
-    policy_dir::PolicyDir,
-    resolver::store::feed::Feed,
-    runner::CoreHandle,
-    watched_dir::WatchedDir,
+    policy_dir::PolicyDir, resolver::store::feed::Feed, runner::CoreHandle, watched_dir::WatchedDir,
 };
 
 /// Batches of watches that are routed at once.

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use agent_cluster::health::ClusterHealth;
 use agent_core::core::Core;
 use agent_datapath::{
     events::Counters,
@@ -21,7 +22,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     cni::failures::AddFailures,
     endpoint::source::EndpointBook,
-    kubernetes::health::ClusterHealth,
     listener::{Listener, Listeners},
     metrics::{self, Scrape, resolver::ResolverScrape},
     proxies::Proxies,

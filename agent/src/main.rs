@@ -3,12 +3,14 @@
 use std::process::ExitCode;
 
 #[cfg(feature = "kubernetes")]
+use agent_cluster::{
+    client::ClientError,
+    relay::{self, settings::RelayConfig},
+};
 use daemon::{log_filter, one_line::OneLine};
-use holdfast_agent::relay::{self, settings::RelayConfig};
 use holdfast_agent::{
     app, cli,
     config::{self, Command, Config, ParseError},
-    kubernetes::client::ClientError,
 };
 use tokio::runtime::Runtime;
 

@@ -9,6 +9,7 @@ pub mod meanings;
 pub mod resolver;
 mod writer;
 
+use agent_cluster::health::WatchHealth;
 use agent_core::core::snapshot::Summary;
 use agent_datapath::upkeep::{Condition, Part};
 use holdfast_sdp::stats::Stats;
@@ -19,10 +20,7 @@ use self::{
     resolver::ResolverScrape,
     writer::{Writer, count},
 };
-use crate::{
-    cni::failures::AddFailure, kubernetes::health::WatchHealth, listener::Listener,
-    proxies::Proxies,
-};
+use crate::{cni::failures::AddFailure, listener::Listener, proxies::Proxies};
 
 /// One look at everything.
 #[derive(Debug)]

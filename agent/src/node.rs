@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_cluster::own_interfaces::{self, OwnInterfaces};
 use agent_core::core::event::Event;
 use rtnetlink::{
     MulticastGroup,
@@ -21,7 +22,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     netlink_events::{NetlinkEvents, Subscription},
-    own_interfaces::{self, OwnInterfaces},
     runner::CoreHandle,
 };
 

@@ -8,15 +8,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_cluster::{health::WatchHealth, relay};
 use agent_core::core::snapshot::Summary;
 use agent_datapath::upkeep::{Condition, Part};
 use holdfast_agent::{
     cni::failures::AddFailure,
-    kubernetes::health::WatchHealth,
     listener::Listener,
     metrics::{self, Scrape, meanings, resolver::ResolverScrape},
     proxies::Proxies,
-    relay,
     resolver::counters::{LookupResult, WriteResult},
 };
 use holdfast_sdp::{metrics::Metrics, stats::Stats};

@@ -6,9 +6,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_cluster::{ApiSettings, client::Api};
 use anyhow::{Context as _, Result, ensure};
 use dns_policy::name::Fqdn;
-use holdfast_agent::kubernetes::{ApiSettings, client::Api};
 use holdfast_agent::resolver::{
     object::{ObjectKey, Settings, UnixTime},
     observe::{Outcome, observe},

@@ -1,6 +1,7 @@
 //! Data of the admin interface in addition to the core's snapshot. The command line uses the same
 //! types.
 
+use agent_cluster::health::ClusterView;
 use agent_core::{
     core::snapshot::{LimitView, PolicyView, RejectedView, Summary},
     policy::trace::RuleView,
@@ -10,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     endpoint::source::{Unresolved, taken_in::StartedOpen},
-    kubernetes::health::ClusterView,
     proxies::ProxyView,
     resolver::view::ResolverView,
 };

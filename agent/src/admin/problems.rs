@@ -2,15 +2,14 @@
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
+use agent_cluster::health::ClusterView;
 use agent_core::{
     core::snapshot::Summary, kubernetes::unattended::LEFT, name_objects::MAX_OBJECTS,
 };
 use daemon::lookup::Lookup;
 use shared_maps::EndpointId;
 
-use crate::{
-    endpoint::source::taken_in::Unmanaged, kubernetes::health::ClusterView, proxies::ProxyView,
-};
+use crate::{endpoint::source::taken_in::Unmanaged, proxies::ProxyView};
 
 /// Until proxies that run beside the agent have connected after its start.
 const PROXIES_CONNECT: Duration = Duration::from_secs(10);
@@ -321,7 +320,7 @@ pub(super) fn objects_left_out(summary: &Summary) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubernetes::health::WatchHealth;
+    use agent_cluster::health::WatchHealth;
     use agent_core::core::snapshot::FirewallSummary;
 
     fn watch(kind: &str, has_listed: bool, seconds: u64, reason: Option<&str>) -> WatchHealth {

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_cluster::{health::ClusterHealth, own_interfaces};
 use agent_core::{
     core::{
         Core, Event,
@@ -47,8 +48,6 @@ use crate::{
     dir_writers::OwnDirectory,
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError, Unresolved},
     events::Events,
-    kubernetes::health::ClusterHealth,
-    own_interfaces,
     proxies::{Proxies, ProxyView},
     resolver::task::ResolverHandle,
     runner::{CoreAway, CoreHandle},

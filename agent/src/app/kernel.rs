@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use agent_cluster::client::Api;
 use agent_core::core::Event;
 use agent_datapath::{
     closed::ClosedInterfaces,
@@ -18,7 +19,7 @@ use dns_policy::boot_time::BootTime;
 use shared_maps::user::Globals;
 
 use super::Parts;
-use crate::{config::Config, kubernetes::client::Api, restore, runner};
+use crate::{config::Config, restore, runner};
 
 /// What is looked after while the agent runs.
 pub(super) struct NodeParts {

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
+use agent_cluster::{client::Api, startup_taint::StartupTaint};
 use agent_datapath::upkeep::Conditions;
 
 use super::{Rim, listeners::PageListeners, sources};
@@ -13,7 +14,6 @@ use crate::{
     dnsproxy::BuiltinProxy,
     events::Events,
     health::Health,
-    kubernetes::{client::Api, startup_taint::StartupTaint},
     listener::{Listener, Listeners},
     resolver::task::ResolverHandle,
 };

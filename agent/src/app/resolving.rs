@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use agent_cluster::client::Api;
 use agent_core::core::Event;
 use tokio::sync::mpsc;
 
 use super::Rim;
 use crate::{
     config::Config,
-    kubernetes::client::Api,
     resolver::{
         Place, ResolverSettings,
         feed::ResolverFeed,

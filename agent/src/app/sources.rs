@@ -5,6 +5,14 @@ use std::{
     sync::Arc,
 };
 
+use agent_cluster::{
+    Here, Watches,
+    client::{self, Api},
+    health::ClusterHealth,
+    listing_file::Origin,
+    own_interfaces::{self, OwnInterfaces},
+    relay,
+};
 use agent_core::{
     core::Event,
     endpoint::spec::EndpointSpec,
@@ -19,16 +27,8 @@ use crate::{
     config::Config,
     document_source::{self, Sources},
     endpoint::source::{EndpointBook, cli::CliFile, polls, taken_in::PodSource},
-    kubernetes::{
-        Here, Watches,
-        client::{self, Api},
-        health::ClusterHealth,
-        listing_file::Origin,
-    },
     node,
-    own_interfaces::{self, OwnInterfaces},
     policy_dir::{PolicyDir, last_good::LastGood},
-    relay,
     resolver::store::feed::Feed,
     watched_dir::WatchedDir,
 };

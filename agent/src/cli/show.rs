@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 
+use agent_cluster::health::ClusterView;
 use agent_core::core::snapshot::{
     Counters, EndpointView, FirewallSummary, IdentityView, IpcacheView, LimitView, NameView,
     Reconciled, SelectorView, Summary,
@@ -17,7 +18,6 @@ use crate::{
     admin::model::{Policies, Status},
     config::args::Output,
     endpoint::source::taken_in::StartedOpen,
-    kubernetes::health::ClusterView,
     proxies::ProxyView,
 };
 

@@ -5,13 +5,13 @@ use std::{
     path::PathBuf,
 };
 
+use agent_cluster::{
+    ApiSettings,
+    relay::settings::{RelayConfig, RelaySettings, TlsFile, TlsFiles},
+};
 use clap::{ArgAction, Args};
 
 use super::{ConfigError, host_name, metrics_address};
-use crate::{
-    kubernetes::ApiSettings,
-    relay::settings::{RelayConfig, RelaySettings, TlsFile, TlsFiles},
-};
 
 /// Name in the relays' certificate, unless a flag says another.
 const SERVER_NAME: &str = "holdfast-relay";

@@ -1,10 +1,11 @@
 //! Metrics of the cluster as a source, and of pods without policy.
 
+use agent_cluster::health::WatchHealth;
+
 use super::{
     Sample,
     writer::{Writer, count},
 };
-use crate::kubernetes::health::WatchHealth;
 
 impl Sample {
     pub(super) fn cluster(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {

@@ -9,6 +9,12 @@ mod lead;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use agent_cluster::{
+    backoff::random,
+    client::{Api, RequestError},
+    lease::Terms,
+    lease_client::{LeaseClient, present},
+};
 use dns_policy::name::Fqdn;
 use hyper::Method;
 use serde_json::{Value, json};
@@ -18,15 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Changes, Created, Observers, ResolverStore, Role, StoreError, StoreHealth, Updated, feed::Feed,
 };
-use crate::{
-    kubernetes::{
-        backoff::random,
-        client::{Api, RequestError},
-        lease::Terms,
-        lease_client::{LeaseClient, present},
-    },
-    resolver::object::{API_VERSION, KIND, ObjectKey, Resolver, Status, Version},
-};
+use crate::resolver::object::{API_VERSION, KIND, ObjectKey, Resolver, Status, Version};
 
 /// Name of the Lease, in the namespace of the objects: agents that write the same objects have the
 /// same Lease.

@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
+use agent_cluster::lease::Sight;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{Duration, KubeStore, LONGEST, RequestError, What, random};
-use crate::{kubernetes::lease::Sight, resolver::store::Role};
+use crate::resolver::store::Role;
 
 /// Longest time before an agent first requests the Lease, as a part of its duration.
 const FIRST: u32 = 20;

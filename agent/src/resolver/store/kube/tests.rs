@@ -1,9 +1,9 @@
 //! Against a server that gives scripted answers.
 
+use agent_cluster::scripted::{Server, refusal};
 use tokio::sync::watch::Receiver;
 
 use super::*;
-use crate::kubernetes::scripted::{Server, refusal};
 
 const PATH: &str = "/apis/network.openshift.io/v1alpha1/namespaces/dns/dnsnameresolvers";
 const LEASE_PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/dns/leases/holdfast-resolver";

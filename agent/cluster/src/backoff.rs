@@ -1,0 +1,37 @@
+//! How long to wait until the next attempt.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    time::Duration,
+};
+
+/// First time between two attempts.
+pub(crate) const FIRST: Duration = Duration::from_millis(800);
+/// Longest time between two attempts.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Each time twice as long, with a random part.
+#[derive(Debug)]
+pub(crate) struct Backoff(Duration);
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self(FIRST)
+    }
+}
+
+impl Backoff {
+    /// The next pause.
+    pub(crate) fn next(&mut self) -> Duration {
+        let base = self.0;
+        self.0 = (base * 2).min(LONGEST);
+        // Between one half and all of it, so that agents do not come together.
+        base / 2 + random(base / 2)
+    }
+}
+
+/// A random time below `limit`, so that agents do not come together.
+pub fn random(limit: Duration) -> Duration {
+    let part = RandomState::new().hash_one(0_u8) % 1000;
+    limit * u32::try_from(part).unwrap_or(0) / 1000
+}

@@ -1,0 +1,447 @@
+//! How the watches are: which of them is stale, and since when.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::resource::{RESOURCES, Resource};
+
+/// A node may be without an agent for so long: the pod of an agent is replaced.
+const UNATTENDED_AFTER: Duration = Duration::from_secs(30);
+
+/// Of all watches; shared by the watches, `status` and the metrics.
+#[derive(Clone, Debug)]
+pub struct ClusterHealth {
+    server: Arc<str>,
+    /// `host:port` of the relays in the place of the server's watches; empty = there are none.
+    relays: Arc<[String]>,
+    /// The relay that the objects come from.
+    relay: Arc<Mutex<Option<String>>>,
+    /// Why the files of the certificates for relays cannot be used.
+    relay_certificates: Arc<Mutex<Option<String>>>,
+    watches: Arc<Vec<Mutex<State>>>,
+    own_node: Arc<Mutex<Option<String>>>,
+    /// Why the startup taint of this node cannot be removed.
+    startup_taint: Arc<Mutex<Option<String>>>,
+    /// Nodes without an agent, and since when.
+    unattended: Arc<Mutex<BTreeMap<String, Instant>>>,
+    /// Why refused objects are not reported in the cluster.
+    report_problem: Arc<Mutex<Option<String>>>,
+    /// Why the stored listing does not stand in.
+    stored_problem: Arc<Mutex<Option<String>>>,
+}
+
+#[derive(Clone, Debug)]
+struct State {
+    has_listed: bool,
+    objects: usize,
+    /// Why it is stale, and since when.
+    stale: Option<(Instant, String)>,
+    /// A stored listing stands in, which was right for the last time then.
+    stored: Option<Instant>,
+    /// The stored listing has objects of the kind.
+    has_stored: bool,
+}
+
+/// The cluster as a source.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct ClusterView {
+    /// URL of the API server.
+    pub server: String,
+    /// `host:port` of the relays that the agent connects to; empty = it watches the API server.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub relays: Vec<String>,
+    /// The relay that the objects come from; none = the API server, or no relay is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay: Option<String>,
+    /// Why the files of the certificates for relays cannot be used, and those that were read last are
+    /// in use; none = they can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay_certificates: Option<String>,
+    /// Each watch.
+    pub watches: Vec<WatchHealth>,
+    /// Why the object about this node cannot be written; none = it is written.
+    #[serde(default)]
+    pub own_node: Option<String>,
+    /// Why the startup taint of this node cannot be removed; none = it is not there, or the agent
+    /// is not ready yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub startup_taint: Option<String>,
+    /// Nodes that had an agent and have none now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes_without_agent: Vec<NodeWithoutAgent>,
+    /// Why refused objects are not reported in the cluster; none = they are, or there are none.
+    #[serde(default)]
+    pub report_problem: Option<String>,
+    /// Why the stored list of the cluster does not stand in; none = there is none, or it does.
+    #[serde(default)]
+    pub stored_problem: Option<String>,
+}
+
+/// A node that enforces policy, although no agent runs there.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct NodeWithoutAgent {
+    /// Its name.
+    pub node: String,
+    /// For how long this agent has seen no agent there, seconds.
+    pub seconds: u64,
+}
+
+/// A watch, as it is now.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct WatchHealth {
+    /// Its kind.
+    pub kind: String,
+    /// It has been listed at least once.
+    pub has_listed: bool,
+    /// Objects that it has.
+    pub objects: usize,
+    /// How long it has been stale, seconds; 0 = it is not.
+    pub stale_seconds: u64,
+    /// Why it is stale.
+    pub reason: Option<String>,
+    /// A stored listing stands in until the watch has listed: how long ago it was right, seconds;
+    /// none = the watch has listed, or there is no stored listing.
+    #[serde(default)]
+    pub stored_seconds: Option<u64>,
+}
+
+impl ClusterHealth {
+    /// The same with relays in the place of the server's watches.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn through(self, relays: &[String]) -> Self {
+        Self {
+            relays: relays.into(),
+            ..self
+        }
+    }
+
+    /// Of watches that have not begun.
+    pub(crate) fn new(server: &str) -> Self {
+        let begin = Instant::now();
+        let state = State {
+            has_listed: false,
+            objects: 0,
+            stale: Some((begin, "not listed yet".to_owned())),
+            stored: None,
+            has_stored: false,
+        };
+        let watches = RESOURCES.iter().map(|_| Mutex::new(state.clone()));
+        Self {
+            server: server.into(),
+            relays: Arc::default(),
+            relay: Arc::default(),
+            relay_certificates: Arc::default(),
+            watches: Arc::new(watches.collect()),
+            own_node: Arc::default(),
+            startup_taint: Arc::default(),
+            unattended: Arc::default(),
+            report_problem: Arc::default(),
+            stored_problem: Arc::default(),
+        }
+    }
+
+    fn with(&self, kind: &str, change: impl FnOnce(&mut State)) {
+        let of = RESOURCES.iter().position(|one| one.kind == kind);
+        if let Some(state) = of.and_then(|of| self.watches.get(of)) {
+            change(&mut state.lock());
+        }
+    }
+
+    /// The watch follows the server.
+    pub(crate) fn set_fresh(&self, resource: &Resource) {
+        self.with(resource.kind, |state| {
+            if let Some((since, _)) = state.stale.take() {
+                let seconds = since.elapsed().as_secs();
+                tracing::info!(
+                    kind = resource.kind,
+                    seconds,
+                    "the watch follows the API server"
+                );
+            }
+        });
+    }
+
+    /// The cluster does not have the kind, and may do without it.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_absent(&self, resource: &Resource) {
+        self.with(resource.kind, |state| {
+            // Before that, an API server that starts may not serve it yet.
+            if state.has_listed && state.stale.take().is_some() {
+                tracing::info!(
+                    kind = resource.kind,
+                    "the cluster has no definition of the kind, so no objects of it"
+                );
+            }
+        });
+    }
+
+    /// Whether there are objects of the kind, from the watch or from a stored listing.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn has_objects(&self, resource: &Resource) -> bool {
+        let mut has = false;
+        self.with(resource.kind, |state| {
+            has = state.objects > 0 || state.has_stored;
+        });
+        has
+    }
+
+    /// The watch does not follow the server.
+    pub(crate) fn set_stale(&self, resource: &Resource, reason: String) {
+        self.with(resource.kind, |state| {
+            let since = state.stale.as_ref().map(|(since, _)| *since);
+            let known = state
+                .stale
+                .as_ref()
+                .is_some_and(|(_, known)| *known == reason);
+            if !known {
+                tracing::warn!(
+                    kind = resource.kind,
+                    reason,
+                    "the watch does not follow the API server; what it has stays in force"
+                );
+            }
+            state.stale = Some((since.unwrap_or_else(Instant::now), reason));
+        });
+    }
+
+    /// As [`Self::set_stale`], of a kind that a relay has not been able to follow for so long.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_stale_for(
+        &self,
+        resource: &Resource,
+        age: std::time::Duration,
+        reason: String,
+    ) {
+        self.set_stale(resource, reason);
+        self.with(resource.kind, |state| {
+            if let Some((since, _)) = &mut state.stale
+                && let Some(then) = Instant::now().checked_sub(age)
+            {
+                *since = then.min(*since);
+            }
+        });
+    }
+
+    /// The objects come from this relay. Gives whether they came from one before.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_relay(&self, relay: Option<String>) -> bool {
+        let mut known = self.relay.lock();
+        let had = known.is_some();
+        if *known != relay {
+            match &relay {
+                Some(relay) => tracing::info!(relay, "the relay sends the objects of the cluster"),
+                None => tracing::warn!("no relay is connected; the agent tries again"),
+            }
+            *known = relay;
+        }
+        had
+    }
+
+    /// Why the files of the certificates for relays cannot be used; none = they can.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_relay_certificates(&self, problem: Option<String>) {
+        let mut known = self.relay_certificates.lock();
+        if *known != problem {
+            match &problem {
+                Some(reason) => tracing::warn!(
+                    reason,
+                    "the files of the certificates for relays cannot be used; those that were read \
+                     last are in use"
+                ),
+                None => {
+                    tracing::info!("the files of the certificates for relays can be used again")
+                }
+            }
+            *known = problem;
+        }
+    }
+
+    /// All objects were read.
+    pub(crate) fn set_listed(&self, resource: &Resource) {
+        self.with(resource.kind, |state| {
+            state.has_listed = true;
+            state.stored = None;
+            state.has_stored = false;
+        });
+    }
+
+    /// A stored listing, of so long ago, stands in for these kinds, with so many objects of each.
+    pub fn set_stored(&self, kinds: &[(&str, usize)], age: Duration) {
+        let now = Instant::now();
+        for (kind, objects) in kinds {
+            self.with(kind, |state| {
+                if !state.has_listed {
+                    state.stored = Some(now.checked_sub(age).unwrap_or(now));
+                    state.has_stored = *objects > 0;
+                }
+            });
+        }
+    }
+
+    /// The stored listing does not stand in.
+    pub fn set_stored_problem(&self, problem: String) {
+        *self.stored_problem.lock() = Some(problem);
+    }
+
+    /// None once every watch has listed.
+    fn stored_problem(&self) -> Option<String> {
+        let mut watches = self.watches.iter();
+        let is_over = watches.all(|state| state.lock().has_listed);
+        self.stored_problem.lock().clone().filter(|_| !is_over)
+    }
+
+    /// Whether every watch follows the server.
+    pub(crate) fn is_fresh(&self) -> bool {
+        let mut watches = self.watches.iter();
+        watches.all(|state| state.lock().stale.is_none())
+    }
+
+    /// Whether all objects have been read once: by the watch, or from a stored listing that has some.
+    pub(crate) fn has_list(&self, resource: &Resource) -> bool {
+        let mut has = false;
+        self.with(resource.kind, |state| {
+            has = state.has_listed || state.has_stored;
+        });
+        has
+    }
+
+    /// Whether the object about this node could be written.
+    pub(crate) fn set_own_node(&self, problem: Option<String>) {
+        let mut known = self.own_node.lock();
+        if *known != problem {
+            match &problem {
+                Some(reason) => tracing::warn!(
+                    reason,
+                    "the CiliumNode of this node cannot be written; the agent tries again"
+                ),
+                None => tracing::info!("the CiliumNode of this node is written"),
+            }
+            *known = problem;
+        }
+    }
+
+    /// Why the startup taint of this node cannot be removed; none = it is not there.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_startup_taint(&self, problem: Option<String>) {
+        let mut known = self.startup_taint.lock();
+        if *known != problem {
+            if let Some(reason) = &problem {
+                tracing::warn!(
+                    reason,
+                    "the startup taint of this node cannot be removed; the agent tries again"
+                );
+            }
+            *known = problem;
+        }
+    }
+
+    /// The nodes that had an agent and have none now.
+    pub fn set_unattended(&self, nodes: BTreeSet<String>) {
+        let now = Instant::now();
+        let mut known = self.unattended.lock();
+        let before = std::mem::take(&mut *known);
+        *known = nodes
+            .into_iter()
+            .map(|node| {
+                let since = before.get(&node).copied().unwrap_or(now);
+                (node, since)
+            })
+            .collect();
+    }
+
+    /// Nodes that had an agent and have had none for a while.
+    pub fn nodes_without_agent(&self) -> Vec<NodeWithoutAgent> {
+        let nodes = self.unattended.lock();
+        let nodes = nodes
+            .iter()
+            .filter(|(_, since)| since.elapsed() >= UNATTENDED_AFTER);
+        let nodes = nodes.map(|(node, since)| NodeWithoutAgent {
+            node: node.clone(),
+            seconds: since.elapsed().as_secs(),
+        });
+        nodes.collect()
+    }
+
+    /// How many objects there are.
+    pub fn set_objects(&self, kind: &str, objects: usize) {
+        self.with(kind, |state| state.objects = objects);
+    }
+
+    /// The server with every watch.
+    pub fn view(&self) -> ClusterView {
+        ClusterView {
+            server: self.server.to_string(),
+            relays: self.relays.to_vec(),
+            relay: self.relay.lock().clone(),
+            relay_certificates: self.relay_certificates.lock().clone(),
+            watches: self.watches(),
+            own_node: self.own_node.lock().clone(),
+            startup_taint: self.startup_taint.lock().clone(),
+            nodes_without_agent: self.nodes_without_agent(),
+            report_problem: self.report_problem.lock().clone(),
+            stored_problem: self.stored_problem(),
+        }
+    }
+
+    /// Why refused objects are not reported in the cluster.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn set_report_problem(&self, problem: Option<String>) {
+        *self.report_problem.lock() = problem;
+    }
+
+    /// Every watch.
+    pub fn watches(&self) -> Vec<WatchHealth> {
+        let all = RESOURCES.iter().zip(self.watches.iter());
+        all.map(|(resource, state)| {
+            let state = state.lock();
+            let stale = state.stale.as_ref();
+            WatchHealth {
+                kind: resource.kind.to_owned(),
+                has_listed: state.has_listed,
+                objects: state.objects,
+                stale_seconds: stale.map_or(0, |(since, _)| since.elapsed().as_secs().max(1)),
+                reason: stale.map(|(_, reason)| reason.clone()),
+                stored_seconds: state.stored.map(|then| then.elapsed().as_secs()),
+            }
+        })
+        .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resource(kind: &str) -> &'static Resource {
+        RESOURCES.iter().find(|one| one.kind == kind).unwrap()
+    }
+
+    #[test]
+    fn a_stored_list_stands_in_until_the_watch_has_listed() {
+        let health = ClusterHealth::new("https://192.0.2.1:6443");
+        health.set_listed(resource("Namespace"));
+        let kinds = [("Namespace", 1), ("Pod", 1), ("ServiceCIDR", 0)];
+        let age = Duration::from_secs(1);
+        health.set_stored(&kinds, age);
+        let of = |kind: &str| {
+            let mut watches = health.watches().into_iter();
+            watches.find(|watch| watch.kind == kind).unwrap()
+        };
+        assert_eq!(of("Namespace").stored_seconds, None);
+        assert!(of("Pod").stored_seconds >= Some(1));
+        assert!(health.has_list(resource("Pod")) && !of("Pod").has_listed);
+        // A kind that the cluster does not have may become an empty list.
+        assert!(!health.has_list(resource("ServiceCIDR")));
+        health.set_listed(resource("Pod"));
+        assert_eq!(of("Pod").stored_seconds, None);
+        // A list of the watch that came first leaves nothing to stand in for.
+        health.set_stored(&[("Pod", 1)], age);
+        assert_eq!(of("Pod").stored_seconds, None);
+    }
+}

@@ -1,0 +1,160 @@
+//! The last complete listing of the cluster, on disk (`state/cluster.json`): it stands in for the API
+//! server when that is away at the agent's start.
+//!
+//! One object a line, sorted by key. A new file is made from the former one and the changes since,
+//! so that no copy of the objects is in memory.
+
+mod merge;
+mod read;
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use agent_core::policy::source::cluster::Changed;
+use daemon::regular_file;
+use dns_policy::wall_time;
+
+pub use self::read::{Stored, read};
+
+/// Name of the file in the state directory.
+const FILE: &str = "cluster.json";
+/// Ending of what is read of the first listing, before it is complete.
+const PARTIAL: &str = ".partial";
+/// Version of the file that this program writes.
+const VERSION: u32 = 1;
+
+/// Which cluster a listing is of, by what an agent knows before the API server answers. What
+/// identifies a cluster is the uid of its namespace kube-system, which is one of the objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// URL of the API server.
+    pub server: String,
+    /// `--cluster-name`.
+    pub cluster: String,
+    /// Fingerprints of the certificates that the API server's certificate is verified with; empty
+    /// if the settings name none.
+    pub authorities: Vec<String>,
+}
+
+/// Why a stored listing cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ListingError {
+    /// The file cannot be read.
+    #[error("{path}: {source}", path = .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A newer version wrote it.
+    #[error("{path} has version {found}, and this program reads version {VERSION}; run the newer release", path = .path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
+    },
+    /// It is torn or damaged.
+    #[error("{path} is damaged ({reason}); remove it", path = .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// It is of another cluster.
+    #[error("{path} is of another cluster: its {field} is {found}, not {wanted}; remove it, or correct the API server of this agent (the first list of this cluster replaces the file)", path = .path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        field: &'static str,
+        /// That of the file.
+        found: String,
+        /// That of this agent.
+        wanted: String,
+    },
+    /// It has not been confirmed for too long.
+    #[error("{path} was right {hours} hours ago for the last time, which is too long", path = .path.display())]
+    Old {
+        /// The file.
+        path: PathBuf,
+        /// How long ago.
+        hours: u64,
+    },
+}
+
+/// Writes the file.
+#[derive(Debug)]
+pub struct ListingFile {
+    path: PathBuf,
+    origin: Origin,
+    /// What the changes are changes of; none = of nothing.
+    base: Option<PathBuf>,
+}
+
+impl ListingFile {
+    /// In a state directory. What is there stays until a listing is complete.
+    pub fn new(state: &Path, origin: Origin) -> Self {
+        let path = Self::path(state);
+        // Of a run that was ended while it listed.
+        let _absent = fs::remove_file(ending(&path, PARTIAL));
+        Self {
+            path,
+            origin,
+            base: None,
+        }
+    }
+
+    /// Path of the file.
+    pub fn path(state: &Path) -> PathBuf {
+        state.join(FILE)
+    }
+
+    /// Takes changes of a listing that is not complete yet.
+    pub(crate) fn spill(&mut self, changes: &Changed) -> io::Result<()> {
+        let partial = ending(&self.path, PARTIAL);
+        let new = ending(&partial, ".new");
+        merge::merge(self.base.as_deref(), changes, &self.origin, &new)?;
+        fs::rename(&new, &partial)?;
+        self.base = Some(partial);
+        Ok(())
+    }
+
+    /// Stores the complete listing: the base with these changes.
+    pub(crate) fn save(&mut self, changes: &Changed) -> io::Result<()> {
+        let new = ending(&self.path, ".new");
+        merge::merge(self.base.as_deref(), changes, &self.origin, &new)?.sync_all()?;
+        fs::rename(&new, &self.path)?;
+        File::open(self.path.parent().unwrap_or(Path::new(".")))?.sync_all()?;
+        if self.base.as_ref().is_some_and(|base| *base != self.path) {
+            fs::remove_file(ending(&self.path, PARTIAL))?;
+        }
+        self.base = Some(self.path.clone());
+        Ok(())
+    }
+
+    /// Notes that the stored listing is still right.
+    pub(crate) fn confirm(&self) -> io::Result<()> {
+        match &self.base {
+            Some(base) if *base == self.path => {
+                let file = regular_file::open(base).map_err(io::Error::other)?;
+                file.set_modified(wall_time::of_file())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn ending(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}
+
+#[cfg(test)]
+mod tests;

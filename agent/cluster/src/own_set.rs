@@ -1,0 +1,249 @@
+//! Whether an agent that is stopped is replaced by another, or was uninstalled.
+
+use std::{sync::Arc, time::Duration};
+
+use hyper::{Method, Request, header::ACCEPT};
+use serde_json::Value;
+use tokio::{
+    sync::watch as channel,
+    time::{Instant, sleep},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    backoff::Backoff,
+    client::{Api, RequestError},
+    watch::Lines,
+};
+
+/// Between two questions at the end.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Longest time for an answer at the end, from a server that does not answer.
+const LONGEST: Duration = Duration::from_secs(15);
+/// Longest time at the end for an event that is under way, from a server that refuses the account.
+const UNDER_WAY: Duration = Duration::from_secs(2);
+/// After this time the server ends a watch, seconds. Without bookmarks a watch is silent, and
+/// [`Lines`] gives up a connection that is silent for longer.
+const WATCH_SECONDS: u32 = 100;
+/// A watch that lasted so long did not fail when it began.
+const LASTED: Duration = Duration::from_secs(WATCH_SECONDS as u64 / 2);
+/// The metadata is enough: each replaced agent changes the status.
+const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+
+/// The DaemonSet that the agent is of, followed until [`Self::was_deleted`]: an agent that stops at
+/// the moment of the uninstall still gets its event.
+#[derive(Debug)]
+pub struct OwnSet {
+    set: Followed,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+#[derive(Clone, Debug)]
+struct Followed {
+    api: Api,
+    /// Path of all DaemonSets of the namespace.
+    all: String,
+    name: String,
+    seen: Arc<channel::Sender<Seen>>,
+}
+
+/// The last that the API server said while it accepted the agent's account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    /// A name that never was a DaemonSet's says nothing when it is not found.
+    Never,
+    There,
+    Gone,
+}
+
+/// What an answer means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    There,
+    Gone,
+    /// The account is not accepted: of an uninstall, or of broken credentials.
+    Refused,
+    Unclear,
+}
+
+/// `is_ending`: the set has a `deletionTimestamp`. The other is an HTTP status.
+fn meaning(is_ending: Result<bool, Option<u16>>) -> Answer {
+    match is_ending {
+        Ok(false) => Answer::There,
+        Ok(true) | Err(Some(404)) => Answer::Gone,
+        Err(Some(401 | 403)) => Answer::Refused,
+        Err(_) => Answer::Unclear,
+    }
+}
+
+fn is_ending(set: &Value) -> bool {
+    set.pointer("/metadata/deletionTimestamp").is_some()
+}
+
+impl OwnSet {
+    /// Follows the DaemonSet. An uninstall by Helm removes role and account a moment after the
+    /// DaemonSet, and the agents' pods after that: a request then gets no answer. A watch that has
+    /// begun goes on without them.
+    pub fn start(api: Api, name: &str) -> Self {
+        let all = format!("/apis/apps/v1/namespaces/{}/daemonsets", api.namespace());
+        let set = Followed {
+            api,
+            all,
+            name: name.to_owned(),
+            seen: Arc::new(channel::Sender::new(Seen::Never)),
+        };
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let (follows, stopped) = (set.clone().follow(), stop.clone());
+        tasks.spawn(async move {
+            stopped.run_until_cancelled_owned(follows).await;
+        });
+        tasks.close();
+        Self { set, tasks, stop }
+    }
+
+    /// Whether it was deleted. False if the API server has not said so: refused credentials are no
+    /// uninstall.
+    pub async fn was_deleted(self) -> bool {
+        let is_gone = self.set.is_gone().await;
+        self.stop.cancel();
+        self.tasks.wait().await;
+        is_gone
+    }
+}
+
+impl Followed {
+    async fn follow(self) {
+        let mut backoff = Backoff::default();
+        loop {
+            let begin = Instant::now();
+            let ended = self.follow_once().await;
+            let lasted = begin.elapsed() >= LASTED;
+            if lasted {
+                backoff = Backoff::default();
+            }
+            match ended {
+                // No pause: an uninstall in it would be missed.
+                Ok(()) if lasted => continue,
+                Ok(()) => {}
+                Err(error) => {
+                    tracing::debug!(%error, set = self.name, "cannot follow the agent's DaemonSet");
+                }
+            }
+            sleep(backoff.next()).await;
+        }
+    }
+
+    /// Follows the set until the server ends the watch.
+    ///
+    /// The watch begins with the present state (version 0). A version from a read of the set is no
+    /// beginning: it is that of the last change, which a server that was restarted has forgotten, and
+    /// refuses each time. With bookmarks, a server with an old etcd refuses version 0. A watch that
+    /// begins when the set is gone has no event. So the set is read once the watch has begun.
+    async fn follow_once(&self) -> Result<(), RequestError> {
+        let uri = format!(
+            "{}?watch=true&fieldSelector=metadata.name%3D{}&resourceVersion=0\
+             &timeoutSeconds={WATCH_SECONDS}",
+            self.all, self.name
+        );
+        let request = Request::get(uri).header(ACCEPT, METADATA).body(Vec::new());
+        let request = request.map_err(|error| RequestError::Unreadable(error.to_string()))?;
+        let watch = self.api.send(request).await;
+        self.note(meaning(answer_of(&self.get().await)));
+        let mut lines = Lines::new(watch?.into_body());
+        while let Some(line) = lines.next().await? {
+            let event: Value = serde_json::from_slice(&line)
+                .map_err(|error| RequestError::Unreadable(error.to_string()))?;
+            self.note(event_of(&event)?);
+        }
+        Ok(())
+    }
+
+    fn note(&self, answer: Answer) {
+        self.seen.send_if_modified(|seen| {
+            let now = match (answer, *seen) {
+                (Answer::There, _) => Seen::There,
+                (Answer::Gone, Seen::There) => Seen::Gone,
+                (_, before) => before,
+            };
+            std::mem::replace(seen, now) != now
+        });
+    }
+
+    async fn is_gone(&self) -> bool {
+        let seen = *self.seen.borrow();
+        if seen == Seen::Never {
+            return false;
+        }
+        let end = Instant::now() + LONGEST;
+        while Instant::now() < end {
+            let set = tokio::time::timeout_at(end, self.get()).await;
+            match set.map(|set| meaning(answer_of(&set))) {
+                Ok(Answer::There) => return false,
+                Ok(Answer::Gone) => return true,
+                Ok(Answer::Unclear) if seen == Seen::There => sleep(AGAIN).await,
+                Ok(Answer::Refused | Answer::Unclear) | Err(_) => break,
+            }
+        }
+        let mut changes = self.seen.subscribe();
+        let is_gone = changes.wait_for(|seen| *seen == Seen::Gone);
+        let is_gone = tokio::time::timeout(UNDER_WAY, is_gone).await.is_ok();
+        if !is_gone {
+            tracing::warn!(
+                set = self.name,
+                "the API server does not say whether the DaemonSet was deleted; everything stays in \
+                 force. After an uninstall run `holdfast-agent cleanup` on this node"
+            );
+        }
+        is_gone
+    }
+
+    async fn get(&self) -> Result<Value, RequestError> {
+        let path = format!("{}/{}", self.all, self.name);
+        self.api.json(Method::GET, &path, None).await
+    }
+}
+
+fn answer_of(set: &Result<Value, RequestError>) -> Result<bool, Option<u16>> {
+    match set {
+        Ok(set) => Ok(is_ending(set)),
+        Err(error) => Err(error.code()),
+    }
+}
+
+/// What an event of a watch means.
+fn event_of(event: &Value) -> Result<Answer, RequestError> {
+    let object = event.get("object");
+    match event.get("type").and_then(Value::as_str) {
+        Some("ADDED" | "MODIFIED") => Ok(meaning(Ok(object.is_some_and(is_ending)))),
+        Some("DELETED") => Ok(Answer::Gone),
+        Some("BOOKMARK") => Ok(Answer::Unclear),
+        _ => {
+            let text = |field| object.and_then(|o| o.get(field)).map(Value::to_string);
+            Err(RequestError::Unreadable(format!(
+                "the watch ends with {} {}",
+                text("code").unwrap_or_default(),
+                text("message").unwrap_or_default()
+            )))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_accepted_answer_says_that_the_daemonset_was_deleted() {
+        assert_eq!(meaning(Ok(false)), Answer::There);
+        for gone in [Ok(true), Err(Some(404))] {
+            assert_eq!(meaning(gone), Answer::Gone, "{gone:?}");
+        }
+        for refused in [401, 403] {
+            assert_eq!(meaning(Err(Some(refused))), Answer::Refused);
+        }
+        for unclear in [Some(429), Some(500), None] {
+            assert_eq!(meaning(Err(unclear)), Answer::Unclear, "{unclear:?}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Refused objects of the cluster, for the reports in the cluster.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use agent_core::policy::document::PolicyError;
+
+/// Refused objects that are reported.
+const REPORTED: usize = 500;
+
+/// The objects of the cluster that are refused now, and the policies whose status changes if they are
+/// accepted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refusals {
+    /// Message by key of the document.
+    pub(crate) refused: BTreeMap<String, Arc<str>>,
+    /// Keys.
+    pub(crate) marked: BTreeSet<String>,
+}
+
+impl Refusals {
+    /// The first objects of all.
+    pub fn of<'a>(
+        refused: impl Iterator<Item = &'a PolicyError>,
+        marked: impl Iterator<Item = &'a String>,
+    ) -> Self {
+        let refused = refused.filter_map(|error| {
+            let message = format!("{}: {}; {}", error.field, error.reason, error.remedy);
+            Some((error.key.clone()?, Arc::from(message)))
+        });
+        Self {
+            refused: refused.take(REPORTED).collect(),
+            marked: marked.take(REPORTED).cloned().collect(),
+        }
+    }
+
+    /// Whether there is nothing to write.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.refused.is_empty() && self.marked.is_empty()
+    }
+}

@@ -1,0 +1,221 @@
+//! What an agent does with the frames of a relay: they become batches, as its own watches give them.
+//!
+//! Pure. The position is known after a whole snapshot and after each change.
+
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasher as _, RandomState},
+};
+
+use agent_core::policy::{
+    parse::parse_object,
+    source::cluster::{Batch, Seen},
+};
+use fqdn_proto::relay::{Frame, Hello, Position, Put, Stale, Step, step};
+use serde_json::Value;
+
+use super::item::join;
+use crate::resource::{RESOURCES, Resource};
+
+/// Why the frames of a relay cannot be used.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub(super) enum FrameError {
+    /// The relay does not have a kind.
+    #[error(
+        "the relay has version {version} and no {kind}: update the relays before the agents (the \
+         chart's Deployment holdfast-relay)"
+    )]
+    Kind {
+        /// Version of the relay.
+        version: String,
+        /// The kind.
+        kind: &'static str,
+    },
+    /// A step before the first Hello.
+    #[error("the first step of the stream is not a Hello")]
+    NoHello,
+    /// An object with a template that was not sent.
+    #[error("{key} refers to template {template}, which was not sent")]
+    Template {
+        /// Key of the object.
+        key: String,
+        /// Number of the template.
+        template: u64,
+    },
+    /// Not JSON.
+    #[error("{what} is not JSON: {reason}")]
+    Json {
+        /// Key of the object, or the template.
+        what: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What came with a frame.
+#[derive(Debug, Default)]
+pub(super) struct Received {
+    /// For the documents.
+    pub(super) batches: Vec<Batch>,
+    /// Kinds that the relay cannot follow; none = not said in this frame.
+    pub(super) view: Option<Vec<Stale>>,
+    /// Version of the relay, if this frame begins a stream.
+    pub(super) version: Option<String>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Receiver {
+    /// Of the relay's run, since its Hello on this stream.
+    epoch: Option<String>,
+    position: Option<Position>,
+    templates: BTreeMap<u64, Template>,
+    /// For the digests of objects: the same for every relay.
+    hash: RandomState,
+}
+
+#[derive(Debug)]
+struct Template {
+    value: Value,
+    digest: u64,
+}
+
+impl Receiver {
+    /// A stream begins. Gives the position to continue after.
+    pub(super) fn begin(&mut self) -> Option<Position> {
+        self.epoch = None;
+        self.position.clone()
+    }
+
+    /// The next stream must begin with a snapshot.
+    pub(super) fn forget_position(&mut self) {
+        self.position = None;
+    }
+
+    /// Takes the next frame of the stream.
+    pub(super) fn take(&mut self, frame: Frame) -> Result<Received, FrameError> {
+        let mut received = Received::default();
+        for step in frame.steps.into_iter().filter_map(|Step { step }| step) {
+            self.step(step, &mut received)?;
+        }
+        if let Some(epoch) = &self.epoch
+            && frame.sequence > 0
+        {
+            self.position = Some(Position {
+                epoch: epoch.clone(),
+                sequence: frame.sequence,
+            });
+        }
+        Ok(received)
+    }
+
+    fn step(&mut self, step: step::Step, received: &mut Received) -> Result<(), FrameError> {
+        if let step::Step::Hello(hello) = step {
+            received.version = Some(hello.version.clone());
+            return self.hello(hello);
+        }
+        if self.epoch.is_none() {
+            return Err(FrameError::NoHello);
+        }
+        let batches = &mut received.batches;
+        match step {
+            step::Step::Hello(_) => {}
+            step::Step::Template(template) => {
+                let value = json(&template.json, || format!("template {}", template.number))?;
+                let digest = self.hash.hash_one(&template.json);
+                let template_of = Template { value, digest };
+                self.templates.insert(template.number, template_of);
+            }
+            step::Step::Forget(forget) => drop(self.templates.remove(&forget.number)),
+            step::Step::Listing(listing) => {
+                self.position = None;
+                add(batches, find(&listing.kind), Seen::Listing);
+            }
+            step::Step::Listed(listed) => add(batches, find(&listed.kind), Seen::Listed),
+            step::Step::Gone(gone) => add(batches, of_key(&gone.key), Seen::Gone(gone.key)),
+            step::Step::Put(put) => {
+                let Some(resource) = of_key(&put.key) else {
+                    return Ok(());
+                };
+                let seen = self.put(put, resource)?;
+                add(batches, Some(resource), seen);
+            }
+            step::Step::View(view) => received.view = Some(view.stale),
+        }
+        Ok(())
+    }
+
+    fn hello(&mut self, hello: Hello) -> Result<(), FrameError> {
+        let has = |resource: &&Resource| hello.kinds.iter().any(|kind| kind == resource.kind);
+        if let Some(missing) = RESOURCES.iter().find(|resource| !has(resource)) {
+            return Err(FrameError::Kind {
+                version: hello.version,
+                kind: missing.kind,
+            });
+        }
+        if !hello.continues {
+            self.position = None;
+            self.templates.clear();
+        }
+        self.epoch = Some(hello.epoch);
+        Ok(())
+    }
+
+    fn put(&self, put: Put, resource: &'static Resource) -> Result<Seen, FrameError> {
+        let template = match put.template {
+            0 => None,
+            number => Some(
+                self.templates
+                    .get(&number)
+                    .ok_or_else(|| FrameError::Template {
+                        key: put.key.clone(),
+                        template: number,
+                    })?,
+            ),
+        };
+        let own = json(&put.json, || put.key.clone())?;
+        let of_kind = (resource.kind, resource.version);
+        let object = join(&put.key, of_kind, template.map(|one| &one.value), own);
+        let digest = (template.map(|one| one.digest), &put.json);
+        Ok(Seen::Put {
+            digest: self.hash.hash_one(digest),
+            document: parse_object(&object, &put.key),
+            key: put.key,
+            is_marked: false,
+            json: Some(object.to_string().into()),
+        })
+    }
+}
+
+/// Adds to the last batch if it is of the same kind. A kind that is not read here is left out.
+fn add(batches: &mut Vec<Batch>, resource: Option<&'static Resource>, seen: Seen) {
+    let Some(resource) = resource else {
+        return;
+    };
+    match batches.last_mut() {
+        Some(batch) if batch.kind == resource.kind => batch.seen.push(seen),
+        _ => batches.push(Batch {
+            kind: resource.kind,
+            seen: vec![seen],
+        }),
+    }
+}
+
+fn find(kind: &str) -> Option<&'static Resource> {
+    RESOURCES.iter().find(|resource| resource.kind == kind)
+}
+
+fn of_key(key: &str) -> Option<&'static Resource> {
+    find(key.split('/').next().unwrap_or(key))
+}
+
+fn json(text: &[u8], what: impl Fn() -> String) -> Result<Value, FrameError> {
+    serde_json::from_slice(text).map_err(|error| FrameError::Json {
+        what: what(),
+        reason: error.to_string(),
+    })
+}
+
+#[cfg(test)]
+#[path = "receive_tests.rs"]
+mod tests;

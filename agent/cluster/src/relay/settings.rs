@@ -1,0 +1,164 @@
+//! Settings of relays and of agents that follow them, and the certificates of both sides.
+//!
+//! Relay and agent each have a certificate of one authority that signs nothing else. The names in
+//! the agents' certificates have no meaning.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use crate::ApiSettings;
+
+/// Which relays an agent follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelaySettings {
+    /// `host:port` of each.
+    pub addresses: Vec<String>,
+    /// None = plain text, on loopback only.
+    pub tls: Option<TlsFiles>,
+    /// Name in the relays' certificate.
+    pub server_name: String,
+}
+
+/// Checked settings of `holdfast-agent relay`.
+#[derive(Clone, Debug)]
+pub struct RelayConfig {
+    /// The API server.
+    pub kubernetes: ApiSettings,
+    /// There are no ServiceCIDR objects.
+    pub has_service_blocks: bool,
+    /// Address for agents.
+    pub listen: SocketAddr,
+    /// None = plain text.
+    pub tls: Option<TlsFiles>,
+    /// Most agents at once.
+    pub agents_max: usize,
+    /// Name of this relay.
+    pub name: String,
+    /// Address of metrics and health; `None` = off.
+    pub metrics_address: Option<SocketAddr>,
+}
+
+/// Files of one side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificates of the authority that signed the other side's certificate.
+    pub authority: PathBuf,
+    /// Certificate of this side, with those between it and the authority.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// Which of the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsFile {
+    /// See [`TlsFiles::authority`].
+    Authority,
+    /// See [`TlsFiles::certificate`].
+    Certificate,
+    /// See [`TlsFiles::key`].
+    Key,
+}
+
+/// A file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {reason}", path = .path.display())]
+pub struct TlsError {
+    /// Which.
+    pub file: TlsFile,
+    pub(super) path: PathBuf,
+    pub(super) reason: String,
+}
+
+/// The content of the files, in the PEM format.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TlsTexts {
+    pub(super) authority: String,
+    pub(super) certificate: String,
+    pub(super) key: String,
+}
+
+impl TlsFiles {
+    /// The file of a kind.
+    pub(super) fn path(&self, file: TlsFile) -> &Path {
+        match file {
+            TlsFile::Authority => &self.authority,
+            TlsFile::Certificate => &self.certificate,
+            TlsFile::Key => &self.key,
+        }
+    }
+
+    /// Checks that a connection can be made with the files.
+    pub fn check(&self) -> Result<(), TlsError> {
+        #[cfg(feature = "kubernetes")]
+        return super::credentials::Credentials::load(self).map(drop);
+        #[cfg(not(feature = "kubernetes"))]
+        return self.read().map(drop);
+    }
+
+    /// Reads the files.
+    pub fn read(&self) -> Result<TlsTexts, TlsError> {
+        Ok(TlsTexts {
+            authority: pem(&self.authority, TlsFile::Authority)?,
+            certificate: pem(&self.certificate, TlsFile::Certificate)?,
+            key: pem(&self.key, TlsFile::Key)?,
+        })
+    }
+}
+
+/// Reads a file that has an item of its kind.
+fn pem(path: &Path, file: TlsFile) -> Result<String, TlsError> {
+    let refuse = |reason: String| TlsError {
+        file,
+        path: path.to_owned(),
+        reason,
+    };
+    let text = daemon::regular_file::read_text(path);
+    let text = text.map_err(|error| {
+        refuse(format!(
+            "{error}; mount the Secret with the relay's certificates there"
+        ))
+    })?;
+    let (label, what) = match file {
+        TlsFile::Authority | TlsFile::Certificate => ("CERTIFICATE-----", "certificate"),
+        TlsFile::Key => ("PRIVATE KEY-----", "private key"),
+    };
+    let begins = |line: &str| line.starts_with("-----BEGIN ") && line.trim_end().ends_with(label);
+    match text.lines().any(begins) {
+        true => Ok(text),
+        false => Err(refuse(format!(
+            "there is no {what} in it; write one in the PEM format"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_used_is_named_with_a_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| dir.path().join(name);
+        let files = TlsFiles {
+            authority: file("ca.crt"),
+            certificate: file("tls.crt"),
+            key: file("tls.key"),
+        };
+        let refused = |reason: &str| {
+            let error = files.read().err().unwrap().to_string();
+            assert!(error.contains(reason), "{error}");
+        };
+        refused("ca.crt: No such file");
+        std::fs::write(file("ca.crt"), "-----BEGIN CERTIFICATE-----\n").unwrap();
+        std::fs::write(file("tls.crt"), "-----BEGIN PRIVATE KEY-----\n").unwrap();
+        refused("tls.crt: there is no certificate in it");
+        std::fs::write(file("tls.crt"), "-----BEGIN CERTIFICATE-----\n").unwrap();
+        std::fs::write(file("tls.key"), "").unwrap();
+        refused("tls.key: there is no private key in it");
+        std::fs::write(file("tls.key"), "-----BEGIN EC PRIVATE KEY-----\n").unwrap();
+        assert!(files.read().is_ok());
+    }
+}

@@ -1,0 +1,407 @@
+//! Reports refused objects of the cluster in the cluster: in the status of policies, and as Events. An
+//! EgressFirewall that is accepted says so as well.
+//!
+//! ```text
+//!  documents ─► refusals ─► plan (what, and when) ─► condition / event ─► API server
+//!                            ▲
+//!                          lease: one agent of the cluster writes
+//! ```
+//!
+//! Reports are only reports: nothing that fails here changes the policy in force.
+
+mod condition;
+mod event;
+mod firewall_status;
+mod plan;
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use agent_core::policy::egress_firewall;
+use hyper::Method;
+use jiff::Timestamp;
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use self::plan::{Next, Outcome, Plan, What, Write};
+use super::{
+    backoff::random,
+    client::{Api, RequestError},
+    health::ClusterHealth,
+    lease::{Sight, Terms},
+    lease_client::{LeaseClient, micro_time, present},
+    refusals::Refusals,
+    resource::{RESOURCES, Resource},
+};
+
+/// Whether a status changes if the object is accepted: it says that the object is refused, or it has
+/// to say that it is accepted.
+pub(crate) fn is_marked(kind: &str, status: Option<&Value>) -> bool {
+    match kind {
+        egress_firewall::KIND => firewall_status::is_marked(status),
+        _ => condition::is_marked(status),
+    }
+}
+
+/// The Lease that makes one agent of the cluster the writer, in the agents' namespace. An agent takes
+/// it only while it has something to report.
+const LEASE: Terms = Terms {
+    name: "holdfast-refusals",
+    duration: Duration::from_secs(120),
+};
+/// How often the holder renews.
+const RENEW: Duration = Duration::from_secs(40);
+/// Longest time before an agent requests the Lease, so that not all do at once.
+const FIRST: Duration = Duration::from_secs(3);
+/// First and longest time until the Lease is requested again after a failure.
+const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
+/// The holder stops writing so long before its Lease may be taken.
+const MARGIN: Duration = Duration::from_secs(20);
+
+/// The task that reports.
+#[derive(Debug)]
+pub(crate) struct Reporter {
+    /// The API server.
+    pub(crate) api: Api,
+    /// Name of this node.
+    pub(crate) node: String,
+    /// What is refused now.
+    pub(crate) refusals: watch::Receiver<Arc<Refusals>>,
+    /// Where problems are shown.
+    pub(crate) health: ClusterHealth,
+}
+
+/// The Lease, as far as this agent knows.
+#[derive(Debug)]
+struct Hold {
+    /// It is ours since then.
+    renewed: Option<Instant>,
+    sight: Sight,
+    /// When it is requested again.
+    due: Instant,
+    retry: Duration,
+}
+
+impl Hold {
+    fn new(due: Instant) -> Self {
+        Self {
+            renewed: None,
+            sight: Sight::default(),
+            due,
+            retry: RETRY.0,
+        }
+    }
+
+    fn is_ours(&self, now: Instant) -> bool {
+        self.renewed
+            .is_some_and(|renewed| now < renewed + LEASE.duration - MARGIN)
+    }
+}
+
+impl Reporter {
+    /// Runs until the agent stops.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        stop.run_until_cancelled_owned(self.report()).await;
+    }
+
+    async fn report(mut self) {
+        let mut plan = Plan::new(Instant::now());
+        let mut hold = Hold::new(Instant::now() + random(FIRST));
+        let mut problems = BTreeMap::new();
+        loop {
+            let refusals = self.refusals.borrow_and_update().clone();
+            let is_empty = refusals.is_empty();
+            plan.set(refusals);
+            if is_empty {
+                self.release(&hold).await;
+                problems.clear();
+                self.health.set_report_problem(None);
+                if self.refusals.changed().await.is_err() {
+                    return;
+                }
+                hold = Hold::new(Instant::now() + random(FIRST));
+                continue;
+            }
+            let now = Instant::now();
+            if now >= hold.due {
+                let had = hold.is_ours(now);
+                let held = self.hold(&mut hold, now).await;
+                if !had {
+                    plan.forget();
+                }
+                self.note(&mut problems, "the Lease", held.err());
+            }
+            let wake = match plan.next(Instant::now()) {
+                _ if !hold.is_ours(Instant::now()) => hold.due,
+                Next::Write(write) => {
+                    let what = match write.what {
+                        What::Condition => "conditions of policies",
+                        What::Event(_) => "Events",
+                    };
+                    let (outcome, error) = self.write(&write).await;
+                    plan.done(write, outcome, Instant::now());
+                    self.note(&mut problems, what, error);
+                    continue;
+                }
+                Next::At(at) => at.min(hold.due),
+                Next::Nothing => hold.due,
+            };
+            tokio::select! {
+                () = tokio::time::sleep_until(wake.into()) => {}
+                changed = self.refusals.changed() => if changed.is_err() {
+                    return;
+                },
+            }
+        }
+    }
+
+    /// Shows why reports of one kind fail, and logs it once.
+    fn note(
+        &self,
+        problems: &mut BTreeMap<&'static str, String>,
+        what: &'static str,
+        error: Option<RequestError>,
+    ) {
+        let Some(error) = error else {
+            if problems.remove(what).is_some() {
+                let all = problems.values().next().cloned();
+                self.health.set_report_problem(all);
+            }
+            return;
+        };
+        let remedy = match error.code() {
+            Some(403) => {
+                "; add the missing verb to the agent's ClusterRole or Role, which the chart makes"
+            }
+            _ => "; the agent tries again",
+        };
+        let problem = format!("{what} for refused objects cannot be written: {error}{remedy}");
+        if problems.get(what) != Some(&problem) {
+            tracing::warn!(problem, "refused objects are not reported in the cluster");
+            problems.insert(what, problem.clone());
+            self.health.set_report_problem(Some(problem));
+        }
+    }
+
+    /// Takes or renews the Lease, if it is free or ours.
+    async fn hold(&self, hold: &mut Hold, now: Instant) -> Result<(), RequestError> {
+        let taken = self.lease().take(&mut hold.sight, now).await;
+        match taken {
+            Ok(true) => {
+                hold.renewed = Some(now);
+                hold.due = now + RENEW;
+                hold.retry = RETRY.0;
+                Ok(())
+            }
+            Ok(false) => {
+                hold.renewed = None;
+                hold.due = now + LEASE.duration / 2 + random(LEASE.duration / 2);
+                hold.retry = RETRY.0;
+                Ok(())
+            }
+            Err(error) => {
+                hold.due = Instant::now() + hold.retry / 2 + random(hold.retry / 2);
+                hold.retry = (hold.retry * 2).min(RETRY.1);
+                Err(error)
+            }
+        }
+    }
+
+    fn lease(&self) -> LeaseClient {
+        LeaseClient {
+            api: self.api.clone(),
+            namespace: self.api.namespace().to_owned(),
+            holder: self.node.clone(),
+            terms: LEASE,
+        }
+    }
+
+    /// Gives the Lease back.
+    async fn release(&self, hold: &Hold) {
+        if hold.is_ours(Instant::now()) {
+            self.lease().release().await;
+        }
+    }
+
+    async fn write(&self, write: &Write) -> (Outcome, Option<RequestError>) {
+        let error = match self.try_write(write).await {
+            Ok(()) => return (Outcome::Done, None),
+            Err(error) => error,
+        };
+        match error.code() {
+            // The object or its version is gone: the watch brings news.
+            Some(404) => (Outcome::Done, None),
+            Some(409) => (Outcome::Conflict, None),
+            // Of this object alone; again after it changed.
+            Some(400 | 413 | 422) => {
+                let key = &write.key;
+                tracing::warn!(key, %error, "refused object is not reported in the cluster");
+                (Outcome::Done, None)
+            }
+            _ => (Outcome::Failed, Some(error)),
+        }
+    }
+
+    async fn try_write(&self, write: &Write) -> Result<(), RequestError> {
+        let Some(place) = Place::of(&write.key) else {
+            return Ok(());
+        };
+        let Some(object) = self.object(&place).await? else {
+            return Ok(());
+        };
+        match (write.what, &write.message) {
+            (What::Condition, message) => {
+                let now = Timestamp::now().strftime("%FT%TZ").to_string();
+                let message = message.as_deref();
+                let patch = match place.resource.kind {
+                    egress_firewall::KIND => firewall_status::patch(&object, message),
+                    _ => condition::patch(&object, message, &now),
+                };
+                let Some(patch) = patch else {
+                    return Ok(());
+                };
+                let path = format!("{}/{}/status", place.path(), place.name);
+                self.api.json(Method::PATCH, &path, Some(&patch)).await?;
+            }
+            (What::Event(count), Some(message)) => {
+                self.write_event(&object, message, count).await?;
+            }
+            (What::Event(_), None) => {}
+        }
+        Ok(())
+    }
+
+    /// Creates an Event, or counts on if it exists.
+    async fn write_event(
+        &self,
+        object: &Value,
+        message: &str,
+        count: u32,
+    ) -> Result<(), RequestError> {
+        let note = event::shortened(message, event::NOTE_MAX);
+        let namespace = event::namespace(object);
+        let events = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
+        let path = format!("{events}/{}", event::name(object, note));
+        let now = micro_time();
+        let again = |count| event::series(count, &now);
+        if count > 1 {
+            let patched = self
+                .api
+                .json(Method::PATCH, &path, Some(&again(count)))
+                .await;
+            // Events live for an hour.
+            if present(patched)?.is_some() {
+                return Ok(());
+            }
+        }
+        let event = event::event(object, note, &self.node, &now);
+        match self.api.json(Method::POST, &events, Some(&event)).await {
+            Err(error) if error.code() == Some(409) => {
+                let patch = again(count.max(2));
+                self.api.json(Method::PATCH, &path, Some(&patch)).await?;
+            }
+            other => {
+                other?;
+            }
+        }
+        Ok(())
+    }
+
+    /// An object as it is now. The agent may list objects, and not get them.
+    async fn object(&self, place: &Place<'_>) -> Result<Option<Value>, RequestError> {
+        let path = format!(
+            "{}?fieldSelector=metadata.name%3D{}&limit=1",
+            place.path(),
+            place.name
+        );
+        let mut list = self.api.json(Method::GET, &path, None).await?;
+        let items = list.get_mut("items").and_then(Value::as_array_mut);
+        let item = items.and_then(|items| items.pop());
+        Ok(item.filter(Value::is_object).map(|mut object| {
+            // Items of a list have neither.
+            object["apiVersion"] = place.resource.version.into();
+            object["kind"] = place.resource.kind.into();
+            object
+        }))
+    }
+}
+
+/// Where the API server has the object of a key.
+struct Place<'a> {
+    resource: &'static Resource,
+    namespace: Option<&'a str>,
+    name: &'a str,
+}
+
+impl<'a> Place<'a> {
+    /// None: the key is not that of an object that can be named in a path.
+    fn of(key: &'a str) -> Option<Self> {
+        let mut parts = key.split('/');
+        let kind = parts.next()?;
+        let (namespace, name) = match (parts.next()?, parts.next()) {
+            (name, None) => (None, name),
+            (namespace, Some(name)) => (Some(namespace), name),
+        };
+        let is_plain = |text: &str| {
+            let mut bytes = text.bytes();
+            text.starts_with(|first: char| first.is_ascii_alphanumeric())
+                && bytes.all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b))
+        };
+        let is_known = parts.next().is_none() && namespace.is_none_or(is_plain) && is_plain(name);
+        let resource = RESOURCES.iter().find(|resource| resource.kind == kind)?;
+        is_known.then_some(Self {
+            resource,
+            namespace,
+            name,
+        })
+    }
+
+    /// Path of its neighbours.
+    fn path(&self) -> String {
+        let all = self.resource.path();
+        match (self.namespace, all.rsplit_once('/')) {
+            (Some(namespace), Some((group, plural))) => {
+                format!("{group}/namespaces/{namespace}/{plural}")
+            }
+            _ => all,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_names_the_path_of_its_object_and_an_odd_one_none() {
+        let path =
+            |key: &str| Place::of(key).map(|place| format!("{}/{}", place.path(), place.name));
+        assert_eq!(
+            path("CiliumNetworkPolicy/shop/web").as_deref(),
+            Some("/apis/cilium.io/v2/namespaces/shop/ciliumnetworkpolicies/web")
+        );
+        assert_eq!(
+            path("CiliumClusterwideNetworkPolicy/web").as_deref(),
+            Some("/apis/cilium.io/v2/ciliumclusterwidenetworkpolicies/web")
+        );
+        assert_eq!(
+            path("Pod/a/b").as_deref(),
+            Some("/api/v1/namespaces/a/pods/b")
+        );
+        for odd in [
+            "",
+            "Pod",
+            "Pod/",
+            "Pod/a/?",
+            "Pod/a/b/c",
+            "Pod/../b",
+            "Secret/a/b",
+        ] {
+            assert_eq!(path(odd), None, "{odd}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The kinds of objects that are watched.
+
+/// A kind of object, and where the API server has it.
+#[derive(Debug)]
+pub struct Resource {
+    /// Its kind, as in documents.
+    pub kind: &'static str,
+    /// Its apiVersion.
+    pub(crate) version: &'static str,
+    /// Its name in paths.
+    pub(crate) plural: &'static str,
+    /// Which of its objects are watched; empty = all.
+    pub(crate) selector: &'static str,
+    /// Why the API server may not have the kind.
+    pub(crate) absence: Absence,
+}
+
+/// What it means that the API server does not have a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Absence {
+    /// Every cluster has it.
+    Never,
+    /// Its CustomResourceDefinition is missing.
+    Definition,
+    /// As [`Self::Definition`], of a kind that a cluster may do without: it has no objects of it.
+    Optional,
+    /// The cluster is older than Kubernetes 1.33, and `--k8s-service-cidr` says the same.
+    Release,
+}
+
+/// Every kind that is watched. Namespaces come before pods: then pods are complete at once.
+pub const RESOURCES: &[Resource] = &[
+    Resource {
+        kind: "Namespace",
+        version: "v1",
+        plural: "namespaces",
+        selector: "",
+        absence: Absence::Never,
+    },
+    Resource {
+        kind: "Pod",
+        version: "v1",
+        plural: "pods",
+        selector: "",
+        absence: Absence::Never,
+    },
+    Resource {
+        kind: "Service",
+        version: "v1",
+        plural: "services",
+        selector: "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name",
+        absence: Absence::Never,
+    },
+    Resource {
+        kind: "ServiceCIDR",
+        version: "networking.k8s.io/v1",
+        plural: "servicecidrs",
+        selector: "",
+        absence: Absence::Release,
+    },
+    Resource {
+        kind: "EndpointSlice",
+        version: "discovery.k8s.io/v1",
+        plural: "endpointslices",
+        selector: "!service.kubernetes.io/headless",
+        absence: Absence::Never,
+    },
+    Resource {
+        kind: "NetworkPolicy",
+        version: "networking.k8s.io/v1",
+        plural: "networkpolicies",
+        selector: "",
+        absence: Absence::Never,
+    },
+    Resource {
+        kind: "CiliumNetworkPolicy",
+        version: "cilium.io/v2",
+        plural: "ciliumnetworkpolicies",
+        selector: "",
+        absence: Absence::Definition,
+    },
+    Resource {
+        kind: "CiliumClusterwideNetworkPolicy",
+        version: "cilium.io/v2",
+        plural: "ciliumclusterwidenetworkpolicies",
+        selector: "",
+        absence: Absence::Definition,
+    },
+    Resource {
+        kind: "CiliumCIDRGroup",
+        version: "cilium.io/v2",
+        plural: "ciliumcidrgroups",
+        selector: "",
+        absence: Absence::Definition,
+    },
+    Resource {
+        kind: "CiliumNode",
+        version: "cilium.io/v2",
+        plural: "ciliumnodes",
+        selector: "",
+        absence: Absence::Definition,
+    },
+    Resource {
+        kind: "EgressFirewall",
+        version: "k8s.ovn.org/v1",
+        plural: "egressfirewalls",
+        selector: "",
+        absence: Absence::Optional,
+    },
+    Resource {
+        kind: "DNSNameResolver",
+        version: "network.openshift.io/v1alpha1",
+        plural: "dnsnameresolvers",
+        selector: "",
+        absence: Absence::Optional,
+    },
+];
+
+impl Resource {
+    /// Path of all its objects.
+    pub(crate) fn path(&self) -> String {
+        match self.version.contains('/') {
+            true => format!("/apis/{}/{}", self.version, self.plural),
+            false => format!("/api/{}/{}", self.version, self.plural),
+        }
+    }
+
+    /// As roles name it: `pods`, or `ciliumnodes.cilium.io`.
+    pub(crate) fn qualified(&self) -> String {
+        match self.version.split_once('/') {
+            Some((group, _)) => format!("{}.{group}", self.plural),
+            None => self.plural.to_owned(),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! For tests: a server that gives scripted answers.
+
+use std::{collections::VecDeque, convert::Infallible, sync::Arc};
+
+use http_body_util::Full;
+use hyper::{Request, Response, body::Bytes, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio_util::task::TaskTracker;
+
+use super::{ApiSettings, client::Api};
+
+/// A server whose answers are written down before.
+pub struct Server {
+    pub api: Api,
+    /// Method and path of each request.
+    pub requests: Arc<Mutex<Vec<String>>>,
+    pub answers: Arc<Mutex<VecDeque<(u16, String)>>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Server {
+    /// After the last answer, the server refuses with 503.
+    pub async fn start(answers: Vec<(u16, String)>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let requests: Arc<Mutex<Vec<String>>> = Arc::default();
+        // The first request is the client's check.
+        let first = (200, "{}".to_owned());
+        let answers: VecDeque<_> = [first].into_iter().chain(answers).collect();
+        let answers = Arc::new(Mutex::new(answers));
+        let (log, script) = (Arc::clone(&requests), Arc::clone(&answers));
+        let tasks = TaskTracker::new();
+        let connections = tasks.clone();
+        tasks.spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (log, script) = (Arc::clone(&log), Arc::clone(&script));
+                let service = service_fn(move |request: Request<_>| {
+                    let _: &hyper::body::Incoming = request.body();
+                    log.lock()
+                        .push(format!("{} {}", request.method(), request.uri()));
+                    let next = script.lock().pop_front();
+                    let (code, body) = next.unwrap_or((503, "{}".to_owned()));
+                    let mut response = Response::new(Full::new(Bytes::from(body)));
+                    *response.status_mut() = code.try_into().unwrap();
+                    async move { Ok::<_, Infallible>(response) }
+                });
+                connections
+                    .spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+            }
+        });
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kubeconfig");
+        let text = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        });
+        std::fs::write(&path, text.to_string()).unwrap();
+        let settings = ApiSettings {
+            kubeconfig: Some(path),
+            server: None,
+        };
+        Self {
+            api: Api::connect(&settings).await.unwrap(),
+            requests,
+            answers,
+            _dir: dir,
+        }
+    }
+}
+
+/// A refusal of the server.
+pub fn refusal(code: u16, message: &str) -> (u16, String) {
+    (
+        code,
+        json!({"kind": "Status", "code": code, "message": message}).to_string(),
+    )
+}

@@ -1,0 +1,218 @@
+//! Against a server that gives scripted answers.
+
+use agent_core::policy::parse::parse_object;
+use serde_json::json;
+
+use super::*;
+use crate::{
+    resource::RESOURCES,
+    scripted::{Server, refusal},
+};
+
+/// Starts a watch.
+fn watch_of(server: &Server, kind: &str) -> Started {
+    let resource = RESOURCES.iter().find(|one| one.kind == kind).unwrap();
+    let health = ClusterHealth::new("server");
+    let (send, batches) = mpsc::channel(64);
+    let watch = Watch {
+        api: server.api.clone(),
+        resource,
+        health: health.clone(),
+        send,
+        read: parse_object,
+        has_service_blocks: false,
+        hash: RandomState::new(),
+    };
+    let stop = CancellationToken::new();
+    tokio_util::task::TaskTracker::new().spawn(watch.run(stop.clone()));
+    Started {
+        kind: resource.kind,
+        batches,
+        health,
+        _stop: stop.drop_guard(),
+    }
+}
+
+struct Started {
+    kind: &'static str,
+    batches: mpsc::Receiver<Batch>,
+    health: ClusterHealth,
+    _stop: tokio_util::sync::DropGuard,
+}
+
+impl Started {
+    /// What the watch sees next, in short.
+    async fn next(&mut self) -> Vec<String> {
+        let batch = tokio::time::timeout(Duration::from_secs(60), self.batches.recv()).await;
+        let batch = batch.expect("the watch sees something").unwrap();
+        assert_eq!(batch.kind, self.kind);
+        let seen = batch.seen.into_iter().map(|seen| match seen {
+            Seen::Listing => "listing".to_owned(),
+            Seen::Listed => "listed".to_owned(),
+            Seen::Gone(key) => format!("-{key}"),
+            Seen::Put { key, document, .. } => match document {
+                Ok(document) => {
+                    assert_eq!(document.key, key);
+                    key
+                }
+                Err(error) => format!("refused {error}"),
+            },
+        });
+        seen.collect()
+    }
+
+    async fn until_stale(&self, what: &str) {
+        let kind = self.kind;
+        let reason = async || {
+            let mut watches = self.health.watches().into_iter();
+            watches.find(|watch| watch.kind == kind).unwrap().reason
+        };
+        polling::until_awaited(what, reason, |reason| {
+            reason.as_ref().is_some_and(|reason| reason.contains(what))
+        })
+        .await;
+    }
+}
+
+fn namespace(name: &str, version: u32) -> Value {
+    json!({"metadata": {"name": name, "resourceVersion": version.to_string()}})
+}
+
+fn list(version: &str, next: &str, items: &[Value]) -> (u16, String) {
+    let metadata = json!({"resourceVersion": version, "continue": next});
+    (
+        200,
+        json!({"metadata": metadata, "items": items}).to_string(),
+    )
+}
+
+fn lines(lines: &[(&str, Value)]) -> (u16, String) {
+    let lines = lines
+        .iter()
+        .map(|(kind, object)| json!({"type": kind, "object": object}));
+    (200, lines.map(|line| format!("{line}\n")).collect())
+}
+
+#[tokio::test]
+async fn pages_are_one_list_and_the_watch_goes_on_from_its_version() {
+    let server = Server::start(vec![
+        list("5", "more", &[namespace("a", 1)]),
+        list("5", "", &[namespace("b", 2)]),
+        lines(&[
+            ("ADDED", namespace("c", 6)),
+            ("BOOKMARK", json!({"metadata": {"resourceVersion": "8"}})),
+            ("DELETED", namespace("a", 9)),
+        ]),
+        lines(&[("MODIFIED", namespace("b", 11))]),
+    ])
+    .await;
+    let mut watch = watch_of(&server, "Namespace");
+    assert_eq!(watch.next().await, ["listing", "Namespace/a"]);
+    assert_eq!(watch.next().await, ["Namespace/b", "listed"]);
+    assert_eq!(watch.next().await, ["Namespace/c"]);
+    assert_eq!(watch.next().await, ["-Namespace/a"]);
+    assert_eq!(watch.next().await, ["Namespace/b"]);
+    let requests = server.requests.lock().clone();
+    assert_eq!(requests[0], "GET /version", "the client's own check");
+    let wanted = [
+        "limit=500",
+        "continue=more",
+        "resourceVersion=5",
+        "resourceVersion=9",
+    ];
+    for (request, wanted) in requests.iter().skip(1).zip(wanted) {
+        assert!(
+            request.starts_with("GET /api/v1/namespaces?") && request.contains(wanted),
+            "{request}"
+        );
+    }
+    assert!(
+        requests[3].contains("allowWatchBookmarks=true"),
+        "{requests:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_version_that_is_too_old_leads_to_a_new_list() {
+    let too_old =
+        json!({"kind": "Status", "code": 410, "message": "too old resource version: 2 (346)"});
+    let server = Server::start(vec![
+        list("2", "", &[namespace("a", 1)]),
+        lines(&[("ERROR", too_old)]),
+        list("346", "", &[namespace("b", 3)]),
+    ])
+    .await;
+    let mut watch = watch_of(&server, "Namespace");
+    assert_eq!(watch.next().await, ["listing", "Namespace/a", "listed"]);
+    assert_eq!(watch.next().await, ["listing", "Namespace/b", "listed"]);
+}
+
+#[tokio::test]
+async fn a_list_that_breaks_off_begins_again() {
+    let server = Server::start(vec![
+        list("2", "more", &[namespace("a", 1)]),
+        refusal(410, "the continue token is too old"),
+        refusal(429, "storage is (re)initializing"),
+        list("3", "", &[namespace("b", 3)]),
+    ])
+    .await;
+    let mut watch = watch_of(&server, "Namespace");
+    assert_eq!(watch.next().await, ["listing", "Namespace/a"]);
+    assert_eq!(watch.next().await, ["listing", "Namespace/b", "listed"]);
+}
+
+#[tokio::test]
+async fn a_refusal_names_the_verb_and_the_remedy() {
+    let server = Server::start(vec![refusal(403, "namespaces is forbidden")]).await;
+    let watch = watch_of(&server, "Namespace");
+    watch
+        .until_stale("the verb list on namespaces is missing")
+        .await;
+    let server = Server::start(vec![
+        list("2", "", &[]),
+        refusal(403, "ciliumnodes is forbidden"),
+    ])
+    .await;
+    let watch = watch_of(&server, "CiliumNode");
+    watch
+        .until_stale("the verb watch on ciliumnodes.cilium.io is missing")
+        .await;
+    let server = Server::start(vec![refusal(401, "Unauthorized")]).await;
+    let watch = watch_of(&server, "Namespace");
+    watch.until_stale("does not accept the token").await;
+}
+
+#[tokio::test]
+async fn an_odd_object_is_refused_by_name_and_the_watch_goes_on() {
+    let odd =
+        json!({"metadata": {"name": "odd", "namespace": "n", "resourceVersion": "4"}, "spec": 7});
+    let good = json!({"metadata": {"name": "c", "namespace": "n", "resourceVersion": "6"}});
+    let server = Server::start(vec![
+        list("5", "", &[odd, Value::Null]),
+        lines(&[("ADDED", good)]),
+    ])
+    .await;
+    let mut watch = watch_of(&server, "Pod");
+    let seen = watch.next().await;
+    assert!(
+        seen[1].starts_with("refused cluster (Pod/n/odd): spec"),
+        "{seen:?}"
+    );
+    assert!(seen[2].contains("Pod/?"), "{seen:?}");
+    assert_eq!(watch.next().await, ["Pod/n/c"]);
+}
+
+#[tokio::test]
+async fn a_quiet_watch_is_fresh_again_once_the_server_answers() {
+    let server = Server::start(vec![list("5", "", &[])]).await;
+    let mut watch = watch_of(&server, "Namespace");
+    assert_eq!(watch.next().await, ["listing", "listed"]);
+    watch.until_stale("503").await;
+    let bookmark = json!({"metadata": {"resourceVersion": "8"}});
+    server
+        .answers
+        .lock()
+        .push_back(lines(&[("BOOKMARK", bookmark)]));
+    let fresh = || watch.health.watches()[0].reason.is_none();
+    polling::until_async("the watch is fresh", fresh, |fresh| *fresh).await;
+}

@@ -16,7 +16,7 @@ mod streams;
 
 use std::{os::unix::net::UnixStream, path::Path, sync::Arc, time::Duration};
 
-use agent_cluster::{client::Api, own_set::OwnSet};
+use agent_cluster::api::{client::Api, own_set::OwnSet};
 use agent_core::{core::Core, datapath::plan::Datapath, endpoint::config_file::EndpointFile};
 use agent_datapath::{
     closed::Gate, files::StateFiles, interfaces::Interfaces, root::BpfRootLock, upkeep::Conditions,

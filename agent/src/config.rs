@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use agent_cluster::{ApiSettings, relay::settings::RelaySettings};
+use agent_cluster::{ApiSettings, relay_settings::RelaySettings};
 use agent_core::{
     fqdn::{refused::RefusedPrefixes, servers::NameServers},
     kubernetes::{external_ips::ExternalIps, labels::LabelRule},

@@ -8,11 +8,6 @@
 //!                                           └─► snapshots ─► admin, metrics
 //! ```
 
-#![cfg_attr(
-    not(feature = "kubernetes"),
-    allow(dead_code, reason = "parts that only the client uses")
-)]
-
 pub mod admin;
 pub mod app;
 pub(crate) mod cleanup;

@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-#[cfg(feature = "kubernetes")]
 use agent_cluster::{
-    client::ClientError,
-    relay::{self, settings::RelayConfig},
+    api::client::ClientError,
+    relay::{self},
+    relay_settings::RelayConfig,
 };
 use daemon::{log_filter, one_line::OneLine};
 use holdfast_agent::{
@@ -65,18 +65,11 @@ fn main() -> ExitCode {
     }
 }
 
-#[cfg(feature = "kubernetes")]
 fn serve(args: config::RelayArgs, runtime: &Runtime) -> ExitCode {
     match RelayConfig::try_from(args) {
         Ok(config) => done(runtime.block_on(relay::start::run(config))),
         Err(error) => failed(2, &error.to_string()),
     }
-}
-
-/// Flags of a program without relays are not checked.
-#[cfg(not(feature = "kubernetes"))]
-fn serve(_: config::RelayArgs, _: &Runtime) -> ExitCode {
-    failed(2, &ClientError::NotBuilt.to_string())
 }
 
 fn log_ignored(keys: &[String]) {

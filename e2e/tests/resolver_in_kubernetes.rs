@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_cluster::{ApiSettings, client::Api};
+use agent_cluster::{ApiSettings, api::client::Api};
 use anyhow::{Context as _, Result, ensure};
 use dns_policy::name::Fqdn;
 use holdfast_agent::resolver::{

@@ -113,7 +113,6 @@ pub struct WatchHealth {
 
 impl ClusterHealth {
     /// The same with relays in the place of the server's watches.
-    #[cfg(feature = "kubernetes")]
     pub(crate) fn through(self, relays: &[String]) -> Self {
         Self {
             relays: relays.into(),
@@ -168,7 +167,6 @@ impl ClusterHealth {
     }
 
     /// The cluster does not have the kind, and may do without it.
-    #[cfg(feature = "kubernetes")]
     pub(crate) fn set_absent(&self, resource: &Resource) {
         self.with(resource.kind, |state| {
             // Before that, an API server that starts may not serve it yet.
@@ -182,7 +180,6 @@ impl ClusterHealth {
     }
 
     /// Whether there are objects of the kind, from the watch or from a stored listing.
-    #[cfg(feature = "kubernetes")]
     pub(crate) fn has_objects(&self, resource: &Resource) -> bool {
         let mut has = false;
         self.with(resource.kind, |state| {
@@ -211,7 +208,6 @@ impl ClusterHealth {
     }
 
     /// As [`Self::set_stale`], of a kind that a relay has not been able to follow for so long.
-    #[cfg(feature = "kubernetes")]
     pub(crate) fn set_stale_for(
         &self,
         resource: &Resource,
@@ -229,7 +225,6 @@ impl ClusterHealth {
     }
 
     /// The objects come from this relay. Gives whether they came from one before.
-    #[cfg(feature = "kubernetes")]
     pub(crate) fn set_relay(&self, relay: Option<String>) -> bool {
         let mut known = self.relay.lock();
         let had = known.is_some();
@@ -244,7 +239,6 @@ impl ClusterHealth {
     }
 
     /// Why the files of the certificates for relays cannot be used; none = they can.
-    #[cfg(feature = "kubernetes")]
     pub(crate) fn set_relay_certificates(&self, problem: Option<String>) {
         let mut known = self.relay_certificates.lock();
         if *known != problem {
@@ -327,7 +321,6 @@ impl ClusterHealth {
     }
 
     /// Why the startup taint of this node cannot be removed; none = it is not there.
-    #[cfg(feature = "kubernetes")]
     pub(crate) fn set_startup_taint(&self, problem: Option<String>) {
         let mut known = self.startup_taint.lock();
         if *known != problem {
@@ -390,7 +383,6 @@ impl ClusterHealth {
     }
 
     /// Why refused objects are not reported in the cluster.
-    #[cfg(feature = "kubernetes")]
     pub(crate) fn set_report_problem(&self, problem: Option<String>) {
         *self.report_problem.lock() = problem;
     }

@@ -7,47 +7,27 @@
 //!      └── report (refused objects), own_node, startup_taint
 //! ```
 
+#![cfg_attr(
+    not(feature = "kubernetes"),
+    allow(dead_code, reason = "what only the client uses")
+)]
+
 #[cfg(feature = "kubernetes")]
-pub mod backoff;
-#[cfg(feature = "kubernetes")]
-pub mod client;
-#[cfg(not(feature = "kubernetes"))]
-#[path = "no_client.rs"]
-pub mod client;
-#[cfg(feature = "kubernetes")]
-mod decode;
+pub mod api;
 pub mod health;
-#[cfg(feature = "kubernetes")]
-pub mod lease;
-#[cfg(feature = "kubernetes")]
-pub mod lease_client;
 pub mod listing_file;
 pub mod listing_task;
+#[cfg(not(feature = "kubernetes"))]
+mod no_client;
 pub mod own_interfaces;
-#[cfg(feature = "kubernetes")]
-mod own_node;
-#[cfg(feature = "kubernetes")]
-pub mod own_set;
-#[cfg(not(feature = "kubernetes"))]
-#[path = "no_own_set.rs"]
-pub mod own_set;
 pub mod refusals;
+#[cfg(feature = "kubernetes")]
 pub mod relay;
-#[cfg(feature = "kubernetes")]
-mod report;
+pub mod relay_settings;
 pub mod resource;
-#[cfg(any(test, feature = "scripted"))]
-#[cfg(feature = "kubernetes")]
-pub mod scripted;
-#[cfg(feature = "kubernetes")]
-pub mod start;
-#[cfg(feature = "kubernetes")]
-pub mod startup_taint;
+
 #[cfg(not(feature = "kubernetes"))]
-#[path = "no_startup_taint.rs"]
-pub mod startup_taint;
-#[cfg(feature = "kubernetes")]
-pub(crate) mod watch;
+pub use self::no_client::{api, relay};
 
 use std::{path::PathBuf, sync::Arc};
 

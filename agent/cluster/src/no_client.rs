@@ -1,50 +1,143 @@
-//! In the place of the client, in a build without the feature `kubernetes`: there is none.
+//! In the place of the client and of relays, in a build without the feature `kubernetes`: there are
+//! none.
 
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+/// In the place of the client.
+pub mod api {
+    /// In the place of the client.
+    pub mod client {
+        use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{ApiSettings, Here, Watches};
+        use crate::{ApiSettings, Here, Watches};
 
-/// Why no API server can be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    /// There is no client.
-    #[error(
-        "this program was built without the feature kubernetes, and has neither --kubernetes nor the \
-         command relay; build it with `cargo build -p holdfast-agent --features kubernetes`"
-    )]
-    NotBuilt,
+        /// Why no API server can be used.
+        #[derive(Debug, thiserror::Error)]
+        pub enum ClientError {
+            /// There is no client.
+            #[error(
+                "this program was built without the feature kubernetes, and has neither --kubernetes nor \
+                 the command relay; build it with `cargo build -p holdfast-agent --features kubernetes`"
+            )]
+            NotBuilt,
+        }
+
+        /// A client of the API server; there is none.
+        #[derive(Clone, Debug)]
+        pub enum Api {}
+
+        impl Api {
+            /// Refuses.
+            ///
+            /// # Errors
+            /// Always.
+            pub async fn connect(_: &ApiSettings) -> Result<Self, ClientError> {
+                Err(ClientError::NotBuilt)
+            }
+
+            /// Never asked.
+            pub fn server(&self) -> &str {
+                match *self {}
+            }
+
+            /// Never asked.
+            pub fn namespace(&self) -> &str {
+                match *self {}
+            }
+
+            /// Never asked.
+            pub fn authorities(&self) -> &[String] {
+                match *self {}
+            }
+        }
+
+        /// Starts nothing: there is no client.
+        pub fn start(api: &Api, _: Here, _: &TaskTracker, _: &CancellationToken) -> Watches {
+            match *api {}
+        }
+    }
+
+    /// In the place of the DaemonSet's watch.
+    pub mod own_set {
+        use super::client::Api;
+
+        /// The DaemonSet that the agent is of; there is none.
+        #[derive(Debug)]
+        pub enum OwnSet {}
+
+        impl OwnSet {
+            /// There is no client to look with.
+            #[expect(
+                clippy::needless_pass_by_value,
+                reason = "the same arguments as with the feature"
+            )]
+            pub fn start(api: Api, _: &str) -> Self {
+                match api {}
+            }
+
+            /// Never asked.
+            pub async fn was_deleted(self) -> bool {
+                match self {}
+            }
+        }
+    }
+
+    /// In the place of the startup taint.
+    pub mod startup_taint {
+        use tokio_util::sync::CancellationToken;
+
+        use super::client::Api;
+        use crate::health::ClusterHealth;
+
+        /// The startup taint of this node; there is none.
+        #[derive(Debug)]
+        pub struct StartupTaint {
+            /// There is no client.
+            pub api: Api,
+            /// `--node-name`.
+            pub node: String,
+            /// `--agent-not-ready-taint-key`.
+            pub key: String,
+            /// Nothing is reported.
+            pub health: ClusterHealth,
+        }
+
+        impl StartupTaint {
+            /// Never run.
+            pub async fn run(self, _: impl Future<Output = bool>, _: CancellationToken) {
+                match self.api {}
+            }
+        }
+    }
 }
 
-/// A client of the API server; there is none.
-#[derive(Clone, Debug)]
-pub enum Api {}
+/// In the place of relays.
+pub mod relay {
+    /// In the place of their start.
+    pub mod start {
+        use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-impl Api {
-    /// Refuses.
-    ///
-    /// # Errors
-    /// Always.
-    pub async fn connect(_: &ApiSettings) -> Result<Self, ClientError> {
-        Err(ClientError::NotBuilt)
+        use crate::{
+            Here, Watches,
+            api::client::{Api, ClientError},
+            relay_settings::{RelayConfig, RelaySettings},
+        };
+
+        /// Refuses.
+        ///
+        /// # Errors
+        /// Always.
+        pub async fn run(_: RelayConfig) -> anyhow::Result<()> {
+            Err(ClientError::NotBuilt.into())
+        }
+
+        /// Starts nothing: there is no client.
+        pub fn follow(
+            api: &Api,
+            _: RelaySettings,
+            _: Here,
+            _: &TaskTracker,
+            _: &CancellationToken,
+        ) -> Watches {
+            match *api {}
+        }
     }
-
-    /// Never asked.
-    pub(crate) fn server(&self) -> &str {
-        match *self {}
-    }
-
-    /// Never asked.
-    pub(crate) fn namespace(&self) -> &str {
-        match *self {}
-    }
-
-    /// Never asked.
-    pub(crate) fn authorities(&self) -> &[String] {
-        match *self {}
-    }
-}
-
-/// Starts nothing: there is no client.
-pub fn start(api: &Api, _: Here, _: &TaskTracker, _: &CancellationToken) -> Watches {
-    match *api {}
 }

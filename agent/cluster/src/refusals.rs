@@ -37,7 +37,6 @@ impl Refusals {
     }
 
     /// Whether there is nothing to write.
-    #[cfg(feature = "kubernetes")]
     pub(crate) fn is_empty(&self) -> bool {
         self.refused.is_empty() && self.marked.is_empty()
     }

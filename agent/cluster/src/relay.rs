@@ -10,44 +10,22 @@
 //! code that it uses for those of its own watches. A relay leaves out the fields that no agent
 //! reads, the changes that leave nothing to send, and the repetition of what replicas share.
 
-#[cfg(feature = "kubernetes")]
 mod bounds;
-#[cfg(feature = "kubernetes")]
 mod connections;
-#[cfg(feature = "kubernetes")]
-mod credentials;
-#[cfg(feature = "kubernetes")]
+pub mod credentials;
 mod dial;
-#[cfg(feature = "kubernetes")]
 mod follow;
-#[cfg(feature = "kubernetes")]
 mod item;
 #[cfg(test)]
-#[cfg(feature = "kubernetes")]
 mod lab;
-#[cfg(feature = "kubernetes")]
 mod log;
-#[cfg(feature = "kubernetes")]
 pub mod metrics;
-#[cfg(feature = "kubernetes")]
 mod paced;
-#[cfg(feature = "kubernetes")]
 mod places;
-#[cfg(feature = "kubernetes")]
 mod progress;
-#[cfg(feature = "kubernetes")]
 mod receive;
-#[cfg(feature = "kubernetes")]
 mod record;
-#[cfg(feature = "kubernetes")]
 mod renewal;
-#[cfg(feature = "kubernetes")]
 mod serve;
-pub mod settings;
-#[cfg(feature = "kubernetes")]
 pub mod start;
-#[cfg(not(feature = "kubernetes"))]
-#[path = "relay/no_start.rs"]
-pub mod start;
-#[cfg(feature = "kubernetes")]
 mod stream_error;

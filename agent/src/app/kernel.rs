@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use agent_cluster::client::Api;
+use agent_cluster::api::client::Api;
 use agent_core::core::Event;
 use agent_datapath::{
     closed::ClosedInterfaces,

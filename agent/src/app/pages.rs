@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use agent_cluster::{client::Api, startup_taint::StartupTaint};
+use agent_cluster::api::{client::Api, startup_taint::StartupTaint};
 use agent_datapath::upkeep::Conditions;
 
 use super::{Rim, listeners::PageListeners, sources};

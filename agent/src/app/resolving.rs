@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use agent_cluster::client::Api;
+use agent_cluster::api::client::Api;
 use agent_core::core::Event;
 use tokio::sync::mpsc;
 

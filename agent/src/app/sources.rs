@@ -7,7 +7,7 @@ use std::{
 
 use agent_cluster::{
     Here, Watches,
-    client::{self, Api},
+    api::client::{self, Api},
     health::ClusterHealth,
     listing_file::Origin,
     own_interfaces::{self, OwnInterfaces},

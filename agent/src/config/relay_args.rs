@@ -7,7 +7,7 @@ use std::{
 
 use agent_cluster::{
     ApiSettings,
-    relay::settings::{RelayConfig, RelaySettings, TlsFile, TlsFiles},
+    relay_settings::{RelayConfig, RelaySettings, TlsFile, TlsFiles},
 };
 use clap::{ArgAction, Args};
 

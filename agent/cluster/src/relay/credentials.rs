@@ -13,13 +13,13 @@ use tokio_rustls::rustls::{
 };
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-use super::settings::{TlsError, TlsFile, TlsFiles, TlsTexts};
+use crate::relay_settings::{TlsError, TlsFile, TlsFiles, TlsTexts};
 
 /// Protocol of gRPC, as TLS names it.
 const HTTP2: &[u8] = b"h2";
 
 /// See the module.
-pub(super) struct Credentials {
+pub struct Credentials {
     texts: TlsTexts,
     server: Arc<ServerConfig>,
     verifier: Arc<dyn ClientCertVerifier>,
@@ -33,7 +33,7 @@ impl fmt::Debug for Credentials {
 
 impl Credentials {
     /// Reads and checks the files.
-    pub(super) fn load(files: &TlsFiles) -> Result<Self, TlsError> {
+    pub fn load(files: &TlsFiles) -> Result<Self, TlsError> {
         Self::of(files, files.read()?)
     }
 

@@ -27,12 +27,11 @@ use super::{
     progress::Progress,
     receive::{Received, Receiver},
     renewal,
-    settings::{RelaySettings, TlsFiles},
     stream_error::{StreamError, broken, refused, unanswered},
 };
+use crate::relay_settings::{RelaySettings, TlsFiles};
 use crate::{
-    backoff::Backoff,
-    client::chain,
+    api::{backoff::Backoff, client::chain},
     health::ClusterHealth,
     resource::{Absence, RESOURCES},
 };

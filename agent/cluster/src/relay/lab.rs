@@ -19,8 +19,8 @@ use super::{
     record::{self, Item},
     renewal,
     serve::Shared,
-    settings::{RelaySettings, TlsFiles},
 };
+use crate::relay_settings::{RelaySettings, TlsFiles};
 use crate::{health::ClusterHealth, resource::RESOURCES};
 
 /// Between two reads of the certificates' files.

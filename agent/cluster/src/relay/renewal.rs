@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
-use super::{credentials::Credentials, settings::TlsFiles};
+use super::credentials::Credentials;
+use crate::relay_settings::TlsFiles;
 
 /// Between two reads of the files.
 pub(super) const EVERY: Duration = Duration::from_secs(10);

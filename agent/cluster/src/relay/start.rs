@@ -26,14 +26,16 @@ use super::{
     record::{self, Item},
     renewal,
     serve::Shared,
-    settings::{RelayConfig, RelaySettings},
 };
+use crate::relay_settings::{RelayConfig, RelaySettings};
 use crate::{
     Here, Watches,
-    client::Api,
+    api::{
+        client::Api,
+        start::{report, watch_all, write_own_node},
+    },
     health::ClusterHealth,
     refusals::Refusals,
-    start::{report, watch_all, write_own_node},
 };
 
 /// Batches of a relay that wait for the documents' task.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tonic::{Code, Status};
 
 use super::receive::FrameError;
-use crate::client::chain;
+use crate::api::client::chain;
 
 /// How rustls reports that the other side refuses the connection.
 const ALERT: &str = "received fatal alert";

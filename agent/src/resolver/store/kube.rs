@@ -9,7 +9,7 @@ mod lead;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use agent_cluster::{
+use agent_cluster::api::{
     backoff::random,
     client::{Api, RequestError},
     lease::Terms,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use agent_cluster::lease::Sight;
+use agent_cluster::api::lease::Sight;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

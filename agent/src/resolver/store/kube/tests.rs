@@ -1,6 +1,6 @@
 //! Against a server that gives scripted answers.
 
-use agent_cluster::scripted::{Server, refusal};
+use agent_cluster::api::scripted::{Server, refusal};
 use tokio::sync::watch::Receiver;
 
 use super::*;

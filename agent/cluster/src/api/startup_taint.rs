@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 use super::{
     backoff::{Backoff, random},
     client::{Api, RequestError},
-    health::ClusterHealth,
 };
+use crate::health::ClusterHealth;
 
 /// Between two looks at a Node without the taint: node pools set it again when they change a node.
 const AGAIN: Duration = Duration::from_secs(60);

@@ -1,7 +1,7 @@
 //! The CiliumNode of this node, against a server that gives scripted answers.
 
 use super::*;
-use crate::scripted::{Server, refusal};
+use crate::api::scripted::{Server, refusal};
 
 fn node() -> Value {
     json!({

@@ -17,8 +17,8 @@ use kube::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::ApiSettings;
 pub use super::start::start;
+use crate::ApiSettings;
 
 /// Where Kubernetes puts the token and the CA of a pod.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";

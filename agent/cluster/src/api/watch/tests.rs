@@ -5,8 +5,8 @@ use serde_json::json;
 
 use super::*;
 use crate::{
+    api::scripted::{Server, refusal},
     resource::RESOURCES,
-    scripted::{Server, refusal},
 };
 
 /// Starts a watch.

@@ -8,15 +8,12 @@ use tokio::sync::{mpsc, watch as channel};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Here, Watches,
     client::Api,
-    health::ClusterHealth,
     own_node,
-    refusals::Refusals,
     report::Reporter,
-    resource::RESOURCES,
     watch::{Reader, Watch},
 };
+use crate::{Here, Watches, health::ClusterHealth, refusals::Refusals, resource::RESOURCES};
 
 /// Batches that wait for the documents' task: a page of a list each.
 const QUEUE: usize = 8;

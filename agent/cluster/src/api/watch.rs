@@ -29,8 +29,10 @@ use super::{
     backoff::{self, Backoff},
     client::{Api, RequestError, chain},
     decode::{Fields, Line, Page, line, page},
-    health::ClusterHealth,
     report::is_marked,
+};
+use crate::{
+    health::ClusterHealth,
     resource::{Absence, Resource},
 };
 

@@ -18,10 +18,8 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    client::{Api, RequestError},
-    health::ClusterHealth,
-};
+use super::client::{Api, RequestError};
+use crate::health::ClusterHealth;
 use crate::own_interfaces;
 
 /// Between two looks at the addresses of this node.

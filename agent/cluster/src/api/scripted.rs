@@ -10,7 +10,8 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
-use super::{ApiSettings, client::Api};
+use super::client::Api;
+use crate::ApiSettings;
 
 /// A server whose answers are written down before.
 pub struct Server {

@@ -93,7 +93,7 @@ impl TlsFiles {
     /// Checks that a connection can be made with the files.
     pub fn check(&self) -> Result<(), TlsError> {
         #[cfg(feature = "kubernetes")]
-        return super::credentials::Credentials::load(self).map(drop);
+        return crate::relay::credentials::Credentials::load(self).map(drop);
         #[cfg(not(feature = "kubernetes"))]
         return self.read().map(drop);
     }

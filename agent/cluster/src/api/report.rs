@@ -31,9 +31,11 @@ use self::plan::{Next, Outcome, Plan, What, Write};
 use super::{
     backoff::random,
     client::{Api, RequestError},
-    health::ClusterHealth,
     lease::{Sight, Terms},
     lease_client::{LeaseClient, micro_time, present},
+};
+use crate::{
+    health::ClusterHealth,
     refusals::Refusals,
     resource::{RESOURCES, Resource},
 };

@@ -1,8 +1,9 @@
 //! The admin interface: JSON over HTTP/1 on a unix socket of its own.
 
 mod clean;
+pub mod client;
 pub mod model;
 mod problems;
 mod resolver;
 pub mod server;
-pub(crate) mod why;
+pub mod why;

@@ -34,15 +34,15 @@ const PROXIES: &str = "sdp";
 
 /// Where agents of this node have their files.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
+pub struct Places {
     /// `--bpf-root`.
-    pub(crate) bpf_root: PathBuf,
+    pub bpf_root: PathBuf,
     /// `--state-dir`.
-    pub(crate) state_dir: PathBuf,
+    pub state_dir: PathBuf,
     /// `--endpoint-store`.
-    pub(crate) endpoint_store: PathBuf,
+    pub endpoint_store: PathBuf,
     /// `--cni-conf-dir`; `None` = no CNI configuration was written.
-    pub(crate) cni_conf_dir: Option<PathBuf>,
+    pub cni_conf_dir: Option<PathBuf>,
 }
 
 impl Places {
@@ -98,7 +98,7 @@ impl Cleaned {
      `kubectl debug node --profile=sysadmin`, / on the node itself",
     root = .root.display()
 )]
-pub(crate) struct HostRootError {
+pub struct HostRootError {
     root: PathBuf,
     source: io::Error,
 }
@@ -134,7 +134,7 @@ impl From<RootError> for Refused {
 ///
 /// # Errors
 /// It is no directory, or this process may not do it.
-pub(crate) fn enter(host_root: &Path) -> Result<(), HostRootError> {
+pub fn enter(host_root: &Path) -> Result<(), HostRootError> {
     if host_root == Path::new("/") {
         return Ok(());
     }
@@ -149,7 +149,7 @@ pub(crate) fn enter(host_root: &Path) -> Result<(), HostRootError> {
 ///
 /// # Errors
 /// An agent runs, or something could not be removed.
-pub(crate) async fn run(places: &Places) -> anyhow::Result<()> {
+pub async fn run(places: &Places) -> anyhow::Result<()> {
     let root = BpfRootLock::take(&places.bpf_root).map_err(Refused::from)?;
     let state = StateDirLock::take(&places.state_dir)?;
     let cleaned = everything(places).await;

@@ -1,6 +1,6 @@
 //! What the agent was asked to do: flags and environment, checked once.
 
-pub(crate) mod args;
+pub mod args;
 mod cluster_args;
 mod cni_args;
 mod deny_args;
@@ -11,7 +11,7 @@ mod max_identities;
 mod relay_args;
 mod resolver_args;
 mod run_args;
-pub(crate) mod why_args;
+pub mod why_args;
 
 use std::{
     net::{IpAddr, SocketAddr},

@@ -10,8 +10,7 @@
 
 pub mod admin;
 pub mod app;
-pub(crate) mod cleanup;
-pub mod cli;
+pub mod cleanup;
 pub mod cni;
 pub mod config;
 pub(crate) mod dir_writers;
@@ -34,4 +33,4 @@ pub mod proxies;
 pub mod resolver;
 pub mod restore;
 pub mod runner;
-pub(crate) mod watched_dir;
+pub mod watched_dir;

@@ -37,7 +37,7 @@ use crate::{
 const LOGGED: usize = 100;
 
 /// Remedy for two documents of one kind and name.
-pub(crate) const TWICE: &str =
+pub const TWICE: &str =
     "rename or remove one of the two; of two EgressFirewalls, put all rules into one";
 
 /// What the directory held when it was read last.

@@ -14,7 +14,7 @@ pub mod feed;
 pub mod names;
 pub mod observe;
 pub mod queue;
-pub(crate) mod schedule;
+pub mod schedule;
 pub mod store;
 pub mod task;
 #[cfg(test)]

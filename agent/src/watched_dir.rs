@@ -78,7 +78,7 @@ pub(crate) fn read(dir: &Path, names: BTreeSet<String>) -> Texts {
 /// Names of the document files of `dir`, sorted. Hidden files (ConfigMaps and editors make such
 /// files) and files with other endings are ignored. A directory with the name of a document may have
 /// taken the place of a file, as a runtime makes it for a bind mount of a missing file.
-pub(crate) fn names(dir: &Path) -> io::Result<BTreeSet<String>> {
+pub fn names(dir: &Path) -> io::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(dir)? {
         let path: PathBuf = entry?.path();
@@ -133,7 +133,7 @@ impl Stamp {
 }
 
 /// Reads a file of documents.
-pub(crate) fn read_file(path: &Path) -> Result<String, FileError> {
+pub fn read_file(path: &Path) -> Result<String, FileError> {
     regular_file::read_text(path)
 }
 

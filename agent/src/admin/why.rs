@@ -1,7 +1,7 @@
 //! `why`: the model's half from the core, the kernel's half from the pinned maps, and the walk
 //! along both.
 
-pub(crate) mod text;
+pub mod text;
 mod walk;
 
 use std::{collections::HashMap, net::IpAddr};

@@ -228,7 +228,7 @@ pub struct TraceArgs {
 
 /// The port of a traced packet is missing, or given twice.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum TracePortError {
+pub enum TracePortError {
     #[error(
         "the port is missing: add --port, for example --port 443, or write it behind --to, as in \
          www.example.com:443"
@@ -240,7 +240,7 @@ pub(crate) enum TracePortError {
 
 impl TraceArgs {
     /// The destination port, of `--port` or of `--to`.
-    pub(crate) fn destination_port(&self) -> Result<Port, TracePortError> {
+    pub fn destination_port(&self) -> Result<Port, TracePortError> {
         match (self.port, self.to.port) {
             (Some(port), Some(of_to)) if port != of_to => {
                 Err(TracePortError::Twice { port, of_to })

@@ -23,7 +23,7 @@ pub(crate) mod polls;
 mod processes;
 mod retries;
 pub(crate) mod store;
-pub(crate) mod taken_in;
+pub mod taken_in;
 
 pub(crate) use self::document::own_label;
 pub use self::document::{EndpointDocument, EndpointError};

@@ -70,7 +70,7 @@ pub(crate) fn wait(remaining: Option<Duration>, settings: &Settings) -> Duration
 /// There is no DNS server to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no servers: no DNS server is trusted or ready; give --dns-server, or see --dns-service")]
-pub(crate) struct NoServers;
+pub struct NoServers;
 
 /// The servers that a look-up asks, chosen at random: one for a name with at most one known
 /// address, else up to five.

@@ -1,5 +1,9 @@
 //! Stores of DNSNameResolver objects: what the resolver needs of a directory, or of Kubernetes.
 
+#[cfg_attr(
+    not(feature = "kubernetes"),
+    allow(dead_code, reason = "what only the client uses")
+)]
 pub mod feed;
 pub mod file;
 #[cfg(feature = "kubernetes")]

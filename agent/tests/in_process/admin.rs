@@ -13,10 +13,10 @@ use agent_datapath::upkeep::Conditions;
 use daemon::http_server::Admission;
 use holdfast_agent::{
     admin::{
+        client::{Client, ClientError},
         model::{Done, Policies, Status},
         server::{Admin, encode},
     },
-    cli::client::{Client, ClientError},
     endpoint::source::{EndpointBook, EndpointDocument, cli::CliFile},
     events::Events,
     grpc::peer,

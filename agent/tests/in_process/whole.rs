@@ -18,9 +18,8 @@ use agent_datapath::{
 };
 use clap::Parser as _;
 use holdfast_agent::{
-    admin::model::Status,
+    admin::{client::Client, model::Status},
     app::{Agent, Parts},
-    cli::client::Client,
     config::{Cli, Command, Config},
     runner::{self, CoreHandle},
 };

@@ -3,7 +3,7 @@
 use crate::admin::model::{Hop, HopState, Why};
 
 /// As people read it.
-pub(crate) fn text(why: &Why) -> String {
+pub fn text(why: &Why) -> String {
     let port = why
         .port
         .as_ref()

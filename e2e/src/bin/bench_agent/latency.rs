@@ -28,12 +28,16 @@ use dns_policy::{
     rule::Transport,
     table::PolicyHandle,
 };
+use holdfast_agent::{
+    grpc::{
+        peer::{self, Allowed},
+        server::{About, Native},
+    },
+    proxies::Proxies,
+    resolver::feed::ResolverFeed,
+    runner::{self, CoreHandle},
+};
 
-use holdfast_agent::grpc::peer::{self, Allowed};
-use holdfast_agent::grpc::server::{About, Native};
-use holdfast_agent::proxies::Proxies;
-use holdfast_agent::resolver::feed::ResolverFeed;
-use holdfast_agent::runner::{self, CoreHandle};
 use holdfast_e2e::eventually;
 use holdfast_e2e::policy::{dns_to, egress};
 use holdfast_e2e::shell;

@@ -30,7 +30,7 @@ struct Options {
     /// Run this one workload and print its figures as JSON
     #[arg(long, hide = true)]
     part: Option<String>,
-    /// Criterion's directory, for the figures of `cargo bench -p holdfast-agent`
+    /// Criterion's directory, for the figures of `cargo bench -p holdfast-agent-core`
     #[arg(long)]
     criterion: Option<PathBuf>,
     /// Where the figures go

@@ -1,19 +1,18 @@
 //! `resolver …`
 
 use anyhow::{Result, bail};
-
-use super::{
-    client::Client,
-    show::print,
-    table::{list, maybe, render},
-};
-use crate::{
-    admin::server::encode,
+use holdfast_agent::{
+    admin::{client::Client, server::encode},
     config::args::ResolverCommand,
     resolver::{
         schedule::NoServers,
         view::{LookupView, NameView, ObjectView, ResolverView},
     },
+};
+
+use super::{
+    show::print,
+    table::{list, maybe, render},
 };
 
 pub(super) async fn run(command: ResolverCommand) -> Result<()> {

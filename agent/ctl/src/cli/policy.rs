@@ -21,10 +21,10 @@ use agent_core::{
     },
 };
 use anyhow::{Context as _, Result, bail};
+use holdfast_agent::{config::args::Output, policy_dir::TWICE, watched_dir};
 use serde::Serialize;
 
 use super::show::{counted, print};
-use crate::{config::args::Output, policy_dir::TWICE, watched_dir};
 
 /// The labels that make identities under an agent without `--labels`.
 static FILTER: LazyLock<LabelFilter> = LazyLock::new(LabelFilter::default);

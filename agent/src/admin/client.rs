@@ -12,7 +12,7 @@ use hyper::{Method, Request, body::Bytes, header::HOST};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::net::UnixStream;
 
-use crate::admin::model::Failed;
+use super::model::Failed;
 
 /// Longest time for an answer, and its largest size: a dump of an ipcache with a million entries is
 /// a quarter of it.

@@ -1,15 +1,13 @@
 //! The agent's binary: arguments, log, runtime, exit code.
 
+mod cli;
+
 use std::process::ExitCode;
 
-use agent_cluster::{
-    api::client::ClientError,
-    relay::{self},
-    relay_settings::RelayConfig,
-};
+use agent_cluster::{api::client::ClientError, relay, relay_settings::RelayConfig};
 use daemon::{log_filter, one_line::OneLine};
 use holdfast_agent::{
-    app, cli,
+    app,
     config::{self, Command, Config, ParseError},
 };
 use tokio::runtime::Runtime;

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use agent_core::policy::trace::{port_range, protocol_name};
 use anyhow::Result;
+use holdfast_agent::config::args::{BpfArgs, BpfCommand, BpfList, BpfPolicy};
 use serde::Serialize;
 use shared_maps::{
     EndpointId, FAMILY_IPV4,
@@ -16,7 +17,6 @@ use shared_maps::{
 };
 
 use super::{show::print, table::render};
-use crate::config::args::{BpfArgs, BpfCommand, BpfList, BpfPolicy};
 
 /// Carries out a `bpf` command.
 pub(crate) fn run(command: &BpfCommand) -> Result<()> {

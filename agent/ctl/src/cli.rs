@@ -1,7 +1,6 @@
 //! Client subcommands: requests to the running agent, and dumps of the pinned maps.
 
 pub(crate) mod bpf;
-pub mod client;
 pub(crate) mod observe;
 pub(crate) mod policy;
 mod resolver;
@@ -12,10 +11,9 @@ pub(crate) mod why;
 
 use agent_core::core::snapshot::{EndpointView, IdentityView, IpcacheView, NameView, SelectorView};
 use anyhow::{Result, bail};
-
-use self::{client::Client, show::print};
-use crate::{
+use holdfast_agent::{
     admin::{
+        client::Client,
         model::{Done, Policies, Status},
         server::encode,
     },
@@ -27,8 +25,10 @@ use crate::{
     endpoint::source::EndpointDocument,
 };
 
+use self::show::print;
+
 /// Carries out every command except `run` and `relay`.
-pub async fn run(command: Command) -> Result<()> {
+pub(crate) async fn run(command: Command) -> Result<()> {
     match command {
         Command::Run(_) | Command::Relay(_) => Ok(()),
         Command::Cleanup(args) => {

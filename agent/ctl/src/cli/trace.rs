@@ -16,10 +16,14 @@ use agent_core::{
 };
 use anyhow::{Context as _, Result, bail};
 use dns_policy::name::Fqdn;
+use holdfast_agent::{
+    admin::{client::Client, server::encode},
+    config::args::TraceArgs,
+    watched_dir,
+};
 use shared_maps::IdentityId;
 
-use super::{client::Client, show::print};
-use crate::{admin::server::encode, config::args::TraceArgs, watched_dir};
+use super::show::print;
 
 /// Asks and prints; fails if the packet is dropped.
 pub(crate) async fn run(args: &TraceArgs) -> Result<()> {

@@ -1,12 +1,12 @@
 //! `why`: the agent's answer, for people and programs.
 
 use anyhow::{Result, bail};
-
-use super::{client::Client, show::print};
-use crate::{
-    admin::{model::Why, server::encode, why::text::text},
+use holdfast_agent::{
+    admin::{client::Client, model::Why, server::encode, why::text::text},
     config::why_args::WhyArgs,
 };
+
+use super::show::print;
 
 /// Asks and prints; fails if packets do not pass.
 pub(crate) async fn run(args: &WhyArgs) -> Result<()> {

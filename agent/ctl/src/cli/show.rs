@@ -10,16 +10,16 @@ use agent_core::core::snapshot::{
 use agent_datapath::{quota::QuotaView, upkeep::RepairsView};
 use anyhow::Result;
 use dns_policy::boot_time::BootTime;
-use serde::Serialize;
-
-use super::resolver;
-use super::table::{list, maybe, render};
-use crate::{
+use holdfast_agent::{
     admin::model::{Policies, Status},
     config::args::Output,
     endpoint::source::taken_in::StartedOpen,
     proxies::ProxyView,
 };
+use serde::Serialize;
+
+use super::resolver;
+use super::table::{list, maybe, render};
 
 /// DNS servers that a line of `status` lists.
 const SERVERS: usize = 4;

@@ -4,9 +4,7 @@ use std::io::Write as _;
 
 use agent_core::{core::packet_view::PacketView, policy::trace::protocol_name};
 use anyhow::Result;
-
-use super::client::Client;
-use crate::{config::args::ObserveArgs, events::Packets};
+use holdfast_agent::{admin::client::Client, config::args::ObserveArgs, events::Packets};
 
 /// Prints what the agent kept; with `--follow` goes on as packets come.
 pub(crate) async fn run(args: &ObserveArgs) -> Result<()> {

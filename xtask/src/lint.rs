@@ -1,5 +1,6 @@
 //! `cargo xtask lint`: every rule that a program can check.
 
+mod arrows;
 mod dependencies;
 mod documents;
 mod modules;
@@ -18,7 +19,7 @@ pub(crate) enum Check {
     Format,
     /// Lints inherited, file sizes, module layout, where `unsafe` may be
     Tree,
-    /// Circles between modules, and where the agent uses the proxy's crate
+    /// Arrows between crates, circles between modules, and where the agent uses the proxy's crate
     Modules,
     /// Links and code references in Markdown; words that CONTRIBUTING.md replaces
     Documents,
@@ -59,7 +60,11 @@ fn one(check: Check) -> Result<()> {
     match check {
         Check::Format => process::run(process::command("cargo", &["fmt", "--all", "--check"])),
         Check::Tree => report(&tree::problems()?),
-        Check::Modules => report(&modules::problems()?),
+        Check::Modules => {
+            let mut problems = arrows::problems()?;
+            problems.extend(modules::problems()?);
+            report(&problems)
+        }
         Check::Documents => {
             let mut problems = documents::problems()?;
             problems.extend(words::problems()?);
@@ -79,8 +84,10 @@ fn one(check: Check) -> Result<()> {
             command.args(["--all-targets", "--", "-D", "warnings"]);
             process::run(command)?;
             // The agent of a build without a cluster.
-            let args = ["clippy", "--locked", "--package", "holdfast-agent"];
-            let mut command = process::command("cargo", &args);
+            let mut command = process::command("cargo", &["clippy", "--locked"]);
+            for package in ["", "-lib", "-cluster"] {
+                command.arg(format!("--package=holdfast-agent{package}"));
+            }
             command.args(["--no-default-features", "--lib", "--bins"]);
             command.args(["--", "-D", "warnings"]);
             process::run(command)

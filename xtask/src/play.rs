@@ -17,7 +17,7 @@ const PARTS: &[&str] = &[
     PROFILE,
     "--locked",
     "--package",
-    "holdfast-agent",
+    "holdfast-agent-core",
     "--bench",
     "core",
 ];

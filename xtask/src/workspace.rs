@@ -41,6 +41,14 @@ pub(crate) fn packages(metadata: &Value) -> impl Iterator<Item = &Value> {
     metadata["packages"].as_array().into_iter().flatten()
 }
 
+/// The directory of the crate that a file is of, relative to the root, and the file within it.
+pub(crate) fn crate_of(file: &Path) -> Option<(&Path, &Path)> {
+    let mut dirs = file.ancestors().skip(1);
+    let dir = dirs.find(|dir| repository::root().join(dir).join("Cargo.toml").is_file())?;
+    let inner = file.strip_prefix(dir).ok()?;
+    (!dir.as_os_str().is_empty()).then_some((dir, inner))
+}
+
 /// Files that git knows or would add, relative to the root.
 pub(crate) fn files() -> Result<Vec<PathBuf>> {
     let list = process::output(process::command(

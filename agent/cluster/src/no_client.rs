@@ -111,6 +111,16 @@ pub mod api {
 
 /// In the place of relays.
 pub mod relay {
+    /// In the place of their certificates.
+    pub mod credentials {
+        use crate::relay_settings::{TlsError, TlsFiles};
+
+        /// Reads the files.
+        pub fn check(files: &TlsFiles) -> Result<(), TlsError> {
+            files.read().map(drop)
+        }
+    }
+
     /// In the place of their start.
     pub mod start {
         use tokio_util::{sync::CancellationToken, task::TaskTracker};

@@ -90,14 +90,6 @@ impl TlsFiles {
         }
     }
 
-    /// Checks that a connection can be made with the files.
-    pub fn check(&self) -> Result<(), TlsError> {
-        #[cfg(feature = "kubernetes")]
-        return crate::relay::credentials::Credentials::load(self).map(drop);
-        #[cfg(not(feature = "kubernetes"))]
-        return self.read().map(drop);
-    }
-
     /// Reads the files.
     pub fn read(&self) -> Result<TlsTexts, TlsError> {
         Ok(TlsTexts {

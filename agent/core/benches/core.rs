@@ -2,7 +2,9 @@
 
 use std::{hint::black_box, net::Ipv4Addr};
 
-use agent_core::{
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use dns_policy::name::Fqdn;
+use holdfast_agent_core::{
     fqdn::names::NameSelectors,
     ipcache::trie::PrefixMap,
     labels::LabelSet,
@@ -11,8 +13,6 @@ use agent_core::{
         selector::{FqdnSelector, Selector},
     },
 };
-use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use dns_policy::name::Fqdn;
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 

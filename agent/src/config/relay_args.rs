@@ -7,6 +7,7 @@ use std::{
 
 use agent_cluster::{
     ApiSettings,
+    relay::credentials,
     relay_settings::{RelayConfig, RelaySettings, TlsFile, TlsFiles},
 };
 use clap::{ArgAction, Args};
@@ -251,7 +252,7 @@ fn tls(
         certificate: given(certificate, flags.certificate)?,
         key: given(key, flags.key)?,
     };
-    files.check().map_err(|error| ConfigError {
+    credentials::check(&files).map_err(|error| ConfigError {
         flag: match error.file {
             TlsFile::Authority => flags.authority,
             TlsFile::Certificate => flags.certificate,

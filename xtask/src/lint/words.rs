@@ -1,5 +1,4 @@
-//! Words that CONTRIBUTING.md ("Language") replaces, in Markdown and in the Rust folders of
-//! [`RUST`].
+//! Words that CONTRIBUTING.md ("Language") replaces, in Markdown and in Rust.
 //!
 //! Only prose is checked: Markdown outside of code, comments, and string literals with a space.
 //! The list has the worst relapses; it is not the rule itself.
@@ -10,24 +9,7 @@ use anyhow::Result;
 
 use crate::{repository, workspace};
 
-/// Rust folders that are checked.
-const RUST: &[&str] = &[
-    "agent",
-    "bpf",
-    "daemon",
-    "dns-policy",
-    "dns-wire",
-    "e2e",
-    "fqdn-proto",
-    "fuzz",
-    "netpol",
-    "polling",
-    "sdp",
-    "shared-maps",
-    "xtask",
-];
-
-/// Files and folders in [`RUST`] that are not checked: generated code and this list.
+/// Rust files and folders that are not checked: generated code and this list.
 const NOT_CHECKED: &[&str] = &["fqdn-proto/src/gen", "xtask/src/lint/words.rs"];
 
 /// The section that quotes the words.
@@ -122,7 +104,7 @@ pub(super) fn problems() -> Result<Vec<String>> {
 
 fn is_checked(file: &Path) -> bool {
     let is_in = |paths: &[&str]| paths.iter().any(|path| file.starts_with(path));
-    file.extension().is_some_and(|ending| ending == "rs") && is_in(RUST) && !is_in(NOT_CHECKED)
+    file.extension().is_some_and(|ending| ending == "rs") && !is_in(NOT_CHECKED)
 }
 
 /// Listed words in a line of prose.

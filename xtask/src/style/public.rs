@@ -45,13 +45,15 @@ pub(super) fn unused() -> Result<Vec<String>> {
 
 impl Libraries {
     fn add(&mut self, path: &Path, text: &str) -> Result<()> {
-        let Some(krate) = path.components().next() else {
+        let Some((dir, inner)) = workspace::crate_of(path) else {
             return Ok(());
         };
-        let krate = krate.as_os_str().to_string_lossy().into_owned();
-        let is_library = path.starts_with(Path::new(&krate).join("src"))
-            && !path.starts_with(Path::new(&krate).join("src/bin"))
-            && !path.ends_with("main.rs");
+        let krate = dir.display().to_string();
+        let has_library = repository::root().join(dir).join("src/lib.rs").is_file();
+        let is_library = has_library
+            && inner.starts_with("src")
+            && !inner.starts_with("src/bin")
+            && !inner.ends_with("main.rs");
         let words = if is_library {
             &mut self.inside
         } else {
@@ -268,17 +270,21 @@ mod tests {
             pub mod tests {}
             pub use other::Exported;
         ";
-        libraries.add(Path::new("a/src/lib.rs"), library).unwrap();
-        // Comments are no use, and neither is the library itself.
-        let other = "use a::{inner, used}; // UNUSED\n";
-        libraries.add(Path::new("b/src/lib.rs"), other).unwrap();
         libraries
-            .add(Path::new("a/tests/t.rs"), "fn t() { nested() }")
+            .add(Path::new("limits/src/lib.rs"), library)
+            .unwrap();
+        // Comments are no use, and neither is the library itself.
+        let other = "use limits::{inner, used}; // UNUSED\n";
+        libraries
+            .add(Path::new("daemon/src/lib.rs"), other)
+            .unwrap();
+        libraries
+            .add(Path::new("limits/tests/t.rs"), "fn t() { nested() }")
             .unwrap();
         let unused = ["Hidden", "Private", "UNUSED", "Exported"];
         assert_eq!(
             libraries.unused(),
-            unused.map(|name| format!("a/src/lib.rs: {name}"))
+            unused.map(|name| format!("limits/src/lib.rs: {name}"))
         );
     }
 }

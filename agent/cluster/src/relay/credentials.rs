@@ -18,8 +18,13 @@ use crate::relay_settings::{TlsError, TlsFile, TlsFiles, TlsTexts};
 /// Protocol of gRPC, as TLS names it.
 const HTTP2: &[u8] = b"h2";
 
+/// Checks that a connection can be made with the files.
+pub fn check(files: &TlsFiles) -> Result<(), TlsError> {
+    Credentials::load(files).map(drop)
+}
+
 /// See the module.
-pub struct Credentials {
+pub(crate) struct Credentials {
     texts: TlsTexts,
     server: Arc<ServerConfig>,
     verifier: Arc<dyn ClientCertVerifier>,
@@ -33,7 +38,7 @@ impl fmt::Debug for Credentials {
 
 impl Credentials {
     /// Reads and checks the files.
-    pub fn load(files: &TlsFiles) -> Result<Self, TlsError> {
+    pub(super) fn load(files: &TlsFiles) -> Result<Self, TlsError> {
         Self::of(files, files.read()?)
     }
 

@@ -173,8 +173,7 @@ pub enum FileError {
 }
 
 pub use self::json::{parse, render};
-pub use self::unrendered::LearnedPair;
-pub use self::unrendered::UnrenderedFile;
+pub(crate) use self::unrendered::{LearnedPair, UnrenderedFile};
 
 /// Where the servers of a DNS rule are, for rules by address.
 pub type ServerAddresses = std::collections::BTreeMap<IdentityId, Vec<ipnet::IpNet>>;

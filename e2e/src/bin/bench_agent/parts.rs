@@ -1,4 +1,4 @@
-//! Criterion's figures for parts of the core (`agent/benches/core.rs`).
+//! Criterion's figures for parts of the core (`agent/core/benches/core.rs`).
 
 use std::fs;
 use std::path::Path;

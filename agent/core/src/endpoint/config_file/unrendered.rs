@@ -9,7 +9,7 @@ use super::{EndpointFile, HistoryEntry, ServerAddresses, render};
 
 /// What a file is made of.
 #[derive(Clone, Debug, PartialEq)]
-pub struct UnrenderedFile {
+pub(crate) struct UnrenderedFile {
     /// The endpoint; its history is in `pairs`.
     pub(crate) file: EndpointFile,
     /// Addresses learned and not expired. Those of one name follow one another.
@@ -24,7 +24,7 @@ pub struct UnrenderedFile {
 
 /// An address of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LearnedPair {
+pub(crate) struct LearnedPair {
     pub(crate) name: Fqdn,
     pub(crate) address: IpAddr,
     /// When the answer came.

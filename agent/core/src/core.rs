@@ -22,24 +22,17 @@ use shared_maps::EndpointId;
 mod breaker;
 mod changes;
 pub mod clean;
-mod closed_names;
 pub mod config;
 mod describe;
 pub mod directory;
 mod dns_servers;
-mod endpoint_files;
-mod endpoint_table;
 mod endpoints;
 pub mod event;
 mod flush;
 mod hold;
 mod identities;
-mod identity_budget;
-mod identity_numbers;
 mod intake;
-mod leases;
 mod left_behind;
-mod lxc_table;
 mod mappings;
 mod name_servers;
 mod node_selectors;
@@ -47,18 +40,12 @@ pub mod packet_view;
 pub mod plan;
 mod pods;
 mod policies;
-mod policy_model;
 mod programs;
-mod publication;
 mod rate;
 mod reconcile;
-mod refused;
 mod relabel;
 mod resolved;
-mod restoration;
 mod restore;
-mod retry;
-mod revocations;
 mod rollback;
 pub mod router;
 mod rules;
@@ -79,7 +66,11 @@ pub use event::{Effect, Event};
 pub use plan::Plan;
 pub use snapshot::{Snapshot, Summary};
 
-use self::{intake::Intake, publication::PlanResult, reconcile::Reconcile, state::State};
+use self::{
+    intake::Intake,
+    reconcile::Reconcile,
+    state::{State, publication::PlanResult},
+};
 use crate::datapath::{
     map_query::{MapEntries, MapQuery},
     plan::{Step, StepError},

@@ -1,5 +1,8 @@
 //! For tests: a server that gives scripted answers.
-#![allow(clippy::unwrap_used, reason = "code of tests, in a feature for those of other crates")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "code of tests, in a feature for those of other crates"
+)]
 
 use std::{collections::VecDeque, convert::Infallible, sync::Arc};
 

@@ -21,9 +21,9 @@ use shared_maps::{EndpointId, IdentityId};
 use super::{
     flush::{Removals, RoundSize},
     plan::Plan,
-    publication::PlanResult,
     state::State,
 };
+use crate::core::state::publication::PlanResult;
 
 use crate::{
     ipcache::metadata::{Claim, Owner},

@@ -13,12 +13,12 @@ use shared_maps::EndpointId;
 
 use super::{
     Core,
-    closed_names::Cleaned,
     event::{CleanNames, StreamId},
     plan::Plan,
     rollback::Undo,
     state::State,
 };
+use crate::core::state::closed_names::Cleaned;
 use crate::{
     datapath::plan::Step,
     fqdn::{cache::NamePair, cleaned::Cleaning, firewall_names},

@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use dns_policy::rule::{EndpointRules, NameRules, PortRules, SelectorRule, Servers};
 use shared_maps::{IdentityId, policy::EGRESS};
 
-use super::{Core, policy_model::Subject, state::State, why::Target};
+use super::{Core, state::State, why::Target};
+use crate::core::state::policy_model::Subject;
 use crate::{
     endpoint::endpoint::Endpoint,
     policy::{

@@ -3,7 +3,8 @@
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
-use super::{changes::MARK, plan::Plan, policy_model::Touched, state::State};
+use super::{changes::MARK, plan::Plan, state::State};
+use crate::core::state::policy_model::Touched;
 use crate::{identity::scopes::reserved, labels::LabelSet};
 
 impl State {

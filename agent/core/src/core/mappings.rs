@@ -12,12 +12,12 @@ use ipnet::IpNet;
 use shared_maps::{FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
 use super::{
-    endpoint_files::Undurable,
     event::{Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingResult},
     plan::{PendingResult, Plan},
     resolved::Relevance,
     state::State,
 };
+use crate::core::state::endpoint_files::Undurable;
 use crate::{
     fqdn::{cache::Answer, embedded, resolved::Room},
     ipcache::metadata::{Claim, Owner},

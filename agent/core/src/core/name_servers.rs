@@ -16,10 +16,10 @@ use dns_policy::{mapping::Mapping, name::Fqdn};
 use shared_maps::EndpointId;
 
 use super::{
-    policy_model::Subject,
     state::State,
     why::{MeantBy, UntrustedAnswer},
 };
+use crate::core::state::policy_model::Subject;
 use crate::{
     fqdn::servers::NameServers,
     name_objects::TrustedServers,

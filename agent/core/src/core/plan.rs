@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use shared_maps::{EndpointId, IdentityId, policy::PolicyKey};
 
 use super::{
-    endpoint_files::Undurable,
     event::{MappingResult, Revocation},
     rollback::Undo,
 };
+use crate::core::state::endpoint_files::Undurable;
 use crate::{
     datapath::plan::{Datapath, Step, StepError},
     labels::LabelSet,

@@ -11,27 +11,22 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    closed_names::ClosedNames,
     config::{CoreConfig, Restored},
     directory::RuleKey,
-    endpoint_files::EndpointFiles,
-    endpoint_table::EndpointTable,
     endpoints::Origin,
     hold::Hold,
-    identity_numbers::IdentityNumbers,
-    leases::Leases,
-    lxc_table::LxcTable,
     mappings::MAX_TTL,
     name_servers::PassedAnswers,
     plan::Plan,
-    policy_model::PolicyModel,
-    publication::Publication,
     resolved::ResolvedNames,
-    restoration::Restoration,
-    retry::Retry,
     rollback::Undo,
     snapshot::Counters,
     state::{ClusterObjects, Learned, State},
+};
+use crate::core::state::{
+    closed_names::ClosedNames, endpoint_files::EndpointFiles, endpoint_table::EndpointTable,
+    identity_numbers::IdentityNumbers, leases::Leases, lxc_table::LxcTable,
+    policy_model::PolicyModel, publication::Publication, restoration::Restoration, retry::Retry,
 };
 use crate::{
     datapath::plan::Step,

@@ -13,7 +13,8 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use super::{endpoint_files::Presence, plan::Plan, retry::RETRY, state::State};
+use super::{plan::Plan, state::State};
+use crate::core::state::{endpoint_files::Presence, retry::RETRY};
 use crate::datapath::plan::Attachment;
 
 /// What the model had before a step was planned.

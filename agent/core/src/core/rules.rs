@@ -9,13 +9,10 @@ use dns_policy::{
 };
 use shared_maps::{EndpointId, IdentityId};
 
-use super::{
-    event::Effect,
-    plan::Plan,
+use super::{event::Effect, plan::Plan, rollback::Undo, state::State};
+use crate::core::state::{
     publication::{PlanResult, Rules},
     retry::RETRY,
-    rollback::Undo,
-    state::State,
 };
 use crate::{
     datapath::{late_text::LateText, plan::Step},

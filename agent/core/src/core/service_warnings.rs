@@ -9,10 +9,10 @@ use shared_maps::{
 
 use super::{
     config::DNS_SERVICE,
-    policy_model::Subject,
     service_backends::{Exception, SKEW},
     state::State,
 };
+use crate::core::state::policy_model::Subject;
 use crate::{
     identity::scopes::is_remote_node,
     ipcache::metadata::Owner,

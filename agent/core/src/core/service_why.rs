@@ -7,7 +7,8 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey},
 };
 
-use super::{policy_model::Subject as Endpoint, state::State, why::PeerFound};
+use super::{state::State, why::PeerFound};
+use crate::core::state::policy_model::Subject as Endpoint;
 use crate::{
     kubernetes::service_at::{BackendAt, Family, PortAt, ServiceAt},
     labels::LabelSet,

@@ -1,15 +1,31 @@
 //! The parts of the core's state, side by side: the model, and what the datapath has of it as far
 //! as planned.
 
+pub(in crate::core) mod closed_names;
+pub(in crate::core) mod endpoint_files;
+pub(in crate::core) mod endpoint_table;
+pub(in crate::core) mod identity_budget;
+pub(in crate::core) mod identity_numbers;
+pub(in crate::core) mod leases;
+pub(in crate::core) mod lxc_table;
+pub(in crate::core) mod policy_model;
+pub(in crate::core) mod publication;
+pub(in crate::core) mod refused;
+pub(in crate::core) mod restoration;
+pub(in crate::core) mod retry;
+pub(in crate::core) mod revocations;
+
 use dns_policy::boot_time::BootTime;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    closed_names::ClosedNames, config::CoreConfig, endpoint_files::EndpointFiles,
-    endpoint_table::EndpointTable, identity_numbers::IdentityNumbers, leases::Leases,
-    lxc_table::LxcTable, name_servers::PassedAnswers, node_selectors::NodeSelectors, plan::Plan,
-    pods::Pods, policy_model::PolicyModel, publication::Publication, resolved::ResolvedNames,
-    restoration::Restoration, retry::Retry, rollback::Undo, services::Services, snapshot::Counters,
+    config::CoreConfig, name_servers::PassedAnswers, node_selectors::NodeSelectors, plan::Plan,
+    pods::Pods, resolved::ResolvedNames, rollback::Undo, services::Services, snapshot::Counters,
+};
+use crate::core::state::{
+    closed_names::ClosedNames, endpoint_files::EndpointFiles, endpoint_table::EndpointTable,
+    identity_numbers::IdentityNumbers, leases::Leases, lxc_table::LxcTable,
+    policy_model::PolicyModel, publication::Publication, restoration::Restoration, retry::Retry,
 };
 use crate::{
     datapath::plan::Step, fqdn::cache::NameCache, ipcache::table::Ipcache, labels::LabelSet,

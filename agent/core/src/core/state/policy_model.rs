@@ -18,7 +18,7 @@ use shared_maps::{EndpointId, IdentityId};
 mod services;
 
 use self::services::ServiceTable;
-use super::changes::Changes;
+use crate::core::changes::Changes;
 use crate::{
     fqdn::names::NameSelectors,
     labels::LabelSet,
@@ -37,7 +37,7 @@ use crate::{
 
 /// Endpoints with one identity: they share policy.
 #[derive(Debug)]
-pub(super) struct Subject {
+pub(in crate::core) struct Subject {
     labels: LabelSet,
     policy: EndpointPolicy,
     rules: RuleIndex,
@@ -66,51 +66,51 @@ impl Subject {
         }
     }
 
-    pub(super) fn labels(&self) -> &LabelSet {
+    pub(in crate::core) fn labels(&self) -> &LabelSet {
         &self.labels
     }
 
-    pub(super) fn policy(&self) -> &EndpointPolicy {
+    pub(in crate::core) fn policy(&self) -> &EndpointPolicy {
         &self.policy
     }
 
     /// Intended entries of policy maps for an identity; `None` if there are none.
-    pub(super) fn entries(&self, peer: IdentityId) -> Option<&Entries> {
+    pub(in crate::core) fn entries(&self, peer: IdentityId) -> Option<&Entries> {
         self.entries.get(&peer)
     }
 
     /// Identities with intended entries in policy maps.
-    pub(super) fn peers(&self) -> impl Iterator<Item = IdentityId> {
+    pub(in crate::core) fn peers(&self) -> impl Iterator<Item = IdentityId> {
         self.entries.keys().copied()
     }
 
     /// Its DNS rules, as of the last [`PolicyModel::refresh_dns`].
-    pub(super) fn dns(&self) -> &Arc<EndpointRules> {
+    pub(in crate::core) fn dns(&self) -> &Arc<EndpointRules> {
         &self.dns
     }
 
     /// Whether its DNS rules are behind.
     #[cfg(test)]
-    pub(super) fn dns_is_dirty(&self) -> bool {
+    pub(in crate::core) fn dns_is_dirty(&self) -> bool {
         self.dns_is_dirty
     }
 
-    pub(super) fn endpoints(&self) -> &BTreeSet<EndpointId> {
+    pub(in crate::core) fn endpoints(&self) -> &BTreeSet<EndpointId> {
         &self.endpoints
     }
 
     /// Revision of the policy that its entries are of.
-    pub(super) fn revision(&self) -> u64 {
+    pub(in crate::core) fn revision(&self) -> u64 {
         self.revision
     }
 
     /// Whether ordered rules are about it.
-    pub(super) fn has_tier(&self) -> bool {
+    pub(in crate::core) fn has_tier(&self) -> bool {
         self.rules.has_tier()
     }
 
     /// Which answers of DNS servers have to pass the proxy.
-    pub(super) fn observed(&self) -> Observed {
+    pub(in crate::core) fn observed(&self) -> Observed {
         self.rules.observed()
     }
 
@@ -164,13 +164,13 @@ struct Everyone {
 
 /// Endpoints whose maps have to follow a change.
 #[derive(Debug)]
-pub(super) struct Touched {
+pub(in crate::core) struct Touched {
     /// The identity whose entries changed.
-    pub(super) peer: IdentityId,
+    pub(in crate::core) peer: IdentityId,
     /// Those that have entries of it.
-    pub(super) endpoints: Vec<EndpointId>,
+    pub(in crate::core) endpoints: Vec<EndpointId>,
     /// Services whose entries changed with it.
-    pub(super) services: Vec<(EndpointId, IdentityId)>,
+    pub(in crate::core) services: Vec<(EndpointId, IdentityId)>,
 }
 
 impl Touched {
@@ -185,7 +185,7 @@ impl Touched {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct PolicyModel {
+pub(in crate::core) struct PolicyModel {
     repository: Repository,
     /// Documents that are refused.
     rejected: Vec<PolicyError>,
@@ -202,7 +202,7 @@ pub(super) struct PolicyModel {
 }
 
 impl PolicyModel {
-    pub(super) fn new(mode: PolicyMode, proxy_port: u16) -> Self {
+    pub(in crate::core) fn new(mode: PolicyMode, proxy_port: u16) -> Self {
         Self {
             repository: Repository::new(mode),
             rejected: Vec::new(),
@@ -218,23 +218,27 @@ impl PolicyModel {
     }
 
     /// Changes that are not in force yet.
-    pub(super) fn changes(&self) -> &Changes {
+    pub(in crate::core) fn changes(&self) -> &Changes {
         &self.changes
     }
 
     /// Changes that are not in force yet.
-    pub(super) fn changes_mut(&mut self) -> &mut Changes {
+    pub(in crate::core) fn changes_mut(&mut self) -> &mut Changes {
         &mut self.changes
     }
 
     /// The documents in force.
-    pub(super) fn repository(&self) -> &Repository {
+    pub(in crate::core) fn repository(&self) -> &Repository {
         &self.repository
     }
 
     /// Replaces or removes a document. Subjects keep their policy until
     /// [`Self::change_subject`].
-    pub(super) fn put_document(&mut self, key: &str, document: Option<&Arc<PolicyDocument>>) {
+    pub(in crate::core) fn put_document(
+        &mut self,
+        key: &str,
+        document: Option<&Arc<PolicyDocument>>,
+    ) {
         match document {
             Some(document) => self.repository.insert(Arc::clone(document)),
             None => self.repository.remove(key),
@@ -242,76 +246,79 @@ impl PolicyModel {
     }
 
     /// Documents that are refused.
-    pub(super) fn rejected(&self) -> &[PolicyError] {
+    pub(in crate::core) fn rejected(&self) -> &[PolicyError] {
         &self.rejected
     }
 
     /// Replaces the documents that are refused.
-    pub(super) fn set_rejected(&mut self, rejected: Vec<PolicyError>) {
+    pub(in crate::core) fn set_rejected(&mut self, rejected: Vec<PolicyError>) {
         self.rejected = rejected;
     }
 }
 
 /// Selectors.
 impl PolicyModel {
-    pub(super) fn selectors(&self) -> &SelectorCache {
+    pub(in crate::core) fn selectors(&self) -> &SelectorCache {
         &self.selectors
     }
 
     /// Labels of an identity; none if it is not in use.
-    pub(super) fn labels_of(&self, identity: IdentityId) -> Option<&LabelSet> {
+    pub(in crate::core) fn labels_of(&self, identity: IdentityId) -> Option<&LabelSet> {
         self.selectors.labels(identity)
     }
 
     /// A rule uses a selector. True if it is the first.
-    pub(super) fn register(&mut self, selector: &Selector) -> bool {
+    pub(in crate::core) fn register(&mut self, selector: &Selector) -> bool {
         let (_, is_new) = self.selectors.register(selector);
         is_new
     }
 
     /// A rule no longer uses a selector. True if it was the last.
-    pub(super) fn unregister(&mut self, selector: &Selector) -> bool {
+    pub(in crate::core) fn unregister(&mut self, selector: &Selector) -> bool {
         self.selectors.unregister(selector)
     }
 
     /// Labels that FQDN selectors give to a name; none if no selector matches it.
-    pub(super) fn labels_of_name(&self, name: &Fqdn) -> Option<LabelSet> {
+    pub(in crate::core) fn labels_of_name(&self, name: &Fqdn) -> Option<LabelSet> {
         self.name_selectors.labels_of(name)
     }
 
     /// How many names and patterns rules have.
-    pub(super) fn name_selectors_len(&self) -> usize {
+    pub(in crate::core) fn name_selectors_len(&self) -> usize {
         self.name_selectors.len()
     }
 
     /// Names get the label of this selector.
-    pub(super) fn add_name_selector(&mut self, selector: &FqdnSelector) {
+    pub(in crate::core) fn add_name_selector(&mut self, selector: &FqdnSelector) {
         self.name_selectors.add(selector);
     }
 
     /// Names no longer get the label of this selector. Gives the identities held for it.
-    pub(super) fn remove_name_selector(&mut self, selector: &FqdnSelector) -> Vec<IdentityId> {
+    pub(in crate::core) fn remove_name_selector(
+        &mut self,
+        selector: &FqdnSelector,
+    ) -> Vec<IdentityId> {
         self.name_selectors.remove(selector);
         self.preallocated.remove(selector).unwrap_or_default()
     }
 
     /// These identities are held for a selector.
-    pub(super) fn preallocate(&mut self, selector: FqdnSelector, held: Vec<IdentityId>) {
+    pub(in crate::core) fn preallocate(&mut self, selector: FqdnSelector, held: Vec<IdentityId>) {
         self.preallocated.insert(selector, held);
     }
 
     /// Selectors for which identities are held, or shall be.
-    pub(super) fn preallocated(&self) -> Vec<FqdnSelector> {
+    pub(in crate::core) fn preallocated(&self) -> Vec<FqdnSelector> {
         self.preallocated.keys().cloned().collect()
     }
 
     /// A selector asks for a block's label.
-    pub(super) fn ask_block(&mut self, prefix: IpNet) {
+    pub(in crate::core) fn ask_block(&mut self, prefix: IpNet) {
         *self.blocks.entry(prefix).or_default() += 1;
     }
 
     /// A selector no longer asks for a block's label. True if none does.
-    pub(super) fn drop_block(&mut self, prefix: IpNet) -> bool {
+    pub(in crate::core) fn drop_block(&mut self, prefix: IpNet) -> bool {
         let Some(users) = self.blocks.get_mut(&prefix) else {
             return false;
         };
@@ -326,12 +333,12 @@ impl PolicyModel {
 
 /// Subjects.
 impl PolicyModel {
-    pub(super) fn subject(&self, identity: IdentityId) -> Option<&Subject> {
+    pub(in crate::core) fn subject(&self, identity: IdentityId) -> Option<&Subject> {
         self.subjects.get(&identity)
     }
 
     /// Entries that ordered lists decide.
-    pub(super) fn tier_entries(&self) -> usize {
+    pub(in crate::core) fn tier_entries(&self) -> usize {
         let lists = self.subjects.values().filter(|subject| subject.has_tier());
         let entries = lists.map(|subject| {
             let selections = subject.rules.tier_selectors();
@@ -344,14 +351,14 @@ impl PolicyModel {
     }
 
     /// All subjects, by identity.
-    pub(super) fn subjects(
+    pub(in crate::core) fn subjects(
         &self,
     ) -> impl DoubleEndedIterator<Item = (IdentityId, &Subject)> + Clone {
         self.subjects.iter().map(|(id, subject)| (*id, subject))
     }
 
     /// An endpoint has this identity now. The policy of a new subject is computed.
-    pub(super) fn join(
+    pub(in crate::core) fn join(
         &mut self,
         identity: IdentityId,
         labels: &LabelSet,
@@ -368,7 +375,7 @@ impl PolicyModel {
     }
 
     /// An endpoint no longer has this identity.
-    pub(super) fn leave(&mut self, identity: IdentityId, endpoint: EndpointId) {
+    pub(in crate::core) fn leave(&mut self, identity: IdentityId, endpoint: EndpointId) {
         if let Some(subject) = self.subjects.get_mut(&identity) {
             subject.endpoints.remove(&endpoint);
             if subject.endpoints.is_empty() {
@@ -398,7 +405,7 @@ impl PolicyModel {
 
     /// A document that is about a subject changed. Gives the identities whose entries its
     /// endpoints' maps have to follow.
-    pub(super) fn change_subject(
+    pub(in crate::core) fn change_subject(
         &mut self,
         identity: IdentityId,
         key: &str,
@@ -446,13 +453,17 @@ impl PolicyModel {
     }
 
     /// An identity came into use. Gives the endpoints whose maps have to follow.
-    pub(super) fn add_identity(&mut self, identity: IdentityId, labels: LabelSet) -> Touched {
+    pub(in crate::core) fn add_identity(
+        &mut self,
+        identity: IdentityId,
+        labels: LabelSet,
+    ) -> Touched {
         let selectors = self.selectors.add_identity(identity, labels);
         self.reselect(&selectors, identity)
     }
 
     /// An identity is no longer in use. Gives the endpoints whose maps have to follow.
-    pub(super) fn remove_identity(&mut self, identity: IdentityId) -> Touched {
+    pub(in crate::core) fn remove_identity(&mut self, identity: IdentityId) -> Touched {
         let selectors = self.selectors.remove_identity(identity);
         self.reselect(&selectors, identity)
     }
@@ -477,7 +488,7 @@ impl PolicyModel {
     }
 
     /// Brings the DNS rules of all subjects up to date. True if those of one changed.
-    pub(super) fn refresh_dns(&mut self) -> bool {
+    pub(in crate::core) fn refresh_dns(&mut self) -> bool {
         let mut changed = false;
         let dirty = self.subjects.values_mut();
         for subject in dirty.filter(|subject| subject.dns_is_dirty) {

@@ -11,11 +11,11 @@ use dns_policy::boot_time::BootTime;
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
-use super::{directory::RuleKey, hold::Hold};
+use crate::core::{directory::RuleKey, hold::Hold};
 
 /// Progress of one source's listing.
 #[derive(Debug, Default)]
-pub(super) struct Listing {
+pub(in crate::core) struct Listing {
     is_complete: bool,
     /// Keys applied since the listing began; none = no listing is in progress.
     seen: Option<BTreeSet<String>>,
@@ -23,12 +23,12 @@ pub(super) struct Listing {
 
 impl Listing {
     /// A full listing begins.
-    pub(super) fn begin(&mut self) {
+    pub(in crate::core) fn begin(&mut self) {
         self.seen = Some(BTreeSet::new());
     }
 
     /// An object is there.
-    pub(super) fn note(&mut self, key: &str) {
+    pub(in crate::core) fn note(&mut self, key: &str) {
         if let Some(seen) = &mut self.seen {
             seen.insert(key.to_owned());
         }
@@ -40,7 +40,7 @@ impl Listing {
     }
 
     /// The listing is complete. Gives the keys that it had.
-    pub(super) fn end(&mut self) -> BTreeSet<String> {
+    pub(in crate::core) fn end(&mut self) -> BTreeSet<String> {
         self.is_complete = true;
         self.seen.take().unwrap_or_default()
     }
@@ -48,7 +48,7 @@ impl Listing {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Restoration {
+pub(in crate::core) struct Restoration {
     policies: Listing,
     endpoints: Listing,
     pods: Listing,
@@ -67,7 +67,7 @@ pub(super) struct Restoration {
 }
 
 impl Restoration {
-    pub(super) fn new(
+    pub(in crate::core) fn new(
         requested: BTreeMap<IpNet, IdentityId>,
         former_rules: BTreeSet<RuleKey>,
         hold: Hold,
@@ -81,43 +81,43 @@ impl Restoration {
     }
 
     /// The listing of policies.
-    pub(super) fn policies(&mut self) -> &mut Listing {
+    pub(in crate::core) fn policies(&mut self) -> &mut Listing {
         &mut self.policies
     }
 
     /// The listing of endpoints.
-    pub(super) fn endpoints(&mut self) -> &mut Listing {
+    pub(in crate::core) fn endpoints(&mut self) -> &mut Listing {
         &mut self.endpoints
     }
 
     /// The listing of pods.
-    pub(super) fn pods(&mut self) -> &mut Listing {
+    pub(in crate::core) fn pods(&mut self) -> &mut Listing {
         &mut self.pods
     }
 
     /// The listing of Services.
-    pub(super) fn services(&mut self) -> &mut Listing {
+    pub(in crate::core) fn services(&mut self) -> &mut Listing {
         &mut self.services
     }
 
     /// The listing of the cluster's identities.
-    pub(super) fn identities(&mut self) -> &mut Listing {
+    pub(in crate::core) fn identities(&mut self) -> &mut Listing {
         &mut self.identities
     }
 
     /// True at the first call.
-    pub(super) fn start(&mut self) -> bool {
+    pub(in crate::core) fn start(&mut self) -> bool {
         !std::mem::replace(&mut self.is_started, true)
     }
 
     /// Whether both sources were complete once.
-    pub(super) fn is_synced(&self) -> bool {
+    pub(in crate::core) fn is_synced(&self) -> bool {
         self.is_synced
     }
 
     /// True once policies and endpoints are complete, and every other listing that began; the
     /// grace ends at this time.
-    pub(super) fn sync(&mut self, until: BootTime) -> bool {
+    pub(in crate::core) fn sync(&mut self, until: BootTime) -> bool {
         let complete = self.policies.is_complete && self.endpoints.is_complete;
         let others = [&self.pods, &self.services, &self.identities];
         if self.is_synced || !complete || others.iter().any(|listing| listing.is_pending()) {
@@ -129,49 +129,49 @@ impl Restoration {
     }
 
     /// When the grace is over; none if it is, or while endpoints keep their former policy.
-    pub(super) fn until(&self) -> Option<BootTime> {
+    pub(in crate::core) fn until(&self) -> Option<BootTime> {
         self.until.filter(|_| self.hold.is_empty())
     }
 
     /// The grace is over. Gives the prefixes of the earlier run.
-    pub(super) fn end(&mut self) -> Vec<IpNet> {
+    pub(in crate::core) fn end(&mut self) -> Vec<IpNet> {
         self.until = None;
         self.requested.clear();
         std::mem::take(&mut self.prefixes)
     }
 
     /// A prefix has labels of the earlier run.
-    pub(super) fn add_prefix(&mut self, prefix: IpNet) {
+    pub(in crate::core) fn add_prefix(&mut self, prefix: IpNet) {
         self.prefixes.push(prefix);
     }
 
     /// The number that a prefix had before the start and no checkpoint has.
-    pub(super) fn request_of(&self, prefix: IpNet) -> Option<IdentityId> {
+    pub(in crate::core) fn request_of(&self, prefix: IpNet) -> Option<IdentityId> {
         self.requested.get(&prefix).copied()
     }
 
     /// All such numbers.
-    pub(super) fn requests(&self) -> impl Iterator<Item = (IpNet, IdentityId)> {
+    pub(in crate::core) fn requests(&self) -> impl Iterator<Item = (IpNet, IdentityId)> {
         self.requested.iter().map(|(prefix, id)| (*prefix, *id))
     }
 
     /// Drops the requests of numbers that prefixes do not agree on.
-    pub(super) fn retain_requests(&mut self, is_agreed: impl Fn(IdentityId) -> bool) {
+    pub(in crate::core) fn retain_requests(&mut self, is_agreed: impl Fn(IdentityId) -> bool) {
         self.requested.retain(|_, id| is_agreed(*id));
     }
 
     /// Rules in the files of the earlier run: a proxy may have them still.
-    pub(super) fn former_rules(&self) -> &BTreeSet<RuleKey> {
+    pub(in crate::core) fn former_rules(&self) -> &BTreeSet<RuleKey> {
         &self.former_rules
     }
 
     /// Endpoints that keep their former policy.
-    pub(super) fn hold(&self) -> &Hold {
+    pub(in crate::core) fn hold(&self) -> &Hold {
         &self.hold
     }
 
     /// Endpoints that keep their former policy.
-    pub(super) fn hold_mut(&mut self) -> &mut Hold {
+    pub(in crate::core) fn hold_mut(&mut self) -> &mut Hold {
         &mut self.hold
     }
 }

@@ -9,7 +9,8 @@ use std::{collections::VecDeque, net::IpAddr};
 use dns_policy::{boot_time::BootTime, name::Fqdn, pattern::SelectorMatcher, rule::NameRule};
 use shared_maps::EndpointId;
 
-use super::{mappings::MAX_TTL, refused::RecentlyRefused};
+use super::refused::RecentlyRefused;
+use crate::core::mappings::MAX_TTL;
 use crate::fqdn::cleaned::{self, CleanedNames, Cleaning};
 
 /// Cleanings remembered; the oldest are forgotten.
@@ -19,31 +20,31 @@ const REMEMBERED_AFTER: u64 = 3600;
 
 /// One cleaning, ready to be compared with names.
 #[derive(Debug)]
-pub(super) struct Cleaned {
+pub(in crate::core) struct Cleaned {
     what: Cleaning,
     matcher: Option<SelectorMatcher>,
 }
 
 impl Cleaned {
     /// None if the pattern is not valid: it matches nothing.
-    pub(super) fn new(what: Cleaning) -> Option<Self> {
+    pub(in crate::core) fn new(what: Cleaning) -> Option<Self> {
         let compile = |text: &String| SelectorMatcher::compile(&NameRule::Pattern(text.clone()));
         let matcher = what.pattern.as_ref().map(compile).transpose().ok()?;
         Some(Self { what, matcher })
     }
 
     /// The only endpoint whose names are cleaned, if there is one.
-    pub(super) fn endpoint(&self) -> Option<EndpointId> {
+    pub(in crate::core) fn endpoint(&self) -> Option<EndpointId> {
         self.what.endpoint
     }
 
     /// Whether it cleans this name of this endpoint.
-    pub(super) fn is_of(&self, endpoint: EndpointId, name: &Fqdn) -> bool {
+    pub(in crate::core) fn is_of(&self, endpoint: EndpointId, name: &Fqdn) -> bool {
         self.endpoint().is_none_or(|only| only == endpoint) && self.is_of_name(name)
     }
 
     /// Whether it cleans this name, of one endpoint at least.
-    pub(super) fn is_of_name(&self, name: &Fqdn) -> bool {
+    pub(in crate::core) fn is_of_name(&self, name: &Fqdn) -> bool {
         let matcher = self.matcher.as_ref();
         matcher.is_none_or(|matcher| matcher.matches(name))
     }
@@ -58,7 +59,7 @@ impl Cleaned {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct ClosedNames {
+pub(in crate::core) struct ClosedNames {
     /// The newest last.
     cleanings: VecDeque<Cleaned>,
     is_unsaved: bool,
@@ -67,7 +68,7 @@ pub(super) struct ClosedNames {
 
 impl ClosedNames {
     /// Restores the names that an earlier run since the boot wrote to disk.
-    pub(super) fn restore(&mut self, names: CleanedNames, boot_id: &str, now: BootTime) {
+    pub(in crate::core) fn restore(&mut self, names: CleanedNames, boot_id: &str, now: BootTime) {
         if names.boot_id != boot_id {
             return;
         }
@@ -80,7 +81,7 @@ impl ClosedNames {
     }
 
     /// Remembers a cleaning.
-    pub(super) fn add(&mut self, cleaned: Cleaned, now: BootTime) {
+    pub(in crate::core) fn add(&mut self, cleaned: Cleaned, now: BootTime) {
         let lasts = u64::from(MAX_TTL) + REMEMBERED_AFTER;
         self.cleanings
             .retain(|known| known.what.at.plus_secs(lasts) > now && !cleaned.covers(known));
@@ -92,7 +93,12 @@ impl ClosedNames {
     }
 
     /// Whether an endpoint's name was cleaned since then.
-    pub(super) fn covers(&self, endpoint: EndpointId, name: &Fqdn, seen: BootTime) -> bool {
+    pub(in crate::core) fn covers(
+        &self,
+        endpoint: EndpointId,
+        name: &Fqdn,
+        seen: BootTime,
+    ) -> bool {
         let since = self.cleanings.iter().rev();
         since
             .take_while(|cleaned| seen <= cleaned.what.at)
@@ -100,7 +106,7 @@ impl ClosedNames {
     }
 
     /// Whether a name was cleaned on the whole node since then.
-    pub(super) fn covers_on_node(&self, name: &Fqdn, seen: BootTime) -> bool {
+    pub(in crate::core) fn covers_on_node(&self, name: &Fqdn, seen: BootTime) -> bool {
         let of_all = self.cleanings.iter();
         let mut since =
             of_all.filter(|cleaned| cleaned.endpoint().is_none() && seen <= cleaned.what.at);
@@ -108,7 +114,7 @@ impl ClosedNames {
     }
 
     /// The file's text, if it is behind; it counts as written from now on.
-    pub(super) fn take_unsaved(&mut self, boot_id: &str) -> Option<String> {
+    pub(in crate::core) fn take_unsaved(&mut self, boot_id: &str) -> Option<String> {
         std::mem::take(&mut self.is_unsaved).then(|| {
             let cleanings = self.cleanings.iter().map(|cleaned| &cleaned.what);
             cleaned::render(boot_id, cleanings)
@@ -116,17 +122,17 @@ impl ClosedNames {
     }
 
     /// The file could not be written.
-    pub(super) fn undo_save(&mut self) {
+    pub(in crate::core) fn undo_save(&mut self) {
         self.is_unsaved = true;
     }
 
     /// An answer had an address that gets no label.
-    pub(super) fn note_refused(&mut self, name: &Fqdn, address: IpAddr) {
+    pub(in crate::core) fn note_refused(&mut self, name: &Fqdn, address: IpAddr) {
         self.refused.note(name, address);
     }
 
     /// Such addresses of this name, of the latest.
-    pub(super) fn refused_of(&self, name: &Fqdn) -> Vec<IpAddr> {
+    pub(in crate::core) fn refused_of(&self, name: &Fqdn) -> Vec<IpAddr> {
         self.refused.of(name)
     }
 }

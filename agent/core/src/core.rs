@@ -60,8 +60,8 @@ mod state;
 mod view;
 pub mod why;
 
+pub use crate::core::state::location::{Directory, EndpointLocation};
 pub use config::{CoreConfig, Restored};
-pub use directory::{Directory, EndpointLocation};
 pub use event::{Effect, Event};
 pub use plan::Plan;
 pub use snapshot::{Snapshot, Summary};

@@ -10,13 +10,9 @@
 //! before it holds after it. Until the last one is committed proxies keep the rules they have,
 //! and what is learned meanwhile counts for the revision of these.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use ipnet::IpNet;
-use shared_maps::{EndpointId, IdentityId};
 
 use super::{
     flush::{Removals, RoundSize},
@@ -25,6 +21,7 @@ use super::{
 };
 use crate::core::state::publication::PlanResult;
 
+use crate::core::state::changes::{Change, Files, Moves, PendingRollout, Stage};
 use crate::{
     ipcache::metadata::{Claim, Owner},
     labels::LabelSet,
@@ -42,78 +39,6 @@ const SELECTOR: usize = 4;
 const SUBJECT: usize = 4;
 /// A file.
 const FILE: usize = 100;
-
-/// Changes of policy that are not in force yet.
-#[derive(Debug, Default)]
-pub(super) struct Changes {
-    /// Keys of documents and their new versions; none = it goes.
-    waiting: VecDeque<(String, Option<Arc<PolicyDocument>>)>,
-    under_way: Option<Change>,
-    files: Files,
-    /// Revision of the rules that proxies have meanwhile.
-    before: Option<u64>,
-    /// Revision of the DNS rules that files get meanwhile, once these are rendered.
-    rendered: Option<u64>,
-    /// How the parts so far ended.
-    result: PlanResult,
-    /// Work done since the part began, in units.
-    spent: usize,
-}
-
-impl Changes {
-    /// Counts work that was done, in units.
-    pub(super) fn spend(&mut self, units: usize) {
-        self.spent += units;
-    }
-}
-
-/// The one under way.
-#[derive(Debug)]
-struct Change {
-    key: String,
-    old: Option<Arc<PolicyDocument>>,
-    new: Option<Arc<PolicyDocument>>,
-    stage: Stage,
-    moves: Moves,
-}
-
-#[derive(Debug)]
-enum Stage {
-    /// So many selectors are registered.
-    Labels(usize),
-    Rules(PendingRollout),
-    /// So many selectors are unregistered.
-    Leftovers(usize),
-}
-
-/// Who is under the old rules.
-#[derive(Debug)]
-struct PendingRollout {
-    subjects: Vec<IdentityId>,
-    /// Of the subject that was rendered last.
-    endpoints: Vec<EndpointId>,
-    /// Those whose entries differ for it.
-    peers: Vec<IdentityId>,
-    deferred: Removals,
-}
-
-/// Prefixes that a stage resolves, in order.
-#[derive(Debug, Default)]
-struct Moves {
-    prefixes: Vec<IpNet>,
-    done: usize,
-    deferred: Removals,
-}
-
-/// Files of endpoints whose DNS rules changed.
-#[derive(Debug, Default)]
-enum Files {
-    #[default]
-    Written,
-    /// All rules are in the maps.
-    Due,
-    Left(Vec<EndpointId>),
-}
 
 impl State {
     pub(super) fn on_policy(&mut self, event: SourceEvent<PolicyDocument>) {

@@ -1,43 +1,9 @@
 //! Who is where, for proxies that cannot read the maps.
 
-use std::{collections::BTreeSet, net::IpAddr};
-
-use dns_policy::rule::Transport;
-use ipnet::IpNet;
-use shared_maps::{EndpointId, IdentityId};
+use shared_maps::IdentityId;
 
 use super::state::State;
-
-/// Endpoints, identities and prefixes, without learned names: it is far cheaper than a
-/// [`super::Snapshot`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Directory {
-    /// Endpoints by number.
-    pub locations: Vec<EndpointLocation>,
-    /// Allocated identities by number, reserved ones left out.
-    pub identities: Vec<IdentityId>,
-    /// Endpoints, ports and transports for which files of the run before had rules: a proxy
-    /// may have them still.
-    pub former: BTreeSet<RuleKey>,
-    /// Prefixes with the identity in the datapath, or the intended one if there is none.
-    pub prefixes: Vec<(IpNet, IdentityId)>,
-}
-
-/// What a proxy knows rules by: endpoint, port of its servers, transport.
-pub type RuleKey = (EndpointId, u16, Transport);
-
-/// Where one endpoint is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EndpointLocation {
-    /// Number.
-    pub id: EndpointId,
-    /// Its identity.
-    pub identity: IdentityId,
-    /// Host-side interface.
-    pub ifindex: u32,
-    /// Its addresses, IPv4 first.
-    pub addresses: Vec<IpAddr>,
-}
+use crate::core::state::location::{Directory, EndpointLocation};
 
 impl State {
     pub(super) fn locations(&self) -> Vec<EndpointLocation> {

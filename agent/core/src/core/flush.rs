@@ -25,7 +25,8 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey, PolicyValue},
 };
 
-use super::{hold::HELD, plan::Plan, rollback::Undo, state::State};
+use super::{plan::Plan, rollback::Undo, state::State};
+use crate::core::state::hold::HELD;
 use crate::{
     datapath::plan::Step,
     endpoint::{endpoint::DirtyPeers, policy_map::PolicyMap},

@@ -6,12 +6,8 @@
 //! identities meanwhile: for these the map gets the entries of the identity that the address had.
 //! Otherwise an address that a list or a deny of the refused document means would pass.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::collections::BTreeSet;
 
-use dns_policy::rule::EndpointRules;
 use ipnet::IpNet;
 use shared_maps::{
     EndpointId, IdentityId,
@@ -23,62 +19,6 @@ use crate::{
     endpoint::endpoint::{DirtyPeers, Endpoint},
     policy::compute::Entries,
 };
-
-/// Why the policy of an endpoint is not what its documents say.
-pub(super) const HELD: &str = "its policy of the last run stays in force: a policy document was \
-    refused at the start, and no good version of it is known; correct or remove that document \
-    (`policy get` names it)";
-
-/// What is kept back.
-#[derive(Debug, Default)]
-pub(super) struct Hold {
-    /// The first listing of policies has gaps.
-    uncertain: bool,
-    /// DNS rules that files of the last run have; empty once the sources are synced.
-    former: BTreeMap<EndpointId, Arc<EndpointRules>>,
-    /// Endpoints that keep what they had, with their DNS rules.
-    held: BTreeMap<EndpointId, Arc<EndpointRules>>,
-}
-
-impl Hold {
-    /// With the DNS rules that the files of the last run have.
-    pub(super) fn new(former: BTreeMap<EndpointId, Arc<EndpointRules>>) -> Self {
-        Self {
-            former,
-            ..Self::default()
-        }
-    }
-
-    /// The first listing of policies has gaps.
-    pub(super) fn begin(&mut self) {
-        self.uncertain = true;
-    }
-
-    /// Whether the listing of policies still has gaps.
-    pub(super) fn is_uncertain(&self) -> bool {
-        self.uncertain
-    }
-
-    /// Whether an endpoint keeps its previous policy.
-    pub(super) fn has(&self, id: EndpointId) -> bool {
-        self.held.contains_key(&id)
-    }
-
-    /// DNS rules of an endpoint that keeps its previous policy.
-    pub(super) fn rules_of(&self, id: EndpointId) -> Option<&Arc<EndpointRules>> {
-        self.held.get(&id)
-    }
-
-    /// Whether no endpoint is kept back.
-    pub(super) fn is_empty(&self) -> bool {
-        self.held.is_empty()
-    }
-
-    /// The endpoint is gone.
-    pub(super) fn forget(&mut self, id: EndpointId) {
-        self.held.remove(&id);
-    }
-}
 
 impl State {
     /// The listing of policies has no gaps any more: endpoints follow it.

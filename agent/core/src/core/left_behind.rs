@@ -5,73 +5,10 @@
 //! is attached to the interface. If an endpoint is there already, the programs stay as they are
 //! until it is attached.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use shared_maps::{
-    EndpointId,
-    policy::{PolicyKey, PolicyValue},
-};
-
-use super::{flush::set_order, plan::Plan, rollback::Undo, state::State};
+use super::{plan::Plan, rollback::Undo, state::State};
 use crate::datapath::plan::Step;
-
-/// What is left under one number.
-#[derive(Debug, Default)]
-struct Left {
-    interfaces: BTreeSet<u32>,
-    /// Entries that the policy map still has.
-    entries: Vec<(PolicyKey, PolicyValue)>,
-}
-
-/// Programs without an endpoint, by the number under which they were attached.
-#[derive(Debug, Default)]
-pub(super) struct LeftBehind(BTreeMap<EndpointId, Left>);
-
-impl LeftBehind {
-    /// Programs are attached to these interfaces.
-    pub(super) fn add(
-        &mut self,
-        id: EndpointId,
-        interfaces: BTreeSet<u32>,
-        entries: Vec<(PolicyKey, PolicyValue)>,
-    ) {
-        let left = Left {
-            interfaces,
-            entries,
-        };
-        self.0.insert(id, left);
-    }
-
-    /// An entry could not be removed.
-    pub(super) fn keep(&mut self, id: EndpointId, key: PolicyKey, value: PolicyValue) {
-        if let Some(left) = self.0.get_mut(&id) {
-            left.entries.push((key, value));
-        }
-    }
-
-    /// Whether programs are left under this number.
-    pub(super) fn has(&self, id: EndpointId) -> bool {
-        self.0.contains_key(&id)
-    }
-
-    /// Each number with its interfaces.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (EndpointId, u32)> {
-        let all = self.0.iter();
-        all.flat_map(|(id, left)| left.interfaces.iter().map(|interface| (*id, *interface)))
-    }
-
-    fn interfaces(&self) -> impl Iterator<Item = (EndpointId, &BTreeSet<u32>)> {
-        self.0.iter().map(|(id, left)| (*id, &left.interfaces))
-    }
-
-    /// Takes the entries of a policy map, in the order in which they go.
-    fn take_entries(&mut self, id: EndpointId) -> Vec<(PolicyKey, PolicyValue)> {
-        let left = self.0.get_mut(&id);
-        let mut entries = left.map_or_else(Vec::new, |left| std::mem::take(&mut left.entries));
-        entries.sort_by_key(|(key, value)| (std::cmp::Reverse(set_order(key, value)), *key));
-        entries
-    }
-}
 
 impl State {
     /// Plans that nothing passes interfaces whose pod is unknown.

@@ -14,10 +14,10 @@ use shared_maps::{FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 use super::{
     event::{Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingResult},
     plan::{PendingResult, Plan},
-    resolved::Relevance,
     state::State,
 };
 use crate::core::state::endpoint_files::Undurable;
+use crate::core::state::resolved::Relevance;
 use crate::{
     fqdn::{cache::Answer, embedded, resolved::Room},
     ipcache::metadata::{Claim, Owner},

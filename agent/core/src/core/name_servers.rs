@@ -7,70 +7,24 @@
 //! learned: it labels nothing, no file and no lease keeps it, and its pod gets it unchanged.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use dns_policy::{mapping::Mapping, name::Fqdn};
-use shared_maps::EndpointId;
 
 use super::{
     state::State,
     why::{MeantBy, UntrustedAnswer},
 };
+use crate::core::state::passed_answers::{ADDRESSES, NAMED, PassedAnswer};
 use crate::core::state::policy_model::Subject;
 use crate::{
     fqdn::servers::NameServers,
     name_objects::TrustedServers,
     policy::lint::foreign_servers::{self, KnownServers},
 };
-
-/// Answers that are remembered; the oldest are forgotten.
-const REMEMBERED: usize = 256;
-/// The same of one server: a server that answers many names hides no other one.
-const OF_ONE_SERVER: usize = 16;
-/// Addresses of one answer that are remembered.
-const ADDRESSES: usize = 16;
-/// Servers that warnings name.
-const NAMED: usize = 10;
-
-/// An answer for a name that `toFQDNs` selects, of a server that does not count.
-#[derive(Clone, Debug)]
-struct PassedAnswer {
-    server: SocketAddr,
-    name: Fqdn,
-    endpoint: EndpointId,
-    addresses: Vec<IpAddr>,
-}
-
-/// The latest of them, the oldest first.
-#[derive(Debug, Default)]
-pub(super) struct PassedAnswers(VecDeque<PassedAnswer>);
-
-impl PassedAnswers {
-    fn note(&mut self, answer: PassedAnswer) {
-        let is_same = |known: &PassedAnswer| {
-            (known.server, known.endpoint) == (answer.server, answer.endpoint)
-                && known.name == answer.name
-        };
-        self.0.retain(|known| !is_same(known));
-        let of_server = self.0.iter().filter(|known| known.server == answer.server);
-        let is_full = of_server.count() >= OF_ONE_SERVER;
-        let oldest = match is_full {
-            true => self
-                .0
-                .iter()
-                .position(|known| known.server == answer.server),
-            false if self.0.len() >= REMEMBERED => Some(0),
-            false => None,
-        };
-        if let Some(oldest) = oldest {
-            self.0.remove(oldest);
-        }
-        self.0.push_back(answer);
-    }
-}
 
 impl State {
     /// Reads again which DNS servers are trusted: those of the flag, and those of the DNS Service

@@ -4,11 +4,12 @@
 //! a node has the label of the longest selected block that covers it, and those labels of its node
 //! whose keys are selected. Selectors of other policies do not read either.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 
 use super::state::State;
+use crate::core::state::node_selectors::keys;
 use crate::{
     ipcache::{
         metadata::{Claim, Owner},
@@ -18,20 +19,6 @@ use crate::{
     policy::document::Body,
     selector::selector::LabelSelector,
 };
-
-/// See the module.
-#[derive(Debug, Default)]
-pub(super) struct NodeSelectors {
-    blocks: BTreeMap<IpNet, usize>,
-    keys: BTreeMap<String, usize>,
-}
-
-impl NodeSelectors {
-    /// Whether a selector asks for labels of this key.
-    pub(super) fn asks_for(&self, key: &str) -> bool {
-        self.keys.contains_key(key)
-    }
-}
 
 impl State {
     /// A selector means nodes in this block.
@@ -87,11 +74,6 @@ impl State {
             }
         }
     }
-}
-
-fn keys(selector: &LabelSelector) -> BTreeSet<&str> {
-    let requirements = selector.requirements.iter();
-    requirements.map(|r| r.key.as_str()).collect()
 }
 
 /// Takes one user away. True if it was the last.

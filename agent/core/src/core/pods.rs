@@ -5,16 +5,13 @@
 //! another node and an endpoint here with equal labels are one identity. An address that is an
 //! endpoint's, too, has the endpoint's identity.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
 use super::state::State;
+use crate::core::state::pods::KnownPod;
 use crate::{
     endpoint::spec::EndpointSpec,
     ipcache::metadata::{Claim, Owner, Source},
@@ -23,68 +20,6 @@ use crate::{
     policy::cluster::identity::CiliumIdentity,
     source_event::SourceEvent,
 };
-
-/// The pods that the cluster has.
-#[derive(Debug, Default)]
-pub(super) struct Pods {
-    known: BTreeMap<Arc<str>, KnownPod>,
-    /// Pods with addresses and without an identity: no number was free.
-    without_identity: BTreeSet<Arc<str>>,
-    /// What the author of the cluster's documents should know.
-    warnings: Vec<String>,
-}
-
-#[derive(Debug)]
-struct KnownPod {
-    at: PodAt,
-    /// None while it has no address, or while no number is free.
-    identity: Option<IdentityId>,
-}
-
-impl Pods {
-    /// How many there are.
-    pub(super) fn len(&self) -> usize {
-        self.known.len()
-    }
-
-    /// Labels of the pod `namespace/name`.
-    pub(super) fn labels_of(&self, key: &str) -> Option<&LabelSet> {
-        self.known.get(key).map(|pod| &pod.at.labels)
-    }
-
-    /// Whether the pod `namespace/name` is the one with this uid; true if one of the two has no uid.
-    pub(super) fn is_one(&self, key: &str, uid: &str) -> bool {
-        let known = self.known.get(key).and_then(|pod| pod.at.uid.as_deref());
-        known.is_none_or(|known| known == uid)
-    }
-
-    /// Addresses of the pod `namespace/name`.
-    pub(super) fn addresses_of(&self, key: &str) -> &[IpAddr] {
-        self.known
-            .get(key)
-            .map_or(&[], |pod| pod.at.addresses.as_slice())
-    }
-
-    /// Whether pods wait for a number.
-    pub(super) fn lacks_identities(&self) -> bool {
-        !self.without_identity.is_empty()
-    }
-
-    /// Pods that wait for a number.
-    pub(super) fn without_identity(&self) -> impl Iterator<Item = &str> {
-        self.without_identity.iter().map(AsRef::as_ref)
-    }
-
-    /// Replaces the warnings.
-    pub(super) fn warn(&mut self, warnings: Vec<String>) {
-        self.warnings = warnings;
-    }
-
-    /// What the author of the cluster's documents should know.
-    pub(super) fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-}
 
 impl State {
     pub(super) fn on_pods(&mut self, events: Vec<SourceEvent<PodAt>>) {

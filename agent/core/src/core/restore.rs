@@ -12,13 +12,9 @@ use shared_maps::{EndpointId, IdentityId};
 
 use super::{
     config::{CoreConfig, Restored},
-    directory::RuleKey,
     endpoints::Origin,
-    hold::Hold,
     mappings::MAX_TTL,
-    name_servers::PassedAnswers,
     plan::Plan,
-    resolved::ResolvedNames,
     rollback::Undo,
     snapshot::Counters,
     state::{ClusterObjects, Learned, State},
@@ -27,6 +23,9 @@ use crate::core::state::{
     closed_names::ClosedNames, endpoint_files::EndpointFiles, endpoint_table::EndpointTable,
     identity_numbers::IdentityNumbers, leases::Leases, lxc_table::LxcTable,
     policy_model::PolicyModel, publication::Publication, restoration::Restoration, retry::Retry,
+};
+use crate::core::state::{
+    hold::Hold, location::RuleKey, passed_answers::PassedAnswers, resolved::ResolvedNames,
 };
 use crate::{
     datapath::plan::Step,

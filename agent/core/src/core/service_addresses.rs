@@ -8,155 +8,13 @@
 //!
 //! [`Metadata::identity`]: crate::ipcache::metadata::Metadata::identity
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
-use shared_maps::IdentityId;
 
-use super::{services::Services, state::State};
-use crate::{
-    ipcache::metadata::{Claim, Owner},
-    kubernetes::service_at::{Family, ServiceAt},
-    policy::document::PolicyDocument,
-    selector::selector::Selector,
-};
-
-/// How a Service has an address. The least one counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Standing {
-    /// In the cluster.
-    Cluster,
-    /// Its load balancer has it.
-    LoadBalancer,
-    /// `spec.externalIPs`.
-    External,
-}
-
-/// Addresses of Services.
-#[derive(Debug, Default)]
-pub(super) struct ServiceAddresses {
-    /// Services that have an address: the one that counts first.
-    holders: BTreeMap<IpAddr, Vec<(Standing, Arc<str>)>>,
-    /// Addresses as they are claimed in the ipcache.
-    claimed: BTreeMap<IpAddr, (Owner, IdentityId)>,
-    /// DNS servers that rules name by address, and how many rules.
-    dns_servers: BTreeMap<IpAddr, usize>,
-}
-
-impl ServiceAt {
-    /// Every address.
-    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.standings().map(|(address, _)| address)
-    }
-
-    /// Every address, and how it has it.
-    pub(super) fn standings(&self) -> impl Iterator<Item = (IpAddr, Standing)> {
-        let all = [
-            (&self.cluster_ips, Standing::Cluster),
-            (&self.load_balancer_ips, Standing::LoadBalancer),
-            (&self.external_ips, Standing::External),
-        ];
-        let all = all.into_iter();
-        all.flat_map(|(list, standing)| list.iter().map(move |address| (*address, standing)))
-    }
-}
-
-impl ServiceAddresses {
-    /// The Service to which an address in the cluster belongs.
-    pub(super) fn at_cluster_ip(&self, address: IpAddr) -> Option<&str> {
-        match self.claimed.get(&address)? {
-            (Owner::Service(key), _) => Some(key),
-            _ => None,
-        }
-    }
-
-    /// Addresses that several Services have: the address, its Service, and another one.
-    pub(super) fn contested(&self) -> impl Iterator<Item = (IpAddr, &str, &str)> {
-        self.holders.iter().flat_map(|(address, holders)| {
-            let (first, others) = match holders.split_first() {
-                Some(((_, first), others)) => (&**first, others),
-                None => ("", holders.as_slice()),
-            };
-            others
-                .iter()
-                .map(move |(_, other)| (*address, first, &**other))
-        })
-    }
-
-    /// The Service that an address belongs to.
-    pub(super) fn holder(&self, address: IpAddr) -> Option<&str> {
-        let (_, key) = self.holders.get(&address)?.first()?;
-        Some(key)
-    }
-
-    /// The same, unless it has the address by `spec.externalIPs` alone, which any author writes.
-    pub(super) fn holder_in_cluster(&self, address: IpAddr) -> Option<&str> {
-        let (standing, key) = self.holders.get(&address)?.first()?;
-        (*standing != Standing::External).then_some(&**key)
-    }
-
-    /// External addresses of Services, each with the Service that counts.
-    pub(super) fn external(&self) -> impl Iterator<Item = (IpAddr, &str)> {
-        let holders = self.holders.iter();
-        holders.filter_map(|(address, holders)| match holders.first()? {
-            (Standing::External, key) => Some((*address, &**key)),
-            _ => None,
-        })
-    }
-
-    /// Whether rules with DNS names are about exactly this address.
-    pub(super) fn is_dns_server(&self, address: IpAddr) -> bool {
-        self.dns_servers.contains_key(&address)
-    }
-
-    /// A Service has other addresses than before.
-    pub(super) fn hold(
-        &mut self,
-        key: &Arc<str>,
-        old: &BTreeMap<IpAddr, Standing>,
-        new: &BTreeMap<IpAddr, Standing>,
-    ) {
-        for (address, standing) in old {
-            if new.get(address) == Some(standing) {
-                continue;
-            }
-            if let Some(holders) = self.holders.get_mut(address) {
-                holders.retain(|(_, holder)| holder != key);
-                if holders.is_empty() {
-                    self.holders.remove(address);
-                }
-            }
-        }
-        for (address, standing) in new {
-            if old.get(address) == Some(standing) {
-                continue;
-            }
-            let holders = self.holders.entry(*address).or_default();
-            let at = holders.partition_point(|(other, _)| other <= standing);
-            holders.insert(at, (*standing, Arc::clone(key)));
-        }
-    }
-}
-
-impl Services {
-    /// The owner and the identity that the ipcache must have for an address.
-    fn claim_of(&self, address: IpAddr) -> Option<(Owner, IdentityId)> {
-        let addresses = self.addresses();
-        let (standing, key) = addresses.holders.get(&address)?.first()?;
-        let owner = match standing {
-            Standing::Cluster => Owner::Service(Arc::clone(key)),
-            _ if addresses.is_dns_server(address) => return None,
-            _ => Owner::ExternalService(Arc::clone(key)),
-        };
-        let identity = self.get(key)?.identities.get(&Family::of(address));
-        // An address of the cluster is never the world, although no policy selects it then.
-        Some((owner, identity.copied().unwrap_or(IdentityId::UNMANAGED)))
-    }
-}
+use super::state::State;
+use crate::core::state::services::addresses::dns_servers;
+use crate::{ipcache::metadata::Claim, policy::document::PolicyDocument};
 
 impl State {
     pub(super) fn claim_service_address(&mut self, address: IpAddr) {
@@ -206,18 +64,4 @@ impl State {
             self.claim_service_address(*address);
         }
     }
-}
-
-/// Single addresses to which rules with DNS names allow queries.
-fn dns_servers(document: &PolicyDocument) -> BTreeSet<IpAddr> {
-    let rules = document.rules().iter().flat_map(|rule| &rule.egress.peers);
-    let about_names = rules.filter(|rule| rule.ports.iter().any(|port| port.dns.is_some()));
-    let selectors = about_names.flat_map(|rule| rule.selectors());
-    let single = selectors.filter_map(|selector| match selector {
-        Selector::Cidr(cidr) if cidr.prefix.prefix_len() == cidr.prefix.max_prefix_len() => {
-            Some(cidr.prefix.addr())
-        }
-        _ => None,
-    });
-    single.collect()
 }

@@ -9,151 +9,16 @@
 //! - A pod that went keeps its identity as a backend.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, btree_map::Entry},
     net::IpAddr,
     sync::Arc,
 };
 
-use dns_policy::boot_time::BootTime;
 use shared_maps::IdentityId;
 
-use super::{services::Services, state::State};
-use crate::{
-    kubernetes::service_at::{BackendAt, Family, ServiceAt},
-    policy::compute::service::{Backend, Service, ServicePort},
-};
-
-/// How long a backend whose pod is unknown is left out, seconds.
-pub(super) const SKEW: u64 = 30;
-
-/// After this many seconds, an address that no slice names any more may be left out again.
-const FORGOTTEN_AFTER: u64 = 3600;
-
-/// Addresses that are left out, or were, at most.
-const MAX_GRACES: usize = 16_384;
-
-/// Why a backend is not judged by the identity of its address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Exception {
-    /// Its pod is unknown, since this time.
-    Unknown(BootTime),
-    /// Its pod went, and had this identity.
-    Departed(IdentityId),
-}
-
-/// What is behind the address of a backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Behind {
-    /// It is known by its address.
-    Known(IdentityId),
-    /// A pod that went.
-    Departed(IdentityId),
-    /// A pod that no document describes.
-    UnknownPod,
-}
-
-/// When addresses were left out first. An address is left out once: a slice that is removed and
-/// written again opens no Service for it.
-#[derive(Debug, Default)]
-pub(super) struct Graces(BTreeMap<IpAddr, BootTime>);
-
-impl Graces {
-    /// Since when an address is unknown. `is_named`: slices name an address.
-    fn since(
-        &mut self,
-        address: IpAddr,
-        now: BootTime,
-        is_named: impl Fn(&IpAddr) -> bool,
-    ) -> BootTime {
-        if let Some(since) = self.0.get(&address) {
-            return *since;
-        }
-        if self.0.len() >= MAX_GRACES {
-            let is_young = |since: &BootTime| since.plus_secs(FORGOTTEN_AFTER) > now;
-            self.0
-                .retain(|address, since| is_young(since) || is_named(address));
-        }
-        if self.0.len() >= MAX_GRACES {
-            return BootTime(now.0.saturating_sub(SKEW * 1_000_000_000));
-        }
-        self.0.insert(address, now);
-        now
-    }
-
-    /// A pod has the address.
-    fn end(&mut self, address: IpAddr) {
-        self.0.remove(&address);
-    }
-}
-
-/// Pods that went while slices name them.
-#[derive(Debug, Default)]
-pub(super) struct DepartedPods {
-    pods: BTreeMap<Arc<str>, DepartedPod>,
-    ends: BTreeSet<(BootTime, Arc<str>)>,
-}
-
-#[derive(Debug)]
-struct DepartedPod {
-    /// Held until the end.
-    identity: IdentityId,
-    addresses: Vec<IpAddr>,
-    until: BootTime,
-}
-
-impl DepartedPods {
-    fn identity_of(&self, backend: &BackendAt) -> Option<IdentityId> {
-        let pod = self.pods.get(backend.pod.as_ref()?)?;
-        let has = pod.addresses.contains(&backend.address);
-        has.then_some(pod.identity)
-    }
-
-    /// Takes the identities of those whose time is over.
-    fn take_ended(&mut self, now: BootTime) -> Vec<IdentityId> {
-        let mut ended = Vec::new();
-        while self.ends.first().is_some_and(|(until, _)| *until <= now)
-            && let Some((_, key)) = self.ends.pop_first()
-        {
-            ended.extend(self.pods.remove(&key).map(|pod| pod.identity));
-        }
-        ended
-    }
-}
-
-impl Services {
-    /// A pod loses these addresses. Its identity stays held if slices name them. Gives the identity
-    /// that nothing needs any more: this one, or that of an earlier time.
-    pub(super) fn depart(
-        &mut self,
-        pod: &Arc<str>,
-        addresses: Vec<IpAddr>,
-        identity: IdentityId,
-        now: BootTime,
-    ) -> Option<IdentityId> {
-        let mut services: BTreeSet<Arc<str>> = BTreeSet::new();
-        for address in &addresses {
-            let behind = self.behind(*address).into_iter().flatten();
-            let naming = behind.filter(|key| self.names_pod(key, *address, pod));
-            services.extend(naming.cloned());
-        }
-        if services.is_empty() {
-            return Some(identity);
-        }
-        let until = now.plus_secs(SKEW);
-        self.look_again(until, services);
-        let departed = DepartedPod {
-            identity,
-            addresses,
-            until,
-        };
-        let before = self.departed.pods.insert(Arc::clone(pod), departed);
-        if let Some(before) = &before {
-            self.departed.ends.remove(&(before.until, Arc::clone(pod)));
-        }
-        self.departed.ends.insert((until, Arc::clone(pod)));
-        before.map(|before| before.identity)
-    }
-}
+use super::state::State;
+use crate::core::state::services::backends::{Behind, service_of};
+use crate::kubernetes::service_at::BackendAt;
 
 impl State {
     /// Renders the Services again whose backends may have other identities.
@@ -214,73 +79,5 @@ impl State {
             IdentityId::UNMANAGED if backend.pod.is_some() => Behind::UnknownPod,
             identity => Behind::Known(identity),
         }
-    }
-}
-
-impl Services {
-    /// Whether slices of a Service name a pod at an address.
-    fn names_pod(&self, service: &str, address: IpAddr, pod: &Arc<str>) -> bool {
-        let Some(known) = self.get(service) else {
-            return false;
-        };
-        let mut backends = known.at.ports.iter().flat_map(|port| &port.backends);
-        backends.any(|backend| backend.address == address && backend.pod.as_ref() == Some(pod))
-    }
-
-    fn exceptions(
-        &mut self,
-        behind: &BTreeMap<IpAddr, Behind>,
-        now: BootTime,
-    ) -> BTreeMap<IpAddr, Exception> {
-        let mut graces = std::mem::take(&mut self.graces);
-        let is_named = |address: &IpAddr| self.behind(*address).is_some();
-        let exceptions = behind.iter().filter_map(|(address, behind)| {
-            let exception = match behind {
-                Behind::Known(_) => return None,
-                Behind::Departed(identity) => Exception::Departed(*identity),
-                Behind::UnknownPod => Exception::Unknown(graces.since(*address, now, is_named)),
-            };
-            Some((*address, exception))
-        });
-        let exceptions = exceptions.collect();
-        self.graces = graces;
-        exceptions
-    }
-}
-
-/// The Service as policy sees it at the addresses of a family.
-fn service_of(
-    at: &ServiceAt,
-    family: Family,
-    behind: &BTreeMap<IpAddr, Behind>,
-    exceptions: &BTreeMap<IpAddr, Exception>,
-    now: BootTime,
-) -> Service {
-    let identity_of = |backend: &BackendAt| match exceptions.get(&backend.address) {
-        Some(Exception::Unknown(since)) => {
-            let is_over = since.plus_secs(SKEW) <= now;
-            is_over.then_some(IdentityId::UNKNOWN)
-        }
-        Some(Exception::Departed(identity)) => Some(*identity),
-        None => match behind.get(&backend.address)? {
-            Behind::Known(identity) => Some(*identity),
-            Behind::Departed(_) | Behind::UnknownPod => None,
-        },
-    };
-    let ports = at.ports.iter().map(|port| {
-        let backends = port.backends_of(family).filter_map(|backend| {
-            Some(Backend {
-                identity: identity_of(backend)?,
-                port: backend.port.unwrap_or(port.port),
-            })
-        });
-        ServicePort {
-            protocol: port.protocol.number(),
-            port: port.port,
-            backends: backends.collect(),
-        }
-    });
-    Service {
-        ports: ports.collect(),
     }
 }

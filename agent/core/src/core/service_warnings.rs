@@ -7,12 +7,9 @@ use shared_maps::{
     policy::{EGRESS, INGRESS},
 };
 
-use super::{
-    config::DNS_SERVICE,
-    service_backends::{Exception, SKEW},
-    state::State,
-};
+use super::{config::DNS_SERVICE, state::State};
 use crate::core::state::policy_model::Subject;
+use crate::core::state::services::backends::{Exception, SKEW};
 use crate::{
     identity::scopes::is_remote_node,
     ipcache::metadata::Owner,

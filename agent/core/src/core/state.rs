@@ -1,31 +1,41 @@
 //! The parts of the core's state, side by side: the model, and what the datapath has of it as far
 //! as planned.
 
-pub(in crate::core) mod closed_names;
-pub(in crate::core) mod endpoint_files;
-pub(in crate::core) mod endpoint_table;
-pub(in crate::core) mod identity_budget;
-pub(in crate::core) mod identity_numbers;
-pub(in crate::core) mod leases;
-pub(in crate::core) mod lxc_table;
-pub(in crate::core) mod policy_model;
-pub(in crate::core) mod publication;
-pub(in crate::core) mod refused;
-pub(in crate::core) mod restoration;
-pub(in crate::core) mod retry;
-pub(in crate::core) mod revocations;
+pub(crate) mod changes;
+pub(crate) mod closed_names;
+pub(crate) mod endpoint_files;
+pub(crate) mod endpoint_table;
+pub(crate) mod hold;
+pub(crate) mod identity_budget;
+pub(crate) mod identity_numbers;
+pub(crate) mod leases;
+pub(crate) mod left_behind;
+pub(crate) mod location;
+pub(crate) mod lxc_table;
+pub(crate) mod node_selectors;
+pub(crate) mod passed_answers;
+pub(crate) mod pods;
+pub(crate) mod policy_model;
+pub(crate) mod publication;
+pub(crate) mod refused;
+pub(crate) mod resolved;
+pub(crate) mod restoration;
+pub(crate) mod retry;
+pub(crate) mod revocations;
+pub(crate) mod services;
 
 use dns_policy::boot_time::BootTime;
 use shared_maps::{EndpointId, IdentityId};
 
-use super::{
-    config::CoreConfig, name_servers::PassedAnswers, node_selectors::NodeSelectors, plan::Plan,
-    pods::Pods, resolved::ResolvedNames, rollback::Undo, services::Services, snapshot::Counters,
-};
+use super::{config::CoreConfig, plan::Plan, rollback::Undo, snapshot::Counters};
 use crate::core::state::{
     closed_names::ClosedNames, endpoint_files::EndpointFiles, endpoint_table::EndpointTable,
     identity_numbers::IdentityNumbers, leases::Leases, lxc_table::LxcTable,
     policy_model::PolicyModel, publication::Publication, restoration::Restoration, retry::Retry,
+};
+use crate::core::state::{
+    node_selectors::NodeSelectors, passed_answers::PassedAnswers, pods::Pods,
+    resolved::ResolvedNames, services::Services,
 };
 use crate::{
     datapath::plan::Step, fqdn::cache::NameCache, ipcache::table::Ipcache, labels::LabelSet,

@@ -20,31 +20,31 @@ const REMEMBERED_AFTER: u64 = 3600;
 
 /// One cleaning, ready to be compared with names.
 #[derive(Debug)]
-pub(in crate::core) struct Cleaned {
+pub(crate) struct Cleaned {
     what: Cleaning,
     matcher: Option<SelectorMatcher>,
 }
 
 impl Cleaned {
     /// None if the pattern is not valid: it matches nothing.
-    pub(in crate::core) fn new(what: Cleaning) -> Option<Self> {
+    pub(crate) fn new(what: Cleaning) -> Option<Self> {
         let compile = |text: &String| SelectorMatcher::compile(&NameRule::Pattern(text.clone()));
         let matcher = what.pattern.as_ref().map(compile).transpose().ok()?;
         Some(Self { what, matcher })
     }
 
     /// The only endpoint whose names are cleaned, if there is one.
-    pub(in crate::core) fn endpoint(&self) -> Option<EndpointId> {
+    pub(crate) fn endpoint(&self) -> Option<EndpointId> {
         self.what.endpoint
     }
 
     /// Whether it cleans this name of this endpoint.
-    pub(in crate::core) fn is_of(&self, endpoint: EndpointId, name: &Fqdn) -> bool {
+    pub(crate) fn is_of(&self, endpoint: EndpointId, name: &Fqdn) -> bool {
         self.endpoint().is_none_or(|only| only == endpoint) && self.is_of_name(name)
     }
 
     /// Whether it cleans this name, of one endpoint at least.
-    pub(in crate::core) fn is_of_name(&self, name: &Fqdn) -> bool {
+    pub(crate) fn is_of_name(&self, name: &Fqdn) -> bool {
         let matcher = self.matcher.as_ref();
         matcher.is_none_or(|matcher| matcher.matches(name))
     }
@@ -59,7 +59,7 @@ impl Cleaned {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(in crate::core) struct ClosedNames {
+pub(crate) struct ClosedNames {
     /// The newest last.
     cleanings: VecDeque<Cleaned>,
     is_unsaved: bool,
@@ -68,7 +68,7 @@ pub(in crate::core) struct ClosedNames {
 
 impl ClosedNames {
     /// Restores the names that an earlier run since the boot wrote to disk.
-    pub(in crate::core) fn restore(&mut self, names: CleanedNames, boot_id: &str, now: BootTime) {
+    pub(crate) fn restore(&mut self, names: CleanedNames, boot_id: &str, now: BootTime) {
         if names.boot_id != boot_id {
             return;
         }
@@ -81,7 +81,7 @@ impl ClosedNames {
     }
 
     /// Remembers a cleaning.
-    pub(in crate::core) fn add(&mut self, cleaned: Cleaned, now: BootTime) {
+    pub(crate) fn add(&mut self, cleaned: Cleaned, now: BootTime) {
         let lasts = u64::from(MAX_TTL) + REMEMBERED_AFTER;
         self.cleanings
             .retain(|known| known.what.at.plus_secs(lasts) > now && !cleaned.covers(known));
@@ -93,7 +93,7 @@ impl ClosedNames {
     }
 
     /// Whether an endpoint's name was cleaned since then.
-    pub(in crate::core) fn covers(
+    pub(crate) fn covers(
         &self,
         endpoint: EndpointId,
         name: &Fqdn,
@@ -106,7 +106,7 @@ impl ClosedNames {
     }
 
     /// Whether a name was cleaned on the whole node since then.
-    pub(in crate::core) fn covers_on_node(&self, name: &Fqdn, seen: BootTime) -> bool {
+    pub(crate) fn covers_on_node(&self, name: &Fqdn, seen: BootTime) -> bool {
         let of_all = self.cleanings.iter();
         let mut since =
             of_all.filter(|cleaned| cleaned.endpoint().is_none() && seen <= cleaned.what.at);
@@ -114,7 +114,7 @@ impl ClosedNames {
     }
 
     /// The file's text, if it is behind; it counts as written from now on.
-    pub(in crate::core) fn take_unsaved(&mut self, boot_id: &str) -> Option<String> {
+    pub(crate) fn take_unsaved(&mut self, boot_id: &str) -> Option<String> {
         std::mem::take(&mut self.is_unsaved).then(|| {
             let cleanings = self.cleanings.iter().map(|cleaned| &cleaned.what);
             cleaned::render(boot_id, cleanings)
@@ -122,17 +122,17 @@ impl ClosedNames {
     }
 
     /// The file could not be written.
-    pub(in crate::core) fn undo_save(&mut self) {
+    pub(crate) fn undo_save(&mut self) {
         self.is_unsaved = true;
     }
 
     /// An answer had an address that gets no label.
-    pub(in crate::core) fn note_refused(&mut self, name: &Fqdn, address: IpAddr) {
+    pub(crate) fn note_refused(&mut self, name: &Fqdn, address: IpAddr) {
         self.refused.note(name, address);
     }
 
     /// Such addresses of this name, of the latest.
-    pub(in crate::core) fn refused_of(&self, name: &Fqdn) -> Vec<IpAddr> {
+    pub(crate) fn refused_of(&self, name: &Fqdn) -> Vec<IpAddr> {
         self.refused.of(name)
     }
 }

@@ -26,7 +26,7 @@ const MAX_UNDURABLE: usize = 65_536;
 
 /// A result that was given before the mapping was on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::core) struct Undurable {
+pub(crate) struct Undurable {
     stream: StreamId,
     sequence: u64,
     lease_end: Option<BootTime>,
@@ -35,7 +35,7 @@ pub(in crate::core) struct Undurable {
 
 impl Undurable {
     /// A result that was given.
-    pub(in crate::core) fn new(result: &MappingResult) -> Self {
+    pub(crate) fn new(result: &MappingResult) -> Self {
         Self {
             stream: result.stream,
             sequence: result.sequence,
@@ -45,7 +45,7 @@ impl Undurable {
     }
 
     /// The result again, now that the mapping is on disk.
-    pub(in crate::core) fn result(&self) -> MappingResult {
+    pub(crate) fn result(&self) -> MappingResult {
         MappingResult {
             stream: self.stream,
             sequence: self.sequence,
@@ -59,7 +59,7 @@ impl Undurable {
 
 /// Whether an endpoint has a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::core) enum Presence {
+pub(crate) enum Presence {
     #[default]
     Absent,
     Present,
@@ -93,7 +93,7 @@ impl File {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(in crate::core) struct EndpointFiles {
+pub(crate) struct EndpointFiles {
     files: BTreeMap<EndpointId, File>,
     /// Files of endpoints that went.
     left: BTreeSet<EndpointId>,
@@ -104,44 +104,44 @@ pub(in crate::core) struct EndpointFiles {
 
 impl EndpointFiles {
     /// An endpoint came; it has no file.
-    pub(in crate::core) fn add(&mut self, id: EndpointId) {
+    pub(crate) fn add(&mut self, id: EndpointId) {
         self.files.insert(id, File::default());
     }
 
     /// An endpoint has a file of an earlier run.
-    pub(in crate::core) fn find(&mut self, id: EndpointId) {
+    pub(crate) fn find(&mut self, id: EndpointId) {
         self.files.entry(id).or_default().presence = Presence::Present;
     }
 
     /// An endpoint went: nothing waits for its file, which is left until it is removed.
-    pub(in crate::core) fn leave(&mut self, id: EndpointId) {
+    pub(crate) fn leave(&mut self, id: EndpointId) {
         if self.files.remove(&id).is_some_and(|file| file.exists()) {
             self.left.insert(id);
         }
     }
 
     /// Whether the file of an endpoint that went is left.
-    pub(in crate::core) fn is_left(&self, id: EndpointId) -> bool {
+    pub(crate) fn is_left(&self, id: EndpointId) -> bool {
         self.left.contains(&id)
     }
 
     /// The file of an endpoint that went is removed. Gives whether there was one.
-    pub(in crate::core) fn remove_left(&mut self, id: EndpointId) -> bool {
+    pub(crate) fn remove_left(&mut self, id: EndpointId) -> bool {
         self.left.remove(&id)
     }
 
     /// The file of an endpoint that went could not be removed.
-    pub(in crate::core) fn restore_left(&mut self, id: EndpointId) {
+    pub(crate) fn restore_left(&mut self, id: EndpointId) {
         self.left.insert(id);
     }
 
     /// Whether an endpoint has a file, as far as planned.
-    pub(in crate::core) fn exists(&self, id: EndpointId) -> bool {
+    pub(crate) fn exists(&self, id: EndpointId) -> bool {
         self.files.get(&id).is_some_and(File::exists)
     }
 
     /// Whether an endpoint has a file, with other rules than these.
-    pub(in crate::core) fn has_other_rules(
+    pub(crate) fn has_other_rules(
         &self,
         id: EndpointId,
         rules: Option<&Arc<EndpointRules>>,
@@ -151,13 +151,13 @@ impl EndpointFiles {
     }
 
     /// Whether an endpoint has a file, with these rules.
-    pub(in crate::core) fn has_rules(&self, id: EndpointId, rules: &Arc<EndpointRules>) -> bool {
+    pub(crate) fn has_rules(&self, id: EndpointId, rules: &Arc<EndpointRules>) -> bool {
         let file = self.files.get(&id);
         file.is_some_and(|file| file.exists() && file.rules.as_ref() == Some(rules))
     }
 
     /// An endpoint's file is due at this time.
-    pub(in crate::core) fn mark_due(&mut self, id: EndpointId, at: BootTime) {
+    pub(crate) fn mark_due(&mut self, id: EndpointId, at: BootTime) {
         if let Some(file) = self.files.get_mut(&id) {
             file.due = Some(at);
             self.due.insert((at, id));
@@ -165,7 +165,7 @@ impl EndpointFiles {
     }
 
     /// An endpoint that has so many pairs learned something: its file is due soon.
-    pub(in crate::core) fn mark_due_soon(&mut self, id: EndpointId, pairs: usize, now: BootTime) {
+    pub(crate) fn mark_due_soon(&mut self, id: EndpointId, pairs: usize, now: BootTime) {
         if let Some(file) = self.files.get(&id)
             && file.due.is_none()
         {
@@ -176,12 +176,12 @@ impl EndpointFiles {
     }
 
     /// Puts the write of a file off that is written in the background right now.
-    pub(in crate::core) fn postpone(&mut self, id: EndpointId, now: BootTime) {
+    pub(crate) fn postpone(&mut self, id: EndpointId, now: BootTime) {
         self.mark_due(id, gathered(now));
     }
 
     /// Takes the endpoints whose files are due.
-    pub(in crate::core) fn take_due(&mut self, now: BootTime) -> BTreeSet<EndpointId> {
+    pub(crate) fn take_due(&mut self, now: BootTime) -> BTreeSet<EndpointId> {
         let mut found = BTreeSet::new();
         while let Some((at, id)) = self.due.first().copied()
             && at <= now
@@ -195,12 +195,12 @@ impl EndpointFiles {
     }
 
     /// When the next file is due.
-    pub(in crate::core) fn next_due(&self) -> Option<BootTime> {
+    pub(crate) fn next_due(&self) -> Option<BootTime> {
         self.due.first().map(|(at, _)| *at)
     }
 
     /// A result waits for the file of this endpoint.
-    pub(in crate::core) fn await_write(&mut self, id: EndpointId, result: Undurable) {
+    pub(crate) fn await_write(&mut self, id: EndpointId, result: Undurable) {
         if let Some(file) = self.files.get_mut(&id)
             && file.undurable.len() < MAX_UNDURABLE
         {
@@ -209,7 +209,7 @@ impl EndpointFiles {
     }
 
     /// A stream closed: its results have no receiver.
-    pub(in crate::core) fn forget_stream(&mut self, stream: StreamId) {
+    pub(crate) fn forget_stream(&mut self, stream: StreamId) {
         for file in self.files.values_mut() {
             let background = file.background.as_mut().map(|write| &mut write.results);
             for results in background.into_iter().chain([&mut file.undurable]) {
@@ -220,7 +220,7 @@ impl EndpointFiles {
 
     /// A write is planned. Gives whether there was a file before, and the results that are
     /// durable with it.
-    pub(in crate::core) fn write(
+    pub(crate) fn write(
         &mut self,
         id: EndpointId,
         rules: Arc<EndpointRules>,
@@ -242,7 +242,7 @@ impl EndpointFiles {
 
     /// A planned write failed: what is on disk is unknown, except whether there is a file. It
     /// is due again at `retry_at`.
-    pub(in crate::core) fn undo_write(
+    pub(crate) fn undo_write(
         &mut self,
         id: EndpointId,
         before: Presence,
@@ -258,14 +258,14 @@ impl EndpointFiles {
     }
 
     /// Whether the file is being written in the background.
-    pub(in crate::core) fn is_being_written(&self, id: EndpointId) -> bool {
+    pub(crate) fn is_being_written(&self, id: EndpointId) -> bool {
         self.files
             .get(&id)
             .is_some_and(|file| file.background.is_some())
     }
 
     /// A write in the background is planned. Gives its number.
-    pub(in crate::core) fn begin_background(&mut self, id: EndpointId, now: BootTime) -> u64 {
+    pub(crate) fn begin_background(&mut self, id: EndpointId, now: BootTime) -> u64 {
         self.last_write += 1;
         if let Some(file) = self.files.get_mut(&id) {
             file.written_at = now;
@@ -280,7 +280,7 @@ impl EndpointFiles {
 
     /// A write in the background is done. Gives the results that are durable; none if another
     /// write of the file has replaced it.
-    pub(in crate::core) fn end_background(
+    pub(crate) fn end_background(
         &mut self,
         id: EndpointId,
         number: u64,
@@ -297,7 +297,7 @@ impl EndpointFiles {
     }
 
     /// A write in the background failed. True if the file is due again for it.
-    pub(in crate::core) fn fail_background(
+    pub(crate) fn fail_background(
         &mut self,
         id: EndpointId,
         number: u64,
@@ -319,7 +319,7 @@ impl EndpointFiles {
     }
 
     /// Why background writes failed, of each file that was not written since.
-    pub(in crate::core) fn failures(&self) -> impl Iterator<Item = &String> {
+    pub(crate) fn failures(&self) -> impl Iterator<Item = &String> {
         self.files.values().filter_map(|file| file.failure.as_ref())
     }
 }

@@ -17,12 +17,12 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use crate::core::left_behind::LeftBehind;
+use crate::core::state::left_behind::LeftBehind;
 use crate::endpoint::{endpoint::Endpoint, manager::Endpoints, spec::EndpointSpec};
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(in crate::core) struct EndpointTable {
+pub(crate) struct EndpointTable {
     present: Endpoints,
     /// Endpoints whose source removed them and of which something is left.
     leaving: BTreeMap<EndpointId, Endpoint>,
@@ -40,61 +40,61 @@ pub(in crate::core) struct EndpointTable {
 
 /// Endpoints that are present.
 impl EndpointTable {
-    pub(in crate::core) fn new(map_sizes: BTreeMap<EndpointId, usize>) -> Self {
+    pub(crate) fn new(map_sizes: BTreeMap<EndpointId, usize>) -> Self {
         Self {
             map_sizes,
             ..Self::default()
         }
     }
 
-    pub(in crate::core) fn get(&self, id: EndpointId) -> Option<&Endpoint> {
+    pub(crate) fn get(&self, id: EndpointId) -> Option<&Endpoint> {
         self.present.get(id)
     }
 
-    pub(in crate::core) fn get_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+    pub(crate) fn get_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
         self.present.get_mut(id)
     }
 
-    pub(in crate::core) fn by_key(&self, key: &str) -> Option<EndpointId> {
+    pub(crate) fn by_key(&self, key: &str) -> Option<EndpointId> {
         self.present.by_key(key)
     }
 
-    pub(in crate::core) fn by_address(&self, address: IpAddr) -> Option<EndpointId> {
+    pub(crate) fn by_address(&self, address: IpAddr) -> Option<EndpointId> {
         self.present.by_address(address)
     }
 
     /// All, by number.
-    pub(in crate::core) fn iter(&self) -> impl Iterator<Item = &Endpoint> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Endpoint> {
         self.present.iter()
     }
 
     /// Those with a greater number, ascending.
-    pub(in crate::core) fn after(&self, id: Option<EndpointId>) -> impl Iterator<Item = &Endpoint> {
+    pub(crate) fn after(&self, id: Option<EndpointId>) -> impl Iterator<Item = &Endpoint> {
         let from = id.map_or(Bound::Unbounded, Bound::Excluded);
         self.present.range((from, Bound::Unbounded))
     }
 
-    pub(in crate::core) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.present.len()
     }
 
     /// Adds an endpoint, or puts one back that was taken out.
-    pub(in crate::core) fn insert(&mut self, endpoint: Endpoint) {
+    pub(crate) fn insert(&mut self, endpoint: Endpoint) {
         self.present.insert(endpoint);
     }
 
     /// Takes an endpoint out. It has to be put back, or to [`Self::leave`].
-    pub(in crate::core) fn take(&mut self, id: EndpointId) -> Option<Endpoint> {
+    pub(crate) fn take(&mut self, id: EndpointId) -> Option<Endpoint> {
         self.present.remove(id)
     }
 
     /// Entries that the policy map of an endpoint takes, of at most so many.
-    pub(in crate::core) fn map_size(&self, id: EndpointId, max: usize) -> usize {
+    pub(crate) fn map_size(&self, id: EndpointId, max: usize) -> usize {
         self.map_sizes.get(&id).map_or(max, |size| max.min(*size))
     }
 
     /// The endpoint gets a new policy map.
-    pub(in crate::core) fn forget_map_size(&mut self, id: EndpointId) {
+    pub(crate) fn forget_map_size(&mut self, id: EndpointId) {
         self.map_sizes.remove(&id);
     }
 }
@@ -102,29 +102,29 @@ impl EndpointTable {
 /// Endpoints that lack something.
 impl EndpointTable {
     /// An endpoint lacks entries or programs.
-    pub(in crate::core) fn mark(&mut self, id: EndpointId) {
+    pub(crate) fn mark(&mut self, id: EndpointId) {
         self.dirty.insert(id);
     }
 
     /// Gives an endpoint to be changed, and marks it.
-    pub(in crate::core) fn mark_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+    pub(crate) fn mark_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
         let endpoint = self.present.get_mut(id)?;
         self.dirty.insert(id);
         Some(endpoint)
     }
 
     /// Endpoints that are marked.
-    pub(in crate::core) fn dirty(&self) -> impl Iterator<Item = &Endpoint> {
+    pub(crate) fn dirty(&self) -> impl Iterator<Item = &Endpoint> {
         self.dirty.iter().filter_map(|id| self.present.get(*id))
     }
 
     /// Numbers of the endpoints that are marked.
-    pub(in crate::core) fn dirty_ids(&self) -> Vec<EndpointId> {
+    pub(crate) fn dirty_ids(&self) -> Vec<EndpointId> {
         self.dirty.iter().copied().collect()
     }
 
     /// Keeps the marks of endpoints that still lack something.
-    pub(in crate::core) fn retain_dirty(&mut self, lacks: impl Fn(&Endpoint) -> bool) {
+    pub(crate) fn retain_dirty(&mut self, lacks: impl Fn(&Endpoint) -> bool) {
         let present = &self.present;
         self.dirty.retain(|id| present.get(*id).is_some_and(&lacks));
     }
@@ -133,34 +133,34 @@ impl EndpointTable {
 /// Endpoints that went.
 impl EndpointTable {
     /// An endpoint went; what the datapath has of it is left.
-    pub(in crate::core) fn leave(&mut self, endpoint: Endpoint) {
+    pub(crate) fn leave(&mut self, endpoint: Endpoint) {
         self.leaving.insert(endpoint.id, endpoint);
     }
 
-    pub(in crate::core) fn has_leaving(&self) -> bool {
+    pub(crate) fn has_leaving(&self) -> bool {
         !self.leaving.is_empty()
     }
 
-    pub(in crate::core) fn is_leaving(&self, id: EndpointId) -> bool {
+    pub(crate) fn is_leaving(&self, id: EndpointId) -> bool {
         self.leaving.contains_key(&id)
     }
 
     /// Endpoints that went and of which something is left.
-    pub(in crate::core) fn leaving_mut(&mut self) -> impl Iterator<Item = &mut Endpoint> {
+    pub(crate) fn leaving_mut(&mut self) -> impl Iterator<Item = &mut Endpoint> {
         self.leaving.values_mut()
     }
 
-    pub(in crate::core) fn get_leaving_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+    pub(crate) fn get_leaving_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
         self.leaving.get_mut(&id)
     }
 
     /// Endpoints of which the datapath may have something.
-    pub(in crate::core) fn with_leaving(&self) -> impl Iterator<Item = &Endpoint> {
+    pub(crate) fn with_leaving(&self) -> impl Iterator<Item = &Endpoint> {
         self.present.iter().chain(self.leaving.values())
     }
 
     /// One of those, to be changed.
-    pub(in crate::core) fn get_any_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+    pub(crate) fn get_any_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
         match self.leaving.get_mut(&id) {
             Some(leaving) => Some(leaving),
             None => self.present.get_mut(id),
@@ -168,14 +168,14 @@ impl EndpointTable {
     }
 
     /// A policy map or programs without an endpoint are left under this number.
-    pub(in crate::core) fn add_orphan(&mut self, id: EndpointId) {
+    pub(crate) fn add_orphan(&mut self, id: EndpointId) {
         self.present.hold(id);
         self.orphans.insert(id);
     }
 
     /// Programs of a number without an endpoint are attached to interfaces; these are the entries of
     /// its policy map.
-    pub(in crate::core) fn add_left(
+    pub(crate) fn add_left(
         &mut self,
         id: EndpointId,
         interfaces: BTreeSet<u32>,
@@ -186,22 +186,22 @@ impl EndpointTable {
     }
 
     /// Programs of numbers without an endpoint.
-    pub(in crate::core) fn left(&self) -> &LeftBehind {
+    pub(crate) fn left(&self) -> &LeftBehind {
         &self.left
     }
 
     /// Programs of numbers without an endpoint.
-    pub(in crate::core) fn left_mut(&mut self) -> &mut LeftBehind {
+    pub(crate) fn left_mut(&mut self) -> &mut LeftBehind {
         &mut self.left
     }
 
     /// A step failed that removed what is left under this number.
-    pub(in crate::core) fn restore_orphan(&mut self, id: EndpointId) {
+    pub(crate) fn restore_orphan(&mut self, id: EndpointId) {
         self.orphans.insert(id);
     }
 
     /// Takes the numbers under which something without an endpoint is left.
-    pub(in crate::core) fn take_orphans(&mut self) -> BTreeSet<EndpointId> {
+    pub(crate) fn take_orphans(&mut self) -> BTreeSet<EndpointId> {
         let mut orphans = std::mem::take(&mut self.orphans);
         // The map of one that has programs goes with these.
         orphans.retain(|id| self.present.get(*id).is_none() && !self.left.has(*id));
@@ -209,18 +209,18 @@ impl EndpointTable {
     }
 
     /// A free number.
-    pub(in crate::core) fn free_number(&mut self) -> Option<EndpointId> {
+    pub(crate) fn free_number(&mut self) -> Option<EndpointId> {
         self.present.free_number()
     }
 
     /// A number is not used after all.
-    pub(in crate::core) fn free(&mut self, id: EndpointId) {
+    pub(crate) fn free(&mut self, id: EndpointId) {
         self.present.free(id);
     }
 
     /// Frees the numbers of which nothing is left. `has_more` says whether the datapath has more
     /// of an endpoint that went than its programs and its policy map.
-    pub(in crate::core) fn free_numbers(&mut self, has_more: impl Fn(EndpointId) -> bool) {
+    pub(crate) fn free_numbers(&mut self, has_more: impl Fn(EndpointId) -> bool) {
         self.leaving.retain(|id, endpoint| {
             endpoint.attached.is_some() || endpoint.policy_map.is_some() || has_more(*id)
         });
@@ -238,43 +238,43 @@ impl EndpointTable {
 /// Endpoints that cannot be in force now.
 impl EndpointTable {
     /// An endpoint cannot be in force now.
-    pub(in crate::core) fn wait(&mut self, spec: EndpointSpec, reason: String) {
+    pub(crate) fn wait(&mut self, spec: EndpointSpec, reason: String) {
         self.waiting.insert(spec.key.clone(), (spec, reason));
     }
 
     /// An endpoint waits no longer. Gives the reason that it had.
-    pub(in crate::core) fn end_wait(&mut self, key: &str) -> Option<String> {
+    pub(crate) fn end_wait(&mut self, key: &str) -> Option<String> {
         self.without_identity.remove(key);
         self.waiting.remove(key).map(|(_, reason)| reason)
     }
 
     /// Takes all that wait, to be tried again.
-    pub(in crate::core) fn take_waiting(&mut self) -> Vec<EndpointSpec> {
+    pub(crate) fn take_waiting(&mut self) -> Vec<EndpointSpec> {
         self.without_identity.clear();
         let waiting = std::mem::take(&mut self.waiting).into_values();
         waiting.map(|(spec, _)| spec).collect()
     }
 
     /// Notes that an endpoint waits for an identity.
-    pub(in crate::core) fn await_identity(&mut self, spec: EndpointSpec, reason: String) {
+    pub(crate) fn await_identity(&mut self, spec: EndpointSpec, reason: String) {
         self.without_identity.insert(spec.key.clone());
         self.wait(spec, reason);
     }
 
     /// Takes those that wait for an identity, to be tried again.
-    pub(in crate::core) fn take_without_identity(&mut self) -> Vec<EndpointSpec> {
+    pub(crate) fn take_without_identity(&mut self) -> Vec<EndpointSpec> {
         let keys = std::mem::take(&mut self.without_identity).into_iter();
         let waiting = keys.filter_map(|key| self.waiting.get(&key));
         waiting.map(|(spec, _)| spec.clone()).collect()
     }
 
     /// Whether endpoints wait for an identity.
-    pub(in crate::core) fn lacks_identities(&self) -> bool {
+    pub(crate) fn lacks_identities(&self) -> bool {
         !self.without_identity.is_empty()
     }
 
     /// Those that wait, and why.
-    pub(in crate::core) fn waiting(
+    pub(crate) fn waiting(
         &self,
     ) -> impl ExactSizeIterator<Item = &(EndpointSpec, String)> {
         self.waiting.values()

@@ -16,7 +16,7 @@ const RETRIED: usize = 512;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(in crate::core) struct IdentityBudget {
+pub(crate) struct IdentityBudget {
     identities: BTreeSet<IdentityId>,
     /// Those of them with labels of several names' selectors.
     combinations: usize,
@@ -32,18 +32,18 @@ pub(in crate::core) struct IdentityBudget {
     queued_at: u64,
 }
 
-pub(in crate::core) fn is_name(label: &&Label) -> bool {
+pub(crate) fn is_name(label: &&Label) -> bool {
     matches!(label.source(), FQDN | DNS_NAME)
 }
 
 /// Whether answers made the label set: it has the labels of several names' selectors.
-pub(in crate::core) fn is_combination(labels: &LabelSet) -> bool {
+pub(crate) fn is_combination(labels: &LabelSet) -> bool {
     labels.iter().filter(is_name).nth(1).is_some()
 }
 
 impl IdentityBudget {
     /// An identity came.
-    pub(in crate::core) fn add(&mut self, identity: IdentityId, labels: &LabelSet) {
+    pub(crate) fn add(&mut self, identity: IdentityId, labels: &LabelSet) {
         if !labels.iter().any(|label| is_name(&label)) {
             return;
         }
@@ -55,7 +55,7 @@ impl IdentityBudget {
     }
 
     /// An identity went.
-    pub(in crate::core) fn remove(&mut self, identity: IdentityId, labels: &LabelSet) {
+    pub(crate) fn remove(&mut self, identity: IdentityId, labels: &LabelSet) {
         if self.identities.remove(&identity) {
             self.changes += 1;
             self.combinations -= usize::from(is_combination(labels));
@@ -63,57 +63,57 @@ impl IdentityBudget {
     }
 
     /// These label sets will have an identity once everything is resolved.
-    pub(in crate::core) fn expect(&mut self, awaited: BTreeSet<LabelSet>) {
+    pub(crate) fn expect(&mut self, awaited: BTreeSet<LabelSet>) {
         self.awaited = awaited;
     }
 
     /// Everything is resolved.
-    pub(in crate::core) fn end_expecting(&mut self) {
+    pub(crate) fn end_expecting(&mut self) {
         self.awaited.clear();
     }
 
     /// Whether so many combinations have an identity, or will have one.
-    pub(in crate::core) fn is_used_up(&self, max: usize) -> bool {
+    pub(crate) fn is_used_up(&self, max: usize) -> bool {
         self.combinations + self.awaited.len() >= max
     }
 
     /// Identities of names.
-    pub(in crate::core) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.identities.len()
     }
 
     /// Those with labels of several names' selectors.
-    pub(in crate::core) fn combinations(&self) -> usize {
+    pub(crate) fn combinations(&self) -> usize {
         self.combinations
     }
 
     /// Identities of names, the latest first.
-    pub(in crate::core) fn latest(&self) -> impl Iterator<Item = IdentityId> {
+    pub(crate) fn latest(&self) -> impl Iterator<Item = IdentityId> {
         self.identities.iter().rev().copied()
     }
 
     /// A prefix gets the labels of some of its names only. True if it had those of all.
-    pub(in crate::core) fn limit(&mut self, prefix: IpNet) -> bool {
+    pub(crate) fn limit(&mut self, prefix: IpNet) -> bool {
         self.limited.insert(prefix)
     }
 
     /// A prefix has the labels of all its names.
-    pub(in crate::core) fn unlimit(&mut self, prefix: IpNet) {
+    pub(crate) fn unlimit(&mut self, prefix: IpNet) {
         self.limited.remove(&prefix);
     }
 
     /// Whether a prefix has the labels of some of its names only.
-    pub(in crate::core) fn is_limited(&self, prefix: IpNet) -> bool {
+    pub(crate) fn is_limited(&self, prefix: IpNet) -> bool {
         self.limited.contains(&prefix)
     }
 
     /// How many prefixes have the labels of some of their names only.
-    pub(in crate::core) fn limited(&self) -> usize {
+    pub(crate) fn limited(&self) -> usize {
         self.limited.len()
     }
 
     /// Takes some of the limited prefixes to be tried again, once an identity came or went.
-    pub(in crate::core) fn take_retries(&mut self) -> Vec<IpNet> {
+    pub(crate) fn take_retries(&mut self) -> Vec<IpNet> {
         if self.queue.is_empty() && self.queued_at != self.changes {
             self.queued_at = self.changes;
             self.queue.extend(&self.limited);

@@ -24,15 +24,15 @@ use crate::{
 
 /// The checkpoints that a plan has to begin with, and the identities that they save.
 #[derive(Debug, Default)]
-pub(in crate::core) struct Checkpoints {
-    pub(in crate::core) local: Option<String>,
-    pub(in crate::core) endpoints: Option<EndpointWrite>,
-    pub(in crate::core) fresh: BTreeSet<IdentityId>,
+pub(crate) struct Checkpoints {
+    pub(crate) local: Option<String>,
+    pub(crate) endpoints: Option<EndpointWrite>,
+    pub(crate) fresh: BTreeSet<IdentityId>,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub(in crate::core) struct IdentityNumbers {
+pub(crate) struct IdentityNumbers {
     local: LocalScopes,
     local_file: IdentityFile,
     endpoints: Box<dyn PodIdentities>,
@@ -47,7 +47,7 @@ pub(in crate::core) struct IdentityNumbers {
 
 impl IdentityNumbers {
     /// With the numbers that an earlier run had.
-    pub(in crate::core) fn new(
+    pub(crate) fn new(
         local: Vec<(IdentityId, LabelSet)>,
         endpoints: Vec<(IdentityId, LabelSet)>,
     ) -> Self {
@@ -63,17 +63,17 @@ impl IdentityNumbers {
         }
     }
 
-    pub(in crate::core) fn budget(&self) -> &IdentityBudget {
+    pub(crate) fn budget(&self) -> &IdentityBudget {
         &self.budget
     }
 
-    pub(in crate::core) fn budget_mut(&mut self) -> &mut IdentityBudget {
+    pub(crate) fn budget_mut(&mut self) -> &mut IdentityBudget {
         &mut self.budget
     }
 
     /// Acquires the identity of labels of addresses outside, with this number if it is free.
     /// None if no number is left.
-    pub(in crate::core) fn acquire_local(
+    pub(crate) fn acquire_local(
         &mut self,
         labels: &LabelSet,
         request: Option<IdentityId>,
@@ -87,7 +87,7 @@ impl IdentityNumbers {
     }
 
     /// Acquires the identity of a pod's labels, if there is one.
-    pub(in crate::core) fn ask_pod(&mut self, labels: &LabelSet) -> Asked {
+    pub(crate) fn ask_pod(&mut self, labels: &LabelSet) -> Asked {
         let asked = self.endpoints.ask(labels);
         if let Asked::Have(acquired) = asked
             && acquired.fresh
@@ -99,33 +99,33 @@ impl IdentityNumbers {
     }
 
     /// The cluster has this number for these labels, or none for the number any more.
-    pub(in crate::core) fn learn(&mut self, id: IdentityId, labels: Option<&LabelSet>) {
+    pub(crate) fn learn(&mut self, id: IdentityId, labels: Option<&LabelSet>) {
         self.endpoints.learn(id, labels);
     }
 
     /// Takes the label sets of pods whose number came or changed.
-    pub(in crate::core) fn take_renumbered(&mut self) -> BTreeSet<LabelSet> {
+    pub(crate) fn take_renumbered(&mut self) -> BTreeSet<LabelSet> {
         self.endpoints.renumbered()
     }
 
     /// Has another giver of numbers in the place of the usual one.
     #[cfg(test)]
-    pub(in crate::core) fn with_pods(&mut self, pods: Box<dyn PodIdentities>) {
+    pub(crate) fn with_pods(&mut self, pods: Box<dyn PodIdentities>) {
         self.endpoints = pods;
     }
 
     /// Releases an identity of addresses outside. True if nothing else holds it.
-    pub(in crate::core) fn release_local(&mut self, id: IdentityId) -> bool {
+    pub(crate) fn release_local(&mut self, id: IdentityId) -> bool {
         self.local.release(id)
     }
 
     /// Releases an endpoint's identity.
-    pub(in crate::core) fn release_endpoint(&mut self, id: IdentityId) {
+    pub(crate) fn release_endpoint(&mut self, id: IdentityId) {
         self.endpoints.release(id);
     }
 
     /// Takes the identities that nothing holds and that no prefix has in the datapath.
-    pub(in crate::core) fn sweep(
+    pub(crate) fn sweep(
         &mut self,
         is_in_force: &dyn Fn(IdentityId) -> bool,
     ) -> Vec<IdentityId> {
@@ -135,7 +135,7 @@ impl IdentityNumbers {
     }
 
     /// Takes a number up again that was swept. True if it was free.
-    pub(in crate::core) fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
+    pub(crate) fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
         if id.is_endpoint() {
             self.endpoint_checkpoint.add(id, &labels);
             self.endpoints.revive(id, labels)
@@ -146,13 +146,13 @@ impl IdentityNumbers {
     }
 
     /// Releases the numbers of an earlier run that nothing asked for.
-    pub(in crate::core) fn release_withheld(&mut self) {
+    pub(crate) fn release_withheld(&mut self) {
         self.local.release_withheld();
         self.endpoints.release_withheld();
     }
 
     /// Takes the checkpoints that are due.
-    pub(in crate::core) fn take_checkpoints(&mut self) -> Checkpoints {
+    pub(crate) fn take_checkpoints(&mut self) -> Checkpoints {
         let mut due = Checkpoints::default();
         if std::mem::take(&mut self.local_is_due) {
             due.local = Some(self.local_file.render(&self.local.kept()));
@@ -163,61 +163,61 @@ impl IdentityNumbers {
     }
 
     /// A checkpoint failed: both are due again.
-    pub(in crate::core) fn undo_checkpoint(&mut self) {
+    pub(crate) fn undo_checkpoint(&mut self) {
         self.local_is_due = true;
         self.endpoint_checkpoint.undo();
     }
 
     /// These are not on disk after all.
-    pub(in crate::core) fn mark_fresh(&mut self, unsaved: BTreeSet<IdentityId>) {
+    pub(crate) fn mark_fresh(&mut self, unsaved: BTreeSet<IdentityId>) {
         self.fresh.extend(unsaved);
     }
 
     /// Labels of an allocated identity of addresses outside.
-    pub(in crate::core) fn local_labels(&self, id: IdentityId) -> Option<&LabelSet> {
+    pub(crate) fn local_labels(&self, id: IdentityId) -> Option<&LabelSet> {
         self.local.labels(id)
     }
 
     /// Whether the labels have an identity.
-    pub(in crate::core) fn knows_local(&self, labels: &LabelSet) -> bool {
+    pub(crate) fn knows_local(&self, labels: &LabelSet) -> bool {
         self.local.has_number(labels)
     }
 
     /// Labels that a number of an earlier run had, if nothing asked for it yet.
-    pub(in crate::core) fn withheld_labels(&self, id: IdentityId) -> Option<&LabelSet> {
+    pub(crate) fn withheld_labels(&self, id: IdentityId) -> Option<&LabelSet> {
         self.local.withheld_labels(id)
     }
 
     /// Numbers of an earlier run that nothing asked for yet.
-    pub(in crate::core) fn withheld(&self) -> impl Iterator<Item = (IdentityId, &LabelSet)> {
+    pub(crate) fn withheld(&self) -> impl Iterator<Item = (IdentityId, &LabelSet)> {
         self.local.withheld()
     }
 
     /// Every allocated identity with its labels and the number of its holders.
-    pub(in crate::core) fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)> {
+    pub(crate) fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)> {
         let mut all = self.allocated_local();
         all.extend(self.endpoints.allocated());
         all
     }
 
     /// Those of addresses outside.
-    pub(in crate::core) fn allocated_local(&self) -> Vec<(IdentityId, LabelSet, usize)> {
+    pub(crate) fn allocated_local(&self) -> Vec<(IdentityId, LabelSet, usize)> {
         self.local.allocated()
     }
 
     /// How many identities of addresses outside are allocated.
-    pub(in crate::core) fn local_len(&self) -> usize {
+    pub(crate) fn local_len(&self) -> usize {
         self.local.len()
     }
 
     /// How many identities of endpoints are allocated.
-    pub(in crate::core) fn endpoints_len(&self) -> usize {
+    pub(crate) fn endpoints_len(&self) -> usize {
         self.endpoints.len()
     }
 
     /// Sets the labels of one of the node's addresses. Gives those of the host identity if they
     /// changed with it.
-    pub(in crate::core) fn set_host_labels(
+    pub(crate) fn set_host_labels(
         &mut self,
         prefix: IpNet,
         labels: Option<LabelSet>,

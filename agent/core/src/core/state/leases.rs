@@ -21,7 +21,7 @@ const CLOSES_WITHIN: u64 = 5;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(in crate::core) struct Leases {
+pub(crate) struct Leases {
     open: BTreeSet<StreamId>,
     /// When the last lease given to an open stream ends.
     promised: BTreeMap<StreamId, BootTime>,
@@ -35,24 +35,24 @@ pub(in crate::core) struct Leases {
 
 impl Leases {
     /// A stream opened.
-    pub(in crate::core) fn open(&mut self, stream: StreamId) {
+    pub(crate) fn open(&mut self, stream: StreamId) {
         self.open.insert(stream);
     }
 
     /// Whether leases may be given to this stream.
-    pub(in crate::core) fn is_open(&self, stream: StreamId) -> bool {
+    pub(crate) fn is_open(&self, stream: StreamId) -> bool {
         self.open.contains(&stream)
     }
 
     /// A lease was given.
-    pub(in crate::core) fn promise(&mut self, stream: StreamId, until: BootTime) {
+    pub(crate) fn promise(&mut self, stream: StreamId, until: BootTime) {
         let last = self.promised.entry(stream).or_default();
         *last = until.max(*last);
     }
 
     /// A stream closed. Its proxy may not have noticed, and may still answer under the leases it
     /// has: they are honoured, whether their revocation is under way or comes later.
-    pub(in crate::core) fn close(&mut self, stream: StreamId, now: BootTime) {
+    pub(crate) fn close(&mut self, stream: StreamId, now: BootTime) {
         self.open.remove(&stream);
         self.departed.retain(|_, until| *until > now);
         let promised = self.promised.remove(&stream);
@@ -70,7 +70,7 @@ impl Leases {
     }
 
     /// The process that holds the leases of these streams has ended, and with it the leases.
-    pub(in crate::core) fn end_holder(&mut self, streams: &[StreamId], now: BootTime) {
+    pub(crate) fn end_holder(&mut self, streams: &[StreamId], now: BootTime) {
         for stream in streams {
             if self.open.contains(stream) {
                 // The stream closes soon, unless another process took the connection over.
@@ -83,14 +83,14 @@ impl Leases {
     }
 
     /// Proxies dropped the leases of revocations.
-    pub(in crate::core) fn acknowledge(&mut self, acks: &[RevokeAck]) {
+    pub(crate) fn acknowledge(&mut self, acks: &[RevokeAck]) {
         for ack in acks {
             self.revocations.acked(ack.stream, ack.id);
         }
     }
 
     /// Begins to revoke the leases of a name's addresses, the last of which ends at `until`.
-    pub(in crate::core) fn revoke(
+    pub(crate) fn revoke(
         &mut self,
         name: Fqdn,
         addresses: Vec<IpAddr>,
@@ -116,17 +116,17 @@ impl Leases {
     }
 
     /// Takes out the revocations that every stream acknowledged or whose leases ended.
-    pub(in crate::core) fn take_ended(&mut self, now: BootTime) -> Vec<PendingRevocation> {
+    pub(crate) fn take_ended(&mut self, now: BootTime) -> Vec<PendingRevocation> {
         self.revocations.take_ended(now)
     }
 
     /// When the leases of the next revocation end by themselves.
-    pub(in crate::core) fn next_end(&self) -> Option<BootTime> {
+    pub(crate) fn next_end(&self) -> Option<BootTime> {
         self.revocations.next_end()
     }
 
     /// Revocations under way.
-    pub(in crate::core) fn pending(&self) -> impl Iterator<Item = &PendingRevocation> {
+    pub(crate) fn pending(&self) -> impl Iterator<Item = &PendingRevocation> {
         self.revocations.iter()
     }
 }

@@ -17,22 +17,22 @@ use shared_maps::{
 
 /// An entry to be written, and the one that it replaces.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::core) struct LxcChange {
-    pub(in crate::core) key: LxcKey,
-    pub(in crate::core) value: LxcValue,
-    pub(in crate::core) before: Option<LxcValue>,
+pub(crate) struct LxcChange {
+    pub(crate) key: LxcKey,
+    pub(crate) value: LxcValue,
+    pub(crate) before: Option<LxcValue>,
 }
 
 /// How the addresses of the node changed.
 #[derive(Debug, Default)]
-pub(in crate::core) struct NodeChange {
-    pub(in crate::core) removed: Vec<IpAddr>,
-    pub(in crate::core) added: Vec<IpAddr>,
+pub(crate) struct NodeChange {
+    pub(crate) removed: Vec<IpAddr>,
+    pub(crate) added: Vec<IpAddr>,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(in crate::core) struct LxcTable {
+pub(crate) struct LxcTable {
     wanted: HashMap<LxcKey, LxcValue>,
     planned: HashMap<LxcKey, LxcValue>,
     dirty: BTreeSet<IpAddr>,
@@ -41,7 +41,7 @@ pub(in crate::core) struct LxcTable {
 
 impl LxcTable {
     /// With the entries that an earlier run left, all of them marked.
-    pub(in crate::core) fn new(entries: &[(LxcKey, LxcValue)]) -> Self {
+    pub(crate) fn new(entries: &[(LxcKey, LxcValue)]) -> Self {
         Self {
             planned: entries.iter().copied().collect(),
             dirty: entries
@@ -53,18 +53,18 @@ impl LxcTable {
     }
 
     /// Whether an address is one of the node's.
-    pub(in crate::core) fn is_node_address(&self, address: IpAddr) -> bool {
+    pub(crate) fn is_node_address(&self, address: IpAddr) -> bool {
         self.node.contains(&address)
     }
 
     /// The addresses of the node.
-    pub(in crate::core) fn node_addresses(&self) -> &BTreeSet<IpAddr> {
+    pub(crate) fn node_addresses(&self) -> &BTreeSet<IpAddr> {
         &self.node
     }
 
     /// Replaces the addresses of the node. An endpoint that has one of the removed addresses has
     /// to claim it again.
-    pub(in crate::core) fn set_node_addresses(
+    pub(crate) fn set_node_addresses(
         &mut self,
         addresses: BTreeSet<IpAddr>,
     ) -> NodeChange {
@@ -89,7 +89,7 @@ impl LxcTable {
     }
 
     /// An endpoint has this address, unless it is the node's.
-    pub(in crate::core) fn claim(&mut self, address: IpAddr, value: LxcValue) {
+    pub(crate) fn claim(&mut self, address: IpAddr, value: LxcValue) {
         if !self.is_node_address(address) {
             self.wanted.insert(lxc_key(address), value);
             self.dirty.insert(address);
@@ -97,7 +97,7 @@ impl LxcTable {
     }
 
     /// An endpoint no longer has this address.
-    pub(in crate::core) fn unclaim(&mut self, address: IpAddr) {
+    pub(crate) fn unclaim(&mut self, address: IpAddr) {
         if !self.is_node_address(address) {
             self.wanted.remove(&lxc_key(address));
             self.dirty.insert(address);
@@ -105,7 +105,7 @@ impl LxcTable {
     }
 
     /// Plans the entries that there shall be, of addresses that are ready. The others stay marked.
-    pub(in crate::core) fn plan_sets(
+    pub(crate) fn plan_sets(
         &mut self,
         is_ready: impl Fn(IpAddr) -> bool,
     ) -> Vec<LxcChange> {
@@ -128,7 +128,7 @@ impl LxcTable {
     }
 
     /// Plans the removal of entries that there shall not be. Gives them as they were.
-    pub(in crate::core) fn plan_removals(&mut self) -> Vec<(LxcKey, LxcValue)> {
+    pub(crate) fn plan_removals(&mut self) -> Vec<(LxcKey, LxcValue)> {
         let mut removed = Vec::new();
         let (wanted, planned) = (&self.wanted, &mut self.planned);
         self.dirty.retain(|address| {
@@ -143,7 +143,7 @@ impl LxcTable {
     }
 
     /// Marked entries of endpoints in the datapath at addresses that must have none.
-    pub(in crate::core) fn unwanted(&self) -> Vec<(IpAddr, LxcKey, LxcValue)> {
+    pub(crate) fn unwanted(&self) -> Vec<(IpAddr, LxcKey, LxcValue)> {
         let marked = self
             .dirty
             .iter()
@@ -159,12 +159,12 @@ impl LxcTable {
     }
 
     /// Plans the removal of one entry.
-    pub(in crate::core) fn remove(&mut self, key: &LxcKey) {
+    pub(crate) fn remove(&mut self, key: &LxcKey) {
         self.planned.remove(key);
     }
 
     /// A step failed: the datapath has this.
-    pub(in crate::core) fn rollback(&mut self, key: LxcKey, before: Option<LxcValue>) {
+    pub(crate) fn rollback(&mut self, key: LxcKey, before: Option<LxcValue>) {
         match before {
             Some(value) => self.planned.insert(key, value),
             None => self.planned.remove(&key),
@@ -173,7 +173,7 @@ impl LxcTable {
     }
 
     /// The datapath turned out to have this. True if it was not as planned.
-    pub(in crate::core) fn correct(&mut self, key: &LxcKey, value: Option<&LxcValue>) -> bool {
+    pub(crate) fn correct(&mut self, key: &LxcKey, value: Option<&LxcValue>) -> bool {
         if lxc_address(key).is_none() || self.planned.get(key) == value {
             return false;
         }
@@ -182,14 +182,14 @@ impl LxcTable {
     }
 
     /// Endpoints that have an entry in the datapath.
-    pub(in crate::core) fn endpoints(&self) -> BTreeSet<EndpointId> {
+    pub(crate) fn endpoints(&self) -> BTreeSet<EndpointId> {
         let values = self.planned.values();
         values.map(|value| EndpointId(value.lxc_id)).collect()
     }
 
     /// Keys of the entries that the datapath has, in an order that lasts until one is added or
     /// removed.
-    pub(in crate::core) fn keys(&self) -> impl ExactSizeIterator<Item = &LxcKey> {
+    pub(crate) fn keys(&self) -> impl ExactSizeIterator<Item = &LxcKey> {
         self.planned.keys()
     }
 }

@@ -18,7 +18,7 @@ use shared_maps::{EndpointId, IdentityId};
 mod services;
 
 use self::services::ServiceTable;
-use crate::core::changes::Changes;
+use crate::core::state::changes::Changes;
 use crate::{
     fqdn::names::NameSelectors,
     labels::LabelSet,
@@ -37,7 +37,7 @@ use crate::{
 
 /// Endpoints with one identity: they share policy.
 #[derive(Debug)]
-pub(in crate::core) struct Subject {
+pub(crate) struct Subject {
     labels: LabelSet,
     policy: EndpointPolicy,
     rules: RuleIndex,
@@ -66,51 +66,51 @@ impl Subject {
         }
     }
 
-    pub(in crate::core) fn labels(&self) -> &LabelSet {
+    pub(crate) fn labels(&self) -> &LabelSet {
         &self.labels
     }
 
-    pub(in crate::core) fn policy(&self) -> &EndpointPolicy {
+    pub(crate) fn policy(&self) -> &EndpointPolicy {
         &self.policy
     }
 
     /// Intended entries of policy maps for an identity; `None` if there are none.
-    pub(in crate::core) fn entries(&self, peer: IdentityId) -> Option<&Entries> {
+    pub(crate) fn entries(&self, peer: IdentityId) -> Option<&Entries> {
         self.entries.get(&peer)
     }
 
     /// Identities with intended entries in policy maps.
-    pub(in crate::core) fn peers(&self) -> impl Iterator<Item = IdentityId> {
+    pub(crate) fn peers(&self) -> impl Iterator<Item = IdentityId> {
         self.entries.keys().copied()
     }
 
     /// Its DNS rules, as of the last [`PolicyModel::refresh_dns`].
-    pub(in crate::core) fn dns(&self) -> &Arc<EndpointRules> {
+    pub(crate) fn dns(&self) -> &Arc<EndpointRules> {
         &self.dns
     }
 
     /// Whether its DNS rules are behind.
     #[cfg(test)]
-    pub(in crate::core) fn dns_is_dirty(&self) -> bool {
+    pub(crate) fn dns_is_dirty(&self) -> bool {
         self.dns_is_dirty
     }
 
-    pub(in crate::core) fn endpoints(&self) -> &BTreeSet<EndpointId> {
+    pub(crate) fn endpoints(&self) -> &BTreeSet<EndpointId> {
         &self.endpoints
     }
 
     /// Revision of the policy that its entries are of.
-    pub(in crate::core) fn revision(&self) -> u64 {
+    pub(crate) fn revision(&self) -> u64 {
         self.revision
     }
 
     /// Whether ordered rules are about it.
-    pub(in crate::core) fn has_tier(&self) -> bool {
+    pub(crate) fn has_tier(&self) -> bool {
         self.rules.has_tier()
     }
 
     /// Which answers of DNS servers have to pass the proxy.
-    pub(in crate::core) fn observed(&self) -> Observed {
+    pub(crate) fn observed(&self) -> Observed {
         self.rules.observed()
     }
 
@@ -164,13 +164,13 @@ struct Everyone {
 
 /// Endpoints whose maps have to follow a change.
 #[derive(Debug)]
-pub(in crate::core) struct Touched {
+pub(crate) struct Touched {
     /// The identity whose entries changed.
-    pub(in crate::core) peer: IdentityId,
+    pub(crate) peer: IdentityId,
     /// Those that have entries of it.
-    pub(in crate::core) endpoints: Vec<EndpointId>,
+    pub(crate) endpoints: Vec<EndpointId>,
     /// Services whose entries changed with it.
-    pub(in crate::core) services: Vec<(EndpointId, IdentityId)>,
+    pub(crate) services: Vec<(EndpointId, IdentityId)>,
 }
 
 impl Touched {
@@ -185,7 +185,7 @@ impl Touched {
 
 /// See the module.
 #[derive(Debug)]
-pub(in crate::core) struct PolicyModel {
+pub(crate) struct PolicyModel {
     repository: Repository,
     /// Documents that are refused.
     rejected: Vec<PolicyError>,
@@ -202,7 +202,7 @@ pub(in crate::core) struct PolicyModel {
 }
 
 impl PolicyModel {
-    pub(in crate::core) fn new(mode: PolicyMode, proxy_port: u16) -> Self {
+    pub(crate) fn new(mode: PolicyMode, proxy_port: u16) -> Self {
         Self {
             repository: Repository::new(mode),
             rejected: Vec::new(),
@@ -218,23 +218,23 @@ impl PolicyModel {
     }
 
     /// Changes that are not in force yet.
-    pub(in crate::core) fn changes(&self) -> &Changes {
+    pub(crate) fn changes(&self) -> &Changes {
         &self.changes
     }
 
     /// Changes that are not in force yet.
-    pub(in crate::core) fn changes_mut(&mut self) -> &mut Changes {
+    pub(crate) fn changes_mut(&mut self) -> &mut Changes {
         &mut self.changes
     }
 
     /// The documents in force.
-    pub(in crate::core) fn repository(&self) -> &Repository {
+    pub(crate) fn repository(&self) -> &Repository {
         &self.repository
     }
 
     /// Replaces or removes a document. Subjects keep their policy until
     /// [`Self::change_subject`].
-    pub(in crate::core) fn put_document(
+    pub(crate) fn put_document(
         &mut self,
         key: &str,
         document: Option<&Arc<PolicyDocument>>,
@@ -246,55 +246,55 @@ impl PolicyModel {
     }
 
     /// Documents that are refused.
-    pub(in crate::core) fn rejected(&self) -> &[PolicyError] {
+    pub(crate) fn rejected(&self) -> &[PolicyError] {
         &self.rejected
     }
 
     /// Replaces the documents that are refused.
-    pub(in crate::core) fn set_rejected(&mut self, rejected: Vec<PolicyError>) {
+    pub(crate) fn set_rejected(&mut self, rejected: Vec<PolicyError>) {
         self.rejected = rejected;
     }
 }
 
 /// Selectors.
 impl PolicyModel {
-    pub(in crate::core) fn selectors(&self) -> &SelectorCache {
+    pub(crate) fn selectors(&self) -> &SelectorCache {
         &self.selectors
     }
 
     /// Labels of an identity; none if it is not in use.
-    pub(in crate::core) fn labels_of(&self, identity: IdentityId) -> Option<&LabelSet> {
+    pub(crate) fn labels_of(&self, identity: IdentityId) -> Option<&LabelSet> {
         self.selectors.labels(identity)
     }
 
     /// A rule uses a selector. True if it is the first.
-    pub(in crate::core) fn register(&mut self, selector: &Selector) -> bool {
+    pub(crate) fn register(&mut self, selector: &Selector) -> bool {
         let (_, is_new) = self.selectors.register(selector);
         is_new
     }
 
     /// A rule no longer uses a selector. True if it was the last.
-    pub(in crate::core) fn unregister(&mut self, selector: &Selector) -> bool {
+    pub(crate) fn unregister(&mut self, selector: &Selector) -> bool {
         self.selectors.unregister(selector)
     }
 
     /// Labels that FQDN selectors give to a name; none if no selector matches it.
-    pub(in crate::core) fn labels_of_name(&self, name: &Fqdn) -> Option<LabelSet> {
+    pub(crate) fn labels_of_name(&self, name: &Fqdn) -> Option<LabelSet> {
         self.name_selectors.labels_of(name)
     }
 
     /// How many names and patterns rules have.
-    pub(in crate::core) fn name_selectors_len(&self) -> usize {
+    pub(crate) fn name_selectors_len(&self) -> usize {
         self.name_selectors.len()
     }
 
     /// Names get the label of this selector.
-    pub(in crate::core) fn add_name_selector(&mut self, selector: &FqdnSelector) {
+    pub(crate) fn add_name_selector(&mut self, selector: &FqdnSelector) {
         self.name_selectors.add(selector);
     }
 
     /// Names no longer get the label of this selector. Gives the identities held for it.
-    pub(in crate::core) fn remove_name_selector(
+    pub(crate) fn remove_name_selector(
         &mut self,
         selector: &FqdnSelector,
     ) -> Vec<IdentityId> {
@@ -303,22 +303,22 @@ impl PolicyModel {
     }
 
     /// These identities are held for a selector.
-    pub(in crate::core) fn preallocate(&mut self, selector: FqdnSelector, held: Vec<IdentityId>) {
+    pub(crate) fn preallocate(&mut self, selector: FqdnSelector, held: Vec<IdentityId>) {
         self.preallocated.insert(selector, held);
     }
 
     /// Selectors for which identities are held, or shall be.
-    pub(in crate::core) fn preallocated(&self) -> Vec<FqdnSelector> {
+    pub(crate) fn preallocated(&self) -> Vec<FqdnSelector> {
         self.preallocated.keys().cloned().collect()
     }
 
     /// A selector asks for a block's label.
-    pub(in crate::core) fn ask_block(&mut self, prefix: IpNet) {
+    pub(crate) fn ask_block(&mut self, prefix: IpNet) {
         *self.blocks.entry(prefix).or_default() += 1;
     }
 
     /// A selector no longer asks for a block's label. True if none does.
-    pub(in crate::core) fn drop_block(&mut self, prefix: IpNet) -> bool {
+    pub(crate) fn drop_block(&mut self, prefix: IpNet) -> bool {
         let Some(users) = self.blocks.get_mut(&prefix) else {
             return false;
         };
@@ -333,12 +333,12 @@ impl PolicyModel {
 
 /// Subjects.
 impl PolicyModel {
-    pub(in crate::core) fn subject(&self, identity: IdentityId) -> Option<&Subject> {
+    pub(crate) fn subject(&self, identity: IdentityId) -> Option<&Subject> {
         self.subjects.get(&identity)
     }
 
     /// Entries that ordered lists decide.
-    pub(in crate::core) fn tier_entries(&self) -> usize {
+    pub(crate) fn tier_entries(&self) -> usize {
         let lists = self.subjects.values().filter(|subject| subject.has_tier());
         let entries = lists.map(|subject| {
             let selections = subject.rules.tier_selectors();
@@ -351,14 +351,14 @@ impl PolicyModel {
     }
 
     /// All subjects, by identity.
-    pub(in crate::core) fn subjects(
+    pub(crate) fn subjects(
         &self,
     ) -> impl DoubleEndedIterator<Item = (IdentityId, &Subject)> + Clone {
         self.subjects.iter().map(|(id, subject)| (*id, subject))
     }
 
     /// An endpoint has this identity now. The policy of a new subject is computed.
-    pub(in crate::core) fn join(
+    pub(crate) fn join(
         &mut self,
         identity: IdentityId,
         labels: &LabelSet,
@@ -375,7 +375,7 @@ impl PolicyModel {
     }
 
     /// An endpoint no longer has this identity.
-    pub(in crate::core) fn leave(&mut self, identity: IdentityId, endpoint: EndpointId) {
+    pub(crate) fn leave(&mut self, identity: IdentityId, endpoint: EndpointId) {
         if let Some(subject) = self.subjects.get_mut(&identity) {
             subject.endpoints.remove(&endpoint);
             if subject.endpoints.is_empty() {
@@ -405,7 +405,7 @@ impl PolicyModel {
 
     /// A document that is about a subject changed. Gives the identities whose entries its
     /// endpoints' maps have to follow.
-    pub(in crate::core) fn change_subject(
+    pub(crate) fn change_subject(
         &mut self,
         identity: IdentityId,
         key: &str,
@@ -453,7 +453,7 @@ impl PolicyModel {
     }
 
     /// An identity came into use. Gives the endpoints whose maps have to follow.
-    pub(in crate::core) fn add_identity(
+    pub(crate) fn add_identity(
         &mut self,
         identity: IdentityId,
         labels: LabelSet,
@@ -463,7 +463,7 @@ impl PolicyModel {
     }
 
     /// An identity is no longer in use. Gives the endpoints whose maps have to follow.
-    pub(in crate::core) fn remove_identity(&mut self, identity: IdentityId) -> Touched {
+    pub(crate) fn remove_identity(&mut self, identity: IdentityId) -> Touched {
         let selectors = self.selectors.remove_identity(identity);
         self.reselect(&selectors, identity)
     }
@@ -488,7 +488,7 @@ impl PolicyModel {
     }
 
     /// Brings the DNS rules of all subjects up to date. True if those of one changed.
-    pub(in crate::core) fn refresh_dns(&mut self) -> bool {
+    pub(crate) fn refresh_dns(&mut self) -> bool {
         let mut changed = false;
         let dirty = self.subjects.values_mut();
         for subject in dirty.filter(|subject| subject.dns_is_dirty) {

@@ -21,11 +21,11 @@ use crate::core::event::{Effect, RulesUpdate};
 const MAX_FAILED_PLANS: u32 = 3;
 
 /// DNS rules by endpoint; endpoints without any are left out.
-pub(in crate::core) type Rules = BTreeMap<EndpointId, Arc<EndpointRules>>;
+pub(crate) type Rules = BTreeMap<EndpointId, Arc<EndpointRules>>;
 
 /// How the plans of an event, or of a whole change of policy, ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::core) enum PlanResult {
+pub(crate) enum PlanResult {
     /// Every step was carried out.
     #[default]
     Done,
@@ -35,7 +35,7 @@ pub(in crate::core) enum PlanResult {
 
 /// See the module.
 #[derive(Debug)]
-pub(in crate::core) struct Publication {
+pub(crate) struct Publication {
     revision: u64,
     checker: PolicyHandle,
     checked: Rules,
@@ -71,47 +71,47 @@ impl Default for Publication {
 
 impl Publication {
     /// The revision of the policy.
-    pub(in crate::core) fn revision(&self) -> u64 {
+    pub(crate) fn revision(&self) -> u64 {
         self.revision
     }
 
     /// The revision that proxies have.
-    pub(in crate::core) fn published_revision(&self) -> u64 {
+    pub(crate) fn published_revision(&self) -> u64 {
         self.published_revision
     }
 
     /// Begins a new revision.
-    pub(in crate::core) fn begin_revision(&mut self) {
+    pub(crate) fn begin_revision(&mut self) {
         self.revision += 1;
     }
 
     /// The first revision is 1, also of a node without policies.
-    pub(in crate::core) fn begin_first_revision(&mut self) {
+    pub(crate) fn begin_first_revision(&mut self) {
         self.revision = self.revision.max(1);
     }
 
     /// Subjects or their endpoints changed: the rules have to be checked.
-    pub(in crate::core) fn mark_stale(&mut self) {
+    pub(crate) fn mark_stale(&mut self) {
         self.is_stale = true;
     }
 
     /// Whether rules have to be checked; they count as checked from now on.
-    pub(in crate::core) fn take_stale(&mut self) -> bool {
+    pub(crate) fn take_stale(&mut self) -> bool {
         std::mem::take(&mut self.is_stale)
     }
 
     /// Whether files have to be compared with the rules; they count as compared from now on.
-    pub(in crate::core) fn take_stale_files(&mut self) -> bool {
+    pub(crate) fn take_stale_files(&mut self) -> bool {
         std::mem::take(&mut self.files_are_stale)
     }
 
     /// Whether the checked rules allow a question.
-    pub(in crate::core) fn allows(&self, question: &Question<'_>) -> bool {
+    pub(crate) fn allows(&self, question: &Question<'_>) -> bool {
         matches!(self.checker.load().check(question), Verdict::Allow)
     }
 
     /// Has the agent judge by these rules; a difference makes a new revision.
-    pub(in crate::core) fn check(&mut self, current: Rules) {
+    pub(crate) fn check(&mut self, current: Rules) {
         let (changed, removed) = difference(&self.checked, &current);
         if !changed.is_empty() || !removed.is_empty() {
             self.files_are_stale = true;
@@ -127,7 +127,7 @@ impl Publication {
     }
 
     /// Counts plans that failed in a row.
-    pub(in crate::core) fn note(&mut self, result: PlanResult) {
+    pub(crate) fn note(&mut self, result: PlanResult) {
         self.failed_plans = match result {
             PlanResult::Done => 0,
             PlanResult::Failed => self.failed_plans + 1,
@@ -136,7 +136,7 @@ impl Publication {
 
     /// Rules that proxies may have now; none while the datapath lacks the policy that they
     /// depend on.
-    pub(in crate::core) fn publish(&mut self) -> Vec<Effect> {
+    pub(crate) fn publish(&mut self) -> Vec<Effect> {
         let waits = (1..MAX_FAILED_PLANS).contains(&self.failed_plans);
         let first = self.published.is_none();
         if waits || !(self.is_unpublished || first) {

@@ -12,14 +12,14 @@ const REMEMBERED: usize = 1024;
 
 /// The latest of them.
 #[derive(Debug, Default)]
-pub(in crate::core) struct RecentlyRefused {
+pub(crate) struct RecentlyRefused {
     order: VecDeque<(Fqdn, IpAddr)>,
     known: BTreeSet<(Fqdn, IpAddr)>,
 }
 
 impl RecentlyRefused {
     /// Remembers a pair.
-    pub(in crate::core) fn note(&mut self, name: &Fqdn, address: IpAddr) {
+    pub(crate) fn note(&mut self, name: &Fqdn, address: IpAddr) {
         if self.known.insert((name.clone(), address)) {
             self.order.push_back((name.clone(), address));
         }
@@ -31,7 +31,7 @@ impl RecentlyRefused {
     }
 
     /// Addresses that answers for a name had.
-    pub(in crate::core) fn of(&self, name: &Fqdn) -> Vec<IpAddr> {
+    pub(crate) fn of(&self, name: &Fqdn) -> Vec<IpAddr> {
         let pairs = self.order.iter().filter(|(known, _)| known == name);
         pairs.map(|(_, address)| *address).collect()
     }

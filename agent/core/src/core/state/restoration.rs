@@ -11,11 +11,11 @@ use dns_policy::boot_time::BootTime;
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
-use crate::core::{directory::RuleKey, hold::Hold};
+use crate::core::state::{hold::Hold, location::RuleKey};
 
 /// Progress of one source's listing.
 #[derive(Debug, Default)]
-pub(in crate::core) struct Listing {
+pub(crate) struct Listing {
     is_complete: bool,
     /// Keys applied since the listing began; none = no listing is in progress.
     seen: Option<BTreeSet<String>>,
@@ -23,12 +23,12 @@ pub(in crate::core) struct Listing {
 
 impl Listing {
     /// A full listing begins.
-    pub(in crate::core) fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.seen = Some(BTreeSet::new());
     }
 
     /// An object is there.
-    pub(in crate::core) fn note(&mut self, key: &str) {
+    pub(crate) fn note(&mut self, key: &str) {
         if let Some(seen) = &mut self.seen {
             seen.insert(key.to_owned());
         }
@@ -40,7 +40,7 @@ impl Listing {
     }
 
     /// The listing is complete. Gives the keys that it had.
-    pub(in crate::core) fn end(&mut self) -> BTreeSet<String> {
+    pub(crate) fn end(&mut self) -> BTreeSet<String> {
         self.is_complete = true;
         self.seen.take().unwrap_or_default()
     }
@@ -48,7 +48,7 @@ impl Listing {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(in crate::core) struct Restoration {
+pub(crate) struct Restoration {
     policies: Listing,
     endpoints: Listing,
     pods: Listing,
@@ -67,7 +67,7 @@ pub(in crate::core) struct Restoration {
 }
 
 impl Restoration {
-    pub(in crate::core) fn new(
+    pub(crate) fn new(
         requested: BTreeMap<IpNet, IdentityId>,
         former_rules: BTreeSet<RuleKey>,
         hold: Hold,
@@ -81,43 +81,43 @@ impl Restoration {
     }
 
     /// The listing of policies.
-    pub(in crate::core) fn policies(&mut self) -> &mut Listing {
+    pub(crate) fn policies(&mut self) -> &mut Listing {
         &mut self.policies
     }
 
     /// The listing of endpoints.
-    pub(in crate::core) fn endpoints(&mut self) -> &mut Listing {
+    pub(crate) fn endpoints(&mut self) -> &mut Listing {
         &mut self.endpoints
     }
 
     /// The listing of pods.
-    pub(in crate::core) fn pods(&mut self) -> &mut Listing {
+    pub(crate) fn pods(&mut self) -> &mut Listing {
         &mut self.pods
     }
 
     /// The listing of Services.
-    pub(in crate::core) fn services(&mut self) -> &mut Listing {
+    pub(crate) fn services(&mut self) -> &mut Listing {
         &mut self.services
     }
 
     /// The listing of the cluster's identities.
-    pub(in crate::core) fn identities(&mut self) -> &mut Listing {
+    pub(crate) fn identities(&mut self) -> &mut Listing {
         &mut self.identities
     }
 
     /// True at the first call.
-    pub(in crate::core) fn start(&mut self) -> bool {
+    pub(crate) fn start(&mut self) -> bool {
         !std::mem::replace(&mut self.is_started, true)
     }
 
     /// Whether both sources were complete once.
-    pub(in crate::core) fn is_synced(&self) -> bool {
+    pub(crate) fn is_synced(&self) -> bool {
         self.is_synced
     }
 
     /// True once policies and endpoints are complete, and every other listing that began; the
     /// grace ends at this time.
-    pub(in crate::core) fn sync(&mut self, until: BootTime) -> bool {
+    pub(crate) fn sync(&mut self, until: BootTime) -> bool {
         let complete = self.policies.is_complete && self.endpoints.is_complete;
         let others = [&self.pods, &self.services, &self.identities];
         if self.is_synced || !complete || others.iter().any(|listing| listing.is_pending()) {
@@ -129,49 +129,49 @@ impl Restoration {
     }
 
     /// When the grace is over; none if it is, or while endpoints keep their former policy.
-    pub(in crate::core) fn until(&self) -> Option<BootTime> {
+    pub(crate) fn until(&self) -> Option<BootTime> {
         self.until.filter(|_| self.hold.is_empty())
     }
 
     /// The grace is over. Gives the prefixes of the earlier run.
-    pub(in crate::core) fn end(&mut self) -> Vec<IpNet> {
+    pub(crate) fn end(&mut self) -> Vec<IpNet> {
         self.until = None;
         self.requested.clear();
         std::mem::take(&mut self.prefixes)
     }
 
     /// A prefix has labels of the earlier run.
-    pub(in crate::core) fn add_prefix(&mut self, prefix: IpNet) {
+    pub(crate) fn add_prefix(&mut self, prefix: IpNet) {
         self.prefixes.push(prefix);
     }
 
     /// The number that a prefix had before the start and no checkpoint has.
-    pub(in crate::core) fn request_of(&self, prefix: IpNet) -> Option<IdentityId> {
+    pub(crate) fn request_of(&self, prefix: IpNet) -> Option<IdentityId> {
         self.requested.get(&prefix).copied()
     }
 
     /// All such numbers.
-    pub(in crate::core) fn requests(&self) -> impl Iterator<Item = (IpNet, IdentityId)> {
+    pub(crate) fn requests(&self) -> impl Iterator<Item = (IpNet, IdentityId)> {
         self.requested.iter().map(|(prefix, id)| (*prefix, *id))
     }
 
     /// Drops the requests of numbers that prefixes do not agree on.
-    pub(in crate::core) fn retain_requests(&mut self, is_agreed: impl Fn(IdentityId) -> bool) {
+    pub(crate) fn retain_requests(&mut self, is_agreed: impl Fn(IdentityId) -> bool) {
         self.requested.retain(|_, id| is_agreed(*id));
     }
 
     /// Rules in the files of the earlier run: a proxy may have them still.
-    pub(in crate::core) fn former_rules(&self) -> &BTreeSet<RuleKey> {
+    pub(crate) fn former_rules(&self) -> &BTreeSet<RuleKey> {
         &self.former_rules
     }
 
     /// Endpoints that keep their former policy.
-    pub(in crate::core) fn hold(&self) -> &Hold {
+    pub(crate) fn hold(&self) -> &Hold {
         &self.hold
     }
 
     /// Endpoints that keep their former policy.
-    pub(in crate::core) fn hold_mut(&mut self) -> &mut Hold {
+    pub(crate) fn hold_mut(&mut self) -> &mut Hold {
         &mut self.hold
     }
 }

@@ -12,11 +12,11 @@ use ipnet::IpNet;
 use crate::datapath::plan::StepError;
 
 /// How long to wait before failed steps are tried again, seconds.
-pub(in crate::core) const RETRY: u64 = 1;
+pub(crate) const RETRY: u64 = 1;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(in crate::core) struct Retry {
+pub(crate) struct Retry {
     at: Option<BootTime>,
     unresolved: BTreeSet<IpNet>,
     failed_steps: usize,
@@ -26,38 +26,38 @@ pub(in crate::core) struct Retry {
 
 impl Retry {
     /// Notes a prefix that did not get its intended identity.
-    pub(in crate::core) fn add(&mut self, prefix: IpNet) {
+    pub(crate) fn add(&mut self, prefix: IpNet) {
         self.unresolved.insert(prefix);
     }
 
     /// A prefix has an identity again.
-    pub(in crate::core) fn remove(&mut self, prefix: IpNet) {
+    pub(crate) fn remove(&mut self, prefix: IpNet) {
         self.unresolved.remove(&prefix);
     }
 
     /// Whether prefixes wait to be tried again.
-    pub(in crate::core) fn has_prefixes(&self) -> bool {
+    pub(crate) fn has_prefixes(&self) -> bool {
         !self.unresolved.is_empty()
     }
 
     /// Has everything that waits tried again soon.
-    pub(in crate::core) fn schedule(&mut self, now: BootTime) {
+    pub(crate) fn schedule(&mut self, now: BootTime) {
         self.at.get_or_insert(now.plus_secs(RETRY));
     }
 
     /// Takes the prefixes to be tried again; none if it is not the time.
-    pub(in crate::core) fn take_due(&mut self, now: BootTime) -> Option<BTreeSet<IpNet>> {
+    pub(crate) fn take_due(&mut self, now: BootTime) -> Option<BTreeSet<IpNet>> {
         self.at.take_if(|at| *at <= now)?;
         Some(std::mem::take(&mut self.unresolved))
     }
 
     /// When the next retry is due.
-    pub(in crate::core) fn next(&self) -> Option<BootTime> {
+    pub(crate) fn next(&self) -> Option<BootTime> {
         self.at
     }
 
     /// Notes the outcome of a plan. A failure is reported until its steps were tried again.
-    pub(in crate::core) fn note(&mut self, failures: &[(usize, StepError)], now: BootTime) {
+    pub(crate) fn note(&mut self, failures: &[(usize, StepError)], now: BootTime) {
         let cause = failures
             .iter()
             .find(|(_, error)| !matches!(error, StepError::Skipped));
@@ -71,12 +71,12 @@ impl Retry {
     }
 
     /// Steps that failed and were not tried again yet.
-    pub(in crate::core) fn failed_steps(&self) -> usize {
+    pub(crate) fn failed_steps(&self) -> usize {
         self.failed_steps
     }
 
     /// Why a step failed.
-    pub(in crate::core) fn reason(&self) -> Option<&String> {
+    pub(crate) fn reason(&self) -> Option<&String> {
         self.reason.as_ref().map(|(_, text)| text)
     }
 }

@@ -11,7 +11,7 @@ use crate::core::event::StreamId;
 
 /// Leases that streams were asked to drop.
 #[derive(Debug)]
-pub(in crate::core) struct PendingRevocation {
+pub(crate) struct PendingRevocation {
     /// Streams, open or closed, that did not acknowledge.
     pub waiting: BTreeSet<StreamId>,
     pub name: Fqdn,
@@ -22,7 +22,7 @@ pub(in crate::core) struct PendingRevocation {
 
 /// Revocations by number. An event costs only as much as it ends: one cleaning makes thousands.
 #[derive(Debug, Default)]
-pub(in crate::core) struct Revocations {
+pub(crate) struct Revocations {
     pending: BTreeMap<u64, PendingRevocation>,
     /// The same, by the time when the leases end.
     ends: BTreeSet<(BootTime, u64)>,
@@ -31,7 +31,7 @@ pub(in crate::core) struct Revocations {
 }
 
 impl Revocations {
-    pub(in crate::core) fn insert(&mut self, id: u64, revocation: PendingRevocation) {
+    pub(crate) fn insert(&mut self, id: u64, revocation: PendingRevocation) {
         self.ends.insert((revocation.until, id));
         if revocation.waiting.is_empty() {
             self.done.push(id);
@@ -40,7 +40,7 @@ impl Revocations {
     }
 
     /// A stream acknowledged one revocation.
-    pub(in crate::core) fn acked(&mut self, stream: StreamId, id: u64) {
+    pub(crate) fn acked(&mut self, stream: StreamId, id: u64) {
         if let Some(revocation) = self.pending.get_mut(&id)
             && revocation.waiting.remove(&stream)
             && revocation.waiting.is_empty()
@@ -50,7 +50,7 @@ impl Revocations {
     }
 
     /// A stream has no leases any more.
-    pub(in crate::core) fn forget_stream(&mut self, stream: StreamId) {
+    pub(crate) fn forget_stream(&mut self, stream: StreamId) {
         for (id, revocation) in &mut self.pending {
             if revocation.waiting.remove(&stream) && revocation.waiting.is_empty() {
                 self.done.push(*id);
@@ -59,7 +59,7 @@ impl Revocations {
     }
 
     /// Takes out those that every stream acknowledged or whose leases ended.
-    pub(in crate::core) fn take_ended(&mut self, now: BootTime) -> Vec<PendingRevocation> {
+    pub(crate) fn take_ended(&mut self, now: BootTime) -> Vec<PendingRevocation> {
         let mut ended = std::mem::take(&mut self.done);
         let expired = self.ends.iter().take_while(|(until, _)| *until <= now);
         ended.extend(expired.map(|(_, id)| *id));
@@ -72,11 +72,11 @@ impl Revocations {
     }
 
     /// When the next one ends by itself.
-    pub(in crate::core) fn next_end(&self) -> Option<BootTime> {
+    pub(crate) fn next_end(&self) -> Option<BootTime> {
         self.ends.first().map(|(until, _)| *until)
     }
 
-    pub(in crate::core) fn iter(&self) -> impl Iterator<Item = &PendingRevocation> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &PendingRevocation> {
         self.pending.values()
     }
 }

@@ -10,7 +10,7 @@ use super::{
     restart::{again, restarted},
 };
 use crate::{
-    core::{CoreConfig, Event, service_backends::SKEW},
+    core::{CoreConfig, Event, state::services::backends::SKEW},
     datapath::plan::Datapath as _,
 };
 

@@ -22,14 +22,14 @@ const COMPARED: usize = 16;
 
 /// Services by identity, and by the identities behind them.
 #[derive(Debug, Default)]
-pub(in crate::core) struct ServiceTable {
+pub(crate) struct ServiceTable {
     services: BTreeMap<IdentityId, Service>,
     behind: BTreeMap<IdentityId, BTreeSet<IdentityId>>,
 }
 
 impl ServiceTable {
     /// A Service.
-    pub(in crate::core) fn get(&self, id: IdentityId) -> Option<&Service> {
+    pub(crate) fn get(&self, id: IdentityId) -> Option<&Service> {
         self.services.get(&id)
     }
 
@@ -95,7 +95,7 @@ impl ServiceTable {
 
 impl Subject {
     /// Its intended entries, by identity.
-    pub(in crate::core) const fn all_entries(&self) -> &BTreeMap<IdentityId, Entries> {
+    pub(crate) const fn all_entries(&self) -> &BTreeMap<IdentityId, Entries> {
         &self.entries
     }
 
@@ -106,7 +106,7 @@ impl Subject {
     }
 
     /// Services that policy closes to it because of some of their backends.
-    pub(in crate::core) fn mixed_services(&self) -> &BTreeSet<IdentityId> {
+    pub(crate) fn mixed_services(&self) -> &BTreeSet<IdentityId> {
         &self.mixed
     }
 
@@ -176,7 +176,7 @@ impl Subject {
     }
 
     /// Ports of Services at which the proxy judges its queries.
-    pub(in crate::core) fn dns_services<'a>(
+    pub(crate) fn dns_services<'a>(
         &'a self,
         table: &'a ServiceTable,
     ) -> Vec<ServicePortAt<'a>> {
@@ -203,19 +203,19 @@ impl Subject {
 impl PolicyModel {
     /// Services and the identities behind them.
     #[cfg(test)]
-    pub(in crate::core) fn services(&self) -> &ServiceTable {
+    pub(crate) fn services(&self) -> &ServiceTable {
         &self.services
     }
 
     /// Whether policy closes a Service to a subject because of some of its backends.
-    pub(in crate::core) fn has_mixed_services(&self) -> bool {
+    pub(crate) fn has_mixed_services(&self) -> bool {
         self.subjects
             .values()
             .any(|subject| !subject.mixed.is_empty())
     }
 
     /// Services that policy closes to a subject because of some of their backends.
-    pub(in crate::core) fn mixed_services(&self) -> BTreeSet<IdentityId> {
+    pub(crate) fn mixed_services(&self) -> BTreeSet<IdentityId> {
         let subjects = self.subjects.values();
         subjects
             .flat_map(|subject| subject.mixed_services())
@@ -225,7 +225,7 @@ impl PolicyModel {
 
     /// Puts a Service in the place of its former version; none = it goes. Gives the endpoints whose
     /// maps have to follow.
-    pub(in crate::core) fn put_service(
+    pub(crate) fn put_service(
         &mut self,
         id: IdentityId,
         service: Option<Service>,

@@ -1,0 +1,83 @@
+//! What has changed and is not planned yet.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use ipnet::IpNet;
+use shared_maps::{EndpointId, IdentityId};
+
+use crate::{
+    core::{flush::Removals, state::publication::PlanResult},
+    policy::document::PolicyDocument,
+};
+
+/// Changes of policy that are not in force yet.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// Keys of documents and their new versions; none = it goes.
+    pub(crate) waiting: VecDeque<(String, Option<Arc<PolicyDocument>>)>,
+    pub(crate) under_way: Option<Change>,
+    pub(crate) files: Files,
+    /// Revision of the rules that proxies have meanwhile.
+    pub(crate) before: Option<u64>,
+    /// Revision of the DNS rules that files get meanwhile, once these are rendered.
+    pub(crate) rendered: Option<u64>,
+    /// How the parts so far ended.
+    pub(crate) result: PlanResult,
+    /// Work done since the part began, in units.
+    pub(crate) spent: usize,
+}
+
+impl Changes {
+    /// Counts work that was done, in units.
+    pub(crate) fn spend(&mut self, units: usize) {
+        self.spent += units;
+    }
+}
+
+/// The one under way.
+#[derive(Debug)]
+pub(crate) struct Change {
+    pub(crate) key: String,
+    pub(crate) old: Option<Arc<PolicyDocument>>,
+    pub(crate) new: Option<Arc<PolicyDocument>>,
+    pub(crate) stage: Stage,
+    pub(crate) moves: Moves,
+}
+
+#[derive(Debug)]
+pub(crate) enum Stage {
+    /// So many selectors are registered.
+    Labels(usize),
+    Rules(PendingRollout),
+    /// So many selectors are unregistered.
+    Leftovers(usize),
+}
+
+/// Who is under the old rules.
+#[derive(Debug)]
+pub(crate) struct PendingRollout {
+    pub(crate) subjects: Vec<IdentityId>,
+    /// Of the subject that was rendered last.
+    pub(crate) endpoints: Vec<EndpointId>,
+    /// Those whose entries differ for it.
+    pub(crate) peers: Vec<IdentityId>,
+    pub(crate) deferred: Removals,
+}
+
+/// Prefixes that a stage resolves, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Moves {
+    pub(crate) prefixes: Vec<IpNet>,
+    pub(crate) done: usize,
+    pub(crate) deferred: Removals,
+}
+
+/// Files of endpoints whose DNS rules changed.
+#[derive(Debug, Default)]
+pub(crate) enum Files {
+    #[default]
+    Written,
+    /// All rules are in the maps.
+    Due,
+    Left(Vec<EndpointId>),
+}

@@ -1,0 +1,62 @@
+//! Endpoints of the last run that keep what they had, because a listing has gaps.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use dns_policy::rule::EndpointRules;
+use shared_maps::EndpointId;
+
+/// Why the policy of an endpoint is not what its documents say.
+pub(crate) const HELD: &str = "its policy of the last run stays in force: a policy document was \
+    refused at the start, and no good version of it is known; correct or remove that document \
+    (`policy get` names it)";
+
+/// What is kept back.
+#[derive(Debug, Default)]
+pub(crate) struct Hold {
+    /// The first listing of policies has gaps.
+    pub(crate) uncertain: bool,
+    /// DNS rules that files of the last run have; empty once the sources are synced.
+    pub(crate) former: BTreeMap<EndpointId, Arc<EndpointRules>>,
+    /// Endpoints that keep what they had, with their DNS rules.
+    pub(crate) held: BTreeMap<EndpointId, Arc<EndpointRules>>,
+}
+
+impl Hold {
+    /// With the DNS rules that the files of the last run have.
+    pub(crate) fn new(former: BTreeMap<EndpointId, Arc<EndpointRules>>) -> Self {
+        Self {
+            former,
+            ..Self::default()
+        }
+    }
+
+    /// The first listing of policies has gaps.
+    pub(crate) fn begin(&mut self) {
+        self.uncertain = true;
+    }
+
+    /// Whether the listing of policies still has gaps.
+    pub(crate) fn is_uncertain(&self) -> bool {
+        self.uncertain
+    }
+
+    /// Whether an endpoint keeps its previous policy.
+    pub(crate) fn has(&self, id: EndpointId) -> bool {
+        self.held.contains_key(&id)
+    }
+
+    /// DNS rules of an endpoint that keeps its previous policy.
+    pub(crate) fn rules_of(&self, id: EndpointId) -> Option<&Arc<EndpointRules>> {
+        self.held.get(&id)
+    }
+
+    /// Whether no endpoint is kept back.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// The endpoint is gone.
+    pub(crate) fn forget(&mut self, id: EndpointId) {
+        self.held.remove(&id);
+    }
+}

@@ -1,0 +1,26 @@
+//! Selectors that mean nodes, and which nodes they select.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+
+use crate::selector::selector::LabelSelector;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct NodeSelectors {
+    pub(crate) blocks: BTreeMap<IpNet, usize>,
+    pub(crate) keys: BTreeMap<String, usize>,
+}
+
+impl NodeSelectors {
+    /// Whether a selector asks for labels of this key.
+    pub(crate) fn asks_for(&self, key: &str) -> bool {
+        self.keys.contains_key(key)
+    }
+}
+
+pub(crate) fn keys(selector: &LabelSelector) -> BTreeSet<&str> {
+    let requirements = selector.requirements.iter();
+    requirements.map(|r| r.key.as_str()).collect()
+}

@@ -1,0 +1,152 @@
+//! Names of EgressFirewalls, and what DNSNameResolver objects say of them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use dns_policy::{boot_time::BootTime, mapping::Mapping, name::Fqdn};
+
+use crate::{
+    fqdn::{
+        cache::Limits,
+        firewall_names::{FirewallNames, Openness},
+        resolved::{ResolvedPairs, Room},
+    },
+    name_objects::{Observation, ResolvedName, TrustedServers},
+    selector::selector::DnsNameSelector,
+};
+
+/// Objects of the store keep at most one pair for so many entries of the ipcache.
+const SHARE: usize = 4;
+
+/// Answers of servers that do not count that are remembered; the oldest are forgotten.
+const MAX_UNTRUSTED: usize = 64;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct ResolvedNames {
+    pub(crate) used: FirewallNames,
+    /// Selectors that came or went since addresses were labelled.
+    pub(crate) changed: Vec<DnsNameSelector>,
+    pub(crate) pairs: ResolvedPairs,
+    pub(crate) objects: BTreeMap<String, Object>,
+    /// Objects beyond [`MAX_OBJECTS`], which are not read; as many at most.
+    pub(crate) left_out: BTreeSet<String>,
+    /// Objects that a listing under way has named.
+    pub(crate) listed: Option<BTreeSet<String>>,
+    pub(crate) servers: Arc<TrustedServers>,
+    /// The latest servers that do not count, with the names that they answered, for `why`.
+    untrusted: VecDeque<(SocketAddr, Fqdn)>,
+    pub(crate) observed: Vec<Observation>,
+    /// Names or servers changed since they were last published.
+    pub(crate) is_unpublished: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Object {
+    pub(crate) is: ResolvedName,
+    /// Addresses that it keeps.
+    pub(crate) held: BTreeSet<IpAddr>,
+}
+
+/// What an answer means for EgressFirewalls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Relevance {
+    /// No firewall uses its name.
+    Unused,
+    /// The same, and it comes from a server that counts.
+    UnusedAndTrusted,
+    /// It comes from a server that does not count.
+    Untrusted,
+    /// Its addresses get labels.
+    Counts,
+}
+
+impl Relevance {
+    pub(crate) const fn is_trusted(self) -> bool {
+        matches!(self, Self::UnusedAndTrusted | Self::Counts)
+    }
+}
+
+impl ResolvedNames {
+    pub(crate) fn new(limits: Limits, ipcache_max: usize) -> Self {
+        Self {
+            used: FirewallNames::default(),
+            changed: Vec::new(),
+            pairs: ResolvedPairs::new(limits, ipcache_max / SHARE),
+            objects: BTreeMap::new(),
+            left_out: BTreeSet::new(),
+            listed: None,
+            untrusted: VecDeque::new(),
+            servers: Arc::default(),
+            observed: Vec::new(),
+            is_unpublished: false,
+        }
+    }
+
+    /// Names that firewalls use.
+    pub(crate) fn used(&self) -> &FirewallNames {
+        &self.used
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<BootTime> {
+        self.pairs.next_deadline()
+    }
+
+    /// Whether an address has labels of a name.
+    pub(crate) fn has(&self, name: &Fqdn, address: IpAddr) -> bool {
+        self.pairs.has(name, address)
+    }
+
+    /// How much room there is for an address of an answer.
+    pub(crate) fn room(&self, name: &Fqdn, address: IpAddr, openness: Openness) -> Room {
+        self.pairs.room(name, address, openness)
+    }
+
+    pub(crate) fn note_untrusted(&mut self, server: SocketAddr, name: &Fqdn) {
+        self.untrusted
+            .retain(|(known, of)| *known != server || of != name);
+        if self.untrusted.len() >= MAX_UNTRUSTED {
+            self.untrusted.pop_front();
+        }
+        self.untrusted.push_back((server, name.clone()));
+    }
+
+    /// Servers that do not count and lately answered a name, the latest first.
+    pub(crate) fn untrusted_servers(&self, name: &Fqdn) -> Vec<SocketAddr> {
+        let of_name = self.untrusted.iter().rev().filter(|(_, of)| of == name);
+        of_name.map(|(server, _)| *server).collect()
+    }
+
+    /// Servers whose answers count.
+    pub(crate) fn trusted_servers(&self) -> &BTreeSet<SocketAddr> {
+        &self.servers.asked
+    }
+
+    /// These servers count from now on.
+    pub(crate) fn trust(&mut self, servers: Arc<TrustedServers>) {
+        if self.servers != servers {
+            self.servers = servers;
+            self.is_unpublished = true;
+        }
+    }
+
+    /// The answer's addresses, in one piece for each family.
+    pub(crate) fn observe(&mut self, mapping: &Mapping, ttl: u32, at: SystemTime) {
+        let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = mapping
+            .addresses
+            .iter()
+            .partition(|address| address.is_ipv4());
+        for addresses in [v4, v6].into_iter().filter(|some| !some.is_empty()) {
+            self.observed.push(Observation {
+                name: mapping.name.clone(),
+                addresses,
+                ttl: Duration::from_secs(u64::from(ttl)),
+                at,
+            });
+        }
+    }
+}

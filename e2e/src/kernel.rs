@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use agent_core::datapath::{
+    attachment::Attachment,
     link::Link,
-    plan::{Attachment, Datapath, Step, StepError},
+    plan::{Datapath, Step, StepError},
 };
 use agent_datapath::{
     deny_response::DenyResponses,

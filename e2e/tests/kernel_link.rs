@@ -1,7 +1,7 @@
 //! Frames of a pod's link: their source, their destination, and the exact form of ARP.
 use std::net::IpAddr;
 
-use agent_core::datapath::{link::Link, plan::Attachment};
+use agent_core::datapath::{attachment::Attachment, link::Link};
 use anyhow::Result;
 use holdfast_e2e::kernel::{
     From, IFINDEX, Kernel, LINK_LOCAL, MAC, PEER, PEER4, PEER6, POD4, POD6, STRANGER4, STRANGER6,

@@ -3,8 +3,9 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use agent_core::datapath::{
+    attachment::Attachment,
     link::Link,
-    plan::{Attachment, Datapath as _, Step},
+    plan::{Datapath as _, Step},
 };
 use anyhow::Result;
 use holdfast_e2e::kernel::{

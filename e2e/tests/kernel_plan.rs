@@ -8,7 +8,10 @@ use agent_core::{
         Core, CoreConfig, Event, Restored,
         event::{MappingEvent, StreamId},
     },
-    datapath::plan::{Attachment, Datapath as _, Step},
+    datapath::{
+        attachment::Attachment,
+        plan::{Datapath as _, Step},
+    },
     endpoint::spec::EndpointSpec,
     policy::parse::parse_documents,
     source_event::SourceEvent,

@@ -2,7 +2,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Instant;
 
-use agent_core::datapath::plan::{Attachment, Datapath as _, Step};
+use agent_core::datapath::{
+    attachment::Attachment,
+    plan::{Datapath as _, Step},
+};
 use agent_datapath::conntrack;
 use anyhow::Result;
 use holdfast_e2e::kernel::{

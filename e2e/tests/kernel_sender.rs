@@ -1,7 +1,10 @@
 //! Who sent a packet to a pod: the interface at which it arrived counts, and not its address alone.
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use agent_core::datapath::plan::{Attachment, Datapath as _, Step};
+use agent_core::datapath::{
+    attachment::Attachment,
+    plan::{Datapath as _, Step},
+};
 use anyhow::Result;
 use holdfast_e2e::kernel::{
     From, Kernel, LOOPBACK, PEER4, PEER6, POD4, POD6, STRANGER4, STRANGER6, attachment,

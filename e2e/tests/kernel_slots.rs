@@ -3,8 +3,9 @@
 use std::process::Command;
 
 use agent_core::datapath::{
+    attachment::Attachment,
     map_query::{MapEntries, MapQuery, ProgramFault},
-    plan::{Attachment, Datapath as _, Step},
+    plan::{Datapath as _, Step},
 };
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::kernel::{ENDPOINT, From, Kernel, PEER, PEER4, POD4, attachment, with_kernel};

@@ -1,5 +1,6 @@
 //! What the datapath is to do: operations in order, and questions about its maps.
 
+pub mod attachment;
 pub mod late_text;
 pub mod link;
 pub mod map_query;

@@ -5,6 +5,7 @@ pub mod cleaned;
 pub(crate) mod embedded;
 pub(crate) mod firewall_names;
 pub(crate) mod gc;
+pub(crate) mod longest;
 pub mod names;
 pub mod pre_cache;
 pub mod refused;

@@ -15,6 +15,7 @@ pub mod cluster;
 pub mod compute;
 pub mod document;
 pub mod egress_firewall;
+pub(crate) mod head;
 pub mod kinds;
 pub mod lint;
 pub mod mode;

@@ -9,8 +9,9 @@ use std::{
 };
 
 use agent_core::datapath::{
+    attachment::Attachment,
     map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
-    plan::{Attachment, Datapath, Step, StepError, Wake},
+    plan::{Datapath, Step, StepError, Wake},
 };
 use daemon::steering_program::{self, SteerError};
 use shared_maps::{

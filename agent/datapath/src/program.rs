@@ -18,7 +18,7 @@ use std::{
     sync::Arc,
 };
 
-use agent_core::datapath::{map_query::ProgramFault, plan::Attachment};
+use agent_core::datapath::{attachment::Attachment, map_query::ProgramFault};
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
     maps::MapData,

@@ -7,7 +7,10 @@ mod walk;
 use std::{collections::HashMap, net::IpAddr};
 
 use agent_core::{
-    core::why::{AddressFound, Findings, PeerFound, Target},
+    core::{
+        peer_found::PeerFound,
+        why::{AddressFound, Findings, Target},
+    },
     labels::LabelError,
     policy::{
         ask::{self, Peer, To, Trace},

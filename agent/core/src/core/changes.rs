@@ -14,16 +14,13 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use ipnet::IpNet;
 
-use super::{
-    flush::{Removals, RoundSize},
-    plan::Plan,
-    state::State,
-};
+use super::{flush::RoundSize, plan::Plan, state::State};
+use crate::core::plan::Removals;
 use crate::core::state::publication::PlanResult;
 
 use crate::core::state::changes::{Change, Files, Moves, PendingRollout, Stage};
 use crate::{
-    ipcache::metadata::{Claim, Owner},
+    ipcache::{metadata::Claim, owners::Owner},
     labels::LabelSet,
     policy::{document::PolicyDocument, repository::is_about, rule::Rule},
     selector::selector::Selector,

@@ -15,14 +15,14 @@ use super::{
     Core,
     event::{CleanNames, StreamId},
     plan::Plan,
-    rollback::Undo,
     state::State,
 };
+use crate::core::plan::Undo;
 use crate::core::state::closed_names::Cleaned;
 use crate::{
     datapath::plan::Step,
     fqdn::{cache::NamePair, cleaned::Cleaning, firewall_names},
-    ipcache::metadata::{Claim, Owner},
+    ipcache::{metadata::Claim, owners::Owner},
     labels::{CLOSED_NAME, DNS_NAME, FQDN, Label, LabelSet},
 };
 

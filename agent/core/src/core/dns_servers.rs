@@ -8,7 +8,7 @@ use dns_policy::rule::{EndpointRules, NameRules, PortRules, SelectorRule, Server
 use shared_maps::{IdentityId, policy::EGRESS};
 
 use super::{Core, state::State, why::Target};
-use crate::core::state::policy_model::Subject;
+use crate::core::state::policy_model::subject::Subject;
 use crate::{
     endpoint::endpoint::Endpoint,
     policy::{

@@ -14,7 +14,7 @@ use crate::{
         spec::EndpointSpec,
     },
     identity::pods::Asked,
-    ipcache::metadata::{Claim, Owner},
+    ipcache::{metadata::Claim, owners::Owner},
     labels::LabelSet,
     source_event::SourceEvent,
 };

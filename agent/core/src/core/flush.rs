@@ -25,8 +25,13 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey, PolicyValue},
 };
 
-use super::{plan::Plan, rollback::Undo, state::State};
+use super::{plan::Plan, state::State};
+use crate::core::plan::Undo;
 use crate::core::state::hold::HELD;
+use crate::core::{
+    plan::Removals,
+    set_order::{LAST, set_order},
+};
 use crate::{
     datapath::plan::Step,
     endpoint::{endpoint::DirtyPeers, policy_map::PolicyMap},
@@ -48,9 +53,6 @@ pub(super) enum RoundSize {
     /// No more than the work budget of a part of a change allows.
     WithinBudget,
 }
-
-/// Removals of policy entries, kept for the end of a round.
-pub(super) type Removals = Vec<(EndpointId, PolicyKey, PolicyValue)>;
 
 impl State {
     /// Plans everything that changed, once the sources are synced.
@@ -488,26 +490,3 @@ impl State {
         }
     }
 }
-
-/// Order in which entries are set; they are removed in the reverse. Entries of tables come before
-/// all others, longest prefix first. The deny of a Service is for all of its ports, except those with
-/// an entry: these come before it.
-pub(super) fn set_order(key: &PolicyKey, value: &PolicyValue) -> u8 {
-    if is_of_table(value) {
-        LONGEST - key.lpm_len().min(LONGEST)
-    } else if value.is_deny() {
-        LAST - 2
-    } else if IdentityId(key.sec_label).is_service() {
-        LAST - 3
-    } else if value.proxy_port != shared_maps::Be16::ZERO {
-        LAST - 1
-    } else {
-        LAST
-    }
-}
-
-/// Bits of protocol and port.
-const LONGEST: u8 = 24;
-
-/// Rank of the entries that are set last.
-const LAST: u8 = LONGEST + 4;

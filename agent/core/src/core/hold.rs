@@ -14,10 +14,11 @@ use shared_maps::{
     policy::{EGRESS, INGRESS, PolicyKey, PolicyValue},
 };
 
-use super::{flush::set_order, plan::Plan, state::State};
+use super::{plan::Plan, state::State};
+use crate::core::set_order::set_order;
 use crate::{
     endpoint::endpoint::{DirtyPeers, Endpoint},
-    policy::compute::Entries,
+    policy::compute::entries::Entries,
 };
 
 impl State {

@@ -7,7 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use super::{plan::Plan, rollback::Undo, state::State};
+use super::{plan::Plan, state::State};
+use crate::core::plan::Undo;
 use crate::datapath::plan::Step;
 
 impl State {

@@ -18,13 +18,12 @@ use super::{
 };
 use crate::core::state::endpoint_files::Undurable;
 use crate::core::state::resolved::Relevance;
+use crate::fqdn::longest::MAX_TTL;
 use crate::{
     fqdn::{cache::Answer, embedded, resolved::Room},
-    ipcache::metadata::{Claim, Owner},
+    ipcache::{metadata::Claim, owners::Owner},
 };
 
-/// Longest TTL that is accepted, in seconds: a week (RFC 8767, 4).
-pub(super) const MAX_TTL: u32 = 604_800;
 /// Shortest validity of a pair that was seen while the agent was down, in seconds.
 const AWAY: u64 = 30;
 /// Addresses of one mapping that are learned. Pools of servers have some dozens; a name

@@ -19,7 +19,7 @@ use super::{
     why::{MeantBy, UntrustedAnswer},
 };
 use crate::core::state::passed_answers::{ADDRESSES, NAMED, PassedAnswer};
-use crate::core::state::policy_model::Subject;
+use crate::core::state::policy_model::subject::Subject;
 use crate::{
     fqdn::servers::NameServers,
     name_objects::TrustedServers,

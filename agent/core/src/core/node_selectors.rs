@@ -11,10 +11,7 @@ use ipnet::IpNet;
 use super::state::State;
 use crate::core::state::node_selectors::keys;
 use crate::{
-    ipcache::{
-        metadata::{Claim, Owner},
-        resolve::node_cidr_label,
-    },
+    ipcache::{metadata::Claim, owners::Owner, resolve::node_cidr_label},
     labels::LabelSet,
     policy::document::Body,
     selector::selector::LabelSelector,

@@ -7,15 +7,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use shared_maps::{EndpointId, IdentityId, policy::PolicyKey};
 
-use super::{
-    event::{MappingResult, Revocation},
-    rollback::Undo,
-};
+use super::event::{MappingResult, Revocation};
 use crate::core::state::endpoint_files::Undurable;
+use crate::{core::state::endpoint_files::Presence, datapath::attachment::Attachment};
 use crate::{
     datapath::plan::{Datapath, Step, StepError},
     labels::LabelSet,
     policy::compute::is_within,
+};
+use ipnet::IpNet;
+use shared_maps::{
+    lxc::{LxcKey, LxcValue},
+    policy::PolicyValue,
 };
 
 /// Ordered steps. Made by [`crate::core::Core::plan`], carried out by [`Plan::apply`], handed
@@ -42,7 +45,7 @@ pub struct Plan {
 
 /// The result of a mapping, before its plan was carried out.
 #[derive(Debug)]
-pub(super) struct PendingResult {
+pub(crate) struct PendingResult {
     /// The result if every prefix is realised.
     pub(super) result: MappingResult,
     /// Prefixes that must have their identity in the datapath.
@@ -249,3 +252,27 @@ impl FailedDeps {
         failed.any(|longer| longer.egress == key.egress && is_within(longer, key))
     }
 }
+
+/// What the model had before a step was planned.
+#[derive(Debug)]
+pub(crate) enum Undo {
+    Checkpoint,
+    Cleaned,
+    /// Whether there was a file before.
+    File(EndpointId, Presence),
+    /// Number of the step.
+    Names(EndpointId, u64),
+    RemovedFile(EndpointId),
+    CreatedMap(EndpointId),
+    RemovedMap(EndpointId),
+    Policy(EndpointId, PolicyKey, Option<PolicyValue>),
+    Lxc(LxcKey, Option<LxcValue>),
+    Ipcache(IpNet, Option<IdentityId>),
+    Attached(EndpointId, Option<Attachment>),
+    LeftPolicy(EndpointId, PolicyKey, PolicyValue),
+    /// Interfaces that have programs of a number without an endpoint.
+    Left(EndpointId, BTreeSet<u32>),
+}
+
+/// Removals of policy entries, kept for the end of a round.
+pub(crate) type Removals = Vec<(EndpointId, PolicyKey, PolicyValue)>;

@@ -14,7 +14,10 @@ use super::state::State;
 use crate::core::state::pods::KnownPod;
 use crate::{
     endpoint::spec::EndpointSpec,
-    ipcache::metadata::{Claim, Owner, Source},
+    ipcache::{
+        metadata::Claim,
+        owners::{Owner, Source},
+    },
     kubernetes::pod_at::PodAt,
     labels::{Label, LabelError, LabelSet, in_namespace},
     policy::cluster::identity::CiliumIdentity,

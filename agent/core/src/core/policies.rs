@@ -7,10 +7,7 @@ use ipnet::IpNet;
 use super::state::State;
 use crate::{
     fqdn::cache::NamePair,
-    ipcache::{
-        metadata::{Claim, Owner},
-        resolve::cidr_label,
-    },
+    ipcache::{metadata::Claim, owners::Owner, resolve::cidr_label},
     labels::LabelSet,
     selector::selector::{FqdnSelector, Selector},
 };

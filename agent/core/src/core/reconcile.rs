@@ -24,7 +24,7 @@ use crate::{
     datapath::map_query::{BATCH, MapEntries, MapQuery},
     endpoint::endpoint::Endpoint,
     ipcache::{
-        metadata::Owner,
+        owners::Owner,
         table::{key_of, prefix_of},
     },
     labels::LabelSet,

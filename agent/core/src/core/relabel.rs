@@ -16,14 +16,11 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use super::{
-    flush::{CHUNK, set_order},
-    plan::Plan,
-    rollback::Undo,
-    state::State,
-};
+use super::{flush::CHUNK, plan::Plan, state::State};
+use crate::core::{plan::Undo, set_order::set_order};
 use crate::{
-    datapath::plan::Step, endpoint::endpoint::Endpoint, labels::LabelSet, policy::compute::Entries,
+    datapath::plan::Step, endpoint::endpoint::Endpoint, labels::LabelSet,
+    policy::compute::entries::Entries,
 };
 
 /// An entry: what it shall be, and what it is.

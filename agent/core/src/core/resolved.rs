@@ -19,15 +19,16 @@ use std::{
 use dns_policy::{boot_time::BootTime, mapping::Mapping, name::Fqdn};
 use ipnet::IpNet;
 
-use super::{event::Effect, mappings::MAX_TTL, snapshot::FirewallSummary, state::State};
+use super::{event::Effect, snapshot::FirewallSummary, state::State};
 use crate::core::state::resolved::{Object, Relevance};
+use crate::fqdn::longest::MAX_TTL;
 use crate::{
     fqdn::{
         cache::NamePair,
         firewall_names::{FirewallNames, Openness},
         resolved::Room,
     },
-    ipcache::metadata::{Claim, Owner},
+    ipcache::{metadata::Claim, owners::Owner},
     labels::CLOSED_NAME,
     name_objects::{MAX_OBJECTS, ResolvedName, WantedNames},
     policy::document::{Body, PolicyDocument},

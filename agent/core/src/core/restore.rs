@@ -13,9 +13,7 @@ use shared_maps::{EndpointId, IdentityId};
 use super::{
     config::{CoreConfig, Restored},
     endpoints::Origin,
-    mappings::MAX_TTL,
     plan::Plan,
-    rollback::Undo,
     snapshot::Counters,
     state::{ClusterObjects, Learned, State},
 };
@@ -27,6 +25,7 @@ use crate::core::state::{
 use crate::core::state::{
     hold::Hold, location::RuleKey, passed_answers::PassedAnswers, resolved::ResolvedNames,
 };
+use crate::{core::plan::Undo, fqdn::longest::MAX_TTL};
 use crate::{
     datapath::plan::Step,
     endpoint::config_file::EndpointFile,
@@ -36,7 +35,8 @@ use crate::{
         servers::NameServers,
     },
     ipcache::{
-        metadata::{Claim, Owner, Source},
+        metadata::Claim,
+        owners::{Owner, Source},
         resolve::{World, cidr_label, cidr_of},
         table::{Ipcache, key_of, prefix_of},
     },

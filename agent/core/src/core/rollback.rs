@@ -4,39 +4,14 @@
 //! the planned state of each map equal to what the datapath holds, and marks the rest to be
 //! planned again.
 
-use std::collections::BTreeSet;
-
-use ipnet::IpNet;
 use shared_maps::{
     EndpointId, IdentityId,
-    lxc::{LxcKey, LxcValue},
     policy::{PolicyKey, PolicyValue},
 };
 
 use super::{plan::Plan, state::State};
-use crate::core::state::{endpoint_files::Presence, retry::RETRY};
-use crate::datapath::plan::Attachment;
-
-/// What the model had before a step was planned.
-#[derive(Debug)]
-pub(super) enum Undo {
-    Checkpoint,
-    Cleaned,
-    /// Whether there was a file before.
-    File(EndpointId, Presence),
-    /// Number of the step.
-    Names(EndpointId, u64),
-    RemovedFile(EndpointId),
-    CreatedMap(EndpointId),
-    RemovedMap(EndpointId),
-    Policy(EndpointId, PolicyKey, Option<PolicyValue>),
-    Lxc(LxcKey, Option<LxcValue>),
-    Ipcache(IpNet, Option<IdentityId>),
-    Attached(EndpointId, Option<Attachment>),
-    LeftPolicy(EndpointId, PolicyKey, PolicyValue),
-    /// Interfaces that have programs of a number without an endpoint.
-    Left(EndpointId, BTreeSet<u32>),
-}
+use crate::core::plan::Undo;
+use crate::core::state::retry::RETRY;
 
 impl State {
     /// A step failed: the datapath still has the previous entry.

@@ -9,7 +9,8 @@ use dns_policy::{
 };
 use shared_maps::{EndpointId, IdentityId};
 
-use super::{event::Effect, plan::Plan, rollback::Undo, state::State};
+use super::{event::Effect, plan::Plan, state::State};
+use crate::core::plan::Undo;
 use crate::core::state::{
     publication::{PlanResult, Rules},
     retry::RETRY,

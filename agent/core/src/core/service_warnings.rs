@@ -8,11 +8,11 @@ use shared_maps::{
 };
 
 use super::{config::DNS_SERVICE, state::State};
-use crate::core::state::policy_model::Subject;
+use crate::core::state::policy_model::subject::Subject;
 use crate::core::state::services::backends::{Exception, SKEW};
 use crate::{
     identity::scopes::is_remote_node,
-    ipcache::metadata::Owner,
+    ipcache::owners::Owner,
     kubernetes::service_at::{BackendAt, Family, PortAt, ServiceAt},
     labels::K8S,
     policy::{

@@ -7,8 +7,10 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey},
 };
 
-use super::{state::State, why::PeerFound};
-use crate::core::state::policy_model::Subject as Endpoint;
+use super::state::State;
+use crate::core::peer_found::PeerFound;
+use crate::core::peer_found::{BackendFound, ServiceFound};
+use crate::core::state::policy_model::subject::Subject as Endpoint;
 use crate::{
     kubernetes::service_at::{BackendAt, Family, PortAt, ServiceAt},
     labels::LabelSet,
@@ -19,34 +21,6 @@ use crate::{
     },
     selector::selector::Subject,
 };
-
-/// A Service and the backends of the ports in question.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ServiceFound {
-    /// `namespace/name`.
-    pub key: String,
-    /// Ports that it has, as `80/TCP`.
-    pub ports: Vec<String>,
-    /// Backends of the port asked for, or of every port.
-    pub backends: Vec<BackendFound>,
-}
-
-/// A backend of a Service.
-#[derive(Clone, Debug, PartialEq)]
-pub struct BackendFound {
-    /// Port of the Service, as `80/TCP`.
-    pub service_port: String,
-    /// Address, and its labels or its pod.
-    pub who: String,
-    /// Its own port.
-    pub port: Port,
-    /// What policy says of it; none while it is left out, because its pod is unknown.
-    pub verdict: Option<Verdict>,
-    /// The first ordered rule that covers the packet.
-    pub tier: Option<RuleView>,
-    /// Rules that make the verdict, unless that one drops the packet.
-    pub by: Vec<RuleView>,
-}
 
 impl State {
     /// What there is on an address, for people: the Service or the pod that has it.

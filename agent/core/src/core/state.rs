@@ -10,7 +10,7 @@ pub(crate) mod identity_budget;
 pub(crate) mod identity_numbers;
 pub(crate) mod leases;
 pub(crate) mod left_behind;
-pub(crate) mod location;
+pub mod location;
 pub(crate) mod lxc_table;
 pub(crate) mod node_selectors;
 pub(crate) mod passed_answers;
@@ -27,7 +27,8 @@ pub(crate) mod services;
 use dns_policy::boot_time::BootTime;
 use shared_maps::{EndpointId, IdentityId};
 
-use super::{config::CoreConfig, plan::Plan, rollback::Undo, snapshot::Counters};
+use super::{config::CoreConfig, plan::Plan, snapshot::Counters};
+use crate::core::plan::Undo;
 use crate::core::state::{
     closed_names::ClosedNames, endpoint_files::EndpointFiles, endpoint_table::EndpointTable,
     identity_numbers::IdentityNumbers, leases::Leases, lxc_table::LxcTable,
@@ -43,7 +44,7 @@ use crate::{
 
 /// Everything the core holds.
 #[derive(Debug)]
-pub(super) struct State {
+pub(crate) struct State {
     pub config: CoreConfig,
     pub now: BootTime,
     pub restoration: Restoration,
@@ -64,7 +65,7 @@ pub(super) struct State {
 
 /// What answers gave, and what they may not open.
 #[derive(Debug)]
-pub(super) struct Learned {
+pub(crate) struct Learned {
     pub names: NameCache,
     pub closed: ClosedNames,
     pub passed: PassedAnswers,
@@ -73,7 +74,7 @@ pub(super) struct Learned {
 /// Objects of the cluster that have addresses, besides the endpoints of this node, and what policy
 /// selects of them.
 #[derive(Debug, Default)]
-pub(super) struct ClusterObjects {
+pub(crate) struct ClusterObjects {
     pub pods: Pods,
     pub services: Services,
     pub nodes: NodeSelectors,

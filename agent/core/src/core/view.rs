@@ -203,7 +203,7 @@ impl State {
     fn is_unrestricted(&self, endpoint: &Endpoint) -> bool {
         let subject = self.policy.subject(endpoint.identity);
         let held = self.restoration.hold().has(endpoint.id);
-        let is_free = |subject: &super::state::policy_model::Subject| {
+        let is_free = |subject: &crate::core::state::policy_model::subject::Subject| {
             let policy = subject.policy();
             !policy.egress.enforced && !policy.ingress.enforced && !subject.has_tier()
         };
@@ -396,7 +396,7 @@ impl State {
 }
 
 /// Documents with an ordered list about what a subject sends.
-fn firewalls_of(subject: &super::state::policy_model::Subject) -> Vec<String> {
+fn firewalls_of(subject: &crate::core::state::policy_model::subject::Subject) -> Vec<String> {
     let tier = subject.policy().egress.tier.iter();
     let documents: BTreeSet<&str> = tier.map(|rule| rule.document.as_ref()).collect();
     documents.into_iter().map(str::to_owned).collect()

@@ -18,10 +18,10 @@ use shared_maps::{EndpointId, IdentityId};
 
 use super::{
     Core,
-    service_why::ServiceFound,
     snapshot::{DnsRulesView, EndpointView, NameView},
     state::State,
 };
+use crate::core::peer_found::PeerFound;
 use crate::{
     endpoint::endpoint::Endpoint,
     fqdn::servers::NameServers,
@@ -33,7 +33,7 @@ use crate::{
         model::{EndpointPolicy, Side},
         repository::Repository,
         rule::Peers,
-        trace::{self, FlowDirection, Match, Port, RuleView, Verdict},
+        trace::{self, FlowDirection, Match, Port, RuleView},
     },
     selector::selector::{FqdnSelector, Selector, Subject},
 };
@@ -145,33 +145,6 @@ pub struct AddressFound {
     pub endpoint: Option<EndpointId>,
     /// The prefix by which no answer gives it a label (`--tofqdns-refuse-prefix`).
     pub refused: Option<IpNet>,
-}
-
-/// What the model has on an identity as a peer of an endpoint.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PeerFound {
-    /// Its labels; none if the agent does not know it.
-    pub labels: Option<Vec<String>>,
-    /// Whether policy lets the packet pass; none if no port was asked for.
-    pub verdict: Option<Verdict>,
-    /// The first ordered rule that covers the packet.
-    pub tier: Option<RuleView>,
-    /// Rules that make the verdict, unless that one drops the packet.
-    pub by: Vec<RuleView>,
-    /// Rules about the identity, whatever the port.
-    pub about: Vec<RuleView>,
-    /// The Service whose identity it is, with its backends.
-    pub service: Option<ServiceFound>,
-}
-
-impl PeerFound {
-    /// The rules that decide: the ordered one if it drops the packet, or else the others.
-    pub fn deciding(&self) -> Vec<RuleView> {
-        match self.tier.as_ref().filter(|tier| tier.is_tier_deny()) {
-            Some(tier) => vec![tier.clone()],
-            None => self.by.clone(),
-        }
-    }
 }
 
 impl Core {

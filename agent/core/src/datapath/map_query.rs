@@ -7,7 +7,7 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use super::plan::Attachment;
+use crate::datapath::attachment::Attachment;
 
 /// Entries of one query: system calls for less than a millisecond.
 pub const BATCH: usize = 256;

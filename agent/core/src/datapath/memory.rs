@@ -12,8 +12,9 @@ use shared_maps::{
 
 use super::{
     map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
-    plan::{Attachment, Datapath, Step, StepError},
+    plan::{Datapath, Step, StepError},
 };
+use crate::datapath::attachment::Attachment;
 #[cfg(test)]
 use crate::{identity::endpoint_checkpoint, labels::LabelSet};
 use crate::{identity::endpoint_checkpoint::EndpointWrite, ipcache::table::prefix_of};

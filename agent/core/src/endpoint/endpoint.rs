@@ -12,7 +12,7 @@ use shared_maps::{
 };
 
 use super::{policy_map::PolicyMap, spec::EndpointSpec};
-use crate::{datapath::plan::Attachment, labels::LabelSet};
+use crate::{datapath::attachment::Attachment, labels::LabelSet};
 
 /// One endpoint.
 #[derive(Debug)]

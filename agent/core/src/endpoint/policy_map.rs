@@ -7,7 +7,7 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use crate::policy::compute::Entries;
+use crate::policy::compute::entries::Entries;
 
 /// Entries by the identity that they are about.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,96 +1,11 @@
 //! Data about one prefix, by owner.
 
-use std::{fmt, sync::Arc};
-
-use dns_policy::name::Fqdn;
-use shared_maps::{EndpointId, IdentityId};
+use shared_maps::IdentityId;
 
 use super::owners::ByOwner;
+use crate::ipcache::owners::Owner;
+use crate::ipcache::owners::Source;
 use crate::labels::LabelSet;
-
-/// Where an owner has its knowledge from, the most trusted first: of two values of one label
-/// the former's counts (Cilium `pkg/source`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Source {
-    /// Where the API server is.
-    KubeApiserver,
-    /// The node itself.
-    Local,
-    /// Objects that people write.
-    CustomResource,
-    /// The cluster.
-    Kubernetes,
-    /// Worked out from policy and answers.
-    Generated,
-    /// An earlier run.
-    Restored,
-}
-
-/// Who gave a prefix its labels (or its identity): the "resource" of Cilium's metadata.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Owner {
-    /// The name manager, for one name (CFP-28427, "IP Labels Lifecycle").
-    Name(Fqdn),
-    /// CIDR selectors of policy.
-    Policy,
-    /// CIDR selectors of policy that mean nodes too.
-    NodesOfPolicy,
-    /// Answers of trusted DNS servers about a name that EgressFirewalls use.
-    Resolved(Fqdn),
-    /// The node: the outside as a whole.
-    World,
-    /// The node: its own address.
-    Node,
-    /// A local endpoint's address.
-    Endpoint(EndpointId),
-    /// A Service, `namespace/name`, of one of its addresses in the cluster.
-    Service(Arc<str>),
-    /// A Service, of an address outside that is routed to nodes.
-    ExternalService(Arc<str>),
-    /// An object of another source, by its name there.
-    Object(Source, Arc<str>),
-    /// An earlier run, until the restore grace ends.
-    Restored,
-}
-
-impl Owner {
-    /// Whether it is a Service or a pod of the cluster.
-    pub(crate) fn is_object(&self) -> bool {
-        matches!(
-            self,
-            Self::Service(_) | Self::ExternalService(_) | Self::Object(Source::Kubernetes, _)
-        )
-    }
-
-    /// Where it has its knowledge from.
-    pub const fn source(&self) -> Source {
-        match self {
-            Self::Name(_) | Self::Policy | Self::NodesOfPolicy | Self::Resolved(_) => {
-                Source::Generated
-            }
-            Self::World | Self::Node | Self::Endpoint(_) => Source::Local,
-            Self::Service(_) | Self::ExternalService(_) => Source::Kubernetes,
-            Self::Object(source, _) => *source,
-            Self::Restored => Source::Restored,
-        }
-    }
-}
-
-impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name(name) => write!(f, "fqdn-name-manager/{name}"),
-            Self::Policy | Self::NodesOfPolicy => f.write_str("policy"),
-            Self::Resolved(name) => write!(f, "resolved/{name}"),
-            Self::World => f.write_str("world"),
-            Self::Node => f.write_str("node"),
-            Self::Endpoint(id) => write!(f, "endpoint/{id}"),
-            Self::Service(key) | Self::ExternalService(key) => write!(f, "Service/{key}"),
-            Self::Object(_, name) => f.write_str(name),
-            Self::Restored => f.write_str("restored"),
-        }
-    }
-}
 
 /// What an owner says of a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -266,6 +181,10 @@ impl Metadata {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use dns_policy::name::Fqdn;
+
     use super::*;
 
     fn name(n: usize) -> Owner {

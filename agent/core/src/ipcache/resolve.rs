@@ -155,7 +155,10 @@ fn is_of_node(label: &Label) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ipcache::metadata::{Claim, Owner, Source};
+    use crate::ipcache::{
+        metadata::Claim,
+        owners::{Owner, Source},
+    };
 
     fn net(text: &str) -> IpNet {
         text.parse().unwrap()

@@ -7,10 +7,11 @@ use ipnet::IpNet;
 use shared_maps::{FAMILY_IPV6, IdentityId, ipcache::IpcacheKey};
 
 use super::{
-    metadata::{Claim, Metadata, Owner},
+    metadata::{Claim, Metadata},
     resolve::{self, World},
     trie::PrefixMap,
 };
+use crate::ipcache::owners::Owner;
 use crate::labels::LabelSet;
 
 /// All prefixes.

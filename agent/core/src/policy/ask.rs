@@ -23,7 +23,8 @@ use crate::{
     },
     identity::scopes::reserved,
     ipcache::{
-        metadata::{Claim, Owner},
+        metadata::Claim,
+        owners::Owner,
         resolve::{cidr_label, node_cidr_label},
         table::Ipcache,
     },

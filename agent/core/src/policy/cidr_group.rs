@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 use serde_json::Value;
 
-use super::validate::{Checked, Fault, list, object, prefix, text};
+use super::validate::{list, object, prefix, text};
+use crate::policy::validate::fault::{Checked, Fault};
 use crate::{labels::LabelSet, selector::selector::labels_of_blocks};
 
 /// Its kind.

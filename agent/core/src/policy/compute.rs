@@ -11,6 +11,8 @@
 //! An identity that an ordered list selects has a table instead ([`tier`]).
 
 mod dns;
+mod dns_ports;
+pub(crate) mod entries;
 mod observed;
 pub(crate) mod service;
 pub(crate) mod tier;
@@ -20,10 +22,7 @@ pub(crate) use self::{
     observed::Observed,
 };
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
 use dns_policy::rule::Transport;
 use shared_maps::{
@@ -36,13 +35,11 @@ use super::{
     model::{Change, EndpointPolicy},
     rule::{PeerRule, Peers},
 };
+pub(crate) use crate::policy::compute::entries::{Entries, blocks};
 use crate::{
     labels::LabelSet,
     selector::cache::{SelectorCache, SelectorId},
 };
-
-/// Entries of one identity.
-pub(crate) type Entries = BTreeMap<PolicyKey, PolicyValue>;
 
 /// The rules of a policy by the selectors they use: what concerns an identity is found
 /// without reading the rest.
@@ -282,25 +279,6 @@ pub(crate) fn is_within(narrow: &PolicyKey, broad: &PolicyKey) -> bool {
             narrow.protocol == broad.protocol && u32::from(apart) >> (16 - bits) == 0
         }
     }
-}
-
-/// Splits a range of ports into aligned blocks: (first port, bits that count).
-pub(crate) fn blocks(first: u16, last: u16) -> Vec<(u16, u8)> {
-    let mut found = Vec::new();
-    let (mut at, end) = (u32::from(first), u32::from(last) + 1);
-    while at < end {
-        let aligned = if at == 0 {
-            16
-        } else {
-            at.trailing_zeros().min(16)
-        };
-        let fits = (end - at).ilog2();
-        let wild = aligned.min(fits);
-        let port = u16::try_from(at).expect("below 65536: the range ends there");
-        found.push((port, u8::try_from(16 - wild).expect("at most 16")));
-        at += 1 << wild;
-    }
-    found
 }
 
 /// Protocol and port that the kernel looks up among the entries for everyone, for a packet to or from

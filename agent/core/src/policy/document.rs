@@ -13,7 +13,7 @@ use super::{
     egress_firewall,
     rule::Rule,
 };
-use crate::{ipcache::metadata::Source, labels::LabelSet, name_objects::object::Resolver};
+use crate::{ipcache::owners::Source, labels::LabelSet, name_objects::object::Resolver};
 
 /// A document that was read without error.
 #[derive(Clone, Debug, PartialEq)]

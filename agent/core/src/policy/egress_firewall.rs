@@ -17,9 +17,12 @@ use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use super::{
-    kinds::Head,
     rule::{Direction, PortRule, Ports, Protocol, Rule, TierAction, TierRule},
-    validate::{Checked, Fault, list, node_labels, object, pods_of_namespace, text},
+    validate::{list, node_labels, object, pods_of_namespace, text},
+};
+use crate::policy::{
+    head::Head,
+    validate::fault::{Checked, Fault},
 };
 use crate::selector::selector::{CidrSelector, DnsNameSelector, Selector};
 

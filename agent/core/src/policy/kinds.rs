@@ -14,17 +14,13 @@ use super::{
     egress_firewall, network_policy,
     prune::prune,
     rule::Rule,
-    validate::{Checked, Fault, Scope, rule, warnings},
+    validate::{rule, warnings},
 };
-
-/// Namespace and name of a document.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::policy) struct Head {
-    /// Its namespace; none = cluster-wide.
-    pub(in crate::policy) namespace: Option<String>,
-    /// Its name.
-    pub(in crate::policy) name: String,
-}
+use crate::policy::head::Head;
+use crate::policy::validate::{
+    fault::{Checked, Fault},
+    section::Scope,
+};
 
 /// Whether documents of a kind are in namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,10 +9,8 @@ pub use self::blocks::blocks_without_pods;
 use netpol::Refusal;
 use serde_json::Value;
 
-use super::{
-    rule::Rule,
-    validate::{Checked, Fault},
-};
+use super::rule::Rule;
+use crate::policy::validate::fault::{Checked, Fault};
 
 /// Reads a document; adds to `warnings` the remarks for its author.
 pub(super) fn read(value: &Value, warnings: &mut Vec<String>) -> Checked<Rule> {

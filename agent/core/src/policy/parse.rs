@@ -6,8 +6,8 @@ use serde_json::Value;
 use super::{
     document::{PolicyDocument, PolicyError},
     kinds,
-    validate::Fault,
 };
+use crate::policy::validate::fault::Fault;
 
 /// Reads every document of `text`. `source_name` is for error messages (a file name).
 pub fn parse_documents(text: &str, source_name: &str) -> Vec<Result<PolicyDocument, PolicyError>> {

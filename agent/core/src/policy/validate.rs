@@ -1,12 +1,14 @@
 //! Fields of a rule, checked one by one: every refusal names its field and what to do.
 
+pub(crate) mod fault;
 mod field;
 mod labels;
 mod ports;
+pub(crate) mod section;
 
 use std::sync::Arc;
 
-use dns_policy::{pattern, rule::NameRule};
+use dns_policy::rule::NameRule;
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
@@ -21,6 +23,11 @@ pub(super) use self::{
     labels::{node_labels, pods_of_namespace},
 };
 use super::rule::{Direction, PeerRule, Peers, Rule};
+use crate::policy::validate::{
+    fault::{Checked, Fault},
+    field::name_rule,
+    section::{Scope, Section, section},
+};
 use crate::{
     labels::{CIDR_GROUP, NAMESPACE_KEY, NAMESPACE_LABELS, RESERVED},
     selector::selector::{
@@ -28,81 +35,6 @@ use crate::{
         Selector, group_label,
     },
 };
-
-/// What is wrong with a field.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    /// Path of the field.
-    pub field: String,
-    /// What is wrong with it.
-    pub reason: String,
-    /// What to do.
-    pub remedy: String,
-}
-
-impl Fault {
-    /// Builds a fault.
-    pub(crate) fn new(field: &str, reason: &str, remedy: &str) -> Self {
-        Self {
-            field: field.to_owned(),
-            reason: reason.to_owned(),
-            remedy: remedy.to_owned(),
-        }
-    }
-}
-
-/// What a document's selectors may mean.
-#[derive(Clone, Debug)]
-pub(crate) struct Scope {
-    /// Namespace of the document; none = cluster-wide.
-    pub namespace: Option<String>,
-}
-
-pub(super) type Checked<T> = Result<T, Fault>;
-
-/// Direction of a section, with the names of its fields.
-struct Section {
-    cidr: &'static str,
-    cidr_set: &'static str,
-    endpoints: &'static str,
-    entities: &'static str,
-    fqdns: Option<&'static str>,
-    unsupported: &'static [&'static str],
-    egress: bool,
-    deny: bool,
-}
-
-const fn section(egress: bool, deny: bool) -> Section {
-    if egress {
-        Section {
-            cidr: "toCIDR",
-            cidr_set: "toCIDRSet",
-            endpoints: "toEndpoints",
-            entities: "toEntities",
-            fqdns: Some("toFQDNs"),
-            unsupported: &[
-                "toServices",
-                "toGroups",
-                "toNodes",
-                "toRequires",
-                "authentication",
-            ],
-            egress,
-            deny,
-        }
-    } else {
-        Section {
-            cidr: "fromCIDR",
-            cidr_set: "fromCIDRSet",
-            endpoints: "fromEndpoints",
-            entities: "fromEntities",
-            fqdns: None,
-            unsupported: &["fromGroups", "fromNodes", "fromRequires", "authentication"],
-            egress,
-            deny,
-        }
-    }
-}
 
 /// Checks one `spec`.
 pub(crate) fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
@@ -413,16 +345,6 @@ fn selector_of(rule: NameRule) -> FqdnSelector {
         NameRule::Name(text) => FqdnSelector::Name(text),
         NameRule::Pattern(text) => FqdnSelector::Pattern(text),
     }
-}
-
-fn name_rule(path: &str, value: &Value, make: fn(String) -> NameRule) -> Checked<NameRule> {
-    let rule = make(text(path, value)?.to_owned());
-    let remedy = match rule {
-        NameRule::Name(_) => "write a DNS name such as www.example.com, or use matchPattern",
-        NameRule::Pattern(_) => "write a pattern such as *.example.com",
-    };
-    pattern::validate_rule(&rule).map_err(|error| Fault::new(path, &error.to_string(), remedy))?;
-    Ok(rule)
 }
 
 /// What the author of these rules should know although they are valid.

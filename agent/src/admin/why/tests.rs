@@ -6,9 +6,9 @@ use std::net::IpAddr;
 
 use agent_core::{
     core::{
-        service_why::{BackendFound, ServiceFound},
+        peer_found::{BackendFound, PeerFound, ServiceFound},
         snapshot::{DnsRulesView, EndpointView, NameView},
-        why::{AddressFound, Findings, MeantBy, PeerFound, Target, UntrustedAnswer},
+        why::{AddressFound, Findings, MeantBy, Target, UntrustedAnswer},
     },
     datapath::map_query::ProgramFault,
     policy::trace::{FlowDirection, Port, RuleView, Verdict},

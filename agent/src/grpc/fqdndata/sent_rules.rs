@@ -7,7 +7,7 @@ use std::{
     net::IpAddr,
 };
 
-use agent_core::core::{Directory, directory::RuleKey};
+use agent_core::core::{Directory, state::location::RuleKey};
 use dns_policy::boot_time::BootTime;
 use shared_maps::{EndpointId, IdentityId};
 

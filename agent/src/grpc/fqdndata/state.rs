@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use agent_core::core::{Directory, directory::RuleKey};
+use agent_core::core::{Directory, state::location::RuleKey};
 use dns_policy::{
     boot_time::BootTime,
     rule::{NameRule, NameRules, SelectorRule, Servers},

@@ -5,10 +5,7 @@ use std::time::{Duration, Instant};
 
 use agent_core::{
     core::Event,
-    ipcache::{
-        metadata::{Claim, Owner},
-        table::Ipcache,
-    },
+    ipcache::{metadata::Claim, owners::Owner, table::Ipcache},
     labels::LabelSet,
 };
 use anyhow::{Result, ensure};

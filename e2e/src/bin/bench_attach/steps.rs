@@ -3,7 +3,10 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use agent_core::datapath::plan::{Attachment, Datapath as _, Step};
+use agent_core::datapath::{
+    attachment::Attachment,
+    plan::{Datapath as _, Step},
+};
 use anyhow::{Result, ensure};
 use holdfast_e2e::kernel::{attachment, with_kernel};
 use nix::net::if_::if_nametoindex;

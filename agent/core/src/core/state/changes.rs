@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 use crate::{
-    core::{flush::Removals, state::publication::PlanResult},
+    core::{plan::Removals, state::publication::PlanResult},
     policy::document::PolicyDocument,
 };
 

@@ -10,8 +10,8 @@ use dns_policy::{boot_time::BootTime, name::Fqdn, pattern::SelectorMatcher, rule
 use shared_maps::EndpointId;
 
 use super::refused::RecentlyRefused;
-use crate::core::mappings::MAX_TTL;
 use crate::fqdn::cleaned::{self, CleanedNames, Cleaning};
+use crate::fqdn::longest::MAX_TTL;
 
 /// Cleanings remembered; the oldest are forgotten.
 const REMEMBERED: usize = 64;
@@ -93,12 +93,7 @@ impl ClosedNames {
     }
 
     /// Whether an endpoint's name was cleaned since then.
-    pub(crate) fn covers(
-        &self,
-        endpoint: EndpointId,
-        name: &Fqdn,
-        seen: BootTime,
-    ) -> bool {
+    pub(crate) fn covers(&self, endpoint: EndpointId, name: &Fqdn, seen: BootTime) -> bool {
         let since = self.cleanings.iter().rev();
         since
             .take_while(|cleaned| seen <= cleaned.what.at)

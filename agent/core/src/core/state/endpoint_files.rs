@@ -280,11 +280,7 @@ impl EndpointFiles {
 
     /// A write in the background is done. Gives the results that are durable; none if another
     /// write of the file has replaced it.
-    pub(crate) fn end_background(
-        &mut self,
-        id: EndpointId,
-        number: u64,
-    ) -> Vec<Undurable> {
+    pub(crate) fn end_background(&mut self, id: EndpointId, number: u64) -> Vec<Undurable> {
         let Some(file) = self.files.get_mut(&id) else {
             return Vec::new();
         };

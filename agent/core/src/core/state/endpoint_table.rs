@@ -274,9 +274,7 @@ impl EndpointTable {
     }
 
     /// Those that wait, and why.
-    pub(crate) fn waiting(
-        &self,
-    ) -> impl ExactSizeIterator<Item = &(EndpointSpec, String)> {
+    pub(crate) fn waiting(&self) -> impl ExactSizeIterator<Item = &(EndpointSpec, String)> {
         self.waiting.values()
     }
 }

@@ -125,10 +125,7 @@ impl IdentityNumbers {
     }
 
     /// Takes the identities that nothing holds and that no prefix has in the datapath.
-    pub(crate) fn sweep(
-        &mut self,
-        is_in_force: &dyn Fn(IdentityId) -> bool,
-    ) -> Vec<IdentityId> {
+    pub(crate) fn sweep(&mut self, is_in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {
         let mut idle = self.local.sweep(is_in_force);
         idle.extend(self.endpoints.sweep(is_in_force));
         idle

@@ -7,7 +7,7 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use crate::core::flush::set_order;
+use crate::core::set_order::set_order;
 
 /// What is left under one number.
 #[derive(Debug, Default)]
@@ -59,10 +59,7 @@ impl LeftBehind {
     }
 
     /// Takes the entries of a policy map, in the order in which they go.
-    pub(crate) fn take_entries(
-        &mut self,
-        id: EndpointId,
-    ) -> Vec<(PolicyKey, PolicyValue)> {
+    pub(crate) fn take_entries(&mut self, id: EndpointId) -> Vec<(PolicyKey, PolicyValue)> {
         let left = self.0.get_mut(&id);
         let mut entries = left.map_or_else(Vec::new, |left| std::mem::take(&mut left.entries));
         entries.sort_by_key(|(key, value)| (std::cmp::Reverse(set_order(key, value)), *key));

@@ -22,7 +22,7 @@ pub struct Directory {
 }
 
 /// What a proxy knows rules by: endpoint, port of its servers, transport.
-pub(crate) type RuleKey = (EndpointId, u16, Transport);
+pub type RuleKey = (EndpointId, u16, Transport);
 
 /// Where one endpoint is.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -64,10 +64,7 @@ impl LxcTable {
 
     /// Replaces the addresses of the node. An endpoint that has one of the removed addresses has
     /// to claim it again.
-    pub(crate) fn set_node_addresses(
-        &mut self,
-        addresses: BTreeSet<IpAddr>,
-    ) -> NodeChange {
+    pub(crate) fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) -> NodeChange {
         let old = std::mem::replace(&mut self.node, addresses);
         let change = NodeChange {
             removed: old.difference(&self.node).copied().collect(),
@@ -105,10 +102,7 @@ impl LxcTable {
     }
 
     /// Plans the entries that there shall be, of addresses that are ready. The others stay marked.
-    pub(crate) fn plan_sets(
-        &mut self,
-        is_ready: impl Fn(IpAddr) -> bool,
-    ) -> Vec<LxcChange> {
+    pub(crate) fn plan_sets(&mut self, is_ready: impl Fn(IpAddr) -> bool) -> Vec<LxcChange> {
         let mut changes = Vec::new();
         let (wanted, planned) = (&self.wanted, &mut self.planned);
         self.dirty.retain(|address| {

@@ -7,23 +7,26 @@
 //! returned.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use dns_policy::{name::Fqdn, rule::EndpointRules};
+use dns_policy::name::Fqdn;
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 mod services;
+pub(crate) mod subject;
 
 use self::services::ServiceTable;
 use crate::core::state::changes::Changes;
+use crate::core::state::policy_model::subject::Subject;
+use crate::policy::compute::service::{Rendered, Service};
 use crate::{
     fqdn::names::NameSelectors,
     labels::LabelSet,
     policy::{
-        compute::{self, DnsScope, Entries, Observed, RuleIndex},
+        compute::{self, DnsScope, RuleIndex, entries::Entries},
         document::{PolicyDocument, PolicyError},
         mode::PolicyMode,
         model::EndpointPolicy,
@@ -34,133 +37,6 @@ use crate::{
         selector::{FqdnSelector, Selector},
     },
 };
-
-/// Endpoints with one identity: they share policy.
-#[derive(Debug)]
-pub(crate) struct Subject {
-    labels: LabelSet,
-    policy: EndpointPolicy,
-    rules: RuleIndex,
-    dns_scope: DnsScope,
-    entries: BTreeMap<IdentityId, Entries>,
-    mixed: BTreeSet<IdentityId>,
-    dns: Arc<EndpointRules>,
-    dns_is_dirty: bool,
-    endpoints: BTreeSet<EndpointId>,
-    revision: u64,
-}
-
-impl Subject {
-    fn new(labels: LabelSet) -> Self {
-        Self {
-            labels,
-            policy: EndpointPolicy::default(),
-            rules: RuleIndex::default(),
-            dns_scope: DnsScope::default(),
-            entries: BTreeMap::new(),
-            mixed: BTreeSet::new(),
-            dns: Arc::default(),
-            dns_is_dirty: false,
-            endpoints: BTreeSet::new(),
-            revision: 0,
-        }
-    }
-
-    pub(crate) fn labels(&self) -> &LabelSet {
-        &self.labels
-    }
-
-    pub(crate) fn policy(&self) -> &EndpointPolicy {
-        &self.policy
-    }
-
-    /// Intended entries of policy maps for an identity; `None` if there are none.
-    pub(crate) fn entries(&self, peer: IdentityId) -> Option<&Entries> {
-        self.entries.get(&peer)
-    }
-
-    /// Identities with intended entries in policy maps.
-    pub(crate) fn peers(&self) -> impl Iterator<Item = IdentityId> {
-        self.entries.keys().copied()
-    }
-
-    /// Its DNS rules, as of the last [`PolicyModel::refresh_dns`].
-    pub(crate) fn dns(&self) -> &Arc<EndpointRules> {
-        &self.dns
-    }
-
-    /// Whether its DNS rules are behind.
-    #[cfg(test)]
-    pub(crate) fn dns_is_dirty(&self) -> bool {
-        self.dns_is_dirty
-    }
-
-    pub(crate) fn endpoints(&self) -> &BTreeSet<EndpointId> {
-        &self.endpoints
-    }
-
-    /// Revision of the policy that its entries are of.
-    pub(crate) fn revision(&self) -> u64 {
-        self.revision
-    }
-
-    /// Whether ordered rules are about it.
-    pub(crate) fn has_tier(&self) -> bool {
-        self.rules.has_tier()
-    }
-
-    /// Which answers of DNS servers have to pass the proxy.
-    pub(crate) fn observed(&self) -> Observed {
-        self.rules.observed()
-    }
-
-    /// Renders the entries of one identity. True if they differ from those before.
-    fn render(&mut self, peer: IdentityId, selectors: &SelectorCache, proxy_port: u16) -> bool {
-        let entries = self
-            .rules
-            .entries(&self.policy, &self.labels, peer, selectors, proxy_port);
-        self.put(peer, entries)
-    }
-
-    /// Renders the entries for everyone, which comes before those of others.
-    fn render_everyone(&mut self, selectors: &SelectorCache, proxy_port: u16) -> Everyone {
-        let everyone = IdentityId::UNKNOWN;
-        let entries =
-            self.rules
-                .entries(&self.policy, &self.labels, everyone, selectors, proxy_port);
-        let tables = self.rules.follow_everyone(&entries);
-        Everyone {
-            entries: self.put(everyone, entries),
-            tables,
-        }
-    }
-
-    /// True if the entries differ from those before.
-    fn put(&mut self, peer: IdentityId, entries: Entries) -> bool {
-        if entries.is_empty() {
-            return self.entries.remove(&peer).is_some();
-        }
-        match self.entries.entry(peer) {
-            Entry::Occupied(before) if *before.get() == entries => false,
-            Entry::Occupied(mut before) => {
-                before.insert(entries);
-                true
-            }
-            Entry::Vacant(vacant) => {
-                vacant.insert(entries);
-                true
-            }
-        }
-    }
-}
-
-/// What differs after the entries for everyone were rendered.
-struct Everyone {
-    /// These entries.
-    entries: bool,
-    /// Tables of ordered rules, which are made with them.
-    tables: bool,
-}
 
 /// Endpoints whose maps have to follow a change.
 #[derive(Debug)]
@@ -234,11 +110,7 @@ impl PolicyModel {
 
     /// Replaces or removes a document. Subjects keep their policy until
     /// [`Self::change_subject`].
-    pub(crate) fn put_document(
-        &mut self,
-        key: &str,
-        document: Option<&Arc<PolicyDocument>>,
-    ) {
+    pub(crate) fn put_document(&mut self, key: &str, document: Option<&Arc<PolicyDocument>>) {
         match document {
             Some(document) => self.repository.insert(Arc::clone(document)),
             None => self.repository.remove(key),
@@ -294,10 +166,7 @@ impl PolicyModel {
     }
 
     /// Names no longer get the label of this selector. Gives the identities held for it.
-    pub(crate) fn remove_name_selector(
-        &mut self,
-        selector: &FqdnSelector,
-    ) -> Vec<IdentityId> {
+    pub(crate) fn remove_name_selector(&mut self, selector: &FqdnSelector) -> Vec<IdentityId> {
         self.name_selectors.remove(selector);
         self.preallocated.remove(selector).unwrap_or_default()
     }
@@ -453,11 +322,7 @@ impl PolicyModel {
     }
 
     /// An identity came into use. Gives the endpoints whose maps have to follow.
-    pub(crate) fn add_identity(
-        &mut self,
-        identity: IdentityId,
-        labels: LabelSet,
-    ) -> Touched {
+    pub(crate) fn add_identity(&mut self, identity: IdentityId, labels: LabelSet) -> Touched {
         let selectors = self.selectors.add_identity(identity, labels);
         self.reselect(&selectors, identity)
     }
@@ -507,3 +372,63 @@ impl PolicyModel {
         changed
     }
 }
+
+impl PolicyModel {
+    /// Services and the identities behind them.
+    #[cfg(test)]
+    pub(crate) fn services(&self) -> &ServiceTable {
+        &self.services
+    }
+
+    /// Whether policy closes a Service to a subject because of some of its backends.
+    pub(crate) fn has_mixed_services(&self) -> bool {
+        self.subjects
+            .values()
+            .any(|subject| !subject.mixed.is_empty())
+    }
+
+    /// Services that policy closes to a subject because of some of their backends.
+    pub(crate) fn mixed_services(&self) -> BTreeSet<IdentityId> {
+        let subjects = self.subjects.values();
+        subjects
+            .flat_map(|subject| subject.mixed_services())
+            .copied()
+            .collect()
+    }
+
+    /// Puts a Service in the place of its former version; none = it goes. Gives the endpoints whose
+    /// maps have to follow.
+    pub(crate) fn put_service(&mut self, id: IdentityId, service: Option<Service>) -> Touched {
+        let mut touched = Touched::new(id);
+        if !self.services.put(id, service) {
+            return touched;
+        }
+        let rendered = self.rendered_for_all(id);
+        for (subject, rendered) in self.subjects.values_mut().zip(rendered) {
+            if subject.put_rendered(id, rendered) {
+                touched.endpoints.extend(&subject.endpoints);
+            }
+        }
+        touched
+    }
+
+    /// Renders a Service for every subject, in their order. Subjects that may send the same share one
+    /// rendering: a Service may have as many identities behind it as backends.
+    fn rendered_for_all(&self, id: IdentityId) -> Vec<Rendered> {
+        let service = self.services.get(id);
+        let mut different: Vec<(&Subject, Rendered)> = Vec::new();
+        let subjects = self.subjects.values().map(|subject| {
+            let mut known = different.iter().rev().take(COMPARED);
+            if let Some((_, rendered)) = known.find(|(known, _)| subject.sends_as(known)) {
+                return rendered.clone();
+            }
+            let rendered = subject.render_service(id, service, self.proxy_port);
+            different.push((subject, rendered.clone()));
+            rendered
+        });
+        subjects.collect()
+    }
+}
+
+/// With how many others a subject is compared: more cost more than they save.
+const COMPARED: usize = 16;

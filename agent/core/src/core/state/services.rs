@@ -3,6 +3,7 @@
 pub(crate) mod addresses;
 pub(crate) mod backends;
 
+use crate::core::state::services::backends::DepartedPod;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
@@ -13,6 +14,8 @@ use dns_policy::boot_time::BootTime;
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
+use crate::core::state::services::backends::Behind;
+use crate::ipcache::owners::Owner;
 use crate::{
     core::state::services::{
         addresses::{ServiceAddresses, Standing},
@@ -118,9 +121,7 @@ impl Services {
     }
 
     /// Identities of Services, with the family whose addresses have it.
-    pub(crate) fn identities(
-        &self,
-    ) -> impl Iterator<Item = (IdentityId, &ServiceAt, Family)> {
+    pub(crate) fn identities(&self) -> impl Iterator<Item = (IdentityId, &ServiceAt, Family)> {
         let known = self.known.values();
         known.flat_map(|service| {
             let identities = service.identities.iter();
@@ -211,12 +212,7 @@ impl Services {
         std::mem::take(&mut self.dirty)
     }
 
-    pub(crate) fn index(
-        &mut self,
-        key: &Arc<str>,
-        old: &BTreeSet<IpAddr>,
-        new: &BTreeSet<IpAddr>,
-    ) {
+    pub(crate) fn index(&mut self, key: &Arc<str>, old: &BTreeSet<IpAddr>, new: &BTreeSet<IpAddr>) {
         for address in old.difference(new) {
             if let Some(services) = self.behind.get_mut(address) {
                 services.remove(key);
@@ -229,5 +225,87 @@ impl Services {
             let services = self.behind.entry(*address).or_default();
             services.insert(Arc::clone(key));
         }
+    }
+}
+
+impl Services {
+    /// The owner and the identity that the ipcache must have for an address.
+    pub(crate) fn claim_of(&self, address: IpAddr) -> Option<(Owner, IdentityId)> {
+        let addresses = self.addresses();
+        let (standing, key) = addresses.holders.get(&address)?.first()?;
+        let owner = match standing {
+            Standing::Cluster => Owner::Service(Arc::clone(key)),
+            _ if addresses.is_dns_server(address) => return None,
+            _ => Owner::ExternalService(Arc::clone(key)),
+        };
+        let identity = self.get(key)?.identities.get(&Family::of(address));
+        // An address of the cluster is never the world, although no policy selects it then.
+        Some((owner, identity.copied().unwrap_or(IdentityId::UNMANAGED)))
+    }
+}
+
+impl Services {
+    /// A pod loses these addresses. Its identity stays held if slices name them. Gives the identity
+    /// that nothing needs any more: this one, or that of an earlier time.
+    pub(crate) fn depart(
+        &mut self,
+        pod: &Arc<str>,
+        addresses: Vec<IpAddr>,
+        identity: IdentityId,
+        now: BootTime,
+    ) -> Option<IdentityId> {
+        let mut services: BTreeSet<Arc<str>> = BTreeSet::new();
+        for address in &addresses {
+            let behind = self.behind(*address).into_iter().flatten();
+            let naming = behind.filter(|key| self.names_pod(key, *address, pod));
+            services.extend(naming.cloned());
+        }
+        if services.is_empty() {
+            return Some(identity);
+        }
+        let until = now.plus_secs(SKEW);
+        self.look_again(until, services);
+        let departed = DepartedPod {
+            identity,
+            addresses,
+            until,
+        };
+        let before = self.departed.pods.insert(Arc::clone(pod), departed);
+        if let Some(before) = &before {
+            self.departed.ends.remove(&(before.until, Arc::clone(pod)));
+        }
+        self.departed.ends.insert((until, Arc::clone(pod)));
+        before.map(|before| before.identity)
+    }
+}
+
+impl Services {
+    /// Whether slices of a Service name a pod at an address.
+    fn names_pod(&self, service: &str, address: IpAddr, pod: &Arc<str>) -> bool {
+        let Some(known) = self.get(service) else {
+            return false;
+        };
+        let mut backends = known.at.ports.iter().flat_map(|port| &port.backends);
+        backends.any(|backend| backend.address == address && backend.pod.as_ref() == Some(pod))
+    }
+
+    pub(crate) fn exceptions(
+        &mut self,
+        behind: &BTreeMap<IpAddr, Behind>,
+        now: BootTime,
+    ) -> BTreeMap<IpAddr, Exception> {
+        let mut graces = std::mem::take(&mut self.graces);
+        let is_named = |address: &IpAddr| self.behind(*address).is_some();
+        let exceptions = behind.iter().filter_map(|(address, behind)| {
+            let exception = match behind {
+                Behind::Known(_) => return None,
+                Behind::Departed(identity) => Exception::Departed(*identity),
+                Behind::UnknownPod => Exception::Unknown(graces.since(*address, now, is_named)),
+            };
+            Some((*address, exception))
+        });
+        let exceptions = exceptions.collect();
+        self.graces = graces;
+        exceptions
     }
 }

@@ -15,7 +15,8 @@ use crate::{
     core::{CoreConfig, Restored, plan::Plan, state::State},
     datapath::memory::MemoryDatapath,
     ipcache::{
-        metadata::{Claim, Owner, Source},
+        metadata::Claim,
+        owners::{Owner, Source},
         resolve::cidr_label,
         table::key_of,
     },

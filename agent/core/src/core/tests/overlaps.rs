@@ -20,7 +20,10 @@ use crate::{
         plan::{Datapath as _, Step},
     },
     fqdn::cleaned,
-    ipcache::metadata::{Claim, Owner, Source},
+    ipcache::{
+        metadata::Claim,
+        owners::{Owner, Source},
+    },
     labels::LabelSet,
     source_event::SourceEvent,
 };

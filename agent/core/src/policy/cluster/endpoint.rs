@@ -12,8 +12,11 @@ use crate::{
     labels::{Label, LabelSet},
     named_port::NamedPorts,
     policy::{
-        kinds::Head,
-        validate::{Checked, Fault, list, mapping, text},
+        head::Head,
+        validate::{
+            fault::{Checked, Fault},
+            list, mapping, text,
+        },
     },
 };
 

@@ -6,7 +6,10 @@ use shared_maps::IdentityId;
 use super::read::not_reserved;
 use crate::{
     labels::{Label, LabelSet},
-    policy::validate::{Checked, Fault, mapping, text},
+    policy::validate::{
+        fault::{Checked, Fault},
+        mapping, text,
+    },
 };
 
 /// Numbers from here on are this node's own: no document may have them.

@@ -8,8 +8,11 @@ use serde_json::Value;
 
 use super::read::optional_text;
 use crate::policy::{
-    kinds::Head,
-    validate::{Checked, Fault, mapping, text},
+    head::Head,
+    validate::{
+        fault::{Checked, Fault},
+        mapping, text,
+    },
 };
 
 /// What of an object's metadata has a meaning.

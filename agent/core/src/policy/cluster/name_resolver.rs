@@ -6,8 +6,8 @@ pub(in crate::policy) use crate::name_objects::object::{API_VERSION, KIND};
 use crate::{
     name_objects::object::{ObjectError, Resolver},
     policy::{
-        kinds::Head,
-        validate::{Checked, Fault},
+        head::Head,
+        validate::fault::{Checked, Fault},
     },
 };
 

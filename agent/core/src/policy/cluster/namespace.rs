@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde_json::Value;
 
 use super::{metadata, read::optional_text};
-use crate::policy::{kinds::Head, validate::Checked};
+use crate::policy::{head::Head, validate::fault::Checked};
 
 /// The label that the API server gives to every namespace: its name.
 const NAME: &str = "kubernetes.io/metadata.name";

@@ -12,7 +12,10 @@ use serde_json::{Map, Value};
 use super::read::{address, optional_text};
 use crate::{
     labels::{Label, LabelSet, NODE, RESERVED},
-    policy::validate::{Checked, Fault, list, mapping, object, prefix},
+    policy::validate::{
+        fault::{Checked, Fault},
+        list, mapping, object, prefix,
+    },
 };
 
 /// The widest block of one node's pods: private blocks of IPv4 are no wider.

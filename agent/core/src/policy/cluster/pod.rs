@@ -11,8 +11,11 @@ use super::{
 use crate::{
     named_port::{NamedPorts, PortName},
     policy::{
-        kinds::Head,
-        validate::{Checked, Fault, list, mapping},
+        head::Head,
+        validate::{
+            fault::{Checked, Fault},
+            list, mapping,
+        },
     },
 };
 

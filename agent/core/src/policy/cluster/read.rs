@@ -6,7 +6,10 @@ use serde_json::Value;
 
 use crate::{
     labels::Label,
-    policy::validate::{Checked, Fault, text},
+    policy::validate::{
+        fault::{Checked, Fault},
+        text,
+    },
 };
 
 /// Protocol of a port.

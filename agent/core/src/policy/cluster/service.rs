@@ -9,8 +9,8 @@ use super::{
     read::{Protocol, address, optional_text, port, protocol},
 };
 use crate::policy::{
-    kinds::Head,
-    validate::{Checked, list, mapping, text},
+    head::Head,
+    validate::{fault::Checked, list, mapping, text},
 };
 
 /// Label of a Service whose traffic another program than kube-proxy translates.

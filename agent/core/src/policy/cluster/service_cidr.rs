@@ -7,7 +7,10 @@ use serde_json::Value;
 
 use crate::{
     labels::{Label, LabelSet, RESERVED},
-    policy::validate::{Checked, Fault, list, mapping, prefix},
+    policy::validate::{
+        fault::{Checked, Fault},
+        list, mapping, prefix,
+    },
 };
 
 /// Blocks of Services. An address in them that no Service has is not the world.

@@ -15,8 +15,11 @@ use super::{
 use crate::{
     labels::{Label, LabelSet, RESERVED},
     policy::{
-        kinds::Head,
-        validate::{Checked, Fault, list, mapping},
+        head::Head,
+        validate::{
+            fault::{Checked, Fault},
+            list, mapping,
+        },
     },
 };
 

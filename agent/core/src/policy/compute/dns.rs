@@ -11,6 +11,8 @@ use super::{
     observed::{self, Observed},
     service::Backend,
 };
+use crate::policy::compute::dns_ports::allows;
+use crate::policy::compute::dns_ports::{DnsPort, dns_ports};
 use crate::{
     labels::LabelSet,
     policy::{
@@ -22,9 +24,6 @@ use crate::{
         selector::Selector,
     },
 };
-
-/// Port and transport at which queries are judged.
-pub(super) type DnsPort = (u16, Transport);
 
 /// A port of a Service at which queries are judged, and the backends behind it.
 #[derive(Clone, Copy, Debug)]
@@ -118,11 +117,6 @@ fn selected<'a>(
     ids.into_iter().flatten().copied()
 }
 
-fn allows(side: &Side) -> impl Iterator<Item = &PeerRule> {
-    let rules = side.rules.iter().map(|rule| &*rule.rule);
-    rules.filter(|rule| !rule.deny)
-}
-
 fn is_at(port: &PortRule, (number, transport): DnsPort, server: Option<&LabelSet>) -> bool {
     port.covers(transport.number(), number, server)
 }
@@ -131,14 +125,6 @@ fn is_at(port: &PortRule, (number, transport): DnsPort, server: Option<&LabelSet
 fn is_plain(rule: &PeerRule, at: DnsPort, server: Option<&LabelSet>) -> bool {
     let mut ports = rule.ports.iter();
     rule.ports.is_empty() || ports.any(|port| port.dns.is_none() && is_at(port, at, server))
-}
-
-/// Port rules with DNS names among the allows of a direction.
-pub(super) fn dns_ports(side: &Side) -> impl Iterator<Item = (&PeerRule, &PortRule, &DnsNames)> {
-    allows(side).flat_map(|rule| {
-        let ports = rule.ports.iter();
-        ports.filter_map(move |port| port.dns.as_ref().map(|names| (rule, port, names)))
-    })
 }
 
 /// Names as the proxy takes them; none if no name can match.

@@ -10,10 +10,10 @@ use shared_maps::{
     policy::{EGRESS, PRECEDENCE_ALLOW, PolicyKey, PolicyValue},
 };
 
-use super::{
-    Entries,
-    dns::{DnsPort, dns_ports},
-    is_within, put,
+use super::{is_within, put};
+use crate::policy::compute::{
+    dns_ports::{DnsPort, dns_ports},
+    entries::Entries,
 };
 use crate::{
     policy::{

@@ -17,7 +17,8 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey, PolicyValue},
 };
 
-use super::{Entries, Observed, decide, longest};
+use super::{Observed, decide, longest};
+use crate::policy::compute::entries::Entries;
 
 /// A Service as policy sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -23,7 +23,7 @@ use shared_maps::{
     policy::{EGRESS, PRECEDENCE_ALLOW, PRECEDENCE_DENY, PolicyKey, PolicyValue},
 };
 
-use super::{Entries, blocks};
+use crate::policy::compute::entries::{Entries, blocks};
 use crate::{
     policy::{
         model::Side,

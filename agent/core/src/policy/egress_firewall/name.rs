@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::policy::validate::{Checked, Fault};
+use crate::policy::validate::fault::{Checked, Fault};
 
 /// Octets of a name without its final dot.
 const MAX_NAME: usize = 253;

@@ -3,7 +3,8 @@
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
-use super::{Checked, Fault};
+use crate::policy::validate::fault::{Checked, Fault};
+use dns_policy::{pattern, rule::NameRule};
 
 pub(in crate::policy) fn object<'a>(
     path: &str,
@@ -106,4 +107,18 @@ pub(super) const fn kind(value: &Value) -> &'static str {
         Value::Array(_) => "a list",
         Value::Object(_) => "a mapping",
     }
+}
+
+pub(crate) fn name_rule(
+    path: &str,
+    value: &Value,
+    make: fn(String) -> NameRule,
+) -> Checked<NameRule> {
+    let rule = make(text(path, value)?.to_owned());
+    let remedy = match rule {
+        NameRule::Name(_) => "write a DNS name such as www.example.com, or use matchPattern",
+        NameRule::Pattern(_) => "write a pattern such as *.example.com",
+    };
+    pattern::validate_rule(&rule).map_err(|error| Fault::new(path, &error.to_string(), remedy))?;
+    Ok(rule)
 }

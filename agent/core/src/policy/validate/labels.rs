@@ -2,9 +2,10 @@
 
 use serde_json::Value;
 
-use super::{
-    Checked, Fault, Scope,
-    field::{list, object, text},
+use super::field::{list, object, text};
+use crate::policy::validate::{
+    fault::{Checked, Fault},
+    section::Scope,
 };
 use crate::{
     labels::{CIDR_GROUP, K8S, NAMESPACE_KEY, NAMESPACE_LABELS, NAMESPACE_NAME, NODE, RESERVED},

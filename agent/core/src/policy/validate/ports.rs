@@ -3,10 +3,11 @@
 use dns_policy::rule::NameRule;
 use serde_json::{Map, Value};
 
-use super::{
-    Checked, Fault, Section,
-    field::{list, object, text},
-    name_rule,
+use super::field::{list, object, text};
+use crate::policy::validate::{
+    fault::{Checked, Fault},
+    field::name_rule,
+    section::Section,
 };
 use crate::{
     named_port::PortName,

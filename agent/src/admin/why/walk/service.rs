@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use agent_core::{
-    core::service_why::{BackendFound, ServiceFound},
+    core::peer_found::{BackendFound, ServiceFound},
     policy::trace::{Verdict, after_tier},
 };
 

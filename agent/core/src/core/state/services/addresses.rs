@@ -9,10 +9,7 @@ use std::{
 use shared_maps::IdentityId;
 
 use crate::{
-    core::state::services::Services,
-    ipcache::metadata::Owner,
-    kubernetes::service_at::{Family, ServiceAt},
-    policy::document::PolicyDocument,
+    ipcache::owners::Owner, kubernetes::service_at::ServiceAt, policy::document::PolicyDocument,
     selector::selector::Selector,
 };
 
@@ -31,7 +28,7 @@ pub(crate) enum Standing {
 #[derive(Debug, Default)]
 pub(crate) struct ServiceAddresses {
     /// Services that have an address: the one that counts first.
-    holders: BTreeMap<IpAddr, Vec<(Standing, Arc<str>)>>,
+    pub(crate) holders: BTreeMap<IpAddr, Vec<(Standing, Arc<str>)>>,
     /// Addresses as they are claimed in the ipcache.
     pub(crate) claimed: BTreeMap<IpAddr, (Owner, IdentityId)>,
     /// DNS servers that rules name by address, and how many rules.
@@ -130,22 +127,6 @@ impl ServiceAddresses {
             let at = holders.partition_point(|(other, _)| other <= standing);
             holders.insert(at, (*standing, Arc::clone(key)));
         }
-    }
-}
-
-impl Services {
-    /// The owner and the identity that the ipcache must have for an address.
-    pub(crate) fn claim_of(&self, address: IpAddr) -> Option<(Owner, IdentityId)> {
-        let addresses = self.addresses();
-        let (standing, key) = addresses.holders.get(&address)?.first()?;
-        let owner = match standing {
-            Standing::Cluster => Owner::Service(Arc::clone(key)),
-            _ if addresses.is_dns_server(address) => return None,
-            _ => Owner::ExternalService(Arc::clone(key)),
-        };
-        let identity = self.get(key)?.identities.get(&Family::of(address));
-        // An address of the cluster is never the world, although no policy selects it then.
-        Some((owner, identity.copied().unwrap_or(IdentityId::UNMANAGED)))
     }
 }
 

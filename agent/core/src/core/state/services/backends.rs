@@ -10,7 +10,6 @@ use dns_policy::boot_time::BootTime;
 use shared_maps::IdentityId;
 
 use crate::{
-    core::state::services::Services,
     kubernetes::service_at::{BackendAt, Family, ServiceAt},
     policy::compute::service::{Backend, Service, ServicePort},
 };
@@ -51,7 +50,7 @@ pub(crate) struct Graces(BTreeMap<IpAddr, BootTime>);
 
 impl Graces {
     /// Since when an address is unknown. `is_named`: slices name an address.
-    fn since(
+    pub(crate) fn since(
         &mut self,
         address: IpAddr,
         now: BootTime,
@@ -81,16 +80,16 @@ impl Graces {
 /// Pods that went while slices name them.
 #[derive(Debug, Default)]
 pub(crate) struct DepartedPods {
-    pods: BTreeMap<Arc<str>, DepartedPod>,
-    ends: BTreeSet<(BootTime, Arc<str>)>,
+    pub(crate) pods: BTreeMap<Arc<str>, DepartedPod>,
+    pub(crate) ends: BTreeSet<(BootTime, Arc<str>)>,
 }
 
 #[derive(Debug)]
-struct DepartedPod {
+pub(crate) struct DepartedPod {
     /// Held until the end.
-    identity: IdentityId,
-    addresses: Vec<IpAddr>,
-    until: BootTime,
+    pub(crate) identity: IdentityId,
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) until: BootTime,
 }
 
 impl DepartedPods {
@@ -109,72 +108,6 @@ impl DepartedPods {
             ended.extend(self.pods.remove(&key).map(|pod| pod.identity));
         }
         ended
-    }
-}
-
-impl Services {
-    /// A pod loses these addresses. Its identity stays held if slices name them. Gives the identity
-    /// that nothing needs any more: this one, or that of an earlier time.
-    pub(crate) fn depart(
-        &mut self,
-        pod: &Arc<str>,
-        addresses: Vec<IpAddr>,
-        identity: IdentityId,
-        now: BootTime,
-    ) -> Option<IdentityId> {
-        let mut services: BTreeSet<Arc<str>> = BTreeSet::new();
-        for address in &addresses {
-            let behind = self.behind(*address).into_iter().flatten();
-            let naming = behind.filter(|key| self.names_pod(key, *address, pod));
-            services.extend(naming.cloned());
-        }
-        if services.is_empty() {
-            return Some(identity);
-        }
-        let until = now.plus_secs(SKEW);
-        self.look_again(until, services);
-        let departed = DepartedPod {
-            identity,
-            addresses,
-            until,
-        };
-        let before = self.departed.pods.insert(Arc::clone(pod), departed);
-        if let Some(before) = &before {
-            self.departed.ends.remove(&(before.until, Arc::clone(pod)));
-        }
-        self.departed.ends.insert((until, Arc::clone(pod)));
-        before.map(|before| before.identity)
-    }
-}
-
-impl Services {
-    /// Whether slices of a Service name a pod at an address.
-    fn names_pod(&self, service: &str, address: IpAddr, pod: &Arc<str>) -> bool {
-        let Some(known) = self.get(service) else {
-            return false;
-        };
-        let mut backends = known.at.ports.iter().flat_map(|port| &port.backends);
-        backends.any(|backend| backend.address == address && backend.pod.as_ref() == Some(pod))
-    }
-
-    pub(crate) fn exceptions(
-        &mut self,
-        behind: &BTreeMap<IpAddr, Behind>,
-        now: BootTime,
-    ) -> BTreeMap<IpAddr, Exception> {
-        let mut graces = std::mem::take(&mut self.graces);
-        let is_named = |address: &IpAddr| self.behind(*address).is_some();
-        let exceptions = behind.iter().filter_map(|(address, behind)| {
-            let exception = match behind {
-                Behind::Known(_) => return None,
-                Behind::Departed(identity) => Exception::Departed(*identity),
-                Behind::UnknownPod => Exception::Unknown(graces.since(*address, now, is_named)),
-            };
-            Some((*address, exception))
-        });
-        let exceptions = exceptions.collect();
-        self.graces = graces;
-        exceptions
     }
 }
 

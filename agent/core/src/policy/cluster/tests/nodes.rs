@@ -2,7 +2,7 @@
 
 use super::read;
 use crate::{
-    ipcache::metadata::Source,
+    ipcache::owners::Source,
     policy::document::{Body, PolicyDocument},
 };
 

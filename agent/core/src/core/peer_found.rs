@@ -1,0 +1,58 @@
+//! What the model has on a peer of an endpoint, for `why`.
+
+use crate::policy::trace::{Port, RuleView, Verdict};
+
+/// What the model has on an identity as a peer of an endpoint.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PeerFound {
+    /// Its labels; none if the agent does not know it.
+    pub labels: Option<Vec<String>>,
+    /// Whether policy lets the packet pass; none if no port was asked for.
+    pub verdict: Option<Verdict>,
+    /// The first ordered rule that covers the packet.
+    pub tier: Option<RuleView>,
+    /// Rules that make the verdict, unless that one drops the packet.
+    pub by: Vec<RuleView>,
+    /// Rules about the identity, whatever the port.
+    pub about: Vec<RuleView>,
+    /// The Service whose identity it is, with its backends.
+    pub service: Option<ServiceFound>,
+}
+
+impl PeerFound {
+    /// The rules that decide: the ordered one if it drops the packet, or else the others.
+    pub fn deciding(&self) -> Vec<RuleView> {
+        match self.tier.as_ref().filter(|tier| tier.is_tier_deny()) {
+            Some(tier) => vec![tier.clone()],
+            None => self.by.clone(),
+        }
+    }
+}
+
+/// A Service and the backends of the ports in question.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServiceFound {
+    /// `namespace/name`.
+    pub key: String,
+    /// Ports that it has, as `80/TCP`.
+    pub ports: Vec<String>,
+    /// Backends of the port asked for, or of every port.
+    pub backends: Vec<BackendFound>,
+}
+
+/// A backend of a Service.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BackendFound {
+    /// Port of the Service, as `80/TCP`.
+    pub service_port: String,
+    /// Address, and its labels or its pod.
+    pub who: String,
+    /// Its own port.
+    pub port: Port,
+    /// What policy says of it; none while it is left out, because its pod is unknown.
+    pub verdict: Option<Verdict>,
+    /// The first ordered rule that covers the packet.
+    pub tier: Option<RuleView>,
+    /// Rules that make the verdict, unless that one drops the packet.
+    pub by: Vec<RuleView>,
+}

@@ -1,0 +1,279 @@
+//! One label set of endpoints with the policy that it has.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    sync::Arc,
+};
+
+use dns_policy::rule::EndpointRules;
+use shared_maps::{EndpointId, IdentityId};
+
+use crate::policy::compute::service;
+use crate::policy::compute::{
+    ServicePortAt,
+    service::{Rendered, Service},
+};
+use crate::{
+    core::state::policy_model::services::ServiceTable,
+    labels::LabelSet,
+    policy::{
+        compute::{DnsScope, Observed, RuleIndex, entries::Entries},
+        model::EndpointPolicy,
+    },
+    selector::cache::SelectorCache,
+};
+use dns_policy::rule::Transport;
+use shared_maps::Be16;
+
+/// Endpoints with one identity: they share policy.
+#[derive(Debug)]
+pub(crate) struct Subject {
+    pub(crate) labels: LabelSet,
+    pub(crate) policy: EndpointPolicy,
+    pub(crate) rules: RuleIndex,
+    pub(crate) dns_scope: DnsScope,
+    pub(crate) entries: BTreeMap<IdentityId, Entries>,
+    pub(crate) mixed: BTreeSet<IdentityId>,
+    pub(crate) dns: Arc<EndpointRules>,
+    pub(crate) dns_is_dirty: bool,
+    pub(crate) endpoints: BTreeSet<EndpointId>,
+    pub(crate) revision: u64,
+}
+
+impl Subject {
+    pub(crate) fn new(labels: LabelSet) -> Self {
+        Self {
+            labels,
+            policy: EndpointPolicy::default(),
+            rules: RuleIndex::default(),
+            dns_scope: DnsScope::default(),
+            entries: BTreeMap::new(),
+            mixed: BTreeSet::new(),
+            dns: Arc::default(),
+            dns_is_dirty: false,
+            endpoints: BTreeSet::new(),
+            revision: 0,
+        }
+    }
+
+    pub(crate) fn labels(&self) -> &LabelSet {
+        &self.labels
+    }
+
+    pub(crate) fn policy(&self) -> &EndpointPolicy {
+        &self.policy
+    }
+
+    /// Intended entries of policy maps for an identity; `None` if there are none.
+    pub(crate) fn entries(&self, peer: IdentityId) -> Option<&Entries> {
+        self.entries.get(&peer)
+    }
+
+    /// Identities with intended entries in policy maps.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = IdentityId> {
+        self.entries.keys().copied()
+    }
+
+    /// Its DNS rules, as of the last [`PolicyModel::refresh_dns`].
+    pub(crate) fn dns(&self) -> &Arc<EndpointRules> {
+        &self.dns
+    }
+
+    /// Whether its DNS rules are behind.
+    #[cfg(test)]
+    pub(crate) fn dns_is_dirty(&self) -> bool {
+        self.dns_is_dirty
+    }
+
+    pub(crate) fn endpoints(&self) -> &BTreeSet<EndpointId> {
+        &self.endpoints
+    }
+
+    /// Revision of the policy that its entries are of.
+    pub(crate) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Whether ordered rules are about it.
+    pub(crate) fn has_tier(&self) -> bool {
+        self.rules.has_tier()
+    }
+
+    /// Which answers of DNS servers have to pass the proxy.
+    pub(crate) fn observed(&self) -> Observed {
+        self.rules.observed()
+    }
+
+    /// Renders the entries of one identity. True if they differ from those before.
+    pub(crate) fn render(
+        &mut self,
+        peer: IdentityId,
+        selectors: &SelectorCache,
+        proxy_port: u16,
+    ) -> bool {
+        let entries = self
+            .rules
+            .entries(&self.policy, &self.labels, peer, selectors, proxy_port);
+        self.put(peer, entries)
+    }
+
+    /// Renders the entries for everyone, which comes before those of others.
+    pub(crate) fn render_everyone(
+        &mut self,
+        selectors: &SelectorCache,
+        proxy_port: u16,
+    ) -> Everyone {
+        let everyone = IdentityId::UNKNOWN;
+        let entries =
+            self.rules
+                .entries(&self.policy, &self.labels, everyone, selectors, proxy_port);
+        let tables = self.rules.follow_everyone(&entries);
+        Everyone {
+            entries: self.put(everyone, entries),
+            tables,
+        }
+    }
+
+    /// True if the entries differ from those before.
+    fn put(&mut self, peer: IdentityId, entries: Entries) -> bool {
+        if entries.is_empty() {
+            return self.entries.remove(&peer).is_some();
+        }
+        match self.entries.entry(peer) {
+            Entry::Occupied(before) if *before.get() == entries => false,
+            Entry::Occupied(mut before) => {
+                before.insert(entries);
+                true
+            }
+            Entry::Vacant(vacant) => {
+                vacant.insert(entries);
+                true
+            }
+        }
+    }
+}
+
+impl Subject {
+    /// Its intended entries, by identity.
+    pub(crate) const fn all_entries(&self) -> &BTreeMap<IdentityId, Entries> {
+        &self.entries
+    }
+
+    /// Services for which it has entries.
+    pub(crate) fn services(&self) -> impl Iterator<Item = IdentityId> {
+        let services = IdentityId::SERVICE_MIN..=IdentityId::SERVICE_MAX;
+        self.entries.range(services).map(|(id, _)| *id)
+    }
+
+    /// Services that policy closes to it because of some of their backends.
+    pub(crate) fn mixed_services(&self) -> &BTreeSet<IdentityId> {
+        &self.mixed
+    }
+
+    /// Renders a Service.
+    pub(crate) fn render_service(
+        &self,
+        id: IdentityId,
+        service: Option<&Service>,
+        proxy_port: u16,
+    ) -> Rendered {
+        let rendered = service.map(|service| {
+            let observed = self.rules.observed();
+            service::render(&self.entries, service, id, proxy_port, observed)
+        });
+        rendered.unwrap_or_default()
+    }
+
+    /// Whether it may send the same as another subject: both then have the same entries of egress for
+    /// every peer, Services too.
+    pub(crate) fn sends_as(&self, other: &Self) -> bool {
+        let (own, other) = (&self.policy.egress, &other.policy.egress);
+        // Rules of all endpoints tend to come first.
+        let mut rules = own.rules.iter().rev().zip(other.rules.iter().rev());
+        let mut tier = own.tier.iter().zip(&other.tier);
+        own.enforced == other.enforced
+            && own.rules.len() == other.rules.len()
+            && rules.all(|(own, other)| Arc::ptr_eq(&own.rule, &other.rule))
+            && own.tier.len() == other.tier.len()
+            && tier.all(|(own, other)| Arc::ptr_eq(&own.rule, &other.rule))
+    }
+
+    /// Takes a rendering of a Service. True if its entries differ from those before.
+    pub(crate) fn put_rendered(&mut self, id: IdentityId, rendered: Rendered) -> bool {
+        match rendered.is_mixed {
+            true => self.mixed.insert(id),
+            false => self.mixed.remove(&id),
+        };
+        let before = match rendered.entries.is_empty() {
+            true => self.entries.remove(&id),
+            false => self.entries.insert(id, rendered.entries),
+        };
+        let now = self.entries.get(&id);
+        let redirects = |entries: Option<&Entries>| {
+            let mut values = entries.into_iter().flat_map(Entries::values);
+            values.any(|value| value.proxy_port != Be16::ZERO)
+        };
+        // Its DNS rules name the identities behind it, whether the entries differ or not.
+        self.dns_is_dirty |= redirects(before.as_ref()) || redirects(now);
+        before.as_ref() != now
+    }
+
+    /// Renders the Services whose entries may change with those of these peers. Gives those whose
+    /// entries did.
+    pub(crate) fn follow_services(
+        &mut self,
+        peers: &[IdentityId],
+        table: &ServiceTable,
+        proxy_port: u16,
+    ) -> Vec<IdentityId> {
+        let affected = self.services_of(peers, table).into_iter();
+        affected
+            .filter(|id| {
+                let rendered = self.render_service(*id, table.get(*id), proxy_port);
+                self.put_rendered(*id, rendered)
+            })
+            .collect()
+    }
+
+    /// Services whose entries may change with those of these peers.
+    fn services_of(&self, peers: &[IdentityId], table: &ServiceTable) -> BTreeSet<IdentityId> {
+        if table.is_empty() {
+            return BTreeSet::new();
+        }
+        if peers.contains(&IdentityId::UNKNOWN) {
+            let mut all = table.candidates(&self.entries, self.rules.observed());
+            all.extend(self.services());
+            return all;
+        }
+        peers.iter().flat_map(|peer| table.behind(*peer)).collect()
+    }
+
+    /// Ports of Services at which the proxy judges its queries.
+    pub(crate) fn dns_services<'a>(&'a self, table: &'a ServiceTable) -> Vec<ServicePortAt<'a>> {
+        let ports = self.services().filter_map(|id| Some((id, table.get(id)?)));
+        let ports =
+            ports.flat_map(|(id, service)| service.ports.iter().map(move |port| (id, port)));
+        let ports = ports.filter_map(|(id, port)| {
+            let key = (id.0, port.protocol, port.port);
+            let mut entries = self.entries.get(&id)?.iter();
+            let redirects = entries.any(|(at, value)| {
+                (at.sec_label, at.protocol, at.dport.get()) == key && value.proxy_port != Be16::ZERO
+            });
+            let transport = Transport::from_number(port.protocol)?;
+            redirects.then_some(ServicePortAt {
+                identity: id,
+                at: (port.port, transport),
+                backends: &port.backends,
+            })
+        });
+        ports.collect()
+    }
+}
+
+/// What differs after the entries for everyone were rendered.
+pub(crate) struct Everyone {
+    /// These entries.
+    pub(crate) entries: bool,
+    /// Tables of ordered rules, which are made with them.
+    pub(crate) tables: bool,
+}

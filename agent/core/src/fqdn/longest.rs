@@ -1,0 +1,4 @@
+//! How long a learned address counts at most.
+
+/// Longest TTL that is accepted, in seconds: a week (RFC 8767, 4).
+pub(crate) const MAX_TTL: u32 = 604_800;

@@ -1,0 +1,10 @@
+//! Which document a text is: its namespace and its name.
+
+/// Namespace and name of a document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::policy) struct Head {
+    /// Its namespace; none = cluster-wide.
+    pub(in crate::policy) namespace: Option<String>,
+    /// Its name.
+    pub(in crate::policy) name: String,
+}

@@ -3,6 +3,7 @@
 mod arrows;
 mod dependencies;
 mod documents;
+mod files;
 mod modules;
 mod tree;
 mod words;
@@ -19,7 +20,7 @@ pub(crate) enum Check {
     Format,
     /// Lints inherited, file sizes, module layout, where `unsafe` may be
     Tree,
-    /// Arrows between crates, circles between modules, and where the agent uses the proxy's crate
+    /// Arrows between crates, circles between modules and files, and where the agent uses the proxy's crate
     Modules,
     /// Links and code references in Markdown; words that CONTRIBUTING.md replaces
     Documents,
@@ -63,6 +64,7 @@ fn one(check: Check) -> Result<()> {
         Check::Modules => {
             let mut problems = arrows::problems()?;
             problems.extend(modules::problems()?);
+            problems.extend(files::problems()?);
             report(&problems)
         }
         Check::Documents => {

@@ -143,7 +143,7 @@ fn is_test(meta: &Meta) -> bool {
 }
 
 /// Whether an item is compiled for tests only.
-fn is_for_tests(attributes: &[Attribute]) -> bool {
+pub(crate) fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("test")
             || attribute.path().is_ident("cfg")

@@ -90,9 +90,9 @@ pub(super) fn problems() -> Result<Vec<String>> {
 }
 
 /// Module → modules that it uses, each with a file that does.
-type Edges = BTreeMap<String, BTreeMap<String, String>>;
+pub(super) type Edges = BTreeMap<String, BTreeMap<String, String>>;
 
-fn describe(krate: &str, edges: &Edges, circle: &BTreeSet<String>) -> String {
+pub(super) fn describe(krate: &str, edges: &Edges, circle: &BTreeSet<String>) -> String {
     let inside = circle.iter().flat_map(|from| {
         let used = edges.get(from).into_iter().flatten();
         used.filter(|(to, _)| circle.contains(*to))
@@ -169,7 +169,7 @@ fn without_comments(text: &str) -> String {
 }
 
 /// Groups of at least two modules that reach each other.
-fn circles(edges: &Edges) -> BTreeSet<BTreeSet<String>> {
+pub(super) fn circles(edges: &Edges) -> BTreeSet<BTreeSet<String>> {
     let reached: BTreeMap<&String, BTreeSet<&String>> = edges
         .keys()
         .map(|from| (from, reach(edges, from)))

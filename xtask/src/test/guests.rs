@@ -68,11 +68,13 @@ const OF_TCX: &[&str] = &[
     "what_no_program_judges_is_dropped_and_why_says_so",
 ];
 
-/// Tests that 5.10 cannot run: an entry of a full trie cannot be replaced there, and a table of
-/// netfilter has no owner.
+/// Tests that 5.10 cannot run: an entry of a full trie cannot be replaced there, a table of netfilter has
+/// no owner, and a proxy keeps capabilities and has no Landlock (docs/src/kernels.md).
 const NOT_ON_5_10: &[&str] = &[
     "a_full_policy_map_is_an_error_and_keeps_its_entries",
     "a_refusal_by_the_kernel_names_the_reason",
+    "a_serving_proxy_is_restricted_in_every_thread_and_opens_new_pins_and_files",
+    "only_operations_needed_for_serving_work",
 ];
 /// Test programs that run `to_pod` by `BPF_PROG_TEST_RUN` for a packet that came by an interface, which
 /// 5.10 refuses. There `to_pod` is tested by the netns tier only.

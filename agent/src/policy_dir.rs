@@ -27,9 +27,9 @@ use agent_core::{
 };
 use daemon::lookup::Lookup;
 
-use crate::policy_dir::last_good::LastGood;
 use crate::{
     document_dir::DocumentDir,
+    policy_dir::last_good::LastGood,
     watched_dir::{self, Stamp},
 };
 

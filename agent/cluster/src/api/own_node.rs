@@ -19,8 +19,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::client::{Api, RequestError};
-use crate::health::ClusterHealth;
-use crate::own_interfaces;
+use crate::{health::ClusterHealth, own_interfaces};
 
 /// Between two looks at the addresses of this node.
 const LOOK: Duration = Duration::from_secs(5);

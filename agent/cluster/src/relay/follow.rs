@@ -29,10 +29,10 @@ use super::{
     renewal,
     stream_error::{StreamError, broken, refused, unanswered},
 };
-use crate::relay_settings::{RelaySettings, TlsFiles};
 use crate::{
     api::{backoff::Backoff, client::chain},
     health::ClusterHealth,
+    relay_settings::{RelaySettings, TlsFiles},
     resource::{Absence, RESOURCES},
 };
 

@@ -20,8 +20,11 @@ use super::{
     renewal,
     serve::Shared,
 };
-use crate::relay_settings::{RelaySettings, TlsFiles};
-use crate::{health::ClusterHealth, resource::RESOURCES};
+use crate::{
+    health::ClusterHealth,
+    relay_settings::{RelaySettings, TlsFiles},
+    resource::RESOURCES,
+};
 
 /// Between two reads of the certificates' files.
 const RENEWAL: Duration = Duration::from_millis(20);

@@ -27,7 +27,6 @@ use super::{
     renewal,
     serve::Shared,
 };
-use crate::relay_settings::{RelayConfig, RelaySettings};
 use crate::{
     Here, Watches,
     api::{
@@ -36,6 +35,7 @@ use crate::{
     },
     health::ClusterHealth,
     refusals::Refusals,
+    relay_settings::{RelayConfig, RelaySettings},
 };
 
 /// Batches of a relay that wait for the documents' task.

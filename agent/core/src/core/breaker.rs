@@ -26,8 +26,10 @@
 use ipnet::IpNet;
 
 use super::state::State;
-use crate::core::state::identity_budget::{is_combination, is_name};
-use crate::labels::{DNS_NAME, Label, LabelSet};
+use crate::{
+    core::state::identity_budget::{is_combination, is_name},
+    labels::{DNS_NAME, Label, LabelSet},
+};
 
 /// Identities among which the nearest is looked for, the latest first: so long a look may take for
 /// one address.

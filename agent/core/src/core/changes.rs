@@ -15,11 +15,14 @@ use std::{collections::BTreeMap, sync::Arc};
 use ipnet::IpNet;
 
 use super::{flush::RoundSize, plan::Plan, state::State};
-use crate::core::plan::Removals;
-use crate::core::state::publication::PlanResult;
-
-use crate::core::state::changes::{Change, Files, Moves, PendingRollout, Stage};
 use crate::{
+    core::{
+        plan::Removals,
+        state::{
+            changes::{Change, Files, Moves, PendingRollout, Stage},
+            publication::PlanResult,
+        },
+    },
     ipcache::{metadata::Claim, owners::Owner},
     labels::LabelSet,
     policy::{document::PolicyDocument, repository::is_about, rule::Rule},

@@ -17,9 +17,8 @@ use super::{
     plan::Plan,
     state::State,
 };
-use crate::core::plan::Undo;
-use crate::core::state::closed_names::Cleaned;
 use crate::{
+    core::{plan::Undo, state::closed_names::Cleaned},
     datapath::plan::Step,
     fqdn::{cache::NamePair, cleaned::Cleaning, firewall_names},
     ipcache::{metadata::Claim, owners::Owner},

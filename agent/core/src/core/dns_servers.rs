@@ -8,8 +8,8 @@ use dns_policy::rule::{EndpointRules, NameRules, PortRules, SelectorRule, Server
 use shared_maps::{IdentityId, policy::EGRESS};
 
 use super::{Core, state::State, why::Target};
-use crate::core::state::policy_model::subject::Subject;
 use crate::{
+    core::state::policy_model::subject::Subject,
     endpoint::endpoint::Endpoint,
     policy::{
         compute::{decide, everyone_at, longest},

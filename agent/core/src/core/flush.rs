@@ -9,7 +9,7 @@
 //! 5. programs; the remaining entries of removed endpoints,
 //! 6. policy maps: entries that are no longer used: allows, redirects, denies; then those of tables.
 //!
-//! A table ([`tier`]) is written longest prefix first, and entries that it replaces go shortest
+//! A table ([`crate::policy::compute::tier`]) is written longest prefix first, and entries that it replaces go shortest
 //! first. While all lengths from L on are written, the longest entry for a packet is either one of
 //! the new table that is its longest there, or one of the old entries that is the longest of these.
 //! So each packet meets the old verdict or the new one. A new table comes before the entries for
@@ -22,24 +22,18 @@ use ipnet::IpNet;
 use shared_maps::{
     EndpointId, IdentityId,
     ipcache::IpcacheValue,
-    policy::{EGRESS, PolicyKey, PolicyValue},
+    policy::{PolicyKey, PolicyValue},
 };
 
 use super::{plan::Plan, state::State};
-use crate::core::plan::Undo;
-use crate::core::state::hold::HELD;
-use crate::core::{
-    plan::Removals,
-    set_order::{LAST, set_order},
-};
 use crate::{
-    datapath::plan::Step,
-    endpoint::{endpoint::DirtyPeers, policy_map::PolicyMap},
-    ipcache::table::key_of,
-    policy::compute::{
-        self,
-        tier::{self, is_of_table},
+    core::{
+        plan::{Removals, Undo},
+        set_order::{LAST, set_order},
     },
+    datapath::plan::Step,
+    endpoint::endpoint::DirtyPeers,
+    ipcache::table::key_of,
 };
 
 /// Prefixes that one round moves: while it lasts, old and new identities both exist.
@@ -180,126 +174,6 @@ impl State {
         if self.policy.refresh_dns() {
             self.publication.mark_stale();
         }
-    }
-
-    /// Plans what an endpoint's policy map lacks; removals are left for later.
-    fn plan_policy(
-        &mut self,
-        plan: &mut Plan,
-        id: EndpointId,
-        removals: &mut Removals,
-        blocked: &mut BTreeSet<IdentityId>,
-    ) {
-        let Some(endpoint) = self.endpoints.get(id) else {
-            return;
-        };
-        let is_new = endpoint.policy_map.is_none();
-        if !is_new && !self.files.exists(id) {
-            self.file(plan, id);
-        }
-        let Some(endpoint) = self.endpoints.get(id) else {
-            return;
-        };
-        let Some(subject) = self.policy.subject(endpoint.identity) else {
-            return;
-        };
-        if endpoint.dirty_peers.is_none() && !is_new {
-            let revision = subject.revision();
-            if let Some(endpoint) = self.endpoints.get_mut(id) {
-                endpoint.policy_revision = revision;
-            }
-            return;
-        }
-        if self.restoration.hold().has(id) && !is_new {
-            if let Some(endpoint) = self.endpoints.get_mut(id) {
-                endpoint.problem = Some(HELD.to_owned());
-            }
-            return;
-        }
-        let empty = PolicyMap::default();
-        let map = endpoint.policy_map.as_ref().unwrap_or(&empty);
-        let peers: BTreeSet<IdentityId> = match &endpoint.dirty_peers {
-            DirtyPeers::Some(peers) if !is_new => peers.clone(),
-            _ => map.peers().chain(subject.peers()).collect(),
-        };
-        let (mut sets, mut unsets) = (Vec::new(), Vec::new());
-        let mut replaced = Vec::new();
-        let has_tier = subject.has_tier();
-        let nothing = compute::Entries::new();
-        for peer in &peers {
-            let wanted = subject.entries(*peer).unwrap_or(&nothing);
-            let has = map.get(*peer).unwrap_or(&nothing);
-            for (key, value) in wanted
-                .iter()
-                .filter(|(key, value)| has.get(key) != Some(value))
-            {
-                sets.push((*key, *value, has.get(key).copied()));
-            }
-            let gets_table = has_tier && tier::is_table(*peer, wanted);
-            for (key, value) in has.iter().filter(|(key, _)| !wanted.contains_key(key)) {
-                match gets_table && key.egress == EGRESS {
-                    true => replaced.push((*key, *value)),
-                    false => unsets.push((id, *key, *value)),
-                }
-            }
-        }
-        let added = sets.iter().filter(|(_, _, old)| old.is_none()).count();
-        let needed = endpoint.policy_entries() + added;
-        let revision = subject.revision();
-        let room = self.policy_map_max(id);
-        // A map without entries drops every packet: none of them may pass by an entry for everyone.
-        let is_empty = map.len() == 0;
-        if added > 0 && needed > room {
-            let meanwhile = match is_empty {
-                true => "no packet of it passes",
-                false => "the policy before it stays in force",
-            };
-            let problem = format!(
-                "its policy needs {needed} map entries at once, the map takes {room}: {meanwhile}; \
-                 use fewer or broader rules (a map keeps the size it was made with: a larger \
-                 --bpf-policy-map-max is for endpoints added later)"
-            );
-            if !is_empty {
-                let denies = sets.iter().filter(|(_, value, _)| value.is_deny());
-                blocked.extend(denies.map(|(key, ..)| IdentityId(key.sec_label)));
-            }
-            if is_new {
-                self.file(plan, id);
-                self.step(plan, Step::CreatePolicyMap(id), Undo::CreatedMap(id));
-            }
-            if let Some(endpoint) = self.endpoints.get_mut(id) {
-                endpoint.policy_map.get_or_insert_default();
-                if is_empty {
-                    endpoint.dirty_peers = DirtyPeers::All;
-                }
-                endpoint.problem = Some(problem);
-            }
-            return;
-        }
-        if is_new {
-            self.file(plan, id);
-            self.step(plan, Step::CreatePolicyMap(id), Undo::CreatedMap(id));
-        }
-        sets.sort_by_key(|(key, value, _)| (set_order(key, value), *key));
-        replaced.sort_by_key(|(key, _)| (key.prefix_len, *key));
-        let tables = sets.partition_point(|(_, value, _)| is_of_table(value));
-        let others = sets.split_off(tables);
-        for (key, value, old) in sets {
-            self.put_policy(plan, id, key, (Some(value), old));
-        }
-        for (key, old) in replaced {
-            self.put_policy(plan, id, key, (None, Some(old)));
-        }
-        for (key, value, old) in others {
-            self.put_policy(plan, id, key, (Some(value), old));
-        }
-        if let Some(endpoint) = self.endpoints.get_mut(id) {
-            endpoint.policy_map.get_or_insert_default();
-            endpoint.dirty_peers = DirtyPeers::default();
-            endpoint.problem = None;
-            endpoint.policy_revision = revision;
-        }
-        removals.extend(unsets);
     }
 
     /// Plans the change of an entry: what it has to be, and what it was.

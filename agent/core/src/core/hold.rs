@@ -15,8 +15,8 @@ use shared_maps::{
 };
 
 use super::{plan::Plan, state::State};
-use crate::core::set_order::set_order;
 use crate::{
+    core::set_order::set_order,
     endpoint::endpoint::{DirtyPeers, Endpoint},
     policy::compute::entries::Entries,
 };

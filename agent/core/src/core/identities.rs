@@ -4,8 +4,7 @@ use ipnet::IpNet;
 use shared_maps::IdentityId;
 
 use super::{changes::MARK, plan::Plan, state::State};
-use crate::core::state::policy_model::Touched;
-use crate::{identity::scopes::reserved, labels::LabelSet};
+use crate::{core::state::policy_model::Touched, identity::scopes::reserved, labels::LabelSet};
 
 impl State {
     /// Gives a prefix the identity of its labels.

@@ -8,8 +8,7 @@
 use std::collections::BTreeSet;
 
 use super::{plan::Plan, state::State};
-use crate::core::plan::Undo;
-use crate::datapath::plan::Step;
+use crate::{core::plan::Undo, datapath::plan::Step};
 
 impl State {
     /// Plans that nothing passes interfaces whose pod is unknown.

@@ -16,11 +16,9 @@ use super::{
     plan::{PendingResult, Plan},
     state::State,
 };
-use crate::core::state::endpoint_files::Undurable;
-use crate::core::state::resolved::Relevance;
-use crate::fqdn::longest::MAX_TTL;
 use crate::{
-    fqdn::{cache::Answer, embedded, resolved::Room},
+    core::state::{endpoint_files::Undurable, resolved::Relevance},
+    fqdn::{cache::Answer, embedded, longest::MAX_TTL, resolved::Room},
     ipcache::{metadata::Claim, owners::Owner},
 };
 

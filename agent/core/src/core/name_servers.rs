@@ -18,9 +18,11 @@ use super::{
     state::State,
     why::{MeantBy, UntrustedAnswer},
 };
-use crate::core::state::passed_answers::{ADDRESSES, NAMED, PassedAnswer};
-use crate::core::state::policy_model::subject::Subject;
 use crate::{
+    core::state::{
+        passed_answers::{ADDRESSES, NAMED, PassedAnswer},
+        policy_model::subject::Subject,
+    },
     fqdn::servers::NameServers,
     name_objects::TrustedServers,
     policy::lint::foreign_servers::{self, KnownServers},

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 
 use super::state::State;
-use crate::core::state::node_selectors::keys;
 use crate::{
+    core::state::node_selectors::keys,
     ipcache::{metadata::Claim, owners::Owner, resolve::node_cidr_label},
     labels::LabelSet,
     policy::document::Body,

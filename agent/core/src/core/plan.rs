@@ -8,10 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use shared_maps::{EndpointId, IdentityId, policy::PolicyKey};
 
 use super::event::{MappingResult, Revocation};
-use crate::core::state::endpoint_files::Undurable;
-use crate::{core::state::endpoint_files::Presence, datapath::attachment::Attachment};
 use crate::{
-    datapath::plan::{Datapath, Step, StepError},
+    core::state::endpoint_files::{Presence, Undurable},
+    datapath::{
+        attachment::Attachment,
+        plan::{Datapath, Step, StepError},
+    },
     labels::LabelSet,
     policy::compute::is_within,
 };

@@ -11,8 +11,8 @@ use ipnet::IpNet;
 use shared_maps::IdentityId;
 
 use super::state::State;
-use crate::core::state::pods::KnownPod;
 use crate::{
+    core::state::pods::KnownPod,
     endpoint::spec::EndpointSpec,
     ipcache::{
         metadata::Claim,

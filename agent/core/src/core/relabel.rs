@@ -17,9 +17,11 @@ use shared_maps::{
 };
 
 use super::{flush::CHUNK, plan::Plan, state::State};
-use crate::core::{plan::Undo, set_order::set_order};
 use crate::{
-    datapath::plan::Step, endpoint::endpoint::Endpoint, labels::LabelSet,
+    core::{plan::Undo, set_order::set_order},
+    datapath::plan::Step,
+    endpoint::endpoint::Endpoint,
+    labels::LabelSet,
     policy::compute::entries::Entries,
 };
 

@@ -20,12 +20,12 @@ use dns_policy::{boot_time::BootTime, mapping::Mapping, name::Fqdn};
 use ipnet::IpNet;
 
 use super::{event::Effect, snapshot::FirewallSummary, state::State};
-use crate::core::state::resolved::{Object, Relevance};
-use crate::fqdn::longest::MAX_TTL;
 use crate::{
+    core::state::resolved::{Object, Relevance},
     fqdn::{
         cache::NamePair,
         firewall_names::{FirewallNames, Openness},
+        longest::MAX_TTL,
         resolved::Room,
     },
     ipcache::{metadata::Claim, owners::Owner},

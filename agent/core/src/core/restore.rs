@@ -17,20 +17,22 @@ use super::{
     snapshot::Counters,
     state::{ClusterObjects, Learned, State},
 };
-use crate::core::state::{
-    closed_names::ClosedNames, endpoint_files::EndpointFiles, endpoint_table::EndpointTable,
-    identity_numbers::IdentityNumbers, leases::Leases, lxc_table::LxcTable,
-    policy_model::PolicyModel, publication::Publication, restoration::Restoration, retry::Retry,
-};
-use crate::core::state::{
-    hold::Hold, location::RuleKey, passed_answers::PassedAnswers, resolved::ResolvedNames,
-};
-use crate::{core::plan::Undo, fqdn::longest::MAX_TTL};
 use crate::{
+    core::{
+        plan::Undo,
+        state::{
+            closed_names::ClosedNames, endpoint_files::EndpointFiles,
+            endpoint_table::EndpointTable, hold::Hold, identity_numbers::IdentityNumbers,
+            leases::Leases, location::RuleKey, lxc_table::LxcTable, passed_answers::PassedAnswers,
+            policy_model::PolicyModel, publication::Publication, resolved::ResolvedNames,
+            restoration::Restoration, retry::Retry,
+        },
+    },
     datapath::plan::Step,
     endpoint::config_file::EndpointFile,
     fqdn::{
         cache::{Answer, Limits, NameCache, Trust},
+        longest::MAX_TTL,
         pre_cache::PreCached,
         servers::NameServers,
     },

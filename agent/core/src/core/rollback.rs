@@ -10,8 +10,7 @@ use shared_maps::{
 };
 
 use super::{plan::Plan, state::State};
-use crate::core::plan::Undo;
-use crate::core::state::retry::RETRY;
+use crate::core::{plan::Undo, state::retry::RETRY};
 
 impl State {
     /// A step failed: the datapath still has the previous entry.

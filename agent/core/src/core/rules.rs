@@ -10,17 +10,21 @@ use dns_policy::{
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{event::Effect, plan::Plan, state::State};
-use crate::core::plan::Undo;
-use crate::core::state::{
-    publication::{PlanResult, Rules},
-    retry::RETRY,
-};
 use crate::{
-    datapath::{late_text::LateText, plan::Step},
-    endpoint::config_file::{
-        EndpointFile, LearnedPair, RulesInFile, ServerAddresses, UnrenderedFile, ZombieEntry,
+    core::{
+        plan::Undo,
+        state::{
+            publication::{PlanResult, Rules},
+            retry::RETRY,
+        },
     },
-    endpoint::endpoint::Endpoint,
+    datapath::{late_text::LateText, plan::Step},
+    endpoint::{
+        config_file::{
+            EndpointFile, LearnedPair, RulesInFile, ServerAddresses, UnrenderedFile, ZombieEntry,
+        },
+        endpoint::Endpoint,
+    },
     fqdn::cache::EndpointNames,
 };
 

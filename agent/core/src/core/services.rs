@@ -2,9 +2,14 @@
 //! because the families have different backends.
 //!
 //! A packet to a Service is judged before the node translates it. The identity's entries follow from
-//! those of the identities behind it ([`super::policy_model`]); here they are read from the addresses
-//! of its backends, whenever one of these changes ([`super::service_backends`]).
-//! Which Service has an address says [`super::service_addresses`].
+//! those of the identities behind it ([`super::state::policy_model`]); here they are read from the addresses
+//! of its backends, whenever one of these changes ([`backends`]).
+//! Which Service has an address says [`addresses`].
+
+mod addresses;
+mod backends;
+mod warnings;
+pub(crate) mod why;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,12 +20,11 @@ use std::{
 use shared_maps::IdentityId;
 
 use super::{config::DNS_SERVICE, state::State};
-use crate::core::state::services::KnownService;
-use crate::core::state::services::addresses::Standing;
 use crate::{
-    kubernetes::node_interfaces::NodeInterfaces,
+    core::state::services::{KnownService, addresses::Standing},
     kubernetes::{
         external_ips::ExternalIps,
+        node_interfaces::NodeInterfaces,
         service_at::{Family, ServiceAt},
     },
     labels::{Label, LabelSet, SERVICE},

@@ -28,18 +28,21 @@ use dns_policy::boot_time::BootTime;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{config::CoreConfig, plan::Plan, snapshot::Counters};
-use crate::core::plan::Undo;
-use crate::core::state::{
-    closed_names::ClosedNames, endpoint_files::EndpointFiles, endpoint_table::EndpointTable,
-    identity_numbers::IdentityNumbers, leases::Leases, lxc_table::LxcTable,
-    policy_model::PolicyModel, publication::Publication, restoration::Restoration, retry::Retry,
-};
-use crate::core::state::{
-    node_selectors::NodeSelectors, passed_answers::PassedAnswers, pods::Pods,
-    resolved::ResolvedNames, services::Services,
-};
 use crate::{
-    datapath::plan::Step, fqdn::cache::NameCache, ipcache::table::Ipcache, labels::LabelSet,
+    core::{
+        plan::Undo,
+        state::{
+            closed_names::ClosedNames, endpoint_files::EndpointFiles,
+            endpoint_table::EndpointTable, identity_numbers::IdentityNumbers, leases::Leases,
+            lxc_table::LxcTable, node_selectors::NodeSelectors, passed_answers::PassedAnswers,
+            pods::Pods, policy_model::PolicyModel, publication::Publication,
+            resolved::ResolvedNames, restoration::Restoration, retry::Retry, services::Services,
+        },
+    },
+    datapath::plan::Step,
+    fqdn::cache::NameCache,
+    ipcache::table::Ipcache,
+    labels::LabelSet,
 };
 
 /// Everything the core holds.

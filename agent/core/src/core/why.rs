@@ -21,8 +21,8 @@ use super::{
     snapshot::{DnsRulesView, EndpointView, NameView},
     state::State,
 };
-use crate::core::peer_found::PeerFound;
 use crate::{
+    core::peer_found::PeerFound,
     endpoint::endpoint::Endpoint,
     fqdn::servers::NameServers,
     labels::LabelSet,

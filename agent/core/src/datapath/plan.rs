@@ -15,8 +15,10 @@ use super::{
     late_text::LateText,
     map_query::{MapEntries, MapQuery},
 };
-use crate::datapath::attachment::Attachment;
-use crate::{identity::endpoint_checkpoint::EndpointWrite, ipcache::table::prefix_of};
+use crate::{
+    datapath::attachment::Attachment, identity::endpoint_checkpoint::EndpointWrite,
+    ipcache::table::prefix_of,
+};
 
 /// One step. Steps run in order; a failed one is reported and the rest go on.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,9 +3,10 @@
 use shared_maps::IdentityId;
 
 use super::owners::ByOwner;
-use crate::ipcache::owners::Owner;
-use crate::ipcache::owners::Source;
-use crate::labels::LabelSet;
+use crate::{
+    ipcache::owners::{Owner, Source},
+    labels::LabelSet,
+};
 
 /// What an owner says of a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]

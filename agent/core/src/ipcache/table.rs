@@ -11,8 +11,7 @@ use super::{
     resolve::{self, World},
     trie::PrefixMap,
 };
-use crate::ipcache::owners::Owner;
-use crate::labels::LabelSet;
+use crate::{ipcache::owners::Owner, labels::LabelSet};
 
 /// All prefixes.
 #[derive(Debug)]

@@ -6,8 +6,11 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::validate::{list, object, prefix, text};
-use crate::policy::validate::fault::{Checked, Fault};
-use crate::{labels::LabelSet, selector::selector::labels_of_blocks};
+use crate::{
+    labels::LabelSet,
+    policy::validate::fault::{Checked, Fault},
+    selector::selector::labels_of_blocks,
+};
 
 /// Its kind.
 pub(crate) const KIND: &str = "CiliumCIDRGroup";

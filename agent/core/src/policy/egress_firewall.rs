@@ -20,11 +20,13 @@ use super::{
     rule::{Direction, PortRule, Ports, Protocol, Rule, TierAction, TierRule},
     validate::{list, node_labels, object, pods_of_namespace, text},
 };
-use crate::policy::{
-    head::Head,
-    validate::fault::{Checked, Fault},
+use crate::{
+    policy::{
+        head::Head,
+        validate::fault::{Checked, Fault},
+    },
+    selector::selector::{CidrSelector, DnsNameSelector, Selector},
 };
-use crate::selector::selector::{CidrSelector, DnsNameSelector, Selector};
 
 /// Its kind.
 pub const KIND: &str = "EgressFirewall";

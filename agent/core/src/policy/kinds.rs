@@ -16,10 +16,12 @@ use super::{
     rule::Rule,
     validate::{rule, warnings},
 };
-use crate::policy::head::Head;
-use crate::policy::validate::{
-    fault::{Checked, Fault},
-    section::Scope,
+use crate::policy::{
+    head::Head,
+    validate::{
+        fault::{Checked, Fault},
+        section::Scope,
+    },
 };
 
 /// Whether documents of a kind are in namespaces.

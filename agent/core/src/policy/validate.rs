@@ -23,13 +23,13 @@ pub(super) use self::{
     labels::{node_labels, pods_of_namespace},
 };
 use super::rule::{Direction, PeerRule, Peers, Rule};
-use crate::policy::validate::{
-    fault::{Checked, Fault},
-    field::name_rule,
-    section::{Scope, Section, section},
-};
 use crate::{
     labels::{CIDR_GROUP, NAMESPACE_KEY, NAMESPACE_LABELS, RESERVED},
+    policy::validate::{
+        fault::{Checked, Fault},
+        field::name_rule,
+        section::{Scope, Section, section},
+    },
     selector::selector::{
         CidrSelector, Entity, FqdnSelector, GroupSelector, LabelSelector, Operator, Requirement,
         Selector, group_label,

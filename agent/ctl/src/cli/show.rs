@@ -18,8 +18,10 @@ use holdfast_agent::{
 };
 use serde::Serialize;
 
-use super::resolver;
-use super::table::{list, maybe, render};
+use super::{
+    resolver,
+    table::{list, maybe, render},
+};
 
 /// DNS servers that a line of `status` lists.
 const SERVERS: usize = 4;

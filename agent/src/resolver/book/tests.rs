@@ -2,13 +2,11 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::*;
+use super::{held::NEWS, *};
 use crate::resolver::{
     object::{AddressStatus, MAX_ADDRESSES_OF_OBJECT, MAX_NAMES, MAX_TTL, NameStatus},
     observe::Failure,
 };
-
-use super::held::NEWS;
 
 const NOW: UnixTime = UnixTime(1_764_000_000);
 

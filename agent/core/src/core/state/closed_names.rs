@@ -10,8 +10,10 @@ use dns_policy::{boot_time::BootTime, name::Fqdn, pattern::SelectorMatcher, rule
 use shared_maps::EndpointId;
 
 use super::refused::RecentlyRefused;
-use crate::fqdn::cleaned::{self, CleanedNames, Cleaning};
-use crate::fqdn::longest::MAX_TTL;
+use crate::fqdn::{
+    cleaned::{self, CleanedNames, Cleaning},
+    longest::MAX_TTL,
+};
 
 /// Cleanings remembered; the oldest are forgotten.
 const REMEMBERED: usize = 64;

@@ -17,8 +17,10 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use crate::core::state::left_behind::LeftBehind;
-use crate::endpoint::{endpoint::Endpoint, manager::Endpoints, spec::EndpointSpec};
+use crate::{
+    core::state::left_behind::LeftBehind,
+    endpoint::{endpoint::Endpoint, manager::Endpoints, spec::EndpointSpec},
+};
 
 /// See the module.
 #[derive(Debug, Default)]

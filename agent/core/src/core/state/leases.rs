@@ -13,8 +13,10 @@ use std::{
 use dns_policy::{boot_time::BootTime, name::Fqdn};
 
 use super::revocations::{PendingRevocation, Revocations};
-use crate::core::event::{Revocation, RevokeAck, StreamId};
-use crate::fqdn::cache::AFTER_LEASE;
+use crate::{
+    core::event::{Revocation, RevokeAck, StreamId},
+    fqdn::cache::AFTER_LEASE,
+};
 
 /// A stream closes so soon after its process ended, seconds; one that closes later was another's.
 const CLOSES_WITHIN: u64 = 5;

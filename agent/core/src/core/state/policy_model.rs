@@ -19,14 +19,16 @@ mod services;
 pub(crate) mod subject;
 
 use self::services::ServiceTable;
-use crate::core::state::changes::Changes;
-use crate::core::state::policy_model::subject::Subject;
-use crate::policy::compute::service::{Rendered, Service};
 use crate::{
+    core::state::{changes::Changes, policy_model::subject::Subject},
     fqdn::names::NameSelectors,
     labels::LabelSet,
     policy::{
-        compute::{self, DnsScope, RuleIndex, entries::Entries},
+        compute::{
+            self, DnsScope, RuleIndex,
+            entries::Entries,
+            service::{Rendered, Service},
+        },
         document::{PolicyDocument, PolicyError},
         mode::PolicyMode,
         model::EndpointPolicy,

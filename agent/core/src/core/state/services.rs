@@ -3,7 +3,19 @@
 pub(crate) mod addresses;
 pub(crate) mod backends;
 
-use crate::core::state::services::backends::DepartedPod;
+use crate::{
+    core::state::services::{
+        addresses::{ServiceAddresses, Standing},
+        backends::{Behind, DepartedPod, DepartedPods, Exception, Graces, SKEW},
+    },
+    ipcache::owners::Owner,
+    kubernetes::{
+        node_interfaces::NodeInterfaces,
+        service_at::{Family, ServiceAt},
+    },
+    name_objects::TrustedServers,
+    policy::cluster::Protocol,
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
@@ -13,21 +25,6 @@ use std::{
 use dns_policy::boot_time::BootTime;
 use ipnet::IpNet;
 use shared_maps::IdentityId;
-
-use crate::core::state::services::backends::Behind;
-use crate::ipcache::owners::Owner;
-use crate::{
-    core::state::services::{
-        addresses::{ServiceAddresses, Standing},
-        backends::{DepartedPods, Exception, Graces, SKEW},
-    },
-    kubernetes::{
-        node_interfaces::NodeInterfaces,
-        service_at::{Family, ServiceAt},
-    },
-    name_objects::TrustedServers,
-    policy::cluster::Protocol,
-};
 
 /// Port of a DNS Service.
 const DNS_PORT: u16 = 53;

@@ -45,9 +45,11 @@ mod packets;
 mod pod;
 mod reading;
 
-use self::answers::{TRUSTED, UNTRUSTED};
-use self::language::{
-    ADDRESSES, Addresses, CLUSTER, NAMES, NODE, PORTS, SERVICES, TEAMS, VOCABULARY, remotes,
+use self::{
+    answers::{TRUSTED, UNTRUSTED},
+    language::{
+        ADDRESSES, Addresses, CLUSTER, NAMES, NODE, PORTS, SERVICES, TEAMS, VOCABULARY, remotes,
+    },
 };
 pub(super) use self::{
     cluster::{Cluster, ClusterPod},

@@ -11,11 +11,10 @@ use super::{
     observed::{self, Observed},
     service::Backend,
 };
-use crate::policy::compute::dns_ports::allows;
-use crate::policy::compute::dns_ports::{DnsPort, dns_ports};
 use crate::{
     labels::LabelSet,
     policy::{
+        compute::dns_ports::{DnsPort, allows, dns_ports},
         model::{EndpointPolicy, Side},
         rule::{DnsNames, PeerRule, Peers, PortRule},
     },

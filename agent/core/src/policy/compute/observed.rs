@@ -11,12 +11,12 @@ use shared_maps::{
 };
 
 use super::{is_within, put};
-use crate::policy::compute::{
-    dns_ports::{DnsPort, dns_ports},
-    entries::Entries,
-};
 use crate::{
     policy::{
+        compute::{
+            dns_ports::{DnsPort, dns_ports},
+            entries::Entries,
+        },
         model::Side,
         rule::{DnsNames, PortRule, Ports},
     },

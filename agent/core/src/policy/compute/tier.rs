@@ -23,9 +23,9 @@ use shared_maps::{
     policy::{EGRESS, PRECEDENCE_ALLOW, PRECEDENCE_DENY, PolicyKey, PolicyValue},
 };
 
-use crate::policy::compute::entries::{Entries, blocks};
 use crate::{
     policy::{
+        compute::entries::{Entries, blocks},
         model::Side,
         rule::{TierAction, TierRule},
     },

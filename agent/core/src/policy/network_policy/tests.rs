@@ -2,12 +2,14 @@
 use serde_json::{Value, json};
 
 use super::{blocks_without_pods, read};
-use crate::labels::Label;
-use crate::policy::{
-    document::PolicyDocument,
-    lint,
-    parse::parse_value,
-    rule::{Direction, Peers, Rule},
+use crate::{
+    labels::Label,
+    policy::{
+        document::PolicyDocument,
+        lint,
+        parse::parse_value,
+        rule::{Direction, Peers, Rule},
+    },
 };
 
 fn document(spec: &Value) -> Value {

@@ -3,12 +3,12 @@
 use serde_json::Value;
 
 use super::field::{list, object, text};
-use crate::policy::validate::{
-    fault::{Checked, Fault},
-    section::Scope,
-};
 use crate::{
     labels::{CIDR_GROUP, K8S, NAMESPACE_KEY, NAMESPACE_LABELS, NAMESPACE_NAME, NODE, RESERVED},
+    policy::validate::{
+        fault::{Checked, Fault},
+        section::Scope,
+    },
     selector::selector::{LabelSelector, Operator, Requirement},
 };
 

@@ -4,14 +4,16 @@ use dns_policy::rule::NameRule;
 use serde_json::{Map, Value};
 
 use super::field::{list, object, text};
-use crate::policy::validate::{
-    fault::{Checked, Fault},
-    field::name_rule,
-    section::Section,
-};
 use crate::{
     named_port::PortName,
-    policy::rule::{DnsNames, PortRule, Ports, Protocol},
+    policy::{
+        rule::{DnsNames, PortRule, Ports, Protocol},
+        validate::{
+            fault::{Checked, Fault},
+            field::name_rule,
+            section::Section,
+        },
+    },
 };
 
 /// Ports and ICMP types; none if the rule names neither.

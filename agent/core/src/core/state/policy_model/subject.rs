@@ -8,16 +8,15 @@ use std::{
 use dns_policy::rule::EndpointRules;
 use shared_maps::{EndpointId, IdentityId};
 
-use crate::policy::compute::service;
-use crate::policy::compute::{
-    ServicePortAt,
-    service::{Rendered, Service},
-};
 use crate::{
     core::state::policy_model::services::ServiceTable,
     labels::LabelSet,
     policy::{
-        compute::{DnsScope, Observed, RuleIndex, entries::Entries},
+        compute::{
+            DnsScope, Observed, RuleIndex, ServicePortAt,
+            entries::Entries,
+            service::{self, Rendered, Service},
+        },
         model::EndpointPolicy,
     },
     selector::cache::SelectorCache,

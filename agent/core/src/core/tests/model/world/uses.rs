@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 
 use super::{Fate, World};
-use crate::core::Event;
-use crate::core::tests::model::Scan;
+use crate::core::{Event, tests::model::Scan};
 use dns_policy::name::Fqdn;
 
 impl World {

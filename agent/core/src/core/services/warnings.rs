@@ -7,10 +7,12 @@ use shared_maps::{
     policy::{EGRESS, INGRESS},
 };
 
-use super::{config::DNS_SERVICE, state::State};
-use crate::core::state::policy_model::subject::Subject;
-use crate::core::state::services::backends::{Exception, SKEW};
+use crate::core::{config::DNS_SERVICE, state::State};
 use crate::{
+    core::state::{
+        policy_model::subject::Subject,
+        services::backends::{Exception, SKEW},
+    },
     identity::scopes::is_remote_node,
     ipcache::owners::Owner,
     kubernetes::service_at::{BackendAt, Family, PortAt, ServiceAt},
@@ -37,7 +39,7 @@ struct Refused<'a> {
 impl State {
     /// Services with the address of another one, and Services that are closed because policy treats
     /// their backends differently.
-    pub(super) fn service_warnings(&self) -> Vec<String> {
+    pub(crate) fn service_warnings(&self) -> Vec<String> {
         let mut found: Vec<String> = self.without_pod_blocks().into_iter().collect();
         let contested = self.cluster.services.addresses().contested().map(|(address, first, other)| {
             format!(
@@ -156,7 +158,7 @@ impl State {
     }
 
     /// How many Services policy closes because of some of their backends.
-    pub(super) fn mixed_services(&self) -> usize {
+    pub(crate) fn mixed_services(&self) -> usize {
         let mixed = self.policy.mixed_services();
         if mixed.is_empty() {
             return 0;
@@ -322,7 +324,7 @@ impl State {
     }
 
     /// Identity by which a backend is judged; none while it is left out.
-    pub(super) fn known_behind(&self, service: &str, backend: &BackendAt) -> Option<IdentityId> {
+    pub(crate) fn known_behind(&self, service: &str, backend: &BackendAt) -> Option<IdentityId> {
         match self.cluster.services.exception(service, backend.address) {
             Some(Exception::Unknown(since)) if since.plus_secs(SKEW) > self.now => None,
             Some(Exception::Unknown(_)) => Some(IdentityId::UNKNOWN),
@@ -335,7 +337,7 @@ impl State {
     }
 
     /// A backend for people: its address, and its labels or its pod.
-    pub(super) fn described(
+    pub(crate) fn described(
         &self,
         at: &ServiceAt,
         backend: &BackendAt,

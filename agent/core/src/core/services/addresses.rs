@@ -12,12 +12,14 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::state::State;
-use crate::core::state::services::addresses::dns_servers;
-use crate::{ipcache::metadata::Claim, policy::document::PolicyDocument};
+use crate::core::state::State;
+use crate::{
+    core::state::services::addresses::dns_servers, ipcache::metadata::Claim,
+    policy::document::PolicyDocument,
+};
 
 impl State {
-    pub(super) fn claim_service_address(&mut self, address: IpAddr) {
+    pub(crate) fn claim_service_address(&mut self, address: IpAddr) {
         let wanted = self.cluster.services.claim_of(address);
         let claimed = &mut self.cluster.services.addresses.claimed;
         let has = claimed.get(&address).cloned();
@@ -41,7 +43,7 @@ impl State {
 
     /// A document is in the place of another one: addresses of DNS servers in its rules are no
     /// Service's.
-    pub(super) fn note_dns_servers(
+    pub(crate) fn note_dns_servers(
         &mut self,
         old: Option<&PolicyDocument>,
         new: Option<&PolicyDocument>,

@@ -7,11 +7,12 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey},
 };
 
-use super::state::State;
-use crate::core::peer_found::PeerFound;
-use crate::core::peer_found::{BackendFound, ServiceFound};
-use crate::core::state::policy_model::subject::Subject as Endpoint;
+use crate::core::state::State;
 use crate::{
+    core::{
+        peer_found::{BackendFound, PeerFound, ServiceFound},
+        state::policy_model::subject::Subject as Endpoint,
+    },
     kubernetes::service_at::{BackendAt, Family, PortAt, ServiceAt},
     labels::LabelSet,
     policy::{
@@ -24,7 +25,7 @@ use crate::{
 
 impl State {
     /// What there is on an address, for people: the Service or the pod that has it.
-    pub(super) fn object_at(&self, address: IpAddr) -> Option<String> {
+    pub(crate) fn object_at(&self, address: IpAddr) -> Option<String> {
         let metadata = self.ipcache.get(address.into())?;
         metadata.identity()?;
         let owners = metadata.owners().into_iter();
@@ -32,7 +33,7 @@ impl State {
         objects.map(ToString::to_string).next()
     }
 
-    pub(super) fn service_peer(
+    pub(crate) fn service_peer(
         &self,
         own: &Endpoint,
         direction: FlowDirection,

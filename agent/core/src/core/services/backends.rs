@@ -16,13 +16,15 @@ use std::{
 
 use shared_maps::IdentityId;
 
-use super::state::State;
-use crate::core::state::services::backends::{Behind, service_of};
-use crate::kubernetes::service_at::BackendAt;
+use crate::core::state::State;
+use crate::{
+    core::state::services::backends::{Behind, service_of},
+    kubernetes::service_at::BackendAt,
+};
 
 impl State {
     /// Renders the Services again whose backends may have other identities.
-    pub(super) fn follow_backends(&mut self) {
+    pub(crate) fn follow_backends(&mut self) {
         for identity in self.cluster.services.departed.take_ended(self.now) {
             self.numbers.release_endpoint(identity);
         }

@@ -1,7 +1,7 @@
 //! Programs at the hooks of an interface, and the pins that record them.
 //!
 //! With TCX a pin holds the link that attaches the program. Without it ([`Attach::Filter`]) a pin
-//! holds the program, and a [filter](super::filter) of the interface attaches it: the filter
+//! holds the program, and a [filter] of the interface attaches it: the filter
 //! outlives its pin. The name of the pin has the interface's number and tells the direction.
 
 use std::{collections::BTreeSet, fmt, fs, io, os::fd::AsFd as _, path::Path};

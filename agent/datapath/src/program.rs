@@ -7,7 +7,7 @@
 //! ```
 //! What is attached outlives the agent ([`super::hook`]). All endpoints have the same two programs,
 //! which an agent loads once and puts in place of the old ones: no packet passes unjudged
-//! meanwhile. The programs find the endpoint by the packet's interface ([`super::slots`]).
+//! meanwhile. The programs find the endpoint by the packet's interface (`slots`).
 
 mod without_endpoint;
 

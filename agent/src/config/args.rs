@@ -1,5 +1,6 @@
 //! Command line of the agent: subcommands, and the flags of those that are clients of a running agent.
 //! Flags of `run` and `relay` have files of their own.
+#![allow(rustdoc::bare_urls, reason = "texts of --help")]
 
 use std::{net::IpAddr, path::PathBuf};
 

@@ -1,4 +1,5 @@
 //! Arguments of `holdfast-agent why`.
+#![allow(rustdoc::bare_urls, reason = "texts of --help")]
 
 use clap::Args;
 

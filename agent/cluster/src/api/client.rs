@@ -252,7 +252,7 @@ impl Api {
         self.json_within(method, path, body, OBJECT_MAX).await
     }
 
-    /// As [`Self::json`], with an answer of at most `most` octets.
+    /// As `json`, with an answer of at most `most` octets.
     pub async fn json_within(
         &self,
         method: Method,

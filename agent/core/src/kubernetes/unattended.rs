@@ -14,7 +14,7 @@ use crate::policy::document::{Body, PolicyDocument};
 
 /// Label that says who writes a CiliumNode.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// Its value for agents, and that of [`APP`] for their pods.
+/// Its value for agents, and that of `APP` for their pods.
 pub const US: &str = "holdfast-agent";
 /// Label of the CiliumNode of a node that was taken out and cleaned up. An agent that starts there
 /// removes it.

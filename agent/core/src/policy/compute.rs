@@ -8,7 +8,7 @@
 //! | none, direction enforced | none: dropped |
 //! | none, direction not enforced | allow of identity 0 |
 //!
-//! An identity that an ordered list selects has a table instead ([`tier`]).
+//! An identity that an ordered list selects has a table instead (`tier`).
 
 mod dns;
 mod dns_ports;

@@ -1,5 +1,5 @@
 //! NetworkPolicies of Kubernetes (`networking.k8s.io/v1`) as documents of this agent: the crate
-//! [`netpol`] reads them, [`rules`] compiles them.
+//! [`netpol`] reads them, `rules` compiles them.
 
 mod blocks;
 mod rules;

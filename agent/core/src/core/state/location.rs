@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 /// Endpoints, identities and prefixes, without learned names: it is far cheaper than a
-/// [`super::Snapshot`].
+/// [`crate::core::Snapshot`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Directory {
     /// Endpoints by number.

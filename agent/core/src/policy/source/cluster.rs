@@ -184,7 +184,7 @@ impl ClusterDocuments {
         self.changed.as_mut().map(std::mem::take)
     }
 
-    /// Whether every kind has been listed, and none by [`Self::stand_in`].
+    /// Whether every kind has been listed, and none by `stand_in`.
     pub fn is_current(&self) -> bool {
         self.complete && self.kinds.values().all(|kind| !kind.is_stored)
     }

@@ -4,7 +4,6 @@ mod public;
 
 use std::{
     collections::BTreeSet,
-    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
 };
@@ -106,16 +105,12 @@ fn test_modules(path: &Path, file: &syn::File) -> Vec<PathBuf> {
 }
 
 fn is_production(file: &Path) -> bool {
-    let is_test = |part: &OsStr| {
-        let part = part.to_string_lossy();
-        part == "tests" || part == "tests.rs" || part.ends_with("_tests.rs")
-    };
     file.extension().is_some_and(|extension| extension == "rs")
         && workspace::crate_of(file).is_some_and(|(dir, inner)| {
             inner.starts_with("src") && !FOR_DEVELOPERS.iter().any(|of| dir == Path::new(of))
         })
         && !file.starts_with(GENERATED)
-        && !file.iter().any(is_test)
+        && !workspace::is_test_file(file)
 }
 
 fn read(name: &str, text: &str, parsed: &syn::File, figures: &mut Figures) {

@@ -49,6 +49,14 @@ pub(crate) fn crate_of(file: &Path) -> Option<(&Path, &Path)> {
     (!dir.as_os_str().is_empty()).then_some((dir, inner))
 }
 
+/// Whether a file has tests only, by its path.
+pub(crate) fn is_test_file(file: &Path) -> bool {
+    file.iter().any(|part| {
+        let part = part.to_string_lossy();
+        part == "tests" || part == "tests.rs" || part.ends_with("_tests.rs")
+    })
+}
+
 /// Files that git knows or would add, relative to the root.
 pub(crate) fn files() -> Result<Vec<PathBuf>> {
     let list = process::output(process::command(

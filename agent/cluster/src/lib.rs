@@ -54,12 +54,12 @@ pub struct Here {
     pub has_service_blocks: bool,
 }
 
-/// Watches that run.
+/// The watches of this run, as the agent follows them.
 #[derive(Debug)]
 pub struct Watches {
-    /// What they see.
+    /// Documents that are new, changed or gone.
     pub batches: mpsc::Receiver<Batch>,
-    /// How they are.
+    /// Whether each watch is current, for `status` and metrics.
     pub health: ClusterHealth,
     /// Takes the refused objects, which are reported in the cluster.
     pub refusals: channel::Sender<Arc<Refusals>>,

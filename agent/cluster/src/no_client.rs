@@ -25,25 +25,25 @@ pub mod api {
         pub enum Api {}
 
         impl Api {
-            /// Refuses.
+            /// Refuses: there is no client.
             ///
             /// # Errors
-            /// Always.
+            /// Always [`ClientError::NotBuilt`].
             pub async fn connect(_: &ApiSettings) -> Result<Self, ClientError> {
                 Err(ClientError::NotBuilt)
             }
 
-            /// Never asked.
+            /// Never called, because there is no value.
             pub fn server(&self) -> &str {
                 match *self {}
             }
 
-            /// Never asked.
+            /// Never called, because there is no value.
             pub fn namespace(&self) -> &str {
                 match *self {}
             }
 
-            /// Never asked.
+            /// Never called, because there is no value.
             pub fn authorities(&self) -> &[String] {
                 match *self {}
             }
@@ -73,7 +73,7 @@ pub mod api {
                 match api {}
             }
 
-            /// Never asked.
+            /// Never called, because there is no value.
             pub async fn was_deleted(self) -> bool {
                 match self {}
             }
@@ -96,7 +96,7 @@ pub mod api {
             pub node: String,
             /// `--agent-not-ready-taint-key`.
             pub key: String,
-            /// Nothing is reported.
+            /// Nothing is reported without a client.
             pub health: ClusterHealth,
         }
 
@@ -131,10 +131,10 @@ pub mod relay {
             relay_settings::{RelayConfig, RelaySettings},
         };
 
-        /// Refuses.
+        /// Refuses: there is no client.
         ///
         /// # Errors
-        /// Always.
+        /// Always [`ClientError::NotBuilt`].
         pub async fn run(_: RelayConfig) -> anyhow::Result<()> {
             Err(ClientError::NotBuilt.into())
         }

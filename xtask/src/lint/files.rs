@@ -34,7 +34,7 @@ pub(super) fn problems() -> Result<Vec<String>> {
         let Ok(inner) = inner.strip_prefix("src") else {
             continue;
         };
-        if file.extension().is_none_or(|ext| ext != "rs") || is_test(inner) {
+        if file.extension().is_none_or(|ext| ext != "rs") || workspace::is_test_file(inner) {
             continue;
         }
         let text = fs::read_to_string(repository::root().join(&file))?;
@@ -57,13 +57,6 @@ pub(super) fn problems() -> Result<Vec<String>> {
         problems.extend(found.iter().map(|circle| describe(krate, &edges, circle)));
     }
     Ok(problems)
-}
-
-fn is_test(inner: &Path) -> bool {
-    inner.iter().any(|part| {
-        let part = part.to_string_lossy();
-        part == "tests" || part == "tests.rs" || part.ends_with("_tests.rs")
-    })
 }
 
 /// A path of modules from the root of the crate, `a::b`; empty for the root.

@@ -43,6 +43,17 @@ pub enum To {
     Name(Fqdn),
 }
 
+impl From<Peer> for To {
+    /// A name is taken for a DNS name.
+    fn from(peer: Peer) -> Self {
+        match peer {
+            Peer::Labels(labels) => Self::Labels(labels),
+            Peer::Address(address) => Self::Address(address),
+            Peer::Name(name) => Self::Name(Fqdn::normalise(&name)),
+        }
+    }
+}
+
 /// The answer of `policy trace`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trace {

@@ -15,7 +15,6 @@ use agent_core::{
     source_event::SourceEvent,
 };
 use anyhow::{Context as _, Result, bail};
-use dns_policy::name::Fqdn;
 use holdfast_agent::{
     admin::{client::Client, server::encode},
     config::args::TraceArgs,
@@ -90,11 +89,7 @@ fn by_files(args: &TraceArgs, to: &str, port: Port) -> Result<Trace> {
             args.from
         );
     };
-    let to = match Peer::parse(to)? {
-        Peer::Labels(labels) => To::Labels(labels),
-        Peer::Address(address) => To::Address(address),
-        Peer::Name(name) => To::Name(Fqdn::normalise(&name)),
-    };
+    let to = To::from(Peer::parse(to)?);
     let known = match to {
         To::Address(address) => pod_at(&mut book, address),
         To::Labels(_) | To::Name(_) => None,

@@ -1,4 +1,4 @@
-//! Services of the cluster, and which addresses their rules mean.
+//! Services that the core knows, with their addresses, their identities and what is behind them.
 
 pub(crate) mod addresses;
 pub(crate) mod backends;

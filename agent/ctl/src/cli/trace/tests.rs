@@ -41,11 +41,7 @@ fn ask(policy: &str, from: &str, to: &str, port: &str) -> Trace {
     let Peer::Labels(from) = Peer::parse(from).unwrap() else {
         panic!("{from} are no labels")
     };
-    let to = match Peer::parse(to).unwrap() {
-        Peer::Labels(labels) => To::Labels(labels),
-        Peer::Address(address) => To::Address(address),
-        Peer::Name(name) => To::Name(Fqdn::normalise(&name)),
-    };
+    let to = Peer::parse(to).unwrap().into();
     ask::trace(&repository, &from, &to, port.parse().unwrap(), None)
 }
 

@@ -1,11 +1,8 @@
 //! The API server of the tests behaves as a real one: each observation of a kube-apiserver 1.36.2 is
 //! a test here, as are roles, pages and the faults that a test can set.
 
-#[path = "apiserver/admission.rs"]
 mod admission;
-#[path = "apiserver/client.rs"]
 mod client;
-#[path = "apiserver/resolver.rs"]
 mod resolver;
 
 use std::future::Future;

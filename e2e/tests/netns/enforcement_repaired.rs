@@ -107,7 +107,7 @@ fn chain(lab: &Lab, direction: TcAttachType) -> Result<Vec<String>> {
     })?
 }
 
-static OBJECT: &[u8] = include_bytes_aligned!("../../bpf/prebuilt/holdfast-bpf.o");
+static OBJECT: &[u8] = include_bytes_aligned!("../../../bpf/prebuilt/holdfast-bpf.o");
 
 /// A program that drops nothing: `to_proxy`, which only handles answers for proxies.
 fn pass_all(lab: &Lab) -> Result<Ebpf> {

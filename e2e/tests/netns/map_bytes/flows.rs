@@ -11,7 +11,7 @@ use holdfast_e2e::web::Web;
 use holdfast_e2e::{Lab, Pod, Query, eventually, with_lab};
 use shared_maps::user::monotonic_ns;
 
-use crate::dump::{Bytes, dump, dump_sums, joined, link, long, number, shape};
+use super::dump::{Bytes, dump, dump_sums, joined, link, long, number, shape};
 
 const SOON: Duration = Duration::from_secs(5);
 const TCP: u8 = 6;

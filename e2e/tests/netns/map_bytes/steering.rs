@@ -8,7 +8,7 @@ use holdfast_e2e::{AgentOptions, Lab, SdpOptions, eventually, with_lab};
 use serde_json::Value;
 use shared_maps::user::monotonic_ns;
 
-use crate::dump::{dump, long, number, shape};
+use super::dump::{dump, long, number, shape};
 
 const SOON: Duration = Duration::from_secs(10);
 const SDP: u32 = 1;

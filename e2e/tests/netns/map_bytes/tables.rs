@@ -4,7 +4,7 @@ use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
 use holdfast_e2e::policy::good_names;
 use holdfast_e2e::{Query, with_lab};
 
-use crate::dump::{dump, joined, link, number, shape};
+use super::dump::{dump, joined, link, number, shape};
 
 #[test]
 fn endpoints_identities_and_policy_show_the_documented_bytes() {

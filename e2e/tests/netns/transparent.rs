@@ -16,9 +16,7 @@ use holdfast_e2e::{
 use shared_maps::event::Reason;
 use socket2::{Domain, Protocol, Socket, Type};
 
-#[path = "transparent/return_path.rs"]
 mod return_path;
-#[path = "transparent/under_cilium.rs"]
 mod under_cilium;
 
 const FLAG: &str = "--dnsproxy-enable-transparent-mode";

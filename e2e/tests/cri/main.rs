@@ -1,0 +1,6 @@
+//! The tier `cri`: pods that Debian's containerd starts through the CNI plugin. Needs root.
+
+mod agent_away;
+mod bridge;
+mod configuration;
+mod starts;

@@ -6,7 +6,7 @@
 //!       ◄─ requests that were answered       └─ history ──► watch ──► lines of JSON
 //! ```
 //!
-//! It behaves as a kube-apiserver 1.36 was seen to behave (`e2e/tests/apiserver.rs`). It refuses
+//! It behaves as a kube-apiserver 1.36 was seen to behave (`e2e/tests/netns/apiserver.rs`). It refuses
 //! each request that no role allows.
 
 mod admission;

@@ -304,7 +304,8 @@ pub(crate) struct Traffic {
 impl Traffic {
     /// Starts to send.
     pub(crate) fn start(spec: &Spec) -> Result<Self> {
-        let mut child = Command::new(config::program("traffic")?)
+        let mut child = Command::new(config::program("lab")?)
+            .arg("traffic")
             .arg(serde_json::to_string(spec)?)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -182,6 +182,7 @@ pub(crate) fn build() -> Result<()> {
             "--package=holdfast-sdp",
             "--package=holdfast-cni",
             "--package=holdfast-e2e",
+            "--package=holdfast-bench",
             "--bins",
         ],
     ))

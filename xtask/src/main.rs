@@ -62,7 +62,7 @@ enum Task {
         /// Only this tier
         #[arg(long, value_enum)]
         tier: Option<test::Tier>,
-        /// Only tests whose name contains this
+        /// Only tests whose name, `file::test`, contains this
         filter: Option<String>,
         /// Of the tier `kernels`: only this kernel, without the change from one to another
         #[arg(long, value_enum)]
@@ -74,10 +74,10 @@ enum Task {
         #[arg(long)]
         keep: bool,
     },
-    /// Run a benchmark: `dns`, …
+    /// Run a benchmark
     Bench {
-        /// Name of the benchmark: binary `bench_<name>` of e2e
-        name: String,
+        #[arg(value_enum)]
+        benchmark: play::Benchmark,
         /// Passed on to the benchmark
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
@@ -143,7 +143,7 @@ fn run(task: Task) -> Result<()> {
             kernel,
         } => test::run(tier, filter.as_deref(), kernel),
         Task::Demo { keep } => play::demo(keep),
-        Task::Bench { name, args } => play::bench(&name, &args),
+        Task::Bench { benchmark, args } => play::bench(benchmark, &args),
         Task::Fuzz { target, seconds } => {
             let failed = fuzz::run(target.as_deref(), Duration::from_secs(seconds))?.failed;
             anyhow::ensure!(failed.is_empty(), "found something: {}", failed.join(", "));

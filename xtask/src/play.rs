@@ -2,15 +2,44 @@
 
 use std::fs;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
+use clap::ValueEnum;
 
 use crate::{previous, process, setup, workspace};
 
-/// The benchmark that replaces replicas of this version by those of the previous one.
-const PLAYS_VERSIONS: &str = "bench_ha";
+/// A benchmark: a subcommand of the program `bench`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Benchmark {
+    /// The agent's core: names, prefixes, selectors, firewalls, and the latency of a mapping
+    Agent,
+    /// Endpoints that begin and end, also by the CNI plugin
+    Attach,
+    /// A cluster's changes under one agent
+    Cluster,
+    /// The eBPF programs, and how they are attached
+    Datapath,
+    /// Queries a second and their latency, beside forwarders and no proxy
+    Dns,
+    /// What a client loses while programs are replaced
+    Ha,
+    /// What a pod loses while another attacks
+    Hostile,
+    /// A relay with many agents
+    Relay,
+    /// How long an answer waits for the datapath
+    Release,
+    /// Rules of many endpoints replaced in the proxy
+    Rules,
+}
 
-/// The benchmark that also tells what criterion measures of the core's parts, if all is measured.
-const OF_THE_CORE: &str = "bench_agent";
+impl Benchmark {
+    /// Whether it starts no other program.
+    fn is_one_process(self) -> bool {
+        matches!(self, Self::Agent | Self::Datapath | Self::Rules)
+    }
+}
+
+/// What criterion measures of the core's parts: told with [`Benchmark::Agent`], if all is measured.
 const PARTS: &[&str] = &[
     "bench",
     "--profile",
@@ -25,8 +54,10 @@ const PARTS: &[&str] = &[
 /// Profile of Cargo.toml that benchmarks are built with, and the name of its directory.
 const PROFILE: &str = "measured";
 
-/// Benchmarks that start no other program of the workspace.
-const WITHIN_ONE_PROCESS: &[&str] = &["bench_agent", "bench_datapath", "bench_rules"];
+/// The benchmarks' package, and its program.
+const PACKAGE: &str = "holdfast-bench";
+const BENCH: &str = "bench";
+
 /// Programs that the others start.
 const PROGRAMS: &[&str] = &[
     "--package",
@@ -35,6 +66,8 @@ const PROGRAMS: &[&str] = &[
     "holdfast-sdp",
     "--package",
     "holdfast-cni",
+    "--package",
+    workspace::E2E,
     "--bin",
     "holdfast-agent",
     "--bin",
@@ -42,47 +75,33 @@ const PROGRAMS: &[&str] = &[
     "--bin",
     "holdfast-sdp",
     "--bin",
-    "raw_forwarder",
-    "--bin",
-    "traffic",
+    "lab",
 ];
 
 /// Builds everything and plays the story.
 pub(crate) fn demo(keep: bool) -> Result<()> {
     setup::lab()?;
     build_all()?;
-    let program = workspace::target_dir()?.join("debug/demo");
-    let mut demo = process::command(&program.to_string_lossy(), &[]);
+    let program = workspace::target_dir()?.join("debug/lab");
+    let mut demo = process::command(&program.to_string_lossy(), &["demo"]);
     if keep {
         demo.arg("--keep");
     }
     process::run(demo).context("the demo says above which step does not hold")
 }
 
-/// Builds what the benchmark `name` runs, with optimisation, and runs it.
-pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
-    let bin = format!("bench_{}", name.replace('-', "_"));
-    let known = benchmarks()?;
-    if !known.contains(&bin) {
-        let names: Vec<&str> = known
-            .iter()
-            .filter_map(|bin| bin.strip_prefix("bench_"))
-            .collect();
-        bail!(
-            "there is no benchmark `{name}`; there are: {}",
-            names.join(", ")
-        );
-    }
+/// Builds what the benchmark runs, with optimisation, and runs it.
+pub(crate) fn bench(benchmark: Benchmark, args: &[String]) -> Result<()> {
     setup::lab()?;
     setup::bench()?;
     let mut args = args.to_vec();
-    if bin == PLAYS_VERSIONS && !args.iter().any(|arg| arg.starts_with("--previous=")) {
+    if benchmark == Benchmark::Ha && !args.iter().any(|arg| arg.starts_with("--previous=")) {
         let reference = take_value(&mut args, "--previous-ref");
         let previous = previous::build(reference.as_deref(), previous::Profile::Release)?;
         args.push(format!("--previous={}", previous.sdp.display()));
     }
-    build_bench(&bin)?;
-    if bin == OF_THE_CORE && args.is_empty() {
+    build_bench(benchmark)?;
+    if benchmark == Benchmark::Agent && args.is_empty() {
         let criterion = workspace::target_dir()?.join("criterion");
         if criterion.exists() {
             // Figures of an earlier run, which may have other benchmarks.
@@ -91,8 +110,10 @@ pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
         process::run(process::command("cargo", PARTS))?;
         args.push(format!("--criterion={}", criterion.display()));
     }
-    let program = workspace::target_dir()?.join(PROFILE).join(&bin);
+    let program = workspace::target_dir()?.join(PROFILE).join(BENCH);
     let mut bench = process::command(&program.to_string_lossy(), &[]);
+    let name = benchmark.to_possible_value();
+    bench.arg(name.context("a benchmark has a name")?.get_name());
     bench.args(args);
     process::run(bench)
 }
@@ -111,19 +132,11 @@ fn build_all() -> Result<()> {
     process::run(build)
 }
 
-fn build_bench(bin: &str) -> Result<()> {
+fn build_bench(benchmark: Benchmark) -> Result<()> {
     let mut build = process::command("cargo", &["build", "--locked", "--profile", PROFILE]);
-    build.args(["--package", workspace::E2E, "--bin", bin]);
-    if !WITHIN_ONE_PROCESS.contains(&bin) {
+    build.args(["--package", PACKAGE, "--bin", BENCH]);
+    if !benchmark.is_one_process() {
         build.args(PROGRAMS);
     }
     process::run(build)
-}
-
-fn benchmarks() -> Result<Vec<String>> {
-    let metadata = workspace::metadata(false)?;
-    Ok(workspace::targets(&metadata, workspace::E2E, "bin")
-        .filter(|name| name.starts_with("bench_"))
-        .map(str::to_owned)
-        .collect())
 }

@@ -1,7 +1,9 @@
 //! `cargo xtask test`: the tiers, one after another, and one line that sums them up.
 
 mod guests;
+mod programs;
 mod tally;
+mod tier;
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -13,59 +15,28 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use clap::ValueEnum;
 use parking_lot::Mutex;
-use serde_json::Value;
 
-use crate::{fuzz, image, kernels::Kernel, previous, process, repository, setup, workspace};
+pub(crate) use tier::Tier;
+
+use crate::{fuzz, image, kernels::Kernel, previous, process, setup};
+use programs::{ALONE, test_programs};
 use tally::Tally;
 
-/// A test program that runs longer hangs: it is ended and counts as failed.
+/// A file of tests that runs longer hangs: it is ended and counts as failed.
 const E2E_LIMIT: Duration = Duration::from_secs(10 * 60);
 /// The same for the long runs.
 const NIGHTLY_LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// How long each fuzzer runs.
 const FUZZ_FOR: Duration = Duration::from_secs(60);
-/// Test programs that run at the same time. Most of their time they wait.
+/// Files of tests that run at the same time. Most of their time they wait.
 const LANES: usize = 2;
-/// Programs of the kernel and netns tiers that keep both CPUs busy or count lost queries.
-const ALONE: [&str; 5] = [
-    "under_cilium_restart",
-    "dns_quota",
-    "ha_promises",
-    HOSTILE,
-    "restart_storm",
-];
-
-/// The test program of the tier of the same name.
-const HOSTILE: &str = "hostile";
+/// Its tests that are the tier of the same name.
+const HOSTILE: &str = "hostile::";
 /// Where the tests of `e2e` find the previous version's programs.
 const PREVIOUS_SDP: &str = "HOLDFAST_PREVIOUS_SDP";
 const PREVIOUS_AGENT: &str = "HOLDFAST_PREVIOUS_AGENT";
-
-/// What a test needs, and how long it takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Tier {
-    /// No privilege, seconds
-    Unit,
-    /// Root: packets through the loaded eBPF programs, seconds
-    Kernel,
-    /// Root: whole nodes in network namespaces, minutes
-    Netns,
-    /// Root: the container images of debug builds, made and run, seconds
-    Image,
-    /// Root: pods that Debian's containerd starts through the CNI plugin, minutes
-    Cri,
-    /// Root: both programs on Debian 12's kernel, in qemu, a minute or two
-    Guest,
-    /// Root: every attack of one pod on another at full strength, minutes
-    Hostile,
-    /// Root: parts of the kernel and netns tiers on older and newer kernels in qemu, an hour for each
-    Kernels,
-    /// Root: every fuzzer for a minute, and what is marked `#[ignore]`, hours
-    Nightly,
-}
 
 /// Runs `tier`, or unit, kernel, netns, image, cri and guest, and prints the sum.
 pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>, kernel: Option<Kernel>) -> Result<()> {
@@ -202,50 +173,33 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
     } else {
         E2E_LIMIT
     };
-    let jobs = programs.into_iter().filter_map(|program| {
-        let of_tier = match tier {
-            Tier::Nightly => of_name(&program.name) != Tier::Kernels,
-            Tier::Hostile => program.name == HOSTILE,
-            _ => of_name(&program.name) == tier,
-        };
-        if !of_tier {
-            return None;
+    let ignored = matches!(tier, Tier::Nightly | Tier::Hostile);
+    let mut jobs = Vec::new();
+    for program in programs.iter().filter(|program| program.is_of(tier)) {
+        let mut tests = program.tests(ignored)?;
+        tests.retain(|test| filter.is_none_or(|filter| test.contains(filter)));
+        tests.retain(|test| tier != Tier::Hostile || test.starts_with(HOSTILE));
+        for (file, tests) in programs::by_file(&program.name, tests) {
+            let mut command = program.command(&tests);
+            if ignored {
+                command.arg("--ignored");
+            }
+            if let Some(previous) = &previous {
+                command.env(PREVIOUS_SDP, &previous.sdp);
+                command.env(PREVIOUS_AGENT, &previous.agent);
+            }
+            jobs.push(Job {
+                name: file,
+                command,
+                alone: ignored || program.name == ALONE,
+            });
         }
-        let mut command = process::command(&program.path.to_string_lossy(), &["--test-threads=1"]);
-        command.current_dir(repository::root().join("e2e"));
-        if let Some(previous) = &previous {
-            command.env(PREVIOUS_SDP, &previous.sdp);
-            command.env(PREVIOUS_AGENT, &previous.agent);
-        }
-        if matches!(tier, Tier::Nightly | Tier::Hostile) {
-            command.arg("--ignored");
-        }
-        command.args(filter);
-        Some(Job {
-            alone: matches!(tier, Tier::Nightly | Tier::Hostile)
-                || ALONE.contains(&program.name.as_str()),
-            name: program.name,
-            command,
-        })
-    });
-    total.add(&side_by_side(jobs.collect(), limit)?);
+    }
+    total.add(&side_by_side(jobs, limit)?);
     Ok(total)
 }
 
-/// The tier of a test program of `e2e`, by its name.
-fn of_name(name: &str) -> Tier {
-    if name.starts_with("kernel_") {
-        Tier::Kernel
-    } else if name.starts_with("cri_") {
-        Tier::Cri
-    } else if name == guests::TWO_BOOTS {
-        Tier::Kernels
-    } else {
-        Tier::Netns
-    }
-}
-
-/// One run of a test program.
+/// One file of tests.
 #[derive(Debug)]
 struct Job {
     name: String,
@@ -254,7 +208,7 @@ struct Job {
     alone: bool,
 }
 
-/// Runs the programs, [`LANES`] at a time, then those that must run alone. Each makes namespaces
+/// Runs the files, [`LANES`] at a time, then those that must run alone. Each makes namespaces
 /// and pins of its own, so they do not meet.
 fn side_by_side(jobs: Vec<Job>, limit: Duration) -> Result<Tally> {
     let (alone, shared): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|job| job.alone);
@@ -293,56 +247,6 @@ fn side_by_side(jobs: Vec<Job>, limit: Duration) -> Result<Tally> {
 
 fn heading(tier: &str) {
     println!("\n== {tier} ==");
-}
-
-struct TestProgram {
-    name: String,
-    path: PathBuf,
-}
-
-/// Builds the programs under test and the tests of `e2e`, and asks cargo where these are.
-///
-/// All in one go and with the features of `cargo test`, so that nothing is built twice.
-fn test_programs() -> Result<Vec<TestProgram>> {
-    let mut build = process::command(
-        "cargo",
-        &[
-            "build",
-            "--locked",
-            "--workspace",
-            "--exclude",
-            workspace::BPF,
-        ],
-    );
-    build.args(["--lib", "--bins", "--tests"]);
-    build.arg("--message-format=json-render-diagnostics");
-    println!("  $ {}", process::line(&build));
-    let output = build
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    if !output.status.success() {
-        bail!("the programs, or the tests of e2e, do not build");
-    }
-    let manifest = repository::root().join("e2e/Cargo.toml");
-    let manifest = manifest.to_string_lossy().into_owned();
-    let mut programs: Vec<TestProgram> = String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|message| {
-            message["reason"] == "compiler-artifact"
-                && message["profile"]["test"] == true
-                && message["manifest_path"] == manifest.as_str()
-        })
-        .filter_map(|message| {
-            Some(TestProgram {
-                name: message["target"]["name"].as_str()?.to_owned(),
-                path: message["executable"].as_str()?.into(),
-            })
-        })
-        .collect();
-    programs.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(programs)
 }
 
 /// When the output of a test program is printed.
@@ -423,18 +327,6 @@ mod tests {
     fn shell(script: &str, limit: Option<Duration>) -> Tally {
         let command = process::command("sh", &["-c", script]);
         observe("it", command, Output::AtOnce, limit).expect("sh starts")
-    }
-
-    #[test]
-    fn the_name_of_a_test_program_says_its_tier() {
-        for (name, tier) in [
-            ("kernel_steer", Tier::Kernel),
-            ("cri_starts", Tier::Cri),
-            ("hostile", Tier::Netns),
-            ("holdfast_e2e", Tier::Netns),
-        ] {
-            assert_eq!(of_name(name), tier, "{name}");
-        }
     }
 
     #[test]

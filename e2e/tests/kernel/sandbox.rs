@@ -55,8 +55,9 @@ impl TestRoot {
 
     fn probe(&self, user: &str) -> Result<(String, BTreeMap<String, String>)> {
         let at = |name: &str| self.dir.path().join(name);
-        let mut command = Command::new(config::program("sandbox_probe")?);
+        let mut command = Command::new(config::program("bench")?);
         command
+            .arg("sandbox-probe")
             .arg("--readable")
             .arg(at("state"))
             .arg("--writable")

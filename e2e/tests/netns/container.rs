@@ -64,8 +64,9 @@ fn a_proxy_without_dac_override_starts_again_after_it_dropped_root() {
 fn a_proxy_that_may_not_call_bpf_names_the_remedy() {
     with_lab(|lab| {
         let _agent = agent(lab)?;
-        let wrapper = config::program("without_bpf")?;
-        let mut sdp = start(lab, &[wrapper.to_str().context("a path of UTF-8")?])?;
+        let wrapper = config::program("lab")?;
+        let wrapper = wrapper.to_str().context("a path of UTF-8")?;
+        let mut sdp = start(lab, &[wrapper, "without-bpf"])?;
         eventually("status and /readyz say why", SOON, || {
             sdp.check_alive()?;
             let status = lab.sdp_json("one", &["status"])?;

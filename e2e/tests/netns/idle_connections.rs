@@ -40,7 +40,7 @@ impl Flood {
         let mut command = lab.node.command("setpriv");
         command.args(["--clear-groups", &format!("--reuid={user}")]);
         command.arg(format!("--regid={user}"));
-        command.arg(config::program("hold_connections")?);
+        command.arg(config::program("lab")?).arg("hold-connections");
         command.args(target).arg(format!("--number={NUMBER}"));
         let mut child = spawn(command)?;
         let output = child.stdout.take().context("its output")?;

@@ -1,11 +1,14 @@
-//! The tier `kernels`: test programs of `e2e` inside guests with other kernels.
+//! The tier `kernels`: tests of `e2e` inside guests with other kernels.
 
 use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result};
 use clap::ValueEnum as _;
 
-use super::{TestProgram, tally::Tally, test_programs};
+use super::{
+    programs::{self, BOOTS, TestProgram, test_programs},
+    tally::Tally,
+};
 use crate::{
     kernels::{self, Ended, Kernel, Programs, SMOKE, Work},
     repository, workspace,
@@ -15,42 +18,36 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(90 * 60);
 /// The longest time of the smoke test's guest.
 const SMOKE_LIMIT: Duration = Duration::from_secs(5 * 60);
-/// Test programs of the netns tier that run in guests: each has another part of the programs' work
-/// with the kernel.
-const OF_NETNS: &[&str] = &[
-    "agent_restart",
-    "cni",
-    "deny_response",
-    "egress_firewall",
-    "enforcement_repaired",
-    "reconciler",
-    "restart_opens_nothing",
-    "second_agent",
-    "skipped_programs",
-    "spine",
-    "spoofing",
-    "tc_filters",
-    "under_cilium",
-    "uninstalled",
+/// Files of tests that run in guests. Of the tier netns: each has another part of the programs' work
+/// with the kernel. Of the tier kernel: those of what differs between kernels; the others test the decisions of
+/// the programs, which are the same wherever these are loaded.
+const FILES: &[&str] = &[
+    "kernel::attach",
+    "kernel::conntrack",
+    "kernel::deny_response",
+    "kernel::from_pod",
+    "kernel::lifecycle",
+    "kernel::nftables",
+    "kernel::sandbox",
+    "kernel::sdp_maps",
+    "kernel::steer",
+    "kernel::to_pod",
+    "netns::agent_restart",
+    "netns::cni",
+    "netns::deny_response",
+    "netns::egress_firewall",
+    "netns::enforcement_repaired",
+    "netns::reconciler",
+    "netns::restart_opens_nothing",
+    "netns::second_agent",
+    "netns::skipped_programs",
+    "netns::spine",
+    "netns::spoofing",
+    "netns::tc_filters",
+    "netns::under_cilium",
+    "netns::uninstalled",
 ];
 
-/// Test programs of the kernel tier that run in guests: those of what differs between kernels. The others
-/// test the decisions of the programs, which are the same wherever these are loaded.
-const OF_KERNEL: &[&str] = &[
-    "kernel_attach",
-    "kernel_conntrack",
-    "kernel_deny_response",
-    "kernel_from_pod",
-    "kernel_lifecycle",
-    "kernel_nftables",
-    "kernel_sandbox",
-    "kernel_sdp_maps",
-    "kernel_steer",
-    "kernel_to_pod",
-];
-
-/// The test program whose two tests run in two guests.
-pub(super) const TWO_BOOTS: &str = "two_boots";
 /// Which kernels they boot: from tc filters to TCX links, and back.
 const CHANGES: [[Kernel; 2]; 2] = [[Kernel::V6_1, Kernel::V6_12], [Kernel::V6_12, Kernel::V6_1]];
 /// Runs one test of it in a guest. Arguments: the directory of the tests, the test program, the test.
@@ -76,33 +73,29 @@ const NOT_ON_5_10: &[&str] = &[
     "a_serving_proxy_is_restricted_in_every_thread_and_opens_new_pins_and_files",
     "only_operations_needed_for_serving_work",
 ];
-/// Test programs that run `to_pod` by `BPF_PROG_TEST_RUN` for a packet that came by an interface, which
+/// Files whose tests run `to_pod` by `BPF_PROG_TEST_RUN` for a packet that came by an interface, which
 /// 5.10 refuses. There `to_pod` is tested by the netns tier only.
-const BY_INTERFACE: &[&str] = &["kernel_conntrack", "kernel_to_pod"];
+const BY_INTERFACE: &[&str] = &["kernel::conntrack", "kernel::to_pod"];
 
-/// Runs in the guest. Arguments: the directory of the tests, a filter, the tests that this kernel
-/// cannot run, and the test programs.
+/// Runs in the guest. Arguments: the directory of the tests, whether the demo is played, and for each file
+/// its name, its test program and its tests, in one word.
 const SCRIPT: &str = r#"
 cd "$1" || exit 1
 failed=0
-skip=()
-for test in $3; do
-    echo "not run on this kernel: $test"
-    skip+=(--skip "$test")
-done
-if [ -z "$2" ]; then
+if [ "$2" = demo ]; then
     echo demo
-    demo || { failed=1; echo 'test demo ... FAILED'; }
+    lab demo || { failed=1; echo 'test demo ... FAILED'; }
 fi
-for program in "${@:4}"; do
-    printf '\n%s\n' "${program##*/}"
+for file in "${@:3}"; do
+    read -r name program tests <<< "$file"
+    printf '\n%s\n' "$name"
     # Tests make maps themselves; before Linux 5.11 that needs locked memory.
-    (ulimit -l unlimited; "$program" --test-threads=1 $2 "${skip[@]}")
+    (ulimit -l unlimited; "$program" --test-threads=1 --exact $tests)
     status=$?
     # The harness ends with 101 after a failed test, whose line names it.
     if [ "$status" != 0 ]; then
         failed=1
-        [ "$status" = 101 ] || echo "test ${program##*/} (status $status) ... FAILED"
+        [ "$status" = 101 ] || echo "test $name (status $status) ... FAILED"
     fi
 done
 exit "$failed"
@@ -120,13 +113,11 @@ pub(super) fn run(filter: Option<&str>, only: Option<Kernel>) -> Result<Tally> {
         if only.is_some_and(|only| only != *kernel) {
             continue;
         }
-        let mut args = vec![
-            text(&e2e),
-            filter.unwrap_or_default().to_owned(),
-            not_on(*kernel).join(" "),
-        ];
-        let programs = all.iter().filter(|program| runs_on(*kernel, &program.name));
-        args.extend(programs.map(|program| text(&program.path)));
+        let demo = if filter.is_none() { "demo" } else { "" };
+        let mut args = vec![text(&e2e), demo.to_owned()];
+        for program in &all {
+            args.extend(of_guest(*kernel, program, filter)?);
+        }
         let work = Work {
             script: SCRIPT,
             args: &args,
@@ -136,16 +127,36 @@ pub(super) fn run(filter: Option<&str>, only: Option<Kernel>) -> Result<Tally> {
         };
         total.add(&tally_of(*kernel, &work)?);
     }
-    if only.is_none() && filter.is_none_or(|filter| TWO_BOOTS.contains(filter)) {
+    if only.is_none() && filter.is_none_or(|filter| BOOTS.contains(filter)) {
         total.add(&two_boots(&e2e, &all)?);
     }
     Ok(total)
 }
 
-/// Whether a kernel's guest runs a test program.
-fn runs_on(kernel: Kernel, program: &str) -> bool {
-    let is_left_out = kernel == Kernel::V5_10 && BY_INTERFACE.contains(&program);
-    !is_left_out && (OF_NETNS.contains(&program) || OF_KERNEL.contains(&program))
+/// What a kernel's guest runs of a test program, a word for each file, as [`SCRIPT`] takes them.
+fn of_guest(kernel: Kernel, program: &TestProgram, filter: Option<&str>) -> Result<Vec<String>> {
+    let mut tests = program.tests(false)?;
+    tests.retain(|test| filter.is_none_or(|filter| test.contains(filter)));
+    let left_out = not_on(kernel);
+    tests.retain(|test| {
+        let name = test.rsplit("::").next().unwrap_or(test);
+        let stays = !left_out.contains(&name);
+        if !stays {
+            println!("not run on {}: {test}", kernel.release());
+        }
+        stays
+    });
+    let files = programs::by_file(&program.name, tests).into_iter();
+    Ok(files
+        .filter(|(file, _)| runs_on(kernel, file))
+        .map(|(file, tests)| format!("{file} {} {}", program.path.display(), tests.join(" ")))
+        .collect())
+}
+
+/// Whether a kernel's guest runs a file of tests.
+fn runs_on(kernel: Kernel, file: &str) -> bool {
+    let is_left_out = kernel == Kernel::V5_10 && BY_INTERFACE.contains(&file);
+    !is_left_out && FILES.contains(&file)
 }
 
 /// Tests that a kernel cannot run.
@@ -172,8 +183,8 @@ pub(super) fn smoke() -> Result<Tally> {
 
 /// Boots two kernels that share a disk, in both orders.
 fn two_boots(e2e: &Path, programs: &[TestProgram]) -> Result<Tally> {
-    let program = programs.iter().find(|program| program.name == TWO_BOOTS);
-    let program = program.context("there is no test program two_boots")?;
+    let program = programs.iter().find(|program| program.name == BOOTS);
+    let program = program.context("there is no test program boots")?;
     let mut total = Tally::default();
     for kernels in CHANGES {
         let disk = workspace::target_dir()?.join("kernels/disk");
@@ -236,13 +247,15 @@ mod tests {
     fn a_kernel_without_tcx_runs_everything_but_what_needs_it() {
         assert!(not_on(Kernel::V6_12).is_empty());
         assert_eq!(not_on(Kernel::V6_1), OF_TCX);
-        assert!(runs_on(Kernel::V6_1, "kernel_to_pod") && !runs_on(Kernel::V5_10, "kernel_to_pod"));
-        assert!(!runs_on(Kernel::V6_12, "idle_connections"));
+        assert!(runs_on(Kernel::V6_1, "kernel::to_pod"));
+        assert!(!runs_on(Kernel::V5_10, "kernel::to_pod"));
+        assert!(!runs_on(Kernel::V6_12, "netns::idle_connections"));
     }
 
     #[test]
-    fn the_programs_exist() {
-        for name in OF_NETNS.iter().chain(OF_KERNEL).chain(BY_INTERFACE) {
+    fn the_files_exist() {
+        for name in FILES.iter().chain(BY_INTERFACE) {
+            let name = name.replace("::", "/");
             let file = repository::root().join(format!("e2e/tests/{name}.rs"));
             assert!(file.is_file(), "{name}");
         }

@@ -1,0 +1,33 @@
+//! Runs a program as a container's seccomp profile would: bpf() fails with EPERM.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The program
+    program: OsString,
+    /// Its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let filter = SeccompFilter::new(
+        [(libc::SYS_bpf, Vec::new())].into_iter().collect(),
+        SeccompAction::Allow,
+        SeccompAction::Errno(u32::try_from(libc::EPERM)?),
+        std::env::consts::ARCH.try_into()?,
+    )?;
+    let filter: BpfProgram = filter.try_into()?;
+    seccompiler::apply_filter(&filter)?;
+    let error = Command::new(&options.program)
+        .args(&options.arguments)
+        .exec();
+    bail!("{}: {error}", options.program.to_string_lossy());
+}

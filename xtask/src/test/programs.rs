@@ -1,0 +1,169 @@
+//! The test programs of `e2e`: one a tier, and in it a module for each file of tests.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use super::tier::Tier;
+use crate::{process, repository, workspace};
+
+/// The test program whose tests bear no other beside them.
+pub(super) const ALONE: &str = "alone";
+/// The test program whose two tests run in two guests.
+pub(super) const BOOTS: &str = "boots";
+
+/// A built test program.
+#[derive(Debug)]
+pub(super) struct TestProgram {
+    pub(super) name: String,
+    pub(super) path: PathBuf,
+}
+
+impl TestProgram {
+    /// Whether `tier` runs it.
+    pub(super) fn is_of(&self, tier: Tier) -> bool {
+        match (tier, self.name.as_str()) {
+            (Tier::Nightly, name) => name != BOOTS,
+            (Tier::Kernel, name) => name == "kernel",
+            (Tier::Cri, name) => name == "cri",
+            (Tier::Hostile, name) => name == ALONE,
+            (Tier::Kernels, name) => name == BOOTS,
+            (_, name) => !["kernel", "cri", BOOTS].contains(&name),
+        }
+    }
+
+    /// Its tests, as `file::test`: all that run without a flag, or those that are `ignored`.
+    pub(super) fn tests(&self, ignored: bool) -> Result<Vec<String>> {
+        let mut list = process::command(&self.path.to_string_lossy(), &["--list"]);
+        list.args(["--format", "terse", "--ignored"]);
+        let only_ignored = self.listed(list)?;
+        if ignored {
+            return Ok(only_ignored);
+        }
+        let mut list = process::command(&self.path.to_string_lossy(), &["--list"]);
+        list.args(["--format", "terse"]);
+        let mut all = self.listed(list)?;
+        all.retain(|test| !only_ignored.contains(test));
+        Ok(all)
+    }
+
+    fn listed(&self, mut list: Command) -> Result<Vec<String>> {
+        let output = list.output().context("cannot start a test program")?;
+        if !output.status.success() {
+            bail!("{} does not list its tests: {}", self.name, output.status);
+        }
+        let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+        let tests = lines.lines().filter_map(|line| line.strip_suffix(": test"));
+        Ok(tests.map(str::to_owned).collect())
+    }
+
+    /// A run of exactly these tests, one after another.
+    pub(super) fn command(&self, tests: &[String]) -> Command {
+        let mut command = process::command(&self.path.to_string_lossy(), &["--test-threads=1"]);
+        command.arg("--exact").args(tests);
+        command.current_dir(repository::root().join("e2e"));
+        command
+    }
+}
+
+/// Tests by the file they are in; those of a program's own root have its name.
+pub(super) fn by_file(program: &str, tests: Vec<String>) -> BTreeMap<String, Vec<String>> {
+    let mut files = BTreeMap::<String, Vec<String>>::new();
+    for test in tests {
+        let file = match test.split_once("::") {
+            Some((file, _)) => format!("{program}::{file}"),
+            None => program.to_owned(),
+        };
+        files.entry(file).or_default().push(test);
+    }
+    files
+}
+
+/// Builds the programs under test and the tests of `e2e`, and asks cargo where these are.
+///
+/// All in one go and with the features of `cargo test`, so that nothing is built twice.
+pub(super) fn test_programs() -> Result<Vec<TestProgram>> {
+    let mut build = process::command(
+        "cargo",
+        &[
+            "build",
+            "--locked",
+            "--workspace",
+            "--exclude",
+            workspace::BPF,
+        ],
+    );
+    build.args(["--lib", "--bins", "--tests"]);
+    build.arg("--message-format=json-render-diagnostics");
+    println!("  $ {}", process::line(&build));
+    let output = build
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start cargo")?;
+    if !output.status.success() {
+        bail!("the programs, or the tests of e2e, do not build");
+    }
+    let manifest = repository::root().join("e2e/Cargo.toml");
+    let manifest = manifest.to_string_lossy().into_owned();
+    let mut programs: Vec<TestProgram> = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|message| {
+            message["reason"] == "compiler-artifact"
+                && message["profile"]["test"] == true
+                && message["manifest_path"] == manifest.as_str()
+        })
+        .filter_map(|message| {
+            Some(TestProgram {
+                name: message["target"]["name"].as_str()?.to_owned(),
+                path: message["executable"].as_str()?.into(),
+            })
+        })
+        .collect();
+    programs.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(programs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_program_is_of_one_tier() {
+        let tiers = [Tier::Kernel, Tier::Netns, Tier::Cri, Tier::Kernels];
+        for (name, tier) in [
+            ("kernel", Tier::Kernel),
+            ("cri", Tier::Cri),
+            ("boots", Tier::Kernels),
+            ("netns", Tier::Netns),
+            ("alone", Tier::Netns),
+            ("holdfast_e2e", Tier::Netns),
+        ] {
+            let program = TestProgram {
+                name: name.to_owned(),
+                path: PathBuf::new(),
+            };
+            let of: Vec<Tier> = tiers
+                .into_iter()
+                .filter(|tier| program.is_of(*tier))
+                .collect();
+            assert_eq!(of, [tier], "{name}");
+        }
+    }
+
+    #[test]
+    fn tests_are_run_by_the_file_they_are_in() {
+        let tests = ["why::a", "why::nested::b", "cni::c", "d"].map(str::to_owned);
+        let files: Vec<(String, usize)> = by_file("netns", tests.to_vec())
+            .into_iter()
+            .map(|(file, tests)| (file, tests.len()))
+            .collect();
+        let expected = [("netns", 1), ("netns::cni", 1), ("netns::why", 2)];
+        assert_eq!(files, expected.map(|(file, n)| (file.to_owned(), n)));
+    }
+}

@@ -7,7 +7,6 @@ mod tier;
 
 use std::{
     io::{BufRead as _, BufReader},
-    path::PathBuf,
     process::{Command, Stdio},
     sync::Arc,
     thread,

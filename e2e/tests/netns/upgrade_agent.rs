@@ -77,7 +77,7 @@ fn the_previous_agent_and_this_one_continue_with_each_others_state() {
                 agent.terminate(SOON)?;
             }
             if program.is_some() {
-                // Its programs set no mark, and it does not know these tables: CHANGELOG.md.
+                // Its programs set no mark, and it does not know these tables: docs/src/restart.md.
                 for family in ["inet", "bridge", "arp"] {
                     let table = ["delete", "table", family, "holdfast_v1"];
                     lab.node.run("nft", &table)?;

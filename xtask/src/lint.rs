@@ -2,6 +2,7 @@
 
 mod arrows;
 mod dependencies;
+pub(crate) mod doc_comments;
 mod documents;
 mod files;
 mod modules;
@@ -22,7 +23,7 @@ pub(crate) enum Check {
     Tree,
     /// Arrows between crates, circles between modules and files, and where the agent uses the proxy's crate
     Modules,
-    /// Links and code references in Markdown; words that CONTRIBUTING.md replaces
+    /// Links and code references in Markdown; words that CONTRIBUTING.md replaces; doc comments that repeat a name
     Documents,
     /// Licences, sources and bans of dependencies (deny.toml)
     Dependencies,
@@ -70,6 +71,7 @@ fn one(check: Check) -> Result<()> {
         Check::Documents => {
             let mut problems = documents::problems()?;
             problems.extend(words::problems()?);
+            problems.extend(doc_comments::read()?.repeated);
             report(&problems)
         }
         Check::Dependencies => dependencies::check(),

@@ -18,10 +18,10 @@ use syn::{
     visit::{self, Visit},
 };
 
-use crate::{repository, workspace};
+use crate::{lint::doc_comments, repository, workspace};
 
 /// Crates that no user runs.
-const FOR_DEVELOPERS: [&str; 4] = ["e2e", "fuzz", "polling", "xtask"];
+const FOR_DEVELOPERS: [&str; 5] = ["e2e", "e2e/bench", "fuzz", "polling", "xtask"];
 /// Code that a generator wrote.
 const GENERATED: &str = "fqdn-proto/src/gen";
 /// Folder in which structs with state have few fields.
@@ -80,6 +80,8 @@ pub(crate) fn run() -> Result<()> {
         }
     }
     figures.print();
+    let short = doc_comments::read()?.short;
+    figure("doc comments of four words or fewer", short, 500, &[]);
     let unused = public::unused()?;
     let name = "pub items used by no other crate, test or bench";
     figure(name, unused.len(), 0, &unused);
@@ -227,7 +229,7 @@ impl Figures {
         let median = at(functions, 50);
         println!("{} functions: median {median} lines", functions.len());
         let name = format!("functions over {LONG_FUNCTION} lines");
-        figure(&name, self.long.len(), 15, &self.long);
+        figure(&name, self.long.len(), 8, &self.long);
         let name = format!("structs of the core with more than {MANY_FIELDS} fields");
         figure(&name, self.large.len(), 0, &self.large);
         println!("  exempt, without state: {}", WITHOUT_STATE.join(", "));

@@ -545,33 +545,14 @@ impl State {
         self.unresolved
             .retain(|key, _| self.documents.contains_key(key) || listed.contains(key));
         let written = std::mem::replace(&mut self.written, read.written);
-        // A change of a file says nothing about the addresses that its pods have taken meanwhile.
-        let is_changed = |(key, document): &(&String, &Result<EndpointDocument, _>)| {
-            document.as_ref().ok() != self.documents.get(*key)
-        };
-        let changed = read.documents.iter().filter(is_changed);
-        let changed: BTreeSet<String> = changed
-            .map(|(key, _)| dir::file_of(key).to_owned())
-            .collect();
+        let touched = self.touched(&read.documents, &written);
+        for key in touched {
+            self.rewritten.insert(key.clone());
+            self.stale.insert(key);
+        }
         for (key, document) in read.documents {
-            let file = dir::file_of(&key);
-            let times = written.get(file).zip(self.written.get(file));
-            let is_touched = times.is_some_and(|(before, now)| before != now);
-            if document.is_ok() && is_touched && !changed.contains(file) {
-                self.rewritten.insert(key.clone());
-                self.stale.insert(key.clone());
-            }
             match document {
-                Ok(document) if self.documents.get(&key) == Some(&document) => {}
-                Ok(document) => {
-                    let pid = document.pid;
-                    let before = self.documents.insert(key.clone(), document);
-                    if before.is_some_and(|before| before.pid != pid) {
-                        self.ended.remove(&key);
-                    }
-                    // The old version stays until this one is resolved.
-                    self.stale.insert(key);
-                }
+                Ok(document) => self.replace(key, document),
                 Err(error) => self.note(&key, &error.to_string()),
             }
         }
@@ -579,6 +560,42 @@ impl State {
         self.rewritten
             .retain(|key| self.documents.contains_key(key));
         self.ended.retain(|key| self.documents.contains_key(key));
+    }
+
+    /// Documents of files that were written again without a change of any document. `before` has the
+    /// time when each file was written, as of the last reading.
+    fn touched(
+        &self,
+        documents: &BTreeMap<String, Result<EndpointDocument, EndpointError>>,
+        before: &BTreeMap<String, SystemTime>,
+    ) -> Vec<String> {
+        // A change of a file says nothing about the addresses that its pods have taken meanwhile.
+        let is_changed = |(key, document): &(&String, &Result<EndpointDocument, _>)| {
+            document.as_ref().ok() != self.documents.get(*key)
+        };
+        let changed = documents.iter().filter(is_changed);
+        let changed: BTreeSet<&str> = changed.map(|(key, _)| dir::file_of(key)).collect();
+        let is_touched = |file: &str| {
+            let times = before.get(file).zip(self.written.get(file));
+            times.is_some_and(|(before, now)| before != now) && !changed.contains(file)
+        };
+        let accepted = documents.iter().filter(|(_, document)| document.is_ok());
+        let keys = accepted.map(|(key, _)| key);
+        let touched = keys.filter(|key| is_touched(dir::file_of(key)));
+        touched.cloned().collect()
+    }
+
+    /// Takes a document of the directory. The old version stays until this one is resolved.
+    fn replace(&mut self, key: String, document: EndpointDocument) {
+        if self.documents.get(&key) == Some(&document) {
+            return;
+        }
+        let pid = document.pid;
+        let before = self.documents.insert(key.clone(), document);
+        if before.is_some_and(|before| before.pid != pid) {
+            self.ended.remove(&key);
+        }
+        self.stale.insert(key);
     }
 }
 

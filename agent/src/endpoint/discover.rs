@@ -204,6 +204,13 @@ pub enum DiscoverError {
 }
 
 impl DiscoverError {
+    fn netlink(netns: &Netns, reason: impl fmt::Display) -> Self {
+        Self::Netlink {
+            netns: netns.clone(),
+            reason: reason.to_string(),
+        }
+    }
+
     /// Whether it shows nothing about the interface: it could not be looked for.
     pub(crate) fn shows_nothing(&self) -> bool {
         match self {
@@ -292,10 +299,7 @@ pub(crate) fn addresses_in(netns: &Netns, ifname: &str) -> Result<Vec<IpAddr>, D
     on_thread(netns, true, {
         let (netns, ifname) = (netns.clone(), ifname.to_owned());
         async move |handle| {
-            let failed = |error: rtnetlink::Error| DiscoverError::Netlink {
-                netns: netns.clone(),
-                reason: error.to_string(),
-            };
+            let failed = |error: rtnetlink::Error| DiscoverError::netlink(&netns, error);
             let mut present = Present::default();
             let mut index = None;
             let mut links = pin!(handle.link().get().execute());
@@ -325,29 +329,21 @@ fn on_thread<T: Send + 'static>(
     enter: bool,
     work: impl AsyncFnOnce(rtnetlink::Handle) -> Result<T, DiscoverError> + Send + 'static,
 ) -> Result<T, DiscoverError> {
-    let failed = |reason: String| DiscoverError::Netlink {
-        netns: netns.clone(),
-        reason,
-    };
     let target = netns.clone();
     let body = move || -> Result<T, DiscoverError> {
-        let failed = |reason: String| DiscoverError::Netlink {
-            netns: target.clone(),
-            reason,
-        };
+        let failed = |error: io::Error| DiscoverError::netlink(&target, error);
         if enter {
             enter_netns(&target)?;
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|e| failed(e.to_string()))?;
+            .map_err(failed)?;
         runtime.block_on(async {
-            let (connection, handle, _) =
-                rtnetlink::new_connection().map_err(|e| failed(e.to_string()))?;
+            let (connection, handle, _) = rtnetlink::new_connection().map_err(failed)?;
             let work = work(handle);
             tokio::select! {
-                () = connection => Err(failed("the socket closed".to_owned())),
+                () = connection => Err(DiscoverError::netlink(&target, "the socket closed")),
                 result = work => result,
             }
         })
@@ -355,9 +351,9 @@ fn on_thread<T: Send + 'static>(
     thread::Builder::new()
         .name("discover".to_owned())
         .spawn(body)
-        .map_err(|e| failed(e.to_string()))?
+        .map_err(|error| DiscoverError::netlink(netns, error))?
         .join()
-        .map_err(|_| failed("the thread ended unexpectedly".to_owned()))?
+        .map_err(|_| DiscoverError::netlink(netns, "the thread ended unexpectedly"))?
 }
 
 #[derive(Clone)]
@@ -377,10 +373,7 @@ async fn pod_side(
     netns: &Netns,
     ifname: &str,
 ) -> Result<PodSide, DiscoverError> {
-    let failed = |e: rtnetlink::Error| DiscoverError::Netlink {
-        netns: netns.clone(),
-        reason: e.to_string(),
-    };
+    let failed = |error: rtnetlink::Error| DiscoverError::netlink(netns, error);
     let mut present = Present::default();
     let mut others = Vec::new();
     let mut found = None;
@@ -459,10 +452,7 @@ async fn host_side(
         ifname: ifname.to_owned(),
         kind: inside.kind.clone(),
     };
-    let failed = |error: io::Error| DiscoverError::Netlink {
-        netns: netns.clone(),
-        reason: error.to_string(),
-    };
+    let failed = |error: io::Error| DiscoverError::netlink(netns, error);
     let link = behind::pair_to(handle, inside.peer, netns, inside.index).await;
     let link = link.map_err(failed)?.ok_or_else(no_peer)?;
     let master = bridge::master(&link);
@@ -475,10 +465,7 @@ async fn host_side(
         HostSide::Port => candidates.clone(),
         HostSide::Routed => routed_to(handle, inside.peer, &candidates)
             .await
-            .map_err(|error| DiscoverError::Netlink {
-                netns: netns.clone(),
-                reason: error.to_string(),
-            })?,
+            .map_err(|error| DiscoverError::netlink(netns, error))?,
     };
     let bridge = bridge::of(&link);
     if let Some(bridge) = bridge {
@@ -521,10 +508,7 @@ async fn check_bridge(
     addresses: &[IpAddr],
 ) -> Result<(), DiscoverError> {
     let leads = bridge::leads_to(handle, bridge, addresses).await;
-    let leads = leads.map_err(|error| DiscoverError::Netlink {
-        netns: netns.clone(),
-        reason: error.to_string(),
-    })?;
+    let leads = leads.map_err(|error| DiscoverError::netlink(netns, error))?;
     if addresses.is_empty() || leads {
         return Ok(());
     }

@@ -298,7 +298,7 @@ fn endpoints_of_boot(found: &Found, epoch: &Epoch) -> Vec<EndpointSpec> {
     of_boot.map(EndpointFile::spec).collect()
 }
 
-/// Woken when the datapath frees addresses.
+/// The notification that the datapath sends when it frees an address.
 fn notify_freed(datapath: &mut dyn Datapath) -> Arc<Notify> {
     let freed = Arc::new(Notify::new());
     let wake = Arc::clone(&freed);

@@ -321,7 +321,7 @@ impl Inputs {
         }
     }
 
-    /// Waits for what is to be read next. Returns `None` when the agent stops. `uid` is the uid of
+    /// Waits until there is something to read. Returns `None` when the agent stops. `uid` is the uid of
     /// the cluster, if a watch has seen it.
     async fn next(&mut self, uid: Option<Arc<str>>, stop: &CancellationToken) -> Option<Wake> {
         loop {
@@ -351,8 +351,8 @@ struct Outputs<'c> {
 }
 
 impl Outputs<'_> {
-    /// Sends the events to the core, and what the router found besides to its receivers. The pods of
-    /// this node are sent after the events that they come from.
+    /// Sends the events to the core, and other changes to their receivers. The pods of this node are
+    /// sent after the events.
     async fn send(&self, reader: &mut Reader, events: Vec<Event>) -> Result<(), CoreAway> {
         let pods = reader.router.take_local();
         let changed_names = reader.router.take_names();

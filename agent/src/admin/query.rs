@@ -1,4 +1,4 @@
-//! Parameters of a request's path.
+//! Parameters of requests, in the query string.
 
 /// A parameter of a query string, percent-decoded.
 pub(super) fn parameter(query: Option<&str>, name: &str) -> Option<String> {

@@ -100,7 +100,7 @@ impl LastGood {
         Ok(store)
     }
 
-    /// Reads one file. A file of another directory is removed.
+    /// Reads one file. Removes it if its documents are of another policy directory.
     fn read(
         &mut self,
         number: u32,

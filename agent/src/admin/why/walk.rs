@@ -99,8 +99,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether the packets pass, and the verdict in words, if the endpoint's programs do not judge
-    /// them by policy alone.
+    /// Whether packets pass, and the verdict in words. A fault of the endpoint's programs changes what
+    /// policy alone gives.
     fn as_programs_judge(&self, allowed: bool, by_policy: String) -> (bool, String) {
         if let Some(unjudged) = self.unjudged() {
             let verdict = format!("{}; by policy: {by_policy}", unjudged.text);

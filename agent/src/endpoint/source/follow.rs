@@ -143,8 +143,8 @@ impl State {
         }
     }
 
-    /// The interface of a document was found. Interfaces that its pod would get or keep without
-    /// policy are closed first.
+    /// Puts an endpoint at the interface that was found. First closes interfaces through which its
+    /// pod could send without policy.
     fn put_at(
         &mut self,
         key: &str,
@@ -176,7 +176,8 @@ impl State {
         self.put(key, spec, namespace, deliver);
     }
 
-    /// The interface of a document was not found.
+    /// Handles a document whose interface was not found: its endpoint keeps its last policy while its
+    /// interface may exist, and is removed otherwise.
     fn not_found(
         &mut self,
         key: &str,

@@ -117,7 +117,7 @@ impl State {
         touched.cloned().collect()
     }
 
-    /// Takes a document of the directory. The old version stays until this one is resolved.
+    /// Stores a document of the directory. The old version stays in force until this one is resolved.
     fn replace(&mut self, key: String, document: EndpointDocument) {
         if self.documents.get(&key) == Some(&document) {
             return;

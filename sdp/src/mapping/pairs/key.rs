@@ -1,4 +1,4 @@
-//! What pairs are kept by: endpoint, server and name.
+//! The keys of pairs: endpoint, server and name.
 
 use std::net::SocketAddr;
 

@@ -17,7 +17,11 @@ mod streams;
 use std::{os::unix::net::UnixStream, path::Path, sync::Arc, time::Duration};
 
 use agent_cluster::api::{client::Api, own_set::OwnSet};
-use agent_core::{core::Core, datapath::plan::Datapath, endpoint::config_file::EndpointFile};
+use agent_core::{
+    core::Core,
+    datapath::plan::Datapath,
+    endpoint::{config_file::EndpointFile, spec::EndpointSpec},
+};
 use agent_datapath::{
     closed::Gate, files::StateFiles, interfaces::Interfaces, root::BpfRootLock, upkeep::Conditions,
 };
@@ -147,6 +151,49 @@ struct Rim {
     rim_stop: CancellationToken,
 }
 
+impl Rim {
+    fn new(core: CoreHandle, proxies: Proxies, maps: Globals, epoch: Epoch) -> Self {
+        Self {
+            core,
+            proxies,
+            maps,
+            epoch,
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            rim_stop: CancellationToken::new(),
+        }
+    }
+
+    /// Starts the task that finds which learned addresses still have connections. `freed` wakes it.
+    fn follow_connections(&self, config: &Config, freed: Arc<Notify>) {
+        self.tasks.spawn(liveness::run(
+            self.maps.clone(),
+            self.core.clone(),
+            config.conntrack_gc_interval,
+            freed,
+            self.stop.clone(),
+        ));
+    }
+
+    fn into_agent(
+        self,
+        thread: CoreThread,
+        builtin: Option<Arc<BuiltinProxy>>,
+        streams: Lane,
+    ) -> Agent {
+        Agent {
+            core: self.core,
+            rules: self.proxies.watch_rules(),
+            thread,
+            builtin,
+            streams,
+            tasks: self.tasks,
+            stop: self.stop,
+            rim_stop: self.rim_stop,
+        }
+    }
+}
+
 impl Agent {
     /// Binds everything, starts the core, then what feeds it, then what serves from it.
     pub async fn start(config: Config, parts: Parts) -> Result<Self> {
@@ -162,59 +209,36 @@ impl Agent {
         } = parts;
         let mut damaged = found.damaged.clone();
         let epoch = epoch::begin_noting(files.dir(), &mut damaged)?;
-        let Listeners {
-            sdp,
-            fqdndata,
-            pages: page_listeners,
-        } = Listeners::bind(&config).await?;
-
+        let bound = Listeners::bind(&config).await?;
         let limits = listener::Listeners::new(Descriptors::raise().limit());
         let rules = core_config::restored_rules(&found);
-        let endpoint_files = found.restored.endpoints.iter();
-        let of_boot = endpoint_files.filter(|file| file.is_of_boot(&epoch.boot_id));
-        let endpoints = of_boot.map(EndpointFile::spec).collect();
+        let endpoints = endpoints_of_boot(&found, &epoch);
         let policies = sources::policies(&config, &files, &mut damaged)?;
 
+        let freed = notify_freed(&mut *datapath);
+        let resolving = Resolving::new(&config);
         let proxies = Proxies::default();
         let core = Core::new(core_config::of(&config, &epoch), found.restored);
-        let resolving = Resolving::new(&config);
         let feed = resolving.feed.clone();
-        let freed = Arc::new(Notify::new());
-        let wake = Arc::clone(&freed);
-        datapath.tell_freed_addresses(Box::new(move || wake.notify_one()));
         let (core, thread) = runner::start(channel, core, datapath, proxies.clone(), feed)
             .context("starting the core's thread")?;
-        let rim = Rim {
-            core,
-            proxies,
-            maps,
-            epoch,
-            tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
-            rim_stop: CancellationToken::new(),
-        };
+        let rim = Rim::new(core, proxies, maps, epoch);
         tracing::info!(start = rim.epoch.start, ?config, "agent starting");
+
         let resolver = resolving.start(&config, &rim, api.as_ref());
-        let about_api = api.clone();
         let from = sources::From {
             names: resolver.objects,
             state: files.dir().to_owned(),
             policies,
             endpoints,
             gate,
-            api,
+            api: api.clone(),
         };
         let sources = sources::start(&config, &rim, from).await?;
         damaged.extend_from_slice(sources.endpoints.damaged());
-        rim.tasks.spawn(liveness::run(
-            rim.maps.clone(),
-            rim.core.clone(),
-            config.conntrack_gc_interval,
-            freed,
-            rim.stop.clone(),
-        ));
+        rim.follow_connections(&config, freed);
         let builtin = streams::builtin(&config, &rim, &rules)?;
-        let streams = streams::start(&config, &rim, &limits, sdp, fqdndata).await?;
+        let streams = streams::start(&config, &rim, &limits, bound.sdp, bound.fqdndata).await?;
         let about = pages::About {
             sources,
             damaged: Arc::new(damaged),
@@ -222,19 +246,10 @@ impl Agent {
             builtin: builtin.clone(),
             resolver: resolver.handle,
             limits,
-            api: about_api,
+            api,
         };
-        pages::start(config, &rim, about, page_listeners);
-        Ok(Self {
-            core: rim.core,
-            rules: rim.proxies.watch_rules(),
-            thread,
-            builtin,
-            streams,
-            tasks: rim.tasks,
-            stop: rim.stop,
-            rim_stop: rim.rim_stop,
-        })
+        pages::start(config, &rim, about, bound.pages);
+        Ok(rim.into_agent(thread, builtin, streams))
     }
 
     /// Keeps the node's part of the datapath as it shall be.
@@ -274,6 +289,21 @@ impl Agent {
         self.thread.stop().await;
         ended.map_err(|_| TasksLeft(left))
     }
+}
+
+/// Endpoints of the last run, if the node has not been rebooted since.
+fn endpoints_of_boot(found: &Found, epoch: &Epoch) -> Vec<EndpointSpec> {
+    let files = found.restored.endpoints.iter();
+    let of_boot = files.filter(|file| file.is_of_boot(&epoch.boot_id));
+    of_boot.map(EndpointFile::spec).collect()
+}
+
+/// The notification that the datapath sends when it frees an address.
+fn notify_freed(datapath: &mut dyn Datapath) -> Arc<Notify> {
+    let freed = Arc::new(Notify::new());
+    let wake = Arc::clone(&freed);
+    datapath.tell_freed_addresses(Box::new(move || wake.notify_one()));
+    freed
 }
 
 /// A live Cilium agent owns the pins at the default root.

@@ -19,7 +19,7 @@ use agent_core::{
     core::{event::Event, router::Router},
     kubernetes::{book::Book, local_pods::LocalPods, unattended::Unattended},
     policy::source::{
-        cluster::{Batch, ClusterDocuments, Read},
+        cluster::{Batch, ClusterDocuments},
         merge::Merged,
     },
     source_event::SourceEvent,
@@ -33,7 +33,10 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    policy_dir::PolicyDir, resolver::store::feed::Feed, runner::CoreHandle, watched_dir::WatchedDir,
+    policy_dir::PolicyDir,
+    resolver::store::feed::Feed,
+    runner::{CoreAway, CoreHandle},
+    watched_dir::WatchedDir,
 };
 
 /// Batches of watches that are routed at once.
@@ -62,7 +65,7 @@ pub(crate) struct Sources {
 enum Wake {
     Directory,
     Cluster(Vec<Batch>),
-    Stored(Vec<(String, Read)>),
+    Stored(Stored),
 }
 
 /// State of the task, apart from what it waits for.
@@ -73,13 +76,47 @@ struct Reader {
     has_listed: bool,
     /// Where changes of the cluster go that are to be stored.
     pending: Arc<Pending>,
-    /// Kinds that a stored listing has begun to stand in for, with the number of their objects.
-    stood_in: Vec<(&'static str, usize)>,
+    /// The stored listing that has begun to stand in, until it is reported.
+    stood_in: Option<StoodIn>,
     /// The stored listing was found to be of another cluster.
     is_foreign: bool,
 }
 
+/// A stored listing that stands in.
+struct StoodIn {
+    /// Kinds that it stands in for, with the number of their objects.
+    kinds: Vec<(&'static str, usize)>,
+    age: Duration,
+}
+
 impl Reader {
+    fn new(
+        directory: Option<PolicyDir>,
+        has_cluster: bool,
+        router: Router,
+        pending: Arc<Pending>,
+    ) -> Self {
+        let documents = has_cluster.then(|| {
+            let kinds = RESOURCES.iter().map(|resource| resource.kind);
+            let mut documents = ClusterDocuments::new(kinds);
+            documents.note_changed();
+            documents
+        });
+        let mut merged = Merged::new(documents);
+        if directory.is_none() {
+            merged.without_directory();
+        }
+        Self {
+            directory,
+            merged,
+            router,
+            has_listed: false,
+            pending,
+            stood_in: None,
+            is_foreign: false,
+        }
+    }
+
     fn read(&mut self, wake: Wake) -> Vec<Event> {
         let changes = match wake {
             Wake::Cluster(batches) => {
@@ -87,11 +124,12 @@ impl Reader {
                 self.store();
                 changes
             }
-            Wake::Stored(documents) => {
+            Wake::Stored(Stored { documents, age }) => {
                 let (kinds, changes) = self.merged.stand_in(documents);
                 let documents = self.merged.cluster();
                 let count = |kind| documents.map_or(0, |documents| documents.count(kind));
-                self.stood_in = kinds.into_iter().map(|kind| (kind, count(kind))).collect();
+                let kinds = kinds.into_iter().map(|kind| (kind, count(kind))).collect();
+                self.stood_in = Some(StoodIn { kinds, age });
                 changes
             }
             Wake::Directory => {
@@ -117,8 +155,23 @@ impl Reader {
         }
     }
 
-    /// How many objects of the cluster there are, and which are refused.
+    /// Reports the objects of the cluster: what stands in for them, how many there are, which are
+    /// refused, and which nodes have no agent.
     fn report(&mut self, health: &ClusterHealth, refusals: &channel::Sender<Arc<Refusals>>) {
+        if let Some(StoodIn { kinds, age }) = self.stood_in.take() {
+            health.set_stored(&kinds, age);
+        }
+        self.report_objects(health, refusals);
+        if let Some(nodes) = self.router.take_unattended() {
+            health.set_unattended(nodes);
+        }
+    }
+
+    fn report_objects(
+        &mut self,
+        health: &ClusterHealth,
+        refusals: &channel::Sender<Arc<Refusals>>,
+    ) {
         let Some(documents) = self.merged.cluster() else {
             return;
         };
@@ -138,6 +191,18 @@ impl Reader {
         if let Some(refused) = self.take_refusals() {
             refusals.send_replace(Arc::new(refused));
         }
+    }
+
+    /// Whether every watch of the cluster has listed its objects.
+    fn is_complete(&self) -> bool {
+        let documents = self.merged.cluster();
+        documents.is_some_and(ClusterDocuments::is_complete)
+    }
+
+    /// Uid of the cluster, if a watch has seen it.
+    fn uid(&self) -> Option<Arc<str>> {
+        let documents = self.merged.cluster();
+        documents.and_then(ClusterDocuments::uid).cloned()
     }
 
     /// The refused objects of the cluster, if they changed.
@@ -188,42 +253,16 @@ async fn follow(
     let Sources {
         directory,
         cluster,
-        stored: (state, origin),
+        stored,
         local,
         names,
         unattended,
     } = sources;
-    let stands_in = Instant::now() + STANDS_IN;
     let (watched, directory) = directory.unzip();
-    let (mut batches, cluster) = match cluster {
-        Some(Watches {
-            batches,
-            health,
-            refusals,
-        }) => (Some(batches), Some((health, refusals))),
-        None => (None, None),
-    };
-    let kinds = || RESOURCES.iter().map(|resource| resource.kind);
-    let documents = cluster.is_some().then(|| {
-        let mut documents = ClusterDocuments::new(kinds());
-        documents.note_changed();
-        documents
-    });
-    let mut may_stand_in = documents.is_some();
-    let mut merged = Merged::new(documents);
-    if directory.is_none() {
-        merged.without_directory();
-    }
-    let mut reader = Reader {
-        directory,
-        merged,
-        router: Router::new(book).with_unattended(unattended),
-        has_listed: false,
-        pending,
-        stood_in: Vec::new(),
-        is_foreign: false,
-    };
-    let mut stored_of = None;
+    let router = Router::new(book).with_unattended(unattended);
+    let mut reader = Reader::new(directory, cluster.is_some(), router, pending);
+    let mut inputs = Inputs::new(watched, cluster, stored);
+    let outputs = Outputs { core, local, names };
     let mut was_complete = false;
     let mut wake = Wake::Directory;
     loop {
@@ -236,53 +275,97 @@ async fn follow(
             return;
         };
         reader = read;
-        if let Some((health, refusals)) = &cluster {
-            if let Some(age) = stored_of.take() {
-                health.set_stored(&std::mem::take(&mut reader.stood_in), age);
-            }
-            reader.report(health, refusals);
-            if let Some(nodes) = reader.router.take_unattended() {
-                health.set_unattended(nodes);
-            }
+        if let Some(watches) = &inputs.watches {
+            reader.report(&watches.health, &watches.refusals);
         }
-        let documents = reader.merged.cluster();
-        let is_complete = documents.is_some_and(ClusterDocuments::is_complete);
-        let begins = is_complete && !was_complete;
-        was_complete = is_complete;
-        may_stand_in &= !is_complete;
-        let pods = reader.router.take_local();
-        let changed_names = reader.router.take_names();
-        if let Some(feed) = &names {
-            feed.add(changed_names);
+        let is_complete = reader.is_complete();
+        if is_complete {
+            inputs.stands_in = None;
         }
-        for event in events {
-            if core.send(event).await.is_err() {
-                return;
-            }
+        if outputs.send(&mut reader, events).await.is_err() {
+            return;
         }
-        if let Some(pods) = pods.filter(|_| cluster.is_some()) {
-            local.send_replace(Arc::new(pods));
-        }
-        if begins {
+        if is_complete && !was_complete {
             // The first lists have left holes.
             let _trimmed = tokio::task::spawn_blocking(trim_heap).await;
         }
-        wake = loop {
-            tokio::select! {
-                () = changed(watched.as_ref()) => break Wake::Directory,
-                batches = received(batches.as_mut()) => break Wake::Cluster(batches),
-                () = sleep_until(stands_in), if may_stand_in => {}
-                () = stop.cancelled() => return,
-            }
-            may_stand_in = false;
-            let uid = reader.merged.cluster().and_then(ClusterDocuments::uid);
-            if let Some((health, _)) = &cluster
-                && let Some(stored) = read_stored(&state, &origin, uid.cloned(), health).await
-            {
-                stored_of = Some(stored.age);
-                break Wake::Stored(stored.documents);
-            }
+        was_complete = is_complete;
+        let Some(next) = inputs.next(reader.uid(), stop).await else {
+            return;
         };
+        wake = next;
+    }
+}
+
+/// What the task waits for.
+struct Inputs {
+    watched: Option<WatchedDir>,
+    watches: Option<Watches>,
+    /// State directory, and the cluster whose listing is stored there.
+    stored: (PathBuf, Origin),
+    /// When the stored listing stands in. `None` if it is not to be read, or not again.
+    stands_in: Option<Instant>,
+}
+
+impl Inputs {
+    fn new(
+        watched: Option<WatchedDir>,
+        watches: Option<Watches>,
+        stored: (PathBuf, Origin),
+    ) -> Self {
+        Self {
+            stands_in: watches.as_ref().map(|_| Instant::now() + STANDS_IN),
+            watched,
+            watches,
+            stored,
+        }
+    }
+
+    /// Waits until there is something to read. Returns `None` when the agent stops. `uid` is the uid of
+    /// the cluster, if a watch has seen it.
+    async fn next(&mut self, uid: Option<Arc<str>>, stop: &CancellationToken) -> Option<Wake> {
+        loop {
+            let batches = self.watches.as_mut().map(|watches| &mut watches.batches);
+            tokio::select! {
+                () = changed(self.watched.as_ref()) => return Some(Wake::Directory),
+                batches = received(batches) => return Some(Wake::Cluster(batches)),
+                () = reached(self.stands_in) => {}
+                () = stop.cancelled() => return None,
+            }
+            self.stands_in = None;
+            let (state, origin) = &self.stored;
+            if let Some(watches) = &self.watches
+                && let Some(stored) = read_stored(state, origin, uid.clone(), &watches.health).await
+            {
+                return Some(Wake::Stored(stored));
+            }
+        }
+    }
+}
+
+/// Where changes go.
+struct Outputs<'c> {
+    core: &'c CoreHandle,
+    local: channel::Sender<Arc<LocalPods>>,
+    names: Option<Arc<Feed>>,
+}
+
+impl Outputs<'_> {
+    /// Sends the events to the core, and other changes to their receivers. The pods of this node are
+    /// sent after the events.
+    async fn send(&self, reader: &mut Reader, events: Vec<Event>) -> Result<(), CoreAway> {
+        let pods = reader.router.take_local();
+        let changed_names = reader.router.take_names();
+        if let Some(feed) = &self.names {
+            feed.add(changed_names);
+        }
+        for event in events {
+            self.core.send(event).await?;
+        }
+        if let Some(pods) = pods.filter(|_| reader.merged.cluster().is_some()) {
+            self.local.send_replace(Arc::new(pods));
+        }
+        Ok(())
     }
 }
 
@@ -322,6 +405,14 @@ async fn read_stored(
 async fn changed(watched: Option<&WatchedDir>) {
     match watched {
         Some(watched) => watched.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns at this time; never if there is none.
+async fn reached(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
         None => std::future::pending().await,
     }
 }

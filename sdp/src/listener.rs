@@ -291,18 +291,7 @@ impl Listeners {
         for (number, sockets) in workers.into_iter().enumerate() {
             let member = match &config.steering {
                 None => None,
-                Some(steering) => {
-                    let status = Arc::new(Mutex::new(SteeringStatus::Off));
-                    running.steering.push(Arc::clone(&status));
-                    let copies = sockets.duplicate().map_err(ListenError::Worker)?;
-                    Some(Member::new(
-                        steering.clone(),
-                        port,
-                        copies,
-                        status,
-                        Instant::now(),
-                    ))
-                }
+                Some(steering) => Some(running.member(steering, &sockets)?),
             };
             for (socket, _) in sockets.tcp {
                 running.tcp.listen(socket.into())?;
@@ -327,6 +316,24 @@ impl Listeners {
             });
         }
         Ok(running)
+    }
+
+    /// The membership of a worker in steering. Its status becomes part of [`Self::steering`].
+    fn member(
+        &mut self,
+        steering: &SteeringConfig,
+        sockets: &WorkerSockets,
+    ) -> Result<Member, ListenError> {
+        let status = Arc::new(Mutex::new(SteeringStatus::Off));
+        self.steering.push(Arc::clone(&status));
+        let copies = sockets.duplicate().map_err(ListenError::Worker)?;
+        Ok(Member::new(
+            steering.clone(),
+            self.port,
+            copies,
+            status,
+            Instant::now(),
+        ))
     }
 
     /// Port the listeners are bound to.

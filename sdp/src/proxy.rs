@@ -15,7 +15,7 @@ use dns_policy::{
     table::{PolicyHandle, Question},
     verdict::{DenyReason, Verdict},
 };
-use shared_maps::EndpointId;
+use shared_maps::{EndpointId, IdentityId};
 
 pub use self::{
     config::ProxyConfig,
@@ -121,14 +121,8 @@ impl Proxy {
             Ok(ends) => ends,
             Err(why) => return self.refuse(&judged, why, own),
         };
-        let question = Question {
-            endpoint: endpoint.id,
-            port: from.server.port(),
-            transport: from.transport,
-            server: identities.server,
-            address: from.server.ip(),
-            name: query.name.as_str(),
-        };
+        let name = query.name.as_str();
+        let question = question(from, endpoint.id, identities.server, name);
         watch.check_begins();
         let table = self.policy.load();
         let verdict = table.check(&question);
@@ -263,5 +257,23 @@ impl Proxy {
     /// The receiver of mappings.
     pub fn sink(&self) -> &dyn MappingSink {
         &*self.sink
+    }
+}
+
+/// The question to the policy table about a query for `name`.
+#[inline]
+fn question<'q>(
+    from: &Arrival,
+    endpoint: EndpointId,
+    server: IdentityId,
+    name: &'q str,
+) -> Question<'q> {
+    Question {
+        endpoint,
+        port: from.server.port(),
+        transport: from.transport,
+        server,
+        address: from.server.ip(),
+        name,
     }
 }

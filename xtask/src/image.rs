@@ -153,6 +153,7 @@ fn strip(program: &Path, root: &Path) -> Result<()> {
     process::output(process::command("strip", &["-o", &to, &text(program)?])).map(drop)
 }
 
+/// Checks an image. Returns what is right about it.
 fn check(
     containerd: &Containerd,
     home: &Path,
@@ -163,20 +164,44 @@ fn check(
     let Image { program, also } = image;
     let name = layout::name(program);
     containerd.import(archive)?;
-    let mut passed = Vec::new();
-    let version = containerd.run(&name, &[program, "--version"])?;
+    let root = root(home, image);
+    let mut passed = vec![
+        check_version(containerd, &name, program)?,
+        check_no_shell(containerd, &name)?,
+        check_config(home, program)?,
+        check_licences(&root)?,
+    ];
+    for other in also {
+        let path = root.join("usr/local/bin").join(other);
+        if path.exists() {
+            passed.push(check_static(other, &path)?);
+        }
+    }
+    passed.push(check_size(&root, profile)?);
+    let passed = passed.into_iter();
+    Ok(passed.map(|check| format!("{name}: {check}")).collect())
+}
+
+fn check_version(containerd: &Containerd, name: &str, program: &str) -> Result<String> {
+    let version = containerd.run(name, &[program, "--version"])?;
     ensure!(
         version.trim() == format!("{program} {}", env!("CARGO_PKG_VERSION")),
         "--version prints {version:?}"
     );
-    passed.push(format!("{program} --version prints {}", version.trim()));
+    Ok(format!("{program} --version prints {}", version.trim()))
+}
+
+fn check_no_shell(containerd: &Containerd, name: &str) -> Result<String> {
     for shell in ["sh", "bash", "/bin/sh", "busybox"] {
         ensure!(
-            containerd.run(&name, &[shell, "-c", "true"]).is_err(),
+            containerd.run(name, &[shell, "-c", "true"]).is_err(),
             "the image has a shell: {shell}"
         );
     }
-    passed.push("no shell".to_owned());
+    Ok("no shell".to_owned())
+}
+
+fn check_config(home: &Path, program: &str) -> Result<String> {
     let config = layout::config(home, program)?;
     let user = config["config"]["User"].as_str().unwrap_or_default();
     ensure!(user == "0:0", "user {user:?}: the programs start as root");
@@ -185,8 +210,10 @@ fn check(
         entry == &serde_json::json!([format!("/usr/local/bin/{program}")]),
         "entry point {entry}"
     );
-    passed.push("user 0:0, entry point is the program".to_owned());
-    let root = root(home, image);
+    Ok("user 0:0, entry point is the program".to_owned())
+}
+
+fn check_licences(root: &Path) -> Result<String> {
     for file in ["LICENSE", "third-party.txt"] {
         let path = root.join("usr/share/doc/holdfast").join(file);
         ensure!(
@@ -198,29 +225,25 @@ fn check(
         root.join("usr/share/doc/libc6/copyright").exists(),
         "no licence of libc"
     );
-    passed.push("licence texts are inside".to_owned());
-    for other in also
-        .iter()
-        .filter(|other| root.join("usr/local/bin").join(other).exists())
-    {
-        let path = text(&root.join("usr/local/bin").join(other))?;
-        let kind = process::output(process::command("readelf", &["-d", &path]))?;
-        ensure!(
-            !kind.contains("(NEEDED)"),
-            "{other} needs libraries of the node: {kind}"
-        );
-        passed.push(format!("{other} is static"));
-    }
-    let size = process::output(process::command("du", &["-sm", &text(&root)?]))?;
+    Ok("licence texts are inside".to_owned())
+}
+
+fn check_static(program: &str, path: &Path) -> Result<String> {
+    let kind = process::output(process::command("readelf", &["-d", &text(path)?]))?;
+    ensure!(
+        !kind.contains("(NEEDED)"),
+        "{program} needs libraries of the node: {kind}"
+    );
+    Ok(format!("{program} is static"))
+}
+
+fn check_size(root: &Path, profile: Profile) -> Result<String> {
+    let size = process::output(process::command("du", &["-sm", &text(root)?]))?;
     let size: u64 = size.split_whitespace().next().unwrap_or_default().parse()?;
     if profile == Profile::Release {
         ensure!(size <= LARGEST_MIB, "{size} MiB, more than {LARGEST_MIB}");
     }
-    passed.push(format!("{size} MiB unpacked"));
-    Ok(passed
-        .into_iter()
-        .map(|check| format!("{name}: {check}"))
-        .collect())
+    Ok(format!("{size} MiB unpacked"))
 }
 
 fn text(path: &Path) -> Result<String> {

@@ -15,7 +15,7 @@ use holdfast_agent::{
     admin::{
         client::Client,
         model::{Done, Policies, Status},
-        server::encode,
+        query::encode,
     },
     cleanup::{self, Places},
     config::args::{

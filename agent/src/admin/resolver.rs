@@ -1,6 +1,6 @@
 //! Requests about the resolver.
 
-use super::server::{Admin, Refusal};
+use super::{refusal::Refusal, server::Admin};
 use crate::resolver::{
     dns_name,
     task::{NotRunning, ResolverHandle},

@@ -6,24 +6,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_cluster::{health::ClusterHealth, own_interfaces};
+use agent_cluster::health::ClusterHealth;
 use agent_core::{
     core::{
         Core, Event,
         clean::Unrevoked,
         event::CleanNames,
-        snapshot::{ENDPOINT, EndpointView, Summary},
+        snapshot::{ENDPOINT, EndpointView},
     },
     policy::{
         ask::Trace,
         trace::{FlowDirection, Port},
     },
 };
-use agent_datapath::{
-    features::KernelView,
-    quota,
-    upkeep::{Conditions, Part},
-};
+use agent_datapath::upkeep::Conditions;
 use daemon::http_server::{self, Admission, Socket};
 use dns_policy::{boot_time::BootTime, epoch::Epoch};
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -39,16 +35,18 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     clean,
-    model::{Done, EpochView, Failed, Policies, Status, Why},
+    model::{Done, Failed, Policies, Why},
     problems,
-    why::{self, Question, WhyError},
+    query::parameter,
+    refusal::Refusal,
+    why::{self, Question},
 };
 use crate::{
     cni::install::CniCondition,
     dir_writers::OwnDirectory,
-    endpoint::source::{EndpointBook, EndpointDocument, EndpointError, Unresolved},
+    endpoint::source::{EndpointBook, EndpointDocument},
     events::Events,
-    proxies::{Proxies, ProxyView},
+    proxies::Proxies,
     resolver::task::ResolverHandle,
     runner::{CoreAway, CoreHandle},
 };
@@ -98,71 +96,6 @@ pub struct Admin {
     pub few_descriptors: Option<String>,
     /// Directories whose files decide what the agent does.
     pub directories: Vec<OwnDirectory>,
-}
-
-/// An answer that is not 200.
-pub(super) struct Refusal {
-    status: StatusCode,
-    error: String,
-}
-
-impl Refusal {
-    fn new(status: StatusCode, error: impl Into<String>) -> Self {
-        Self {
-            status,
-            error: error.into(),
-        }
-    }
-
-    pub(super) fn bad_request(error: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, error)
-    }
-
-    pub(super) fn not_found(error: impl Into<String>) -> Self {
-        Self::new(StatusCode::NOT_FOUND, error)
-    }
-
-    pub(super) fn unavailable(error: impl Into<String>) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, error)
-    }
-}
-
-impl From<CoreAway> for Refusal {
-    fn from(away: CoreAway) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, away.to_string())
-    }
-}
-
-impl From<EndpointError> for Refusal {
-    fn from(error: EndpointError) -> Self {
-        let status = match &error {
-            EndpointError::File(_) | EndpointError::PodsFile(_) => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
-            EndpointError::NotAdded(_) => StatusCode::NOT_FOUND,
-            EndpointError::Taken { .. } | EndpointError::OfPod { .. } => StatusCode::CONFLICT,
-            _ => StatusCode::UNPROCESSABLE_ENTITY,
-        };
-        Self::new(status, error.to_string())
-    }
-}
-
-impl From<WhyError> for Refusal {
-    fn from(error: WhyError) -> Self {
-        let status = match &error {
-            WhyError::Away(_) => StatusCode::SERVICE_UNAVAILABLE,
-            WhyError::NoEndpoint(_)
-            | WhyError::ElsewherePod(_)
-            | WhyError::NoPod(_)
-            | WhyError::NoTarget(_) => StatusCode::NOT_FOUND,
-            WhyError::Ambiguous { .. }
-            | WhyError::Service { .. }
-            | WhyError::IngressName
-            | WhyError::Label(_) => StatusCode::BAD_REQUEST,
-            WhyError::Cut(_) => StatusCode::INTERNAL_SERVER_ERROR,
-        };
-        Self::new(status, error.to_string())
-    }
 }
 
 impl Admin {
@@ -255,107 +188,6 @@ impl Admin {
                 format!("{method} {path} is not known; is the client of the same release?"),
             )),
         }
-    }
-
-    /// How the agent is.
-    async fn status(&self) -> Result<Status, Refusal> {
-        // After the core has handled earlier events, and before the counts: those of a ready agent
-        // include its first documents.
-        let warnings = self.core.inspect(|core| core.policy_warnings()).await?;
-        let ready = self.proxies.watch_rules().borrow().ready;
-        let summary = self.core.summary().await?;
-        let unresolved = self.endpoints.unresolved();
-        let proxies = self.proxies.views();
-        let builtin = (self.builtin)();
-        let mut problems = self.problems(&summary, &unresolved, &proxies);
-        let cluster = self.cluster.as_ref().map(ClusterHealth::view);
-        problems.extend(cluster.iter().flat_map(problems::cluster_source));
-        problems.extend(cluster.iter().filter_map(problems::not_reported));
-        let left = self.core.inspect(Core::left_behind).await?;
-        problems.extend(problems::left_behind(&left, own_interfaces::name));
-        problems.extend(cluster.iter().filter_map(problems::tainted));
-        problems.extend(cluster.iter().filter_map(problems::without_agent));
-        let resolver = self.resolver_state(&mut problems).await;
-        let limits = self.core.inspect(Core::limits).await?;
-        let endpoints = self.core.inspect(Core::endpoint_keys).await?;
-        let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {
-            problems.push(format!("quotas of endpoints cannot be read: {error}"));
-            Vec::new()
-        });
-        Ok(Status {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            epoch: EpochView {
-                boot_id: self.epoch.boot_id.clone(),
-                start: self.epoch.start,
-            },
-            ready,
-            summary,
-            proxies,
-            builtin_dns_proxy: builtin,
-            endpoints_unresolved: unresolved,
-            damaged_files: (*self.damaged).clone(),
-            problems,
-            warnings,
-            limits,
-            repairs: Part::ALL.map(|part| self.conditions.repairs(part)).to_vec(),
-            quotas,
-            kernel: self.kernel().await,
-            cluster,
-            resolver,
-            started_open: self.endpoints.started_open(),
-        })
-    }
-
-    /// How programs are attached, with what interfaces have besides.
-    async fn kernel(&self) -> KernelView {
-        let (maps, kernel) = (self.maps.clone(), self.conditions.kernel().clone());
-        let looked = tokio::task::spawn_blocking(move || kernel.look(&maps)).await;
-        looked.unwrap_or_else(|_| self.conditions.kernel().clone())
-    }
-
-    fn problems(
-        &self,
-        summary: &Summary,
-        unresolved: &[Unresolved],
-        proxies: &[ProxyView],
-    ) -> Vec<String> {
-        let mut problems = Vec::new();
-        problems.extend(problems::policies_refused(summary));
-        problems.extend(problems::steps_pending(summary));
-        problems.extend(
-            unresolved
-                .iter()
-                .map(|u| format!("endpoint {}: {}", u.key, u.reason)),
-        );
-        let unmanaged = self.endpoints.unmanaged();
-        problems.extend(unmanaged.iter().map(problems::not_under_policy));
-        problems.extend(self.endpoints.further_interfaces());
-        problems.extend(self.endpoints.foreign_addresses());
-        problems.extend(self.endpoints.not_stored());
-        problems.extend(self.endpoints.blind());
-        problems.extend(self.few_descriptors.clone());
-        problems.extend(self.conditions.faults());
-        problems.extend(self.cni.problem());
-        problems.extend(summary.endpoint_problems.iter().cloned());
-        problems.extend(self.damaged.iter().cloned());
-        problems.extend(proxies.iter().filter_map(|proxy| {
-            proxy
-                .nack
-                .as_ref()
-                .map(|why| format!("proxy {} refused {why}", proxy.instance))
-        }));
-        problems.extend(problems::other_state_dirs(proxies, &self.state_dir));
-        problems.extend(problems::ipcache_full(summary));
-        problems.extend(problems::names_limited(summary));
-        problems.extend(problems::names_closed(summary));
-        problems.extend(problems::to_fqdns_closed(summary));
-        problems.extend(problems::pods_outside(summary));
-        problems.extend(problems::objects_left_out(summary));
-        let directories = self.directories.iter();
-        problems.extend(directories.filter_map(OwnDirectory::problem));
-        problems.extend(problems::nothing_learned(proxies, self.started.elapsed()));
-        problems
     }
 
     async fn trace(&self, query: Option<&str>) -> Result<Trace, Refusal> {
@@ -533,64 +365,4 @@ async fn body(request: Request<Incoming>) -> Result<EndpointDocument, Refusal> {
         .map_err(|e| bad(format!("the request cannot be read: {e}")))?
         .to_bytes();
     serde_json::from_slice(&body).map_err(|e| bad(format!("the request is not an endpoint: {e}")))
-}
-
-/// A parameter of a query string, percent-decoded.
-fn parameter(query: Option<&str>, name: &str) -> Option<String> {
-    query?
-        .split('&')
-        .filter_map(|pair| pair.split_once('='))
-        .find(|(key, _)| *key == name)
-        .map(|(_, value)| decode(value))
-}
-
-fn decode(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, tail)) = rest.split_first() {
-        let escaped = (*first == b'%')
-            .then(|| tail.get(..2))
-            .flatten()
-            .and_then(|digits| std::str::from_utf8(digits).ok())
-            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        match escaped {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = tail.get(2..).unwrap_or_default();
-            }
-            None => {
-                bytes.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// Percent-encodes a parameter.
-pub fn encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~/:".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    encoded
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parameters_survive_encoding() {
-        for text in ["*.example.com", "cli/pod 1/eth0", "100%&a=b", "a%zz"] {
-            let query = format!("x=1&pattern={}", encode(text));
-            assert_eq!(parameter(Some(&query), "pattern").as_deref(), Some(text));
-        }
-        assert_eq!(parameter(Some("x=1"), "pattern"), None);
-        assert_eq!(parameter(None, "pattern"), None);
-    }
 }

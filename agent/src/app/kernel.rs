@@ -19,7 +19,11 @@ use dns_policy::boot_time::BootTime;
 use shared_maps::user::Globals;
 
 use super::Parts;
-use crate::{config::Config, restore, runner};
+use crate::{
+    config::Config,
+    restore,
+    runner::{self, CoreHandle},
+};
 
 /// What is looked after while the agent runs.
 pub(super) struct NodeParts {
@@ -45,25 +49,9 @@ pub(super) async fn prepare(
         found.read_pre_cache(path);
     }
     let channel = runner::channel();
-    let core = channel.0.clone();
-    let send = move |result| {
-        // The core may stop before this thread; the event is then not needed.
-        let _gone = core.send_blocking(Event::NamesKept(result));
-    };
-    let written =
-        BackgroundFiles::start(files.clone(), send).context("starting the files' thread")?;
+    let written = write_names(&files, &channel.0)?;
     // Before the programs, which need the types of connection tracking: the rules load that module.
-    let rules = || {
-        if !nftables::is_judging()? {
-            // The attached programs may be an older agent's, until they are replaced.
-            let left = group::leave_all();
-            left.unwrap_or_else(
-                |error| tracing::error!(%error, "cannot change interfaces' groups"),
-            );
-        }
-        nftables::install_missing()
-    };
-    if let Err(error) = rules() {
+    if let Err(error) = install_rules() {
         tracing::error!(%error, "cannot install the nftables rules: DNS queries to addresses that this node translates time out, and a pod with NET_ADMIN and an ifb device can bypass its policy");
     }
     let datapath = Box::new(KernelDatapath::prepare(
@@ -96,6 +84,25 @@ pub(super) async fn prepare(
         api,
     };
     Ok((config, parts, node))
+}
+
+/// Starts the thread that writes the learned names. `core` receives the results.
+fn write_names(files: &StateFiles, core: &CoreHandle) -> Result<BackgroundFiles> {
+    let core = core.clone();
+    let send = move |result| {
+        // The core may stop before this thread; the event is then not needed.
+        let _gone = core.send_blocking(Event::NamesKept(result));
+    };
+    BackgroundFiles::start(files.clone(), send).context("starting the files' thread")
+}
+
+fn install_rules() -> Result<(), nftables::NftablesError> {
+    if !nftables::is_judging()? {
+        // The attached programs may be an older agent's, until they are replaced.
+        let left = group::leave_all();
+        left.unwrap_or_else(|error| tracing::error!(%error, "cannot change interfaces' groups"));
+    }
+    nftables::install_missing()
 }
 
 fn upkeep(

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use agent_cluster::api::{client::Api, startup_taint::StartupTaint};
 use agent_datapath::upkeep::Conditions;
+use tokio::net::{TcpListener, UnixListener};
 
 use super::{Rim, listeners::PageListeners, sources};
 use crate::{
@@ -34,84 +35,105 @@ pub(super) struct About {
 
 /// Starts them.
 pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageListeners) {
-    let About {
-        sources: sources::Started { endpoints, cluster },
-        damaged,
-        conditions,
-        builtin,
-        resolver,
-        limits,
-        api,
-    } = about;
-    let (tasks, stop) = (&rim.tasks, &rim.stop);
-    let events = Events::default();
-    tasks.spawn(events.clone().follow(rim.maps.clone(), stop.clone()));
     let cni = CniCondition::default();
     let add_failures = AddFailures::default();
-    let admin = Admin {
-        directories: directories(&config),
-        cni: cni.clone(),
-        core: rim.core.clone(),
-        proxies: rim.proxies.clone(),
-        endpoints: Arc::clone(&endpoints),
-        epoch: rim.epoch.clone(),
-        started: Instant::now(),
-        events,
-        maps: rim.maps.clone(),
-        builtin: describe(builtin.clone()),
-        damaged: Arc::clone(&damaged),
-        state_dir: config.state_dir.clone(),
-        conditions: conditions.clone(),
-        cluster: cluster.clone(),
-        resolver: resolver.clone(),
-        few_descriptors: limits.problem(),
-    };
-    let admission = limits.admission(Listener::Admin);
-    tasks.spawn(admin.serve(listeners.admin, admission, tasks.clone(), stop.clone()));
+    serve_admin(&config, rim, &about, cni.clone(), listeners.admin);
     if let Some(listener) = listeners.cni {
-        let failures = add_failures.clone();
-        let server = CniServer::new(rim.core.clone(), Arc::clone(&endpoints), failures);
-        let admission = limits.admission(Listener::Cni);
-        tasks.spawn(server.serve(listener, admission, tasks.clone(), stop.clone()));
+        serve_cni(rim, &about, add_failures.clone(), listener);
     }
-    if let (Some(api), Some(health), Some(key)) = (api, cluster.clone(), config.startup_taint) {
+    let in_place = config.cni_places.is_some().then(|| cni.clone());
+    let cluster = about.sources.cluster.clone();
+    if let (Some(api), Some(health), Some(key)) = (about.api.clone(), cluster, config.startup_taint)
+    {
         let taint = StartupTaint {
             api,
             node: config.node_name,
             key,
             health,
         };
-        let installs = config.cni_places.is_some().then(|| cni.clone());
-        let mut rules = rim.proxies.watch_rules();
-        let ready = async move {
-            let is_ready = rules.wait_for(|rules| rules.ready).await.is_ok();
-            if let Some(cni) = installs.filter(|_| is_ready) {
-                cni.in_place().await;
-            }
-            is_ready
-        };
-        tasks.spawn(taint.run(ready, stop.clone()));
+        let ready = ready_with_cni(rim, in_place);
+        rim.tasks.spawn(taint.run(ready, rim.stop.clone()));
     }
     if let Some(places) = config.cni_places {
-        let mut rules = rim.proxies.watch_rules();
-        let ready = async move { rules.wait_for(|rules| rules.ready).await.is_ok() };
-        tasks.spawn(places.run(cni, ready, stop.clone()));
+        let ready = ready_with_cni(rim, None);
+        rim.tasks.spawn(places.run(cni, ready, rim.stop.clone()));
     }
     if let Some(listener) = listeners.metrics {
-        let health = Health {
-            core: rim.core.clone(),
-            proxies: rim.proxies.clone(),
-            endpoints,
-            add_failures,
-            damaged: damaged.len(),
-            maps: rim.maps.clone(),
-            builtin: builtin.as_ref().map(|proxy| proxy.stats().clone()),
-            conditions,
-            cluster,
-            resolver,
-            listeners: limits,
-        };
-        tasks.spawn(health.serve(listener, tasks.clone(), stop.clone()));
+        serve_metrics(rim, about, add_failures, listener);
+    }
+}
+
+fn serve_admin(
+    config: &Config,
+    rim: &Rim,
+    about: &About,
+    cni: CniCondition,
+    listener: UnixListener,
+) {
+    let (tasks, stop) = (&rim.tasks, &rim.stop);
+    let events = Events::default();
+    tasks.spawn(events.clone().follow(rim.maps.clone(), stop.clone()));
+    let admin = Admin {
+        directories: directories(config),
+        cni,
+        core: rim.core.clone(),
+        proxies: rim.proxies.clone(),
+        endpoints: Arc::clone(&about.sources.endpoints),
+        epoch: rim.epoch.clone(),
+        started: Instant::now(),
+        events,
+        maps: rim.maps.clone(),
+        builtin: describe(about.builtin.clone()),
+        damaged: Arc::clone(&about.damaged),
+        state_dir: config.state_dir.clone(),
+        conditions: about.conditions.clone(),
+        cluster: about.sources.cluster.clone(),
+        resolver: about.resolver.clone(),
+        few_descriptors: about.limits.problem(),
+    };
+    let admission = about.limits.admission(Listener::Admin);
+    tasks.spawn(admin.serve(listener, admission, tasks.clone(), stop.clone()));
+}
+
+fn serve_cni(rim: &Rim, about: &About, failures: AddFailures, listener: UnixListener) {
+    let (tasks, stop) = (&rim.tasks, &rim.stop);
+    let endpoints = Arc::clone(&about.sources.endpoints);
+    let server = CniServer::new(rim.core.clone(), endpoints, failures);
+    let admission = about.limits.admission(Listener::Cni);
+    tasks.spawn(server.serve(listener, admission, tasks.clone(), stop.clone()));
+}
+
+fn serve_metrics(rim: &Rim, about: About, add_failures: AddFailures, listener: TcpListener) {
+    let health = Health {
+        core: rim.core.clone(),
+        proxies: rim.proxies.clone(),
+        endpoints: about.sources.endpoints,
+        add_failures,
+        damaged: about.damaged.len(),
+        maps: rim.maps.clone(),
+        builtin: about.builtin.as_ref().map(|proxy| proxy.stats().clone()),
+        conditions: about.conditions,
+        cluster: about.sources.cluster,
+        resolver: about.resolver,
+        listeners: about.limits,
+    };
+    let (tasks, stop) = (&rim.tasks, &rim.stop);
+    tasks.spawn(health.serve(listener, tasks.clone(), stop.clone()));
+}
+
+/// Waits until the agent is ready, and the CNI plugin is in its place if `cni` is given. The result
+/// is false if the agent stops before that.
+fn ready_with_cni(
+    rim: &Rim,
+    cni: Option<CniCondition>,
+) -> impl Future<Output = bool> + Send + 'static + use<> {
+    let mut rules = rim.proxies.watch_rules();
+    async move {
+        let is_ready = rules.wait_for(|rules| rules.ready).await.is_ok();
+        if let Some(cni) = cni.filter(|_| is_ready) {
+            cni.in_place().await;
+        }
+        is_ready
     }
 }
 

@@ -12,7 +12,7 @@ use agent_cluster::{
 };
 use clap::{ArgAction, Args};
 
-use super::{ConfigError, host_name, metrics_address};
+use super::{ConfigError, host_name::host_name, metrics_address::metrics_address};
 
 /// Name in the relays' certificate, unless a flag says another.
 const SERVER_NAME: &str = "holdfast-relay";

@@ -21,6 +21,7 @@ mod left;
 mod look;
 pub(crate) mod polls;
 mod processes;
+mod refresh;
 mod retries;
 pub(crate) mod store;
 pub mod taken_in;
@@ -53,7 +54,7 @@ use self::{
     store::{EndpointStore, Place},
     taken_in::TakenIn,
 };
-use super::discover::{Netns, bridge};
+use super::discover::Netns;
 use crate::document_dir::DocumentDir;
 
 /// A document that is not in force, and why: for `status`.
@@ -476,109 +477,6 @@ impl State {
     fn is_namespace_gone(&self, key: &str, document: &EndpointDocument) -> bool {
         let is_gone = |netns: Netns| Lookup::of_path(fs::metadata(netns.path())).is_gone();
         self.has_ended(key, document) || document.namespace().is_ok_and(is_gone)
-    }
-
-    fn refresh(&mut self, deliver: &Deliver) {
-        for key in self.store.failed() {
-            if cli::is_key(&key) {
-                self.store_one(&key);
-            }
-        }
-        if let Some(mut dir) = self.dir.take() {
-            self.reread(&mut dir);
-            self.dir = Some(dir);
-        }
-        self.forget_ended_pods(deliver);
-        let unwanted = self.found.keys().filter(|key| !self.is_wanted(key));
-        for key in unwanted.cloned().collect::<Vec<_>>() {
-            self.forget(&key, deliver);
-        }
-        let bridged = bridge::ports().ok();
-        for key in self.documents.keys().cloned().collect::<Vec<_>>() {
-            let found = self.found.get(&key);
-            let settled = found.is_some_and(|found| {
-                let is_bridged = |ports: &BTreeSet<u32>| ports.contains(&found.spec.ifindex);
-                found.is_settled(&self.interfaces, self.documents.get(&key))
-                    && bridged
-                        .as_ref()
-                        .is_none_or(|ports| is_bridged(ports) == found.spec.on_bridge)
-            });
-            if !settled || self.stale.contains(&key) {
-                self.follow(&key, deliver);
-            }
-        }
-        // Endpoints of documents that cannot be read now.
-        let kept = self
-            .found
-            .keys()
-            .filter(|key| !self.documents.contains_key(*key));
-        for key in kept.cloned().collect::<Vec<_>>() {
-            self.follow(&key, deliver);
-        }
-        self.forget_unwanted();
-    }
-
-    fn reread(&mut self, dir: &mut DocumentDir) {
-        let known = self.documents.keys().chain(self.found.keys());
-        let read = match dir::read(dir, known) {
-            Ok(read) => read,
-            Err(error) => {
-                let path = dir.path();
-                let reason = format!("the directory {error}; {}", error.remedy(path));
-                self.note(&path.display().to_string(), &reason);
-                return;
-            }
-        };
-        self.listed = true;
-        self.torn = read.torn;
-        let refused = read.documents.iter().filter(|(_, read)| read.is_err());
-        self.refused = refused.map(|(key, _)| key.clone()).collect();
-        let listed: BTreeSet<String> = read.documents.keys().cloned().collect();
-        let documents = std::mem::take(&mut self.documents);
-        self.documents = documents
-            .into_iter()
-            .filter(|(key, _)| {
-                let torn = || self.torn.contains(dir::file_of(key));
-                !dir::is_key(key) || listed.contains(key) || torn()
-            })
-            .collect();
-        self.unresolved
-            .retain(|key, _| self.documents.contains_key(key) || listed.contains(key));
-        let written = std::mem::replace(&mut self.written, read.written);
-        // A change of a file says nothing about the addresses that its pods have taken meanwhile.
-        let is_changed = |(key, document): &(&String, &Result<EndpointDocument, _>)| {
-            document.as_ref().ok() != self.documents.get(*key)
-        };
-        let changed = read.documents.iter().filter(is_changed);
-        let changed: BTreeSet<String> = changed
-            .map(|(key, _)| dir::file_of(key).to_owned())
-            .collect();
-        for (key, document) in read.documents {
-            let file = dir::file_of(&key);
-            let times = written.get(file).zip(self.written.get(file));
-            let is_touched = times.is_some_and(|(before, now)| before != now);
-            if document.is_ok() && is_touched && !changed.contains(file) {
-                self.rewritten.insert(key.clone());
-                self.stale.insert(key.clone());
-            }
-            match document {
-                Ok(document) if self.documents.get(&key) == Some(&document) => {}
-                Ok(document) => {
-                    let pid = document.pid;
-                    let before = self.documents.insert(key.clone(), document);
-                    if before.is_some_and(|before| before.pid != pid) {
-                        self.ended.remove(&key);
-                    }
-                    // The old version stays until this one is resolved.
-                    self.stale.insert(key);
-                }
-                Err(error) => self.note(&key, &error.to_string()),
-            }
-        }
-        self.stale.retain(|key| self.documents.contains_key(key));
-        self.rewritten
-            .retain(|key| self.documents.contains_key(key));
-        self.ended.retain(|key| self.documents.contains_key(key));
     }
 }
 

@@ -73,10 +73,6 @@ impl LastGood {
     /// aside, and what is wrong with it is added to `damaged`.
     pub fn open(state: &Path, of: &Path, damaged: &mut Vec<String>) -> Result<Self, LastGoodError> {
         let dir = state.join(DIRECTORY);
-        let failed = |path: &Path, source| LastGoodError::Io {
-            path: path.to_owned(),
-            source,
-        };
         if let Lookup::Found(found) = Lookup::of_path(fs::metadata(&dir))
             && !found.is_dir()
         {
@@ -97,47 +93,49 @@ impl LastGood {
             documents: Some(DocumentDir::stored(of, dir.join(READ_FROM), damaged)),
             dir,
         };
-        let mut paths = BTreeMap::new();
-        for entry in fs::read_dir(&store.dir).map_err(|source| failed(&store.dir, source))? {
-            let path = entry.map_err(|source| failed(&store.dir, source))?.path();
-            let name = path.file_name().and_then(|name| name.to_str());
-            let number = name.and_then(|name| name.strip_suffix(".json"));
-            if let Some(number) = number.and_then(|number| number.parse::<u32>().ok()) {
-                paths.insert(number, path);
-            }
-        }
-        for (number, path) in paths {
+        for (number, path) in numbered_files(&store.dir)? {
             store.next = store.next.max(number.saturating_add(1));
-            let text = match regular_file::look(&path) {
-                Lookup::Found(text) => text,
-                Lookup::Gone => continue,
-                Lookup::Unknown(error) if regular_file::is_passing(&error) => {
-                    return Err(failed(&path, error));
-                }
-                Lookup::Unknown(error) => {
-                    damaged.push(put_aside(&path, &error)?);
-                    continue;
-                }
-            };
-            let version = serde_json::from_slice::<Versioned>(&text);
-            if let Ok(Versioned { version }) = version
-                && version > VERSION
-            {
-                return Err(LastGoodError::Newer {
-                    path,
-                    found: version,
-                });
-            }
-            match serde_json::from_slice::<Stored>(&text) {
-                Ok(stored) if stored.directory == store.of => {
-                    store.numbers.insert(stored.file.clone(), number);
-                    store.found.insert(stored.file, stored.documents);
-                }
-                Ok(_) => fs::remove_file(&path).map_err(|source| failed(&path, source))?,
-                Err(error) => damaged.push(put_aside(&path, &error)?),
-            }
+            store.read(number, path, damaged)?;
         }
         Ok(store)
+    }
+
+    /// Reads one file. Removes it if its documents are of another policy directory.
+    fn read(
+        &mut self,
+        number: u32,
+        path: PathBuf,
+        damaged: &mut Vec<String>,
+    ) -> Result<(), LastGoodError> {
+        let text = match regular_file::look(&path) {
+            Lookup::Found(text) => text,
+            Lookup::Gone => return Ok(()),
+            Lookup::Unknown(error) if regular_file::is_passing(&error) => {
+                return Err(failed(&path, error));
+            }
+            Lookup::Unknown(error) => {
+                damaged.push(put_aside(&path, &error)?);
+                return Ok(());
+            }
+        };
+        let version = serde_json::from_slice::<Versioned>(&text);
+        if let Ok(Versioned { version }) = version
+            && version > VERSION
+        {
+            return Err(LastGoodError::Newer {
+                path,
+                found: version,
+            });
+        }
+        match serde_json::from_slice::<Stored>(&text) {
+            Ok(stored) if stored.directory == self.of => {
+                self.numbers.insert(stored.file.clone(), number);
+                self.found.insert(stored.file, stored.documents);
+            }
+            Ok(_) => fs::remove_file(&path).map_err(|source| failed(&path, source))?,
+            Err(error) => damaged.push(put_aside(&path, &error)?),
+        }
+        Ok(())
     }
 
     /// Takes the policy directory, as the last run read it.
@@ -166,8 +164,7 @@ impl LastGood {
             documents.join(",")
         );
         let path = self.path(number);
-        write_atomic(&path, text.as_bytes())
-            .map_err(|source| LastGoodError::Io { path, source })?;
+        write_atomic(&path, text.as_bytes()).map_err(|source| failed(&path, source))?;
         self.next = self.next.max(number.saturating_add(1));
         self.numbers.insert(file.to_owned(), number);
         Ok(())
@@ -185,7 +182,7 @@ impl LastGood {
             let path = self.path(number);
             match fs::remove_file(&path) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                    return Err(LastGoodError::Io { path, source });
+                    return Err(failed(&path, source));
                 }
                 _ => self.numbers.remove(&file),
             };
@@ -198,12 +195,30 @@ impl LastGood {
     }
 }
 
-/// Sets a file aside that cannot be used. Gives what to report.
-fn put_aside(path: &Path, error: &dyn std::error::Error) -> Result<String, LastGoodError> {
-    let aside = set_aside(path).map_err(|source| LastGoodError::Io {
+fn failed(path: &Path, source: io::Error) -> LastGoodError {
+    LastGoodError::Io {
         path: path.to_owned(),
         source,
-    })?;
+    }
+}
+
+/// The files of documents, by number.
+fn numbered_files(dir: &Path) -> Result<BTreeMap<u32, PathBuf>, LastGoodError> {
+    let mut paths = BTreeMap::new();
+    for entry in fs::read_dir(dir).map_err(|source| failed(dir, source))? {
+        let path = entry.map_err(|source| failed(dir, source))?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let number = name.and_then(|name| name.strip_suffix(".json"));
+        if let Some(number) = number.and_then(|number| number.parse::<u32>().ok()) {
+            paths.insert(number, path);
+        }
+    }
+    Ok(paths)
+}
+
+/// Sets a file aside that cannot be used. Gives what to report.
+fn put_aside(path: &Path, error: &dyn std::error::Error) -> Result<String, LastGoodError> {
+    let aside = set_aside(path).map_err(|source| failed(path, source))?;
     let text = format!(
         "{}: last good versions of policy documents: {error}; set aside as {}",
         path.display(),

@@ -15,7 +15,8 @@ use holdfast_agent::{
     admin::{
         client::{Client, ClientError},
         model::{Done, Policies, Status},
-        server::{Admin, encode},
+        query::encode,
+        server::Admin,
     },
     endpoint::source::{EndpointBook, EndpointDocument, cli::CliFile},
     events::Events,

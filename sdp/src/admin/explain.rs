@@ -114,17 +114,7 @@ pub(super) fn answer(shared: &Shared, question: &ExplainQuestion) -> Explanation
     };
     let table = shared.policy.load();
     let rules = table.describe(id).unwrap_or_default();
-    let at_port = |port: &&PortRules| port.port == question.port && port.transport == transport;
-    let port = PortRules {
-        port: question.port,
-        transport,
-        rules: rules
-            .ports
-            .iter()
-            .filter(at_port)
-            .flat_map(|port| port.rules.iter().cloned())
-            .collect(),
-    };
+    let port = rules_at(rules, question.port, transport);
     let server = question
         .server
         .map(|address| (shared.maps.server(address), address));
@@ -136,28 +126,36 @@ pub(super) fn answer(shared: &Shared, question: &ExplainQuestion) -> Explanation
         explanation.reason = WITHOUT_PROXY.to_owned();
         return explanation;
     }
-    // Without a server, those count whose queries come here.
-    let at_proxy: Vec<SelectorRule> = port.at_proxy().into_iter().flatten().collect();
+    let is_allowed = |rule: &JudgedRule| rule.name_allowed == Some(true);
     let verdict = match server {
         Some((identity, address)) => table.check(&asked(identity, address)),
-        None if explanation
-            .rules
-            .iter()
-            .any(|rule| rule.name_allowed == Some(true)) =>
-        {
-            Verdict::Allow
-        }
+        None if explanation.rules.iter().any(is_allowed) => Verdict::Allow,
         // No server makes a difference: the reason is that of any.
-        None => table.check(&at_proxy.first().map_or_else(
-            || asked(IdentityId::UNKNOWN, IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
-            |rule| {
-                let (identity, address) = a_server_of(rule);
-                asked(identity, address)
-            },
-        )),
+        None => {
+            let (identity, address) = any_server(&port);
+            table.check(&asked(identity, address))
+        }
     };
     (explanation.verdict, explanation.reason) = words(verdict, server.is_some());
     explanation
+}
+
+/// The rules for a port, as one list.
+fn rules_at(rules: EndpointRules, port: u16, transport: Transport) -> PortRules {
+    let ports = rules.ports.into_iter();
+    let at_port = ports.filter(|of| of.port == port && of.transport == transport);
+    PortRules {
+        port,
+        transport,
+        rules: at_port.flat_map(|of| of.rules).collect(),
+    }
+}
+
+/// A server whose queries come to the proxy; an unknown one if there is none.
+fn any_server(port: &PortRules) -> (IdentityId, IpAddr) {
+    let rule = port.at_proxy().into_iter().flatten().next();
+    let unknown = (IdentityId::UNKNOWN, IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    rule.map_or(unknown, |rule| a_server_of(&rule))
 }
 
 /// Each rule by itself: at the server, or at a server of its own whose queries come to the proxy.

@@ -65,32 +65,8 @@ async fn begin(
     self::hello(link, &mut rules).await?;
     let opened = mapping_stream::open(&mut mappings).await?;
     let epoch = opened.epoch().clone();
-    let agent_port = u16::try_from(hello.proxy_port)
-        .ok()
-        .filter(|port| *port != 0);
-    let other_proxy_port = agent_port.filter(|port| *port != link.proxy_port);
-    if let Some(port) = other_proxy_port {
-        tracing::error!(
-            ours = link.proxy_port,
-            agents = port,
-            "the agent redirects queries to another port; give agent and proxy the same --tofqdns-proxy-port"
-        );
-    }
-    let own = StateDir::look(&link.state_dir);
-    let agents = hello.state_dir.map(convert::state_dir);
-    let agents = agents.filter(|agents| own.differs_from(agents));
-    let other_state_dir = agents.map(|agents| StateDirs {
-        agent: agents.path.display().to_string(),
-        own: own.path.display().to_string(),
-    });
-    if let Some(StateDirs { agent, own }) = &other_state_dir {
-        tracing::error!(
-            ours = own,
-            agents = agent,
-            "the agent writes its files to another directory: a proxy that starts without the agent has \
-             no rules; give agent and proxy the same --state-dir"
-        );
-    }
+    let other_proxy_port = other_proxy_port(link, hello.proxy_port);
+    let other_state_dir = hello.state_dir.and_then(|dir| other_state_dir(link, dir));
     tracing::info!(%address, agent = hello.version, start = epoch.start, "connected to the agent");
     link.sink.agent_up(epoch.clone(), Some(hello.min_ttl));
     link.state.connected(Connection {
@@ -113,6 +89,38 @@ async fn begin(
         ended = ended => ended.unwrap_or(Err(SessionError::Closed { what: "its own task" })),
         ended = rules_stream::run(link, &mut rules) => ended,
     }
+}
+
+/// The port to which the agent redirects queries, if it is not that of this proxy.
+fn other_proxy_port(link: &Link, agents: u32) -> Option<u16> {
+    let agents = u16::try_from(agents).ok().filter(|port| *port != 0);
+    let other = agents.filter(|port| *port != link.proxy_port)?;
+    tracing::error!(
+        ours = link.proxy_port,
+        agents = other,
+        "the agent redirects queries to another port; give agent and proxy the same --tofqdns-proxy-port"
+    );
+    Some(other)
+}
+
+/// Both state directories, if the agent's is not that of this proxy.
+fn other_state_dir(link: &Link, agents: wire::StateDir) -> Option<StateDirs> {
+    let own = StateDir::look(&link.state_dir);
+    let agents = convert::state_dir(agents);
+    if !own.differs_from(&agents) {
+        return None;
+    }
+    let dirs = StateDirs {
+        agent: agents.path.display().to_string(),
+        own: own.path.display().to_string(),
+    };
+    tracing::error!(
+        ours = dirs.own,
+        agents = dirs.agent,
+        "the agent writes its files to another directory: a proxy that starts without the agent has \
+         no rules; give agent and proxy the same --state-dir"
+    );
+    Some(dirs)
 }
 
 fn client(channel: Channel) -> Client {

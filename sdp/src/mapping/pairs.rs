@@ -5,26 +5,24 @@
 //! answer walks more than that answer's addresses.
 
 mod acknowledged;
+mod key;
+mod name_pairs;
 mod pair;
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
 };
 
-use dns_policy::{
-    boot_time::BootTime,
-    mapping::{EndpointInstance, Mapping},
-    name::Fqdn,
-    rule::Transport,
-};
+use dns_policy::{boot_time::BootTime, mapping::Mapping, name::Fqdn};
 use foldhash::quality::RandomState;
 
-use self::pair::Pair;
 pub(crate) use self::{
     acknowledged::{Acknowledged, Session},
+    key::{Asked, Key},
     pair::AgentAck,
 };
+use self::{name_pairs::NamePairs, pair::Pair};
 use dns_wire::answer::MAX_ADDRESSES;
 
 use super::holdings::{Holdings, Serial};
@@ -50,40 +48,6 @@ const PER_NAME: usize = 4 * MAX_ADDRESSES;
 
 /// Pairs evicted before the largest holder is looked for again.
 const EVICTED_AT_ONCE: usize = 32;
-
-/// A name that an endpoint asked a server for. Answers of different servers are not merged: the agent
-/// may trust one of them and not the other.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Key {
-    pub(crate) asked: Asked,
-    pub(crate) name: Fqdn,
-}
-
-/// Who asked, and which server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Asked {
-    pub(crate) endpoint: EndpointInstance,
-    pub(crate) server: SocketAddr,
-}
-
-impl Key {
-    /// Of an answer.
-    pub(crate) fn of(mapping: &Mapping) -> Self {
-        Self {
-            asked: Asked::of(mapping),
-            name: mapping.name.clone(),
-        }
-    }
-}
-
-impl Asked {
-    fn of(mapping: &Mapping) -> Self {
-        Self {
-            endpoint: mapping.endpoint,
-            server: mapping.server,
-        }
-    }
-}
 
 /// The part of a mapping that is not on disk yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,12 +77,6 @@ pub(crate) struct PairTable {
     names: HashMap<Fqdn, NamesByAsked, RandomState>,
     holdings: Holdings<PairKey>,
     dropped: u64,
-}
-
-#[derive(Debug)]
-struct NamePairs {
-    transport: Transport,
-    pairs: HashMap<IpAddr, Pair, RandomState>,
 }
 
 #[derive(Clone, Debug)]
@@ -511,49 +469,6 @@ impl PairTable {
     /// Pairs dropped because there were too many.
     pub(crate) fn dropped(&self) -> u64 {
         self.dropped
-    }
-}
-
-impl NamePairs {
-    /// One mapping per instant, TTL and [`MAX_ADDRESSES`].
-    fn mappings<'p>(
-        &self,
-        key: &Key,
-        pairs: impl Iterator<Item = (IpAddr, &'p Pair)>,
-    ) -> Vec<(Mapping, u32)> {
-        let mut found: Vec<(Mapping, u32)> = Vec::new();
-        let mut open = HashMap::<_, usize, RandomState>::default();
-        for (address, pair) in pairs {
-            #[cfg(test)]
-            steps::count();
-            let lasts = pair.lasts();
-            let at = open.entry((pair.seen_at, pair.ttl, lasts));
-            let at = at.or_insert(found.len());
-            match found.get_mut(*at) {
-                Some((mapping, _)) if mapping.addresses.len() < MAX_ADDRESSES => {
-                    mapping.addresses.push(address);
-                }
-                _ => {
-                    *at = found.len();
-                    let mapping = Mapping {
-                        endpoint: key.asked.endpoint,
-                        name: key.name.clone(),
-                        addresses: vec![address],
-                        ttl: pair.ttl,
-                        seen_at: pair.seen_at,
-                        rcode: 0,
-                        server: key.asked.server,
-                        transport: self.transport,
-                        replayed: true,
-                    };
-                    found.push((mapping, lasts));
-                }
-            }
-        }
-        for (mapping, _) in &mut found {
-            mapping.addresses.sort_unstable();
-        }
-        found
     }
 }
 

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 use dns_policy::{
     boot_time::BootTime,
     epoch::Epoch,
-    mapping::{LONGEST_LEASE, Mapping, Realised, Refusal},
+    mapping::{EndpointInstance, LONGEST_LEASE, Mapping, Realised, Refusal},
     name::Fqdn,
 };
 use limits::quota::Quota;
@@ -201,13 +201,7 @@ impl State {
         let away = self.agent.is_none() || hangs;
         let coverage = self.coverage(&mapping, now);
         let leased = coverage != Coverage::None;
-        if coverage == Coverage::Leased {
-            self.pairs.keep_leased(&mapping, self.min_ttl);
-        } else {
-            // An answer whose lease must be renewed is sent although the agent has it. So is an
-            // acknowledged one, because no later TTL is promised.
-            self.pairs.keep(&mapping, self.min_ttl);
-        }
+        self.keep(&mapping, coverage);
         let unwritten = self.pairs.take_unwritten(&mapping, away);
         let note = (unwritten != Unwritten::Nothing).then(|| self.learned(&mapping));
         if !away {
@@ -242,23 +236,47 @@ impl State {
             self.refresh(&mapping, now);
             &stats.agent_hung
         };
-        // A mapping that only this process has is written before the client gets the answer.
-        let may_wait = self.journal.may_wait(now, at.max_delay);
-        let waits = match note {
-            Some(note) if may_wait && unwritten == Unwritten::Pair => {
-                self.journal.note_first(endpoint, note, on_realised).is_ok()
+        let unwritten = note.map(|note| (note, unwritten));
+        let release = self.await_journal(endpoint, unwritten, on_realised, at);
+        (release, counter)
+    }
+
+    fn keep(&mut self, mapping: &Mapping, coverage: Coverage) {
+        if coverage == Coverage::Leased {
+            self.pairs.keep_leased(mapping, self.min_ttl);
+        } else {
+            // An answer whose lease must be renewed is sent although the agent has it. So is an
+            // acknowledged one, because no later TTL is promised.
+            self.pairs.keep(mapping, self.min_ttl);
+        }
+    }
+
+    /// Writes what is not on disk while the agent is away: a mapping that only this process has is
+    /// written before the client gets the answer.
+    fn await_journal(
+        &self,
+        endpoint: EndpointInstance,
+        unwritten: Option<(Note, Unwritten)>,
+        on_written: OnRealised,
+        at: HoldWindow,
+    ) -> Release {
+        let may_wait = self.journal.may_wait(at.now, at.max_delay);
+        let waits = match unwritten {
+            Some((note, Unwritten::Pair)) if may_wait => {
+                self.journal.note_first(endpoint, note, on_written).is_ok()
             }
-            note => {
-                note.into_iter().for_each(|note| self.journal.note(note));
-                may_wait && self.journal.wait_behind(endpoint, on_realised).is_ok()
+            unwritten => {
+                if let Some((note, _)) = unwritten {
+                    self.journal.note(note);
+                }
+                may_wait && self.journal.wait_behind(endpoint, on_written).is_ok()
             }
         };
-        let release = if waits {
+        if waits {
             Release::Held
         } else {
             Release::AgentAway
-        };
-        (release, counter)
+        }
     }
 
     fn learned(&self, mapping: &Mapping) -> Note {

@@ -1,9 +1,9 @@
 //! A guest in qemu: its console goes to a file, and the output of its script comes line by line.
 
 use std::{
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read},
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Command, Stdio},
     sync::mpsc,
     thread,
     time::{Duration, Instant},
@@ -34,9 +34,32 @@ pub(super) fn boot(
     initramfs: &Path,
     (run, disk): (&Path, &Path),
     limit: Duration,
-    mut line: impl FnMut(&str),
+    line: impl FnMut(&str),
 ) -> Result<Ended> {
     let console = run.join("console");
+    let mut command = qemu(unpacked, initramfs, &console, disk);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start `{}`", process::line(&command)))?;
+    let output = child.stdout.take().context("the output is piped")?;
+    let (lines, received) = mpsc::channel();
+    let reader = thread::spawn(move || read_lines(output, &lines));
+    let (status, late) = follow(&received, limit, line);
+    // Without effect on a guest that has ended.
+    let _ = child.kill();
+    child.wait().context("waiting for qemu")?;
+    let _ = reader.join();
+    Ok(match status {
+        Some(status) => Ended::Status(status),
+        None if late => Ended::Late { console },
+        None => Ended::WithoutStatus { console },
+    })
+}
+
+/// The machine: the root of this machine to read, and `disk` to write.
+fn qemu(unpacked: &Unpacked, initramfs: &Path, console: &Path, disk: &Path) -> Command {
     let mut command = process::command(
         "qemu-system-x86_64",
         &[
@@ -75,24 +98,28 @@ pub(super) fn boot(
             disk.display()
         ))
         .args(["-device", "virtio-9p-pci,fsdev=disk,mount_tag=disk"]);
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot start `{}`", process::line(&command)))?;
-    let output = child.stdout.take().context("the output is piped")?;
-    let (lines, received) = mpsc::channel();
-    let reader = thread::spawn(move || {
-        let mut reader = BufReader::new(output);
-        let mut bytes = Vec::new();
-        while reader.read_until(b'\n', &mut bytes).is_ok_and(|n| n > 0) {
-            let text = String::from_utf8_lossy(&bytes);
-            if lines.send(text.trim_end().to_owned()).is_err() {
-                return;
-            }
-            bytes.clear();
+    command
+}
+
+fn read_lines(output: impl Read, lines: &mpsc::Sender<String>) {
+    let mut reader = BufReader::new(output);
+    let mut bytes = Vec::new();
+    while reader.read_until(b'\n', &mut bytes).is_ok_and(|n| n > 0) {
+        let text = String::from_utf8_lossy(&bytes);
+        if lines.send(text.trim_end().to_owned()).is_err() {
+            return;
         }
-    });
+        bytes.clear();
+    }
+}
+
+/// Gives each line to `line` until the output ends, for `limit` at most. Returns the status of the
+/// script, if the guest printed it, and whether the guest exceeded the limit.
+fn follow(
+    received: &mpsc::Receiver<String>,
+    limit: Duration,
+    mut line: impl FnMut(&str),
+) -> (Option<i32>, bool) {
     let start = Instant::now();
     let mut status = None;
     let late = loop {
@@ -108,13 +135,5 @@ pub(super) fn boot(
             Err(mpsc::RecvTimeoutError::Disconnected) => break false,
         }
     };
-    // Without effect on a guest that has ended.
-    let _ = child.kill();
-    child.wait().context("waiting for qemu")?;
-    let _ = reader.join();
-    Ok(match status {
-        Some(status) => Ended::Status(status),
-        None if late => Ended::Late { console },
-        None => Ended::WithoutStatus { console },
-    })
+    (status, late)
 }

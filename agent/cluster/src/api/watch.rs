@@ -150,17 +150,7 @@ impl<T: Send + 'static> Watch<T> {
             } else {
                 absences = Absences::default();
             }
-            let is_replaced = self.resource.absence == Absence::Release && self.has_service_blocks;
-            let may_be_absent = self.resource.absence == Absence::Optional;
-            if code == Some(404) && is_replaced {
-                self.health.set_fresh(self.resource);
-            } else if code == Some(404) && may_be_absent && !self.health.has_objects(self.resource)
-            {
-                self.health.set_absent(self.resource);
-            } else {
-                let reason = self.reason(&error, version.is_none());
-                self.health.set_stale(self.resource, reason);
-            }
+            self.report(&error, version.is_none());
             tokio::time::sleep(backoff.next()).await;
         }
     }
@@ -178,6 +168,21 @@ impl<T: Send + 'static> Watch<T> {
             self.health.set_listed(self.resource);
         }
         Ok(())
+    }
+
+    /// Reports a failure, unless the kind may be absent.
+    fn report(&self, error: &WatchError, lists: bool) {
+        let resource = self.resource;
+        let is_absent = error.code() == Some(404);
+        let is_replaced = resource.absence == Absence::Release && self.has_service_blocks;
+        let may_be_absent = resource.absence == Absence::Optional;
+        if is_absent && is_replaced {
+            self.health.set_fresh(resource);
+        } else if is_absent && may_be_absent && !self.health.has_objects(resource) {
+            self.health.set_absent(resource);
+        } else {
+            self.health.set_stale(resource, self.reason(error, lists));
+        }
     }
 
     /// Why the watch is stale, with a remedy.

@@ -71,10 +71,7 @@ pub fn read(
     let age = now.duration_since(confirmed.map_err(failed)?);
     let age = age.unwrap_or_default();
     let mut lines = BufReader::new(file).lines();
-    let head = next(&mut lines).map_err(failed)?;
-    let head = head.as_deref().and_then(|line| line.strip_suffix('{'));
-    let head = head.map(|line| format!("{line}null}}"));
-    let head = head.and_then(|text| serde_json::from_str::<Head>(&text).ok());
+    let head = head(next(&mut lines).map_err(failed)?.as_deref());
     let head = head.ok_or_else(|| damaged("the first line is odd"))?;
     let authorities = check(path, origin, head)?;
     if age > LONGEST {
@@ -108,6 +105,12 @@ pub fn read(
             .documents
             .push((key.clone(), parse_object(&object, &key)));
     }
+}
+
+/// The head, from the first line.
+fn head(line: Option<&str>) -> Option<Head> {
+    let begin = line?.strip_suffix('{')?;
+    serde_json::from_str(&format!("{begin}null}}")).ok()
 }
 
 fn next(lines: &mut Lines<BufReader<File>>) -> io::Result<Option<String>> {

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use holdfast_agent::{
-    admin::{client::Client, server::encode},
+    admin::{client::Client, query::encode},
     config::args::ResolverCommand,
     resolver::{
         schedule::NoServers,

@@ -16,7 +16,7 @@ use agent_core::{
 };
 use anyhow::{Context as _, Result, bail};
 use holdfast_agent::{
-    admin::{client::Client, server::encode},
+    admin::{client::Client, query::encode},
     config::args::TraceArgs,
     watched_dir,
 };

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use holdfast_agent::{
-    admin::{client::Client, model::Why, server::encode, why::text::text},
+    admin::{client::Client, model::Why, query::encode, why::text::text},
     config::why_args::WhyArgs,
 };
 

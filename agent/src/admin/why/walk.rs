@@ -80,16 +80,8 @@ impl Walk<'_> {
         } else if !asks {
             middle.iter_mut().for_each(|hop| hop.remedy = None);
         }
-        let mut verdict = self.verdict(asks, allowed, &ends, &hops);
-        let unjudged = self.unjudged();
-        let passes = unjudged
-            .as_ref()
-            .map_or(allowed, |unjudged| unjudged.passes);
-        if let Some(unjudged) = unjudged {
-            verdict = format!("{}; by policy: {verdict}", unjudged.text);
-        } else if let Some(overtaken) = self.overtaken() {
-            verdict = format!("{verdict}; but {overtaken}");
-        }
+        let by_policy = self.verdict(asks, allowed, &ends, &hops);
+        let (passes, verdict) = self.as_programs_judge(allowed, by_policy);
         Why {
             endpoint: self.found.endpoint.id,
             key: self.found.endpoint.key.clone(),
@@ -104,6 +96,19 @@ impl Walk<'_> {
             verdict,
             rules: self.rules(),
             hops,
+        }
+    }
+
+    /// Whether packets pass, and the verdict in words. A fault of the endpoint's programs changes what
+    /// policy alone gives.
+    fn as_programs_judge(&self, allowed: bool, by_policy: String) -> (bool, String) {
+        if let Some(unjudged) = self.unjudged() {
+            let verdict = format!("{}; by policy: {by_policy}", unjudged.text);
+            return (unjudged.passes, verdict);
+        }
+        match self.overtaken() {
+            Some(overtaken) => (allowed, format!("{by_policy}; but {overtaken}")),
+            None => (allowed, by_policy),
         }
     }
 

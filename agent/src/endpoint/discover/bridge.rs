@@ -89,10 +89,7 @@ pub(crate) fn ports() -> Result<BTreeSet<u32>, DiscoverError> {
             let mut found = BTreeSet::new();
             let mut links = pin!(handle.link().get().execute());
             while let Some(link) = links.next().await {
-                let link = link.map_err(|error| DiscoverError::Netlink {
-                    netns: node.clone(),
-                    reason: error.to_string(),
-                })?;
+                let link = link.map_err(|error| DiscoverError::netlink(&node, error))?;
                 if of(&link).is_some() {
                     found.insert(link.header.index);
                 }

@@ -33,7 +33,10 @@ pub(crate) fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, D
         let (mut named, mut all) = (BTreeSet::new(), BTreeSet::new());
         for pod_side in inside {
             let pair = behind::pair_to(&handle, pod_side.peer, &of, pod_side.index).await;
-            if pair.map_err(|error| failed(&of, &error))?.is_some() {
+            if pair
+                .map_err(|error| DiscoverError::netlink(&of, error))?
+                .is_some()
+            {
                 all.insert(pod_side.peer);
                 if pod_side.is_named {
                     named.insert(pod_side.peer);
@@ -49,15 +52,8 @@ pub(crate) fn lead_apart(netns: &Netns, first: u32, second: u32) -> Result<bool,
     let of = netns.clone();
     on_thread(netns, false, async move |handle| {
         let apart = behind::lead_apart(&handle, first, second).await;
-        apart.map_err(|error| failed(&of, &error))
+        apart.map_err(|error| DiscoverError::netlink(&of, error))
     })
-}
-
-fn failed(netns: &Netns, error: &dyn std::error::Error) -> DiscoverError {
-    DiscoverError::Netlink {
-        netns: netns.clone(),
-        reason: error.to_string(),
-    }
 }
 
 async fn pod_sides(
@@ -68,10 +64,7 @@ async fn pod_sides(
     let mut found = Vec::new();
     let mut links = pin!(handle.link().get().execute());
     while let Some(link) = links.next().await {
-        let link = link.map_err(|error| DiscoverError::Netlink {
-            netns: netns.clone(),
-            reason: error.to_string(),
-        })?;
+        let link = link.map_err(|error| DiscoverError::netlink(netns, error))?;
         found.extend(peer_of(&link).map(|peer| Inside {
             index: link.header.index,
             peer,

@@ -27,10 +27,7 @@ pub(crate) fn successors(
     let node = Netns::Pid(std::process::id());
     let (ifname, addresses) = (ifname.to_owned(), addresses.to_vec());
     on_thread(&node.clone(), false, async move |handle| {
-        let failed = |error: io::Error| DiscoverError::Netlink {
-            netns: node.clone(),
-            reason: error.to_string(),
-        };
+        let failed = |error: io::Error| DiscoverError::netlink(&node, error);
         let mut found = BTreeSet::new();
         let mut others = Vec::new();
         let mut dumped = pin!(handle.link().get().execute());

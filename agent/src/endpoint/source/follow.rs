@@ -1,6 +1,6 @@
 //! Finding endpoints, and finding them again when their interface or namespace is another one.
 
-use std::{collections::BTreeSet, time::Instant};
+use std::{collections::BTreeSet, io, time::Instant};
 
 use agent_core::{endpoint::spec::EndpointSpec, source_event::SourceEvent};
 use agent_datapath::closed::DocumentHash;
@@ -11,6 +11,13 @@ use super::{
     document::Addresses, gated::Until, left::with_remedy, namespace_id, processes::Holder,
 };
 use crate::endpoint::discover::{DiscoverError, lead_apart, leading_to};
+
+/// An endpoint whose interface was found.
+struct Located {
+    spec: EndpointSpec,
+    /// The namespace that its document names now. `None` if it is not known.
+    namespace: Option<NamespaceId>,
+}
 
 impl State {
     /// Follows what is not settled and due.
@@ -74,23 +81,50 @@ impl State {
             self.end(key, &document, deliver);
             return;
         }
-        let process = document.pid.map(|pid| self.processes.look(key, pid));
-        if let Some(Lookup::Unknown(error)) = process {
-            let reason = format!("{error}; it stays as it is until the process can be looked at");
-            self.retries.failed(key, Instant::now());
-            self.note(key, &reason);
-            self.keep(key, &document, deliver);
-            return;
-        }
-        if matches!(process, Some(Lookup::Found(Holder::Another))) {
-            if let Some(before) = before {
-                let kept = document.relabelled(before.clone()).unwrap_or(before);
-                self.put(key, kept, None, deliver);
+        match document.pid.map(|pid| self.processes.look(key, pid)) {
+            Some(Lookup::Unknown(error)) => {
+                self.await_process(key, &document, &error, deliver);
                 return;
             }
-            self.end(key, &document, deliver);
-            return;
+            Some(Lookup::Found(Holder::Another)) => {
+                match before {
+                    Some(before) => {
+                        let kept = document.relabelled(before.clone()).unwrap_or(before);
+                        self.put(key, kept, None, deliver);
+                    }
+                    None => self.end(key, &document, deliver),
+                }
+                return;
+            }
+            _ => {}
         }
+        match self.look_for(key, &document, before.as_ref()) {
+            Ok(located) => self.put_at(key, &document, located, before, deliver),
+            Err(error) => self.not_found(key, &document, &error, before, deliver),
+        }
+    }
+
+    /// Leaves an endpoint as it is while its process cannot be looked at.
+    fn await_process(
+        &mut self,
+        key: &str,
+        document: &EndpointDocument,
+        error: &io::Error,
+        deliver: &Deliver,
+    ) {
+        let reason = format!("{error}; it stays as it is until the process can be looked at");
+        self.retries.failed(key, Instant::now());
+        self.note(key, &reason);
+        self.keep(key, document, deliver);
+    }
+
+    /// Looks for the interface of a document that was at `before`.
+    fn look_for(
+        &self,
+        key: &str,
+        document: &EndpointDocument,
+        before: Option<&EndpointSpec>,
+    ) -> Result<Located, EndpointError> {
         let netns = document.namespace();
         let namespace = netns.as_ref().ok();
         let namespace = namespace.and_then(|netns| namespace_id(netns).found());
@@ -98,65 +132,82 @@ impl State {
             true => Addresses::Present,
             false => Addresses::Known,
         };
-        let looked = document.look(key, before.as_ref(), addresses);
-        let found = looked.and_then(|looked| {
-            let spec = looked.spec;
-            match self.other_with(spec.ifindex, key) {
-                Some(other) => Err(EndpointError::Taken {
-                    netns: netns?,
-                    ifname: document.ifname.clone(),
-                    other,
-                }),
-                None => Ok(spec),
-            }
-        });
-        match (found, before) {
-            (Ok(spec), before) => {
-                if before.is_none() {
-                    self.processes.found(key, document.pid);
-                }
-                let elsewhere = before.filter(|before| before.ifindex != spec.ifindex);
-                let known = self.found.contains_key(key);
-                let moved = elsewhere.is_some() || self.still_there(key).is_none();
-                if moved && (known || !self.starting) {
-                    self.gated.close(key, spec.ifindex, Until::Attached);
-                }
-                // The document is the same, and the namespace of that name is another one.
-                let replaced = |before: &EndpointSpec| {
-                    let netns = document.namespace().ok();
-                    let netns = netns.filter(|netns| netns.to_string() == before.netns);
-                    let apart = |netns| lead_apart(&netns, before.ifindex, spec.ifindex);
-                    netns.is_some_and(|netns| apart(netns).unwrap_or(true))
-                };
-                if let Some(before) = elsewhere.filter(replaced) {
-                    self.gated.close(key, before.ifindex, Until::Gone);
-                }
-                self.settle_document(key, spec.ifindex);
-                self.put(key, spec, namespace, deliver);
-            }
-            (Err(error), Some(before)) => {
-                self.passing |= error.is_passing();
+        let spec = document.look(key, before, addresses)?.spec;
+        match self.other_with(spec.ifindex, key) {
+            Some(other) => Err(EndpointError::Taken {
+                netns: netns?,
+                ifname: document.ifname.clone(),
+                other,
+            }),
+            None => Ok(Located { spec, namespace }),
+        }
+    }
+
+    /// Puts an endpoint at the interface that was found. First closes interfaces through which its
+    /// pod could send without policy.
+    fn put_at(
+        &mut self,
+        key: &str,
+        document: &EndpointDocument,
+        Located { spec, namespace }: Located,
+        before: Option<EndpointSpec>,
+        deliver: &Deliver,
+    ) {
+        if before.is_none() {
+            self.processes.found(key, document.pid);
+        }
+        let elsewhere = before.filter(|before| before.ifindex != spec.ifindex);
+        let known = self.found.contains_key(key);
+        let moved = elsewhere.is_some() || self.still_there(key).is_none();
+        if moved && (known || !self.starting) {
+            self.gated.close(key, spec.ifindex, Until::Attached);
+        }
+        // The document is the same, and the namespace of that name is another one.
+        let replaced = |before: &EndpointSpec| {
+            let netns = document.namespace().ok();
+            let netns = netns.filter(|netns| netns.to_string() == before.netns);
+            let apart = |netns| lead_apart(&netns, before.ifindex, spec.ifindex);
+            netns.is_some_and(|netns| apart(netns).unwrap_or(true))
+        };
+        if let Some(before) = elsewhere.filter(replaced) {
+            self.gated.close(key, before.ifindex, Until::Gone);
+        }
+        self.settle_document(key, spec.ifindex);
+        self.put(key, spec, namespace, deliver);
+    }
+
+    /// Handles a document whose interface was not found: its endpoint keeps its last policy while its
+    /// interface may exist, and is removed otherwise.
+    fn not_found(
+        &mut self,
+        key: &str,
+        document: &EndpointDocument,
+        error: &EndpointError,
+        before: Option<EndpointSpec>,
+        deliver: &Deliver,
+    ) {
+        self.passing |= error.is_passing();
+        match before {
+            Some(before) => {
                 let ifname = &before.ifname;
                 let reason =
                     format!("{error}; it keeps its last policy while interface {ifname} exists");
-                let closed = self.close_unresolved(key, &document, &error);
+                let closed = self.close_unresolved(key, document, error);
                 self.note(key, &with_closed(&reason, &closed));
-                self.keep(key, &document, deliver);
+                self.keep(key, document, deliver);
             }
-            (Err(error), None) if error.shows_nothing() && !self.has_successor(key) => {
-                self.passing |= error.is_passing();
-                let closed = self.close_unresolved(key, &document, &error);
+            None if error.shows_nothing() && !self.has_successor(key) => {
+                let closed = self.close_unresolved(key, document, error);
                 self.note(key, &with_closed(&error.to_string(), &closed));
-                self.keep(key, &document, deliver);
+                self.keep(key, document, deliver);
             }
-            (Err(error), None) => {
-                self.passing |= error.is_passing();
+            None => {
                 self.leave_place(key);
-                let closed = self.close_unresolved(key, &document, &error);
+                let closed = self.close_unresolved(key, document, error);
                 self.forget(key, deliver);
-                let is_gone = !cni::is_key(key) && self.is_namespace_gone(key, &document);
+                let is_gone = !cni::is_key(key) && self.is_namespace_gone(key, document);
                 let reason = match is_gone {
-                    true => with_remedy(&error.to_string(), key, &document, &closed),
+                    true => with_remedy(&error.to_string(), key, document, &closed),
                     false => with_closed(&error.to_string(), &closed),
                 };
                 self.note(key, &reason);

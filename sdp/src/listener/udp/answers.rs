@@ -3,7 +3,7 @@
 use std::{io, sync::Arc};
 
 use dns_policy::boot_time::BootTime;
-use dns_wire::set_id;
+use dns_wire::{edns::Edns, set_id};
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 
 use super::{BATCH, ROUNDS, Worker, listener_for};
@@ -12,9 +12,8 @@ use crate::{
     proxy::AnswerDecision,
     query::{
         observe::Failure,
-        pending::{HeldAnswer, Joined, PendingQuery},
+        pending::{Arrival, HeldAnswer, Joined, PendingQuery},
     },
-    socket::sys::RecvBatch,
     stats::AnswerResult,
     upstream::udp::Flight,
 };
@@ -119,19 +118,13 @@ impl Worker {
             let releases = Arc::clone(releases);
             Box::new(move |realised| releases.realised(key, realised))
         });
-        let copy = |recv: &RecvBatch| {
-            let mut bytes = recv.bytes(at).to_vec();
-            if let Some(edns) = &answered.hop_by_hop {
-                edns.strip_keepalive(&mut bytes);
-            }
-            bytes
-        };
+        let edns = answered.hop_by_hop.as_ref();
         let result = match (answered.decision, place) {
             (AnswerDecision::Hold, Some(key)) => {
                 let upstream = &mut self.upstream;
                 let answer = HeldAnswer {
                     query: query.map_question(|question| upstream.recycle(question)),
-                    message: copy(&self.answers),
+                    message: without_keepalive(self.answers.bytes(at), edns),
                     since: self.now,
                 };
                 self.releases.held().hold(key, answer);
@@ -153,20 +146,25 @@ impl Worker {
         };
         let observer = self.proxy.observer();
         observer.released(&mut query, message, result, self.now);
-        let server = query.from.server;
-        for Joined { client, header, .. } in &query.joined {
-            self.own = copy(&self.answers);
-            set_id(&mut self.own, header.id);
-            self.send_own(server, *client);
-        }
-        let client = query.from.client;
+        self.send_to_joined(at, &query, edns);
+        let Arrival { client, server, .. } = query.from;
         self.upstream.recycle(query.question);
-        if answered.hop_by_hop.is_some() {
-            self.own = copy(&self.answers);
+        if edns.is_some() {
+            self.own = without_keepalive(self.answers.bytes(at), edns);
             self.send_own(server, client);
             return None;
         }
         Some(result)
+    }
+
+    /// Sends an answer to the clients whose queries joined the one that was sent.
+    #[inline]
+    fn send_to_joined(&mut self, at: usize, query: &PendingQuery<Vec<u8>>, edns: Option<&Edns>) {
+        for Joined { client, header, .. } in &query.joined {
+            self.own = without_keepalive(self.answers.bytes(at), edns);
+            set_id(&mut self.own, header.id);
+            self.send_own(query.from.server, *client);
+        }
     }
 
     /// Releases held answers whose result has arrived.
@@ -187,4 +185,14 @@ impl Worker {
             self.releases.release(answer, AnswerResult::Late, self.now);
         }
     }
+}
+
+/// A copy of an answer. `edns` is its OPT record, if it carries an option that must not be passed on.
+#[inline]
+fn without_keepalive(message: &[u8], edns: Option<&Edns>) -> Vec<u8> {
+    let mut bytes = message.to_vec();
+    if let Some(edns) = edns {
+        edns.strip_keepalive(&mut bytes);
+    }
+    bytes
 }

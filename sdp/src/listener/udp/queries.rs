@@ -61,22 +61,7 @@ impl Worker {
 
     /// Judges one query. Returns its flight if it is to be sent on from the batch.
     fn query(&mut self, at: usize) -> Option<FlightRef> {
-        let stats = self.proxy.stats();
-        stats.transports.inc(Protocol::Udp);
-        let server = match self.options {
-            SocketOptions::Transparent => self.queries.original(at),
-            SocketOptions::Plain { server } => Some(server),
-        };
-        let (Some(client), Some(server)) = (self.queries.from(at), server) else {
-            stats.queries.inc(QueryResult::NoDestination);
-            return None;
-        };
-        let arrival = Arrival {
-            client,
-            server,
-            transport: Transport::Udp,
-            at: self.now,
-        };
+        let arrival = self.arrival(at)?;
         let message = self.queries.bytes(at);
         let batch = (&mut self.lookups, RulesWait::Allowed);
         match self
@@ -95,7 +80,7 @@ impl Worker {
             }
             QueryDecision::Ignore => None,
             QueryDecision::Reply => {
-                self.send_own(server, client);
+                self.send_own(arrival.server, arrival.client);
                 None
             }
             QueryDecision::Forward(mut query) => {
@@ -133,6 +118,27 @@ impl Worker {
                 Some(registered)
             }
         }
+    }
+
+    /// Counts one query. Returns `None` if it has no source or no destination.
+    #[inline]
+    fn arrival(&self, at: usize) -> Option<Arrival> {
+        let stats = self.proxy.stats();
+        stats.transports.inc(Protocol::Udp);
+        let server = match self.options {
+            SocketOptions::Transparent => self.queries.original(at),
+            SocketOptions::Plain { server } => Some(server),
+        };
+        let (Some(client), Some(server)) = (self.queries.from(at), server) else {
+            stats.queries.inc(QueryResult::NoDestination);
+            return None;
+        };
+        Some(Arrival {
+            client,
+            server,
+            transport: Transport::Udp,
+            at: self.now,
+        })
     }
 
     /// Judges a query that no longer waits for the rules of its endpoint.

@@ -8,7 +8,10 @@ use std::net::IpAddr;
 
 use dns_policy::{boot_time::BootTime, mapping::Mapping};
 
-use super::{Asked, Key, PairTable};
+use super::{
+    PairTable,
+    key::{Asked, Key},
+};
 
 /// Addresses that one endpoint has of a name at most for them to count as acknowledged. Releases
 /// of Cilium keep 50 or more, which may be of two proxies.

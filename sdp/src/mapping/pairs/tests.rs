@@ -1,5 +1,6 @@
 //! Which pairs are stored, and until when.
 
+use dns_policy::{mapping::EndpointInstance, rule::Transport};
 use shared_maps::EndpointId;
 
 use super::*;
@@ -19,7 +20,7 @@ pub(crate) fn mapping(name: &str, addresses: &[u8], ttl: u32, seen: u64) -> Mapp
         ttl,
         seen_at: BootTime(0).plus_secs(seen),
         rcode: 0,
-        server: SocketAddr::from(([10, 0, 0, 53], 53)),
+        server: ([10, 0, 0, 53], 53).into(),
         transport: Transport::Udp,
         replayed: false,
     }

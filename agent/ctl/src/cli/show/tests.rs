@@ -1,5 +1,7 @@
 //! Lines of `status` and `endpoint list`.
 
+use holdfast_agent::admin::model::Status;
+
 use super::*;
 
 #[test]

@@ -96,26 +96,7 @@ impl Walk<'_> {
                 hop(HopState::Absent, text.to_owned(), "")
             };
         }
-        let mut servers: Vec<String> = Vec::new();
-        for rule in &self.found.dns {
-            let no_server = rule.servers.as_ref().is_some_and(Vec::is_empty);
-            let no_server = if no_server {
-                ", which selects no server now"
-            } else {
-                ""
-            };
-            let server = format!("{}{no_server}", rule.selector);
-            if !servers.contains(&server) {
-                servers.push(server);
-            }
-        }
-        let usable = self.found.dns.iter();
-        let usable = usable.filter(|rule| rule.servers.as_ref().is_none_or(|ids| !ids.is_empty()));
-        let mut ports: Vec<String> = usable
-            .map(|rule| format!("{}/{}", rule.port, rule.protocol))
-            .collect();
-        ports.sort_unstable();
-        ports.dedup();
+        let (servers, ports) = (self.dns_servers(), self.dns_ports());
         if !ports.is_empty() {
             let text = format!(
                 "it may look up the name at {} ({})",
@@ -144,6 +125,36 @@ impl Walk<'_> {
         let remedy = "is the DNS server's label or block right? `selectors list` shows the \
                       identities that each selector selects";
         hop(HopState::Missing, text, remedy)
+    }
+
+    /// Selectors of the DNS servers at which it may look up the name.
+    fn dns_servers(&self) -> Vec<String> {
+        let mut servers: Vec<String> = Vec::new();
+        for rule in &self.found.dns {
+            let no_server = rule.servers.as_ref().is_some_and(Vec::is_empty);
+            let no_server = if no_server {
+                ", which selects no server now"
+            } else {
+                ""
+            };
+            let server = format!("{}{no_server}", rule.selector);
+            if !servers.contains(&server) {
+                servers.push(server);
+            }
+        }
+        servers
+    }
+
+    /// Ports and protocols of the DNS rules that select a server now.
+    fn dns_ports(&self) -> Vec<String> {
+        let usable = self.found.dns.iter();
+        let usable = usable.filter(|rule| rule.servers.as_ref().is_none_or(|ids| !ids.is_empty()));
+        let mut ports: Vec<String> = usable
+            .map(|rule| format!("{}/{}", rule.port, rule.protocol))
+            .collect();
+        ports.sort_unstable();
+        ports.dedup();
+        ports
     }
 
     /// Firewalls of the endpoint that leave a family open.

@@ -306,19 +306,7 @@ impl Files {
             }
             None => {}
         }
-        match read.flaws.first() {
-            Some(flaw) => {
-                let text = format!(
-                    "{}: {flaw}; this part is ignored until the file is written again",
-                    path.display()
-                );
-                tracing::warn!("{text}");
-                self.problems.insert(file.to_owned(), text);
-            }
-            None => {
-                self.problems.remove(file);
-            }
-        }
+        self.note_flaw(file, read.flaws.first());
         self.changes.push(SourceEvent::Apply(read.object.clone()));
         let known = Known {
             object: read.object,
@@ -328,6 +316,20 @@ impl Files {
         };
         self.known.insert(name.to_owned(), known);
         Ok(())
+    }
+
+    /// Notes which part of a file is not used, if one is not.
+    fn note_flaw(&mut self, file: &str, flaw: Option<&String>) {
+        let Some(flaw) = flaw else {
+            self.problems.remove(file);
+            return;
+        };
+        let text = format!(
+            "{}: {flaw}; this part is ignored until the file is written again",
+            self.dir.join(file).display()
+        );
+        tracing::warn!("{text}");
+        self.problems.insert(file.to_owned(), text);
     }
 
     fn read(&self, path: &Path, stamp: Stamp) -> Result<(Read, String), String> {

@@ -14,8 +14,11 @@ use super::{
     Connection,
 };
 use crate::{
-    proxy::AnswerDecision,
-    query::{observe::Failure, pending::HeldAnswer},
+    proxy::{AnswerDecision, Proxy},
+    query::{
+        observe::Failure,
+        pending::{HeldAnswer, PendingQuery},
+    },
     stats::AnswerResult,
 };
 
@@ -64,11 +67,7 @@ impl Connection {
     fn answer(&mut self, via: Via, message: &mut Vec<u8>) {
         let proxy = Arc::clone(&self.shared.proxy);
         let observer = proxy.observer();
-        let asked = Header::read(message).map(|h| h.id).filter(|id| {
-            self.waiting
-                .flight(*id)
-                .is_some_and(|f| f.via == via && f.is_answered_by(message))
-        });
+        let asked = self.answered_by(via, message);
         if let Some(id) = asked
             && self.transfer(id, message)
         {
@@ -76,10 +75,7 @@ impl Connection {
         }
         let Some(Flight { mut query, .. }) = asked.and_then(|id| self.waiting.remove_flight(id))
         else {
-            let id = Header::read(message).map(|header| header.id);
-            if !id.is_some_and(|id| self.links.ends_late(via, id)) {
-                proxy.stats().answers.inc(AnswerResult::Unexpected);
-            }
+            self.unexpected(via, message);
             return;
         };
         self.links.answered(via, None);
@@ -99,6 +95,39 @@ impl Connection {
             self.out.push(message);
             return;
         }
+        if self.learn(&proxy, via, (query, message), now) {
+            self.shared.repeats.lock().leased(print, version, now);
+        }
+    }
+
+    /// The id of the query that a message answers.
+    #[inline]
+    fn answered_by(&self, via: Via, message: &[u8]) -> Option<u16> {
+        let id = Header::read(message).map(|header| header.id)?;
+        let flight = self.waiting.flight(id)?;
+        (flight.via == via && flight.is_answered_by(message)).then_some(id)
+    }
+
+    /// Counts a message that answers neither a query of this client nor one of an earlier client.
+    fn unexpected(&mut self, via: Via, message: &[u8]) {
+        let id = Header::read(message).map(|header| header.id);
+        if !id.is_some_and(|id| self.links.ends_late(via, id)) {
+            let stats = self.shared.proxy.stats();
+            stats.answers.inc(AnswerResult::Unexpected);
+        }
+    }
+
+    /// Learns from one answer, and releases or holds it. Returns whether the agent has leased it and
+    /// it went to the client as it is.
+    #[inline]
+    fn learn(
+        &mut self,
+        proxy: &Proxy,
+        via: Via,
+        (mut query, message): (PendingQuery<Vec<u8>>, &mut Vec<u8>),
+        now: BootTime,
+    ) -> bool {
+        let observer = proxy.observer();
         let mut awaited = None;
         let results = &mut self.results;
         let answered = proxy.answer(&query, message, (self.now, now), || {
@@ -119,16 +148,16 @@ impl Connection {
                 };
                 self.waiting.add_held(AwaitedAnswer { result, answer });
                 observer.held();
+                false
             }
             (AnswerDecision::Release(result), _) => {
-                if result == AnswerResult::Released && answered.hop_by_hop.is_none() {
-                    self.shared.repeats.lock().leased(print, version, now);
-                }
                 observer.released(&mut query, message, result, self.now);
                 self.out.push(message);
+                result == AnswerResult::Released && answered.hop_by_hop.is_none()
             }
             (AnswerDecision::Malformed, _) | (AnswerDecision::Hold, None) => {
                 self.fail(&mut query, Failure::Malformed);
+                false
             }
         }
     }

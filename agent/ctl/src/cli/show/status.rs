@@ -1,0 +1,319 @@
+//! The lines and tables of `status`.
+
+use agent_cluster::health::ClusterView;
+use agent_core::core::snapshot::{Counters, FirewallSummary, LimitView, Reconciled, Summary};
+use agent_datapath::{quota::QuotaView, upkeep::RepairsView};
+use holdfast_agent::{
+    admin::model::Status, endpoint::source::taken_in::StartedOpen, proxies::ProxyView,
+};
+
+use crate::cli::{
+    resolver,
+    table::{maybe, render},
+};
+
+/// DNS servers that a line lists.
+const SERVERS: usize = 4;
+/// Pods that a line lists.
+const PODS: usize = 10;
+
+/// `status`
+pub(crate) fn status(status: &Status, verbose: bool) -> String {
+    let mut rows = state_rows(status);
+    let problems = status.problems.iter();
+    rows.extend(problems.map(|problem| ("PROBLEM", problem.clone())));
+    rows.extend(started_open(&status.started_open));
+    rows.extend(status.kernel.rows());
+    let warnings = status.warnings.iter();
+    rows.extend(warnings.map(|warning| ("WARNING", warning.clone())));
+    let mut text = aligned(&rows);
+    if !status.proxies.is_empty() {
+        text.push('\n');
+        text.push_str(&proxy_table(&status.proxies));
+    }
+    if !status.quotas.is_empty() {
+        text.push('\n');
+        text.push_str(&quota_table(&status.quotas));
+    }
+    if verbose {
+        text.push('\n');
+        text.push_str(&limit_table(&status.limits));
+    }
+    text
+}
+
+fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
+    let summary = &status.summary;
+    let counters = &summary.counters;
+    let ready = if status.ready {
+        "yes"
+    } else {
+        "no: sources are not synced yet"
+    };
+    let repaired = reconciler(&counters.reconciled, &status.repairs);
+    let mut rows = vec![
+        ("Agent", process(status)),
+        ("Ready", ready.to_owned()),
+        ("Endpoints", endpoint_counts(summary)),
+        ("Policies", policy_counts(summary)),
+    ];
+    rows.extend(cluster_counts(summary).map(|counts| ("Objects", counts)));
+    rows.extend(firewalls(&summary.firewalls).map(|counts| ("Egress firewalls", counts)));
+    rows.extend(
+        status
+            .resolver
+            .as_ref()
+            .map(|view| ("Resolver", resolver::state(view))),
+    );
+    rows.extend([
+        ("Identities", identity_counts(summary)),
+        ("Ipcache", ipcache_use(summary)),
+        ("Names", name_counts(summary)),
+        ("Mappings", mapping_counts(counters)),
+        ("Datapath", datapath_steps(summary)),
+        ("Programs", status.kernel.line()),
+        ("Reconciler", repaired),
+        ("Built-in DNS proxy", status.builtin_dns_proxy.clone()),
+    ]);
+    if let Some(cluster) = &status.cluster {
+        rows.push(("Cluster", cluster_source(cluster)));
+    }
+    rows
+}
+
+/// Pods that ran before they were under policy; `-o json` lists all.
+fn started_open(pods: &[StartedOpen]) -> Option<(&'static str, String)> {
+    let first = pods.iter().take(PODS).map(|pod| match &pod.until {
+        Some(until) => format!("{} (until {until})", pod.pod),
+        None => pod.pod.clone(),
+    });
+    let first: Vec<String> = first.collect();
+    let more = match pods.len() - first.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let text = format!(
+        "{}: {}{more}; no policy judged their first packets. Delete a pod to start it under policy",
+        pods.len(),
+        first.join(", ")
+    );
+    (!pods.is_empty()).then_some(("Started open", text))
+}
+
+/// The API server, and how many objects there are of each kind.
+fn cluster_source(cluster: &ClusterView) -> String {
+    let counts = cluster.watches.iter().map(|watch| match &watch.reason {
+        None => format!("{} {}", watch.objects, watch.kind),
+        Some(_) => format!(
+            "{} {} (stale for {} s)",
+            watch.objects, watch.kind, watch.stale_seconds
+        ),
+    });
+    let counts: Vec<String> = counts.collect();
+    let relay = cluster.relay.as_ref();
+    let relay = relay.map_or_else(String::new, |relay| format!(" by relay {relay}"));
+    format!("{}{relay}: {}", cluster.server, counts.join(", "))
+}
+
+/// None without objects of a cluster.
+fn cluster_counts(summary: &Summary) -> Option<String> {
+    let Summary {
+        pods,
+        namespaces,
+        services,
+        network_policies,
+        ..
+    } = summary;
+    (pods + namespaces + services + network_policies > 0).then(|| {
+        format!(
+            "{pods} pods, {namespaces} namespaces, {services} Services, {network_policies} \
+             NetworkPolicies"
+        )
+    })
+}
+
+/// None without EgressFirewalls.
+fn firewalls(summary: &FirewallSummary) -> Option<String> {
+    let FirewallSummary {
+        firewalls,
+        rules,
+        names,
+        addresses,
+        trusted_dns,
+        ..
+    } = summary;
+    if *firewalls == 0 {
+        return None;
+    }
+    let dns = match trusted_dns.as_slice() {
+        [] => "none".to_owned(),
+        all if all.len() <= SERVERS => all.join(", "),
+        all => {
+            let first = all.get(..SERVERS).unwrap_or_default().join(", ");
+            format!("{first} and {} more", all.len() - SERVERS)
+        }
+    };
+    Some(format!(
+        "{firewalls} ({rules} rules), {names} names with {addresses} addresses, trusted DNS {dns}"
+    ))
+}
+
+/// A line for each row, the values below each other.
+fn aligned(rows: &[(&str, String)]) -> String {
+    let width = rows.iter().map(|(name, _)| name.len()).max();
+    let width = width.unwrap_or_default();
+    rows.iter()
+        .map(|(name, value)| format!("{name:width$}  {value}\n"))
+        .collect()
+}
+
+fn process(status: &Status) -> String {
+    format!(
+        "version {}, pid {}, start {} since boot",
+        status.version, status.pid, status.epoch.start
+    )
+}
+
+fn policy_counts(summary: &Summary) -> String {
+    format!(
+        "{} in force, {} refused; revision {}",
+        summary.policies, summary.policies_rejected, summary.revision
+    )
+}
+
+fn identity_counts(summary: &Summary) -> String {
+    format!(
+        "{} of endpoints, {} local, {} of them of names, {} in combination{}",
+        summary.endpoint_identities,
+        summary.local_identities,
+        summary.fqdn_identities,
+        summary.fqdn_combinations,
+        summary
+            .fqdn_identities_max
+            .map(|max| format!(" (limit {max})"))
+            .unwrap_or_default()
+    )
+}
+
+fn ipcache_use(summary: &Summary) -> String {
+    format!(
+        "{} of {} entries",
+        summary.ipcache_entries, summary.ipcache_max
+    )
+}
+
+fn name_counts(summary: &Summary) -> String {
+    format!(
+        "{} addresses live, {} kept for connections; {} selectors",
+        summary.names_live, summary.names_zombies, summary.selectors
+    )
+}
+
+fn mapping_counts(counters: &Counters) -> String {
+    format!(
+        "{} realised, {} not; refused: {} unknown endpoint, {} not allowed, {} invalid, {} too many",
+        counters.mappings_realised,
+        counters.mappings_not_realised,
+        counters.mappings_endpoint_unknown,
+        counters.mappings_not_allowed,
+        counters.mappings_invalid,
+        counters.mappings_rate_limited,
+    )
+}
+
+fn datapath_steps(summary: &Summary) -> String {
+    let counters = &summary.counters;
+    format!(
+        "{} failed steps so far, {} waiting to be tried again",
+        counters.step_failures, summary.pending_steps
+    )
+}
+
+fn proxy_table(proxies: &[ProxyView]) -> String {
+    let rows: Vec<_> = proxies
+        .iter()
+        .map(|proxy| {
+            vec![
+                proxy.instance.clone(),
+                proxy.kind.clone(),
+                maybe(proxy.pid.as_ref()),
+                proxy.sent_revision.to_string(),
+                proxy.acked_revision.to_string(),
+                proxy.waiting.to_string(),
+            ]
+        })
+        .collect();
+    render(
+        &["PROXY", "STREAM", "PID", "SENT", "ACKED", "WAITING"],
+        &rows,
+    )
+}
+
+fn quota_table(quotas: &[QuotaView]) -> String {
+    let rows: Vec<_> = quotas
+        .iter()
+        .map(|quota| {
+            vec![
+                quota.endpoint.to_string(),
+                quota.quota.clone(),
+                quota.beyond.to_string(),
+                quota.key.clone(),
+            ]
+        })
+        .collect();
+    render(&["ENDPOINT", "QUOTA REACHED", "BEYOND IT", "KEY"], &rows)
+}
+
+fn limit_table(limits: &[LimitView]) -> String {
+    let rows: Vec<_> = limits
+        .iter()
+        .map(|limit| {
+            vec![
+                limit.what.clone(),
+                limit.used.to_string(),
+                maybe(limit.most.as_ref()),
+            ]
+        })
+        .collect();
+    render(&["LIMIT", "IN USE", "MOST"], &rows)
+}
+
+fn endpoint_counts(summary: &Summary) -> String {
+    if summary.endpoints_unrestricted == 0 {
+        return summary.endpoints.to_string();
+    }
+    let more = if summary.unrestricted.len() < summary.endpoints_unrestricted {
+        ", …"
+    } else {
+        ""
+    };
+    format!(
+        "{}, {} unrestricted ({}{more}); `endpoint get` says why",
+        summary.endpoints,
+        summary.endpoints_unrestricted,
+        summary.unrestricted.join(", ")
+    )
+}
+
+fn reconciler(found: &Reconciled, repairs: &[RepairsView]) -> String {
+    let repaired: u64 = repairs.iter().map(|part| part.repairs).sum();
+    let differences = if found.differences() + repaired == 0 {
+        "nothing to repair".to_owned()
+    } else {
+        let parts = repairs.iter().filter(|part| part.repairs > 0);
+        let parts: String = parts
+            .map(|part| format!(", {} {}", part.repairs, part.part))
+            .collect();
+        format!(
+            "repaired: {} ipcache, {} policy, {} endpoint entries, {} names, {} programs{parts}",
+            found.ipcache, found.policy, found.lxc, found.names, found.programs
+        )
+    };
+    let failures = match found.failures {
+        0 => String::new(),
+        1 => "; 1 comparison failed".to_owned(),
+        failures => format!("; {failures} comparisons failed"),
+    };
+    let runs = if found.passes == 1 { "run" } else { "runs" };
+    format!("{} {runs}, {differences}{failures}", found.passes)
+}

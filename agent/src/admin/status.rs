@@ -1,0 +1,116 @@
+//! The answer to `status`: how the agent is, and its problems.
+
+use agent_cluster::{health::ClusterHealth, own_interfaces};
+use agent_core::core::{Core, snapshot::Summary};
+use agent_datapath::{features::KernelView, quota, upkeep::Part};
+
+use super::{
+    model::{EpochView, Status},
+    problems,
+    refusal::Refusal,
+    server::Admin,
+};
+use crate::{dir_writers::OwnDirectory, endpoint::source::Unresolved, proxies::ProxyView};
+
+impl Admin {
+    /// How the agent is.
+    pub(super) async fn status(&self) -> Result<Status, Refusal> {
+        // After the core has handled earlier events, and before the counts: those of a ready agent
+        // include its first documents.
+        let warnings = self.core.inspect(|core| core.policy_warnings()).await?;
+        let ready = self.proxies.watch_rules().borrow().ready;
+        let summary = self.core.summary().await?;
+        let unresolved = self.endpoints.unresolved();
+        let proxies = self.proxies.views();
+        let builtin = (self.builtin)();
+        let mut problems = self.problems(&summary, &unresolved, &proxies);
+        let cluster = self.cluster.as_ref().map(ClusterHealth::view);
+        problems.extend(cluster.iter().flat_map(problems::cluster_source));
+        problems.extend(cluster.iter().filter_map(problems::not_reported));
+        let left = self.core.inspect(Core::left_behind).await?;
+        problems.extend(problems::left_behind(&left, own_interfaces::name));
+        problems.extend(cluster.iter().filter_map(problems::tainted));
+        problems.extend(cluster.iter().filter_map(problems::without_agent));
+        let resolver = self.resolver_state(&mut problems).await;
+        let limits = self.core.inspect(Core::limits).await?;
+        let endpoints = self.core.inspect(Core::endpoint_keys).await?;
+        let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {
+            problems.push(format!("quotas of endpoints cannot be read: {error}"));
+            Vec::new()
+        });
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            epoch: EpochView {
+                boot_id: self.epoch.boot_id.clone(),
+                start: self.epoch.start,
+            },
+            ready,
+            summary,
+            proxies,
+            builtin_dns_proxy: builtin,
+            endpoints_unresolved: unresolved,
+            damaged_files: (*self.damaged).clone(),
+            problems,
+            warnings,
+            limits,
+            repairs: Part::ALL.map(|part| self.conditions.repairs(part)).to_vec(),
+            quotas,
+            kernel: self.kernel().await,
+            cluster,
+            resolver,
+            started_open: self.endpoints.started_open(),
+        })
+    }
+
+    /// How programs are attached, with what interfaces have besides.
+    async fn kernel(&self) -> KernelView {
+        let (maps, kernel) = (self.maps.clone(), self.conditions.kernel().clone());
+        let looked = tokio::task::spawn_blocking(move || kernel.look(&maps)).await;
+        looked.unwrap_or_else(|_| self.conditions.kernel().clone())
+    }
+
+    fn problems(
+        &self,
+        summary: &Summary,
+        unresolved: &[Unresolved],
+        proxies: &[ProxyView],
+    ) -> Vec<String> {
+        let mut problems = Vec::new();
+        problems.extend(problems::policies_refused(summary));
+        problems.extend(problems::steps_pending(summary));
+        problems.extend(
+            unresolved
+                .iter()
+                .map(|u| format!("endpoint {}: {}", u.key, u.reason)),
+        );
+        let unmanaged = self.endpoints.unmanaged();
+        problems.extend(unmanaged.iter().map(problems::not_under_policy));
+        problems.extend(self.endpoints.further_interfaces());
+        problems.extend(self.endpoints.foreign_addresses());
+        problems.extend(self.endpoints.not_stored());
+        problems.extend(self.endpoints.blind());
+        problems.extend(self.few_descriptors.clone());
+        problems.extend(self.conditions.faults());
+        problems.extend(self.cni.problem());
+        problems.extend(summary.endpoint_problems.iter().cloned());
+        problems.extend(self.damaged.iter().cloned());
+        problems.extend(proxies.iter().filter_map(|proxy| {
+            proxy
+                .nack
+                .as_ref()
+                .map(|why| format!("proxy {} refused {why}", proxy.instance))
+        }));
+        problems.extend(problems::other_state_dirs(proxies, &self.state_dir));
+        problems.extend(problems::ipcache_full(summary));
+        problems.extend(problems::names_limited(summary));
+        problems.extend(problems::names_closed(summary));
+        problems.extend(problems::to_fqdns_closed(summary));
+        problems.extend(problems::pods_outside(summary));
+        problems.extend(problems::objects_left_out(summary));
+        let directories = self.directories.iter();
+        problems.extend(directories.filter_map(OwnDirectory::problem));
+        problems.extend(problems::nothing_learned(proxies, self.started.elapsed()));
+        problems
+    }
+}

@@ -1,0 +1,150 @@
+//! Why an interface could not be found, with the remedy.
+
+use std::{fmt, io, path::Path};
+
+use nix::errno::Errno;
+
+use super::Netns;
+
+/// Why an interface could not be found.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscoverError {
+    /// The namespace does not exist.
+    #[error("{}", no_netns(.0))]
+    NoNetns(Netns),
+    /// The file is none of a namespace.
+    #[error(
+        "{path} is no network namespace ({found}): {netns} must name a file of `ip netns add` or of the \
+         container runtime",
+        path = .netns.path().display()
+    )]
+    NotNetns {
+        /// The namespace.
+        netns: Netns,
+        /// What the file is.
+        found: String,
+    },
+    /// A name that would leave /run/netns.
+    #[error(
+        "{0:?} is not a name of a network namespace; give the name as `ip netns list` shows it"
+    )]
+    BadName(String),
+    /// The namespace could not be entered.
+    #[error(
+        "network namespace {netns} cannot be entered: {source}; run the agent as root (it needs CAP_SYS_ADMIN)"
+    )]
+    Enter {
+        /// The namespace.
+        netns: Netns,
+        /// Why.
+        source: io::Error,
+    },
+    /// The interface is not in the namespace.
+    #[error("network namespace {netns} has no interface {ifname}; it has: {present}")]
+    NoInterface {
+        /// The namespace.
+        netns: Netns,
+        /// The interface.
+        ifname: String,
+        /// What is there.
+        present: String,
+    },
+    /// The interface is no end of a veth pair whose other end is here.
+    #[error(
+        "interface {ifname} of network namespace {netns} ({kind}) is not one end of a veth pair whose other end is in this node's own network namespace"
+    )]
+    NoPeer {
+        /// The namespace.
+        netns: Netns,
+        /// The interface.
+        ifname: String,
+        /// Kind of the interface, as the kernel calls it.
+        kind: String,
+    },
+    /// The interface has no address.
+    #[error(
+        "interface {ifname} of network namespace {netns} has no address yet; add one (`ip -n {netns} address add …`) and try again"
+    )]
+    NoAddress {
+        /// The namespace.
+        netns: Netns,
+        /// The interface.
+        ifname: String,
+    },
+    /// The interface has addresses, and none of them counts.
+    #[error(
+        "no address of interface {ifname} of network namespace {netns} can be used: this node routes none of {addresses} to {host}. An address counts only if the node sends its packets to that interface: give {ifname} the address that `ip route show dev {host}` has, or, if the address is right, add the route that is missing (`ip route add ADDRESS dev {host}`)"
+    )]
+    NotRouted {
+        /// The namespace.
+        netns: Netns,
+        /// The interface.
+        ifname: String,
+        /// Its host side.
+        host: String,
+        /// Its addresses.
+        addresses: String,
+    },
+    /// The host side is a port of a bridge that the node does not use itself.
+    #[error(
+        "interface {ifname} of network namespace {netns} is on bridge {bridge}, through which \
+         this node reaches none of its addresses, so a DNS proxy of the node could not answer it. \
+         Give the bridge an address of the pods' network (`ip address add … dev {bridge}`)"
+    )]
+    BridgeWithoutAddress {
+        /// The namespace.
+        netns: Netns,
+        /// The interface.
+        ifname: String,
+        /// The bridge.
+        bridge: String,
+    },
+    /// The kernel refused a request.
+    #[error("rtnetlink in network namespace {netns}: {reason}")]
+    Netlink {
+        /// The namespace.
+        netns: Netns,
+        /// What the kernel or the system said.
+        reason: String,
+    },
+}
+
+impl DiscoverError {
+    pub(super) fn netlink(netns: &Netns, reason: impl fmt::Display) -> Self {
+        Self::Netlink {
+            netns: netns.clone(),
+            reason: reason.to_string(),
+        }
+    }
+
+    /// Whether it shows nothing about the interface: it could not be looked for.
+    pub(crate) fn shows_nothing(&self) -> bool {
+        match self {
+            Self::Netlink { .. } => true,
+            // The file is no network namespace.
+            Self::Enter { source, .. } => source.raw_os_error() != Some(Errno::EINVAL as i32),
+            _ => false,
+        }
+    }
+}
+
+fn no_netns(netns: &Netns) -> String {
+    match netns {
+        Netns::Name(name) => format!(
+            "network namespace {name} does not exist ({} is missing); `ip netns list` shows the \
+             names, and --pid selects the namespace of a process",
+            netns.path().display()
+        ),
+        Netns::Pid(pid) => format!(
+            "there is no process {pid} (the agent finds no {}); give the id of a running process \
+             as the agent's own PID namespace numbers it, or a name with --netns",
+            netns.path().display()
+        ),
+        Netns::Path(path) => format!(
+            "network namespace {} does not exist: the agent finds no such file; in a container of \
+             its own, the agent needs the directory {} of the node at the same path",
+            path.display(),
+            path.parent().unwrap_or(Path::new("/")).display()
+        ),
+    }
+}

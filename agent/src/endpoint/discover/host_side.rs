@@ -1,0 +1,107 @@
+//! The end of a pod's interface in the node's namespace.
+
+use std::{io, net::IpAddr};
+
+use agent_core::datapath::link::Link;
+
+use super::{
+    DiscoverError, Netns,
+    addresses::{Claims, HostSide, routed_to},
+    attributes::{mac_of, name_of},
+    behind, bridge, links,
+    pod_side::PodSide,
+};
+
+pub(super) struct HostInterface {
+    pub(super) name: String,
+    pub(super) mac: [u8; 6],
+    /// The MAC of the pod's interface that counts.
+    pub(super) pod_mac: [u8; 6],
+    /// Addresses that were looked at.
+    pub(super) candidates: Vec<IpAddr>,
+    /// Those of them that count.
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) on_bridge: bool,
+    pub(super) link: Link,
+    pub(super) foreign_master: Option<String>,
+}
+
+/// Finds the host side of a pod's interface, and which of its addresses count.
+pub(super) async fn host_side(
+    handle: &rtnetlink::Handle,
+    netns: &Netns,
+    ifname: &str,
+    inside: &PodSide,
+    claims: &Claims,
+) -> Result<HostInterface, DiscoverError> {
+    let no_peer = || DiscoverError::NoPeer {
+        netns: netns.clone(),
+        ifname: ifname.to_owned(),
+        kind: inside.kind.clone(),
+    };
+    let failed = |error: io::Error| DiscoverError::netlink(netns, error);
+    let link = behind::pair_to(handle, inside.peer, netns, inside.index).await;
+    let link = link.map_err(failed)?.ok_or_else(no_peer)?;
+    let master = bridge::master(&link);
+    let side = match master {
+        Some(_) => HostSide::Port,
+        None => HostSide::Routed,
+    };
+    let candidates = claims.candidates(side, inside.peer, &inside.addresses);
+    let addresses = match side {
+        HostSide::Port => candidates.clone(),
+        HostSide::Routed => routed_to(handle, inside.peer, &candidates)
+            .await
+            .map_err(|error| DiscoverError::netlink(netns, error))?,
+    };
+    let bridge = bridge::of(&link);
+    if let Some(bridge) = bridge {
+        check_bridge(handle, netns, ifname, bridge, &addresses).await?;
+    }
+    let foreign_master = match master.filter(|_| bridge.is_none()) {
+        Some(master) => Some(links::name(handle, master).await),
+        None => None,
+    };
+    let mac = mac_of(&link).ok_or_else(no_peer)?;
+    let claimed = claims.link_locals(side, inside.peer, &inside.link_locals);
+    let pod_mac = claims.mac(side, inside.peer, inside.mac);
+    let ends = links::Ends {
+        host_side: inside.peer,
+        pod_mac,
+        node_mac: mac,
+        bridge,
+    };
+    let found = links::of(handle, &ends, &claimed, &addresses)
+        .await
+        .map_err(failed)?;
+    Ok(HostInterface {
+        name: name_of(&link).ok_or_else(no_peer)?,
+        mac,
+        pod_mac,
+        candidates,
+        addresses,
+        on_bridge: bridge.is_some(),
+        link: found,
+        foreign_master,
+    })
+}
+
+/// Refuses a bridge by which the node does not reach the pod.
+async fn check_bridge(
+    handle: &rtnetlink::Handle,
+    netns: &Netns,
+    ifname: &str,
+    bridge: u32,
+    addresses: &[IpAddr],
+) -> Result<(), DiscoverError> {
+    let leads = bridge::leads_to(handle, bridge, addresses).await;
+    let leads = leads.map_err(|error| DiscoverError::netlink(netns, error))?;
+    if addresses.is_empty() || leads {
+        return Ok(());
+    }
+    Err(DiscoverError::BridgeWithoutAddress {
+        netns: netns.clone(),
+        ifname: ifname.to_owned(),
+        bridge: links::name(handle, bridge).await,
+    })
+}

@@ -1,0 +1,42 @@
+//! The keys of pairs: endpoint, server and name.
+
+use std::net::SocketAddr;
+
+use dns_policy::{
+    mapping::{EndpointInstance, Mapping},
+    name::Fqdn,
+};
+
+/// A name that an endpoint asked a server for. Answers of different servers are not merged: the agent
+/// may trust one of them and not the other.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    pub(crate) asked: Asked,
+    pub(crate) name: Fqdn,
+}
+
+/// Who asked, and which server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Asked {
+    pub(crate) endpoint: EndpointInstance,
+    pub(crate) server: SocketAddr,
+}
+
+impl Key {
+    /// Of an answer.
+    pub(crate) fn of(mapping: &Mapping) -> Self {
+        Self {
+            asked: Asked::of(mapping),
+            name: mapping.name.clone(),
+        }
+    }
+}
+
+impl Asked {
+    pub(super) fn of(mapping: &Mapping) -> Self {
+        Self {
+            endpoint: mapping.endpoint,
+            server: mapping.server,
+        }
+    }
+}

@@ -17,12 +17,11 @@ use holdfast_e2e::policy::{dns_to, egress};
 use holdfast_e2e::{Lab, Programs, Query, eventually};
 use shared_maps::pin;
 
-use self::paths::{Kind, PATHS, PORT, PORT_MANY, Route};
+use self::paths::{Kind, PATHS, PATTERNS, PORT, PORT_MANY, Route, SERVER, SERVER6};
 use self::report::Measured;
-use self::servers::{SERVER, SERVER6, Servers};
+use self::servers::Servers;
 use self::under_cilium::UnderCilium;
 
-const PATTERNS: u32 = 100;
 const PATTERNS_MANY: u32 = 10_000;
 const NAMES: u32 = 1000;
 /// Seconds of steady load per path and round.

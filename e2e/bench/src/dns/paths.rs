@@ -5,7 +5,12 @@ use std::process::Command;
 
 use holdfast_e2e::{Lab, Pod};
 
-use super::servers::{SERVER, SERVER6};
+/// Different names end in so many suffixes, each of which has a pattern.
+pub(super) const PATTERNS: u32 = 100;
+/// The server.
+pub(super) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+/// The same, IPv6.
+pub(super) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0, 0, 0, 2));
 
 /// The server's port, with 100 patterns in the proxy's policy.
 pub(crate) const PORT: u16 = 53;

@@ -1,18 +1,15 @@
 //! The DNS server, and the other programs on the paths.
 
 use std::fmt::Write as _;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use anyhow::{Result, ensure};
 use holdfast_e2e::{Lab, Program, config};
 
-use super::paths::{DNSDIST_PORT, FORWARDER, FORWARDER6, PORT, PORT_MANY, RAW_PORT, Route};
-
-/// The server.
-pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
-/// The same, IPv6.
-pub(crate) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0, 0, 0, 2));
+use super::paths::{
+    DNSDIST_PORT, FORWARDER, FORWARDER6, PORT, PORT_MANY, RAW_PORT, Route, SERVER, SERVER6,
+};
 
 /// Running servers and forwarders.
 pub(crate) struct Servers {

@@ -6,8 +6,8 @@ use holdfast_e2e::cilium::world::{Rule, World};
 use holdfast_e2e::cilium::{CiliumAgent, Manner, place};
 use holdfast_e2e::{Lab, Program, SdpOptions};
 
-use super::PATTERNS;
-use super::servers::{SERVER, SERVER6, start_nsd, widen_ports};
+use super::paths::{PATTERNS, SERVER, SERVER6};
+use super::servers::{start_nsd, widen_ports};
 
 /// Identity of the client pod.
 const POD: u32 = 41_001;

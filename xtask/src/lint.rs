@@ -2,7 +2,6 @@
 
 mod arrows;
 mod dependencies;
-pub(crate) mod doc_comments;
 mod documents;
 mod files;
 mod modules;
@@ -12,7 +11,7 @@ mod words;
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 
-use crate::{bpf, charts, process, style, workspace};
+use crate::{bpf, charts, doc_comments, process, style, workspace};
 
 /// One check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

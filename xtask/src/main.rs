@@ -8,6 +8,7 @@
 
 mod bpf;
 mod charts;
+mod doc_comments;
 mod docs;
 mod fuzz;
 mod image;

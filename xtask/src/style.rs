@@ -18,7 +18,7 @@ use syn::{
     visit::{self, Visit},
 };
 
-use crate::{lint::doc_comments, repository, workspace};
+use crate::{doc_comments, repository, workspace};
 
 /// Crates that no user runs.
 const FOR_DEVELOPERS: [&str; 5] = ["e2e", "e2e/bench", "fuzz", "polling", "xtask"];

@@ -1,7 +1,7 @@
 //! The DNS server, and the other programs on the paths.
 
 use std::fmt::Write as _;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use anyhow::{Result, ensure};

@@ -56,6 +56,8 @@ mod set_order;
 pub mod snapshot;
 pub mod standing;
 pub mod state;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod view;
 pub mod why;
 

@@ -7,7 +7,7 @@ pub(crate) const CIDR: &str = "cidr";
 /// Source of labels of named groups of CIDR blocks.
 pub(crate) const CIDR_GROUP: &str = "cidrgroup";
 /// Source of labels that name an FQDN selector.
-pub(crate) const FQDN: &str = "fqdn";
+pub const FQDN: &str = "fqdn";
 /// Source of labels that name a DNS name of an EgressFirewall.
 pub(crate) const DNS_NAME: &str = "dnsname";
 /// Source of the same for addresses that no answer may open.

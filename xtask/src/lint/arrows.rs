@@ -1,6 +1,7 @@
 //! Which crates may use which, and that the pure ones stay pure.
 
 use anyhow::Result;
+use serde_json::Value;
 
 use crate::{process, workspace};
 
@@ -83,7 +84,8 @@ const PURE: [&str; 5] = [
     "limits",
     "netpol",
 ];
-/// What none of them depends on, directly or not: runtimes, sockets, maps, netlink.
+/// What none of them and none of their tests depends on, directly or not: runtimes, sockets, maps,
+/// netlink.
 const IMPURE: [&str; 7] = ["aya", "hyper", "kube", "nix", "rtnetlink", "tokio", "tonic"];
 
 /// Everything that breaks a rule, one line each.
@@ -99,7 +101,15 @@ pub(super) fn problems() -> Result<Vec<String>> {
             continue;
         };
         let uses = package["dependencies"].as_array().into_iter().flatten();
-        let uses = uses.filter(|dependency| dependency["kind"].is_null());
+        let uses: Vec<&Value> = uses
+            .filter(|dependency| dependency["kind"].is_null())
+            .collect();
+        if uses.iter().any(|dependency| is_for_tests(dependency)) {
+            problems.push(format!(
+                "{name} enables the feature `testing` of holdfast-agent-core, which only dev-dependencies may"
+            ));
+        }
+        let uses = uses.iter();
         let uses: Vec<&str> = uses.filter_map(|to| to["name"].as_str()).collect();
         for to in uses.iter().filter(|to| members.contains(to)) {
             if !allowed.contains(to) {
@@ -128,7 +138,7 @@ pub(super) fn problems() -> Result<Vec<String>> {
             "--package",
             name,
             "--edges",
-            "normal",
+            "normal,dev",
             "--prefix",
             "none",
         ];
@@ -136,6 +146,12 @@ pub(super) fn problems() -> Result<Vec<String>> {
         problems.extend(impure(name, &tree));
     }
     Ok(problems)
+}
+
+/// Whether a dependency is the core with what it has for tests.
+fn is_for_tests(dependency: &Value) -> bool {
+    let mut features = dependency["features"].as_array().into_iter().flatten();
+    dependency["name"] == "holdfast-agent-core" && features.any(|feature| feature == "testing")
 }
 
 /// What a pure crate must not depend on, of its `tree`: a package in each line.
@@ -159,5 +175,16 @@ mod tests {
         let tree = "core v0.1.0 (/x)\nserde v1.0.0\ntokio-util v0.7.0\ntokio v1.50.0 (*)\n";
         assert_eq!(impure("core", tree), ["core is pure, and depends on tokio"]);
         assert!(impure("core", "core v0.1.0\ntokio-util v0.7.0\n").is_empty());
+    }
+
+    #[test]
+    fn only_the_core_has_a_feature_for_tests() {
+        let dependency = |name, features| serde_json::json!({"name": name, "features": features});
+        assert!(is_for_tests(&dependency(
+            "holdfast-agent-core",
+            ["testing"]
+        )));
+        assert!(!is_for_tests(&dependency("holdfast-agent-core", ["other"])));
+        assert!(!is_for_tests(&dependency("kube", ["testing"])));
     }
 }

@@ -12,22 +12,10 @@ use anyhow::Result;
 use crate::{repository, workspace};
 
 /// Files of the agent that may use `holdfast_sdp`, and why.
-const USES_PROXY: [(&str, &str); 6] = [
+const USES_PROXY: [(&str, &str); 3] = [
     ("agent/src/dnsproxy.rs", "the built-in proxy"),
     ("agent/src/health.rs", "counters of the built-in proxy"),
     ("agent/src/metrics.rs", "counters of the built-in proxy"),
-    (
-        "agent/core/src/core/tests/model/proxy.rs",
-        "the model test runs the proxy's own sink",
-    ),
-    (
-        "agent/core/src/core/tests/model/world.rs",
-        "the model test runs the proxy's own sink",
-    ),
-    (
-        "agent/core/src/endpoint/config_file/tests.rs",
-        "the proxy's reader reads what the agent wrote",
-    ),
 ];
 
 /// Everything that breaks a rule, one line each.

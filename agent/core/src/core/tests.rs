@@ -21,7 +21,6 @@ mod labels_model;
 mod limits;
 mod lost;
 mod merge;
-mod model;
 mod name_servers;
 mod named_ports;
 mod network_policies;

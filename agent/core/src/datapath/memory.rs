@@ -15,7 +15,7 @@ use super::{
     plan::{Datapath, Step, StepError},
 };
 use crate::datapath::attachment::Attachment;
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 use crate::{identity::endpoint_checkpoint, labels::LabelSet};
 use crate::{identity::endpoint_checkpoint::EndpointWrite, ipcache::table::prefix_of};
 
@@ -48,10 +48,10 @@ pub struct MemoryDatapath {
     pub fail: Option<fn(&Step) -> bool>,
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 impl MemoryDatapath {
     /// What a restart reads from the two files of endpoint identities.
-    pub(crate) fn endpoint_identities(&self) -> Vec<(shared_maps::IdentityId, LabelSet)> {
+    pub fn endpoint_identities(&self) -> Vec<(shared_maps::IdentityId, LabelSet)> {
         let Some(whole) = &self.endpoint_checkpoint else {
             return Vec::new();
         };

@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use dns_policy::{boot_time::BootTime, name::Fqdn, pattern::SelectorMatcher, rule::NameRule};
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use proptest::{prelude::*, sample::select};
 use serde_json::Value;
 use shared_maps::{
@@ -14,6 +14,7 @@ use shared_maps::{
     policy::{EGRESS, INGRESS},
 };
 
+pub(super) use super::super::testing::policy::{document, matcher};
 use super::{
     random_network_policies::policy,
     scenario::{Node, spec},
@@ -54,7 +55,7 @@ use self::{
 pub(super) use self::{
     cluster::{Cluster, ClusterPod},
     firewalls::FirewallRule,
-    language::{Group, ServicePort, Spec, VIP},
+    language::{Group, ServicePort, Spec},
     packets::{Ends, Fate, Question, check_way, fate, fates, identity, questions},
     pod::{DEFAULT, Pod},
 };
@@ -145,13 +146,6 @@ fn learning(host: u8, pod: Pod) -> Pod {
 /// What a part of a change of policy may cost: one thing at a time, some, everything.
 pub(super) fn parts() -> impl Strategy<Value = usize> {
     select(vec![1, 20, usize::MAX])
-}
-
-pub(super) fn document(name: &str, spec: &str) -> PolicyDocument {
-    let text = format!(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: {name}}}\nspec:\n  {spec}"
-    );
-    parse_documents(&text, "test").remove(0).unwrap()
 }
 
 /// The world as the test knows it.
@@ -494,14 +488,6 @@ impl World {
         let own = self.local(address).map(Pod::labels);
         own.or_else(|| Some(self.cluster.labels(self.cluster.at(address)?)))
     }
-}
-
-pub(super) fn matcher(selector: &FqdnSelector) -> SelectorMatcher {
-    let rule = match selector {
-        FqdnSelector::Name(text) => NameRule::Name(text.clone()),
-        FqdnSelector::Pattern(text) => NameRule::Pattern(text.clone()),
-    };
-    SelectorMatcher::compile(&rule).unwrap()
 }
 
 /// Plays a history, and looks after each act.

@@ -6,6 +6,8 @@ use super::{
     super::random_network_policies::Vocabulary,
     pod::{DEFAULT, SHOP},
 };
+pub(in crate::core::tests) use crate::core::testing::cluster::ServicePort;
+use crate::core::testing::pod::PortNames;
 
 /// The node itself.
 pub(super) const NODE: &str = "10.0.0.1";
@@ -120,9 +122,6 @@ pub(super) const VOCABULARY: &Vocabulary = &Vocabulary {
     port_names: &["http", "dns", "web", "none"],
 };
 
-/// Named ports of an endpoint: name, protocol, port.
-pub(in crate::core::tests) type PortNames = &'static [(&'static str, u8, u16)];
-
 /// What endpoints may have. One name means different ports.
 pub(super) const PORT_NAMES: &[PortNames] = &[
     &[],
@@ -176,12 +175,6 @@ pub(super) const ADDRESSES: &[&str] = &[
     "2.2.2.2",
     "10.0.0.9",
 ];
-
-/// Address of the Service: outside, and within blocks that policies name, while there is none.
-pub(in crate::core::tests) const VIP: &str = "1.1.9.9";
-
-/// A port of the Service: protocol, port, port of the backends, and their addresses.
-pub(in crate::core::tests) type ServicePort = (u8, u16, u16, &'static [&'static str]);
 
 /// Ports that the Service may have.
 pub(super) const SERVICES: &[&[ServicePort]] = &[

@@ -1,37 +1,12 @@
-//! What becomes of packets by the maps, and on the way from one state of them to another.
+//! What becomes of packets on the way from one state of the maps to another.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use ipnet::IpNet;
-use shared_maps::{
-    EndpointId, IdentityId,
-    policy::{EGRESS, INGRESS},
-};
+use shared_maps::policy::{EGRESS, INGRESS};
 
 use super::language::{PORTS, remotes};
-use crate::{
-    datapath::{memory::MemoryDatapath, plan::Datapath as _},
-    ipcache::table::prefix_of,
-    policy::compute::{decide, everyone_at, longest},
-};
-
-/// What happens to a packet, the closest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::core::tests) enum Fate {
-    Dropped,
-    Proxied,
-    Passed,
-}
-
-/// A packet of an endpoint.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::core::tests) struct Question {
-    pub(in crate::core::tests) endpoint: EndpointId,
-    pub(in crate::core::tests) remote: IpAddr,
-    pub(in crate::core::tests) direction: u8,
-    pub(in crate::core::tests) protocol: u8,
-    pub(in crate::core::tests) port: u16,
-}
+pub(in crate::core::tests) use crate::core::testing::packets::{Fate, Question, fate, identity};
+use crate::datapath::{memory::MemoryDatapath, plan::Datapath as _};
 
 pub(in crate::core::tests) fn questions(
     before: &MemoryDatapath,
@@ -122,35 +97,4 @@ pub(in crate::core::tests) fn fates(datapath: &MemoryDatapath) -> BTreeMap<Packe
         (packet, fate(datapath, q))
     });
     fates.collect()
-}
-
-pub(in crate::core::tests) fn identity(datapath: &MemoryDatapath, address: IpAddr) -> IdentityId {
-    let covering = datapath.ipcache.iter().filter_map(|(key, value)| {
-        let prefix: IpNet = prefix_of(key)?;
-        prefix
-            .contains(&address)
-            .then_some((prefix.prefix_len(), value.sec_identity))
-    });
-    covering
-        .max()
-        .map_or(IdentityId::WORLD_IPV4, |(_, id)| IdentityId(id))
-}
-
-pub(in crate::core::tests) fn fate(datapath: &MemoryDatapath, question: Question) -> Option<Fate> {
-    let map = datapath.policy.get(&question.endpoint)?;
-    let remote = identity(datapath, question.remote);
-    let lookup = |id: u32| {
-        let entries = map.iter().filter(move |(key, _)| key.sec_label == id);
-        let (protocol, port) = match id {
-            0 => everyone_at(remote, question.protocol, question.port),
-            _ => (question.protocol, question.port),
-        };
-        longest(entries, question.direction, protocol, port)
-    };
-    Some(match decide(lookup, remote) {
-        None => Fate::Dropped,
-        Some((_, value)) if value.is_deny() => Fate::Dropped,
-        Some((_, value)) if value.proxy_port.get() != 0 => Fate::Proxied,
-        Some(_) => Fate::Passed,
-    })
 }

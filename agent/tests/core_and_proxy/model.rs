@@ -18,12 +18,14 @@
 mod proxy;
 mod world;
 
+use agent_core::{
+    core::testing::{cluster::ServicePort, policy::document},
+    policy::{document::PolicyDocument, parse::parse_documents},
+};
 use proptest::{prelude::*, sample::select};
 use shared_maps::EndpointId;
 
 use self::world::{ADDRESSES, Addresses, Failure, Fate, World};
-use super::oracle::{ServicePort, document};
-use crate::policy::{document::PolicyDocument, parse::parse_documents};
 
 const WWW: &str = "www.cilium.io.";
 const DEV: &str = "dev.cilium.io.";

@@ -2,9 +2,10 @@
 
 use std::net::IpAddr;
 
-use super::{Fate, World};
-use crate::core::{Event, tests::model::Scan};
+use agent_core::core::Event;
 use dns_policy::name::Fqdn;
+
+use super::{super::Scan, Fate, World};
 
 impl World {
     /// The pod ends its connections to this address.

@@ -2,13 +2,23 @@
 
 use std::net::IpAddr;
 
+use agent_core::{
+    core::{
+        Event,
+        testing::{
+            cluster::{ClusterPod, ServicePort, VIP},
+            packets::{Fate, Question, fate, identity},
+            pod::Pod,
+        },
+    },
+    labels::LabelSet,
+};
 use shared_maps::{
     IdentityId,
     policy::{EGRESS, INGRESS},
 };
 
 use super::{super::Spec, World};
-use crate::core::tests::oracle::{self, ClusterPod, Pod, Question, ServicePort, VIP};
 
 /// Where the pod is. No answer has this address.
 const ADDRESS: &str = "10.2.0.9";
@@ -34,7 +44,7 @@ impl World {
         self.of_cluster(events);
     }
 
-    fn of_cluster(&mut self, events: Vec<crate::core::Event>) {
+    fn of_cluster(&mut self, events: Vec<Event>) {
         if self.agent && self.synced {
             self.end_change();
             events.into_iter().for_each(|event| self.event(event));
@@ -66,11 +76,11 @@ impl World {
                 protocol,
                 port,
             };
-            oracle::fate(&self.node.datapath, question).expect("it has a policy map")
+            fate(&self.node.datapath, question).expect("it has a policy map")
         };
         let passes = |passes| match passes {
-            true => oracle::Fate::Passed,
-            false => oracle::Fate::Dropped,
+            true => Fate::Passed,
+            false => Fate::Dropped,
         };
         let pod = self.cluster.at(ADDRESS.parse().unwrap());
         for port in [443, 80] {
@@ -92,13 +102,13 @@ impl World {
         }
         let vip: IpAddr = VIP.parse().unwrap();
         let ports = self.cluster.service_at(vip);
-        let is_service = oracle::identity(&self.node.datapath, vip).is_service();
+        let is_service = identity(&self.node.datapath, vip).is_service();
         assert_eq!(is_service, ports.is_some());
         for (protocol, port, to, backends) in ports.into_iter().flatten() {
             let fates = backends
                 .iter()
                 .map(|at| fate_of(at, EGRESS, *protocol, *to));
-            let wanted = fates.min().unwrap_or(oracle::Fate::Dropped);
+            let wanted = fates.min().unwrap_or(Fate::Dropped);
             assert_eq!(
                 fate_of(VIP, EGRESS, *protocol, *port),
                 wanted,
@@ -124,7 +134,7 @@ impl World {
             .iter()
             .find(|label| !labels.as_slice().contains(label));
         assert_eq!(lacking, None, "{labels:?}");
-        let teams = |labels: &crate::labels::LabelSet| {
+        let teams = |labels: &LabelSet| {
             labels
                 .iter()
                 .filter(|label| label.key().ends_with(".team"))

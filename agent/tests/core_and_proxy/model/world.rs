@@ -14,6 +14,21 @@ use std::{
     time::Duration,
 };
 
+use agent_core::{
+    core::{
+        CoreConfig, Effect, Event, Restored,
+        event::{CleanNames, MappingEvent, RevokeAck, StreamId},
+        testing::{
+            cluster::Cluster,
+            node::{Node, spec},
+            policy::document,
+            restart::again,
+        },
+    },
+    datapath::memory::MemoryDatapath,
+    policy::document::PolicyDocument,
+    source_event::SourceEvent,
+};
 use dns_policy::{
     boot_time::BootTime,
     epoch::Epoch,
@@ -28,22 +43,8 @@ pub(super) use self::{
     failure::Failure,
 };
 use super::{
-    super::{
-        oracle::{Cluster, document},
-        restart::again,
-        scenario::{Node, spec},
-    },
     Act, LastWrite, PROXIES, Spec,
     proxy::{self, Down, MAX_DELAY, Proxy, Up},
-};
-use crate::{
-    core::{
-        CoreConfig, Effect, Event, Restored,
-        event::{CleanNames, MappingEvent, StreamId},
-    },
-    datapath::memory::MemoryDatapath,
-    policy::document::PolicyDocument,
-    source_event::SourceEvent,
 };
 
 const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]";
@@ -392,10 +393,7 @@ impl World {
                             self.promises.remove(&(stream, name.clone(), address));
                         }
                     }
-                    self.event(Event::RevokeAcked(vec![crate::core::event::RevokeAck {
-                        stream,
-                        id,
-                    }]));
+                    self.event(Event::RevokeAcked(vec![RevokeAck { stream, id }]));
                 }
             }
         }

@@ -1,7 +1,8 @@
 //! Changes of policy, part by part.
 
+use agent_core::{core::Event, policy::document::PolicyDocument, source_event::SourceEvent};
+
 use super::{Spec, World};
-use crate::{core::Event, policy::document::PolicyDocument, source_event::SourceEvent};
 
 impl World {
     pub(super) fn policy(&mut self, slot: usize, spec: Option<Spec>) {

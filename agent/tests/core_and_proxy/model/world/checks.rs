@@ -5,14 +5,17 @@ use std::{
     net::IpAddr,
 };
 
+use agent_core::{
+    core::testing::policy::matcher, identity::checkpoint, labels::FQDN,
+    selector::selector::Selector,
+};
 use dns_policy::{boot_time::BootTime, name::Fqdn};
 use shared_maps::{IdentityId, ipcache::IpcacheKey};
 
 use super::{
-    super::{super::oracle::matcher, Act, LONGEST, LastWrite, NAMES, PROXIES, SHORTEST, Scan},
+    super::{Act, LONGEST, LastWrite, NAMES, PROXIES, SHORTEST, Scan},
     Failure, Fate, World,
 };
-use crate::{identity::checkpoint, labels::FQDN, selector::selector::Selector};
 
 impl World {
     /// Everybody is there again and has a few seconds.

@@ -1,6 +1,6 @@
 //! Writes that fail.
 
-use crate::datapath::plan::Step;
+use agent_core::datapath::plan::Step;
 
 /// Which writes fail.
 #[derive(Clone, Copy, Debug)]

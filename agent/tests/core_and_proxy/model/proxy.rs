@@ -3,6 +3,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
+use agent_core::core::event::{MappingResult, Revocation, StreamId};
 use dns_policy::{
     boot_time::BootTime,
     epoch::Epoch,
@@ -16,7 +17,6 @@ use holdfast_sdp::{
 use parking_lot::Mutex;
 
 use super::LastWrite;
-use crate::core::event::{MappingResult, Revocation, StreamId};
 
 /// Boot of the journal files.
 pub(super) const BOOT: &str = "00000000-0000-4000-8000-000000000001";

@@ -1,0 +1,25 @@
+//! Policies in words, and names that a selector means.
+
+use dns_policy::{pattern::SelectorMatcher, rule::NameRule};
+
+use crate::{
+    policy::{document::PolicyDocument, parse::parse_documents},
+    selector::selector::FqdnSelector,
+};
+
+/// The CiliumNetworkPolicy of this name and `spec`.
+pub fn document(name: &str, spec: &str) -> PolicyDocument {
+    let text = format!(
+        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: {name}}}\nspec:\n  {spec}"
+    );
+    parse_documents(&text, "test").remove(0).unwrap()
+}
+
+/// What a selector matches, by the selector itself.
+pub fn matcher(selector: &FqdnSelector) -> SelectorMatcher {
+    let rule = match selector {
+        FqdnSelector::Name(text) => NameRule::Name(text.clone()),
+        FqdnSelector::Pattern(text) => NameRule::Pattern(text.clone()),
+    };
+    SelectorMatcher::compile(&rule).unwrap()
+}

@@ -34,6 +34,7 @@ mod identities;
 mod intake;
 mod left_behind;
 mod mappings;
+mod name_holders;
 mod name_servers;
 mod node_selectors;
 pub mod packet_view;

@@ -196,7 +196,7 @@ impl State {
             .names
             .name_mut(name)
             .and_then(|entry| entry.pairs.get_mut(&address));
-        if let Some(pair) = pair.filter(|pair| pair.owners == 0 && pair.lease_end > now) {
+        if let Some(pair) = pair.filter(|pair| pair.owners == 0 && pair.lease_end > Some(now)) {
             pair.revoking = true;
             true
         } else {

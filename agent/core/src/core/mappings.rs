@@ -13,11 +13,12 @@ use shared_maps::{FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
 use super::{
     event::{Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingResult},
+    name_holders::{HeldPair, Holders},
     plan::{PendingResult, Plan},
     state::State,
 };
 use crate::{
-    core::state::{endpoint_files::Undurable, resolved::Relevance},
+    core::state::endpoint_files::Undurable,
     fqdn::{cache::Answer, embedded, longest::MAX_TTL, resolved::Room},
     ipcache::{metadata::Claim, owners::Owner},
 };
@@ -37,6 +38,16 @@ struct Validity {
     seen: BootTime,
     expires: BootTime,
     lease_end: BootTime,
+}
+
+/// What was learned of a mapping.
+struct Learned {
+    /// Of addresses with labels, which the datapath must get before the answer is released.
+    prefixes: Vec<IpNet>,
+    /// Addresses for which there is no room.
+    left_out: usize,
+    /// Of the lease that every address has.
+    lease_end: Option<BootTime>,
 }
 
 /// An address of an answer that was learned.
@@ -77,60 +88,71 @@ impl State {
             self.refuse(plan, event, refusal);
             return;
         }
-        let endpoint = mapping.endpoint.id;
         let times = self.validity(mapping);
-        let lease_end = times.lease_end;
-        let mut leased =
-            self.leases.is_open(event.stream) && lease_end > self.now && !self.is_crowded();
-        let mut left_out = mapping.addresses.len().saturating_sub(TAKEN_ADDRESSES);
-        let relevance = self.relevance(mapping, times.ttl, times.seen);
-        // An answer that counts must not be released under the lease of one that does not.
-        leased &= relevance != Relevance::Untrusted;
-        if !self.counts_for_names(mapping) {
+        let may_lease =
+            self.leases.is_open(event.stream) && times.lease_end > self.now && !self.is_crowded();
+        let holders = self.holders_of(mapping, times.ttl, times.seen);
+        if holders.are_none() {
             self.pass(plan, event);
             return;
         }
+        let may_lease = may_lease && holders.allow_lease();
+        let lease_end = may_lease.then_some(times.lease_end);
+        let learned = self.learn_addresses(mapping, &times, lease_end, holders);
+        let endpoint = mapping.endpoint.id;
+        self.file_soon(endpoint);
+        if learned.left_out > 0 {
+            self.counters.pairs_left_out += learned.left_out as u64;
+            self.refuse(plan, event, Refusal::NotRealised);
+            return;
+        }
+        let result = self.result(event, Realised::Yes, learned.lease_end);
+        plan.answer(PendingResult {
+            result,
+            prefixes: learned.prefixes,
+            endpoint,
+        });
+    }
+
+    fn learn_addresses(
+        &mut self,
+        mapping: &Mapping,
+        times: &Validity,
+        lease_end: Option<BootTime>,
+        holders: Holders,
+    ) -> Learned {
         let labels = match self.learned.names.name(&mapping.name) {
             Some(entry) => entry.labels.clone(),
             None => self.policy.labels_of_name(&mapping.name),
         };
-        let mut prefixes = Vec::with_capacity(mapping.addresses.len().min(TAKEN_ADDRESSES));
+        let mut learned = Learned {
+            prefixes: Vec::with_capacity(mapping.addresses.len().min(TAKEN_ADDRESSES)),
+            left_out: mapping.addresses.len().saturating_sub(TAKEN_ADDRESSES),
+            lease_end,
+        };
+        let last = times.expires.max(times.lease_end);
         for address in mapping.addresses.iter().copied().take(TAKEN_ADDRESSES) {
             let answer = Answer {
-                endpoint,
+                endpoint: mapping.endpoint.id,
                 name: &mapping.name,
                 labels: labels.as_ref(),
                 address,
                 seen: times.seen,
                 ttl: times.ttl,
                 expires: times.expires,
-                lease_end: leased.then_some(lease_end),
-                trusted_until: match relevance.is_trusted() {
-                    true => times.expires.max(lease_end),
-                    false => BootTime(0),
-                },
+                lease_end: learned.lease_end,
+                trusted_until: holders.is_trusted().then_some(last),
             };
-            let Some(taken) = self.learn_address(answer, relevance) else {
-                left_out += 1;
+            let Some(taken) = self.learn_address(answer, holders, last) else {
+                learned.left_out += 1;
                 continue;
             };
-            leased &= taken.leased;
+            learned.lease_end = learned.lease_end.filter(|_| taken.leased);
             if taken.labelled {
-                prefixes.push(IpNet::from(address));
+                learned.prefixes.push(IpNet::from(address));
             }
         }
-        self.file_soon(endpoint);
-        if left_out > 0 {
-            self.counters.pairs_left_out += left_out as u64;
-            self.refuse(plan, event, Refusal::NotRealised);
-            return;
-        }
-        let result = self.result(event, Realised::Yes, leased.then_some(lease_end));
-        plan.answer(PendingResult {
-            result,
-            prefixes,
-            endpoint,
-        });
+        learned
     }
 
     /// Accepts a mapping of which nothing is learned: its answer may go, and no lease covers the next.
@@ -145,26 +167,30 @@ impl State {
         });
     }
 
-    /// Learns one address of an answer. `None` if there is no room for it.
-    fn learn_address(&mut self, mut answer: Answer<'_>, relevance: Relevance) -> Option<Taken> {
+    /// Learns one address of an answer that ends at `last`. `None` if there is no room for it.
+    fn learn_address(
+        &mut self,
+        mut answer: Answer<'_>,
+        holders: Holders,
+        last: BootTime,
+    ) -> Option<Taken> {
         let (name, address) = (answer.name, answer.address);
-        let room = match relevance {
-            Relevance::Counts if self.is_sound(address) => {
-                let openness = self.openness(address);
-                Some(self.resolved.room(name, address, openness))
-            }
-            _ => None,
-        };
+        let room = self.holders_room(holders, name, address);
         match room {
             Some(Room::Full) => return None,
             Some(Room::Scarce) => answer.lease_end = None,
             _ => {}
         }
+        let pair = HeldPair {
+            name,
+            address,
+            until: last,
+            lease_end: None,
+        };
         if !self.may_learn(name, address) {
-            let until = answer.trusted_until;
             return Some(Taken {
                 leased: answer.lease_end.is_some(),
-                labelled: room.is_some() && self.resolve_name(name, address, until, None),
+                labelled: room.is_some() && self.hold_pair(pair),
             });
         }
         let names = &mut self.learned.names;
@@ -173,8 +199,10 @@ impl State {
         }
         let leased = names.learn(&answer);
         if room.is_some() {
-            let lease_end = answer.lease_end.filter(|_| leased);
-            self.resolve_name(name, address, answer.trusted_until, lease_end);
+            self.hold_pair(HeldPair {
+                lease_end: answer.lease_end.filter(|_| leased),
+                ..pair
+            });
         }
         if let Some(labels) = answer.labels {
             let claim = Claim::Labels(labels.clone());
@@ -392,7 +420,7 @@ impl State {
         let pairs = pairs.flat_map(|entry| &entry.pairs);
         let ends = pairs
             .filter(|(address, _)| addresses.contains(address))
-            .map(|(_, pair)| pair.lease_end);
+            .filter_map(|(_, pair)| pair.lease_end);
         let until = ends.max().unwrap_or(self.now);
         plan.revoke(self.leases.revoke(name, addresses, until, self.now));
     }
@@ -413,7 +441,7 @@ impl State {
         for (local, remote) in alive {
             if let Some(id) = self.endpoints.by_address(*local) {
                 self.learned.names.mark_alive(id, *remote, gc_start);
-                self.mark_resolved_alive(*remote, gc_start);
+                self.mark_held_alive(*remote, gc_start);
             }
         }
     }
@@ -422,14 +450,14 @@ impl State {
     pub(super) fn on_pass_complete(&mut self, gc_start: BootTime) {
         let expired = self.learned.names.scanned(gc_start, self.now);
         self.release(expired);
-        self.end_resolved_scan(gc_start);
+        self.end_held_scan(gc_start);
     }
 
     /// Removes expired pairs, unless the inbox has a mapping that renews them.
     pub(super) fn expire(&mut self) {
         let expired = self.learned.names.expire(self.now);
         self.release(expired);
-        self.expire_resolved();
+        self.expire_held();
     }
 
     fn release(&mut self, expired: crate::fqdn::cache::Expired) {

@@ -99,20 +99,18 @@ impl State {
         let names = &self.learned.names;
         let entry = names.name(name);
         let trusted = entry.into_iter().flat_map(|entry| &entry.pairs);
-        let trusted = trusted.filter(|(address, pair)| {
-            pair.trusted_until > BootTime(0)
-                && (pair.trusted_until > self.now
-                    || !names.is_kept_after(name, **address, pair.trusted_until))
+        let trusted = trusted.filter_map(|(address, pair)| {
+            let until = pair.trusted_until?;
+            let is_kept = until > self.now || !names.is_kept_after(name, *address, until);
+            is_kept.then_some((*address, until, pair.lease_end))
         });
-        let trusted: Vec<_> = trusted
-            .map(|(address, pair)| (*address, pair.trusted_until, pair.lease_end))
-            .collect();
+        let trusted: Vec<_> = trusted.collect();
         for (address, until, lease_end) in trusted {
             let openness = self.openness(address);
             if self.resolved.room(name, address, openness) != Room::Full {
                 // Another server's answer may have a longer one.
-                let lease_end = lease_end.min(until);
-                let lease = (lease_end > self.now).then_some(lease_end);
+                let lease = lease_end.map(|end| end.min(until));
+                let lease = lease.filter(|end| *end > self.now);
                 let pairs = &mut self.resolved.pairs;
                 pairs.learn((name, address), openness, until, lease);
             }
@@ -251,23 +249,6 @@ impl State {
         let gone = self.resolved.pairs.evict(name, address, self.now);
         self.unlabel_resolved(gone);
         true
-    }
-
-    /// Removes pairs that ended and that no connection may use.
-    pub(super) fn expire_resolved(&mut self) {
-        let gone = self.resolved.pairs.expire(self.now);
-        self.unlabel_resolved(gone);
-    }
-
-    /// Conntrack found a connection to an address.
-    pub(super) fn mark_resolved_alive(&mut self, address: IpAddr, gc_start: BootTime) {
-        self.resolved.pairs.mark_alive(address, gc_start);
-    }
-
-    /// A complete conntrack scan ended.
-    pub(super) fn end_resolved_scan(&mut self, gc_start: BootTime) {
-        let gone = self.resolved.pairs.scanned(gc_start);
-        self.unlabel_resolved(gone);
     }
 
     /// Forgets what answers said of these pairs.

@@ -29,7 +29,7 @@ use crate::{
         },
     },
     datapath::plan::Step,
-    endpoint::config_file::EndpointFile,
+    endpoint::config_file::{EndpointFile, HistoryEntry, ZombieEntry},
     fqdn::{
         cache::{Answer, Limits, NameCache, Trust},
         longest::MAX_TTL,
@@ -156,8 +156,6 @@ impl State {
     }
 
     fn restore(&mut self, restored: Restored, local: &[(IdentityId, LabelSet)]) {
-        let labels: BTreeMap<IdentityId, &LabelSet> =
-            local.iter().map(|(id, labels)| (*id, labels)).collect();
         for (key, value) in &restored.ipcache {
             if let Some(prefix) = prefix_of(key) {
                 let identity = IdentityId(value.sec_identity);
@@ -165,37 +163,7 @@ impl State {
                 self.ipcache.mark(prefix);
             }
         }
-        let mut asked = BTreeSet::new();
-        let requests = self.restoration.requests().map(|(_, id)| id);
-        let shared: BTreeSet<IdentityId> = requests.filter(|id| !asked.insert(*id)).collect();
-        for (prefix, identity) in numbers(&restored) {
-            if identity.is_service() {
-                // The cluster's objects say which addresses Services have.
-                continue;
-            }
-            let Some(labels) = labels.get(&identity) else {
-                continue;
-            };
-            let own: Vec<Label> = labels
-                .iter()
-                // A block's label that flowed down will flow down again, as will the
-                // world's, which may be another if families were switched on or off.
-                .filter(|l| l.source() != CIDR || cidr_of(l) == Some(prefix))
-                .filter(|l| l.source() != CIDR || !shared.contains(&identity))
-                // Documents and the node speak before anything is resolved: a group, a node or
-                // an API server that went keeps nothing open.
-                .filter(|l| !matches!(l.source(), CIDR_GROUP | NODE | NODE_CIDR | RESERVED))
-                // The run before may have let answers label it.
-                .filter(|l| {
-                    !matches!(l.source(), FQDN | DNS_NAME)
-                        || !self.config.refused_prefixes.covers(prefix)
-                })
-                .cloned()
-                .collect();
-            let own = Claim::Labels(LabelSet::new(own));
-            self.ipcache.claim(prefix, Owner::Restored, own);
-            self.restoration.add_prefix(prefix);
-        }
+        self.restore_labels(&restored, local);
         let mut maps: BTreeMap<EndpointId, _> = restored.policy_maps.into_iter().collect();
         for file in restored.endpoints {
             let map = maps.remove(&file.id);
@@ -217,6 +185,39 @@ impl State {
         }
         for id in maps.into_keys() {
             self.endpoints.add_orphan(id);
+        }
+    }
+
+    /// Gives prefixes the labels of the numbers that they have in the maps, as far as they may
+    /// keep them through the grace.
+    fn restore_labels(&mut self, restored: &Restored, local: &[(IdentityId, LabelSet)]) {
+        let labels: BTreeMap<IdentityId, &LabelSet> =
+            local.iter().map(|(id, labels)| (*id, labels)).collect();
+        let mut asked = BTreeSet::new();
+        let requests = self.restoration.requests().map(|(_, id)| id);
+        let shared: BTreeSet<IdentityId> = requests.filter(|id| !asked.insert(*id)).collect();
+        for (prefix, identity) in numbers(restored) {
+            if identity.is_service() {
+                // The cluster's objects say which addresses Services have.
+                continue;
+            }
+            let Some(labels) = labels.get(&identity) else {
+                continue;
+            };
+            let kept = labels.iter().filter(|label| match label.source() {
+                // A block's label that flowed down will flow down again, as will the
+                // world's, which may be another if families were switched on or off.
+                CIDR => cidr_of(label) == Some(prefix) && !shared.contains(&identity),
+                // Documents and the node speak before anything is resolved: a group, a node or
+                // an API server that went keeps nothing open.
+                CIDR_GROUP | NODE | NODE_CIDR | RESERVED => false,
+                // The run before may have let answers label it.
+                FQDN | DNS_NAME => !self.config.refused_prefixes.covers(prefix),
+                _ => true,
+            });
+            let kept = Claim::Labels(LabelSet::new(kept.cloned().collect()));
+            self.ipcache.claim(prefix, Owner::Restored, kept);
+            self.restoration.add_prefix(prefix);
         }
     }
 
@@ -252,16 +253,11 @@ impl State {
     /// Restores the pre-cached names, except those cleaned since they were looked up, and
     /// addresses that no answer may label.
     fn restore_pre_cached(&mut self, known: &[PreCached]) {
-        let boot = self.config.boot_unix_ns;
-        let instant = |unix: u64| BootTime(unix.saturating_sub(boot));
         let (mut kept, mut left_out) = (0_usize, 0_usize);
         for entry in known {
-            let until = instant(entry.expires);
-            let over = until <= self.now
-                || self
-                    .learned
-                    .closed
-                    .covers_on_node(&entry.name, instant(entry.lookup));
+            let until = self.instant(entry.expires);
+            let lookup = self.instant(entry.lookup);
+            let over = until <= self.now || self.learned.closed.covers_on_node(&entry.name, lookup);
             for address in entry.addresses.iter().copied() {
                 if over || !self.is_plumbed(address) {
                     left_out += 1;
@@ -281,76 +277,102 @@ impl State {
     /// proxies may hold leases. Answers that do not count now are left out: the run before may have
     /// had another `--tofqdns-servers`.
     fn restore_names(&mut self, file: &EndpointFile) {
-        let boot = self.config.boot_unix_ns;
-        let instant = |unix: u64| BootTime(unix.saturating_sub(boot));
-        let at_least = self.now.plus_secs(AT_LEAST);
-        let slack = self.config.lease_slack;
-        let only_trusted = self.config.name_servers == NameServers::Trusted;
         let mut is_changed = false;
         for entry in &file.history {
-            let seen = instant(entry.lookup).min(self.now);
-            let is_passed = only_trusted && entry.trusted_until == 0;
-            if is_passed || self.learned.closed.covers(file.id, &entry.name, seen) {
-                is_changed = true;
-                continue;
-            }
-            let expires = match only_trusted {
-                true => entry.trusted_until.min(entry.expires),
-                false => entry.expires,
-            };
-            // The wall clock may have jumped since: no answer lasts longer than its TTL.
-            let longest = self
-                .now
-                .plus_secs(entry.ttl.min(MAX_TTL).into())
-                .max(at_least);
-            for address in entry.addresses.iter().copied() {
-                if !self.is_plumbed(address) {
-                    continue;
-                }
-                self.learned.names.learn(&Answer {
-                    endpoint: file.id,
-                    name: &entry.name,
-                    labels: None,
-                    address,
-                    seen,
-                    ttl: entry.ttl,
-                    expires: instant(expires).max(at_least).min(longest),
-                    lease_end: None,
-                    trusted_until: match entry.trusted_until {
-                        0 => BootTime(0),
-                        // An answer of another server keeps the pair for longer.
-                        until if until < entry.expires => instant(until).min(longest),
-                        until => instant(until).max(at_least).min(longest.plus(slack)),
-                    },
-                });
-            }
+            is_changed |= !self.restore_answer(file.id, entry);
         }
-        let zombies = file.zombies.iter();
-        let refused = &self.config.refused_prefixes;
-        let zombies: Vec<_> = zombies
-            .filter(|entry| refused.covering(entry.address).is_none())
-            .collect();
-        for entry in zombies {
-            let alive = instant(entry.alive_at).min(self.now.plus(self.config.idle_grace));
-            let pending = instant(entry.delete_pending_at).min(self.now);
-            for name in &entry.names {
-                // The time of the look-up is unknown: no later than the expiry.
-                let trust = match entry.trusted.contains(name) {
-                    true => Trust::Trusted,
-                    false => Trust::Untrusted,
-                };
-                let is_passed = only_trusted && trust == Trust::Untrusted;
-                if is_passed || self.learned.closed.covers(file.id, name, pending) {
-                    is_changed = true;
-                    continue;
-                }
-                let names = &mut self.learned.names;
-                names.restore_zombie(file.id, name, entry.address, alive, pending, trust);
+        for entry in &file.zombies {
+            if self
+                .config
+                .refused_prefixes
+                .covering(entry.address)
+                .is_none()
+            {
+                is_changed |= !self.restore_zombie(file.id, entry);
             }
         }
         if is_changed {
             self.file_soon(file.id);
         }
+    }
+
+    /// False if the answer is left out.
+    fn restore_answer(&mut self, endpoint: EndpointId, entry: &HistoryEntry) -> bool {
+        let only_trusted = self.config.name_servers == NameServers::Trusted;
+        let seen = self.instant(entry.lookup).min(self.now);
+        let is_passed = only_trusted && entry.trusted_until == 0;
+        if is_passed || self.learned.closed.covers(endpoint, &entry.name, seen) {
+            return false;
+        }
+        let at_least = self.now.plus_secs(AT_LEAST);
+        // The wall clock may have jumped since: no answer lasts longer than its TTL.
+        let ttl = entry.ttl.min(MAX_TTL);
+        let longest = self.now.plus_secs(ttl.into()).max(at_least);
+        let expires = match only_trusted {
+            true => entry.trusted_until.min(entry.expires),
+            false => entry.expires,
+        };
+        let expires = self.instant(expires).max(at_least).min(longest);
+        let trusted_until = self.instant_if_any(entry.trusted_until).map(|at| {
+            match entry.trusted_until < entry.expires {
+                // An answer of another server keeps the pair for longer.
+                true => at.min(longest),
+                false => at.max(at_least).min(longest.plus(self.config.lease_slack)),
+            }
+        });
+        for address in entry.addresses.iter().copied() {
+            if !self.is_plumbed(address) {
+                continue;
+            }
+            self.learned.names.learn(&Answer {
+                endpoint,
+                name: &entry.name,
+                labels: None,
+                address,
+                seen,
+                ttl: entry.ttl,
+                expires,
+                lease_end: None,
+                trusted_until,
+            });
+        }
+        true
+    }
+
+    /// False if one of its names is left out.
+    fn restore_zombie(&mut self, endpoint: EndpointId, entry: &ZombieEntry) -> bool {
+        let only_trusted = self.config.name_servers == NameServers::Trusted;
+        let latest = self.now.plus(self.config.idle_grace);
+        let alive = self.instant_if_any(entry.alive_at);
+        let alive = alive.map(|alive| alive.min(latest));
+        let pending = self.instant(entry.delete_pending_at).min(self.now);
+        let mut is_whole = true;
+        for name in &entry.names {
+            // The time of the look-up is unknown: no later than the expiry.
+            let trust = match entry.trusted.contains(name) {
+                true => Trust::Trusted,
+                false => Trust::Untrusted,
+            };
+            let is_passed = only_trusted && trust == Trust::Untrusted;
+            if is_passed || self.learned.closed.covers(endpoint, name, pending) {
+                is_whole = false;
+                continue;
+            }
+            let names = &mut self.learned.names;
+            names.restore_zombie(endpoint, name, entry.address, alive, pending, trust);
+        }
+        is_whole
+    }
+
+    /// An instant of a file. `None` if the file has none, or one before the node started.
+    fn instant_if_any(&self, unix_ns: u64) -> Option<BootTime> {
+        let at = self.instant(unix_ns);
+        (at > BootTime(0)).then_some(at)
+    }
+
+    /// An instant of a file.
+    fn instant(&self, unix_ns: u64) -> BootTime {
+        BootTime(unix_ns.saturating_sub(self.config.boot_unix_ns))
     }
 
     /// The first plan: entries of removed interfaces are removed now, before they are published.

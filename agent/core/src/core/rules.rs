@@ -192,9 +192,8 @@ impl State {
         let is_trusted = |name: &Fqdn, address: &IpAddr, expired: BootTime| {
             let entry = self.learned.names.name(name);
             let pair = entry.and_then(|entry| entry.pairs.get(address));
-            let until = pair.map(|pair| pair.trusted_until);
-            until.is_some_and(|until| until > BootTime(0) && until >= expired)
-                || self.resolved.has(name, *address)
+            let until = pair.and_then(|pair| pair.trusted_until);
+            until.is_some_and(|until| until >= expired) || self.resolved.has(name, *address)
         };
         let zombies = names.zombies.iter().map(|(address, zombie)| ZombieEntry {
             address: *address,
@@ -205,11 +204,7 @@ impl State {
                 .filter(|name| is_trusted(name, address, zombie.delete_pending))
                 .cloned()
                 .collect(),
-            alive_at: if zombie.alive_at.0 == 0 {
-                0
-            } else {
-                self.wall(zombie.alive_at)
-            },
+            alive_at: zombie.alive_at.map_or(0, |at| self.wall(at)),
             delete_pending_at: self.wall(zombie.delete_pending),
         });
         zombies.collect()

@@ -329,7 +329,7 @@ impl State {
                     .names
                     .name(name)
                     .and_then(|entry| entry.pairs.get(address));
-                pair.map_or(0, |pair| pair.lease_end.0)
+                pair.and_then(|pair| pair.lease_end).map_or(0, |end| end.0)
             };
             for (name, addresses) in &names.names {
                 let addresses = addresses.iter();

@@ -8,7 +8,6 @@ use std::{
 };
 
 use dns_policy::{
-    boot_time::BootTime,
     name::Fqdn,
     pattern::Pattern,
     rule::{EndpointRules, NameRules},
@@ -496,7 +495,7 @@ impl State {
             let known = self.learned.names.name(&name);
             let pair = known.and_then(|entry| entry.pairs.get(&address))?;
             let servers = self.resolved.untrusted_servers(&name);
-            let is_untrusted = pair.trusted_until == BootTime(0) || !servers.is_empty();
+            let is_untrusted = pair.trusted_until.is_none() || !servers.is_empty();
             let is_used = is_untrusted
                 && !self.resolved.has(&name, address)
                 && !trace::tier_by_name(side, &name).is_empty();

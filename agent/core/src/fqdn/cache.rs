@@ -24,7 +24,12 @@ use super::gc::{self, ConntrackScans, Zombie};
 use crate::labels::LabelSet;
 
 /// A pair stays this long after its lease ended, seconds (design: Leases).
-pub(crate) const AFTER_LEASE: u64 = 5;
+const AFTER_LEASE: u64 = 5;
+
+/// Until when a pair stays whose lease, or whose last answer, ends then.
+pub(crate) fn after_lease(end: BootTime) -> BootTime {
+    end.plus_secs(AFTER_LEASE)
+}
 
 /// An address that is valid for an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +41,7 @@ pub(crate) struct Lookup {
     /// TTL, seconds.
     pub ttl: u32,
     /// As [`Pair::trusted_until`], by this endpoint's answers.
-    pub trusted_until: BootTime,
+    pub trusted_until: Option<BootTime>,
     queued: BootTime,
 }
 
@@ -67,21 +72,20 @@ pub(crate) struct NameEntry {
 pub(crate) struct Pair {
     /// Endpoints for which it is valid or a zombie.
     pub owners: u32,
-    /// Until when it is promised to stay; 0 = no promise.
-    pub lease_end: BootTime,
-    /// Until when it is known without anybody asking ([`super::pre_cache`]); 0 = it is not.
-    pub known_until: BootTime,
+    /// Until when it is promised to stay.
+    pub lease_end: Option<BootTime>,
+    /// Until when it is known without anybody asking ([`super::pre_cache`]).
+    pub known_until: Option<BootTime>,
     /// No new promise: it is being revoked.
     pub revoking: bool,
-    /// When the answers of trusted DNS servers that gave it end; 0 = none did.
-    pub trusted_until: BootTime,
+    /// When the answers of trusted DNS servers that gave it end, if any did.
+    pub trusted_until: Option<BootTime>,
 }
 
 impl Pair {
     /// Until when it stays although no endpoint holds it.
-    fn kept_until(&self) -> BootTime {
-        let leased = (self.lease_end > BootTime(0)).then(|| self.lease_end.plus_secs(AFTER_LEASE));
-        self.known_until.max(leased.unwrap_or_default())
+    fn kept_until(&self) -> Option<BootTime> {
+        self.known_until.max(self.lease_end.map(after_lease))
     }
 }
 
@@ -155,7 +159,7 @@ impl NameCache {
             *zombies += 1;
             Zombie {
                 names: [].into(),
-                alive_at: BootTime(0),
+                alive_at: None,
                 delete_pending: expired,
                 born: self.scans.count,
             }
@@ -189,8 +193,7 @@ impl NameCache {
         if pair.owners > 0 {
             return None;
         }
-        let until = pair.kept_until();
-        if until > now {
+        if let Some(until) = pair.kept_until().filter(|until| *until > now) {
             self.due
                 .push(Reverse((until, Due::Lease(name.clone(), address))));
             return None;
@@ -282,7 +285,7 @@ impl NameCache {
             .and_then(|n| n.zombies.get_mut(&address));
         if let Some(zombie) = zombie {
             let until = gc_start.plus(self.limits.idle_grace);
-            zombie.alive_at = zombie.alive_at.max(until);
+            zombie.alive_at = zombie.alive_at.max(Some(until));
         }
     }
 
@@ -373,7 +376,7 @@ impl NameCache {
         now: BootTime,
     ) -> Option<NamePair> {
         let pair = self.names.get_mut(name)?.pairs.get_mut(&address)?;
-        pair.lease_end = BootTime(0);
+        pair.lease_end = None;
         pair.revoking = false;
         self.drop_if_free(name, address, now)
     }
@@ -395,7 +398,7 @@ impl NameCache {
         let mut free = Vec::new();
         for (name, entry) in self.names.iter_mut().filter(|(name, _)| which(name)) {
             for (address, pair) in &mut entry.pairs {
-                let known = std::mem::take(&mut pair.known_until) > BootTime(0);
+                let known = pair.known_until.take().is_some();
                 if known && pair.owners == 0 {
                     free.push((name.clone(), *address));
                 }
@@ -475,7 +478,7 @@ impl NameCache {
         }
         for (name, entry) in &self.names {
             for (address, pair) in entry.pairs.iter().filter(|(_, pair)| pair.owners == 0) {
-                let until = pair.kept_until();
+                let until = pair.kept_until().unwrap_or_default();
                 due.push(Reverse((until, Due::Lease(name.clone(), *address))));
             }
         }

@@ -14,8 +14,8 @@ use foldhash::HashMap;
 pub(crate) struct Zombie {
     /// Names it was learned under.
     pub names: BTreeSet<Fqdn>,
-    /// Until when conntrack vouched for it; 0 = never.
-    pub alive_at: BootTime,
+    /// Until when conntrack vouched for it, if it ever did.
+    pub alive_at: Option<BootTime>,
     /// Since when it is expired.
     pub delete_pending: BootTime,
     /// Complete conntrack scans before it became one.
@@ -36,7 +36,7 @@ pub(crate) struct ConntrackScans {
 pub(crate) fn is_dead(zombie: &Zombie, scans: ConntrackScans, idle_grace: Duration) -> bool {
     scans.count >= zombie.born + 2
         && scans.last > zombie.delete_pending.plus(idle_grace)
-        && scans.last > zombie.alive_at
+        && zombie.alive_at.is_none_or(|alive_at| scans.last > alive_at)
 }
 
 /// Addresses to release. A dead one stays while another address of one of its names is alive
@@ -52,7 +52,7 @@ pub(crate) fn dead(
     for (address, zombie) in zombies {
         if is_dead(zombie, scans, idle_grace) {
             dead.push((zombie.alive_at, zombie.delete_pending, *address, zombie));
-        } else if zombie.alive_at > BootTime(0) {
+        } else if zombie.alive_at.is_some() {
             for name in &zombie.names {
                 *alive_names.entry(name).or_default() += 1;
             }
@@ -107,7 +107,7 @@ mod tests {
     fn zombie(name: &str, alive_at: u64, delete_pending: u64) -> Zombie {
         Zombie {
             names: [Fqdn::normalise(name)].into(),
-            alive_at: BootTime(alive_at),
+            alive_at: (alive_at > 0).then_some(BootTime(alive_at)),
             delete_pending: BootTime(delete_pending),
             born: 0,
         }

@@ -1,7 +1,7 @@
 //! Addresses of names that EgressFirewalls use: how long each is kept.
 //!
 //! A pair (name, address) is kept while an object of the store lists it, until its answers end and
-//! [`AFTER_LEASE`] more, and then while connections use the address: until a complete conntrack
+//! a few seconds more ([`after_lease`]), and then while connections use the address: until a complete conntrack
 //! scan that began later found none.
 
 use std::{
@@ -14,7 +14,7 @@ use dns_policy::{boot_time::BootTime, name::Fqdn};
 use foldhash::HashMap;
 
 use super::{
-    cache::{AFTER_LEASE, Limits, NamePair},
+    cache::{Limits, NamePair, after_lease},
     firewall_names::Openness,
 };
 
@@ -27,25 +27,25 @@ const MAX_PENDING: usize = 65_536;
 /// One address of a name.
 #[derive(Clone, Copy, Debug, Default)]
 struct Resolved {
-    /// When the answers that gave it end; 0 = none did.
-    until: BootTime,
-    /// Until when it is promised to stay; 0 = no promise.
-    lease_end: BootTime,
+    /// When the answers that gave it end, if any did.
+    until: Option<BootTime>,
+    /// Until when it is promised to stay.
+    lease_end: Option<BootTime>,
     /// Objects of the store that list it.
     objects: u32,
     is_closed: bool,
     /// It is in the heap.
     is_queued: bool,
-    /// Since when only connections keep it; 0 = something else does.
-    pending: BootTime,
+    /// Since when only connections keep it, if nothing else does.
+    pending: Option<BootTime>,
 }
 
 /// An address of any number of names.
 #[derive(Clone, Copy, Debug, Default)]
 struct Address {
     names: u32,
-    /// Until when conntrack vouches for it.
-    alive: BootTime,
+    /// Until when conntrack vouches for it, if it ever did.
+    alive: Option<BootTime>,
 }
 
 /// How much room there is for a pair.
@@ -150,11 +150,11 @@ impl ResolvedPairs {
         lease_end: Option<BootTime>,
     ) {
         let pair = self.pair(name, address, openness);
-        pair.until = pair.until.max(until);
-        pair.lease_end = pair.lease_end.max(lease_end.unwrap_or_default());
-        pair.pending = BootTime(0);
+        pair.until = pair.until.max(Some(until));
+        pair.lease_end = pair.lease_end.max(lease_end);
+        pair.pending = None;
         let queue = !std::mem::replace(&mut pair.is_queued, true);
-        let due = pair.due();
+        let due = pair.due().unwrap_or_default();
         self.pending.remove(&(name.clone(), address));
         if queue {
             self.due.push(Reverse((due, name.clone(), address)));
@@ -165,7 +165,7 @@ impl ResolvedPairs {
     pub(crate) fn hold(&mut self, name: &Fqdn, address: IpAddr, openness: Openness) {
         let pair = self.pair(name, address, openness);
         pair.objects += 1;
-        pair.pending = BootTime(0);
+        pair.pending = None;
         let is_first = pair.objects == 1;
         self.held += usize::from(is_first);
         self.pending.remove(&(name.clone(), address));
@@ -177,10 +177,10 @@ impl ResolvedPairs {
             .names
             .get_mut(name)
             .and_then(|all| all.get_mut(&address));
-        let Some(pair) = pair.filter(|pair| pair.pending == BootTime(0)) else {
+        let Some(pair) = pair.filter(|pair| pair.pending.is_none()) else {
             return;
         };
-        (pair.until, pair.lease_end) = (BootTime(0), BootTime(0));
+        (pair.until, pair.lease_end) = (None, None);
         pair.is_queued = true;
         self.due.push(Reverse((now, name.clone(), address)));
     }
@@ -236,7 +236,7 @@ impl ResolvedPairs {
             return Vec::new();
         }
         let free = addresses.iter().filter(|(address, pair)| {
-            **address != kept && pair.objects == 0 && pair.lease_until() <= now
+            **address != kept && pair.objects == 0 && pair.lease_until() <= Some(now)
         });
         let mut free: Vec<_> = free.map(|(address, pair)| (pair.until, *address)).collect();
         free.sort_unstable();
@@ -264,8 +264,7 @@ impl ResolvedPairs {
             let Some(pair) = pair.filter(|pair| pair.is_queued) else {
                 continue;
             };
-            let due = pair.due();
-            if due > now {
+            if let Some(due) = pair.due().filter(|due| *due > now) {
                 self.due.push(Reverse((due, name, address)));
                 continue;
             }
@@ -273,7 +272,7 @@ impl ResolvedPairs {
             if pair.objects > 0 {
                 continue;
             }
-            pair.pending = now;
+            pair.pending = Some(now);
             if self.limits.zombies == 0 {
                 self.forget(&name, address);
                 gone.push((name, address));
@@ -290,8 +289,8 @@ impl ResolvedPairs {
     /// Forgets the pairs that only connections could keep, of which the last scan saw none.
     fn forget_unseen(&mut self) -> Vec<NamePair> {
         let is_unseen = |(_, address): &&NamePair| {
-            let alive = self.addresses.get(address).map(|address| address.alive);
-            alive.is_none_or(|alive| alive < self.last_scan || alive == BootTime(0))
+            let alive = self.addresses.get(address).and_then(|used| used.alive);
+            alive.is_none_or(|alive| alive < self.last_scan)
         };
         let gone: Vec<NamePair> = self.pending.iter().filter(is_unseen).cloned().collect();
         for (name, address) in &gone {
@@ -303,7 +302,8 @@ impl ResolvedPairs {
     /// Conntrack vouches for an address.
     pub(crate) fn mark_alive(&mut self, address: IpAddr, gc_start: BootTime) {
         if let Some(address) = self.addresses.get_mut(&address) {
-            address.alive = address.alive.max(gc_start.plus(self.limits.idle_grace));
+            let until = gc_start.plus(self.limits.idle_grace);
+            address.alive = address.alive.max(Some(until));
         }
     }
 
@@ -312,9 +312,10 @@ impl ResolvedPairs {
         self.last_scan = self.last_scan.max(gc_start);
         let is_unused = |(name, address): &&NamePair| {
             let pair = self.names.get(name).and_then(|all| all.get(address));
-            let alive = self.addresses.get(address).map(|address| address.alive);
-            pair.is_some_and(|pair| gc_start > pair.pending.plus(self.limits.idle_grace))
-                && alive.is_some_and(|alive| gc_start > alive)
+            let pending = pair.and_then(|pair| pair.pending);
+            let alive = self.addresses.get(address).and_then(|used| used.alive);
+            pending.is_some_and(|since| gc_start > since.plus(self.limits.idle_grace))
+                && alive.is_none_or(|alive| gc_start > alive)
         };
         let gone: Vec<NamePair> = self.pending.iter().filter(is_unused).cloned().collect();
         for (name, address) in &gone {
@@ -360,7 +361,7 @@ impl ResolvedPairs {
         if pair.objects == 0 {
             return self.forget(name, address);
         }
-        (pair.until, pair.lease_end) = (BootTime(0), BootTime(0));
+        (pair.until, pair.lease_end) = (None, None);
         false
     }
 
@@ -378,26 +379,22 @@ impl ResolvedPairs {
         let all = all
             .flat_map(|(name, all)| all.iter().map(move |(address, pair)| (name, address, pair)));
         let queued = all.filter(|(_, _, pair)| pair.is_queued);
-        let due = queued.map(|(name, address, pair)| Reverse((pair.due(), name.clone(), *address)));
+        let due = queued.map(|(name, address, pair)| {
+            let at = pair.due().unwrap_or_default();
+            Reverse((at, name.clone(), *address))
+        });
         self.due = due.collect();
     }
 }
 
 impl Resolved {
-    fn lease_until(&self) -> BootTime {
-        match self.lease_end {
-            BootTime(0) => BootTime(0),
-            end => end.plus_secs(AFTER_LEASE),
-        }
+    fn lease_until(&self) -> Option<BootTime> {
+        self.lease_end.map(after_lease)
     }
 
     /// When its answers have ended.
-    fn due(&self) -> BootTime {
-        match self.until {
-            BootTime(0) => BootTime(0),
-            until => until.plus_secs(AFTER_LEASE),
-        }
-        .max(self.lease_until())
+    fn due(&self) -> Option<BootTime> {
+        self.until.map(after_lease).max(self.lease_until())
     }
 }
 

@@ -15,7 +15,7 @@ use dns_policy::{boot_time::BootTime, name::Fqdn};
 use super::revocations::{PendingRevocation, Revocations};
 use crate::{
     core::event::{Revocation, RevokeAck, StreamId},
-    fqdn::cache::AFTER_LEASE,
+    fqdn::cache::after_lease,
 };
 
 /// A stream closes so soon after its process ended, seconds; one that closes later was another's.
@@ -29,7 +29,7 @@ pub(crate) struct Leases {
     promised: BTreeMap<StreamId, BootTime>,
     /// Open streams whose process has ended, and when: they close without leases.
     holderless: BTreeMap<StreamId, BootTime>,
-    /// Closed streams, until [`AFTER_LEASE`] seconds after the end of their last lease.
+    /// Closed streams, until some seconds after the end of their last lease ([`after_lease`]).
     departed: BTreeMap<StreamId, BootTime>,
     revocations: Revocations,
     last_revocation: u64,
@@ -61,7 +61,7 @@ impl Leases {
         let ended = self.holderless.remove(&stream);
         let ended = ended.filter(|at| now <= at.plus_secs(CLOSES_WITHIN));
         let promised = promised.filter(|_| ended.is_none());
-        if let Some(until) = promised.map(|until| until.plus_secs(AFTER_LEASE))
+        if let Some(until) = promised.map(after_lease)
             && until > now
         {
             self.departed.insert(stream, until);
@@ -106,7 +106,7 @@ impl Leases {
             waiting: self.open.iter().chain(departed).copied().collect(),
             name: name.clone(),
             addresses: addresses.clone(),
-            until: until.plus_secs(AFTER_LEASE),
+            until: after_lease(until),
         };
         self.revocations.insert(self.last_revocation, pending);
         Revocation {

@@ -85,7 +85,7 @@ struct LearnedState {
     /// Without since when: of several names, and of one that came and went, it is the latest
     /// expiry that was noticed, and only delays the run that releases it.
     zombies: BTreeMap<(u16, IpAddr), BTreeSet<Fqdn>>,
-    pairs: BTreeMap<(Fqdn, IpAddr), (u32, BootTime)>,
+    pairs: BTreeMap<(Fqdn, IpAddr), (u32, Option<BootTime>)>,
     labels: BTreeMap<String, Vec<String>>,
 }
 

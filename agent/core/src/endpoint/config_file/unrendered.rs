@@ -33,8 +33,8 @@ pub(crate) struct LearnedPair {
     pub(crate) expires: BootTime,
     /// TTL, seconds.
     pub(crate) ttl: u32,
-    /// When the answers of trusted DNS servers end; 0 = none gave it.
-    pub(crate) trusted_until: BootTime,
+    /// When the answers of trusted DNS servers end, if any gave it.
+    pub(crate) trusted_until: Option<BootTime>,
 }
 
 impl UnrenderedFile {
@@ -71,10 +71,7 @@ impl UnrenderedFile {
                     expires: wall(first.expires),
                     ttl: first.ttl,
                     addresses: answer.iter().map(|pair| pair.address).collect(),
-                    trusted_until: match first.trusted_until {
-                        BootTime(0) => 0,
-                        until => wall(until),
-                    },
+                    trusted_until: first.trusted_until.map_or(0, wall),
                 });
             }
         }

@@ -10,7 +10,7 @@ use shared_maps::EndpointId;
 use super::{Due, Lookup, NameCache, NameEntry, Pair, limits};
 use crate::{fqdn::gc::Zombie, labels::LabelSet};
 
-/// Whether an address came from a DNS server whose answers count for EgressFirewalls.
+/// Whether an address came from a trusted DNS server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trust {
     Trusted,
@@ -36,8 +36,8 @@ pub(crate) struct Answer<'a> {
     pub expires: BootTime,
     /// End of the lease that it would have, if it may have one.
     pub lease_end: Option<BootTime>,
-    /// When it ends for EgressFirewalls, if it comes from a trusted DNS server; else 0.
-    pub trusted_until: BootTime,
+    /// When it ends for rules to which only trusted DNS servers count, if it comes from one.
+    pub trusted_until: Option<BootTime>,
 }
 
 impl Lookup {
@@ -97,7 +97,7 @@ impl NameCache {
         let may_lease = !near_limit && !is_full && !pair.revoking;
         let lease_end = answer.lease_end.filter(|_| may_lease);
         if let Some(end) = lease_end {
-            pair.lease_end = pair.lease_end.max(end);
+            pair.lease_end = pair.lease_end.max(Some(end));
         }
         if over {
             self.evict(endpoint, name, answer.seen);
@@ -125,7 +125,7 @@ impl NameCache {
         endpoint: EndpointId,
         name: &Fqdn,
         address: IpAddr,
-        alive_at: BootTime,
+        alive_at: Option<BootTime>,
         delete_pending: BootTime,
         trust: Trust,
     ) {
@@ -152,7 +152,7 @@ impl NameCache {
             let pair = self.pair(name, address, None);
             pair.owners += 1;
             if trust == Trust::Trusted {
-                pair.trusted_until = pair.trusted_until.max(delete_pending);
+                pair.trusted_until = pair.trusted_until.max(Some(delete_pending));
             }
         }
     }
@@ -160,8 +160,8 @@ impl NameCache {
     /// Keeps a pair until then, for every endpoint.
     pub(crate) fn know_until(&mut self, name: &Fqdn, address: IpAddr, until: BootTime) {
         let pair = self.pair(name, address, None);
-        pair.known_until = pair.known_until.max(until);
-        let until = pair.known_until;
+        let until = pair.known_until.map_or(until, |known| known.max(until));
+        pair.known_until = Some(until);
         let due = Due::Lease(name.clone(), address);
         self.due.push(Reverse((until, due)));
     }

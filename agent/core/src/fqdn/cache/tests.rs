@@ -36,7 +36,7 @@ fn learn(
         ttl,
         expires: secs(at + u64::from(ttl)),
         lease_end: (lease > 0).then(|| secs(lease)),
-        trusted_until: secs(0),
+        trusted_until: None,
     })
 }
 
@@ -200,7 +200,7 @@ fn pairs_of_an_endpoint_are_counted() {
                 let address = address(n % 7).parse().unwrap();
                 cache.forget(EP, &name, address, secs(n.into()));
                 counted(&cache);
-                cache.restore_zombie(EP, &name, address, secs(0), secs(0), Trust::Untrusted);
+                cache.restore_zombie(EP, &name, address, None, secs(0), Trust::Untrusted);
                 counted(&cache);
             }
             if n % 17 == 0 {

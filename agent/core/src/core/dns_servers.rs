@@ -43,6 +43,77 @@ pub(super) struct ServersOf {
     pub closed: Vec<(String, IdentityId, Port)>,
 }
 
+/// Judges the servers of rules by the policy of their endpoint.
+struct Judge<'a> {
+    subject: &'a Subject,
+    /// Identities of the trusted DNS servers.
+    trusted: BTreeSet<IdentityId>,
+    /// Identities of unknown addresses outside.
+    worlds: Vec<IdentityId>,
+}
+
+/// What becomes of queries to the servers of a rule.
+enum Judged {
+    /// Those to the servers of this rule come to the proxy.
+    Counts(SelectorRule),
+    /// Some pass without the proxy, the others are dropped.
+    Direct,
+    /// All are dropped, among them those to this server.
+    Closed(IdentityId),
+}
+
+impl Judge<'_> {
+    /// `None` for a rule that names no server.
+    fn judge(&self, rule: &SelectorRule, port: &PortRules) -> Option<Judged> {
+        if !self.is_known(rule) {
+            return Some(Judged::Counts(rule.clone()));
+        }
+        let candidates = self.candidates(rule, port);
+        let way = |id: &IdentityId| Way::of(self.subject, *id, port_of(port));
+        let proxied = candidates.iter().filter(|id| way(id) == Way::Proxied);
+        let proxied: BTreeSet<IdentityId> = proxied.copied().collect();
+        if !proxied.is_empty() {
+            let servers = match &rule.servers {
+                Servers::Any if rule.names != NameRules::All => Servers::Any,
+                _ => Servers::Identities(proxied),
+            };
+            return Some(Judged::Counts(SelectorRule {
+                servers,
+                ..rule.clone()
+            }));
+        }
+        if candidates.iter().any(|id| way(id) == Way::Direct) {
+            return Some(Judged::Direct);
+        }
+        let mut trusted = candidates.iter().filter(|id| self.trusted.contains(id));
+        let first = trusted.next().or(candidates.first())?;
+        Some(Judged::Closed(*first))
+    }
+
+    /// Identities of servers that a rule means.
+    fn candidates(&self, rule: &SelectorRule, port: &PortRules) -> BTreeSet<IdentityId> {
+        match &rule.servers {
+            Servers::Identities(ids) => ids.clone(),
+            Servers::Any => identities(port)
+                .chain(self.trusted.iter().copied())
+                .chain(self.worlds.iter().copied())
+                .collect(),
+            // Only restored rules have them.
+            Servers::Prefixes(_) => BTreeSet::new(),
+        }
+    }
+
+    /// Whether the candidates are all the servers that a rule means.
+    fn is_known(&self, rule: &SelectorRule) -> bool {
+        match &rule.servers {
+            Servers::Identities(ids) => !ids.is_empty(),
+            // The servers may be others than those that are known.
+            Servers::Any => rule.names == NameRules::All || !self.trusted.is_empty(),
+            Servers::Prefixes(_) => false,
+        }
+    }
+}
+
 impl Way {
     /// By the intended entries of a subject's policy maps.
     pub(super) fn of(subject: &Subject, server: IdentityId, port: Port) -> Self {
@@ -82,54 +153,22 @@ impl State {
         let Some(subject) = self.policy.subject(endpoint.identity) else {
             return found;
         };
-        let trusted = self.trusted_identities();
-        let worlds = self.worlds_of(endpoint);
+        let judge = Judge {
+            subject,
+            trusted: self.trusted_identities(),
+            worlds: self.worlds_of(endpoint),
+        };
         for port in &rules.ports {
-            let at = port_of(port);
-            let named: BTreeSet<IdentityId> = identities(port).collect();
             let mut kept = Vec::new();
             for rule in &port.rules {
-                let candidates: BTreeSet<IdentityId> = match &rule.servers {
-                    Servers::Identities(ids) => ids.clone(),
-                    Servers::Any => named
-                        .iter()
-                        .chain(&trusted)
-                        .chain(&worlds)
-                        .copied()
-                        .collect(),
-                    // Only restored rules have them.
-                    Servers::Prefixes(_) => BTreeSet::new(),
-                };
-                let is_known = match &rule.servers {
-                    Servers::Identities(_) => !candidates.is_empty(),
-                    // The servers may be others than those that are known.
-                    Servers::Any => rule.names == NameRules::All || !trusted.is_empty(),
-                    Servers::Prefixes(_) => false,
-                };
-                if !is_known {
-                    kept.push(rule.clone());
-                    continue;
-                }
-                let way = |id: &IdentityId| Way::of(subject, *id, at);
-                let proxied = candidates.iter().filter(|id| way(id) == Way::Proxied);
-                let proxied: BTreeSet<IdentityId> = proxied.copied().collect();
-                if !proxied.is_empty() {
-                    let servers = match &rule.servers {
-                        Servers::Any if rule.names != NameRules::All => Servers::Any,
-                        _ => Servers::Identities(proxied),
-                    };
-                    kept.push(SelectorRule {
-                        servers,
-                        ..rule.clone()
-                    });
-                } else if candidates.iter().any(|id| way(id) == Way::Direct) {
-                    note(&mut found.direct, &rule.selector);
-                } else if let Some(first) = candidates
-                    .iter()
-                    .find(|id| trusted.contains(id))
-                    .or(candidates.first())
-                {
-                    found.closed.push((rule.selector.clone(), *first, at));
+                match judge.judge(rule, port) {
+                    Some(Judged::Counts(rule)) => kept.push(rule),
+                    Some(Judged::Direct) => note(&mut found.direct, &rule.selector),
+                    Some(Judged::Closed(server)) => {
+                        let selector = rule.selector.clone();
+                        found.closed.push((selector, server, port_of(port)));
+                    }
+                    None => {}
                 }
             }
             if !kept.is_empty() {

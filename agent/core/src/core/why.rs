@@ -21,7 +21,7 @@ use super::{
     state::State,
 };
 use crate::{
-    core::peer_found::PeerFound,
+    core::{peer_found::PeerFound, state::policy_model::subject::Subject as PolicySubject},
     endpoint::endpoint::Endpoint,
     fqdn::servers::NameServers,
     labels::LabelSet,
@@ -179,61 +179,45 @@ impl Core {
             ..Findings::default()
         };
         match target {
-            Target::Name(name) => {
-                if let Some(subject) = subject {
-                    let rules = rules_about(subject.dns(), name);
-                    let servers = state.dns_servers_of(endpoint, &rules);
-                    findings.dns = super::view::dns_views(&servers.rules);
-                    findings.dns_direct = servers.direct;
-                    findings.dns_closed = self.closed_servers(endpoint.id, servers.closed);
-                    findings.by_name = rules_by_name(subject.policy(), name);
-                }
-                (findings.names, findings.elsewhere) = state
-                    .addresses_of(name)
-                    .into_iter()
-                    .partition(|view| view.endpoint == endpoint.id.0);
-                let own: Vec<&String> = findings.names.iter().map(|view| &view.address).collect();
-                findings
-                    .elsewhere
-                    .retain(|view| !own.contains(&&view.address));
-                findings.refused = state.learned.closed.refused_of(name);
-                findings.service = state.service_named(name);
-                findings.worlds = state.worlds_of(endpoint);
-            }
+            Target::Name(name) => self.find_name(&mut findings, endpoint, subject, name),
             Target::Address(address) => findings.names = state.names_of(*address),
         }
         findings.open_families = state.open_families_of(endpoint, target);
-        let mut addresses: Vec<IpAddr> = match target {
-            Target::Address(address) => vec![*address],
-            Target::Name(_) => {
-                let service = findings.service.as_deref();
-                let service = service.map(|key| state.cluster.services.cluster_ips_of(key));
-                let known = findings.names.iter().chain(&findings.elsewhere);
-                let known = known.filter_map(|view| view.address.parse().ok());
-                let known = known.chain(findings.refused.iter().copied());
-                known.chain(service.into_iter().flatten()).collect()
-            }
-        };
-        addresses.sort_unstable();
-        addresses.dedup();
-        if let Some(subject) = subject.filter(|subject| subject.has_tier()) {
-            let known = findings.names.iter().chain(&findings.elsewhere);
-            findings.untrusted = state.untrusted_answers(&subject.policy().egress, known);
-            let trusted = state.resolved.trusted_servers().iter();
-            findings.trusted_dns = trusted.copied().collect();
+        if let Some(subject) = subject {
+            state.find_untrusted(&mut findings, subject, target);
         }
-        if let Some(subject) = subject.filter(|_| state.config.name_servers == NameServers::Trusted)
-        {
-            let passed = match target {
-                Target::Name(name) => state.passed_answers(subject, Some(name), None),
-                Target::Address(address) => state.passed_answers(subject, None, Some(*address)),
-            };
-            findings.untrusted.extend(passed);
-            let trusted = state.resolved.trusted_servers().iter();
-            findings.trusted_dns = trusted.copied().collect();
-        }
-        findings.addresses = addresses.into_iter().map(|ip| state.address(ip)).collect();
+        let addresses = state.addresses_in_question(&findings, target).into_iter();
+        findings.addresses = addresses.map(|ip| state.address(ip)).collect();
         Some(findings)
+    }
+
+    fn find_name(
+        &self,
+        findings: &mut Findings,
+        endpoint: &Endpoint,
+        subject: Option<&PolicySubject>,
+        name: &Fqdn,
+    ) {
+        let state = &self.state;
+        if let Some(subject) = subject {
+            let rules = rules_about(subject.dns(), name);
+            let servers = state.dns_servers_of(endpoint, &rules);
+            findings.dns = super::view::dns_views(&servers.rules);
+            findings.dns_direct = servers.direct;
+            findings.dns_closed = self.closed_servers(endpoint.id, servers.closed);
+            findings.by_name = rules_by_name(subject.policy(), name);
+        }
+        (findings.names, findings.elsewhere) = state
+            .addresses_of(name)
+            .into_iter()
+            .partition(|view| view.endpoint == endpoint.id.0);
+        let own: Vec<&String> = findings.names.iter().map(|view| &view.address).collect();
+        findings
+            .elsewhere
+            .retain(|view| !own.contains(&&view.address));
+        findings.refused = state.learned.closed.refused_of(name);
+        findings.service = state.service_named(name);
+        findings.worlds = state.worlds_of(endpoint);
     }
 
     fn closed_servers(
@@ -331,63 +315,24 @@ impl Core {
     /// Policies that are valid and do not do what their authors think, in words.
     pub fn policy_warnings(&self) -> Vec<String> {
         let state = &self.state;
-        let documents = state.policy.repository().iter().flat_map(|document| {
+        let documents = state.policy.repository().iter();
+        let of_documents = documents.flat_map(|document| {
             let warnings = document.warnings.iter();
             warnings.map(move |warning| format!("policy {}: {warning}", document.key))
         });
-        let unlearned = state.policy.subjects().filter_map(|(_, subject)| {
-            let text = lint::unlearned(subject.policy())?;
-            let ids = subject
-                .endpoints()
-                .iter()
-                .take(NAMED)
-                .map(|id| id.0.to_string());
-            let more = match subject.endpoints().len().saturating_sub(NAMED) {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            let ids: Vec<String> = ids.collect();
-            Some(format!("endpoint {}{more}: {text}", ids.join(", ")))
-        });
-        let missing = state.policy.repository().iter().flat_map(|document| {
-            lint::groups(document)
-                .into_iter()
-                .filter(|name| state.policy.repository().get(&group_key(name)).is_none())
-                .map(|name| {
-                    let key = &document.key;
-                    format!("policy {key}: there is no CiliumCIDRGroup {name}: it selects nothing")
-                })
-        });
-        let cluster = state.cluster.pods.warnings().iter().cloned();
-        let cluster = cluster.chain(state.service_warnings());
-        let node = state.config.node_name.as_deref();
-        let unlike = state.policy.repository().iter().filter_map(|document| {
-            let Body::Node(other) = &document.body else {
-                return None;
-            };
-            let shared = other
-                .addresses
-                .intersection(state.lxc.node_addresses())
-                .next();
-            let shared = shared.filter(|_| node != Some(other.name.as_str()))?;
-            Some(format!(
-                "{} has {shared}, which is an address of this node: if it is this node, start \
-                 the agent with --node-name {}",
-                document.key, other.name
-            ))
-        });
         let subjects = state.policy.subjects();
         let subjects = subjects.map(|(_, subject)| (subject.policy(), subject.labels()));
-        let unknown = lint::unknown_ports(subjects, state.policy.selectors());
-        let all = documents
-            .chain(unlearned)
+        let unknown_ports = lint::unknown_ports(subjects, state.policy.selectors());
+        let all = of_documents
+            .chain(state.unlearned_warnings())
             .chain(self.firewall_warnings())
             .chain(state.foreign_servers())
             .chain(state.passed_warnings())
-            .chain(missing)
-            .chain(cluster)
-            .chain(unlike)
-            .chain(unknown);
+            .chain(state.group_warnings())
+            .chain(state.cluster.pods.warnings().iter().cloned())
+            .chain(state.service_warnings())
+            .chain(state.node_warnings())
+            .chain(unknown_ports);
         all.take(WARNINGS).collect()
     }
 
@@ -482,6 +427,39 @@ fn selects(selector: &FqdnSelector, name: &Fqdn) -> bool {
 }
 
 impl State {
+    /// Addresses that the target has, in order.
+    fn addresses_in_question(&self, findings: &Findings, target: &Target) -> BTreeSet<IpAddr> {
+        if let Target::Address(address) = target {
+            return [*address].into();
+        }
+        let service = findings.service.as_deref();
+        let service = service.map(|key| self.cluster.services.cluster_ips_of(key));
+        let known = findings.names.iter().chain(&findings.elsewhere);
+        let known = known.filter_map(|view| view.address.parse().ok());
+        let known = known.chain(findings.refused.iter().copied());
+        known.chain(service.into_iter().flatten()).collect()
+    }
+
+    /// Answers that do not count, if a rule of the subject depends on whose answers do.
+    fn find_untrusted(&self, findings: &mut Findings, subject: &PolicySubject, target: &Target) {
+        if subject.has_tier() {
+            let known = findings.names.iter().chain(&findings.elsewhere);
+            findings.untrusted = self.untrusted_answers(&subject.policy().egress, known);
+        }
+        let only_trusted = self.config.name_servers == NameServers::Trusted;
+        if only_trusted {
+            let passed = match target {
+                Target::Name(name) => self.passed_answers(subject, Some(name), None),
+                Target::Address(address) => self.passed_answers(subject, None, Some(*address)),
+            };
+            findings.untrusted.extend(passed);
+        }
+        if subject.has_tier() || only_trusted {
+            let trusted = self.resolved.trusted_servers().iter();
+            findings.trusted_dns = trusted.copied().collect();
+        }
+    }
+
     /// Of these, those of a name that the ordered rules have, if no answer that counts gave them.
     fn untrusted_answers<'a>(
         &self,
@@ -507,6 +485,54 @@ impl State {
             })
         };
         pairs.into_iter().filter_map(answer).collect()
+    }
+
+    /// Endpoints whose policy selects names and lets them ask no server that the proxy sees.
+    fn unlearned_warnings(&self) -> impl Iterator<Item = String> {
+        self.policy.subjects().filter_map(|(_, subject)| {
+            let text = lint::unlearned(subject.policy())?;
+            let endpoints = subject.endpoints();
+            let ids = endpoints.iter().take(NAMED).map(|id| id.0.to_string());
+            let ids: Vec<String> = ids.collect();
+            let more = match endpoints.len().saturating_sub(NAMED) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            Some(format!("endpoint {}{more}: {text}", ids.join(", ")))
+        })
+    }
+
+    /// Groups of blocks that policies name and that do not exist.
+    fn group_warnings(&self) -> impl Iterator<Item = String> {
+        let repository = self.policy.repository();
+        repository.iter().flat_map(move |document| {
+            let groups = lint::groups(document).into_iter();
+            let missing = groups.filter(|name| repository.get(&group_key(name)).is_none());
+            missing.map(move |name| {
+                let key = &document.key;
+                format!("policy {key}: there is no CiliumCIDRGroup {name}: it selects nothing")
+            })
+        })
+    }
+
+    /// Other nodes that have an address of this one.
+    fn node_warnings(&self) -> impl Iterator<Item = String> {
+        let own_name = self.config.node_name.as_deref();
+        self.policy.repository().iter().filter_map(move |document| {
+            let Body::Node(other) = &document.body else {
+                return None;
+            };
+            if own_name == Some(other.name.as_str()) {
+                return None;
+            }
+            let own = self.lxc.node_addresses();
+            let shared = other.addresses.intersection(own).next()?;
+            Some(format!(
+                "{} has {shared}, which is an address of this node: if it is this node, start \
+                 the agent with --node-name {}",
+                document.key, other.name
+            ))
+        })
     }
 
     fn addresses_of(&self, name: &Fqdn) -> Vec<NameView> {

@@ -71,27 +71,12 @@ impl Datapath for MemoryDatapath {
             self.log.push(step.clone());
         }
         match step {
-            Step::Checkpoint(text) => self.checkpoint = Some(text.clone()),
-            Step::CheckpointEndpoints(EndpointWrite::Whole(text)) => {
-                self.endpoint_checkpoint = Some(text.clone());
-            }
-            Step::CheckpointEndpoints(EndpointWrite::FirstAdded(text)) => {
-                self.added_endpoint_identities = Some(text.clone());
-            }
-            Step::CheckpointEndpoints(EndpointWrite::Added(text)) => {
-                let added = self.added_endpoint_identities.get_or_insert_default();
-                added.push_str(text);
-            }
-            Step::KeepCleaned(text) => self.cleaned = Some(text.clone()),
-            Step::WriteEndpoint(id, text) => {
-                self.files.insert(*id, text.clone());
-            }
-            Step::KeepNames(id, _, text) => {
-                self.files.insert(*id, text.make());
-            }
-            Step::RemoveEndpoint(id) => {
-                self.files.remove(id);
-            }
+            Step::Checkpoint(_)
+            | Step::CheckpointEndpoints(_)
+            | Step::KeepCleaned(_)
+            | Step::WriteEndpoint(..)
+            | Step::KeepNames(..)
+            | Step::RemoveEndpoint(_) => self.write_file(step),
             Step::CreatePolicyMap(id) => {
                 self.policy.entry(*id).or_default();
             }
@@ -99,16 +84,10 @@ impl Datapath for MemoryDatapath {
                 self.policy.remove(id);
             }
             Step::SetPolicy(id, key, value) => {
-                let Some(map) = self.policy.get_mut(id) else {
-                    return Err(no_map(*id));
-                };
-                map.insert(*key, *value);
+                self.policy_map(*id)?.insert(*key, *value);
             }
             Step::UnsetPolicy(id, key) => {
-                let Some(map) = self.policy.get_mut(id) else {
-                    return Err(no_map(*id));
-                };
-                map.remove(key);
+                self.policy_map(*id)?.remove(key);
             }
             Step::SetLxc(key, value) => {
                 self.lxc.insert(*key, *value);
@@ -171,6 +150,41 @@ impl Datapath for MemoryDatapath {
 }
 
 impl MemoryDatapath {
+    /// Carries out a step that is about a file of the state directory.
+    fn write_file(&mut self, step: &Step) {
+        match step {
+            Step::Checkpoint(text) => self.checkpoint = Some(text.clone()),
+            Step::CheckpointEndpoints(EndpointWrite::Whole(text)) => {
+                self.endpoint_checkpoint = Some(text.clone());
+            }
+            Step::CheckpointEndpoints(EndpointWrite::FirstAdded(text)) => {
+                self.added_endpoint_identities = Some(text.clone());
+            }
+            Step::CheckpointEndpoints(EndpointWrite::Added(text)) => {
+                let added = self.added_endpoint_identities.get_or_insert_default();
+                added.push_str(text);
+            }
+            Step::KeepCleaned(text) => self.cleaned = Some(text.clone()),
+            Step::WriteEndpoint(id, text) => {
+                self.files.insert(*id, text.clone());
+            }
+            Step::KeepNames(id, _, text) => {
+                self.files.insert(*id, text.make());
+            }
+            Step::RemoveEndpoint(id) => {
+                self.files.remove(id);
+            }
+            _ => {}
+        }
+    }
+
+    fn policy_map(
+        &mut self,
+        id: EndpointId,
+    ) -> Result<&mut BTreeMap<PolicyKey, PolicyValue>, StepError> {
+        self.policy.get_mut(&id).ok_or_else(|| no_map(id))
+    }
+
     /// The entry of the longest prefix that covers the key's.
     fn covering(&self, key: &IpcacheKey) -> Option<IpcacheValue> {
         let wanted = prefix_of(key)?;

@@ -13,53 +13,38 @@
 //! of a plan is in the `plan`. The other files decide across parts: handlers of events change
 //! the model and mark what is behind, and one `flush` at the end plans the difference. Two events in
 //! a run have a second one: the sync, and the end of the grace after a restart.
+//!
+//! By subject: `mappings` takes answers, `resolved` and `clean` hold names; `changes` takes policy,
+//! `endpoints`, `pods` and `services` the rest of the cluster; `identities` gives numbers to labels;
+//! `flush` plans, `restore` begins with what an earlier run left, `reconcile` compares; `view` and
+//! `why` explain.
 
 use std::collections::BTreeSet;
 
 use dns_policy::boot_time::BootTime;
 use shared_maps::EndpointId;
 
-mod breaker;
 mod changes;
 pub mod clean;
 pub mod config;
-mod describe;
-pub mod directory;
-mod dns_servers;
 mod endpoints;
 pub mod event;
 mod flush;
-mod hold;
 mod identities;
-mod intake;
-mod left_behind;
 mod mappings;
-mod name_holders;
-mod name_servers;
-mod node_selectors;
 pub mod packet_view;
-pub mod peer_found;
 pub mod plan;
 mod pods;
-mod policies;
-mod policy_map_plan;
-mod programs;
-mod rate;
 mod reconcile;
-mod relabel;
 mod resolved;
 mod restore;
-mod rollback;
 pub mod router;
-mod rules;
 mod services;
-mod set_order;
 pub mod snapshot;
-pub mod standing;
 pub mod state;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
-mod view;
+pub mod view;
 pub mod why;
 
 pub use crate::core::state::location::{Directory, EndpointLocation};
@@ -69,7 +54,7 @@ pub use plan::Plan;
 pub use snapshot::{Snapshot, Summary};
 
 use self::{
-    intake::Intake,
+    mappings::intake::Intake,
     reconcile::Reconcile,
     state::{State, publication::PlanResult},
 };

@@ -7,10 +7,7 @@ mod walk;
 use std::{collections::HashMap, net::IpAddr};
 
 use agent_core::{
-    core::{
-        peer_found::PeerFound,
-        why::{AddressFound, Findings, Target},
-    },
+    core::why::{AddressFound, Findings, Target, peer_found::PeerFound},
     labels::LabelError,
     policy::{
         ask::{self, Peer, To, Trace},

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_core::core::standing::Standing;
+use agent_core::core::view::standing::Standing;
 use daemon::http_server::{self, Admission, Socket};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{

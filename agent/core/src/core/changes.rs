@@ -10,6 +10,9 @@
 //! before it holds after it. Until the last one is committed proxies keep the rules they have,
 //! and what is learned meanwhile counts for the revision of these.
 
+mod node_selectors;
+mod policies;
+
 use std::{collections::BTreeMap, sync::Arc};
 
 use ipnet::IpNet;

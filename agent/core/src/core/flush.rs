@@ -16,6 +16,10 @@
 //! everyone, and one that goes stays until after them: whatever these say in between, no table
 //! falls through to them.
 
+mod policy_map_plan;
+mod rollback;
+mod rules;
+
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
@@ -27,13 +31,11 @@ use shared_maps::{
 
 use super::{plan::Plan, state::State};
 use crate::{
-    core::{
-        plan::{Removals, Undo},
-        set_order::{LAST, set_order},
-    },
+    core::plan::{Removals, Undo},
     datapath::plan::Step,
     endpoint::endpoint::DirtyPeers,
     ipcache::table::key_of,
+    policy::compute::set_order::{LAST, set_order},
 };
 
 /// Prefixes that one round moves: while it lasts, old and new identities both exist.

@@ -1,5 +1,8 @@
 //! Which identity a prefix has, and what follows when one comes or goes.
 
+mod breaker;
+mod relabel;
+
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 

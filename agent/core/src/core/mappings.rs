@@ -1,5 +1,10 @@
 //! How the agent checks a mapping, and the changes that follow from it.
 
+pub(super) mod intake;
+mod name_holders;
+mod name_servers;
+mod rate;
+
 use std::net::IpAddr;
 
 use dns_policy::{
@@ -11,9 +16,9 @@ use dns_policy::{
 use ipnet::IpNet;
 use shared_maps::{FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
+use self::name_holders::{HeldPair, Holders};
 use super::{
     event::{Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingResult},
-    name_holders::{HeldPair, Holders},
     plan::{PendingResult, Plan},
     state::State,
 };

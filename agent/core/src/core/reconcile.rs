@@ -8,6 +8,8 @@
 //! checked on the way: every address that a selected name has must carry its labels (CFP-28427,
 //! "IP Labels Lifecycle").
 
+mod programs;
+
 use std::{net::IpAddr, ops::Bound, time::Duration};
 
 use dns_policy::{boot_time::BootTime, name::Fqdn};
@@ -19,7 +21,8 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use super::{programs::ProgramsRun, snapshot::Reconciled, state::State};
+use self::programs::ProgramsRun;
+use super::{snapshot::Reconciled, state::State};
 use crate::{
     datapath::map_query::{BATCH, MapEntries, MapQuery},
     endpoint::endpoint::Endpoint,

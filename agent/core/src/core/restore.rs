@@ -1,6 +1,9 @@
 //! What an earlier run left: numbers, labels and map entries stay as they are until the
 //! sources have spoken.
 
+mod hold;
+mod left_behind;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,

@@ -9,7 +9,6 @@
 mod addresses;
 mod backends;
 mod warnings;
-pub(crate) mod why;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,9 @@
 //! The state as plain data.
 
+mod describe;
+mod directory;
+pub mod standing;
+
 use std::{collections::BTreeSet, net::IpAddr};
 
 use shared_maps::{EndpointId, IdentityId};

@@ -2,6 +2,12 @@
 //!
 //! The other half, what the kernel has, is read by the agent.
 
+mod dns_servers;
+pub mod peer_found;
+mod services;
+mod untrusted;
+mod warnings;
+
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
@@ -15,20 +21,18 @@ use dns_policy::{
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
+use self::peer_found::PeerFound;
+pub use self::untrusted::{MeantBy, UntrustedAnswer};
 use super::{
     Core,
     snapshot::{DnsRulesView, EndpointView, NameView},
     state::State,
 };
 use crate::{
-    core::{peer_found::PeerFound, state::policy_model::subject::Subject as PolicySubject},
+    core::state::policy_model::subject::Subject as PolicySubject,
     endpoint::endpoint::Endpoint,
-    fqdn::servers::NameServers,
     labels::LabelSet,
     policy::{
-        cidr_group::group_key,
-        document::Body,
-        lint,
         model::{EndpointPolicy, Side},
         repository::Repository,
         rule::Peers,
@@ -36,11 +40,6 @@ use crate::{
     },
     selector::selector::{FqdnSelector, Selector, Subject},
 };
-
-/// Endpoints that a warning names.
-const NAMED: usize = 5;
-/// Warnings given at once.
-const WARNINGS: usize = 50;
 
 /// The other side of a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,28 +96,6 @@ pub struct ClosedServers {
     pub selector: String,
     /// The rules that deny them; empty if no rule allows them.
     pub rules: Vec<RuleView>,
-}
-
-/// Which rules mean a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MeantBy {
-    /// Those of EgressFirewalls.
-    Firewall,
-    /// `toFQDNs`.
-    ToFqdns,
-}
-
-/// An address of a name that no DNS server gave whose answers count for such rules.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UntrustedAnswer {
-    /// Rules that mean the name.
-    pub meant_by: MeantBy,
-    /// The name.
-    pub name: Fqdn,
-    /// The address.
-    pub address: IpAddr,
-    /// Servers that answered the name lately and do not count, the latest first.
-    pub servers: Vec<SocketAddr>,
 }
 
 /// What the model has on an address.
@@ -312,30 +289,6 @@ impl Core {
         self.state.policy.repository().clone()
     }
 
-    /// Policies that are valid and do not do what their authors think, in words.
-    pub fn policy_warnings(&self) -> Vec<String> {
-        let state = &self.state;
-        let documents = state.policy.repository().iter();
-        let of_documents = documents.flat_map(|document| {
-            let warnings = document.warnings.iter();
-            warnings.map(move |warning| format!("policy {}: {warning}", document.key))
-        });
-        let subjects = state.policy.subjects();
-        let subjects = subjects.map(|(_, subject)| (subject.policy(), subject.labels()));
-        let unknown_ports = lint::unknown_ports(subjects, state.policy.selectors());
-        let all = of_documents
-            .chain(state.unlearned_warnings())
-            .chain(self.firewall_warnings())
-            .chain(state.foreign_servers())
-            .chain(state.passed_warnings())
-            .chain(state.group_warnings())
-            .chain(state.cluster.pods.warnings().iter().cloned())
-            .chain(state.service_warnings())
-            .chain(state.node_warnings())
-            .chain(unknown_ports);
-        all.take(WARNINGS).collect()
-    }
-
     /// Labels of an endpoint.
     pub fn labels_of(&self, endpoint: EndpointId) -> Option<LabelSet> {
         let endpoint = self.state.endpoints.get(endpoint)?;
@@ -438,101 +391,6 @@ impl State {
         let known = known.filter_map(|view| view.address.parse().ok());
         let known = known.chain(findings.refused.iter().copied());
         known.chain(service.into_iter().flatten()).collect()
-    }
-
-    /// Answers that do not count, if a rule of the subject depends on whose answers do.
-    fn find_untrusted(&self, findings: &mut Findings, subject: &PolicySubject, target: &Target) {
-        if subject.has_tier() {
-            let known = findings.names.iter().chain(&findings.elsewhere);
-            findings.untrusted = self.untrusted_answers(&subject.policy().egress, known);
-        }
-        let only_trusted = self.config.name_servers == NameServers::Trusted;
-        if only_trusted {
-            let passed = match target {
-                Target::Name(name) => self.passed_answers(subject, Some(name), None),
-                Target::Address(address) => self.passed_answers(subject, None, Some(*address)),
-            };
-            findings.untrusted.extend(passed);
-        }
-        if subject.has_tier() || only_trusted {
-            let trusted = self.resolved.trusted_servers().iter();
-            findings.trusted_dns = trusted.copied().collect();
-        }
-    }
-
-    /// Of these, those of a name that the ordered rules have, if no answer that counts gave them.
-    fn untrusted_answers<'a>(
-        &self,
-        side: &Side,
-        known: impl Iterator<Item = &'a NameView>,
-    ) -> Vec<UntrustedAnswer> {
-        let pair =
-            |view: &NameView| Some((Fqdn::normalise(&view.name), view.address.parse().ok()?));
-        let pairs: BTreeSet<(Fqdn, IpAddr)> = known.filter_map(pair).collect();
-        let answer = |(name, address): (Fqdn, IpAddr)| {
-            let known = self.learned.names.name(&name);
-            let pair = known.and_then(|entry| entry.pairs.get(&address))?;
-            let servers = self.resolved.untrusted_servers(&name);
-            let is_untrusted = pair.trusted_until.is_none() || !servers.is_empty();
-            let is_used = is_untrusted
-                && !self.resolved.has(&name, address)
-                && !trace::tier_by_name(side, &name).is_empty();
-            is_used.then_some(UntrustedAnswer {
-                meant_by: MeantBy::Firewall,
-                name,
-                address,
-                servers,
-            })
-        };
-        pairs.into_iter().filter_map(answer).collect()
-    }
-
-    /// Endpoints whose policy selects names and lets them ask no server that the proxy sees.
-    fn unlearned_warnings(&self) -> impl Iterator<Item = String> {
-        self.policy.subjects().filter_map(|(_, subject)| {
-            let text = lint::unlearned(subject.policy())?;
-            let endpoints = subject.endpoints();
-            let ids = endpoints.iter().take(NAMED).map(|id| id.0.to_string());
-            let ids: Vec<String> = ids.collect();
-            let more = match endpoints.len().saturating_sub(NAMED) {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            Some(format!("endpoint {}{more}: {text}", ids.join(", ")))
-        })
-    }
-
-    /// Groups of blocks that policies name and that do not exist.
-    fn group_warnings(&self) -> impl Iterator<Item = String> {
-        let repository = self.policy.repository();
-        repository.iter().flat_map(move |document| {
-            let groups = lint::groups(document).into_iter();
-            let missing = groups.filter(|name| repository.get(&group_key(name)).is_none());
-            missing.map(move |name| {
-                let key = &document.key;
-                format!("policy {key}: there is no CiliumCIDRGroup {name}: it selects nothing")
-            })
-        })
-    }
-
-    /// Other nodes that have an address of this one.
-    fn node_warnings(&self) -> impl Iterator<Item = String> {
-        let own_name = self.config.node_name.as_deref();
-        self.policy.repository().iter().filter_map(move |document| {
-            let Body::Node(other) = &document.body else {
-                return None;
-            };
-            if own_name == Some(other.name.as_str()) {
-                return None;
-            }
-            let own = self.lxc.node_addresses();
-            let shared = other.addresses.intersection(own).next()?;
-            Some(format!(
-                "{} has {shared}, which is an address of this node: if it is this node, start \
-                 the agent with --node-name {}",
-                document.key, other.name
-            ))
-        })
     }
 
     fn addresses_of(&self, name: &Fqdn) -> Vec<NameView> {

@@ -15,6 +15,7 @@ mod dns_ports;
 pub(crate) mod entries;
 mod observed;
 pub(crate) mod service;
+pub(crate) mod set_order;
 pub(crate) mod tier;
 
 pub(crate) use self::{

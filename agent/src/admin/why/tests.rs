@@ -6,9 +6,11 @@ use std::net::IpAddr;
 
 use agent_core::{
     core::{
-        peer_found::{BackendFound, PeerFound, ServiceFound},
         snapshot::{DnsRulesView, EndpointView, NameView},
-        why::{AddressFound, Findings, MeantBy, Target, UntrustedAnswer},
+        why::{
+            AddressFound, Findings, MeantBy, Target, UntrustedAnswer,
+            peer_found::{BackendFound, PeerFound, ServiceFound},
+        },
     },
     datapath::map_query::ProgramFault,
     policy::trace::{FlowDirection, Port, RuleView, Verdict},

@@ -8,9 +8,8 @@ use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 
-use super::state::State;
 use crate::{
-    core::state::node_selectors::keys,
+    core::state::{State, node_selectors::keys},
     ipcache::{metadata::Claim, owners::Owner, resolve::node_cidr_label},
     labels::LabelSet,
     policy::document::Body,
@@ -19,7 +18,7 @@ use crate::{
 
 impl State {
     /// A selector means nodes in this block.
-    pub(super) fn ask_nodes_in(&mut self, block: IpNet) {
+    pub(in crate::core) fn ask_nodes_in(&mut self, block: IpNet) {
         let users = self.cluster.nodes.blocks.entry(block).or_default();
         *users += 1;
         if *users == 1 {
@@ -29,14 +28,14 @@ impl State {
     }
 
     /// A selector means nodes in this block no more.
-    pub(super) fn drop_nodes_in(&mut self, block: IpNet) {
+    pub(in crate::core) fn drop_nodes_in(&mut self, block: IpNet) {
         if release(&mut self.cluster.nodes.blocks, &block) {
             self.ipcache.unclaim(block, &Owner::NodesOfPolicy);
         }
     }
 
     /// A selector asks for labels of nodes.
-    pub(super) fn ask_node_labels(&mut self, selector: &LabelSelector) {
+    pub(in crate::core) fn ask_node_labels(&mut self, selector: &LabelSelector) {
         let mut is_new = false;
         for key in keys(selector) {
             let users = self.cluster.nodes.keys.entry(key.to_owned()).or_default();
@@ -49,7 +48,7 @@ impl State {
     }
 
     /// A selector asks for labels of nodes no more.
-    pub(super) fn drop_node_labels(&mut self, selector: &LabelSelector) {
+    pub(in crate::core) fn drop_node_labels(&mut self, selector: &LabelSelector) {
         let mut is_last = false;
         for key in keys(selector) {
             is_last |= release(&mut self.cluster.nodes.keys, key);

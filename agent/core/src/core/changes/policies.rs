@@ -1,11 +1,11 @@
 //! What a change of policy does to subjects, selectors and labels; in which order, says
-//! [`super::changes`].
+//! [`crate::core::changes`].
 
 use dns_policy::{name::Fqdn, pattern::SelectorKey};
 use ipnet::IpNet;
 
-use super::state::State;
 use crate::{
+    core::state::State,
     fqdn::cache::NamePair,
     ipcache::{metadata::Claim, owners::Owner, resolve::cidr_label},
     labels::LabelSet,
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl State {
-    pub(super) fn register(&mut self, selector: &Selector) {
+    pub(in crate::core) fn register(&mut self, selector: &Selector) {
         if !self.policy.register(selector) {
             return;
         }
@@ -42,7 +42,7 @@ impl State {
         }
     }
 
-    pub(super) fn unregister(&mut self, selector: &Selector) {
+    pub(in crate::core) fn unregister(&mut self, selector: &Selector) {
         if !self.policy.unregister(selector) {
             return;
         }
@@ -106,7 +106,7 @@ impl State {
     }
 
     /// Gives all addresses of a name these labels of its, or none.
-    pub(super) fn label_name(&mut self, name: &Fqdn, labels: Option<LabelSet>) {
+    pub(in crate::core) fn label_name(&mut self, name: &Fqdn, labels: Option<LabelSet>) {
         let Some(entry) = self.learned.names.name_mut(name) else {
             return;
         };
@@ -125,7 +125,7 @@ impl State {
 
     /// Gives selectors their identities that came before prefixes could ask for the numbers
     /// which they had.
-    pub(super) fn preallocate_early(&mut self) {
+    pub(in crate::core) fn preallocate_early(&mut self) {
         for selector in self.policy.preallocated() {
             self.preallocate(&selector);
         }
@@ -146,7 +146,7 @@ impl State {
     }
 
     /// Labels of addresses that only this selector selects, of each family.
-    pub(super) fn labels_alone(&self, selector: &FqdnSelector) -> Vec<LabelSet> {
+    pub(in crate::core) fn labels_alone(&self, selector: &FqdnSelector) -> Vec<LabelSet> {
         let families = [
             (self.config.enable_ipv4, "0.0.0.0/0"),
             (self.config.enable_ipv6, "::/0"),
@@ -163,7 +163,7 @@ impl State {
     }
 
     /// Takes labels off pairs that nothing keeps any more.
-    pub(super) fn unlabel(&mut self, gone: Vec<NamePair>) {
+    pub(in crate::core) fn unlabel(&mut self, gone: Vec<NamePair>) {
         self.counters.pairs_removed += gone.len() as u64;
         self.end_answers(&gone);
         for (name, address) in gone {

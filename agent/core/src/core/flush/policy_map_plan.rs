@@ -8,12 +8,11 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey, PolicyValue},
 };
 
-use super::{
-    plan::{Plan, Removals, Undo},
-    set_order::set_order,
-    state::{State, hold::HELD, policy_model::subject::Subject},
-};
 use crate::{
+    core::{
+        plan::{Plan, Removals, Undo},
+        state::{State, hold::HELD, policy_model::subject::Subject},
+    },
     datapath::plan::Step,
     endpoint::{
         endpoint::{DirtyPeers, Endpoint},
@@ -21,6 +20,7 @@ use crate::{
     },
     policy::compute::{
         entries::Entries,
+        set_order::set_order,
         tier::{self, is_of_table},
     },
 };
@@ -107,7 +107,7 @@ impl Difference {
 impl State {
     /// Plans what an endpoint's policy map lacks; removals are left for later. What is denied and has
     /// no room is `blocked`.
-    pub(super) fn plan_policy(
+    pub(in crate::core) fn plan_policy(
         &mut self,
         plan: &mut Plan,
         id: EndpointId,

@@ -9,12 +9,14 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use super::{plan::Plan, state::State};
-use crate::core::{plan::Undo, state::retry::RETRY};
+use crate::core::{
+    plan::{Plan, Undo},
+    state::{State, retry::RETRY},
+};
 
 impl State {
     /// A step failed: the datapath still has the previous entry.
-    pub(super) fn rollback(&mut self, plan: &mut Plan, undo: Undo) {
+    pub(in crate::core) fn rollback(&mut self, plan: &mut Plan, undo: Undo) {
         let later = self.now.plus_secs(RETRY);
         match undo {
             Undo::Checkpoint => {

@@ -9,11 +9,12 @@ use dns_policy::{
 };
 use shared_maps::{EndpointId, IdentityId};
 
-use super::{event::Effect, plan::Plan, state::State};
 use crate::{
     core::{
-        plan::Undo,
+        event::Effect,
+        plan::{Plan, Undo},
         state::{
+            State,
             publication::{PlanResult, Rules},
             retry::RETRY,
         },
@@ -30,7 +31,7 @@ use crate::{
 
 impl State {
     /// An endpoint learned something: its file is due.
-    pub(super) fn file_soon(&mut self, id: EndpointId) {
+    pub(in crate::core) fn file_soon(&mut self, id: EndpointId) {
         let pairs = self
             .learned
             .names
@@ -40,7 +41,7 @@ impl State {
     }
 
     /// Writes the files of endpoints whose rules changed or whose names are due.
-    pub(super) fn plan_files(&mut self, plan: &mut Plan) {
+    pub(in crate::core) fn plan_files(&mut self, plan: &mut Plan) {
         if !self.restoration.is_synced() {
             return;
         }
@@ -57,7 +58,7 @@ impl State {
     }
 
     /// Endpoints whose files have other rules than they.
-    pub(super) fn with_other_rules(&self) -> Vec<EndpointId> {
+    pub(in crate::core) fn with_other_rules(&self) -> Vec<EndpointId> {
         let stale = self.endpoints.iter().filter(|endpoint| {
             let subject = self.policy.subject(endpoint.identity);
             let rules = subject.map(|subject| subject.dns());
@@ -90,12 +91,22 @@ impl State {
     }
 
     /// A write that the core did not wait for is done.
-    pub(super) fn on_names_written(&mut self, plan: &mut Plan, id: EndpointId, number: u64) {
+    pub(in crate::core) fn on_names_written(
+        &mut self,
+        plan: &mut Plan,
+        id: EndpointId,
+        number: u64,
+    ) {
         plan.make_durable(id, self.files.end_background(id, number));
     }
 
     /// A write that the core did not wait for failed.
-    pub(super) fn on_names_unwritten(&mut self, id: EndpointId, number: u64, failure: String) {
+    pub(in crate::core) fn on_names_unwritten(
+        &mut self,
+        id: EndpointId,
+        number: u64,
+        failure: String,
+    ) {
         let retry_at = self.now.plus_secs(RETRY);
         if self.files.fail_background(id, number, failure, retry_at) {
             self.counters.step_failures += 1;
@@ -103,7 +114,7 @@ impl State {
     }
 
     /// Plans the write of an endpoint's file.
-    pub(super) fn file(&mut self, plan: &mut Plan, id: EndpointId) {
+    pub(in crate::core) fn file(&mut self, plan: &mut Plan, id: EndpointId) {
         let Some(endpoint) = self.endpoints.get(id) else {
             return;
         };
@@ -233,7 +244,7 @@ impl State {
 
     /// Brings the agent's own verdict on names up to date, and notes a new revision if any
     /// endpoint's rules differ.
-    pub(super) fn settle_rules(&mut self) {
+    pub(in crate::core) fn settle_rules(&mut self) {
         if !self.restoration.is_synced() || !self.publication.take_stale() {
             return;
         }
@@ -254,7 +265,7 @@ impl State {
     }
 
     /// Rules that proxies may have now.
-    pub(super) fn publish(&mut self, result: PlanResult) -> Vec<Effect> {
+    pub(in crate::core) fn publish(&mut self, result: PlanResult) -> Vec<Effect> {
         self.publication.note(result);
         if self.restoration.is_synced() {
             self.publication.publish()

@@ -25,9 +25,11 @@
 
 use ipnet::IpNet;
 
-use super::state::State;
 use crate::{
-    core::state::identity_budget::{is_combination, is_name},
+    core::state::{
+        State,
+        identity_budget::{is_combination, is_name},
+    },
     labels::{DNS_NAME, Label, LabelSet},
 };
 
@@ -42,7 +44,7 @@ fn within<'a>(mut some: impl Iterator<Item = &'a Label>, all: &LabelSet) -> bool
 
 impl State {
     /// Labels that a prefix gets instead of `labels`, if the breaker refuses these an identity.
-    pub(super) fn part_of(&self, prefix: IpNet, labels: &LabelSet) -> Option<LabelSet> {
+    pub(in crate::core) fn part_of(&self, prefix: IpNet, labels: &LabelSet) -> Option<LabelSet> {
         let max = self.config.max_fqdn_identities?;
         let limited = self.numbers.budget().is_used_up(max)
             && is_combination(labels)
@@ -78,7 +80,7 @@ impl State {
 
     /// At the sync: combinations that will have an identity once everything is resolved, whatever
     /// answers say.
-    pub(super) fn await_names(&mut self) {
+    pub(in crate::core) fn await_names(&mut self) {
         let withheld = self.numbers.withheld();
         let in_force =
             withheld.filter(|(id, labels)| is_combination(labels) && self.ipcache.is_in_force(*id));
@@ -87,7 +89,7 @@ impl State {
     }
 
     /// A prefix has the labels of some of its names only.
-    pub(super) fn note_limited(&mut self, prefix: IpNet) {
+    pub(in crate::core) fn note_limited(&mut self, prefix: IpNet) {
         self.ipcache.leave_unresolved(prefix);
         if self.numbers.budget_mut().limit(prefix) {
             self.counters.identities_limited += 1;
@@ -125,7 +127,7 @@ impl State {
 
     /// Looks again at prefixes that wait, some at a time, once an identity of names has come or
     /// gone.
-    pub(super) fn retry_limited(&mut self) {
+    pub(in crate::core) fn retry_limited(&mut self) {
         for prefix in self.numbers.budget_mut().take_retries() {
             self.ipcache.mark(prefix);
         }

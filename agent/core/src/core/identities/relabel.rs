@@ -1,6 +1,6 @@
 //! After a restart: labels before rules.
 //!
-//! A change of policy goes in three phases ([`super::changes`]): labels of new selectors
+//! A change of policy goes in three phases ([`crate::core::changes`]): labels of new selectors
 //! under the old rules, the rules, labels that no policy uses any more. A policy that changed
 //! while the agent was down must go the same way, or an address whose identity changes meets
 //! the new policy of its old identity: open for a moment although neither policy lets it
@@ -16,13 +16,16 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use super::{flush::CHUNK, plan::Plan, state::State};
 use crate::{
-    core::{plan::Undo, set_order::set_order},
+    core::{
+        flush::CHUNK,
+        plan::{Plan, Undo},
+        state::State,
+    },
     datapath::plan::Step,
     endpoint::endpoint::Endpoint,
     labels::LabelSet,
-    policy::compute::entries::Entries,
+    policy::compute::{entries::Entries, set_order::set_order},
 };
 
 /// An entry: what it shall be, and what it is.
@@ -36,7 +39,7 @@ type Change = (
 impl State {
     /// Moves prefixes to their intended identity under the policy in force. This concerns only
     /// prefixes with an identity by labels: endpoints and the node have a fixed one.
-    pub(super) fn relabel(&mut self, plan: &mut Plan) {
+    pub(in crate::core) fn relabel(&mut self, plan: &mut Plan) {
         let mapped = |endpoint: &Endpoint| endpoint.policy_map.is_some();
         if !self.endpoints.with_leaving().any(mapped) {
             // No endpoint is under a policy yet.

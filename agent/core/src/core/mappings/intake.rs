@@ -10,10 +10,10 @@ use dns_policy::mapping::Refusal;
 use limits::quota::Quota;
 use shared_maps::EndpointId;
 
-use super::{
+use crate::core::{
     event::{MappingEvent, StreamId},
+    mappings::rate::MappingRate,
     plan::Plan,
-    rate::MappingRate,
     state::State,
 };
 
@@ -22,7 +22,7 @@ const MAX_EARLY: usize = 100_000;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Intake {
+pub(in crate::core) struct Intake {
     rates: HashMap<StreamId, MappingRate>,
     early: Vec<MappingEvent>,
     /// Each endpoint's share of `early`.
@@ -41,7 +41,12 @@ impl Default for Intake {
 
 impl Intake {
     /// Accepts a mapping, refuses it, or keeps it until the sources are synced.
-    pub(super) fn admit(&mut self, state: &mut State, plan: &mut Plan, event: MappingEvent) {
+    pub(in crate::core) fn admit(
+        &mut self,
+        state: &mut State,
+        plan: &mut Plan,
+        event: MappingEvent,
+    ) {
         let endpoint = event.mapping.endpoint.id;
         if !self.is_within_rate(state, &event) {
             state.refuse(plan, &event, Refusal::RateLimited);
@@ -55,7 +60,7 @@ impl Intake {
     }
 
     /// Accepts the mappings that came before the sources were synced.
-    pub(super) fn admit_early(&mut self, state: &mut State, plan: &mut Plan) {
+    pub(in crate::core) fn admit_early(&mut self, state: &mut State, plan: &mut Plan) {
         self.early_shares.clear();
         for event in std::mem::take(&mut self.early) {
             state.learn(plan, &event);
@@ -63,7 +68,7 @@ impl Intake {
     }
 
     /// A stream closed.
-    pub(super) fn close(&mut self, stream: StreamId) {
+    pub(in crate::core) fn close(&mut self, stream: StreamId) {
         self.rates.remove(&stream);
     }
 

@@ -2,19 +2,21 @@
 //!
 //! A mapping is learned once, for the endpoint that got the answer ([`State::learn`]). Which rules
 //! take its addresses is decided here: those with `toFQDNs`, and EgressFirewalls
-//! ([`super::resolved`]). The step of a mapping knows none of them; a further kind is a field of
+//! ([`crate::core::resolved`]). The step of a mapping knows none of them; a further kind is a field of
 //! [`Holders`].
 
 use std::net::IpAddr;
 
 use dns_policy::{boot_time::BootTime, mapping::Mapping, name::Fqdn};
 
-use super::state::State;
-use crate::{core::state::resolved::Relevance, fqdn::resolved::Room};
+use crate::{
+    core::state::{State, resolved::Relevance},
+    fqdn::resolved::Room,
+};
 
 /// Who takes an answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Holders {
+pub(in crate::core) struct Holders {
     /// The names of the node, which have the labels of `toFQDNs` rules.
     names: bool,
     firewalls: Relevance,
@@ -22,35 +24,40 @@ pub(super) struct Holders {
 
 /// A pair that holders take, besides the endpoint that got it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HeldPair<'a> {
-    pub(super) name: &'a Fqdn,
-    pub(super) address: IpAddr,
+pub(in crate::core) struct HeldPair<'a> {
+    pub(in crate::core) name: &'a Fqdn,
+    pub(in crate::core) address: IpAddr,
     /// When the answer ends.
-    pub(super) until: BootTime,
-    pub(super) lease_end: Option<BootTime>,
+    pub(in crate::core) until: BootTime,
+    pub(in crate::core) lease_end: Option<BootTime>,
 }
 
 impl Holders {
     /// Whether nothing of the answer is learned.
-    pub(super) fn are_none(self) -> bool {
+    pub(in crate::core) fn are_none(self) -> bool {
         !self.names && self.firewalls != Relevance::Counts
     }
 
     /// Whether the answer may be under a lease: one that counts must not be released under the
     /// lease of one that does not.
-    pub(super) fn allow_lease(self) -> bool {
+    pub(in crate::core) fn allow_lease(self) -> bool {
         self.firewalls != Relevance::Untrusted
     }
 
     /// Whether the answer comes from a trusted DNS server.
-    pub(super) fn is_trusted(self) -> bool {
+    pub(in crate::core) fn is_trusted(self) -> bool {
         self.firewalls.is_trusted()
     }
 }
 
 impl State {
     /// Who takes an answer; counts it.
-    pub(super) fn holders_of(&mut self, mapping: &Mapping, ttl: u32, seen: BootTime) -> Holders {
+    pub(in crate::core) fn holders_of(
+        &mut self,
+        mapping: &Mapping,
+        ttl: u32,
+        seen: BootTime,
+    ) -> Holders {
         Holders {
             firewalls: self.relevance(mapping, ttl, seen),
             names: self.counts_for_names(mapping),
@@ -59,7 +66,7 @@ impl State {
 
     /// How much room holders have for an address. `None` if none but the names of the node takes
     /// it, whose room is that of the endpoint.
-    pub(super) fn holders_room(
+    pub(in crate::core) fn holders_room(
         &self,
         holders: Holders,
         name: &Fqdn,
@@ -70,23 +77,23 @@ impl State {
     }
 
     /// Gives the pair to the holders that have room for it. True if its address gets a label.
-    pub(super) fn hold_pair(&mut self, pair: HeldPair<'_>) -> bool {
+    pub(in crate::core) fn hold_pair(&mut self, pair: HeldPair<'_>) -> bool {
         self.resolve_name(pair.name, pair.address, pair.until, pair.lease_end)
     }
 
     /// Conntrack found a connection to an address.
-    pub(super) fn mark_held_alive(&mut self, address: IpAddr, gc_start: BootTime) {
+    pub(in crate::core) fn mark_held_alive(&mut self, address: IpAddr, gc_start: BootTime) {
         self.resolved.pairs.mark_alive(address, gc_start);
     }
 
     /// A complete conntrack scan ended: removes pairs without a connection.
-    pub(super) fn end_held_scan(&mut self, gc_start: BootTime) {
+    pub(in crate::core) fn end_held_scan(&mut self, gc_start: BootTime) {
         let gone = self.resolved.pairs.scanned(gc_start);
         self.unlabel_resolved(gone);
     }
 
     /// Removes pairs that ended and that no connection may use.
-    pub(super) fn expire_held(&mut self) {
+    pub(in crate::core) fn expire_held(&mut self) {
         let gone = self.resolved.pairs.expire(self.now);
         self.unlabel_resolved(gone);
     }

@@ -16,14 +16,14 @@ const BURST: f64 = 10.0;
 /// [`limits::quota::Quota`] says how much an endpoint may owe: no more than is free. One
 /// that floods the proxy gets half of what there is, and the others find the other half.
 #[derive(Debug)]
-pub(super) struct MappingRate {
+pub(in crate::core) struct MappingRate {
     owed: HashMap<EndpointId, f64>,
     total: f64,
     at: BootTime,
 }
 
 impl MappingRate {
-    pub(super) fn new(now: BootTime) -> Self {
+    pub(in crate::core) fn new(now: BootTime) -> Self {
         Self {
             owed: HashMap::new(),
             total: 0.0,
@@ -32,7 +32,7 @@ impl MappingRate {
     }
 
     /// Whether `endpoint` may have so many addresses learned, at `rate` addresses per second.
-    pub(super) fn take(
+    pub(in crate::core) fn take(
         &mut self,
         endpoint: EndpointId,
         addresses: usize,

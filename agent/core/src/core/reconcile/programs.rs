@@ -6,8 +6,10 @@ use std::{collections::BTreeMap, time::Duration};
 use dns_policy::boot_time::BootTime;
 use shared_maps::EndpointId;
 
-use super::state::State;
-use crate::datapath::map_query::{MapQuery, PROGRAMS_BATCH, ProgramFault};
+use crate::{
+    core::state::State,
+    datapath::map_query::{MapQuery, PROGRAMS_BATCH, ProgramFault},
+};
 
 /// Between two runs at most: with the run itself and the repair well below five seconds.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -21,7 +23,7 @@ const TRUCE: Duration = Duration::from_secs(60);
 
 /// How far a run over the endpoints' programs is.
 #[derive(Debug, Default)]
-pub(super) struct ProgramsRun {
+pub(in crate::core) struct ProgramsRun {
     /// When the next query is due.
     due: BootTime,
     /// The endpoint that was queried last; none between two runs.
@@ -40,11 +42,11 @@ struct Contest {
 
 impl ProgramsRun {
     /// When the next query is due.
-    pub(super) fn due(&self) -> BootTime {
+    pub(in crate::core) fn due(&self) -> BootTime {
         self.due
     }
     /// The next endpoints whose programs are queried; none before they are due.
-    pub(super) fn next(&mut self, state: &mut State) -> Option<MapQuery> {
+    pub(in crate::core) fn next(&mut self, state: &mut State) -> Option<MapQuery> {
         if self.due > state.now {
             return None;
         }
@@ -65,12 +67,12 @@ impl ProgramsRun {
     }
 
     /// Whether the query under way was one for programs; it ends here.
-    pub(super) fn end_query(&mut self) -> bool {
+    pub(in crate::core) fn end_query(&mut self) -> bool {
         std::mem::take(&mut self.under_way)
     }
 
     /// Records the faults of programs. Returns the number of faults that the next plan repairs.
-    pub(super) fn compare(
+    pub(in crate::core) fn compare(
         &mut self,
         state: &mut State,
         found: &[(EndpointId, Vec<ProgramFault>)],

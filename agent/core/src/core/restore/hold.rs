@@ -14,16 +14,15 @@ use shared_maps::{
     policy::{EGRESS, INGRESS, PolicyKey, PolicyValue},
 };
 
-use super::{plan::Plan, state::State};
 use crate::{
-    core::set_order::set_order,
+    core::{plan::Plan, state::State},
     endpoint::endpoint::{DirtyPeers, Endpoint},
-    policy::compute::entries::Entries,
+    policy::compute::{entries::Entries, set_order::set_order},
 };
 
 impl State {
     /// The listing of policies has no gaps any more: endpoints follow it.
-    pub(super) fn end_hold(&mut self) {
+    pub(in crate::core) fn end_hold(&mut self) {
         self.restoration.hold_mut().uncertain = false;
         self.publish_names();
         for id in std::mem::take(&mut self.restoration.hold_mut().held).into_keys() {
@@ -35,7 +34,7 @@ impl State {
     }
 
     /// Before the first plan: notes which endpoints it would open.
-    pub(super) fn hold_endpoints(&mut self) {
+    pub(in crate::core) fn hold_endpoints(&mut self) {
         let hold = self.restoration.hold_mut();
         let mut former = std::mem::take(&mut hold.former);
         if !hold.uncertain {
@@ -55,7 +54,7 @@ impl State {
 
     /// Before addresses get other identities: kept endpoints' maps get the entries of those that the
     /// addresses have. An identity for which a map has no room is `blocked`.
-    pub(super) fn follow_moves(
+    pub(in crate::core) fn follow_moves(
         &mut self,
         plan: &mut Plan,
         prefixes: &[IpNet],
@@ -115,7 +114,7 @@ impl State {
 
     /// An identity is no longer in use. The next one with its number has other labels: entries
     /// that kept endpoints' maps have for it go.
-    pub(super) fn drop_kept_entries(&mut self, plan: &mut Plan, identity: IdentityId) {
+    pub(in crate::core) fn drop_kept_entries(&mut self, plan: &mut Plan, identity: IdentityId) {
         let kept: Vec<EndpointId> = self.restoration.hold().held.keys().copied().collect();
         for id in kept {
             let map = self.endpoints.get(id).and_then(|e| e.policy_map.as_ref());

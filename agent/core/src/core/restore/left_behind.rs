@@ -7,12 +7,17 @@
 
 use std::collections::BTreeSet;
 
-use super::{plan::Plan, state::State};
-use crate::{core::plan::Undo, datapath::plan::Step};
+use crate::{
+    core::{
+        plan::{Plan, Undo},
+        state::State,
+    },
+    datapath::plan::Step,
+};
 
 impl State {
     /// Plans that nothing passes interfaces whose pod is unknown.
-    pub(super) fn close_left(&mut self, plan: &mut Plan) {
+    pub(in crate::core) fn close_left(&mut self, plan: &mut Plan) {
         if self.endpoints.left().0.is_empty() {
             return;
         }
@@ -30,7 +35,7 @@ impl State {
     }
 
     /// Plans that programs go which endpoints have replaced at their interfaces.
-    pub(super) fn replace_left(&mut self, plan: &mut Plan) {
+    pub(in crate::core) fn replace_left(&mut self, plan: &mut Plan) {
         if self.endpoints.left().0.is_empty() {
             return;
         }

@@ -12,9 +12,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::core::state::State;
 use crate::{
-    core::state::services::addresses::dns_servers, ipcache::metadata::Claim,
+    core::state::{State, services::addresses::dns_servers},
+    ipcache::metadata::Claim,
     policy::document::PolicyDocument,
 };
 

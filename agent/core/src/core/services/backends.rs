@@ -16,9 +16,11 @@ use std::{
 
 use shared_maps::IdentityId;
 
-use crate::core::state::State;
 use crate::{
-    core::state::services::backends::{Behind, service_of},
+    core::state::{
+        State,
+        services::backends::{Behind, service_of},
+    },
     kubernetes::service_at::BackendAt,
 };
 

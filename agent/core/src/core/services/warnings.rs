@@ -7,11 +7,14 @@ use shared_maps::{
     policy::{EGRESS, INGRESS},
 };
 
-use crate::core::{config::DNS_SERVICE, state::State};
 use crate::{
-    core::state::{
-        policy_model::subject::Subject,
-        services::backends::{Exception, SKEW},
+    core::{
+        config::DNS_SERVICE,
+        state::{
+            State,
+            policy_model::subject::Subject,
+            services::backends::{Exception, SKEW},
+        },
     },
     identity::scopes::is_remote_node,
     ipcache::owners::Owner,

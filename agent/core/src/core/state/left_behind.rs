@@ -7,7 +7,7 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use crate::core::set_order::set_order;
+use crate::policy::compute::set_order::set_order;
 
 /// What is left under one number.
 #[derive(Debug, Default)]

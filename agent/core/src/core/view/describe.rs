@@ -7,9 +7,8 @@ use std::{
 
 use shared_maps::{EndpointId, IdentityId};
 
-use super::Core;
 use crate::{
-    core::packet_view::PacketView,
+    core::{Core, packet_view::PacketView},
     policy::trace::{FlowDirection, Port, RuleView},
 };
 

@@ -2,11 +2,13 @@
 
 use shared_maps::IdentityId;
 
-use super::state::State;
-use crate::core::state::location::{Directory, EndpointLocation};
+use crate::core::state::{
+    State,
+    location::{Directory, EndpointLocation},
+};
 
 impl State {
-    pub(super) fn locations(&self) -> Vec<EndpointLocation> {
+    pub(in crate::core) fn locations(&self) -> Vec<EndpointLocation> {
         let locations = self.endpoints.iter().map(|endpoint| EndpointLocation {
             id: endpoint.id,
             identity: endpoint.identity,
@@ -16,7 +18,7 @@ impl State {
         locations.collect()
     }
 
-    pub(super) fn directory(&self) -> Directory {
+    pub(in crate::core) fn directory(&self) -> Directory {
         let allocated = self.numbers.allocated().into_iter();
         let mut identities: Vec<IdentityId> = allocated.map(|(id, ..)| id).collect();
         identities.sort_unstable();

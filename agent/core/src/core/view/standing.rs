@@ -5,8 +5,10 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 use shared_maps::EndpointId;
 
-use super::{Core, state::State};
-use crate::endpoint::endpoint::Endpoint;
+use crate::{
+    core::{Core, state::State},
+    endpoint::endpoint::Endpoint,
+};
 
 /// How far an endpoint is.
 #[derive(Clone, Debug, PartialEq, Eq)]

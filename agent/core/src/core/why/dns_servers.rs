@@ -7,9 +7,12 @@ use std::collections::BTreeSet;
 use dns_policy::rule::{EndpointRules, NameRules, PortRules, SelectorRule, Servers};
 use shared_maps::{IdentityId, policy::EGRESS};
 
-use super::{Core, state::State, why::Target};
 use crate::{
-    core::state::policy_model::subject::Subject,
+    core::{
+        Core,
+        state::{State, policy_model::subject::Subject},
+        why::Target,
+    },
     endpoint::endpoint::Endpoint,
     policy::{
         compute::{decide, everyone_at, longest},
@@ -23,7 +26,7 @@ const NAMED: usize = 5;
 
 /// What policy maps make of a query to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Way {
+pub(in crate::core) enum Way {
     /// It comes to the proxy.
     Proxied,
     /// It passes without the proxy.
@@ -34,7 +37,7 @@ pub(super) enum Way {
 
 /// DNS servers of rules about a name.
 #[derive(Debug, Default)]
-pub(super) struct ServersOf {
+pub(in crate::core) struct ServersOf {
     /// The rules with the servers whose queries come to the proxy.
     pub rules: EndpointRules,
     /// Selectors whose servers' queries pass without the proxy.
@@ -116,7 +119,7 @@ impl Judge<'_> {
 
 impl Way {
     /// By the intended entries of a subject's policy maps.
-    pub(super) fn of(subject: &Subject, server: IdentityId, port: Port) -> Self {
+    pub(in crate::core) fn of(subject: &Subject, server: IdentityId, port: Port) -> Self {
         let lookup = |id: u32| {
             let (protocol, number) = match id {
                 0 => everyone_at(server, port.protocol, port.number),
@@ -148,7 +151,11 @@ impl State {
     }
 
     /// Which servers of an endpoint's DNS rules count. `rules` are its rules, or some of them.
-    pub(super) fn dns_servers_of(&self, endpoint: &Endpoint, rules: &EndpointRules) -> ServersOf {
+    pub(in crate::core) fn dns_servers_of(
+        &self,
+        endpoint: &Endpoint,
+        rules: &EndpointRules,
+    ) -> ServersOf {
         let mut found = ServersOf::default();
         let Some(subject) = self.policy.subject(endpoint.identity) else {
             return found;
@@ -203,7 +210,11 @@ impl State {
 impl State {
     /// EgressFirewalls of an endpoint that leave a family open of which it has an address, and the
     /// target is or may be.
-    pub(super) fn open_families_of(&self, endpoint: &Endpoint, target: &Target) -> Vec<String> {
+    pub(in crate::core) fn open_families_of(
+        &self,
+        endpoint: &Endpoint,
+        target: &Target,
+    ) -> Vec<String> {
         let Some(subject) = self.policy.subject(endpoint.identity) else {
             return Vec::new();
         };
@@ -228,7 +239,7 @@ impl State {
 
 impl Core {
     /// EgressFirewalls that leave a family open, and those that close the DNS servers of their pods.
-    pub(super) fn firewall_warnings(&self) -> Vec<String> {
+    pub(in crate::core) fn firewall_warnings(&self) -> Vec<String> {
         let state = &self.state;
         let mut found: Vec<String> = state.open_families().collect();
         let subjects = state.policy.subjects().map(|(_, subject)| subject);

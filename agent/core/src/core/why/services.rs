@@ -7,11 +7,10 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey},
 };
 
-use crate::core::state::State;
 use crate::{
     core::{
-        peer_found::{BackendFound, PeerFound, ServiceFound},
-        state::policy_model::subject::Subject as Endpoint,
+        state::{State, policy_model::subject::Subject as Endpoint},
+        why::peer_found::{BackendFound, PeerFound, ServiceFound},
     },
     kubernetes::service_at::{BackendAt, Family, PortAt, ServiceAt},
     labels::LabelSet,

@@ -5,7 +5,7 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use crate::policy::compute::tier::is_of_table;
+use super::tier::is_of_table;
 
 /// Order in which entries are set; they are removed in the reverse. Entries of tables come before
 /// all others, longest prefix first. The deny of a Service is for all of its ports, except those with

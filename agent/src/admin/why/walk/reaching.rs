@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use agent_core::{
-    core::{peer_found::PeerFound, why::AddressFound},
+    core::why::{AddressFound, peer_found::PeerFound},
     policy::trace::{
         FlowDirection, Port, RuleView, Verdict, after_tier, port_range, protocol_name,
     },

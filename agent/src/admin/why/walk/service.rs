@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use agent_core::{
-    core::peer_found::{BackendFound, ServiceFound},
+    core::why::peer_found::{BackendFound, ServiceFound},
     policy::trace::{Verdict, after_tier},
 };
 

@@ -1,0 +1,87 @@
+//! Policies that are valid and do not do what their authors think, in words.
+
+use crate::{
+    core::{Core, state::State},
+    policy::{cidr_group::group_key, document::Body, lint},
+};
+
+/// Endpoints that a warning names.
+const NAMED: usize = 5;
+/// Warnings given at once.
+const WARNINGS: usize = 50;
+
+impl Core {
+    /// Policies that are valid and do not do what their authors think, in words.
+    pub fn policy_warnings(&self) -> Vec<String> {
+        let state = &self.state;
+        let documents = state.policy.repository().iter();
+        let of_documents = documents.flat_map(|document| {
+            let warnings = document.warnings.iter();
+            warnings.map(move |warning| format!("policy {}: {warning}", document.key))
+        });
+        let subjects = state.policy.subjects();
+        let subjects = subjects.map(|(_, subject)| (subject.policy(), subject.labels()));
+        let unknown_ports = lint::unknown_ports(subjects, state.policy.selectors());
+        let all = of_documents
+            .chain(state.unlearned_warnings())
+            .chain(self.firewall_warnings())
+            .chain(state.foreign_servers())
+            .chain(state.passed_warnings())
+            .chain(state.group_warnings())
+            .chain(state.cluster.pods.warnings().iter().cloned())
+            .chain(state.service_warnings())
+            .chain(state.node_warnings())
+            .chain(unknown_ports);
+        all.take(WARNINGS).collect()
+    }
+}
+
+impl State {
+    /// Endpoints whose policy selects names and lets them ask no server that the proxy sees.
+    fn unlearned_warnings(&self) -> impl Iterator<Item = String> {
+        self.policy.subjects().filter_map(|(_, subject)| {
+            let text = lint::unlearned(subject.policy())?;
+            let endpoints = subject.endpoints();
+            let ids = endpoints.iter().take(NAMED).map(|id| id.0.to_string());
+            let ids: Vec<String> = ids.collect();
+            let more = match endpoints.len().saturating_sub(NAMED) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            Some(format!("endpoint {}{more}: {text}", ids.join(", ")))
+        })
+    }
+
+    /// Groups of blocks that policies name and that do not exist.
+    fn group_warnings(&self) -> impl Iterator<Item = String> {
+        let repository = self.policy.repository();
+        repository.iter().flat_map(move |document| {
+            let groups = lint::groups(document).into_iter();
+            let missing = groups.filter(|name| repository.get(&group_key(name)).is_none());
+            missing.map(move |name| {
+                let key = &document.key;
+                format!("policy {key}: there is no CiliumCIDRGroup {name}: it selects nothing")
+            })
+        })
+    }
+
+    /// Other nodes that have an address of this one.
+    fn node_warnings(&self) -> impl Iterator<Item = String> {
+        let own_name = self.config.node_name.as_deref();
+        self.policy.repository().iter().filter_map(move |document| {
+            let Body::Node(other) = &document.body else {
+                return None;
+            };
+            if own_name == Some(other.name.as_str()) {
+                return None;
+            }
+            let own = self.lxc.node_addresses();
+            let shared = other.addresses.intersection(own).next()?;
+            Some(format!(
+                "{} has {shared}, which is an address of this node: if it is this node, start \
+                 the agent with --node-name {}",
+                document.key, other.name
+            ))
+        })
+    }
+}

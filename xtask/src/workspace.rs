@@ -49,11 +49,12 @@ pub(crate) fn crate_of(file: &Path) -> Option<(&Path, &Path)> {
     (!dir.as_os_str().is_empty()).then_some((dir, inner))
 }
 
-/// Whether a file has tests only, by its path.
+/// Whether a file has only tests or their helpers, by its path.
 pub(crate) fn is_test_file(file: &Path) -> bool {
     file.iter().any(|part| {
         let part = part.to_string_lossy();
-        part == "tests" || part == "tests.rs" || part.ends_with("_tests.rs")
+        ["tests", "tests.rs", "testing", "testing.rs"].contains(&&*part)
+            || part.ends_with("_tests.rs")
     })
 }
 

@@ -45,7 +45,7 @@ struct Validity {
     lease_end: BootTime,
 }
 
-/// What was learned of a mapping.
+/// The learned addresses of a mapping.
 struct Learned {
     /// Of addresses with labels, which the datapath must get before the answer is released.
     prefixes: Vec<IpNet>,

@@ -102,9 +102,7 @@ pub async fn run(mut config: Config) -> Result<()> {
 
 /// Dependencies of an agent: those of the kernel, or of a test.
 pub struct Parts {
-    /// State directory.
     pub files: StateFiles,
-    /// Pinned maps.
     pub maps: Globals,
     /// State of the previous run.
     pub found: Found,
@@ -125,7 +123,7 @@ pub struct Parts {
 #[error("{0} tasks did not stop within {GRACE:?}; they end with the process")]
 pub struct TasksLeft(usize);
 
-/// A running agent.
+/// A running agent: the core's thread, the built-in proxy and all tasks.
 pub struct Agent {
     core: CoreHandle,
     rules: watch::Receiver<Arc<RulesTable>>,
@@ -145,7 +143,7 @@ struct Rim {
     maps: Globals,
     epoch: Epoch,
     tasks: TaskTracker,
-    /// Ends sources and pages.
+    /// Ends the sources and the pages.
     stop: CancellationToken,
     /// Ends what serves proxies, after the sources.
     rim_stop: CancellationToken,

@@ -35,11 +35,8 @@ const PROXIES: &str = "sdp";
 /// Where agents of this node have their files.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// `--bpf-root`.
     pub bpf_root: PathBuf,
-    /// `--state-dir`.
     pub state_dir: PathBuf,
-    /// `--endpoint-store`.
     pub endpoint_store: PathBuf,
     /// `--cni-conf-dir`; `None` = no CNI configuration was written.
     pub cni_conf_dir: Option<PathBuf>,
@@ -63,7 +60,7 @@ impl Places {
 #[error("{}; remove it by hand, or run `holdfast-agent cleanup` again", .0.join("; "))]
 pub(crate) struct Left(Vec<String>);
 
-/// What a clean-up did.
+/// Result of a clean-up: the removed and the remaining parts.
 #[derive(Debug, Default)]
 pub(crate) struct Cleaned {
     /// What was removed, a line each.
@@ -103,7 +100,7 @@ pub struct HostRootError {
     source: io::Error,
 }
 
-/// Nothing was removed.
+/// Why a clean-up was refused. Nothing was removed.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
     /// Its policy is in force.
@@ -216,7 +213,7 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
     cleaned
 }
 
-/// None of none.
+/// Text such as `2 pinned links of programs in DIR`; `None` if `count` is 0.
 fn counted(count: usize, one: &str, of: &str, dir: &Path) -> Option<String> {
     let several = match one {
         "file or directory" => "files and directories".to_owned(),

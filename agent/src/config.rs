@@ -49,7 +49,7 @@ use crate::{cni::install::CniPlaces, resolver::ResolverSettings};
 #[derive(Debug, thiserror::Error)]
 #[error("--{flag}: {reason}")]
 pub struct ConfigError {
-    /// Flag, without dashes.
+    /// Name of the flag, without the leading dashes.
     pub flag: &'static str,
     /// What is wrong and what to write instead.
     pub reason: String,
@@ -62,7 +62,6 @@ pub struct Config {
     pub bpf_root: PathBuf,
     /// Directory of the lock, the epoch and `state/`.
     pub state_dir: PathBuf,
-    /// Directory of policy documents.
     pub policy_dir: Option<PathBuf>,
     /// The API server that the cluster is read from.
     pub kubernetes: Option<ApiSettings>,
@@ -72,7 +71,7 @@ pub struct Config {
     pub resolver: Option<ResolverSettings>,
     /// The DaemonSet of this agent; when it is gone at the end, the node is cleaned up.
     pub daemonset: Option<String>,
-    /// Name of this node.
+    /// Name of this node; the host name if `--node-name` is absent.
     pub node_name: String,
     /// Key of the taint that is removed from the Node once the agent is ready; `None` = no taint.
     pub startup_taint: Option<String>,
@@ -88,7 +87,7 @@ pub struct Config {
     pub with_dns_service: bool,
     /// DNS servers whose answers count for toFQDNs.
     pub name_servers: NameServers,
-    /// The DNS Service, `namespace/name`.
+    /// The cluster's DNS Service, as `namespace/name`.
     pub dns_service: String,
     /// Whether `spec.externalIPs` of Services count.
     pub external_ips: ExternalIps,
@@ -96,9 +95,8 @@ pub struct Config {
     pub cluster_blocks: Vec<IpNet>,
     /// Blocks of Services are given.
     pub has_service_blocks: bool,
-    /// Those of pods.
+    /// Blocks of the cluster's pods, which `cluster_blocks` contains, too.
     pub pod_blocks: Vec<IpNet>,
-    /// Directory of endpoint documents.
     pub endpoint_dir: Option<PathBuf>,
     /// Directory of the endpoints that commands added, which a boot does not empty.
     pub endpoint_store: PathBuf,
@@ -124,7 +122,7 @@ pub struct Config {
     pub fqdndata_port: Option<u16>,
     /// File of names that are known before anybody asks.
     pub pre_cache: Option<PathBuf>,
-    /// Floor of TTLs.
+    /// Shortest time for which a learned address is valid, whatever its TTL.
     pub min_ttl: Duration,
     /// What a lease lasts beyond lookup + TTL.
     pub lease_slack: Duration,
@@ -144,13 +142,10 @@ pub struct Config {
     pub tcx: bool,
     /// Those outside of the cluster, too (the built-in proxy).
     pub transparent_outside: bool,
-    /// When endpoints are restricted.
     pub enable_policy: PolicyMode,
     /// Keep the proxy port bound while no proxy runs.
     pub hold_proxy_port: bool,
-    /// IPv4 is on.
     pub ipv4: bool,
-    /// IPv6 is on.
     pub ipv6: bool,
     /// Give FQDN selectors their identity before an address is known.
     pub preallocate_identities: bool,

@@ -10,7 +10,7 @@ use std::{
 
 /// Permission of users that are neither the owner nor in the group.
 const OTHERS_WRITE: u32 = 0o002;
-/// Permission of the group.
+/// Write permission of the group.
 const GROUP_WRITES: u32 = 0o020;
 /// Only the owner of a file may rename or remove it.
 const STICKY: u32 = 0o1000;
@@ -18,9 +18,8 @@ const STICKY: u32 = 0o1000;
 /// A directory that a flag names.
 #[derive(Clone, Debug)]
 pub struct OwnDirectory {
-    /// The flag.
+    /// Name of the flag, with the leading dashes.
     pub flag: &'static str,
-    /// The directory.
     pub path: PathBuf,
     /// A group that may write there.
     pub group: Option<u32>,

@@ -45,7 +45,7 @@ const BEAT: Duration = Duration::from_millis(10);
 /// How long it may take to leave.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// The running proxy.
+/// The built-in DNS proxy while it runs.
 #[derive(Debug)]
 pub(crate) struct BuiltinProxy {
     listeners: Mutex<Option<Listeners>>,
@@ -57,11 +57,9 @@ pub(crate) struct BuiltinProxy {
 /// What the proxy is connected to.
 #[derive(Clone, Debug)]
 pub(crate) struct Ports {
-    /// The core.
     pub core: CoreHandle,
-    /// Rules and results.
+    /// Source of DNS rules and of results of mappings.
     pub proxies: Proxies,
-    /// This run.
     pub epoch: Epoch,
 }
 

@@ -20,7 +20,6 @@ use crate::watched_dir;
 /// Why a directory cannot be listed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListError {
-    /// A system call failed.
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
     /// It is another one, and has no documents.
@@ -70,7 +69,7 @@ struct Content {
     identity: Identity,
 }
 
-/// A directory of documents.
+/// A directory of documents, with the identity that it had at the last listing.
 #[derive(Debug)]
 pub(crate) struct DocumentDir {
     dir: PathBuf,
@@ -121,7 +120,6 @@ impl DocumentDir {
         }
     }
 
-    /// The directory.
     pub(crate) fn path(&self) -> &Path {
         &self.dir
     }

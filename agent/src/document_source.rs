@@ -44,10 +44,10 @@ const BATCHES: usize = 64;
 /// How long the watches may take for their first lists before a stored listing stands in.
 const STANDS_IN: Duration = Duration::from_secs(15);
 
-/// Where documents come from.
+/// Sources of documents, and receivers of other objects that the same watches read.
 #[derive(Debug)]
 pub(crate) struct Sources {
-    /// The directory.
+    /// Watch and reader of `--policy-dir`; `None` = the flag is not given.
     pub(crate) directory: Option<(WatchedDir, PolicyDir)>,
     /// The watches of the cluster.
     pub(crate) cluster: Option<Watches>,
@@ -61,7 +61,7 @@ pub(crate) struct Sources {
     pub(crate) unattended: Option<Unattended>,
 }
 
-/// What is read next.
+/// The next input that the task reads.
 enum Wake {
     Directory,
     Cluster(Vec<Batch>),

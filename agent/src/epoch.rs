@@ -23,34 +23,26 @@ const OWNER_ONLY: u32 = 0o600;
 /// Why the state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateDirError {
-    /// Another agent has it.
+    /// Another running agent has the lock of the state directory.
     #[error(
         "another agent (pid {pid}) runs on the state directory {dir}; stop it, or give another --state-dir",
         dir = .dir.display()
     )]
     Busy {
-        /// The state directory.
         dir: PathBuf,
         /// Its process, as the lock file says.
         pid: String,
     },
-    /// A file operation failed.
     #[error("{path}: {source}; run the agent as root, or give a --state-dir in which it can write", path = .path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    File { path: PathBuf, source: io::Error },
     /// The file is of a later release.
     #[error(
         "{path} has version {found}; this program reads up to {VERSION}; run the newer release, or remove the file",
         path = .path.display()
     )]
     Newer {
-        /// The file.
         path: PathBuf,
-        /// Its version.
+        /// Version number in the file, larger than `VERSION`.
         found: u32,
     },
 }

@@ -20,12 +20,12 @@ use shared_maps::{
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// Records kept.
+/// Most records that are stored. A further record displaces the oldest.
 const KEPT: usize = 4096;
 /// Between two reads: the programs wake a reader only when much is unread.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// `/v1/events`
+/// Answer to `/v1/events`: packets that the datapath reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packets {
     /// What to ask for next.

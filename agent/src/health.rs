@@ -32,14 +32,11 @@ use crate::{
 /// A core that answers later than this is not healthy.
 const ALIVE: Duration = Duration::from_secs(5);
 
-/// What is looked at.
+/// Sources of `/metrics`, `/healthz` and `/readyz`.
 #[derive(Clone)]
 pub(crate) struct Health {
-    /// The core.
     pub core: CoreHandle,
-    /// Connected proxies.
     pub proxies: Proxies,
-    /// Endpoint documents.
     pub endpoints: Arc<EndpointBook>,
     /// Pods that did not start.
     pub add_failures: AddFailures,
@@ -55,7 +52,7 @@ pub(crate) struct Health {
     pub cluster: Option<ClusterHealth>,
     /// Where names of EgressFirewalls are refreshed.
     pub resolver: Option<ResolverHandle>,
-    /// Connections of every socket.
+    /// Limits and counters of the connections of every socket.
     pub listeners: Listeners,
 }
 

@@ -27,7 +27,6 @@ impl Lane {
         })
     }
 
-    /// Its runtime.
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }

@@ -20,20 +20,19 @@ const LIFE: Duration = Duration::from_secs(60);
 /// A socket that the agent serves on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listener {
-    /// Of proxies.
+    /// Unix socket of the native service (`--sdp-socket`), for standalone proxies.
     Sdp,
-    /// Of Cilium's proxies.
+    /// TCP port of FQDNData, for Cilium's standalone proxies.
     Fqdndata,
-    /// Of commands.
+    /// Unix socket of the admin interface, for the command line.
     Admin,
-    /// Of the CNI plugin.
+    /// Unix socket of the CNI plugin (`--cni-socket`).
     Cni,
-    /// Of Prometheus and probes.
+    /// TCP port of metrics and health checks.
     Metrics,
 }
 
 impl Listener {
-    /// All of them.
     pub const ALL: [Self; 5] = [
         Self::Sdp,
         Self::Fqdndata,
@@ -73,7 +72,7 @@ impl Listener {
     }
 }
 
-/// One socket's connections.
+/// The limit and the counters of one socket's connections.
 #[derive(Clone, Debug)]
 struct Limited {
     listener: Listener,
@@ -132,7 +131,7 @@ impl Listeners {
         })
     }
 
-    /// For a gRPC server.
+    /// Limit and counters of `listener`, for a gRPC server.
     pub(crate) fn places(&self, listener: Listener) -> Places {
         let (connections, counts) = self.of(listener);
         Places {
@@ -170,7 +169,7 @@ pub(crate) fn reserved() -> usize {
     wanted() + OWN
 }
 
-/// Descriptors of all connections.
+/// Descriptors that the sockets need when each has its full number of connections.
 fn wanted() -> usize {
     let each = Listener::ALL.iter();
     each.map(|listener| listener.connections() * listener.descriptors())

@@ -22,10 +22,9 @@ use self::{
 };
 use crate::{cni::failures::AddFailure, listener::Listener, proxies::Proxies};
 
-/// One look at everything.
+/// All values of one scrape of `/metrics`.
 #[derive(Debug)]
 pub struct Scrape {
-    /// Of the core.
     pub summary: Summary,
     /// Rules are given to proxies.
     pub ready: bool,

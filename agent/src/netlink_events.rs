@@ -15,9 +15,8 @@ const ENDED: Duration = Duration::from_millis(100);
 /// Says whether a message is of a change that matters.
 pub(crate) type Filter = dyn FnMut(NetlinkMessage<RouteNetlinkMessage>) -> bool + Send;
 
-/// A subscription.
+/// A subscription to multicast groups of rtnetlink, with a filter of their messages.
 pub(crate) struct Subscription {
-    /// What is subscribed.
     pub(crate) groups: &'static [MulticastGroup],
     /// Makes a filter for each attempt.
     pub(crate) filter: fn() -> Box<Filter>,
@@ -25,7 +24,7 @@ pub(crate) struct Subscription {
     pub(crate) instead: &'static str,
 }
 
-/// Reports that something changed.
+/// Wakes a task after changes that the filter passes. Several changes may be one wake-up.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NetlinkEvents(Arc<Notify>);
 

@@ -25,7 +25,7 @@ use crate::{
     runner::CoreHandle,
 };
 
-/// Looks without an event.
+/// Without an event, the node's addresses are listed this often.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// The shortest pause after a look, and the longest one; a pause is nine times as long as the look
 /// took, so that looking takes a tenth of the time at most.

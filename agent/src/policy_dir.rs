@@ -124,7 +124,7 @@ impl PolicyDir {
         source
     }
 
-    /// The first full listing.
+    /// Lists all documents for the first time, between `Init` and `InitDone`.
     pub fn list(&mut self) -> Vec<PolicyChange> {
         let mut events = vec![PolicyChange::Document(SourceEvent::Init)];
         let changes = self.refresh();

@@ -34,7 +34,6 @@ const MAX_STREAMS: usize = 256;
 /// DNS rules of all endpoints at one revision.
 #[derive(Clone, Debug, Default)]
 pub struct RulesTable {
-    /// Revision of the policy.
     pub revision: u64,
     /// Complete: may be given to a proxy.
     pub ready: bool,
@@ -45,9 +44,9 @@ pub struct RulesTable {
 /// From one table to a later one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RulesDelta {
-    /// New or changed.
+    /// Endpoints whose rules are new or changed.
     pub changed: Vec<(EndpointId, Arc<EndpointRules>)>,
-    /// Gone.
+    /// Endpoints that no longer have rules.
     pub removed: Vec<EndpointId>,
 }
 
@@ -89,10 +88,9 @@ impl RulesTable {
     }
 }
 
-/// To one mapping stream.
+/// A message to one mapping stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ToStream {
-    /// Results of its mappings.
     Results(Vec<MappingResult>),
     /// Leases to drop and to acknowledge.
     Revoke(Vec<Arc<Revocation>>),
@@ -101,17 +99,18 @@ pub enum ToStream {
 /// What one connected proxy is about, for `status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProxyView {
-    /// Number of its stream.
+    /// Number of the stream, unique within one run of the agent.
     pub stream: u64,
-    /// Instance name.
+    /// Name from the proxy's Hello, or `pid-N`; `builtin`, `fqdndata` or `fqdndata-rules` for the
+    /// other kinds.
     pub instance: String,
     /// `mappings`, `rules`, `builtin` or `fqdndata`.
     pub kind: String,
     /// Process at the other end, where known.
     pub pid: Option<i32>,
-    /// Revision sent last (rules).
+    /// Revision of the rules that was sent last; 0 for streams without rules.
     pub sent_revision: u64,
-    /// Revision acknowledged last (rules).
+    /// Revision of the rules that was acknowledged last; 0 for streams without rules.
     pub acked_revision: u64,
     /// Mappings of it that have no result yet: at most as many answers are held for them.
     #[serde(default)]
@@ -123,12 +122,12 @@ pub struct ProxyView {
     pub other_state_dir: Option<String>,
 }
 
-/// Kind of a stream.
+/// Kind of a stream between the agent and a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StreamKind {
-    /// Native mapping stream.
+    /// Mappings from a standalone proxy, over the native service.
     Mappings,
-    /// Native rules stream.
+    /// Rules for a standalone proxy, over the native service.
     Rules,
     /// The proxy in this process.
     Builtin,
@@ -137,7 +136,7 @@ pub enum StreamKind {
 }
 
 impl StreamKind {
-    /// As `status` has it.
+    /// Value of `kind` in `status`.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Mappings => "mappings",
@@ -196,7 +195,7 @@ impl Default for Proxies {
 }
 
 impl Proxies {
-    /// Rules as they change.
+    /// Receives the table of rules after each change. A slow receiver skips tables.
     pub fn watch_rules(&self) -> watch::Receiver<Arc<RulesTable>> {
         self.shared.rules.subscribe()
     }
@@ -285,7 +284,7 @@ impl Proxies {
         results
     }
 
-    /// Connected proxies.
+    /// Connected proxies, one entry for each stream.
     pub fn views(&self) -> Vec<ProxyView> {
         let views = self.shared.views.lock();
         views.values().map(|stream| stream.view.clone()).collect()
@@ -335,7 +334,7 @@ impl Proxies {
             .send_modify(|table| Arc::make_mut(table).ready = true);
     }
 
-    /// Results to their streams.
+    /// Sends each result to the stream that its mapping came from.
     pub fn results(&self, results: Vec<MappingResult>) {
         let mut by_stream: BTreeMap<StreamId, Vec<MappingResult>> = BTreeMap::new();
         for result in results {
@@ -390,7 +389,6 @@ pub struct StreamGuard {
 }
 
 impl StreamGuard {
-    /// Number of the stream.
     pub fn id(&self) -> StreamId {
         self.id
     }
@@ -412,12 +410,12 @@ impl StreamGuard {
         }
     }
 
-    /// Notes what was sent.
+    /// Records the revision that was sent last, for `status`.
     pub fn sent(&self, revision: u64) {
         self.change(|view| view.sent_revision = revision);
     }
 
-    /// Notes an acknowledgement.
+    /// Records that the proxy acknowledged `revision`, which ends an earlier refusal.
     pub fn acked(&self, revision: u64) {
         self.change(|view| {
             view.acked_revision = revision;
@@ -425,7 +423,7 @@ impl StreamGuard {
         });
     }
 
-    /// Notes a refusal.
+    /// Records that the proxy refused `revision`, and counts the refusal.
     pub fn nacked(&self, revision: u64, reason: &str) {
         self.proxies.shared.nacks.fetch_add(1, Ordering::Relaxed);
         self.change(|view| view.nack = Some(format!("revision {revision}: {reason}")));

@@ -30,23 +30,22 @@ pub use agent_core::name_objects::{
 
 use self::object::Settings;
 
-/// Where objects are.
+/// Where DNSNameResolver objects are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In a directory: `--resolver-dir`.
+    /// YAML files in the subdirectory `dnsnameresolvers` of `--resolver-dir`.
     Directory(PathBuf),
-    /// In the Kubernetes API.
+    /// Custom resources in the Kubernetes API.
     Kubernetes,
 }
 
-/// Settings of the resolver.
+/// Settings of the resolver, from the `--resolver-*` flags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResolverSettings {
-    /// Where its objects are.
     pub place: Place,
-    /// It may write them.
+    /// False with `--resolver consume`: this agent writes no object.
     pub writes: bool,
-    /// Their namespace.
+    /// Namespace of the objects (`--resolver-namespace`).
     pub namespace: String,
     /// How long a leader that does not renew its Lease stays the leader, in Kubernetes.
     pub lease: Duration,

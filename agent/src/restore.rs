@@ -43,23 +43,17 @@ pub enum RestoreError {
     /// A file of a later release.
     #[error("{path}: {reason}; run the newer release, or move the file away", path = .path.display())]
     Newer {
-        /// The file.
         path: PathBuf,
         /// What it says of itself.
         reason: String,
     },
     /// A file or directory cannot be read or set aside.
     #[error("{path}: {source}", path = .path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    File { path: PathBuf, source: io::Error },
     /// A pinned map cannot be read.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// Interfaces cannot be listed.
+    /// The node's interfaces cannot be listed.
     #[error("listing the interfaces: {0}")]
     Interfaces(io::Error),
 }
@@ -67,7 +61,7 @@ pub enum RestoreError {
 /// What was found, and what could not be used.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// For the core.
+    /// State that the core starts with.
     pub restored: Restored,
     /// Damaged files with what is wrong with them.
     pub damaged: Vec<String>,
@@ -113,7 +107,7 @@ impl Found {
     }
 }
 
-/// Reads everything.
+/// Reads files, pinned maps, interfaces and programs of the last run.
 pub fn read(files: &StateFiles, maps: &Globals, now: BootTime) -> Result<Found, RestoreError> {
     let mut found = Found::default();
     found.restored.now = now;
@@ -132,7 +126,7 @@ pub fn read(files: &StateFiles, maps: &Globals, now: BootTime) -> Result<Found, 
     Ok(found)
 }
 
-/// The files alone.
+/// Reads only the files, and adds their content to `found`.
 pub fn read_files(files: &StateFiles, found: &mut Found) -> Result<(), RestoreError> {
     found.restored.local_identities =
         identities(&files.checkpoint(), checkpoint::parse_local, found)?;

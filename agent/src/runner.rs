@@ -64,7 +64,6 @@ enum Input {
 /// The core's thread does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CoreAway {
-    /// It has stopped.
     #[error(
         "the core has stopped: the agent is shutting down, or the core's thread failed (see the log)"
     )]
@@ -163,7 +162,7 @@ impl CoreHandle {
         self.request(Input::Snapshot(sender), receiver).await
     }
 
-    /// Counts; cheap.
+    /// Counts of the core, without its entries: cheap.
     pub async fn summary(&self) -> Result<Summary, CoreAway> {
         let (sender, receiver) = oneshot::channel();
         self.request(Input::Summary(sender), receiver).await

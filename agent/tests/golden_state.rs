@@ -30,7 +30,7 @@ use holdfast_agent::{
 };
 use shared_maps::{EndpointId, IdentityId};
 
-/// The newest directory.
+/// Directory with files of the present formats.
 const NEWEST: &str = "state-3";
 
 fn golden() -> PathBuf {

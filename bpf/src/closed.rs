@@ -6,7 +6,7 @@ use shared_maps::event::Reason;
 
 use crate::{events, from_pod::DROP};
 
-/// Drops every packet.
+/// Drops every packet, and counts it as [`Reason::NoEndpoint`].
 #[inline(always)]
 pub(crate) fn run(ctx: &TcContext) -> i32 {
     events::count(Reason::NoEndpoint, ctx.len());

@@ -15,7 +15,7 @@ use crate::{
     packet::ETH_LEN,
 };
 
-/// Set by the loader.
+/// Flags of the node, such as `DUAL_STACK`, which the loader sets.
 #[unsafe(no_mangle)]
 static NODE_FLAGS: Global<u32> = Global::new(0);
 

@@ -37,9 +37,8 @@ pub(crate) fn now() -> u32 {
 /// Which side of the connection sent a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// The endpoint.
+    /// The endpoint whose program runs.
     Local,
-    /// The other side.
     Remote,
 }
 
@@ -95,7 +94,7 @@ fn entry(packet: &Packet, direction: u8, role: As) -> *mut CtValue {
 /// The connection of a packet.
 #[derive(Clone, Copy)]
 pub(crate) enum Tracked {
-    /// There is none.
+    /// There is no entry, or it has expired.
     No,
     /// Policy no longer allows the direction that opened it.
     Refused(*mut CtValue),
@@ -317,10 +316,10 @@ pub(crate) fn end(packet: &Packet) {
     }
 }
 
-/// Result of [`forward`].
+/// How [`forward`] recorded the packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Forwarded {
-    /// The connection was there.
+    /// The connection had an entry.
     Known,
     /// A new entry was made.
     New,

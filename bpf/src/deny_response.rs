@@ -163,7 +163,7 @@ fn use_quota(packet: &Packet) -> Result<(), NoReply> {
 #[inline(never)]
 fn reset(ctx: &TcContext, packet: &Packet) -> Result<(), NoReply> {
     const LEN: u32 = 20;
-    /// Offset of the checksum.
+    /// Offset of the checksum in the TCP header.
     const CHECKSUM: u32 = 16;
     let [seq, ack]: [u32; 2] = get(ctx, packet.l4 + 4)?;
     let (seq, ack, flags) = match packet.tcp_flags & (TCP_RST | TCP_ACK | TCP_SYN) {
@@ -247,7 +247,7 @@ fn is_query(ctx: &TcContext, packet: &Packet) -> bool {
 /// Exchanged addresses and ports leave all sums as they are.
 #[inline(never)]
 fn refuse(ctx: &TcContext, packet: &Packet) -> Result<(), NoReply> {
-    /// Offset of the checksum.
+    /// Offset of the checksum in the UDP header.
     const CHECKSUM: u32 = 6;
     let at = packet.l4 + UDP_LEN + 2;
     let flags: u16 = get(ctx, at)?;

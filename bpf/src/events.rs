@@ -21,7 +21,7 @@ const WAKE_AT: u64 = 16 * 1024;
 /// `BPF_RB_AVAIL_DATA`.
 const AVAILABLE: u64 = 0;
 
-/// Counts one packet.
+/// Adds one packet and its bytes to the counter of `reason`.
 #[inline(always)]
 pub(crate) fn count(reason: Reason, bytes: u32) {
     if let Some(counter) = COUNTERS.get_ptr_mut(reason as u32) {

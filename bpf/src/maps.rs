@@ -42,7 +42,7 @@ pub(crate) static INTERFACES: Array<u32> = Array::with_max_entries(LOW_INTERFACE
 pub(crate) static HIGH_INTERFACES: HashMap<u32, u32> =
     HashMap::with_max_entries(SLOTS, NO_PREALLOC);
 
-/// Settings by slot.
+/// Settings of endpoints, by the number of their slot.
 #[map(name = "CONFIGS")]
 pub(crate) static CONFIGS: Array<EndpointConfig> = Array::with_max_entries(SLOTS, 0);
 
@@ -119,7 +119,8 @@ pub(crate) static DENY_CLOCKS: Array<u64> = Array::with_max_entries(SLOTS, 0);
 pub(crate) static BUDGETS: LruPerCpuHashMap<u32, Budget> =
     LruPerCpuHashMap::with_max_entries(BUDGET_ENTRIES, 0);
 
-/// Entries of [`BUDGETS`].
+/// Most pairs of slot and reason that have a budget at once. For a further one, the least recently
+/// used is removed.
 const BUDGET_ENTRIES: u32 = 8192;
 
 /// Events already written within one second.
@@ -148,7 +149,7 @@ pub(crate) struct Scratch {
     pub(crate) packet: Packet,
     /// The packet that an ICMP error quotes.
     pub(crate) quoted: Packet,
-    /// A connection that begins.
+    /// Key of the connection that begins, for the queue of unanswered ones.
     pub(crate) flow: Flow,
     /// The item that a queue of [`crate::quota`] gets, and the one that it displaced.
     pub(crate) item: QueueItem,

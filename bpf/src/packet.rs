@@ -34,7 +34,6 @@ pub(crate) const TCP_ACK: u8 = 0x10;
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Fragment {
-    /// Not fragmented.
     None = 0,
     /// The first: has the ports.
     First = 1,

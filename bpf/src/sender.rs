@@ -32,7 +32,7 @@ use crate::{
 /// `BPF_FIB_LKUP_RET_SUCCESS`, and `BPF_FIB_LKUP_RET_NO_NEIGH`: the route is found.
 const ROUTED: [i64; 2] = [0, 7];
 
-/// Who sent a packet.
+/// Sender of a packet that this node forwards to a pod.
 #[derive(Clone, Copy)]
 pub(crate) struct Sender {
     pub(crate) identity: u32,

@@ -9,7 +9,7 @@ use shared_maps::{
     steering::{self, SOCKS_PER_SLOT, Slot},
 };
 
-/// Written by `from_pod`.
+/// Pairs of pod and server that are or were redirected to the proxy. `from_pod` writes them.
 #[map(name = "hf_redirect_v2")]
 pub(crate) static REDIRECTS: LruHashMap<RedirectKey, RedirectValue> =
     LruHashMap::pinned(redirect::MAX_ENTRIES, 0);

@@ -37,9 +37,7 @@ const TCP: u32 = 6;
 const UDP: u32 = 17;
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
-/// `SK_PASS`.
 const SK_PASS: u32 = 1;
-/// `SK_DROP`.
 const SK_DROP: u32 = 0;
 /// Index of the loopback interface, in every network namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK: u32 = 1;
@@ -70,7 +68,7 @@ pub fn steer(ctx: SkLookupContext) -> u32 {
 /// Result for a packet that belongs to the proxy.
 #[derive(Clone, Copy)]
 enum Choice {
-    /// A socket is selected.
+    /// A socket of a slot is selected.
     Made,
     /// Redirected by us, and no slot has a socket.
     Nobody,
@@ -264,7 +262,7 @@ impl Flow {
     }
 }
 
-/// Requirements for a slot.
+/// Properties that a slot and its socket must have.
 struct Wanted {
     proxy_port: u32,
     socket: u32,

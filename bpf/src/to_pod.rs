@@ -25,7 +25,7 @@ use crate::{
     sender::{self, Sender},
 };
 
-/// Origin of the packet.
+/// Mark and interface by which the sender is found.
 #[derive(Clone, Copy)]
 struct Origin {
     /// Mark of the socket that sent it, or the packet's own mark if no full socket sent it.

@@ -34,7 +34,7 @@ const ESTABLISHED: u32 = 1;
 const TIME_WAIT: u32 = 6;
 /// `TCP_LISTEN`.
 const LISTEN: u32 = 10;
-/// `BPF_F_CURRENT_NETNS`: of the interface.
+/// `BPF_F_CURRENT_NETNS`: the network namespace of the interface.
 const THIS_NETNS: u64 = u64::MAX;
 
 /// Packets from outside of the node: TCX ingress of an interface that is not a pod's.

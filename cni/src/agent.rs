@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 
 use crate::{config::Config, failure::Failure};
 
-/// Between two attempts.
+/// Pause between two attempts to reach the agent.
 const PAUSE: Duration = Duration::from_millis(100);
 /// What an answer may take beyond the time that the agent was given.
 const SLACK: Duration = Duration::from_secs(5);
 /// Bytes of an answer at most.
 const ANSWER: usize = 64 << 10;
 
-/// An answer.
+/// The agent's answer to one request.
 struct Answer {
     status: u16,
     error: String,
@@ -43,7 +43,7 @@ pub(crate) fn insist(config: &Config, mut body: Value) -> Result<(), Failure> {
     }
 }
 
-/// Sends a request once.
+/// Sends a request, and does not retry it.
 pub(crate) fn once(config: &Config, body: &Value) -> Result<(), Failure> {
     let answer = request(config, body, SLACK).map_err(|error| away(config, &error))?;
     judge(&answer)

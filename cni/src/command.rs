@@ -20,7 +20,7 @@ pub(crate) struct Environment {
     pub(crate) container: String,
     pub(crate) netns: String,
     pub(crate) ifname: String,
-    /// `KEY=value;…`
+    /// `CNI_ARGS`: pairs `KEY=value`, separated by semicolons.
     arguments: String,
 }
 
@@ -65,7 +65,7 @@ impl Environment {
         Ok(found)
     }
 
-    /// An argument of CNI_ARGS.
+    /// Value of an argument in `CNI_ARGS`; `None` if it is absent or empty.
     pub(crate) fn argument(&self, name: &str) -> Option<&str> {
         let pairs = self.arguments.split(';');
         let mut pairs = pairs.filter_map(|pair| pair.split_once('='));
@@ -75,7 +75,7 @@ impl Environment {
             .filter(|value| !value.is_empty())
     }
 
-    /// Namespace of the pod.
+    /// Kubernetes namespace of the pod (`K8S_POD_NAMESPACE`).
     pub(crate) fn namespace(&self) -> Option<&str> {
         self.argument("K8S_POD_NAMESPACE")
     }

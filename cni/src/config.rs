@@ -15,9 +15,9 @@ const LONGEST: u64 = 120;
 /// The configuration of one command.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
-    /// Version of the specification.
+    /// Version of the CNI specification (`cniVersion`); 0.3.1 if absent.
     pub(crate) version: String,
-    /// The agent's socket.
+    /// The agent's socket; a default path if the entry names none.
     pub(crate) socket: PathBuf,
     /// How long ADD waits for the agent.
     pub(crate) wait: Duration,
@@ -26,7 +26,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Reads the input.
+    /// Reads and checks the JSON of standard input.
     pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
         let whole: Value = serde_json::from_str(text).map_err(|error| {
             let text = format!("standard input is not the JSON of a CNI configuration: {error}");

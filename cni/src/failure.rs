@@ -10,7 +10,7 @@ const CONFIG: u32 = 7;
 const AGAIN: u32 = 11;
 const REFUSED: u32 = 100;
 
-/// Why a command fails.
+/// Why a command fails, with an error code of the specification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) code: u32,
@@ -40,7 +40,7 @@ impl Failure {
         Self::new(INPUT, text)
     }
 
-    /// The configuration cannot work.
+    /// A field of the configuration is wrong.
     pub(crate) fn config(text: &str) -> Self {
         Self::new(CONFIG, text)
     }

@@ -25,7 +25,7 @@ use config::Config;
 use failure::Failure;
 use serde_json::json;
 
-/// Versions of the specification.
+/// Versions of the CNI specification that the plugin supports, ascending.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 /// Bytes of the configuration at most.
 const INPUT: u64 = 4 << 20;

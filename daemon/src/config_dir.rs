@@ -11,18 +11,18 @@ use crate::regular_file;
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {source}", path = .path.display())]
 pub struct DirError {
-    /// The directory or file.
+    /// The directory or file that cannot be read.
     pub path: PathBuf,
-    /// Why.
+    /// The I/O error; for a file it may also be its kind, size or encoding.
     pub source: io::Error,
 }
 
-/// A setting.
+/// A setting: one file of the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its file.
+    /// Path of the file, for messages about the value.
     pub path: PathBuf,
-    /// The file's name.
+    /// Name of the setting, which is the file's name.
     pub key: String,
     /// The file's content without white space around it; never empty.
     pub text: String,

@@ -23,7 +23,7 @@ impl Descriptors {
         Self(usize::try_from(soft).unwrap_or(usize::MAX))
     }
 
-    /// The limit.
+    /// Number of descriptors that may be open.
     pub fn limit(self) -> usize {
         self.0
     }

@@ -29,7 +29,7 @@ pub struct Guests<P> {
 #[derive(Debug)]
 struct State<P> {
     quota: Quota<P>,
-    /// By age: keys rise.
+    /// By a number that rises with each connection: the first one is the oldest.
     open: BTreeMap<u64, Open<P>>,
     next: u64,
 }
@@ -63,7 +63,7 @@ struct Counts {
 }
 
 impl ConnectionCounts {
-    /// Connections that are open.
+    /// Connections that are open now.
     pub fn open(&self) -> usize {
         self.0.open.load(Ordering::Relaxed)
     }
@@ -73,7 +73,7 @@ impl ConnectionCounts {
         self.0.rejected.load(Ordering::Relaxed)
     }
 
-    /// Counts one more.
+    /// Counts one more connection that was rejected.
     pub fn reject(&self) {
         self.0.rejected.fetch_add(1, Ordering::Relaxed);
     }
@@ -193,7 +193,7 @@ impl<P: Copy + Eq + Hash + Ord> State<P> {
         idle.or_else(|| of_largest().next()).map(|(key, _)| *key)
     }
 
-    /// Whether it was there.
+    /// Removes a connection. The result is false if it was removed before.
     fn remove(&mut self, key: u64) -> bool {
         let removed = self.open.remove(&key);
         if let Some(open) = &removed {
@@ -215,7 +215,7 @@ impl<P: Copy + Eq + Hash + Ord> Guest<P> {
         self.activity.busy()
     }
 
-    /// Its requests.
+    /// State of the connection's requests, which is shared with this guest.
     pub fn activity(&self) -> Activity {
         self.activity.clone()
     }

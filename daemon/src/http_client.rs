@@ -18,7 +18,7 @@ const HEADERS: usize = 64 << 10;
 /// How large an answer may be, and how long it may take.
 #[derive(Clone, Copy, Debug)]
 pub struct AnswerLimits {
-    /// Octets of its body.
+    /// Most octets that the body may have.
     pub body: usize,
     /// Time from the request to the end of the headers.
     pub begins_within: Duration,
@@ -32,14 +32,14 @@ pub enum AnswerError {
     /// The other end sent none, or not HTTP.
     #[error("{}", explain(.0))]
     Http(#[from] hyper::Error),
-    /// It sent too much.
+    /// The body has more octets than this limit.
     #[error(
         "the answer is larger than {} MiB and was not read to its end: is it the program that it \
          should be?",
         .0 >> 20
     )]
     TooLarge(usize),
-    /// It took too long.
+    /// The answer did not arrive within this time.
     #[error("no answer within {0:?}")]
     Slow(Duration),
 }

@@ -23,9 +23,9 @@ use crate::{
     tcp_owner::TcpOwners,
 };
 
-/// Content type of text.
+/// Content type of plain text in UTF-8.
 pub const TEXT: &str = "text/plain; charset=utf-8";
-/// Content type of metrics.
+/// Content type of metrics in OpenMetrics 1.0.
 pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Pause after a failed accept: the process is out of descriptors.
@@ -50,7 +50,7 @@ pub struct Limits {
     /// Longest time from a connection's start, or the end of an answer, until the next request's
     /// headers have arrived.
     pub headers_within: Duration,
-    /// A connection's life.
+    /// Time after which a connection is closed, even during a request.
     pub life: Duration,
 }
 
@@ -64,7 +64,7 @@ impl Default for Limits {
     }
 }
 
-/// A socket that listens.
+/// A listening socket, by the kind of its peers.
 #[derive(Debug)]
 pub enum Socket {
     /// TCP; each address is a peer, and over loopback each user.
@@ -95,15 +95,15 @@ impl Users {
 /// Which peers a socket serves, and how many.
 #[derive(Clone, Debug, Default)]
 pub struct Admission {
-    /// Limits for all peers.
+    /// Limits for the peers of this socket.
     pub limits: Limits,
-    /// Who may connect.
+    /// Users that a unix socket serves. TCP sockets ignore it.
     pub users: Users,
-    /// Connections, for metrics.
+    /// Counters of open and rejected connections, for metrics.
     pub counts: ConnectionCounts,
 }
 
-/// Both kinds of streams.
+/// A TCP or unix stream.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
@@ -223,9 +223,9 @@ mod tests {
 
     use super::*;
 
-    /// Far above anything here.
+    /// Far longer than any test here takes.
     const TEST_TIMEOUT: Duration = Duration::from_secs(20);
-    /// Nothing ends by time.
+    /// Limits whose times do not end a connection of a test.
     const LIMITS: Limits = Limits {
         connections: 8,
         headers_within: Duration::from_secs(3600),

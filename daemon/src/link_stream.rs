@@ -26,10 +26,10 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
 
 use self::register::register;
 
-/// See the module.
+/// A unix stream that waits for room only while a write is blocked.
 #[derive(Debug)]
 pub struct LinkStream {
-    /// Registered for reading only.
+    /// The socket, registered for reading only.
     socket: AsyncFd<UnixStream>,
     /// The same socket, registered for writing while a write is blocked.
     blocked: Option<AsyncFd<UnixStream>>,

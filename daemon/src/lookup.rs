@@ -12,7 +12,7 @@ use nix::errno::Errno;
 #[must_use]
 #[derive(Debug)]
 pub enum Lookup<T> {
-    /// It exists.
+    /// It exists; the value describes it.
     Found(T),
     /// It does not exist: the kernel, the directory or the server said so.
     Gone,

@@ -22,7 +22,7 @@ impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for OneLine<M> {
     }
 }
 
-/// See [`OneLine`].
+/// Writer of [`OneLine`], which escapes the control characters of each event.
 #[derive(Debug)]
 pub struct Escaping<W>(W);
 

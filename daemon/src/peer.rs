@@ -27,7 +27,7 @@ pub enum Peer {
     User(u32),
     /// A process of this machine.
     Process {
-        /// Its user.
+        /// Uid of the process that connected.
         user: u32,
         /// Its number; 0 = of a PID namespace that this process does not see.
         pid: i32,

@@ -32,7 +32,7 @@ const STICKY: u32 = 0o1000;
 pub enum MayOpen {
     /// Everyone; a directory that is there keeps its mode.
     Everyone,
-    /// The owner.
+    /// Only the owner (mode 0700).
     Owner,
     /// The owner, and this group.
     Group(u32),
@@ -41,12 +41,12 @@ pub enum MayOpen {
 /// Why a directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PinDirError {
-    /// A call failed.
+    /// A system call on the directory failed.
     #[error("{path}: {source}", path = .path.display())]
     Io {
-        /// The directory.
+        /// The directory that the call was about.
         path: PathBuf,
-        /// Why.
+        /// The error of the system call.
         source: io::Error,
     },
     /// Another user made it, or can change it.
@@ -57,11 +57,11 @@ pub enum PinDirError {
         path = .path.display()
     )]
     Foreign {
-        /// The directory.
+        /// The directory that other users can change.
         path: PathBuf,
-        /// Owner of the directory.
+        /// Uid of the directory's owner.
         uid: u32,
-        /// Mode of the directory.
+        /// Permission bits of the directory.
         mode: u32,
     },
 }

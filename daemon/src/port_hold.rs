@@ -63,7 +63,7 @@ pub struct PortHold {
 }
 
 impl PortHold {
-    /// Holds nothing yet.
+    /// Holds no port until [`Self::take`] is called.
     pub fn new(port: u16, ipv4: bool, ipv6: bool) -> Self {
         let v4 = ipv4.then_some(IpAddr::from(Ipv4Addr::LOCALHOST));
         let v6 = ipv6.then_some(IpAddr::from(Ipv6Addr::LOCALHOST));

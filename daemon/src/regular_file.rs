@@ -27,7 +27,7 @@ pub enum FileError {
     /// A directory, pipe, device or socket.
     #[error("is {0}, not a regular file; it was not opened")]
     NotAFile(&'static str),
-    /// Too many bytes.
+    /// The file has this many bytes, more than a file may have.
     #[error("has {0} bytes; a file may have at most {MAX_FILE}")]
     Long(u64),
     /// A system call failed, or the text is not UTF-8.
@@ -36,7 +36,7 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// What to do.
+    /// The remedy for the operator, as text.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::NotAFile(_) => "put a regular file, or a link to one, in its place",
@@ -128,7 +128,7 @@ pub fn create(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// As [`read`], of a text.
+/// As [`read`], and refuses a file that is not UTF-8.
 pub fn read_text(path: &Path) -> Result<String, FileError> {
     String::from_utf8(read(path)?).map_err(|error| {
         let error = io::Error::new(io::ErrorKind::InvalidData, error.utf8_error());

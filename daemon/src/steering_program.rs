@@ -42,7 +42,7 @@ const NO_INTERFACE: &str = "invalid bpf_context access";
 /// Longer than loading the program takes: who holds the lock for longer does not load.
 const LOCKED_FOR: Duration = Duration::from_secs(2);
 
-/// Why nothing steers.
+/// Why the steering program or its maps are not in place.
 #[derive(Debug, thiserror::Error)]
 pub enum SteerError {
     /// A map is not what it should be, or cannot be made.
@@ -54,9 +54,9 @@ pub enum SteerError {
     /// A directory cannot be locked, or a pin not given to the proxies' group.
     #[error("{path}: {source}", path = .path.display())]
     Files {
-        /// Which.
+        /// The directory, pin or namespace file.
         path: PathBuf,
-        /// Why.
+        /// The error of the system call.
         source: io::Error,
     },
     /// The kernel refused the program.
@@ -65,9 +65,9 @@ pub enum SteerError {
     /// The link could not be pinned.
     #[error("pin {path}: {reason}", path = .path.display())]
     Pin {
-        /// The pin.
+        /// Path of the link's pin.
         path: PathBuf,
-        /// Why.
+        /// The error of the kernel, as text.
         reason: String,
     },
 }
@@ -190,7 +190,7 @@ pub fn make_maps(globals: &Globals) -> Result<(), MapError> {
     ids_of_maps(globals).map(|_| ())
 }
 
-/// Numbers of these maps.
+/// Makes the maps of steering that are missing. The result has the ids of all four.
 fn ids_of_maps(globals: &Globals) -> Result<[u32; 4], MapError> {
     let entries = redirect::MAX_ENTRIES;
     let path = globals.path(redirect::NAME);

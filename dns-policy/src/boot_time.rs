@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct BootTime(pub u64);
 
 impl BootTime {
-    /// Now.
+    /// Reads CLOCK_BOOTTIME, which also counts the time in suspend.
     pub fn now() -> Self {
         Self(shared_maps::user::boottime_ns())
     }

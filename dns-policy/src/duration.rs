@@ -6,7 +6,6 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a duration; write seconds (60) or units: 100ms, 10s, 1.5s, 5m, 1h30m")]
 pub struct DurationError {
-    /// The text.
     text: String,
 }
 

@@ -3,7 +3,7 @@
 /// One run of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Epoch {
-    /// The kernel's boot id.
+    /// The kernel's boot id (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
     /// Starts of the agent since boot, this one included; 0 for an agent that has no epochs.
     pub start: u64,

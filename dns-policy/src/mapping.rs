@@ -16,32 +16,32 @@ pub const LONGEST_LEASE: Duration = Duration::from_secs(3600);
 /// One endpoint as it is now: its number may be reused, an instance is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EndpointInstance {
-    /// Number.
+    /// Number of the endpoint, which the agent may reuse.
     pub id: EndpointId,
     /// Address the query came from.
     pub client: IpAddr,
-    /// Host-side interface.
+    /// Index of the host-side interface.
     pub ifindex: u32,
 }
 
 /// Name → addresses, as one answer to one endpoint said.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Who asked.
+    /// Endpoint that sent the query.
     pub endpoint: EndpointInstance,
-    /// Question name.
+    /// Name of the DNS question.
     pub name: Fqdn,
     /// A and AAAA records reached from the question's name; never empty.
     pub addresses: Vec<IpAddr>,
     /// Least TTL of the chain, seconds.
     pub ttl: u32,
-    /// When the answer came.
+    /// When the answer reached the proxy.
     pub seen_at: BootTime,
-    /// Response code (0).
+    /// Response code of the answer: 0, because other answers give no mapping.
     pub rcode: u8,
-    /// Server that answered.
+    /// Server that sent the answer.
     pub server: SocketAddr,
-    /// Transport of the query.
+    /// Transport of the client's query.
     pub transport: Transport,
     /// Sent again from a table, not a live answer.
     pub replayed: bool,

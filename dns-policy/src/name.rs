@@ -71,12 +71,12 @@ impl NameBuf {
         std::str::from_utf8(text).expect("only ASCII is put in")
     }
 
-    /// Copies the name out.
+    /// Copies the name into a value of its own.
     pub fn to_fqdn(&self) -> Fqdn {
         Fqdn(self.as_str().into())
     }
 
-    /// Empties it.
+    /// Makes the buffer empty for the next name.
     pub fn clear(&mut self) {
         self.len = 0;
     }

@@ -24,37 +24,36 @@ pub(crate) const MAX_LEN: usize = 255;
 /// What is wrong with a name or pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
-    /// Nothing but white space.
+    /// The text is empty, or only white space.
     #[error("{field} is empty")]
     Empty {
-        /// `matchName` or `matchPattern`.
+        /// The field of the rule: `matchName` or `matchPattern`.
         field: &'static str,
     },
-    /// Longer than `MAX_LEN`.
+    /// The text is longer than 255 bytes.
     #[error("{field} {text:?} has {len} bytes; at most {MAX_LEN} are allowed")]
     TooLong {
-        /// `matchName` or `matchPattern`.
+        /// The field of the rule: `matchName` or `matchPattern`.
         field: &'static str,
-        /// The rule.
+        /// The text that was refused.
         text: String,
-        /// Its length, bytes.
+        /// Length of the text, bytes.
         len: usize,
     },
     /// Holds a character that is not allowed there.
     #[error("{field} {text:?} holds {character:?}; allowed are {allowed}")]
     BadCharacter {
-        /// `matchName` or `matchPattern`.
+        /// The field of the rule: `matchName` or `matchPattern`.
         field: &'static str,
-        /// The rule.
+        /// The text that was refused.
         text: String,
-        /// The first bad character.
+        /// The first character that is not allowed.
         character: char,
         /// What is allowed, for people.
         allowed: &'static str,
     },
 }
 
-/// Checks a `matchName`.
 pub(crate) fn validate_name(text: &str) -> Result<(), PatternError> {
     validate(
         "matchName",
@@ -64,7 +63,6 @@ pub(crate) fn validate_name(text: &str) -> Result<(), PatternError> {
     )
 }
 
-/// Checks a `matchPattern`.
 pub(crate) fn validate_pattern(text: &str) -> Result<(), PatternError> {
     validate(
         "matchPattern",
@@ -74,7 +72,7 @@ pub(crate) fn validate_pattern(text: &str) -> Result<(), PatternError> {
     )
 }
 
-/// Checks either.
+/// Checks the text of a `matchName` or `matchPattern`.
 pub fn validate_rule(rule: &NameRule) -> Result<(), PatternError> {
     match rule {
         NameRule::Name(text) => validate_name(text),
@@ -130,15 +128,15 @@ pub(crate) fn name_run(text: &[u8]) -> usize {
 /// One rule, sorted by how it is looked up.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Pattern {
-    /// Every name.
+    /// Every name there is. A selector restricts this further ([`SelectorMatcher::matches`]).
     All,
-    /// This name.
+    /// This name and no other.
     Exact(Fqdn),
     /// `*.` before a suffix without wildcards: one label, perhaps empty, then the suffix.
     OneLabel(Fqdn),
     /// `**.` before a suffix without wildcards: one or more labels, then the suffix.
     Labels(Fqdn),
-    /// Any other.
+    /// A pattern with wildcards in other places.
     Glob(Glob),
 }
 
@@ -209,25 +207,25 @@ fn is_labels(text: &str) -> bool {
         .all(|label| !label.is_empty() && label.bytes().all(is_name_byte))
 }
 
-/// A compiled `toFQDNs` selector.
+/// A compiled `matchName` or `matchPattern` of `toFQDNs`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SelectorMatcher(Pattern);
 
 /// How a selector can be found without asking each one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SelectorKey<'a> {
-    /// Matches this name only.
+    /// Matches this name and no other.
     Exact(&'a str),
     /// May match names that, without their first label, are this suffix.
     OneLabel(&'a str),
     /// May match names that end with a dot and this suffix.
     Labels(&'a str),
-    /// Must be asked.
+    /// No key: the selector must be compared with each name.
     Scan,
 }
 
 impl SelectorMatcher {
-    /// Compiles a selector.
+    /// Compiles a selector. The error describes the problem in its text.
     pub fn compile(rule: &NameRule) -> Result<Self, PatternError> {
         Pattern::parse(rule).map(Self)
     }

@@ -18,7 +18,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// IP protocol number.
+    /// IP protocol number: 17 or 6.
     pub const fn number(self) -> u8 {
         match self {
             Self::Udp => 17,
@@ -46,9 +46,9 @@ pub struct EndpointRules {
 /// Rules for one server port and transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortRules {
-    /// Server port.
+    /// Port of the DNS server.
     pub port: u16,
-    /// Transport.
+    /// Transport that the rules apply to.
     pub transport: Transport,
     /// A query is allowed if any of these allows it.
     pub rules: Vec<SelectorRule>,
@@ -65,18 +65,18 @@ pub struct SelectorRule {
     pub names: NameRules,
 }
 
-/// Servers of a rule.
+/// Servers that a rule allows queries to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Servers {
-    /// Any server.
+    /// Every server, except the address of a Service.
     Any,
-    /// Servers of these identities.
+    /// Servers that have one of these identities.
     Identities(BTreeSet<IdentityId>),
     /// Servers at these addresses: restored rules of Cilium's own files, which name no identity.
     Prefixes(Vec<IpNet>),
 }
 
-/// Names of a rule.
+/// Names that a rule allows queries for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameRules {
     /// Every name, the root and odd ones included: of a rule without DNS names, by which the datapath
@@ -169,7 +169,7 @@ impl PortRules {
 /// One `matchName` or `matchPattern`, as the policy spells it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NameRule {
-    /// Exactly this name.
+    /// This name and no other (`matchName`).
     Name(String),
     /// A pattern with `*` wildcards.
     Pattern(String),
@@ -178,7 +178,7 @@ pub enum NameRule {
 /// Rules of one endpoint with its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RulesOf {
-    /// The endpoint.
+    /// Endpoint that the rules apply to.
     pub endpoint: EndpointId,
     /// Its rules; without ports it has none.
     pub rules: EndpointRules,

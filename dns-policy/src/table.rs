@@ -35,15 +35,15 @@ use crate::{
 /// A query, as policy sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
-    /// The client's endpoint.
+    /// Endpoint that sent the query.
     pub endpoint: EndpointId,
-    /// Server port.
+    /// Port that the query was sent to.
     pub port: u16,
-    /// Transport.
+    /// Transport that the client used.
     pub transport: Transport,
-    /// Identity of the server.
+    /// Identity of the server's address.
     pub server: IdentityId,
-    /// Address of the server.
+    /// Address of the server. Only restored rules with prefixes compare it.
     pub address: IpAddr,
     /// Name: lower case, final dot, presentation form ([`crate::name::Fqdn`]).
     pub name: &'a str,
@@ -194,7 +194,7 @@ struct PortEntry {
     rules: Box<[CompiledRule]>,
 }
 
-/// One compiled rule.
+/// The compiled form of a [`SelectorRule`].
 #[derive(Debug)]
 struct CompiledRule {
     selector: Box<str>,
@@ -208,7 +208,7 @@ struct CompiledRule {
 #[derive(Debug)]
 enum CompiledServers {
     Any,
-    /// Sorted.
+    /// In ascending order, for binary search.
     Identities(Arc<[IdentityId]>),
     Prefixes(Box<[IpNet]>),
 }
@@ -277,9 +277,9 @@ impl Endpoints {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("endpoint {endpoint}, selector {selector:?}: {why}")]
 pub struct RuleError {
-    /// The endpoint.
+    /// Endpoint that the rule applies to.
     pub endpoint: EndpointId,
-    /// Selector of the rule.
+    /// Selector of the rule, as the policy has it.
     pub selector: String,
     /// What is wrong with it.
     pub why: String,

@@ -3,9 +3,9 @@
 /// Whether a query may be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Yes.
+    /// The query may be forwarded.
     Allow,
-    /// No, and why.
+    /// The query is refused for this reason.
     Deny(DenyReason),
 }
 

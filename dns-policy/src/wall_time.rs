@@ -23,7 +23,8 @@ pub fn of_file() -> SystemTime {
     SystemTime::now()
 }
 
-/// `2024-02-29T12:00:00.000000001Z` (RFC 3339, 5.6).
+/// Formats an instant as `2024-02-29T12:00:00.000000001Z` (RFC 3339, 5.6). A whole second has no
+/// fraction.
 pub fn render(unix_ns: u64) -> String {
     Text::of(unix_ns).as_str().to_owned()
 }
@@ -50,7 +51,7 @@ impl Text {
         Self { bytes, len }
     }
 
-    /// The text.
+    /// The instant as RFC 3339 text.
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.bytes[..self.len]).expect("only ASCII is put in")
     }

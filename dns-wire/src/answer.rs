@@ -243,7 +243,7 @@ const MAX_REPORTED: usize = 128;
 /// Contents of a message's answer section, for logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AnswerSection {
-    /// Response code.
+    /// Response code without its EDNS extension.
     pub rcode: u8,
     /// Least TTL of addresses and aliases, if there are any, seconds.
     pub ttl: Option<u32>,

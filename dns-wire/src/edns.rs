@@ -20,9 +20,8 @@ const FLAG_DNSSEC_OK: u32 = 0x8000;
 pub struct Edns {
     /// UDP payload size its sender takes, bytes.
     pub udp_size: u16,
-    /// DNSSEC records wanted.
+    /// Flag DO: the sender wants DNSSEC records (RFC 3225).
     pub dnssec_ok: bool,
-    /// EDNS version.
     pub version: u8,
     /// Upper eight bits of the response code.
     pub extended_rcode: u8,

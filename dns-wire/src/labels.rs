@@ -36,7 +36,7 @@ fn step(message: &[u8], at: usize) -> Option<Step> {
     }
 }
 
-/// Walks labels, following pointers.
+/// Iterates over the labels of a name, and follows compression pointers.
 struct Labels<'a> {
     message: &'a [u8],
     at: usize,

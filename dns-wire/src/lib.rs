@@ -14,7 +14,6 @@ pub const HEADER_LEN: usize = 12;
 
 /// Flag QR: a response.
 pub(crate) const FLAG_RESPONSE: u16 = 0x8000;
-/// Mask of the opcode.
 pub(crate) const MASK_OPCODE: u16 = 0x7800;
 /// Flag TC: truncated.
 pub(crate) const FLAG_TRUNCATED: u16 = 0x0200;
@@ -25,17 +24,13 @@ pub(crate) const FLAG_CHECKING_DISABLED: u16 = 0x0010;
 /// Mask of the response code.
 pub(crate) const MASK_RCODE: u16 = 0x000f;
 
-/// Record type A.
 pub const TYPE_A: u16 = 1;
-/// Record type CNAME.
 pub(crate) const TYPE_CNAME: u16 = 5;
-/// Record type SOA.
 pub(crate) const TYPE_SOA: u16 = 6;
 /// Record type AAAA (RFC 3596).
 pub const TYPE_AAAA: u16 = 28;
 /// Record type OPT (RFC 6891, 6.1).
 pub(crate) const TYPE_OPT: u16 = 41;
-/// Class IN.
 pub(crate) const CLASS_IN: u16 = 1;
 
 /// Response codes that we give ourselves.
@@ -49,7 +44,7 @@ pub enum Rcode {
     NxDomain,
     /// This kind of query is not served.
     NotImp,
-    /// Policy.
+    /// Policy does not allow the query.
     Refused,
     /// EDNS of a version that we do not know (RFC 6891, 9).
     BadVers,
@@ -69,10 +64,9 @@ impl Rcode {
     }
 }
 
-/// The fixed header.
+/// The fixed header of 12 bytes (RFC 1035, 4.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Message id.
     pub id: u16,
     /// Flags, opcode and response code.
     pub flags: u16,
@@ -100,13 +94,12 @@ impl Header {
         })
     }
 
-    /// Whether QR is set.
     #[inline]
     pub const fn is_response(self) -> bool {
         self.flags & FLAG_RESPONSE != 0
     }
 
-    /// Opcode, 0 to 15.
+    /// Opcode, 0 to 15; 0 is QUERY.
     #[inline]
     pub const fn opcode(self) -> u16 {
         (self.flags & MASK_OPCODE) >> 11
@@ -128,9 +121,8 @@ pub(crate) struct Record {
     pub(crate) class: u16,
     /// TTL, or the extended flags of an OPT record.
     pub(crate) ttl: u32,
-    /// Start of the data.
+    /// Offset of the data in the message.
     pub(crate) data: usize,
-    /// Length of its data.
     pub(crate) data_len: usize,
 }
 
@@ -156,14 +148,14 @@ impl Record {
     }
 }
 
-/// Big-endian number at `at`.
+/// Big-endian number at offset `at`; `None` if the message ends before it.
 #[inline]
 pub fn u16_at(message: &[u8], at: usize) -> Option<u16> {
     let bytes = message.get(at..)?.first_chunk::<2>()?;
     Some(u16::from_be_bytes(*bytes))
 }
 
-/// Big-endian number at `at`.
+/// Big-endian number at offset `at`; `None` if the message ends before it.
 pub(crate) fn u32_at(message: &[u8], at: usize) -> Option<u32> {
     let bytes = message.get(at..)?.first_chunk::<4>()?;
     Some(u32::from_be_bytes(*bytes))
@@ -176,7 +168,7 @@ pub(crate) fn put_u16(message: &mut [u8], at: usize, value: u16) {
     }
 }
 
-/// Overwrites the message id.
+/// Overwrites the message id. A message without room for an id stays as it is.
 #[inline]
 pub fn set_id(message: &mut [u8], id: u16) {
     put_u16(message, 0, id);

@@ -7,15 +7,12 @@ use super::{HEADER_LEN, Header, Rcode, edns, edns::Edns, labels, u16_at};
 /// A query that may be judged.
 #[derive(Clone, Debug)]
 pub struct Query<'a> {
-    /// All its bytes.
+    /// The whole message, without the length prefix of TCP.
     pub message: &'a [u8],
-    /// Header.
     pub header: Header,
-    /// Name asked for.
+    /// Name of the question, in lower case and with the final dot.
     pub name: NameBuf,
-    /// Type asked for.
     pub qtype: u16,
-    /// Class asked for.
     pub qclass: u16,
     /// OPT record of the query.
     pub edns: Option<Edns>,
@@ -27,7 +24,7 @@ pub struct Query<'a> {
 pub enum Unfit {
     /// Nothing: no header, or a response (answering could loop).
     Ignore,
-    /// Answer with this code.
+    /// A reply with this response code.
     Answer(Rcode),
 }
 

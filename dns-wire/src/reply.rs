@@ -14,7 +14,7 @@ pub(crate) const EDE_NETWORK: u16 = 23;
 
 /// UDP payload size that our OPT records announce, bytes.
 const UDP_SIZE: u16 = 1232;
-/// Option Extended DNS Error.
+/// Option Extended DNS Error (RFC 8914).
 const OPTION_EDE: u16 = 15;
 /// Seconds that a synthesised NXDOMAIN may be cached (RFC 2308, 5).
 const NEGATIVE_TTL: u32 = 5;
@@ -65,9 +65,8 @@ pub fn to_unfit(message: &[u8], code: Rcode, out: &mut Vec<u8>) {
 /// The parts of a forwarded query's header that the proxy needs to answer it itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueryHeader {
-    /// Message id.
     pub id: u16,
-    /// Flags.
+    /// Flags, opcode and response code, as in [`Header::flags`].
     pub flags: u16,
     /// Whether it had an OPT record, and its flag DO.
     pub edns: Option<bool>,

@@ -10,7 +10,7 @@ const TYPE_AXFR: u16 = 252;
 /// How far a transfer has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Transfer {
-    /// SOA records so far.
+    /// Number of SOA records that have arrived.
     soas: u64,
     /// Serial of the first one.
     serial: u32,
@@ -23,7 +23,7 @@ impl Transfer {
         [TYPE_IXFR, TYPE_AXFR].contains(&qtype).then(Self::default)
     }
 
-    /// Whether it has begun.
+    /// Whether the first SOA record has arrived.
     pub fn has_begun(self) -> bool {
         self.soas > 0
     }

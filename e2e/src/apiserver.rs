@@ -61,9 +61,9 @@ use crate::netns::Netns;
 
 /// The chart's default of `agentNotReadyTaintKey`.
 pub const STARTUP_TAINT: &str = "holdfast.io/agent-not-ready";
-/// Namespace of the agents.
+/// Namespace of the agents and their ServiceAccount.
 pub const NAMESPACE: &str = "kube-system";
-/// Their ServiceAccount.
+/// Name of the ServiceAccount of the agents.
 const ACCOUNT: &str = "holdfast-agent";
 /// Token of the agent at first.
 const TOKEN: &str = "token-of-the-agent";

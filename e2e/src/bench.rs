@@ -12,14 +12,12 @@ use anyhow::{Context, Result, ensure};
 
 use crate::shell;
 
-/// Result of one run.
+/// Rate and counts of one run of a load.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Throughput {
-    /// Answers per second.
+    /// Answers per second, not queries.
     pub qps: f64,
-    /// Answers.
     pub answered: u64,
-    /// Queries without an answer.
     pub lost: u64,
     /// Answers that were not NOERROR.
     pub wrong: u64,
@@ -28,11 +26,8 @@ pub struct Throughput {
 /// Percentiles of the time to an answer, milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Latency {
-    /// Median.
     pub p50_ms: f64,
-    /// 99th percentile.
     pub p99_ms: f64,
-    /// Queries without an answer.
     pub lost: u64,
 }
 

@@ -60,7 +60,6 @@ impl<'l> Bridge<'l> {
         Ok(bridge)
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }

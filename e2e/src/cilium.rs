@@ -38,12 +38,12 @@ use self::service::Service;
 use self::world::World;
 use crate::netns::Netns;
 
-/// Port of the service.
+/// TCP port of the FQDNData service.
 pub const PORT: u16 = 10095;
-/// Connections at once.
+/// Accepted connections that wait for the service at most.
 const CONNECTIONS: usize = 16;
 
-/// How the agent behaves.
+/// Behaviour of the stand-in agent, which a test sets.
 #[derive(Clone, Debug)]
 pub struct Manner {
     /// Timing of its keepalive, and its limits for the client's.
@@ -73,19 +73,16 @@ impl Default for Manner {
 /// Messages and events that the agent received.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Accepted connections.
     pub connections: u64,
-    /// Snapshots sent.
+    /// Snapshots that the agent sent.
     pub states: u64,
     /// Bytes of the largest snapshot.
     pub largest_state: usize,
-    /// Their acknowledgements.
     pub acks: Vec<wire::PolicyStateResponse>,
     /// Every mapping and notice, in order.
     pub mappings: Vec<wire::FqdnMapping>,
     /// Messages that would make the real agent fail or log an error.
     pub violations: Vec<String>,
-    /// Pings of the client.
     pub client_pings: u64,
     /// Connections ended because of too many of them.
     pub too_many_pings: u64,

@@ -13,7 +13,7 @@ use crate::config;
 use crate::lab::Lab;
 use crate::pod::Pod;
 
-/// Its settings.
+/// A small container runtime, with the settings that it gives the plugin.
 #[derive(Clone, Debug)]
 pub struct Runtime {
     plugin: PathBuf,
@@ -28,11 +28,10 @@ pub struct Runtime {
 /// A pod as the runtime calls it.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
-    /// Container id.
+    /// Container id that the runtime chose.
     pub container: String,
     /// `namespace/name`.
     pub pod: String,
-    /// Uid of the pod.
     pub uid: String,
     /// Path of its network namespace.
     pub netns: PathBuf,
@@ -42,12 +41,11 @@ pub struct Sandbox {
     pub host_side: String,
 }
 
-/// The plugin's error.
+/// The error that the plugin printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CniError {
-    /// Code of the specification.
+    /// Error code of the CNI specification.
     pub code: u64,
-    /// Text.
     pub message: String,
 }
 
@@ -114,7 +112,7 @@ impl Runtime {
         }
     }
 
-    /// DEL, which always succeeds.
+    /// Runs DEL, which has to succeed.
     pub fn stop(&self, sandbox: &Sandbox) -> Result<()> {
         match self.call("DEL", sandbox, json!({}))? {
             Ok(_) => Ok(()),

@@ -24,7 +24,7 @@ use page::{Command, Part};
 /// What was done with a page.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Played {
-    /// Commands that were run.
+    /// Number of commands that were run.
     pub run: usize,
     /// Commands whose output was compared.
     pub compared: usize,

@@ -35,7 +35,7 @@ pub struct Size {
     pub at_least: Duration,
     /// Pause between two faults, before the first and after the last.
     pub pause: Duration,
-    /// Replacements of a replica.
+    /// Number of replacements of a replica.
     pub rolls: u32,
     /// Kills, restarts and the like.
     pub faults: u32,
@@ -77,7 +77,7 @@ impl Size {
     }
 }
 
-/// An act.
+/// An act on the agent or on proxies, during which queries are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     /// Nothing is done. The row shows the losses of the load itself.
@@ -121,40 +121,32 @@ pub enum Act {
 pub struct Row {
     /// The act and its redirect.
     pub name: String,
-    /// The promise.
+    /// The promise that the act tests.
     pub promise: &'static str,
-    /// Queries.
     pub sent: u64,
-    /// Answered rightly.
+    /// Queries with a right answer.
     pub right: u64,
-    /// Answered wrongly.
+    /// Queries with a wrong answer.
     pub wrong: u64,
-    /// Not answered.
+    /// Queries that got no answer.
     pub lost: u64,
-    /// Whether the promise held.
     pub holds: bool,
-    /// More about it.
+    /// Figures of the act that have no column of their own.
     pub note: String,
-    /// Of `sent`, over UDP.
     pub udp: Tally,
-    /// Of `sent`, over TCP.
     pub tcp: Tally,
     /// Pairs of pod and UDP source port.
     pub source_ports: u64,
-    /// Some of the errors.
+    /// Texts of some of the errors.
     pub samples: Vec<String>,
 }
 
 /// Outcome of the queries over one transport.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Tally {
-    /// Queries.
     pub sent: u64,
-    /// Answered rightly.
     pub right: u64,
-    /// Answered wrongly.
     pub wrong: u64,
-    /// Not answered.
     pub lost: u64,
     /// Lasting connections closed between two queries.
     pub reopened: u64,

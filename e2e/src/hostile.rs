@@ -23,7 +23,7 @@ pub use self::setup::Setup;
 /// Duration and size of each attack.
 #[derive(Clone, Debug)]
 pub struct Size {
-    /// Duration of each attack.
+    /// How long each attack is measured.
     pub lasts: Duration,
     /// Percentage of the full rates and numbers.
     pub percent: u32,
@@ -67,7 +67,7 @@ impl Size {
 /// Pod B's results during one attack.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
-    /// The attack.
+    /// Name of the attack ([`Attack::name`]).
     pub attack: String,
     /// DNS queries of pod B.
     pub b_sent: u64,

@@ -34,7 +34,6 @@ const FIRST_INTERFACE: u32 = 100;
 /// The core and its datapath.
 #[derive(Debug)]
 pub struct Node {
-    /// The core.
     pub core: Core,
     /// The datapath that it writes to.
     pub datapath: MemoryDatapath,
@@ -44,7 +43,7 @@ pub struct Node {
     endpoints: Vec<EndpointId>,
 }
 
-/// Cost of an event.
+/// Time that the core needs for one event, and its result.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
     /// Plans and commits; steps are the datapath's.
@@ -187,12 +186,11 @@ impl Node {
         })
     }
 
-    /// Counters so far.
     pub fn counters(&self) -> Counters {
         self.core.summary().counters
     }
 
-    /// Local identities allocated.
+    /// Number of node-local identities, as in the core's summary.
     pub fn identities(&self) -> u64 {
         self.core.summary().local_identities as u64
     }
@@ -203,7 +201,7 @@ impl Node {
     }
 }
 
-/// Reads one policy document.
+/// Parses a text with exactly one policy document.
 pub fn document(text: &str) -> Result<PolicyDocument> {
     let mut found = parse_documents(text, "bench");
     ensure!(found.len() == 1, "{} documents", found.len());

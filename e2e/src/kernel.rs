@@ -32,9 +32,9 @@ use shared_maps::{EndpointId, IdentityId};
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// The endpoint under test.
+/// Number of the endpoint under test.
 pub const ENDPOINT: EndpointId = EndpointId(7);
-/// Its identity.
+/// Identity of the endpoint under test.
 pub const IDENTITY: IdentityId = IdentityId(1000);
 /// Its host-side interface, as the programs receive it.
 pub const IFINDEX: u32 = 4242;
@@ -42,30 +42,31 @@ pub const IFINDEX: u32 = 4242;
 pub const LOOPBACK: u32 = 1;
 /// An interface that is no endpoint's.
 const UPLINK: u32 = 4300;
-/// Its MAC.
+/// MAC address of the pod's end.
 pub const MAC: [u8; 6] = [0x02, 0x42, 0x0a, 0x09, 0x01, 0x02];
-/// Its IPv4 address.
+/// IPv4 address of the pod's end.
 pub const POD4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 1, 2));
-/// Its IPv6 address.
+/// IPv6 address of the pod's end.
 pub const POD6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd09, 1, 0, 0, 0, 0, 0, 2));
-/// Its link-local address.
+/// Link-local address that is made from [`MAC`].
 pub const LINK_LOCAL: IpAddr = IpAddr::V6(Ipv6Addr::new(
     0xfe80, 0, 0, 0, 0x0042, 0x0aff, 0xfe09, 0x0102,
 ));
 /// A peer with the ipcache entry [`PEER`].
 pub const PEER4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 53));
-/// The same over IPv6.
+/// IPv6 address of the same peer.
 pub const PEER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x53));
-/// Identity of the peer.
+/// Identity that the ipcache has for [`PEER4`] and [`PEER6`].
 pub const PEER: u32 = 2000;
 /// An address without an ipcache entry.
 pub const STRANGER4: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9));
-/// The same over IPv6.
+/// IPv6 address without an ipcache entry.
 pub const STRANGER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 9, 0, 0, 0, 0, 9));
 /// The proxy port of redirects.
 pub const PROXY_PORT: u16 = 10094;
 
-/// Offsets in `struct __sk_buff`.
+/// Offsets of `mark` and `ingress_ifindex` in `struct __sk_buff`, and the length up to there,
+/// bytes.
 const MARK_AT: usize = 8;
 const INGRESS_IFINDEX_AT: usize = 36;
 const CONTEXT_LEN: usize = 40;
@@ -74,17 +75,17 @@ const CONTEXT_LEN: usize = 40;
 const TCX_NEXT: i32 = -1;
 /// The packet passes, and no other program runs.
 const TCX_PASS: i32 = 0;
-/// The packet is dropped.
+/// The packet is dropped, and no other program runs.
 const TCX_DROP: i32 = 2;
 /// The packet goes to the pod.
 const TCX_REDIRECT: i32 = 7;
 /// A reply to a packet, bytes.
 const LONGEST_REPLY: usize = 2048;
 
-/// Verdict on a packet.
+/// Verdict of a program on one packet, with its reason and mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Whether it passed.
+    /// Whether the program did not drop the packet.
     pub pass: bool,
     /// Why, by the counter that moved.
     pub reason: Reason,
@@ -99,7 +100,7 @@ pub enum From {
     Outside,
     /// The same, and something gave it this mark.
     OutsideMarked(u32),
-    /// This interface.
+    /// The interface with this number.
     Interface(u32),
     /// A socket of the node, with this mark.
     Local(u32),
@@ -215,7 +216,7 @@ impl Kernel {
         })
     }
 
-    /// The pins.
+    /// Paths of the pinned maps under the BPF root of this test.
     pub fn globals(&self) -> Globals {
         Globals::new(&self.root.0)
     }
@@ -253,7 +254,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Removes a policy entry.
+    /// Removes an entry from the policy map of [`ENDPOINT`].
     pub fn forget(&mut self, key: PolicyKey) -> Result<()> {
         Ok(self.datapath.apply(&Step::UnsetPolicy(ENDPOINT, key))?)
     }
@@ -411,7 +412,7 @@ impl Kernel {
         })?)
     }
 
-    /// Conntrack of IPv4.
+    /// Conntrack map of IPv4: the one for TCP, or the one for all other protocols.
     pub fn conntrack4(&self, tcp: bool) -> Result<Map<CtKey4, CtValue>> {
         let name = if tcp {
             conntrack::NAME_TCP4
@@ -421,7 +422,7 @@ impl Kernel {
         self.open(name, MapKind::LruHash)
     }
 
-    /// Conntrack of IPv6.
+    /// Conntrack map of IPv6: the one for TCP, or the one for all other protocols.
     pub fn conntrack6(&self, tcp: bool) -> Result<Map<CtKey6, CtValue>> {
         let name = if tcp {
             conntrack::NAME_TCP6
@@ -431,7 +432,7 @@ impl Kernel {
         self.open(name, MapKind::LruHash)
     }
 
-    /// A pinned map.
+    /// Opens the pinned map `name` for reading and writing.
     pub fn open<K: Record, V: Record>(&self, name: &str, kind: MapKind) -> Result<Map<K, V>> {
         Ok(Map::open(
             &self.globals().path(name),

@@ -18,7 +18,7 @@ use crate::{config, shell};
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// The first DNS server.
+/// Address of the first DNS server.
 pub const DNS4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 53));
 /// The first DNS server, IPv6.
 pub const DNS6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0, 0, 0, 0x53));
@@ -26,7 +26,7 @@ pub const DNS6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0, 0, 
 pub const OTHER_DNS4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 54));
 /// The node's address towards the world.
 pub const NODE4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-/// The same, IPv6.
+/// IPv6 address of the node towards the world.
 pub const NODE6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0, 0, 0, 1));
 /// Web servers listen on these TCP ports.
 pub(crate) const TCP_PORTS: [u16; 3] = [80, 443, 8080];
@@ -49,7 +49,6 @@ pub const fn other4(host: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(198, 51, 100, host))
 }
 
-/// `address:port`.
 pub const fn at(address: IpAddr, port: u16) -> SocketAddr {
     SocketAddr::new(address, port)
 }
@@ -59,17 +58,14 @@ pub const fn at(address: IpAddr, port: u16) -> SocketAddr {
 pub struct Lab {
     /// DNS servers (stopped before their namespace goes).
     pub dns: DnsServer,
-    /// Web servers.
     pub web: Web,
     /// Records of the DNS servers.
     pub zone: Zone,
     /// Namespace of agent and proxies.
     pub node: Netns,
-    /// Everything outside.
+    /// Namespace of the DNS and web servers: everything outside of the node and its pods.
     pub world: Netns,
-    /// The first pod.
     pub a: Pod,
-    /// The second pod.
     pub b: Pod,
     /// Repairs that agents of this lab made.
     pub repairs: Repairs,
@@ -168,7 +164,7 @@ impl Lab {
         self.bpf_root.join(shared_maps::pin::GLOBALS).join(map)
     }
 
-    /// Directory of policy documents.
+    /// Directory from which the agent reads policy documents.
     pub fn policy_dir(&self) -> PathBuf {
         self.directory.join("policies")
     }

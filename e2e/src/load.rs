@@ -49,7 +49,7 @@ impl Load {
         Ok(load)
     }
 
-    /// Right answers so far.
+    /// Number of right answers so far.
     pub fn right(&self) -> u64 {
         self.right.load(Ordering::Relaxed)
     }

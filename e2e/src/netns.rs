@@ -66,7 +66,7 @@ impl Netns {
         &self.name
     }
 
-    /// Its file.
+    /// File of the namespace, usually below `/run/netns`.
     pub fn path(&self) -> PathBuf {
         self.path.clone()
     }
@@ -129,7 +129,6 @@ impl Netns {
         })
     }
 
-    /// Sets kernel parameters inside.
     pub fn sysctl(&self, settings: &[(&str, &str)]) -> Result<()> {
         let mut command = self.command("sysctl");
         command.arg("-qw");

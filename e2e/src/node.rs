@@ -34,14 +34,14 @@ pub struct AgentOptions {
     pub builtin: bool,
     /// Another build than this one, which may lack the newest flags.
     pub program: Option<PathBuf>,
-    /// Further flags.
+    /// Command-line flags in addition to those that the lab always sets.
     pub flags: Vec<String>,
 }
 
 /// How to start one standalone proxy.
 #[derive(Clone, Debug)]
 pub struct SdpOptions {
-    /// Its name.
+    /// The proxy's `--name`, by which the lab finds its admin socket.
     pub name: String,
     /// Port of its metrics, one per replica.
     pub metrics: u16,
@@ -51,12 +51,11 @@ pub struct SdpOptions {
     pub program: Option<PathBuf>,
     /// Another BPF root than the lab's.
     pub bpf_root: Option<PathBuf>,
-    /// Further flags.
+    /// Command-line flags in addition to those that the lab always sets.
     pub flags: Vec<String>,
 }
 
 impl AgentOptions {
-    /// Adds a flag.
     pub fn flag(mut self, flag: &str) -> Self {
         self.flags.push(flag.to_owned());
         self
@@ -84,7 +83,6 @@ impl SdpOptions {
         }
     }
 
-    /// Adds a flag.
     pub fn flag(mut self, flag: &str) -> Self {
         self.flags.push(flag.to_owned());
         self
@@ -100,9 +98,8 @@ impl Default for SdpOptions {
 /// An agent and one standalone proxy, both ready.
 #[derive(Debug)]
 pub struct Programs {
-    /// The agent.
     pub agent: Program,
-    /// The proxy, named `one`.
+    /// The standalone proxy, whose name is `one`.
     pub sdp: Program,
 }
 

@@ -2,13 +2,9 @@
 
 use std::net::IpAddr;
 
-/// TCP flag FIN.
 pub const FIN: u8 = 0x01;
-/// TCP flag SYN.
 pub const SYN: u8 = 0x02;
-/// TCP flag RST.
 pub const RST: u8 = 0x04;
-/// TCP flag ACK.
 pub const ACK: u8 = 0x10;
 
 const ICMP: u8 = 1;
@@ -73,7 +69,7 @@ pub fn echo(v6: bool, reply: bool, id: u16) -> Transport {
     icmp(v6, kind, &[a, b, 0, 1])
 }
 
-/// "Unreachable" about `packet`.
+/// The ICMP or ICMPv6 message "destination unreachable" about `packet`.
 pub fn unreachable(packet: &Packet) -> Transport {
     let v6 = packet.src.is_ipv6();
     let mut rest = vec![0; 4];
@@ -81,7 +77,7 @@ pub fn unreachable(packet: &Packet) -> Transport {
     icmp(v6, if v6 { 1 } else { 3 }, &rest)
 }
 
-/// Bytes of any protocol.
+/// A payload of any IP protocol, without a header made here.
 pub fn raw(protocol: u8, bytes: &[u8]) -> Transport {
     Transport {
         protocol,
@@ -89,7 +85,7 @@ pub fn raw(protocol: u8, bytes: &[u8]) -> Transport {
     }
 }
 
-/// An IP packet.
+/// An IP packet that is built byte by byte. Checksums are zero.
 #[derive(Clone, Debug)]
 pub struct Packet {
     src: IpAddr,
@@ -165,7 +161,7 @@ impl Packet {
         self
     }
 
-    /// The IP packet.
+    /// Bytes of the packet from its IP header on.
     pub fn ip(&self) -> Vec<u8> {
         match (self.src, self.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {

@@ -27,11 +27,8 @@ const LAST_ECHO: Duration = Duration::from_secs(1);
 /// One pod: a namespace with one interface, `eth0`.
 #[derive(Debug)]
 pub struct Pod {
-    /// Its namespace.
     pub netns: Netns,
-    /// Its IPv4 address.
     pub v4: Ipv4Addr,
-    /// Its IPv6 address.
     pub v6: Ipv6Addr,
     /// Name of the node's end of its veth pair.
     pub host_side: String,
@@ -148,7 +145,7 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// Sends until [`Flood::finish`].
+    /// Sends 8 datagrams every 100 µs until [`Flood::finish`].
     fn start(socket: UdpSocket, to: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let s = stop.clone();

@@ -70,7 +70,6 @@ impl Program {
         !stopped && matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }

@@ -47,12 +47,11 @@ impl RawFrames {
         })?
     }
 
-    /// The interface's MAC.
+    /// MAC address of the pod's interface.
     pub fn mac(&self) -> [u8; 6] {
         self.mac
     }
 
-    /// Sends a frame.
     pub fn send(&self, frame: &[u8]) -> Result<()> {
         let fd = self.socket.as_raw_fd();
         let sent = sendto(fd, frame, &self.address, MsgFlags::empty())?;

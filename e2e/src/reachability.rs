@@ -32,12 +32,10 @@ const SCTP: i32 = 132;
 const INIT: u8 = 1;
 const INIT_ACK: u8 = 2;
 
-/// A port to reach.
+/// A port of a pod, with its protocol, that a probe tries to reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Target {
-    /// Address and port.
     pub at: SocketAddr,
-    /// Its protocol.
     pub protocol: Protocol,
 }
 
@@ -76,7 +74,6 @@ impl Drop for Servers {
     }
 }
 
-/// Sockets of [`Servers`].
 struct Sockets {
     tcp: Vec<TcpListener>,
     udp: Vec<UdpSocket>,
@@ -164,7 +161,7 @@ pub fn answering(
 
 /// Packets of one client that are under way.
 struct Probe {
-    /// Connections not decided yet.
+    /// Connections that are neither established nor refused yet.
     tcp: Vec<(Socket, Target)>,
     udp: [UdpSocket; 2],
     sctp: [UdpSocket; 2],

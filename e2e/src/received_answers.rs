@@ -20,7 +20,8 @@ pub(crate) struct Answer {
 }
 
 impl ReceivedAnswers {
-    /// Notes an answer.
+    /// Records the addresses of an answer until its smallest TTL ends. Answers without addresses
+    /// are ignored.
     pub fn note(&self, reply: &Reply) {
         let Some(question) = reply.message.queries.first() else {
             return;

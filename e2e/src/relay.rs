@@ -5,14 +5,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
-/// Files of one side.
+/// Paths of the PEM files with which a relay or an agent authenticates itself.
 #[derive(Clone, Debug)]
 pub struct Certificates {
     /// Certificate of the authority that signed both sides'.
     pub authority: PathBuf,
-    /// Certificate of this side.
     pub certificate: PathBuf,
-    /// Its private key.
     pub key: PathBuf,
 }
 

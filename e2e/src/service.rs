@@ -11,12 +11,12 @@ use anyhow::Result;
 use crate::lab::Lab;
 use crate::shell;
 
-/// Service number `host`, 10.96.0.0/24.
+/// IPv4 address of a Service: host number `host` in 10.96.0.0/24.
 pub const fn service4(host: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 96, 0, host))
 }
 
-/// Service number `host`, fd96::/64.
+/// IPv6 address of a Service: host number `host` in fd96::/64.
 pub const fn service6(host: u8) -> IpAddr {
     IpAddr::V6(Ipv6Addr::new(0xfd96, 0, 0, 0, 0, 0, 0, host as u16))
 }
@@ -52,7 +52,7 @@ pub struct ServicePort {
     pub protocol: &'static str,
     /// Address and port of the Service.
     pub at: SocketAddr,
-    /// Its backends.
+    /// Addresses and ports of the pods. Without any, connections are refused.
     pub backends: Vec<SocketAddr>,
 }
 

@@ -11,7 +11,7 @@ use crate::bench::usage;
 use crate::in_memory::{self, DNS, Node, document, web};
 use crate::policy::{dns_to, egress};
 
-/// Endpoints that send queries.
+/// Endpoints among which the queries are divided.
 const ENDPOINTS: usize = 10;
 /// Addresses of a base name.
 const ADDRESSES: u32 = 16;
@@ -31,12 +31,11 @@ pub struct Size {
     pub hours: u32,
 }
 
-/// How it stood.
+/// State of the simulation at one moment.
 #[derive(Clone, Debug)]
 pub struct Reading {
     /// Simulated minutes since the start.
     pub minute: u64,
-    /// The core's own counts.
     pub summary: Summary,
     /// Memory of this process, bytes.
     pub memory: u64,
@@ -89,7 +88,7 @@ pub fn play(size: Size) -> Result<Vec<Reading>> {
 }
 
 impl Soak {
-    /// One second.
+    /// Simulates one second: sends the queries that are due and handles their events.
     fn step(&mut self) -> Result<()> {
         self.second += 1;
         self.node.now = self.node.now.plus_secs(1);

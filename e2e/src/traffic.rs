@@ -37,10 +37,9 @@ const SAMPLES: usize = 12;
 /// Most right answers of one sender whose time is stored.
 const TIMES_KEPT: usize = 200_000;
 
-/// What to send.
+/// Kind, rate and duration of the load that the process sends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Spec {
-    /// Pods that send.
     pub clients: Vec<Client>,
     /// Servers that get the queries in turn, port 53. One per family at most.
     pub servers: Vec<IpAddr>,
@@ -50,13 +49,13 @@ pub struct Spec {
     pub tcp_rate: u32,
     /// TCP connections per pod and server that stay.
     pub lasting: u32,
-    /// The queried names.
+    /// Names from which each query is chosen.
     pub names: Names,
     /// How long answers are waited for at the end.
     pub lost_after: Duration,
 }
 
-/// A pod that sends.
+/// A pod from which the load is sent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Client {
     /// Name of its network namespace.
@@ -82,9 +81,9 @@ pub struct Counts {
     pub sent: u64,
     /// Answered with the zone's address, from the server's address, to the right port and id.
     pub right: u64,
-    /// Answered otherwise.
+    /// Answered, but not as `right` requires.
     pub wrong: u64,
-    /// Not answered.
+    /// Not answered in time, or failed over TCP.
     pub lost: u64,
     /// Answers without a waiting query, and repeated answers.
     pub stray: u64,
@@ -104,7 +103,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Both together.
+    /// The sums of both, with the longer of the two longest times.
     pub fn plus(&self, other: &Self) -> Self {
         fn joined<T: Copy>(a: &[T], b: &[T]) -> Vec<T> {
             a.iter().chain(b).copied().collect()
@@ -169,9 +168,7 @@ impl Counts {
 /// The account of a whole run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// Over UDP.
     pub udp: Counts,
-    /// Over TCP.
     pub tcp: Counts,
     /// Pairs of pod address and UDP source port that were used.
     pub source_ports: u64,
@@ -180,7 +177,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// UDP and TCP together.
+    /// Counts of UDP and TCP together.
     pub fn total(&self) -> Counts {
         self.udp.plus(&self.tcp)
     }
@@ -189,9 +186,7 @@ impl Report {
 /// How far a run is.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Progress {
-    /// Queries sent so far.
     pub sent: u64,
-    /// Right answers so far.
     pub right: u64,
 }
 
@@ -222,7 +217,7 @@ impl Pace {
     }
 }
 
-/// Shared by the senders.
+/// State that all senders of the process share.
 #[derive(Debug, Default)]
 struct Common {
     /// Send no more, and wait for outstanding answers.
@@ -302,7 +297,7 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// Starts to send.
+    /// Starts the load process, which begins to send at once.
     pub(crate) fn start(spec: &Spec) -> Result<Self> {
         let mut child = Command::new(config::program("lab")?)
             .arg("traffic")
@@ -333,7 +328,7 @@ impl Traffic {
         })
     }
 
-    /// How far it is.
+    /// The last progress that the process has reported.
     pub(crate) fn progress(&self) -> Progress {
         *self.progress.lock()
     }

@@ -14,7 +14,7 @@ use holdfast_e2e::policy::{WEB, egress};
 use holdfast_e2e::{AgentOptions, Lab, Pod, Program, config, eventually, shell, with_lab};
 
 const SOON: Duration = Duration::from_secs(20);
-/// Server that policy allows.
+/// Web server that policy allows, by the number that `web4` takes.
 const OPEN: u8 = 10;
 /// Server that it does not, and that only the pod of the container runtime sends to.
 const DENIED: u8 = 12;

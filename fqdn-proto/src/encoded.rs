@@ -23,7 +23,7 @@ pub struct Encoded<T> {
 }
 
 impl<T: Message + Default> Encoded<T> {
-    /// Decodes it.
+    /// Decodes the message. Fails if the bytes are not a valid message of this type.
     pub fn decode(self) -> Result<T, DecodeError> {
         T::decode(self.bytes)
     }

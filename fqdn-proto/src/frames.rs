@@ -41,12 +41,13 @@ pub fn position(sequence: u64) -> Bytes {
     frame.encode_to_vec().into()
 }
 
-/// What serves `holdfast.relay.v1.ClusterRelay/Follow`.
+/// The implementation of the call `holdfast.relay.v1.ClusterRelay/Follow`.
 pub trait Follow: Send + Sync + 'static {
-    /// Frames for one agent.
+    /// Stream of the frames that one agent receives.
     type Frames: Stream<Item = Result<EncodedFrame, Status>> + Send + 'static;
 
-    /// An agent follows.
+    /// Serves the call of an agent that follows the cluster. An error ends the call with its
+    /// status.
     fn follow(&self, request: Request<FollowRequest>) -> Result<Self::Frames, Status>;
 }
 
@@ -55,7 +56,7 @@ pub trait Follow: Send + Sync + 'static {
 pub struct RelayServer<T>(Arc<T>);
 
 impl<T> RelayServer<T> {
-    /// With what serves it.
+    /// A service that passes its calls to `follow`.
     pub fn new(follow: T) -> Self {
         Self(Arc::new(follow))
     }
@@ -118,7 +119,7 @@ impl<T: Follow> ServerStreamingService<FollowRequest> for Method<T> {
     }
 }
 
-/// Writes parts, reads requests.
+/// Codec of the service: it sends frames that are encoded already, and decodes requests.
 struct FrameCodec;
 
 struct Out;

@@ -6,7 +6,8 @@
 #![warn(missing_docs)]
 #![forbid(unsafe_code)]
 
-/// The native service (`proto/holdfast/fqdn/v1/fqdn.proto`).
+/// Messages and services between agent and proxy, generated from
+/// `proto/holdfast/fqdn/v1/fqdn.proto`.
 #[rustfmt::skip]
 #[path = "gen/holdfast.fqdn.v1.rs"]
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]

@@ -170,7 +170,7 @@ pub fn answer(data: &[u8]) {
         .answer(&query, data, (from.at, BootTime(1)), || Box::new(|_| {}));
 }
 
-/// An endpoint's file.
+/// Parses a file `ep_config.json` of an endpoint.
 pub fn ep_config(data: &[u8]) {
     let _file_or_error = restore::file::parse(data, BOOT);
 }
@@ -256,7 +256,7 @@ pub fn pattern(data: &[u8]) {
     }
 }
 
-/// A policy file.
+/// Parses a file of policy documents. Each error must name the file.
 pub fn policy(data: &[u8]) {
     for document in parse_documents(&String::from_utf8_lossy(data), "fuzz.yaml") {
         if let Err(error) = document {

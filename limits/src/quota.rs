@@ -22,12 +22,12 @@ pub use seats::{Seat, Seats};
 pub enum Holder {
     /// One instance of an endpoint.
     Endpoint {
-        /// Endpoint number.
+        /// Number of the endpoint. Another pod can get it after this one is removed.
         id: EndpointId,
-        /// Host-side interface index.
+        /// Number of the host-side interface, which distinguishes endpoints with the same number.
         ifindex: u32,
     },
-    /// The node itself.
+    /// The node itself, with one share for all of its processes.
     Host,
     /// Every source without an endpoint.
     Unknown,

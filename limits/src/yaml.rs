@@ -19,7 +19,7 @@ pub const MAX_OBJECT: usize = 3 << 20;
 pub(crate) const MAX_DOCUMENT: usize = 32 << 20;
 /// Bytes of the text of one item of a list: its indentation is part of it.
 pub(crate) const MAX_ITEM: usize = 2 * MAX_OBJECT;
-/// Collections within one another.
+/// Most levels of nested lists and mappings in a document.
 pub const MAX_DEPTH: usize = 64;
 
 /// Why a document is not read.
@@ -45,13 +45,13 @@ pub enum YamlError {
     /// An item of a list, of too many bytes.
     #[error("has {0} bytes; an item of a list may have {MAX_ITEM}")]
     LongItem(usize),
-    /// Aliases repeat too much.
+    /// The document is too large once its aliases are written out.
     #[error("is more than {MAX_OBJECT} bytes once its aliases are written out")]
     Aliases,
 }
 
 impl YamlError {
-    /// The remedy.
+    /// Advice for the author of the document, as the second half of an error message.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Syntax { .. } => "correct the syntax",

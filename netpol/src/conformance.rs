@@ -16,22 +16,22 @@ use crate::{
 
 /// The cases, one YAML document each; [`Case::read`] reads one.
 pub const CASES: &str = include_str!("../conformance/cases.yaml");
-/// The namespaces.
+/// Names of the namespaces that every case has.
 pub const NAMESPACES: [&str; 3] = ["x", "y", "z"];
 /// The pods of each namespace.
 pub const PODS: [&str; 3] = ["a", "b", "c"];
 /// The ports of each pod, on each protocol.
 pub const PORTS: [u16; 2] = [80, 81];
-/// The protocols.
+/// Protocols on which each pod serves its ports.
 pub const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
-/// One case.
+/// One case of Kubernetes' network policy suite, as a document of [`CASES`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Case {
     /// Protocol of its section in the suite, and its place there.
     pub id: String,
-    /// Subject of the case.
+    /// Description of the policy under test, for messages.
     pub case: String,
     /// Its blocks cover pods, so that its verdicts differ from those that Kubernetes expects.
     #[serde(default)]
@@ -47,13 +47,13 @@ pub struct Step {
     /// Specs of policies, by `namespace/name`.
     #[serde(default)]
     pub apply: BTreeMap<String, Value>,
-    /// Policies to delete.
+    /// Policies that the step removes, as `namespace/name`.
     #[serde(default)]
     pub delete: BTreeSet<String>,
-    /// New labels of namespaces.
+    /// Labels that replace those of a namespace, by its name.
     #[serde(default)]
     pub namespaces: BTreeMap<String, BTreeMap<String, String>>,
-    /// New labels of pods.
+    /// Labels that replace those of a pod, by `namespace/name`.
     #[serde(default)]
     pub pods: BTreeMap<String, BTreeMap<String, String>>,
     /// Expected verdicts after the step.
@@ -73,17 +73,17 @@ pub struct Expectation {
     open: Vec<String>,
 }
 
-/// A pod: `namespace/name`.
+/// One of the nine pods, displayed as `namespace/name`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pod {
-    /// Namespace of the pod.
+    /// One of [`NAMESPACES`], in which the pod runs.
     pub namespace: &'static str,
-    /// Name of the pod.
+    /// One of [`PODS`]. Pods of different namespaces have the same names.
     pub name: &'static str,
 }
 
 impl Pod {
-    /// All pods, in order.
+    /// All nine pods, ordered by namespace and name.
     pub fn all() -> impl Iterator<Item = Self> {
         let of = |namespace| PODS.map(|name| Self { namespace, name });
         NAMESPACES.into_iter().flat_map(of)
@@ -138,9 +138,9 @@ pub fn namespace_labels(namespace: &str) -> BTreeMap<String, String> {
 /// A port and its protocol: `80/TCP`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port {
-    /// Port number.
+    /// Port number on every pod, 80 or 81.
     pub number: u16,
-    /// Protocol of the port.
+    /// Protocol of the transport, such as SCTP.
     pub protocol: Protocol,
 }
 

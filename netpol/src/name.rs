@@ -25,7 +25,7 @@ impl PortName {
         good.then(|| Self(text.to_owned()))
     }
 
-    /// The name.
+    /// The name as the policy or the pod has it.
     pub fn as_str(&self) -> &str {
         &self.0
     }

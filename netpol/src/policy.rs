@@ -6,12 +6,12 @@ use ipnet::IpNet;
 
 use crate::{name::PortName, selector::Selector};
 
-/// A NetworkPolicy.
+/// A valid NetworkPolicy, with the defaults of Kubernetes filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkPolicy {
     /// `metadata.namespace`; `default` where the document has none.
     pub namespace: String,
-    /// `metadata.name`.
+    /// `metadata.name`, which is a DNS subdomain.
     pub name: String,
     /// Pods of its namespace that it restricts.
     pub pods: Selector,
@@ -37,9 +37,9 @@ pub enum Direction {
 pub struct Rule {
     /// Field of the rule, for example `spec.ingress[0]`.
     pub path: String,
-    /// The other side.
+    /// Peers that may send the traffic (ingress) or receive it (egress).
     pub peers: Peers,
-    /// Ports of the receiver.
+    /// Ports and protocols at which the traffic arrives.
     pub ports: Ports,
 }
 
@@ -48,7 +48,7 @@ pub struct Rule {
 pub enum Peers {
     /// Everyone: `from` or `to` is absent or empty.
     Any,
-    /// The union of these.
+    /// Any of these peers: the list `from` or `to`, never empty.
     Of(Vec<Peer>),
 }
 
@@ -57,21 +57,21 @@ pub enum Peers {
 pub enum Peer {
     /// Pods that both selectors select.
     Pods {
-        /// Namespaces of the pods.
+        /// Namespaces in which the pods are selected.
         namespaces: Namespaces,
         /// The pods in these namespaces.
         pods: Selector,
     },
-    /// Addresses.
+    /// A block of addresses: `ipBlock`.
     Block(Block),
 }
 
-/// Namespaces of a peer.
+/// The namespaces in which a peer's pods may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Namespaces {
     /// The policy's own namespace: `namespaceSelector` is absent.
     Own,
-    /// Namespaces with these labels.
+    /// Namespaces whose labels match the `namespaceSelector`. An empty one matches all.
     Selected(Selector),
 }
 
@@ -83,28 +83,28 @@ pub struct Block {
     except: BTreeSet<IpNet>,
 }
 
-/// Ports of a rule.
+/// Protocols and ports that a rule allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ports {
     /// Every port and every protocol, also those without ports: `ports` is absent or empty.
     Any,
-    /// The union of these.
+    /// Any of these ports: the list `ports`, never empty.
     Of(Vec<Port>),
 }
 
-/// An element of `ports`.
+/// An element of `ports`, with the defaults of Kubernetes filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
     /// Protocol; `TCP` where the element has none.
     pub protocol: Protocol,
-    /// Ports of this protocol.
+    /// Port numbers, or the name of a port.
     pub ports: PortRange,
 }
 
-/// Ports of one protocol.
+/// Port numbers or a port name, within one protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PortRange {
-    /// Every port.
+    /// Every port of the protocol: the element has no `port`.
     All,
     /// From the first to the last, both at least 1; use [`PortRange::numbers`] to build it.
     Numbers(Numbers),
@@ -119,21 +119,21 @@ pub struct Numbers {
     last: u16,
 }
 
-/// Protocol of a port.
+/// Transport protocol that a policy can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
-    /// TCP.
+    /// TCP, which has IP protocol number 6.
     Tcp,
-    /// UDP.
+    /// UDP, which has IP protocol number 17.
     Udp,
-    /// SCTP.
+    /// SCTP, which has IP protocol number 132.
     Sctp,
 }
 
 /// A remark on a valid document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// Path of the field.
+    /// Path of the field that the remark is about, for example `spec.egress`.
     pub field: String,
     /// The remark, with its remedy.
     pub text: String,
@@ -186,7 +186,7 @@ impl Block {
         }
     }
 
-    /// Field of the rule.
+    /// Field of the block in its policy, for example `spec.egress[0].to[1].ipBlock`.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -196,7 +196,7 @@ impl Block {
         self.prefix
     }
 
-    /// The parts left out.
+    /// Parts of the block that the rule excludes, without host bits.
     pub const fn except(&self) -> &BTreeSet<IpNet> {
         &self.except
     }
@@ -213,12 +213,12 @@ impl PortRange {
 }
 
 impl Numbers {
-    /// The lowest port.
+    /// Lowest port of the range, at least 1.
     pub const fn first(self) -> u16 {
         self.first
     }
 
-    /// The highest port.
+    /// Highest port of the range, not below `first`.
     pub const fn last(self) -> u16 {
         self.last
     }

@@ -23,7 +23,7 @@ use crate::{
 
 /// The version and the kind that [`read`] takes.
 pub const API_VERSION: &str = "networking.k8s.io/v1";
-/// See [`API_VERSION`].
+/// The only `kind` that [`read`] accepts.
 pub const KIND: &str = "NetworkPolicy";
 
 /// Why a document is refused.
@@ -32,9 +32,9 @@ pub const KIND: &str = "NetworkPolicy";
 pub struct Refusal {
     /// Path of the field, for example `spec.ingress[0].from[1].ipBlock.except[0]`.
     pub field: String,
-    /// Error in the field.
+    /// The error, worded to follow the name of the field, such as `is missing`.
     pub reason: String,
-    /// The remedy.
+    /// Advice for the author of the policy, such as `use Ingress or Egress`.
     pub remedy: String,
 }
 
@@ -91,7 +91,7 @@ fn quoted(text: &str) -> String {
     format!("`{text}`")
 }
 
-/// Namespace and name.
+/// Namespace and name of the policy. The namespace is `default` if the document has none.
 fn metadata(value: Option<&Value>) -> Checked<(String, String)> {
     let field = |field: &str| match present(value.and_then(|v| v.get(field))) {
         Some(value) => text(&format!("metadata.{field}"), value),

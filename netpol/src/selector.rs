@@ -24,9 +24,9 @@ pub enum Condition {
     In(BTreeSet<String>),
     /// The label is absent, or has none of these values.
     NotIn(BTreeSet<String>),
-    /// The label is present.
+    /// The label is present, with any value.
     Exists,
-    /// The label is absent.
+    /// The label is absent from the object.
     DoesNotExist,
 }
 

@@ -29,38 +29,28 @@ pub(crate) mod steering;
 
 pub use server::{AdminListeners, MetricsListener, remove_left};
 
-/// Questions are small.
+/// Longest body of a request, bytes. Requests are small JSON objects.
 const LARGEST_BODY: usize = 64 << 10;
 const JSON: &str = "application/json";
 
 /// Why the sockets for people and probes cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// Another process answers there.
+    /// The path is in use: a process serves its socket, or it is not a socket.
     #[error("--admin-socket {path}: another proxy uses it, or it is not a socket; give this proxy a different --name or --admin-socket", path = .0.display())]
     Taken(PathBuf),
-    /// It cannot be bound.
+    /// The admin socket cannot be created or bound.
     #[error("--admin-socket {path}: {source}; its directory must belong to the user of --user", path = .path.display())]
-    Socket {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Socket { path: PathBuf, source: io::Error },
     /// The metrics address cannot be bound.
     #[error("--metrics-address {address}: {source}; choose another one, or \"off\"")]
-    Metrics {
-        /// The address.
-        address: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// No thread.
+    Metrics { address: String, source: io::Error },
+    /// The thread of the admin server, or its runtime, cannot be started.
     #[error("cannot start the admin thread: {0}")]
     Thread(io::Error),
 }
 
-/// The running admin thread.
+/// The running admin thread. Dropping it stops the servers and waits for the thread.
 #[derive(Debug)]
 pub struct Admin {
     stop: CancellationToken,
@@ -68,7 +58,7 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Serves both sockets.
+    /// Starts a thread that serves the admin socket and the metrics address.
     pub fn start(listeners: AdminListeners, shared: &Arc<Shared>) -> Result<Self, AdminError> {
         let stop = CancellationToken::new();
         let state = Arc::new(AdminState {

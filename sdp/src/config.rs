@@ -17,11 +17,11 @@ use file::FileError;
 
 use crate::{privileges::RunAs, query_log::QueryLogConfig, sink::Acknowledgements};
 
-/// Default proxy port.
+/// Port of the listeners if `--tofqdns-proxy-port` is not set.
 pub const PROXY_PORT: u16 = 10094;
 /// Default port of the FQDNData service.
 pub(crate) const FQDNDATA_PORT: u16 = 10095;
-/// Default port of metrics.
+/// Port of the metrics server on loopback if `--metrics-address` is not set.
 pub(crate) const METRICS_PORT: u16 = 9961;
 /// Default socket of the agent's native service.
 pub(crate) const AGENT_SOCKET: &str = "/run/holdfast/sdp.sock";
@@ -38,7 +38,6 @@ pub(crate) const MOST_WORKERS_BY_DEFAULT: usize = MAX_WORKERS / 4;
 /// Everything the proxy needs to know to run.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Port of the listeners.
     pub proxy_port: u16,
     /// Addresses of the agent, in the order in which they are tried.
     pub agent: Vec<AgentAddress>,
@@ -46,15 +45,15 @@ pub struct Config {
     pub bpf_root: PathBuf,
     /// Directory whose `state/` holds the endpoints' files.
     pub state_dir: PathBuf,
-    /// Name of this instance.
+    /// Name of this instance, which is part of file names.
     pub name: String,
-    /// Admin socket.
+    /// Path of the admin socket, by default `/run/holdfast/sdp/<name>.sock`.
     pub admin_socket: PathBuf,
     /// Address of the metrics page.
     pub metrics: MetricsAddress,
     /// Directory of the mapping journal.
     pub journal_dir: PathBuf,
-    /// Bound of leaving.
+    /// Longest duration of a drain, 10 s by default.
     pub drain_timeout: Duration,
     /// Bound of holding an answer.
     pub response_max_delay: Duration,
@@ -62,7 +61,7 @@ pub struct Config {
     pub reject: RejectCode,
     /// Floor of TTLs, seconds, until an agent says its own.
     pub min_ttl: u32,
-    /// Most queries in flight.
+    /// Most queries in flight of all workers and TCP together; none: the built-in limit.
     pub concurrency_limit: Option<NonZeroUsize>,
     /// How long a query waits for a place in flight.
     pub concurrency_grace: Duration,
@@ -72,21 +71,17 @@ pub struct Config {
     pub transparent_outside: bool,
     /// Effect of acknowledgements of an agent without leases.
     pub acknowledgements: Acknowledgements,
-    /// User to run as.
+    /// User to which the process changes after its start.
     pub user: RunAs,
     /// Which proxy gets a query.
     pub steering: SteeringMode,
-    /// Serve IPv4.
     pub ipv4: bool,
-    /// Serve IPv6.
     pub ipv6: bool,
-    /// Serving threads.
+    /// Number of UDP workers; by default one for each CPU, 4 at most.
     pub workers: usize,
-    /// The query log.
     pub query_log: QueryLogConfig,
-    /// Filter of the log.
+    /// Filter of the program's log, as in `--log-level`.
     pub log_level: String,
-    /// Form of the log.
     pub log_format: LogFormat,
     /// Settings of the sources that are not used, for the log.
     pub notes: Vec<String>,
@@ -95,10 +90,8 @@ pub struct Config {
 /// Why there is no configuration; all of these end the program with code 2.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A file.
     #[error(transparent)]
     File(#[from] FileError),
-    /// No family left.
     #[error(
         "--enable-ipv4=false and --enable-ipv6=false leave no address family to serve: enable one"
     )]
@@ -199,7 +192,7 @@ impl Config {
         })
     }
 
-    /// Addresses of the listeners.
+    /// Loopback addresses with the proxy port, one for each enabled family.
     pub fn listeners(&self) -> Vec<SocketAddr> {
         let v4 = self.ipv4.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let v6 = self.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST));

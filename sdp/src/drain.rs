@@ -37,7 +37,7 @@ impl Drain {
         DrainRequest::First
     }
 
-    /// Begins the second phase.
+    /// Begins the second phase, and the first one if it has not begun.
     pub fn force(&self) {
         self.begun.get_or_init(Instant::now);
         self.leave.cancel();

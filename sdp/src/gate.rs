@@ -38,7 +38,7 @@ impl Gate {
 /// The rules that the agent has sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SentRules {
-    /// Nothing.
+    /// The agent has sent no rules since the process started.
     None,
     /// All rules there are (native service).
     Whole,

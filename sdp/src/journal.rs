@@ -91,12 +91,11 @@ impl std::fmt::Debug for Queue {
     }
 }
 
-/// Counters of the journal.
+/// Counters of the journal since the process started.
 #[derive(Clone, Debug, Default)]
 pub struct JournalStats {
     /// Journals of other processes that this one adopted.
     pub adopted_files: Count,
-    /// Pairs in them.
     pub adopted_pairs: Count,
     /// Files that ended in half a record.
     pub torn: Count,
@@ -108,7 +107,7 @@ pub struct JournalStats {
     pub skipped: Count,
 }
 
-/// How the journal stands.
+/// State of the journal for `status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct JournalStatus {
     /// The file, if there is one.
@@ -121,11 +120,10 @@ pub struct JournalStatus {
     pub bytes: u64,
     /// Journals of other processes that this one adopted.
     pub adopted_files: u64,
-    /// Pairs in them.
     pub adopted_pairs: u64,
     /// Pairs or notes dropped because there were too many.
     pub dropped: u64,
-    /// Writes that failed.
+    /// Writes, or other operations on files, that failed.
     pub errors: u64,
     /// Files that this release cannot read, and why.
     pub refused: Vec<String>,
@@ -188,7 +186,8 @@ impl Journal {
         }
     }
 
-    /// Has something written soon.
+    /// Queues a note for the writer and wakes it. If the endpoint's share of the queue is used up,
+    /// the note is dropped and counted. A revocation is always queued.
     pub fn note(&self, note: Note) {
         self.note_later(note);
         self.nudge();
@@ -283,7 +282,6 @@ impl Journal {
         }
     }
 
-    /// How it stands.
     pub fn status(&self) -> JournalStatus {
         let mut status = self.shown.lock().clone();
         status.adopted_files = self.stats.adopted_files.get();
@@ -293,7 +291,6 @@ impl Journal {
         status
     }
 
-    /// Counters.
     pub fn stats(&self) -> &JournalStats {
         &self.stats
     }
@@ -371,7 +368,7 @@ impl Journal {
 }
 
 impl JournalStatus {
-    /// For people.
+    /// The state as one line for a terminal.
     pub fn text(&self) -> String {
         let place = match (&self.memory_only, &self.path) {
             (Some(why), _) => format!("memory only ({why})"),

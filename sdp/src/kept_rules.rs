@@ -15,7 +15,7 @@ use crate::maps::{
 };
 use dns_policy::table::PolicyHandle;
 
-/// See the module.
+/// Endpoints whose rules are in force, each with the instance for which the rules were made.
 #[derive(Debug, Default)]
 pub struct KeptRules {
     /// Endpoints whose rules are in force here, and the instance. An agent can name an endpoint

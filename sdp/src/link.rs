@@ -56,15 +56,14 @@ const STAY_NATIVE: Duration = Duration::from_secs(30);
 pub struct Link {
     /// Addresses of the agent, in the order in which they are tried.
     pub addresses: Vec<AgentAddress>,
-    /// Name of this proxy.
+    /// Name of this proxy (`--name`), which the agent shows.
     pub instance: String,
     /// Port this proxy listens on.
     pub proxy_port: u16,
     /// Directory in which this proxy looks for the agent's files.
     pub state_dir: PathBuf,
-    /// Rules in force.
+    /// Rules in force, which the link replaces when the agent sends others.
     pub policy: Arc<PolicyHandle>,
-    /// The queue of mappings.
     pub sink: Arc<LinkSink>,
     /// Receives a Cilium agent's tables.
     pub maps: Arc<PinnedMaps>,
@@ -72,34 +71,32 @@ pub struct Link {
     pub reports: Arc<QueryReports>,
     /// File with a Cilium agent's rules for a start without it.
     pub rules_journal: Arc<RulesJournal>,
-    /// How the link stands.
     pub state: Arc<LinkState>,
 }
 
 /// Why a session ended, or never began.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SessionError {
-    /// No connection.
+    /// No connection could be opened. The text is the innermost error.
     #[error("cannot connect: {0}")]
     Connect(String),
-    /// Connected, but nothing came.
+    /// The agent did not answer within [`ANSWER_WITHIN`].
     #[error("no answer to {what} within {ANSWER_WITHIN:?}: the agent hangs or is suspended")]
     Silent {
-        /// To what.
+        /// Call or step that was not answered.
         what: &'static str,
     },
     /// The agent refused a call or broke a stream.
     #[error("{what}: {status}")]
     Status {
-        /// The call.
+        /// Call or stream that failed.
         what: &'static str,
-        /// The agent's error.
         status: Box<tonic::Status>,
     },
     /// The agent ended a stream.
     #[error("the agent closed {what}")]
     Closed {
-        /// The stream.
+        /// Stream that the agent ended without an error.
         what: &'static str,
     },
     /// A message of the agent cannot be decoded.
@@ -207,7 +204,7 @@ fn or_abort(work: impl FnOnce()) {
     }
 }
 
-/// Connects, within [`ANSWER_WITHIN`].
+/// Connects to an agent, within [`ANSWER_WITHIN`].
 async fn connect(address: &AgentAddress) -> Result<Channel, SessionError> {
     connect_with(address, |endpoint| endpoint, ReadNow::default()).await
 }

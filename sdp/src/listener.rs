@@ -42,26 +42,22 @@ pub enum SocketOptions {
     /// answers from the server's own address. Needs CAP_NET_ADMIN or CAP_NET_RAW.
     Transparent,
     /// Plain sockets for tests without root. Every query counts as addressed to this server.
-    Plain {
-        /// The server.
-        server: SocketAddr,
-    },
+    Plain { server: SocketAddr },
 }
 
-/// Settings of the listeners.
+/// Settings of the listeners and their workers.
 #[derive(Clone, Debug)]
 pub struct ListenConfig {
     /// Proxy port; 0 lets the kernel choose.
     pub port: u16,
     /// Proxy port; 0: the kernel selects one.
     pub ipv4: bool,
-    /// Listen on ::1.
+    /// Whether to listen on ::1.
     pub ipv6: bool,
     /// UDP workers (threads); at least 1.
     pub workers: usize,
-    /// Socket options.
     pub options: SocketOptions,
-    /// Steering, if wanted.
+    /// Settings of steering. None: the kernel's hash selects the socket of a packet.
     pub steering: Option<SteeringConfig>,
     /// Client TCP connections at most.
     pub tcp_connections: usize,
@@ -73,17 +69,14 @@ pub enum ListenError {
     /// A socket could not be set up.
     #[error("{what} on {address}: {source}")]
     Socket {
-        /// The step that failed.
+        /// Step that failed, as text for the message.
         what: &'static str,
-        /// Address of the socket.
         address: SocketAddr,
-        /// Why.
         source: io::Error,
     },
     /// A worker could not start.
     #[error("cannot start a DNS worker: {0}")]
     Worker(io::Error),
-    /// Neither family is enabled.
     #[error("nothing to listen on: --enable-ipv4 and --enable-ipv6 are both false")]
     NoFamily,
 }
@@ -104,7 +97,7 @@ pub struct Sockets {
     workers: Vec<WorkerSockets>,
 }
 
-/// Sockets of one worker.
+/// Sockets of one worker, each with whether it is for IPv6.
 #[derive(Debug, Default)]
 struct WorkerSockets {
     udp: Vec<(OwnedFd, bool)>,
@@ -115,7 +108,7 @@ struct WorkerSockets {
 const PORT_TRIES: usize = 16;
 
 impl Unbound {
-    /// Makes all sockets.
+    /// Makes all sockets without binding them. Fails if both families are disabled.
     pub(crate) fn open(config: &ListenConfig) -> Result<Self, ListenError> {
         if !config.ipv4 && !config.ipv6 {
             return Err(ListenError::NoFamily);
@@ -255,7 +248,6 @@ pub struct Listeners {
     tcp: TcpServer,
 }
 
-/// A worker thread.
 #[derive(Debug)]
 struct Running {
     control: Arc<Control>,

@@ -80,7 +80,7 @@ struct Pin<M> {
 /// State of the maps, for `status`.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct MapsStatus {
-    /// The BPF root.
+    /// Path of the BPF root, `/sys/fs/bpf` by default.
     pub root: String,
     /// Why `cilium_lxc` cannot be read, if so.
     pub lxc_problem: Option<String>,
@@ -95,10 +95,9 @@ pub struct MapsStatus {
     pub former_entries: usize,
 }
 
-/// Result of one refresh.
+/// Whether a refresh changed the maps that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// No map changed.
     Same,
     /// A map was opened, re-opened or dropped.
     Reopened,
@@ -122,7 +121,7 @@ impl PinnedMaps {
         maps
     }
 
-    /// Opens changed pins.
+    /// Opens pins that are new or were replaced, and closes maps whose pins were removed.
     pub fn refresh(&self) -> Change {
         self.refresh_at(Instant::now())
     }
@@ -295,7 +294,6 @@ impl PinnedMaps {
         )
     }
 
-    /// State of the maps.
     pub fn status(&self) -> MapsStatus {
         let open = self.open.load();
         MapsStatus {
@@ -325,7 +323,6 @@ impl PinnedMaps {
         }
     }
 
-    /// Whether `cilium_lxc` is open.
     pub fn has_lxc(&self) -> bool {
         self.open.load().lxc.map.is_some()
     }

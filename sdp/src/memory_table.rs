@@ -18,7 +18,7 @@ fn mib(bytes: usize) -> usize {
     bytes.div_ceil(MIB)
 }
 
-/// 65536 as 65,536.
+/// The number with commas between thousands: 65536 is `65,536`.
 fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let mut text = String::new();

@@ -16,7 +16,7 @@ use crate::{
     stats::Count,
 };
 
-/// Prefix of every name.
+/// Prefix of the names of all metrics.
 const PREFIX: &str = "holdfast";
 
 /// Everything that a scrape shows.

@@ -23,17 +23,12 @@ use serde::{Deserialize, Serialize};
 pub enum RunAs {
     /// The user that started the process, without any restriction.
     Unchanged,
-    /// This user and group.
-    User {
-        /// Number of the user.
-        uid: u32,
-        /// Number of the group.
-        gid: u32,
-    },
+    /// This user and group, with only the capabilities that the proxy needs.
+    User { uid: u32, gid: u32 },
 }
 
 impl RunAs {
-    /// Number of the group.
+    /// Number of the group: the given one, or the present effective one.
     pub fn group(self) -> u32 {
         match self {
             Self::Unchanged => Gid::effective().as_raw(),
@@ -87,7 +82,7 @@ pub struct PrivilegeError {
     reason: String,
 }
 
-/// Restrictions that [`Sandbox::enter`] applies.
+/// User and directories to which [`Sandbox::enter`] restricts the process.
 #[derive(Clone, Debug, Default)]
 pub struct Sandbox {
     /// User and group to change to.
@@ -102,12 +97,12 @@ pub struct Sandbox {
     pub appendable: Vec<PathBuf>,
 }
 
-/// Restrictions in force.
+/// Restrictions of the process that are in force, for `status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Privileges {
-    /// Effective user.
+    /// Number of the effective user.
     pub uid: u32,
-    /// Effective group.
+    /// Number of the effective group.
     pub gid: u32,
     /// Effective capabilities, by the kernel's names.
     pub capabilities: Vec<String>,
@@ -122,7 +117,7 @@ pub struct Privileges {
 }
 
 impl Privileges {
-    /// In one line.
+    /// The privileges as one line for a terminal.
     pub fn text(&self) -> String {
         let capabilities = if self.capabilities.is_empty() {
             "no capabilities".to_owned()

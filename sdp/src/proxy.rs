@@ -69,7 +69,6 @@ impl Proxy {
         Self { observer, ..self }
     }
 
-    /// Adds a query log.
     #[must_use]
     pub fn with_query_log(self, query_log: Option<Arc<QueryLog>>) -> Self {
         let observer = self.observer.with_query_log(query_log);
@@ -229,12 +228,10 @@ impl Proxy {
         }
     }
 
-    /// Settings.
     pub fn config(&self) -> &ProxyConfig {
         &self.config
     }
 
-    /// Counters.
     pub fn stats(&self) -> &Stats {
         self.observer.stats()
     }
@@ -249,12 +246,10 @@ impl Proxy {
         &*self.resolver
     }
 
-    /// Rules in force.
     pub fn policy(&self) -> &PolicyHandle {
         &self.policy
     }
 
-    /// The receiver of mappings.
     pub fn sink(&self) -> &dyn MappingSink {
         &*self.sink
     }

@@ -45,18 +45,15 @@ const STUCK: Duration = Duration::from_secs(1);
 /// Selection of queries, and destination of the lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueryLogConfig {
-    /// Which queries.
     pub which: Which,
-    /// Destination of the lines.
     pub target: Target,
-    /// How many of them.
     pub sample: Sample,
 }
 
 /// Counters of the query log.
 #[derive(Clone, Debug, Default)]
 pub struct QueryLogStats {
-    /// Lines written.
+    /// Lines that were written to the output.
     pub lines: Count,
     /// Lines lost: the queue was full, or the write failed.
     pub dropped: Count,
@@ -73,9 +70,9 @@ pub struct QueryLogStatus {
     pub target: String,
     /// One query in this many.
     pub one_in: u32,
-    /// Lines written.
+    /// Lines written since the process started.
     pub lines: u64,
-    /// Lines lost.
+    /// Lines lost since the process started, because the queue was full or a write failed.
     pub dropped: u64,
     /// The last error, if the last attempt failed.
     pub problem: Option<String>,
@@ -171,7 +168,6 @@ impl QueryLog {
         }
     }
 
-    /// State of the log.
     pub fn status(&self) -> QueryLogStatus {
         QueryLogStatus {
             which: self.config.which.as_str().to_owned(),
@@ -202,12 +198,12 @@ impl QueryLog {
     }
 }
 
-/// The thread's side.
+/// The part of the log that runs in the thread `query-log`.
 struct Writer {
     lines: Receiver<Message>,
     output: Output,
     buffer: Vec<u8>,
-    /// Lines in the buffer.
+    /// Lines in the buffer that are not written yet.
     waiting: u64,
     /// Number of lost lines that the buffer mentions.
     reporting: u64,

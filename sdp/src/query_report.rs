@@ -29,36 +29,30 @@ pub(crate) const ALLOW_EVERY: Duration = Duration::from_millis(100);
 /// One query, one failure, or one answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueryReport {
-    /// Name in the query.
     pub name: Fqdn,
-    /// Type in the query.
+    /// Type of the question as a number, for example 28 for AAAA.
     pub qtype: u16,
     /// Address and port of the client.
     pub client: SocketAddr,
-    /// Identity of the client.
+    /// Identity of the client's endpoint.
     pub identity: IdentityId,
-    /// Server of the query.
     pub server: SocketAddr,
-    /// Identity of the server.
     pub server_identity: IdentityId,
-    /// Transport.
     pub transport: Transport,
-    /// Verdict of policy.
     pub allowed: bool,
-    /// Durations.
     pub times: Times,
     /// The event that is reported.
     pub event: Event,
 }
 
-/// Durations, so far.
+/// Durations up to the event of a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// Here, without waiting.
+    /// Time that the proxy itself needed, without waiting.
     pub processing: Duration,
     /// The part of it for the policy check.
     pub policy_check: Duration,
-    /// Waiting for the server.
+    /// Time for which the query waited for its server.
     pub upstream: Duration,
 }
 
@@ -69,17 +63,16 @@ pub enum Event {
     Query,
     /// A query that was allowed has no answer.
     Failed(Failure),
-    /// An answer came.
+    /// An answer with this content goes to the client.
     Answer(Content),
 }
 
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The server was silent.
     #[error("the DNS server did not answer in time")]
     Timeout,
-    /// It cannot be reached.
+    /// The query could not be sent, or the network or the server refused it.
     #[error("the query could not be sent to the DNS server")]
     Unreachable,
     /// The server's answer is malformed.
@@ -90,10 +83,10 @@ pub enum Failure {
     Overload,
 }
 
-/// Contents of an answer.
+/// Parts of an answer that a report contains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
-    /// Response code.
+    /// Response code of the answer, such as 3 for NXDOMAIN.
     pub rcode: u8,
     /// Addresses of the name; none unless the code is 0.
     pub addresses: Vec<IpAddr>,
@@ -105,7 +98,7 @@ pub struct Content {
     pub types: Vec<u16>,
 }
 
-/// Counters of reports.
+/// Counters of reports since the process started.
 #[derive(Clone, Debug, Default)]
 pub struct QueryReportStats {
     /// Sent to the agent, which accepted or refused them.
@@ -191,7 +184,7 @@ impl QueryReports {
         self.work.notify_one();
     }
 
-    /// The oldest one.
+    /// Removes the oldest report from the queue.
     pub fn take(&self) -> Option<QueryReport> {
         self.queue.lock().pop_front()
     }
@@ -201,7 +194,6 @@ impl QueryReports {
         self.work.notified().await;
     }
 
-    /// Counters.
     pub fn stats(&self) -> &QueryReportStats {
         &self.stats
     }

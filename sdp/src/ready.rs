@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use parking_lot::Mutex;
 
-/// A requirement for readiness.
+/// A condition that must hold before the proxy is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Need {
-    /// Sockets bound and read.
+    /// The sockets of the listeners are bound and read.
     Listeners,
     /// Rules, from the agent or from disk.
     Rules,
@@ -15,7 +15,7 @@ pub enum Need {
     Endpoints,
     /// A slot, where the datapath steers packets by slots: without one none comes here.
     Steering,
-    /// Not leaving.
+    /// The process is not draining.
     Staying,
 }
 
@@ -48,12 +48,10 @@ impl Readiness {
         self.missing.lock().remove(&need);
     }
 
-    /// Whether nothing is missing.
     pub fn is_ready(&self) -> bool {
         self.missing.lock().is_empty()
     }
 
-    /// Whether `need` is missing.
     pub fn is_missing(&self, need: Need) -> bool {
         self.missing.lock().contains_key(&need)
     }

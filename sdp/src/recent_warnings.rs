@@ -16,7 +16,7 @@ use tracing_subscriber::layer::{Context, Layer};
 
 /// Different ones remembered at most; the one not seen for longest makes room.
 const MOST: usize = 16;
-/// Longest text kept, bytes.
+/// Length at which the text of a warning is cut, bytes.
 const LONGEST: usize = 400;
 
 /// Resolution of reported times (one millisecond), in nanoseconds.
@@ -29,11 +29,11 @@ pub struct RecentWarning {
     pub level: String,
     /// The log line, with its fields.
     pub text: String,
-    /// How often.
+    /// Number of times that it was logged.
     pub count: u64,
-    /// When first, RFC 3339.
+    /// Time of the first occurrence, RFC 3339.
     pub first: String,
-    /// When last, RFC 3339.
+    /// Time of the latest occurrence, RFC 3339.
     pub last: String,
 }
 
@@ -52,7 +52,7 @@ struct Seen {
 }
 
 impl RecentWarnings {
-    /// The latest first.
+    /// All stored warnings and errors, the latest first.
     pub fn list(&self) -> Vec<RecentWarning> {
         let time = |at: u64| wall_time::render(at / MILLISECOND * MILLISECOND);
         let seen = self.0.lock();

@@ -10,9 +10,7 @@ use shared_maps::{EndpointId, IdentityId};
 pub enum QueryClient {
     /// An endpoint of this node.
     Endpoint {
-        /// Number of the endpoint.
         id: EndpointId,
-        /// Identity of the endpoint.
         identity: IdentityId,
         /// Host-side interface. It distinguishes instances with the same number.
         ifindex: u32,
@@ -48,12 +46,12 @@ impl LookupCache {
         self.servers.clear();
     }
 
-    /// Like [`Resolver::client`].
+    /// Like [`Resolver::client`], with one lookup for each address in a batch.
     pub fn client(&mut self, resolver: &dyn Resolver, client: IpAddr) -> QueryClient {
         once(&mut self.clients, client, || resolver.client(client))
     }
 
-    /// Like [`Resolver::server`].
+    /// Like [`Resolver::server`], with one lookup for each address in a batch.
     pub fn server(&mut self, resolver: &dyn Resolver, server: IpAddr) -> IdentityId {
         once(&mut self.servers, server, || resolver.server(server))
     }

@@ -46,9 +46,7 @@ pub struct Restored {
 /// A file that was not used.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Skipped {
-    /// Which.
     pub path: PathBuf,
-    /// Why.
     pub reason: String,
     /// Whether it is damaged, rather than of an endpoint that is no more.
     pub damaged: bool,

@@ -39,27 +39,26 @@ const TOUCHED_EVERY: Duration = Duration::from_secs(2);
 /// The rules of one endpoint with their instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The instance.
+    /// Instance of the endpoint for which the agent made the rules.
     pub instance: Instance,
-    /// Rules of the endpoint.
     pub rules: RulesOf,
 }
 
-/// Content of the file.
+/// Rules that the file contains, with the prefixes of their servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
-    /// By endpoint.
+    /// Rules of each endpoint, with their instance.
     pub entries: BTreeMap<EndpointId, Entry>,
     /// Prefixes of the servers in them.
     pub prefixes: BTreeMap<IpNet, IdentityId>,
 }
 
-/// How it stands.
+/// State of the rules journal, for `status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RulesJournalStatus {
     /// The file; none where there is no Cilium agent or no directory.
     pub path: Option<String>,
-    /// Endpoints in it.
+    /// Number of endpoints with rules in the file.
     pub endpoints: usize,
     /// Why it is not written, if so.
     pub problem: Option<String>,
@@ -231,7 +230,6 @@ impl RulesJournal {
         state.problem = problem;
     }
 
-    /// For people.
     pub fn status(&self) -> RulesJournalStatus {
         let state = self.state.lock();
         RulesJournalStatus {

@@ -29,11 +29,8 @@ use crate::{
 /// State that every part of the process may read.
 #[derive(Debug)]
 pub struct Shared {
-    /// Configuration.
     pub config: Config,
-    /// The pinned maps.
     pub maps: Arc<PinnedMaps>,
-    /// Rules in force.
     pub policy: Arc<PolicyHandle>,
     /// Sends mappings to the agent.
     pub sink: Arc<LinkSink>,
@@ -49,7 +46,6 @@ pub struct Shared {
     pub ready: Readiness,
     /// Whether queries can be answered.
     pub gate: Gate,
-    /// Phases of the drain.
     pub drain: Drain,
     /// Counters of the main path.
     pub stats: Stats,
@@ -61,7 +57,6 @@ pub struct Shared {
     pub steering: Mutex<SteeringStatus>,
     /// Privileges of the process after its start.
     pub privileges: Privileges,
-    /// Recent warnings and errors.
     pub recent_warnings: RecentWarnings,
     /// The query log, if it is on.
     pub query_log: Option<Arc<QueryLog>>,
@@ -69,16 +64,13 @@ pub struct Shared {
     pub query_log_stats: QueryLogStats,
     /// Connections of people and probes.
     pub connections: Connections,
-    /// When the process started.
     pub started: Instant,
 }
 
 /// Connections of the sockets for people and probes.
 #[derive(Clone, Debug, Default)]
 pub struct Connections {
-    /// Of the admin socket.
     pub admin: ConnectionCounts,
-    /// Of the metrics address.
     pub metrics: ConnectionCounts,
 }
 

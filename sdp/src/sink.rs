@@ -54,7 +54,7 @@ const HUNG_AFTER: u32 = 3;
 /// How often a process that is leaving looks for answers.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// See the module.
+/// The sink that sends mappings to the agent over the link.
 pub struct LinkSink {
     state: Mutex<State>,
     journal: Arc<Journal>,
@@ -94,12 +94,10 @@ impl LinkSink {
         self
     }
 
-    /// Counters.
     pub fn stats(&self) -> &SinkStats {
         &self.stats
     }
 
-    /// How it stands.
     pub fn status(&self) -> SinkStatus {
         let state = self.state.lock();
         SinkStatus {

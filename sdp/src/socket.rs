@@ -63,7 +63,7 @@ pub(crate) fn udp_listener(at: SocketAddr, transparent: bool) -> Result<OwnedFd,
     Ok(socket.into())
 }
 
-/// Binds what [`udp_listener`] made.
+/// Binds a socket that [`udp_listener`] made.
 pub(crate) fn bind_udp(socket: &OwnedFd, at: SocketAddr) -> Result<(), SocketError> {
     socket2::SockRef::from(socket)
         .bind(&SockAddr::from(at))

@@ -36,17 +36,15 @@ impl<L: Label> Default for Counters<L> {
 }
 
 impl<L: Label> Counters<L> {
-    /// Counts one.
     pub fn inc(&self, label: L) {
         self.add(label, 1);
     }
 
-    /// Counts `n`.
     pub fn add(&self, label: L, n: u64) {
         self.cells.add(label.index(), n);
     }
 
-    /// The count so far.
+    /// Sum over all threads so far.
     pub fn get(&self, label: L) -> u64 {
         self.cells.get(label.index())
     }
@@ -67,7 +65,7 @@ impl<L: Label> EncodeMetric for Counters<L> {
     }
 }
 
-/// A single counter.
+/// A single counter, which has no label.
 #[derive(Clone, Debug)]
 pub struct Count(Cells);
 
@@ -78,12 +76,11 @@ impl Default for Count {
 }
 
 impl Count {
-    /// Counts `n`.
     pub fn add(&self, n: u64) {
         self.0.add(0, n);
     }
 
-    /// The count so far.
+    /// Sum over all threads so far.
     pub fn get(&self) -> u64 {
         self.0.get(0)
     }
@@ -110,12 +107,10 @@ impl Default for Level {
 }
 
 impl Level {
-    /// Adds one.
     pub fn up(&self) {
         self.0.add(0, 1);
     }
 
-    /// Subtracts one.
     pub fn down(&self) {
         self.0.add(0, u64::MAX);
     }
@@ -146,11 +141,8 @@ impl EncodeMetric for Level {
 /// All counters of the main path.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
-    /// Queries by outcome.
     pub queries: Counters<QueryResult>,
-    /// Answers by outcome.
     pub answers: Counters<AnswerResult>,
-    /// Queries by transport.
     pub transports: Counters<Protocol>,
     /// Sockets that could not be had as transparent mode wants them; queries without a return path.
     pub fallbacks: Counters<Fallback>,
@@ -166,7 +158,7 @@ pub struct Stats {
     pub in_flight: Level,
     /// Answers waiting for the agent.
     pub held: Level,
-    /// Client TCP connections.
+    /// Open TCP connections of clients.
     pub tcp_connections: Level,
     /// Client TCP connections closed at once: the endpoint has its share, or the destination is
     /// no server.
@@ -175,11 +167,10 @@ pub struct Stats {
     pub tcp_bytes: Level,
     /// Client TCP connections closed because their endpoint's share of that memory was used up.
     pub tcp_overdrawn: Count,
-    /// TCP connections to servers.
+    /// Open TCP connections to servers.
     pub server_connections: Level,
     /// TCP connections to servers that were begun.
     pub server_connections_made: Count,
-    /// How long stages take.
     pub stages: Stages,
 }
 

@@ -77,10 +77,10 @@ pub struct SteeringConfig {
     pub gate: Gate,
 }
 
-/// How steering stands.
+/// State of steering for one worker, or for the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SteeringStatus {
-    /// Not asked for.
+    /// Steering is disabled by the settings.
     Off,
     /// The maps are not pinned, or another trouble: the kernel's hash spreads the load.
     Unavailable(String),
@@ -88,16 +88,16 @@ pub enum SteeringStatus {
     Full(String),
     /// No slot is taken, because this process could not answer: why.
     Waiting(String),
-    /// These slots are ours.
+    /// Numbers of the slots that this process has.
     Joined(Vec<u32>),
-    /// Slots were given up.
+    /// The process has released its slots.
     Left,
 }
 
 /// State of a member, shared with `status`.
 pub(crate) type SharedStatus = Arc<Mutex<SteeringStatus>>;
 
-/// One worker's membership.
+/// Membership of one worker in the steering group, with its slot and sockets.
 #[derive(Debug)]
 pub(crate) struct Member {
     config: SteeringConfig,

@@ -16,9 +16,7 @@ pub enum TelemetryError {
     /// The filter does not parse.
     #[error("--log-level (HOLDFAST_LOG_LEVEL) {filter:?}: {reason}")]
     Filter {
-        /// The filter's text.
         filter: String,
-        /// Error in the filter.
         reason: LogFilterError,
     },
 }

@@ -62,14 +62,13 @@ pub struct Transparent {
     pod_port: Arc<AtomicBool>,
 }
 
-/// How the mode stands.
+/// State of transparent mode on this node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// Not wanted.
     #[default]
     Off,
-    /// On.
+    /// Servers receive queries from the pods' addresses.
     On,
     /// Wanted, but the datapath of this node would bring the answers to the pods.
     Blocked,
@@ -119,7 +118,6 @@ impl Transparent {
         self.blocked.swap(blocked, Ordering::Relaxed) != blocked
     }
 
-    /// How it stands.
     pub fn mode(&self) -> Mode {
         match (self.wanted, self.blocked.load(Ordering::Relaxed)) {
             (false, _) => Mode::Off,
@@ -130,7 +128,7 @@ impl Transparent {
 }
 
 impl Mode {
-    /// For people.
+    /// The mode in words, for `status`.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Off => "off",

@@ -6,10 +6,10 @@
 pub struct Be16(u16);
 
 impl Be16 {
-    /// The value zero.
+    /// The number 0, equal in both byte orders.
     pub const ZERO: Self = Self(0);
 
-    /// Converts a host-order number.
+    /// Stores a number that is given in host byte order.
     #[inline(always)]
     pub const fn new(host: u16) -> Self {
         Self(host.to_be())
@@ -21,7 +21,7 @@ impl Be16 {
         Self(raw)
     }
 
-    /// The host-order number.
+    /// The number in host byte order.
     #[inline(always)]
     pub const fn get(self) -> u16 {
         u16::from_be(self.0)

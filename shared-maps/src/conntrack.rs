@@ -6,13 +6,13 @@
 
 use crate::Be16;
 
-/// IPv4 TCP.
+/// Name and pin of the map for TCP over IPv4.
 pub const NAME_TCP4: &str = "cilium_ct4_global";
-/// IPv4, other protocols.
+/// Name and pin of the map for all other protocols over IPv4.
 pub const NAME_ANY4: &str = "cilium_ct_any4_global";
-/// IPv6 TCP.
+/// Name and pin of the map for TCP over IPv6.
 pub const NAME_TCP6: &str = "cilium_ct6_global";
-/// IPv6, other protocols.
+/// Name and pin of the map for all other protocols over IPv6.
 pub const NAME_ANY6: &str = "cilium_ct_any6_global";
 /// Default entries of the TCP maps.
 pub const MAX_ENTRIES_TCP: u32 = 524_288;
@@ -25,7 +25,7 @@ pub const DIR_OUT: u8 = 0;
 pub const DIR_IN: u8 = 1;
 /// Key flag: an ICMP error that belongs to a connection.
 pub const RELATED: u8 = 2;
-/// Key flag: service entry.
+/// Key flag: an entry of Cilium's load balancing. Holdfast makes none.
 pub const SERVICE: u8 = 4;
 
 /// Value flag: the remote side sent FIN or RST.
@@ -67,9 +67,9 @@ pub struct CtKey4 {
     pub dport: Be16,
     /// Source port of the original packet.
     pub sport: Be16,
-    /// IP protocol.
+    /// Number of the IP protocol, such as 6 for TCP.
     pub nexthdr: u8,
-    /// [`DIR_OUT`], [`DIR_IN`], [`RELATED`], [`SERVICE`].
+    /// One of [`DIR_OUT`], [`DIR_IN`], [`RELATED`] and [`SERVICE`].
     pub flags: u8,
 }
 
@@ -85,25 +85,25 @@ pub struct CtKey6 {
     pub dport: Be16,
     /// Source port of the original packet.
     pub sport: Be16,
-    /// IP protocol.
+    /// Number of the IP protocol, such as 6 for TCP.
     pub nexthdr: u8,
-    /// [`DIR_OUT`], [`DIR_IN`], [`RELATED`], [`SERVICE`].
+    /// One of [`DIR_OUT`], [`DIR_IN`], [`RELATED`] and [`SERVICE`].
     pub flags: u8,
 }
 
-/// Value, both families.
+/// Value of the maps of both families.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CtValue {
     /// NAT address, or service backend. Holdfast leaves it zero.
     pub nat_addr: [u64; 2],
-    /// Packets.
+    /// Number of packets in both directions.
     pub packets: u64,
-    /// Bytes.
+    /// Sum of their lengths, link headers included.
     pub bytes: u64,
     /// Absolute expiry, seconds of CLOCK_MONOTONIC (`bpf_ktime_get_ns`).
     pub lifetime: u32,
-    /// Value flags.
+    /// Combination of the value flags, such as [`FLAG_RX_CLOSING`].
     pub flags: u16,
     /// Reverse NAT index. Holdfast leaves it zero.
     pub rev_nat_index: u16,
@@ -113,7 +113,7 @@ pub struct CtValue {
     pub tx_flags_seen: u8,
     /// TCP flags seen from the remote side since the last report.
     pub rx_flags_seen: u8,
-    /// Identity of the source.
+    /// Identity of the side that opened the connection.
     pub src_sec_id: u32,
     /// When policy last allowed the direction that opened the connection, in the clock of
     /// `lifetime`. [`REFUSED`]: policy refused it at the last look, or the entry was made by programs

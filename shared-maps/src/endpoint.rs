@@ -15,7 +15,7 @@ pub const INTERFACES: &str = "INTERFACES";
 pub const LOW_INTERFACES: u32 = 65_536;
 /// Map: the same, for all other interfaces (a hash table).
 pub const HIGH_INTERFACES: &str = "HIGH_INTERFACES";
-/// Map: [`EndpointConfig`] by slot.
+/// Map: the [`EndpointConfig`] of each slot.
 pub const CONFIGS: &str = "CONFIGS";
 /// Map of maps: policy map by slot.
 pub const POLICIES: &str = "POLICIES";
@@ -38,14 +38,14 @@ pub enum Queue {
     UnansweredOut = 0,
     /// Unanswered connections that the other side opened.
     UnansweredIn = 1,
-    /// Fragmented datagrams.
+    /// Datagrams with fragments in transit.
     Fragments = 2,
     /// Servers that have an entry for redirected flows.
     Servers = 3,
 }
 
 impl Queue {
-    /// All of them.
+    /// All queues, in the order of their numbers.
     pub const ALL: [Self; 4] = [
         Self::UnansweredOut,
         Self::UnansweredIn,
@@ -83,15 +83,15 @@ pub const DENY_RESPONSE_DNS: u8 = 64;
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointConfig {
-    /// Identity.
+    /// Security identity of the endpoint.
     pub identity: u32,
-    /// Host-side interface.
+    /// Number of the host-side interface.
     pub ifindex: u32,
     /// IPv6 address, zero without [`HAS_IPV6`].
     pub ipv6: [u8; 16],
     /// IPv4 address, zero without [`HAS_IPV4`].
     pub ipv4: [u8; 4],
-    /// Endpoint id.
+    /// Number of the endpoint on this node.
     pub id: u16,
     /// MAC of the pod's interface. All zero: unknown, and not checked.
     pub mac: [u8; 6],
@@ -99,7 +99,7 @@ pub struct EndpointConfig {
     /// a bridge port. All zero: it is no bridge port, and the node routes the packets that it
     /// receives.
     pub gateway_mac: [u8; 6],
-    /// [`HAS_IPV4`], [`HAS_IPV6`].
+    /// Combination of [`HAS_IPV4`] and [`HAS_IPV6`].
     pub flags: u8,
     /// Length of the bridge's IPv6 prefix that contains the endpoint's address; 0: none.
     pub on_link_bits: u8,
@@ -107,7 +107,7 @@ pub struct EndpointConfig {
     pub bridge_mac: [u8; 6],
     /// Length of the bridge's IPv4 prefix that contains the endpoint's address; 0: none.
     pub on_link_bits4: u8,
-    /// Zero.
+    /// Padding, which is always zero.
     pub pad: [u8; 5],
     /// Interface identifiers of the pod's link-local addresses, except the one made from
     /// [`Self::mac`], as they are in an address. All zero: no address.

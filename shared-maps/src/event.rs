@@ -4,7 +4,7 @@ use crate::Be16;
 
 /// Ring buffer: pin and map name.
 pub const NAME: &str = "hf_events_v1";
-/// Ring buffer size, bytes.
+/// Size of the ring buffer, bytes.
 pub const RING_BYTES: u32 = 1 << 20;
 /// Per-CPU counters by [`Reason`] number: pin and map name. Each value is [`Counter`].
 pub const COUNTERS_NAME: &str = "hf_metrics_v1";
@@ -15,9 +15,9 @@ pub const COUNTERS: u32 = 64;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counter {
-    /// Packets.
+    /// Number of packets with this reason.
     pub packets: u64,
-    /// Bytes.
+    /// Sum of their lengths, link headers included.
     pub bytes: u64,
 }
 
@@ -26,7 +26,7 @@ pub struct Counter {
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// Passed: policy allows it.
+    /// Passed: a policy entry allows it.
     Allowed = 0,
     /// Passed: a reply, or related to a known connection.
     Reply = 1,
@@ -77,7 +77,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Every reason.
+    /// Every reason, in the order of its number.
     pub const ALL: [Self; 22] = [
         Self::Allowed,
         Self::Reply,
@@ -147,7 +147,7 @@ impl Reason {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Event {
-    /// Nanoseconds of CLOCK_MONOTONIC.
+    /// Time of the verdict, nanoseconds of CLOCK_MONOTONIC.
     pub time: u64,
     /// Source, network order; IPv4 in bytes 0..4.
     pub saddr: [u8; 16],
@@ -157,27 +157,27 @@ pub struct Event {
     pub remote_identity: u32,
     /// Host-side interface of the pod.
     pub ifindex: u32,
-    /// Packet length, bytes.
+    /// Length of the packet in bytes, with its link header if it has one.
     pub len: u32,
     /// Source port; 0 for protocols without ports.
     pub sport: Be16,
     /// Destination port; 0 for protocols without ports.
     pub dport: Be16,
-    /// Endpoint id.
+    /// Number of the endpoint on this node.
     pub endpoint: u16,
-    /// A [`Reason`] number.
+    /// Number of the [`Reason`] for the verdict.
     pub reason: u8,
     /// [`crate::FAMILY_IPV4`], [`crate::FAMILY_IPV6`] or [`FAMILY_ARP`]; 0 for other packets.
     pub family: u8,
-    /// IP protocol.
+    /// Number of the IP protocol, such as 6 for TCP.
     pub protocol: u8,
     /// [`crate::policy::EGRESS`] or [`crate::policy::INGRESS`].
     pub egress: u8,
-    /// [`HAS_ICMP_TYPE`], or 0.
+    /// [`HAS_ICMP_TYPE`] for an ICMP packet, or 0.
     pub flags: u8,
-    /// ICMP type.
+    /// Type of the ICMP message, if [`HAS_ICMP_TYPE`] is set.
     pub icmp_type: u8,
-    /// Zero.
+    /// Padding, which is always zero.
     pub pad: [u8; 8],
 }
 

@@ -1,8 +1,8 @@
 //! `hf_frag_v1`: the verdict about a datagram's first fragment, which its later fragments get too.
 
-/// Pin and map name.
+/// Name of the map and its pin.
 pub const NAME: &str = "hf_frag_v1";
-/// Entries (LRU).
+/// Entries of the map (LRU): a new one displaces the least recently used one.
 pub const MAX_ENTRIES: u32 = 8192;
 
 /// Key: the fragmented datagram and its interface. A pod's fragments never match another pod's
@@ -18,13 +18,14 @@ pub struct FragmentKey {
     pub id: u32,
     /// Interface from which the fragment came, or to which it goes.
     pub ifindex: u32,
-    /// IP protocol.
+    /// IP protocol of an IPv4 datagram. It is 0 for IPv6, where it may differ from fragment to
+    /// fragment (RFC 8200, section 4.5).
     pub protocol: u8,
     /// [`crate::FAMILY_IPV4`] or [`crate::FAMILY_IPV6`].
     pub family: u8,
     /// [`crate::policy::EGRESS`] or [`crate::policy::INGRESS`].
     pub egress: u8,
-    /// Zero.
+    /// Padding, which is always zero, because it is part of the key.
     pub pad: u8,
 }
 

@@ -5,7 +5,7 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IdentityId(pub u32);
 
-/// Node-local endpoint number.
+/// Number of an endpoint on this node. Another endpoint can get it after this one is removed.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointId(pub u16);
@@ -23,21 +23,21 @@ pub const SCOPE_MASK: u32 = 0xff00_0000;
 impl IdentityId {
     /// No identity; as a policy key, "any".
     pub const UNKNOWN: Self = Self(0);
-    /// The node itself.
+    /// The node itself, with all of its addresses.
     pub const HOST: Self = Self(1);
     /// All addresses outside of the cluster, on a node with one family.
     pub const WORLD: Self = Self(2);
     /// Endpoints that are not managed.
     pub const UNMANAGED: Self = Self(3);
-    /// Health endpoints.
+    /// Endpoints with which Cilium checks the health of nodes.
     pub const HEALTH: Self = Self(4);
-    /// Endpoints without labels yet.
+    /// Endpoints whose labels are not known yet.
     pub const INIT: Self = Self(5);
-    /// Other nodes.
+    /// Other nodes of the cluster.
     pub const REMOTE_NODE: Self = Self(6);
-    /// The Kubernetes API server.
+    /// Addresses of the Kubernetes API server.
     pub const KUBE_APISERVER: Self = Self(7);
-    /// Ingress proxies.
+    /// Ingress proxies, which Cilium runs on the nodes.
     pub const INGRESS: Self = Self(8);
     /// IPv4 addresses outside of the cluster, on a node with both families.
     pub const WORLD_IPV4: Self = Self(9);
@@ -48,9 +48,9 @@ impl IdentityId {
     pub const ENDPOINT_MIN: Self = Self(256);
     /// Highest number an endpoint (pod) identity may have on a node-local allocator.
     pub const ENDPOINT_MAX: Self = Self(65535);
-    /// Lowest node-local CIDR/FQDN identity.
+    /// Lowest identity that the node allocates for prefixes and names.
     pub const LOCAL_MIN: Self = Self(SCOPE_LOCAL + 1);
-    /// Highest node-local CIDR/FQDN identity.
+    /// Highest identity that the node allocates for prefixes and names.
     pub const LOCAL_MAX: Self = Self(SCOPE_LOCAL + 0x00ff_ffff);
 
     /// Whether the number is of the node-local CIDR/FQDN scope.

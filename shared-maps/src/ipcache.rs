@@ -1,12 +1,12 @@
 //! `cilium_ipcache_v2`: prefix → identity, longest match.
 
-/// Pin and map name.
+/// Name of the map and its pin.
 pub const NAME: &str = "cilium_ipcache_v2";
 /// Name of the older map: same key, and the same identity at offset 0 of a shorter value.
 pub const NAME_V1: &str = "cilium_ipcache";
-/// Default number of entries.
+/// Entries of the map by default, as in Cilium.
 pub const MAX_ENTRIES: u32 = 512_000;
-/// Creation flags.
+/// Flags with which the map is created.
 pub const FLAGS: u32 = crate::BPF_F_NO_PREALLOC | crate::BPF_F_RDONLY_PROG;
 /// Bits of the key before the address: cluster id, padding, family.
 pub const STATIC_PREFIX_BITS: u32 = 32;
@@ -16,15 +16,15 @@ pub const FLAG_SKIP_TUNNEL: u8 = 1;
 /// Value flag: a tunnel endpoint is set.
 pub const FLAG_HAS_TUNNEL: u8 = 2;
 
-/// Key: one prefix.
+/// Key: a prefix of the cluster or outside of it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IpcacheKey {
     /// Significant bits after this field: [`STATIC_PREFIX_BITS`] + prefix length.
     pub prefix_len: u32,
-    /// 0: this cluster.
+    /// Number of the cluster in Cilium's cluster mesh; 0 is this cluster.
     pub cluster_id: u16,
-    /// Zero.
+    /// Padding, which is always zero, because it is part of the key.
     pub pad1: u8,
     /// [`crate::FAMILY_IPV4`] or [`crate::FAMILY_IPV6`].
     pub family: u8,
@@ -62,15 +62,15 @@ impl IpcacheKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IpcacheValue {
-    /// Identity.
+    /// Identity of the addresses in the prefix.
     pub sec_identity: u32,
     /// Node to tunnel to, or zero.
     pub tunnel_endpoint: [u8; 16],
-    /// Zero.
+    /// Padding, which is always zero.
     pub pad: [u8; 2],
-    /// IPsec key index.
+    /// Index of an IPsec key. Holdfast leaves it zero.
     pub key: u8,
-    /// [`FLAG_SKIP_TUNNEL`], [`FLAG_HAS_TUNNEL`].
+    /// [`FLAG_SKIP_TUNNEL`] and [`FLAG_HAS_TUNNEL`]. Holdfast sets neither.
     pub flags: u8,
 }
 
@@ -78,15 +78,15 @@ pub struct IpcacheValue {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IpcacheValueV1 {
-    /// Identity.
+    /// Identity of the addresses in the prefix.
     pub sec_identity: u32,
     /// IPv4 node to tunnel to, or zero.
     pub tunnel_endpoint: [u8; 4],
-    /// Zero.
+    /// Padding, which is always zero.
     pub pad: [u8; 2],
-    /// IPsec key index.
+    /// Index of an IPsec key, as in [`IpcacheValue::key`].
     pub key: u8,
-    /// As in [`IpcacheValue::flags`].
+    /// The same flags as in [`IpcacheValue::flags`].
     pub flags: u8,
 }
 

@@ -40,12 +40,12 @@ pub use identity::{EndpointId, IdentityId};
 
 /// Address family in keys and values of the maps: IPv4.
 pub const FAMILY_IPV4: u8 = 1;
-/// See [`FAMILY_IPV4`].
+/// Address family in keys and values of the maps: IPv6.
 pub const FAMILY_IPV6: u8 = 2;
 
-/// `BPF_F_NO_PREALLOC`.
+/// The kernel allocates an entry when it is inserted.
 pub(crate) const BPF_F_NO_PREALLOC: u32 = 0x1;
-/// `BPF_F_NO_COMMON_LRU`.
+/// Each CPU has an LRU list of its own.
 pub(crate) const BPF_F_NO_COMMON_LRU: u32 = 0x2;
 /// `BPF_F_RDONLY_PROG`: programs may read the map but not write to it.
 pub(crate) const BPF_F_RDONLY_PROG: u32 = 0x80;

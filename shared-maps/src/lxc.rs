@@ -1,16 +1,16 @@
 //! `cilium_lxc`: address of a local endpoint → the endpoint.
 
-/// Pin and map name.
+/// Name of the map and its pin.
 pub const NAME: &str = "cilium_lxc";
 /// Most entries the map holds.
 pub const MAX_ENTRIES: u32 = 65535;
-/// Creation flags.
+/// Flags with which the map is created.
 pub const FLAGS: u32 = crate::BPF_F_NO_PREALLOC | crate::BPF_F_RDONLY_PROG;
 
 /// Value flag: the address is one of the node's own. `lxc_id` and `sec_id` are not set.
 pub const FLAG_HOST: u32 = 1;
 
-/// Key: one address.
+/// Key: one address of an endpoint or of the node.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LxcKey {
@@ -18,7 +18,7 @@ pub struct LxcKey {
     pub ip: [u8; 16],
     /// [`crate::FAMILY_IPV4`] or [`crate::FAMILY_IPV6`].
     pub family: u8,
-    /// Always 0.
+    /// Field of Cilium's layout that is always 0 here.
     pub key: u8,
     /// Always 0 for local endpoints.
     pub cluster_id: u16,
@@ -52,25 +52,25 @@ impl LxcKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LxcValue {
-    /// Host-side interface.
+    /// Number of the host-side interface; 0 for an address of the node.
     pub ifindex: u32,
     /// Formerly a 16-bit identity; 0.
     pub unused: u16,
-    /// Endpoint id.
+    /// Number of the endpoint; 0 for an address of the node.
     pub lxc_id: u16,
     /// [`FLAG_HOST`], or 2 for an endpoint in the host's network namespace.
     pub flags: u32,
-    /// Routing domain.
+    /// Routing domain in Cilium's layout. Holdfast leaves it zero.
     pub rt_info: u32,
     /// Endpoint's MAC, first byte in the least significant byte.
     pub mac: u64,
     /// Host side's MAC, same packing.
     pub node_mac: u64,
-    /// Identity.
+    /// Identity of the endpoint; 0 for an address of the node.
     pub sec_id: u32,
-    /// Parent interface, or 0.
+    /// Parent interface in Cilium's layout. Holdfast leaves it zero.
     pub parent_ifindex: u32,
-    /// Zero.
+    /// Padding, which is always zero.
     pub pad: [u32; 2],
 }
 

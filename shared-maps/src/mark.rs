@@ -7,7 +7,7 @@
 
 use crate::IdentityId;
 
-/// Mask of the magic.
+/// Bits of a mark that hold the magic.
 pub const MAGIC_MASK: u32 = 0x0f00;
 /// To the proxy; the upper 16 bits hold the proxy port in network order.
 pub const MAGIC_TO_PROXY: u32 = 0x0200;
@@ -17,9 +17,9 @@ pub const MAGIC_TO_PROXY: u32 = 0x0200;
 pub const JUDGED: u32 = 0x0d00;
 /// From the egress (DNS) proxy, with the source identity.
 pub const MAGIC_FROM_EGRESS_PROXY: u32 = 0x0b00;
-/// From the host itself.
+/// Magic: the packet comes from the host itself.
 pub const MAGIC_HOST: u32 = 0x0c00;
-/// Carries an identity.
+/// Magic: the mark carries an identity.
 pub const MAGIC_IDENTITY: u32 = 0x0f00;
 
 /// Routing table that delivers packets marked [`MAGIC_TO_PROXY`] locally.
@@ -45,7 +45,7 @@ pub const fn identity_of(mark: u32) -> IdentityId {
     IdentityId(((mark >> 16) & 0xffff) | ((mark & 0xff) << 16))
 }
 
-/// Magic of a mark.
+/// Bits of a mark that give the meaning of its other bits.
 #[inline(always)]
 pub const fn magic(mark: u32) -> u32 {
     mark & MAGIC_MASK

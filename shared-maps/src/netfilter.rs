@@ -22,7 +22,7 @@ impl Layout {
         u32::from_be_bytes([a, b, self.source, self.direction])
     }
 
-    /// What [`Self::pack`] made.
+    /// Reads a layout that [`Self::pack`] made.
     #[inline(always)]
     pub const fn unpack(packed: u32) -> Self {
         let [a, b, source, direction] = packed.to_be_bytes();

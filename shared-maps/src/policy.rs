@@ -4,18 +4,18 @@ use crate::Be16;
 
 /// Pin name without the endpoint id, which follows as five decimal digits.
 pub const NAME_PREFIX: &str = "cilium_policy_v2_";
-/// Default number of entries.
+/// Entries of each endpoint's map by default, as in Cilium.
 pub const MAX_ENTRIES: u32 = 16384;
-/// Creation flags.
+/// Flags with which the map is created.
 pub const FLAGS: u32 = crate::BPF_F_NO_PREALLOC | crate::BPF_F_RDONLY_PROG;
 /// Bits that always count: identity and direction.
 pub const STATIC_PREFIX_BITS: u32 = 40;
 /// Bits of a key that names protocol and port in full.
 pub const FULL_PREFIX_BITS: u32 = 64;
 
-/// Ingress direction.
+/// Direction of packets to the endpoint.
 pub const INGRESS: u8 = 0;
-/// Egress direction.
+/// Direction of packets from the endpoint.
 pub const EGRESS: u8 = 1;
 
 /// Value flag: the entry denies.
@@ -30,7 +30,7 @@ pub const PRECEDENCE_ALLOW: u32 = 0xffff_ff01;
 /// Precedence of a DNS redirect at the default priority.
 pub const PRECEDENCE_DNS_REDIRECT: u32 = 0xffff_ff86;
 
-/// Key.
+/// Key: a remote identity, a direction, a protocol and a range of ports.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyKey {
@@ -72,7 +72,7 @@ impl PolicyKey {
     }
 }
 
-/// Value.
+/// Value: the verdict for packets that match the key.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PolicyValue {
@@ -82,9 +82,9 @@ pub struct PolicyValue {
     pub flags: u8,
     /// Bits 0..7 authentication type, bit 7 explicit.
     pub auth: u8,
-    /// Higher wins.
+    /// Of several entries that match, the one with the highest precedence decides.
     pub precedence: u32,
-    /// Policy log cookie.
+    /// Number for Cilium's policy log. Holdfast leaves it zero.
     pub cookie: u32,
 }
 
@@ -100,7 +100,7 @@ impl PolicyValue {
         }
     }
 
-    /// A deny for `key`.
+    /// A value that denies the packets of `key`.
     pub const fn deny(key: PolicyKey) -> Self {
         Self {
             proxy_port: Be16::ZERO,
@@ -122,7 +122,7 @@ impl PolicyValue {
         }
     }
 
-    /// Whether the entry denies.
+    /// Whether the entry denies its packets.
     #[inline(always)]
     pub const fn is_deny(self) -> bool {
         self.flags & FLAG_DENY != 0

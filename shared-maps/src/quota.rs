@@ -44,7 +44,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Every limit.
+    /// Every limit, in the order of its number.
     pub const ALL: [Self; 6] = [
         Self::ToProxy,
         Self::Unanswered,
@@ -71,11 +71,11 @@ impl Limit {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct QuotaKey {
-    /// Endpoint id.
+    /// Number of the endpoint on this node.
     pub endpoint: u16,
-    /// A [`Limit`] number.
+    /// Number of the [`Limit`] that was exceeded.
     pub limit: u8,
-    /// Zero.
+    /// Padding, which is always zero, because it is part of the key.
     pub pad: u8,
 }
 
@@ -83,7 +83,7 @@ pub struct QuotaKey {
 pub const HELD_NAME: &str = "hf_held_v1";
 /// Connection tracking maps that are counted: TCP and others, IPv4 and IPv6.
 pub const HELD_MAPS: u32 = 4;
-/// Entries of the array.
+/// Entries of the array: one for each endpoint number and map, and [`HELD_UNTIL`].
 pub const HELD_ENTRIES: u32 = 65_536 * HELD_MAPS + 1;
 /// Index of the second (CLOCK_MONOTONIC) until which the counts are valid. After it, the counts
 /// limit no endpoint, because without an agent they still include expired connections.

@@ -9,9 +9,9 @@
 
 use crate::Be16;
 
-/// Pin and map name.
+/// Name of the map and its pin.
 pub const NAME: &str = "hf_redirect_v2";
-/// Entries (LRU).
+/// Entries of the map (LRU): a new one displaces the least recently used one.
 pub const MAX_ENTRIES: u32 = 65536;
 
 /// Key: a pod and a server.
@@ -22,9 +22,9 @@ pub struct RedirectKey {
     pub pod: [u8; 16],
     /// Address of the server, network order; IPv4 in bytes 0..4.
     pub server: [u8; 16],
-    /// Port of the server.
+    /// Port of the server, usually 53.
     pub port: Be16,
-    /// IP protocol.
+    /// Number of the IP protocol: 6 (TCP) or 17 (UDP).
     pub protocol: u8,
     /// [`crate::FAMILY_IPV4`] or [`crate::FAMILY_IPV6`].
     pub family: u8,
@@ -36,7 +36,7 @@ pub struct RedirectKey {
 pub struct RedirectValue {
     /// Proxy port. Zero: policy redirected the packets before and no longer does.
     pub proxy_port: Be16,
-    /// Zero.
+    /// Padding, which is always zero.
     pub pad: u16,
     /// Interface from which the stack receives these packets; 0 for any. It is 0 for a pod on a
     /// bridge, because the stack receives its packets from the bridge or from a VLAN of the bridge.
@@ -52,7 +52,7 @@ pub struct RedirectValue {
 pub mod v1 {
     use crate::Be16;
 
-    /// Pin and map name.
+    /// Name of the map and its pin.
     pub const NAME: &str = "hf_redirect_v1";
 
     /// Key: a pod's interface and a server.
@@ -63,9 +63,9 @@ pub mod v1 {
         pub daddr: [u8; 16],
         /// Host-side interface of the pod.
         pub ifindex: u32,
-        /// Destination port.
+        /// Destination port of the redirected packets.
         pub dport: Be16,
-        /// IP protocol.
+        /// Number of the IP protocol: 6 (TCP) or 17 (UDP).
         pub protocol: u8,
         /// [`crate::FAMILY_IPV4`] or [`crate::FAMILY_IPV6`].
         pub family: u8,
@@ -75,9 +75,9 @@ pub mod v1 {
     #[repr(C)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct RedirectValue {
-        /// Proxy port.
+        /// Port of the proxy that gets the packets.
         pub proxy_port: Be16,
-        /// Zero.
+        /// Padding, which is always zero.
         pub pad: u16,
     }
 }

@@ -19,7 +19,7 @@ pub const SLOTS_NAME: &str = "hf_steer_slots_v1";
 pub const LINK_NAME: &str = "hf_steer_link_v1";
 /// Global of the program, u32: 0 if the kernel does not show by which interface a packet came.
 pub const SHOWS_INTERFACE: &str = "SHOWS_INTERFACE";
-/// Number of slots.
+/// Number of slots, for all proxies of the node together.
 pub const SLOTS: u32 = 16;
 /// Sockets per slot: UDP and TCP, IPv4 and IPv6.
 pub const SOCKS_PER_SLOT: u32 = 4;
@@ -28,14 +28,14 @@ pub const HEARTBEAT_DEAD_NS: u64 = 750_000_000;
 /// How often a live replica beats, milliseconds.
 pub const HEARTBEAT_INTERVAL_MS: u64 = 150;
 
-/// Slot kind: free.
+/// Slot kind: no proxy has the slot.
 pub const KIND_FREE: u32 = 0;
 /// Slot kind: a standalone proxy.
 pub const KIND_SDP: u32 = 1;
 /// Slot kind: the agent's built-in proxy, used when no SDP slot is live.
 pub const KIND_FALLBACK: u32 = 2;
 
-/// One slot.
+/// Entry of the slot table, which the owner of the slot writes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slot {

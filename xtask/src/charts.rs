@@ -36,11 +36,11 @@ const SHARED: [&str; 2] = ["templates/_names.tpl", "templates/_sdp-pod.tpl"];
 pub(crate) enum Derived {
     /// Report those that are out of date.
     Check,
-    /// Write them.
+    /// Write those that are out of date.
     Write,
 }
 
-/// Directory of a chart.
+/// Directory of the chart `name`.
 fn chart(name: &str) -> PathBuf {
     repository::root().join("charts").join(name)
 }

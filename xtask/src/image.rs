@@ -27,7 +27,7 @@ const LARGEST_MIB: u64 = 40;
 /// Target of the CNI plugin: it runs on the node itself, whose C library may be another one.
 const STATIC_TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// An image.
+/// A container image and the programs in it.
 #[derive(Clone, Copy, Debug)]
 struct Image {
     /// Package, program and entry point.
@@ -122,7 +122,7 @@ fn build(profile: Profile) -> Result<[PathBuf; 2]> {
     ])
 }
 
-/// The image's files.
+/// Directory with the root file system of the image.
 fn root(home: &Path, image: Image) -> PathBuf {
     home.join(format!("{}.root", image.program))
 }

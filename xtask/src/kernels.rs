@@ -188,17 +188,16 @@ pub(crate) fn build() -> Result<()> {
     ))
 }
 
-/// What a guest does.
+/// A script that a guest runs, with its surroundings.
 pub(crate) struct Work<'w> {
-    /// In bash.
+    /// Text of the script, for bash.
     pub(crate) script: &'w str,
-    /// Arguments of the script.
     pub(crate) args: &'w [String],
     /// The host's directory that is /disk; none: one that is removed when the guest has ended.
     pub(crate) disk: Option<&'w Path>,
     /// The first in its `PATH`.
     pub(crate) programs: Programs,
-    /// The longest time.
+    /// Longest time until the end of the guest.
     pub(crate) limit: Duration,
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// The repository's root.
+/// Root directory of the repository, the parent of `xtask`.
 pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()

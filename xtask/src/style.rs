@@ -59,7 +59,7 @@ struct File<'a> {
     is_unsafe: bool,
 }
 
-/// Prints the figures.
+/// Computes the figures of all production files and prints them.
 pub(crate) fn run() -> Result<()> {
     let mut parsed = Vec::new();
     for path in workspace::files()? {

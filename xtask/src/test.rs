@@ -145,7 +145,7 @@ fn images() -> Result<Tally> {
     Ok(tally)
 }
 
-/// Tests of `e2e`.
+/// Runs the tests of `e2e` that belong to the tier.
 fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
     heading(match tier {
         Tier::Kernel => "kernel",
@@ -198,7 +198,7 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
     Ok(total)
 }
 
-/// One file of tests.
+/// Tests of one file, which run in one process.
 #[derive(Debug)]
 struct Job {
     name: String,
@@ -251,7 +251,7 @@ fn heading(tier: &str) {
 /// When the output of a test program is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Output {
-    /// Line by line.
+    /// Each line as soon as it arrives.
     AtOnce,
     /// In one piece, so that the output of two programs is not mixed.
     AtItsEnd,

@@ -18,7 +18,7 @@ const DEBIAN_CARGO: &str = "/usr/bin/cargo";
 /// A compiler with the sources of its standard library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Toolchain {
-    /// rustup's `nightly` with `rust-src`.
+    /// Toolchain `nightly` of rustup, with `rust-src`.
     Nightly,
     /// The one that builds everything else (`rust-toolchain.toml`), with `rust-src`.
     Active,
@@ -26,10 +26,10 @@ pub(crate) enum Toolchain {
     Debian,
 }
 
-/// The most wanted first.
+/// Order in which toolchains are tried.
 const ORDER: [Toolchain; 3] = [Toolchain::Nightly, Toolchain::Active, Toolchain::Debian];
 
-/// Inputs of the choice.
+/// Properties of the machine on which the choice depends.
 trait Probe {
     /// Major version of LLVM of a toolchain that has the sources; none if it
     /// is not installed or lacks them.
@@ -72,7 +72,7 @@ impl Toolchain {
         usable(&Machine)
     }
 
-    /// In words.
+    /// Description of the toolchain, for messages.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Nightly => "rustup's nightly with rust-src",
@@ -116,12 +116,12 @@ impl Toolchain {
         })
     }
 
-    /// Output of `rustc -vV`.
+    /// Output of `rustc -vV` of this toolchain.
     pub(crate) fn version(self) -> Result<String> {
         process::output(self.rustc(&["-vV"]))
     }
 
-    /// Path of its libraries.
+    /// Directory that contains its standard library.
     pub(crate) fn sysroot(self) -> Result<PathBuf> {
         let sysroot = process::output(self.rustc(&["--print", "sysroot"]))?;
         Ok(PathBuf::from(sysroot.trim()))

@@ -88,7 +88,7 @@ pub(crate) fn targets<'m>(
         .filter_map(|target| target["name"].as_str())
 }
 
-/// Cargo's build directory.
+/// Build directory of cargo, as `cargo metadata` reports it.
 pub(crate) fn target_dir() -> Result<PathBuf> {
     let metadata = metadata(false)?;
     metadata["target_directory"]

@@ -63,7 +63,7 @@ pub struct ClusterView {
     /// in use; none = they can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay_certificates: Option<String>,
-    /// Each watch.
+    /// One entry for each kind in [`RESOURCES`].
     pub watches: Vec<WatchHealth>,
     /// Why the object about this node cannot be written; none = it is written.
     #[serde(default)]
@@ -86,7 +86,6 @@ pub struct ClusterView {
 /// A node that enforces policy, although no agent runs there.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct NodeWithoutAgent {
-    /// Its name.
     pub node: String,
     /// For how long this agent has seen no agent there, seconds.
     pub seconds: u64,
@@ -95,15 +94,13 @@ pub struct NodeWithoutAgent {
 /// A watch, as it is now.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct WatchHealth {
-    /// Its kind.
     pub kind: String,
     /// It has been listed at least once.
     pub has_listed: bool,
-    /// Objects that it has.
     pub objects: usize,
     /// How long it has been stale, seconds; 0 = it is not.
     pub stale_seconds: u64,
-    /// Why it is stale.
+    /// Why the watch is stale; none = it is not.
     pub reason: Option<String>,
     /// A stored listing stands in until the watch has listed: how long ago it was right, seconds;
     /// none = the watch has listed, or there is no stored listing.
@@ -256,7 +253,8 @@ impl ClusterHealth {
         }
     }
 
-    /// All objects were read.
+    /// Marks a kind as completely listed by the API server: a stored listing no longer stands in
+    /// for it.
     pub(crate) fn set_listed(&self, resource: &Resource) {
         self.with(resource.kind, |state| {
             state.has_listed = true;
@@ -387,7 +385,6 @@ impl ClusterHealth {
         *self.report_problem.lock() = problem;
     }
 
-    /// Every watch.
     pub fn watches(&self) -> Vec<WatchHealth> {
         let all = RESOURCES.iter().zip(self.watches.iter());
         all.map(|(resource, state)| {

@@ -48,9 +48,8 @@ pub struct ApiSettings {
 /// What the watches have to know of this node.
 #[derive(Clone, Debug)]
 pub struct Here {
-    /// Name of this node.
     pub node: String,
-    /// `--k8s-service-cidr` is given.
+    /// `--k8s-service-cidr` is given: the kind ServiceCIDR may then be absent.
     pub has_service_blocks: bool,
 }
 

@@ -32,7 +32,7 @@ const VERSION: u32 = 1;
 pub struct Origin {
     /// URL of the API server.
     pub server: String,
-    /// `--cluster-name`.
+    /// The cluster's name, from `--cluster-name`.
     pub cluster: String,
     /// Fingerprints of the certificates that the API server's certificate is verified with; empty
     /// if the settings name none.
@@ -44,51 +44,32 @@ pub struct Origin {
 pub enum ListingError {
     /// The file cannot be read.
     #[error("{path}: {source}", path = .path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
     /// A newer version wrote it.
     #[error("{path} has version {found}, and this program reads version {VERSION}; run the newer release", path = .path.display())]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        found: u64,
-    },
+    Version { path: PathBuf, found: u64 },
     /// It is torn or damaged.
     #[error("{path} is damaged ({reason}); remove it", path = .path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
+    Damaged { path: PathBuf, reason: String },
     /// It is of another cluster.
     #[error("{path} is of another cluster: its {field} is {found}, not {wanted}; remove it, or correct the API server of this agent (the first list of this cluster replaces the file)", path = .path.display())]
     Foreign {
-        /// The file.
         path: PathBuf,
-        /// What differs.
+        /// Which part of the [`Origin`] differs, for the error message.
         field: &'static str,
-        /// That of the file.
         found: String,
-        /// That of this agent.
         wanted: String,
     },
     /// It has not been confirmed for too long.
     #[error("{path} was right {hours} hours ago for the last time, which is too long", path = .path.display())]
     Old {
-        /// The file.
         path: PathBuf,
-        /// How long ago.
+        /// Hours since the listing was last confirmed.
         hours: u64,
     },
 }
 
-/// Writes the file.
+/// Writes the stored listing of the cluster.
 #[derive(Debug)]
 pub struct ListingFile {
     path: PathBuf,
@@ -110,7 +91,7 @@ impl ListingFile {
         }
     }
 
-    /// Path of the file.
+    /// Path of the file in the agent's state directory.
     pub fn path(state: &Path) -> PathBuf {
         state.join(FILE)
     }

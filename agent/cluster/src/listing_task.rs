@@ -99,7 +99,7 @@ impl State {
     }
 }
 
-/// What a turn does.
+/// What the task does after it has woken up.
 enum Turn {
     Spill,
     Save,

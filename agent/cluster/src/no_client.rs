@@ -12,7 +12,6 @@ pub mod api {
         /// Why no API server can be used.
         #[derive(Debug, thiserror::Error)]
         pub enum ClientError {
-            /// There is no client.
             #[error(
                 "this program was built without the feature kubernetes, and has neither --kubernetes nor \
                  the command relay; build it with `cargo build -p holdfast-agent --features kubernetes`"
@@ -90,18 +89,16 @@ pub mod api {
         /// The startup taint of this node; there is none.
         #[derive(Debug)]
         pub struct StartupTaint {
-            /// There is no client.
+            /// No value exists in this build.
             pub api: Api,
-            /// `--node-name`.
             pub node: String,
-            /// `--agent-not-ready-taint-key`.
             pub key: String,
             /// Nothing is reported without a client.
             pub health: ClusterHealth,
         }
 
         impl StartupTaint {
-            /// Never run.
+            /// Never called, because there is no value.
             pub async fn run(self, _: impl Future<Output = bool>, _: CancellationToken) {
                 match self.api {}
             }
@@ -115,7 +112,7 @@ pub mod relay {
     pub mod credentials {
         use crate::relay_settings::{TlsError, TlsFiles};
 
-        /// Reads the files.
+        /// Checks only that the files can be read and are in the PEM format.
         pub fn check(files: &TlsFiles) -> Result<(), TlsError> {
             files.read().map(drop)
         }

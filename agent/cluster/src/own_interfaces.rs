@@ -11,7 +11,7 @@ use daemon::lookup::Lookup;
 use nix::ifaddrs::InterfaceAddress;
 use shared_maps::user::InterfaceNames;
 
-/// Interface of NodeLocal DNSCache.
+/// Name of the interface on which NodeLocal DNSCache has its addresses.
 const LOCAL_DNS: &str = "nodelocaldns";
 
 /// Interface on which kube-proxy puts the addresses of Services in IPVS mode.

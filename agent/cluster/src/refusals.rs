@@ -16,7 +16,7 @@ const REPORTED: usize = 500;
 pub struct Refusals {
     /// Message by key of the document.
     pub(crate) refused: BTreeMap<String, Arc<str>>,
-    /// Keys.
+    /// Keys of policies whose status says that they are refused. It changes once they are accepted.
     pub(crate) marked: BTreeSet<String>,
 }
 

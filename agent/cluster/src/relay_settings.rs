@@ -13,7 +13,7 @@ use crate::ApiSettings;
 /// Which relays an agent follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelaySettings {
-    /// `host:port` of each.
+    /// Relays that the agent tries in turn, each as `host:port`.
     pub addresses: Vec<String>,
     /// None = plain text, on loopback only.
     pub tls: Option<TlsFiles>,
@@ -24,41 +24,37 @@ pub struct RelaySettings {
 /// Checked settings of `holdfast-agent relay`.
 #[derive(Clone, Debug)]
 pub struct RelayConfig {
-    /// The API server.
     pub kubernetes: ApiSettings,
     /// There are no ServiceCIDR objects.
     pub has_service_blocks: bool,
-    /// Address for agents.
+    /// Address on which the relay accepts agents.
     pub listen: SocketAddr,
-    /// None = plain text.
+    /// None = plain text, on loopback only.
     pub tls: Option<TlsFiles>,
-    /// Most agents at once.
+    /// Most agents at once (`--max-agents`). Fewer are served if the limit on open descriptors is
+    /// too low.
     pub agents_max: usize,
-    /// Name of this relay.
+    /// Name of this relay where it reports refused objects; the host name by default.
     pub name: String,
     /// Address of metrics and health; `None` = off.
     pub metrics_address: Option<SocketAddr>,
 }
 
-/// Files of one side.
+/// Certificate files of one side, the relay or the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// Certificates of the authority that signed the other side's certificate.
     pub authority: PathBuf,
     /// Certificate of this side, with those between it and the authority.
     pub certificate: PathBuf,
-    /// Its private key.
     pub key: PathBuf,
 }
 
-/// Which of the files.
+/// One of the files in [`TlsFiles`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsFile {
-    /// See [`TlsFiles::authority`].
     Authority,
-    /// See [`TlsFiles::certificate`].
     Certificate,
-    /// See [`TlsFiles::key`].
     Key,
 }
 
@@ -66,7 +62,6 @@ pub enum TlsFile {
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {reason}", path = .path.display())]
 pub struct TlsError {
-    /// Which.
     pub file: TlsFile,
     pub(super) path: PathBuf,
     pub(super) reason: String,
@@ -90,7 +85,7 @@ impl TlsFiles {
         }
     }
 
-    /// Reads the files.
+    /// Reads the three files and checks that each has an item of its kind in the PEM format.
     pub fn read(&self) -> Result<TlsTexts, TlsError> {
         Ok(TlsTexts {
             authority: pem(&self.authority, TlsFile::Authority)?,

@@ -5,9 +5,9 @@
 pub struct Resource {
     /// Its kind, as in documents.
     pub kind: &'static str,
-    /// Its apiVersion.
+    /// The kind's `apiVersion`, for example `networking.k8s.io/v1`.
     pub(crate) version: &'static str,
-    /// Its name in paths.
+    /// Name of the kind in URL paths, for example `pods`.
     pub(crate) plural: &'static str,
     /// Which of its objects are watched; empty = all.
     pub(crate) selector: &'static str,
@@ -18,9 +18,9 @@ pub struct Resource {
 /// What it means that the API server does not have a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Absence {
-    /// Every cluster has it.
+    /// Every cluster has the kind.
     Never,
-    /// Its CustomResourceDefinition is missing.
+    /// The API server lacks the kind until its CustomResourceDefinition is installed.
     Definition,
     /// As [`Self::Definition`], of a kind that a cluster may do without: it has no objects of it.
     Optional,

@@ -18,9 +18,9 @@ use shared_maps::IdentityId;
 
 /// Selectors by name and by pattern.
 const PAIRS: u32 = 1000;
-/// Selectors, and identities.
+/// Number of selectors, and of identities.
 const MANY: u32 = 10_000;
-/// Prefixes in the trie.
+/// Number of prefixes in the trie.
 const PREFIXES: u32 = 1_000_000;
 
 /// `K.example.com` and `*.K.example.com` for each K, and `*.example.com`.

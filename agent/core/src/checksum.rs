@@ -1,6 +1,6 @@
 //! Checksum of files and texts: it notices damage, not an attack.
 
-/// FNV-1a with 64 bits.
+/// A running checksum: FNV-1a with 64 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct Sum(u64);
 
@@ -11,7 +11,7 @@ impl Default for Sum {
 }
 
 impl Sum {
-    /// Of one text.
+    /// The checksum of one text.
     pub fn of(bytes: &[u8]) -> Self {
         let mut sum = Self::default();
         sum.add(bytes);

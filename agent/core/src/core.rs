@@ -251,7 +251,7 @@ impl Core {
         self.reconcile.compare(&mut self.state, entries)
     }
 
-    /// Everything, as plain data.
+    /// The whole state as plain data. It costs as much as there is state.
     pub fn snapshot(&self) -> Snapshot {
         self.state.snapshot()
     }
@@ -266,7 +266,7 @@ impl Core {
         self.state.locations()
     }
 
-    /// Counts alone; cheap.
+    /// The counts of [`Self::snapshot`] alone, which are cheap.
     pub fn summary(&self) -> Summary {
         self.state.summary()
     }

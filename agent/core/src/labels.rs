@@ -18,7 +18,7 @@ pub(crate) const NODE_CIDR: &str = "node-cidr";
 pub(crate) const NODE: &str = "node";
 /// Source of the reserved labels (`reserved:world`, …).
 pub(crate) const RESERVED: &str = "reserved";
-/// Source of Kubernetes labels.
+/// Source of labels that pods and their namespaces have.
 pub(crate) const K8S: &str = "k8s";
 /// Source of the label of a Service, `service:namespace/name`.
 pub(crate) const SERVICE: &str = "service";
@@ -49,7 +49,7 @@ pub(crate) const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 /// Namespace of an endpoint whose labels name none.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// One label.
+/// A label in the form `source:key[=value]`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Label {
     source: Arc<str>,
@@ -58,7 +58,6 @@ pub struct Label {
 }
 
 impl Label {
-    /// Builds a label.
     pub fn new(source: &str, key: &str, value: &str) -> Self {
         Self {
             source: source.into(),
@@ -78,12 +77,11 @@ impl Label {
         Ok(Self::new(source, key, value))
     }
 
-    /// Where it comes from.
+    /// The source, for example `k8s` or `reserved`.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Key.
     pub fn key(&self) -> &str {
         &self.key
     }
@@ -133,7 +131,7 @@ pub struct LabelError(pub String);
 pub struct LabelSet(Arc<[Label]>);
 
 impl LabelSet {
-    /// Builds a set.
+    /// Sorts the labels and removes duplicates.
     pub fn new(mut labels: Vec<Label>) -> Self {
         labels.sort_unstable();
         labels.dedup();
@@ -146,12 +144,10 @@ impl LabelSet {
         Ok(Self::new(labels.collect::<Result<_, _>>()?))
     }
 
-    /// The labels in order.
     pub fn iter(&self) -> impl Iterator<Item = &Label> {
         self.0.iter()
     }
 
-    /// The labels in order.
     pub fn as_slice(&self) -> &[Label] {
         &self.0
     }
@@ -166,7 +162,7 @@ impl LabelSet {
         self.iter().any(|label| label.is_reserved(key))
     }
 
-    /// The labels as texts.
+    /// The labels as texts, each in the form `source:key[=value]`.
     pub fn texts(&self) -> Vec<String> {
         self.iter().map(Label::to_string).collect()
     }

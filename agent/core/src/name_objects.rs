@@ -12,10 +12,10 @@ use std::{
 
 use dns_policy::name::Fqdn;
 
-/// Objects of a cluster.
+/// Most DNSNameResolver objects of a cluster that are read or made.
 pub const MAX_OBJECTS: usize = 10_000;
 
-/// Names that EgressFirewalls use.
+/// The names that EgressFirewalls use, which the resolver has to look up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WantedNames {
     /// Lower case, with the final dot; `*.` at the beginning means one label.
@@ -28,13 +28,13 @@ pub struct WantedNames {
 /// An answer of a trusted DNS server that the core took: it has at least one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// The question's name.
+    /// The name in the question, whatever CNAMEs the answer has.
     pub name: Fqdn,
     /// A and AAAA records that it has, of one family.
     pub addresses: Vec<IpAddr>,
     /// The least TTL of the chain.
     pub ttl: Duration,
-    /// When the answer came.
+    /// Wall time at which the answer came.
     pub at: SystemTime,
 }
 

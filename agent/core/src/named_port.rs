@@ -31,13 +31,13 @@ pub struct ProtocolPort {
 /// A text that is no named port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NamedPortError {
-    /// The name is none.
+    /// The name of the port is not valid.
     #[error(
         "`{0}` is not a port name: write at most 15 letters, digits and single dashes inside, at \
          least one of them a letter, for example http or dns-tcp"
     )]
     Name(String),
-    /// Not `name=port/protocol`.
+    /// The text is not of the form `name=port/protocol`.
     #[error("`{0}` is not a named port: write for example http=80/TCP or dns=53/UDP")]
     Form(String),
     /// A name that stands for two ports.
@@ -92,7 +92,7 @@ impl NamedPorts {
         Ok(Self(found))
     }
 
-    /// Those that labels carry.
+    /// The named ports that labels carry.
     pub fn of(labels: &LabelSet) -> Self {
         let named = parts(labels).filter_map(|(name, port)| Some((name.parse().ok()?, port)));
         Self(named.collect())
@@ -122,7 +122,7 @@ impl NamedPorts {
         labels.collect()
     }
 
-    /// As [`NamedPorts::parse`] reads them.
+    /// The ports as texts that [`NamedPorts::parse`] reads.
     pub fn texts(&self) -> Vec<String> {
         let text = |(name, target): (&PortName, &ProtocolPort)| {
             format!("{name}={}/{}", target.port, word(target.protocol))

@@ -4,11 +4,9 @@
 /// applied between `Init` and `InitDone` is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEvent<T> {
-    /// A full listing begins.
     Init,
     /// This object is there now, new or changed.
     Apply(T),
-    /// The listing is complete.
     InitDone,
     /// The object of this key is gone.
     Delete(String),

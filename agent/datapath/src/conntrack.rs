@@ -21,7 +21,7 @@ use shared_maps::{
     user::{Access, Globals, Map, MapError, MapKind, Record},
 };
 
-/// Both sides closed.
+/// Flags of a connection that both sides have closed.
 const CLOSED: u16 = FLAG_RX_CLOSING | FLAG_TX_CLOSING;
 
 /// A key of either family.

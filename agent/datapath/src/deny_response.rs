@@ -25,7 +25,7 @@ pub enum DnsDenyResponse {
 /// Both settings. Their defaults send nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DenyResponses {
-    /// For every packet.
+    /// Reply to denied packets of every kind.
     pub policy: PolicyDenyResponse,
     /// For queries over UDP, and connections over TCP, to port 53.
     pub dns: DnsDenyResponse,

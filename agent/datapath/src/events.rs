@@ -64,7 +64,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Opens the pinned counters.
+    /// Opens the pinned map of counters for reading.
     pub fn open(globals: &Globals) -> Result<Self, MapError> {
         let path = globals.path(event::COUNTERS_NAME);
         Ok(Self {
@@ -72,7 +72,7 @@ impl Counters {
         })
     }
 
-    /// Reads all of them.
+    /// The counter of each reason, summed over the CPUs.
     pub fn read(&self) -> Result<Vec<(Reason, Counter)>, MapError> {
         let mut counters = Vec::new();
         for reason in Reason::ALL {

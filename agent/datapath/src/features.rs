@@ -40,7 +40,7 @@ pub struct KernelView {
 pub struct Lack {
     /// The kernel feature, as a noun: `TCX`.
     pub what: String,
-    /// What follows from it.
+    /// What the missing feature changes for the operator.
     pub effect: String,
     /// The version or the step that provides it.
     pub remedy: String,
@@ -64,7 +64,6 @@ impl Lack {
 /// What was found of the kernel at the start.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
-    /// How programs are attached.
     pub attach: Attach,
     /// Whether the kernel has TCX.
     pub tcx: bool,

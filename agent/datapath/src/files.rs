@@ -33,7 +33,8 @@ pub(crate) const CLEANED_FILE: &str = "cleaned_names.json";
 /// Ending of a temporary name; left over only by a crash.
 const TEMPORARY: &str = ".new";
 
-/// The state directory (`<state-dir>/state`).
+/// The directory `<state-dir>/state`: a directory for each endpoint, and the checkpoints of
+/// identities.
 #[derive(Clone, Debug)]
 pub struct StateFiles {
     dir: PathBuf,
@@ -51,12 +52,10 @@ impl StateFiles {
         })
     }
 
-    /// The directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Directory of one endpoint.
     pub fn endpoint_dir(&self, endpoint: EndpointId) -> PathBuf {
         self.dir.join(endpoint.0.to_string())
     }

@@ -48,7 +48,7 @@ const TCA_OPTIONS: u16 = 2;
 const TCA_CHAIN: u16 = 11;
 const TCA_BPF_NAME: u16 = 7;
 const TCA_BPF_ID: u16 = 11;
-/// Size of `struct tcmsg`.
+/// Bytes of `struct tcmsg`, which follows the netlink header.
 const TCMSG: usize = 20;
 
 /// A filter of an interface.
@@ -58,7 +58,7 @@ pub(super) struct Filter {
     pub(super) handle: u32,
     /// In network byte order.
     protocol: u16,
-    /// `bpf`, `flower`, …
+    /// Kind of the classifier, as in `tc filter`: `bpf` or `flower`, for example.
     kind: String,
     /// Number of the program; 0 if it is not of the kind `bpf`.
     pub(super) program: u32,
@@ -112,7 +112,6 @@ impl Filter {
 pub(super) enum Order {
     /// Before all others that allow it.
     First,
-    /// After all others.
     Last,
 }
 

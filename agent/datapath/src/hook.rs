@@ -35,7 +35,7 @@ pub enum Attach {
 }
 
 impl Attach {
-    /// As in `status`.
+    /// Text of the method in `status`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tcx => "TCX links",

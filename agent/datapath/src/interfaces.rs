@@ -37,7 +37,7 @@ const PREFIX: &str = "to_proxy_";
 /// Why the interfaces could not be looked after.
 #[derive(Debug, thiserror::Error)]
 pub enum InterfacesError {
-    /// No netlink socket.
+    /// The netlink socket cannot be opened.
     #[error("netlink: {0}")]
     Socket(#[from] io::Error),
     /// The kernel does not say which interfaces there are.
@@ -48,13 +48,8 @@ pub enum InterfacesError {
     Map(#[from] MapError),
     /// The directory of the links.
     #[error("{path}: {source}", path = .path.display())]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The program.
+    Directory { path: PathBuf, source: io::Error },
+    /// A program cannot be loaded, attached or pinned.
     #[error(transparent)]
     Program(#[from] ProgramError),
 }
@@ -69,9 +64,7 @@ impl InterfacesError {
 /// Where packets of an interface begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Begin {
-    /// With an Ethernet header.
     Ethernet,
-    /// With the IP header.
     Ip,
 }
 

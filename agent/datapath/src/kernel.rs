@@ -68,13 +68,13 @@ pub struct MapSizes {
     pub lxc: u32,
     /// `cilium_ipcache_v2`.
     pub ipcache: u32,
-    /// Each endpoint's policy map.
+    /// Each endpoint has a policy map of this size.
     pub policy: u32,
     /// `cilium_policystats`.
     pub policy_stats: u32,
-    /// Each conntrack map of TCP.
+    /// For IPv4 and IPv6 each.
     pub conntrack_tcp: u32,
-    /// Each conntrack map of everything else.
+    /// The same for every other protocol.
     pub conntrack_any: u32,
 }
 
@@ -135,12 +135,7 @@ pub enum SetUpError {
     Root(#[from] RootError),
     /// A pin could not be opened to the proxies.
     #[error("{path}: cannot change its group to --sdp-group: {source}", path = .path.display())]
-    Share {
-        /// The pin.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Share { path: PathBuf, source: io::Error },
     /// A map could not be made, or is there with another shape.
     #[error(transparent)]
     Map(#[from] MapError),

@@ -20,12 +20,10 @@ const DEPTH: u32 = 8;
 /// Why the places are not known.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LayoutError {
-    /// No type information.
+    /// The file with the type information cannot be read.
     #[error("{path}: {source}; the kernel needs CONFIG_DEBUG_INFO_BTF")]
     Read {
-        /// The file.
         path: &'static str,
-        /// Why.
         source: io::Error,
     },
     /// The type information is not of the known form.
@@ -36,7 +34,8 @@ pub(crate) enum LayoutError {
     Missing(&'static str),
 }
 
-/// Asks the running kernel.
+/// Reads the layout of the running kernel. If connection tracking is a module, the module's type
+/// information is read, too.
 pub(crate) fn read() -> Result<Layout, LayoutError> {
     let kernel = file(KERNEL)?;
     let mut types = Types::default();

@@ -57,7 +57,7 @@ pub const TABLE: &str = "holdfast_v1";
 /// Families that have a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// IPv4 and IPv6.
+    /// IPv4 and IPv6 packets, in one table.
     Inet,
     /// Frames at ports of bridges.
     Bridge,
@@ -66,7 +66,6 @@ pub enum Family {
 }
 
 impl Family {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Inet, Self::Bridge, Self::Arp];
 
     /// `NFPROTO_*`.
@@ -127,7 +126,7 @@ impl fmt::Display for Missing {
 /// Why the rules could not be made or read.
 #[derive(Debug, thiserror::Error)]
 pub enum NftablesError {
-    /// No netlink socket.
+    /// The socket of `NETLINK_NETFILTER` cannot be opened.
     #[error("netlink socket of netfilter: {0}; the kernel needs nf_tables (CONFIG_NF_TABLES)")]
     Socket(#[from] io::Error),
     /// The kernel refused a part.
@@ -136,11 +135,10 @@ pub enum NftablesError {
         needed(*.family)
     )]
     Refused {
-        /// The table.
+        /// Family of the table that the part belongs to.
         family: Family,
-        /// The part.
+        /// The refused part: the name of a chain, or a step such as `the head`.
         what: &'static str,
-        /// What the kernel said.
         source: io::Error,
     },
     /// The kernel's answer is cut.

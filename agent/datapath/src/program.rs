@@ -59,7 +59,7 @@ pub enum ProgramError {
     /// The kernel refused the object.
     #[error("loading program {program}: {reason}")]
     Load {
-        /// The program, or "all".
+        /// Name of the program or map; `all` if the kernel refused the whole object.
         program: &'static str,
         /// What the kernel said; a verifier log is cut to its end.
         reason: String,
@@ -67,11 +67,9 @@ pub enum ProgramError {
     /// It could not be attached.
     #[error("attaching program {program} to {place}: {reason}")]
     Attach {
-        /// The program.
         program: &'static str,
-        /// Where.
+        /// The interface, by its number and, if known, its name.
         place: String,
-        /// What the kernel said.
         reason: String,
     },
     /// A map of the programs could not be made or written.
@@ -79,12 +77,7 @@ pub enum ProgramError {
     Settings(#[from] MapError),
     /// A pin could not be made, read or removed.
     #[error("pin {path}: {reason}", path = .path.display())]
-    Pin {
-        /// The pin.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
+    Pin { path: PathBuf, reason: String },
 }
 
 /// The two programs of an endpoint. First what the pod receives: from the moment that it can send, answers are judged.
@@ -124,13 +117,11 @@ pub struct ProgramSettings {
     pub dual_stack: bool,
     /// Whether proxies send queries under pods' addresses.
     pub transparent: bool,
-    /// Replies to denied packets.
     pub responses: DenyResponses,
     /// What each endpoint may take.
     pub quotas: Quotas,
     /// Entries that new policy maps have room for.
     pub policy_entries: u32,
-    /// How programs are attached.
     pub attach: Attach,
 }
 
@@ -432,7 +423,6 @@ impl Programs {
         loaded.as_ref().is_some_and(|loaded| loaded.conntrack)
     }
 
-    /// How programs are attached.
     pub fn attach_by(&self) -> Attach {
         self.attach
     }

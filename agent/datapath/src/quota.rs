@@ -11,11 +11,9 @@ use shared_maps::{
 /// One quota of one endpoint that it reached.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct QuotaView {
-    /// The endpoint's number.
     pub endpoint: u16,
-    /// Its key.
     pub key: String,
-    /// A [`Limit`] in words.
+    /// The [`Limit`] that was reached, as text ([`Limit::as_str`]).
     pub quota: String,
     /// Packets or entries beyond it, since the endpoint was added.
     pub beyond: u64,

@@ -31,13 +31,8 @@ pub enum RootError {
     Directory(#[from] PinDirError),
     /// The lock cannot be taken.
     #[error("locking {path}: {source}", path = .path.display())]
-    Lock {
-        /// The lock.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Another agent has it.
+    Lock { path: PathBuf, source: io::Error },
+    /// Another running agent owns the BPF root.
     #[error(
         "another agent (pid {pid}) runs on the BPF root {root} and owns its maps and programs; \
          stop that agent, or give this one a --bpf-root and a --state-dir of its own \
@@ -45,9 +40,8 @@ pub enum RootError {
         root = .root.display()
     )]
     Busy {
-        /// The root.
         root: PathBuf,
-        /// The other agent's process.
+        /// Process id of the other agent, or `unknown`.
         pid: String,
     },
 }

@@ -44,23 +44,21 @@ const PROBES6: [IpAddr; 2] = [
 /// Why routing could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum RoutingError {
-    /// No netlink socket.
+    /// The netlink socket cannot be opened.
     #[error("netlink: {0}")]
     Socket(#[from] io::Error),
-    /// The kernel refused.
+    /// The kernel refused a rule or route.
     #[error("{what}: {source}")]
     Netlink {
         /// The rule or route, as `ip` would have it.
         what: &'static str,
-        /// What the kernel said.
         source: Error,
     },
     /// A kernel parameter could not be set.
     #[error("sysctl {name}=1: {source}; set it before the agent starts")]
     Sysctl {
-        /// Its name.
+        /// Name with dots, such as `net.ipv4.ip_forward`.
         name: &'static str,
-        /// Why.
         source: io::Error,
     },
 }

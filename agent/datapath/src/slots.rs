@@ -101,7 +101,7 @@ pub(super) struct Slots {
 struct State {
     /// The first slot that was never used.
     next: u32,
-    /// Used before, empty now.
+    /// Slots that were used before and are empty now.
     free: VecDeque<u32>,
     spare: VecDeque<Spare>,
     /// Not in use any more, since when.
@@ -117,7 +117,7 @@ struct Spare {
     policy: Map<PolicyKey, PolicyValue>,
 }
 
-/// What an endpoint has.
+/// The slots of one endpoint.
 #[derive(Debug, Default)]
 struct Place {
     /// A slot with the endpoint's policy map, for its next settings; and the map's number.

@@ -31,7 +31,7 @@ use super::{
 /// Between two checks: with the check itself and the repair well below five seconds.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// What is looked after.
+/// A part of the node's datapath that the agent checks and repairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// Rules and routes that deliver redirected packets, and forwarding.
@@ -42,12 +42,11 @@ pub enum Part {
     Steering,
     /// Pins of the maps that all endpoints share.
     Pins,
-    /// The proxy port.
+    /// The proxy port, which the agent holds while no proxy runs.
     Port,
 }
 
 impl Part {
-    /// All of them.
     pub const ALL: [Self; 5] = [
         Self::Routes,
         Self::Netfilter,
@@ -68,7 +67,7 @@ impl Part {
     }
 }
 
-/// How a part is.
+/// State of a part at its last check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
     /// Times that it was repaired.
@@ -82,7 +81,7 @@ pub struct Condition {
 pub struct RepairsView {
     /// `routes`, `netfilter`, `steering`, `pins` or `port`.
     pub part: String,
-    /// Since the start.
+    /// Repairs since the agent started.
     pub repairs: u64,
 }
 
@@ -107,7 +106,7 @@ impl Conditions {
         &self.kernel
     }
 
-    /// How a part is.
+    /// State of `part`; the default (no repairs, no fault) before its first check.
     pub fn of(&self, part: Part) -> Condition {
         self.parts.lock().get(&part).cloned().unwrap_or_default()
     }
@@ -186,9 +185,8 @@ pub struct Node {
     pub ipv4: bool,
     /// Whether the node has IPv6.
     pub ipv6: bool,
-    /// The pinned maps.
     pub globals: Globals,
-    /// Group of the proxies.
+    /// Group id of `--sdp-group`, which may open the pins.
     pub sdp_group: u32,
     /// Number of the steering program.
     pub steering: u32,

@@ -8,7 +8,7 @@ use dns_policy::{boot_time::BootTime, wall_time};
 use super::model::{Done, StillOpen};
 use crate::proxies::ProxyView;
 
-/// Pairs listed.
+/// Most pairs that one report lists.
 const LISTED: usize = 1000;
 
 /// `forgot`, and the pairs that are still open, with the time and the proxies that keep them open.

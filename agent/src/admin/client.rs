@@ -34,20 +34,10 @@ pub enum ClientError {
         path = .path.display(),
         remedy = remedy_of(source)
     )]
-    Connect {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Connect { path: PathBuf, source: io::Error },
     /// The agent stopped answering, or its answer is too large or too late.
     #[error("{path}: the agent did not answer: {source}; its log may say why", path = .path.display())]
-    Answer {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        source: AnswerError,
-    },
+    Answer { path: PathBuf, source: AnswerError },
     /// The agent refused the request, with this reason.
     #[error("{0}")]
     Refused(String),
@@ -81,12 +71,10 @@ impl Client {
         }
     }
 
-    /// Reads.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.request(Method::GET, path, Vec::new()).await
     }
 
-    /// Adds.
     pub async fn post<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -96,7 +84,6 @@ impl Client {
             .await
     }
 
-    /// Removes.
     pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.request(Method::DELETE, path, Vec::new()).await
     }

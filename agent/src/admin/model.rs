@@ -15,10 +15,9 @@ use crate::{
     resolver::view::ResolverView,
 };
 
-/// `/v1/status`
+/// Answer to `/v1/status`: the state of the agent.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Status {
-    /// Version of the agent.
     pub version: String,
     /// Process id of the agent.
     pub pid: u32,
@@ -26,9 +25,8 @@ pub struct Status {
     pub epoch: EpochView,
     /// Sources are synced and rules are given to proxies.
     pub ready: bool,
-    /// Counts of the core.
     pub summary: Summary,
-    /// Connected proxies.
+    /// Streams of connected proxies, one entry each.
     pub proxies: Vec<ProxyView>,
     /// `running`, `disabled`, or why it does not run.
     pub builtin_dns_proxy: String,
@@ -67,25 +65,21 @@ pub struct Status {
 /// One run of the agent.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct EpochView {
-    /// The kernel's boot id.
     pub boot_id: String,
-    /// Starts since boot.
+    /// Starts of the agent since boot, this one included.
     pub start: u64,
 }
 
-/// `/v1/policies`
+/// Answer to `/v1/policies`: the documents in force and those that were refused.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Policies {
-    /// In force.
     pub policies: Vec<PolicyView>,
-    /// Refused.
     pub rejected: Vec<RejectedView>,
 }
 
-/// Answer to a change.
+/// Answer to a request that changed something.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Done {
-    /// The result, in words.
     pub message: String,
     /// For `fqdn cache clean`: names that are still open, a thousand at most.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -95,9 +89,7 @@ pub struct Done {
 /// A name's address that was cleaned and is still open.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct StillOpen {
-    /// The name.
     pub name: String,
-    /// The address.
     pub address: String,
     /// When it closes at the latest, RFC 3339.
     pub until: String,
@@ -106,16 +98,14 @@ pub struct StillOpen {
 /// Answer to a request that failed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Failed {
-    /// Why, with the remedy.
+    /// The reason and the remedy, as one text.
     pub error: String,
 }
 
 /// `/v1/why`: may an endpoint talk to a name or an address, and what makes it so?
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Why {
-    /// The endpoint's number.
     pub endpoint: u16,
-    /// Key of the endpoint.
     pub key: String,
     /// The pod that the endpoint is, `namespace/name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,11 +118,11 @@ pub struct Why {
     pub port: Option<String>,
     /// Whether packets pass: at each address of the target, by the maps of the kernel.
     pub allowed: bool,
-    /// Why, in one line.
+    /// The reason for `allowed`, in one line.
     pub verdict: String,
     /// The way from the policy to the kernel's map entry.
     pub hops: Vec<Hop>,
-    /// Rules that decide.
+    /// Rules of policy documents that decide the verdict.
     pub rules: Vec<RuleView>,
 }
 
@@ -144,11 +134,9 @@ pub struct Hop {
     pub hop: String,
     /// The address it is about, where the target has several things to look at.
     pub address: Option<String>,
-    /// Whether it is there.
     pub state: HopState,
     /// The finding, and its place.
     pub text: String,
-    /// The remedy.
     pub remedy: Option<String>,
 }
 
@@ -156,7 +144,6 @@ pub struct Hop {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum HopState {
-    /// It is there.
     #[default]
     Found,
     /// It is not there, and nothing is lost by it.

@@ -32,7 +32,7 @@ fn decode(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Percent-encodes a parameter.
+/// Percent-encodes a query parameter. Letters, digits and `-._~/:` stay as they are.
 pub fn encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

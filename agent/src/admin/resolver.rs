@@ -36,12 +36,12 @@ impl Admin {
         }
     }
 
-    /// Its objects.
+    /// Lists the resolver's objects. Without a resolver the request fails with status 404.
     pub(super) async fn resolver_objects(&self) -> Result<Vec<ObjectView>, Refusal> {
         Ok(self.running_resolver()?.objects().await?)
     }
 
-    /// Looks a name up.
+    /// Looks the name up at the trusted DNS servers now. The final dot is optional.
     pub(super) async fn resolver_lookup(&self, name: &str) -> Result<LookupView, Refusal> {
         let dotted = match name.strip_suffix('.') {
             Some(_) => name.to_owned(),

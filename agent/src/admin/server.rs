@@ -64,25 +64,18 @@ const POLL: Duration = Duration::from_millis(10);
 /// Data and actions of the interface.
 #[derive(Clone)]
 pub struct Admin {
-    /// The core.
     pub core: CoreHandle,
-    /// Connected proxies.
     pub proxies: Proxies,
-    /// Endpoint documents.
     pub endpoints: Arc<EndpointBook>,
-    /// This run.
     pub epoch: Epoch,
-    /// When this run began.
     pub started: Instant,
     /// Packets that the datapath reported.
     pub events: Events,
-    /// The pinned maps.
     pub maps: Globals,
     /// How the proxy in this process stands.
     pub builtin: Arc<dyn Fn() -> String + Send + Sync>,
     /// Files found damaged at the start.
     pub damaged: Arc<Vec<String>>,
-    /// This agent's `--state-dir`.
     pub state_dir: PathBuf,
     /// How the node's part of the datapath is.
     pub conditions: Conditions,

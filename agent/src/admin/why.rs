@@ -27,16 +27,16 @@ use self::walk::Walk;
 use super::model::Why;
 use crate::runner::{CoreAway, CoreHandle};
 
-/// A question of `why`.
+/// A question to `why`: whether the endpoint and the target can exchange packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
     /// Number, key, part of the key, or address of the endpoint.
     pub endpoint: String,
-    /// The other side.
+    /// The other side: the receiver for egress, the sender for ingress.
     pub target: Target,
     /// Destination port; none = which ports are open?
     pub port: Option<Port>,
-    /// Direction of the packet.
+    /// Egress if the endpoint sends the packet, ingress if it receives it.
     pub direction: FlowDirection,
 }
 
@@ -57,12 +57,12 @@ pub(crate) enum WhyError {
          wide` shows it). A pod with hostNetwork is no endpoint of any node"
     )]
     ElsewherePod(String),
-    /// Several are.
+    /// Several endpoints match the text.
     #[error("{text} may mean {}: give the number", .found.join(" or "))]
     Ambiguous {
         /// Text of the endpoint argument.
         text: String,
-        /// `number (key)` of each.
+        /// Each match as `number (key)`.
         found: Vec<String>,
     },
     /// Policy is not about the address of a Service.
@@ -71,7 +71,6 @@ pub(crate) enum WhyError {
          about one of them, or use `holdfast-agent why`, which judges each"
     )]
     Service {
-        /// The address.
         address: IpAddr,
         /// `namespace/name`.
         name: String,

@@ -28,7 +28,7 @@ use crate::{
 /// What is looked after while the agent runs.
 pub(super) struct NodeParts {
     pub(super) upkeep: Upkeep,
-    /// Time between two checks.
+    /// Time between two checks of the node's parts (`--reconcile-interval`).
     pub(super) interval: Duration,
     /// Interfaces that are no pod's, in transparent mode.
     pub(super) interfaces: Option<Interfaces>,

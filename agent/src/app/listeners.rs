@@ -6,11 +6,11 @@ use tokio::net::{TcpListener, UnixListener};
 
 use crate::{config::Config, grpc::peer};
 
-/// Every listener.
+/// Every socket that the agent listens on.
 pub(super) struct Listeners {
-    /// Of proxies.
+    /// Socket of the native gRPC service (`--sdp-socket`).
     pub(super) sdp: UnixListener,
-    /// Of Cilium's proxies.
+    /// TCP port of FQDNData, for Cilium's standalone proxies; `None` = off.
     pub(super) fqdndata: Option<TcpListener>,
     pub(super) pages: PageListeners,
 }
@@ -23,7 +23,7 @@ pub(super) struct PageListeners {
 }
 
 impl Listeners {
-    /// Binds them.
+    /// Binds every socket. The error names the flag of the socket that failed.
     pub(super) async fn bind(config: &Config) -> Result<Self> {
         let sdp = peer::bind(&config.sdp_socket, Some(config.sdp_group)).context("--sdp-socket")?;
         let admin = peer::bind(&config.admin_socket, None).context("--admin-socket")?;

@@ -28,12 +28,12 @@ pub(super) struct About {
     pub(super) builtin: Option<Arc<BuiltinProxy>>,
     /// Where names of EgressFirewalls are refreshed.
     pub(super) resolver: Option<ResolverHandle>,
-    /// Limits of the sockets.
+    /// Limits on the connections of each socket.
     pub(super) limits: Listeners,
     pub(super) api: Option<Api>,
 }
 
-/// Starts them.
+/// Starts the admin interface, and the CNI and metrics servers if they are configured.
 pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageListeners) {
     let cni = CniCondition::default();
     let add_failures = AddFailures::default();

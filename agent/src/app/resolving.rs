@@ -21,15 +21,15 @@ use crate::{
 
 /// The resolver before the core runs.
 pub(super) struct Resolving {
-    /// What the core writes.
+    /// Sends answers, names and DNS servers from the core to the resolver.
     pub(super) feed: ResolverFeed,
     observations: Observations,
 }
 
-/// The resolver that runs.
+/// Handles of the started resolver; both are `None` if no resolver is configured.
 #[derive(Default)]
 pub(super) struct Started {
-    /// Answers questions about it.
+    /// Sends requests to the resolver's task.
     pub(super) handle: Option<ResolverHandle>,
     /// Takes the objects of the cluster.
     pub(super) objects: Option<Arc<Feed>>,

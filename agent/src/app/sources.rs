@@ -33,11 +33,10 @@ use crate::{
     watched_dir::WatchedDir,
 };
 
-/// What the sources read.
+/// Inputs of the sources that feed the core.
 pub(super) struct From {
-    /// State directory.
     pub(super) state: PathBuf,
-    /// `--policy-dir`.
+    /// Watch and reader of `--policy-dir`; `None` = the flag is not given.
     pub(super) policies: Option<(WatchedDir, PolicyDir)>,
     /// Endpoints of the last run on this boot.
     pub(super) endpoints: Vec<EndpointSpec>,

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 /// Our file. Runtimes take the first file by name.
 pub(super) const FILE: &str = "05-holdfast.conflist";
-/// Type of our entry.
+/// `type` of our entry in a plugin list: the file name of the plugin.
 pub(super) const TYPE: &str = "holdfast-cni";
 /// The lowest version with which plugins get the result of the plugins before.
 const LOWEST: &str = "0.3.1";
@@ -17,7 +17,7 @@ const LOWEST: &str = "0.3.1";
 /// Why a base cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum BaseError {
-    /// Not JSON.
+    /// The file is not valid JSON.
     #[error("is not JSON ({0}); correct it, or wait until its owner has written it")]
     Json(String),
     /// Neither a list nor a plugin.

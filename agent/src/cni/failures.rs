@@ -19,10 +19,9 @@ pub enum AddFailure {
 }
 
 impl AddFailure {
-    /// Every reason.
     pub const ALL: [Self; 4] = [Self::Agent, Self::Interface, Self::Disk, Self::Policy];
 
-    /// Its name in metrics.
+    /// Value of the metric label `reason`.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Agent => "agent",
@@ -33,7 +32,7 @@ impl AddFailure {
     }
 }
 
-/// How many there were.
+/// Failed ADDs by reason, since the agent started.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AddFailures(Arc<[AtomicU64; AddFailure::ALL.len()]>);
 

@@ -23,11 +23,11 @@ const PLUGIN: &str = "holdfast-cni";
 /// Where the plugin and its configuration go.
 #[derive(Clone, Debug)]
 pub struct CniPlaces {
-    /// Directory of configurations.
+    /// Directory of CNI configurations (`--cni-conf-dir`); `None` = none is written.
     pub conf_dir: Option<PathBuf>,
-    /// Directory of plugins.
+    /// Directory of CNI plugins (`--cni-bin-dir`); `None` = the plugin is not installed.
     pub bin_dir: Option<PathBuf>,
-    /// The agent's socket.
+    /// The agent's socket, which the configuration names.
     pub socket: PathBuf,
 }
 

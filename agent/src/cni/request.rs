@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf};
 
 use serde::Deserialize;
 
-/// A request.
+/// A request of `holdfast-cni`: a CNI command with its arguments.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "command", rename_all_fields = "camelCase")]
 pub(super) enum CniRequest {
@@ -15,13 +15,12 @@ pub(super) enum CniRequest {
         container_id: String,
         /// Path of its network namespace.
         netns: PathBuf,
-        /// The interface in it.
+        /// Name of the interface in the pod.
         ifname: String,
-        /// Namespace of the pod.
+        /// Kubernetes namespace of the pod.
         namespace: String,
-        /// Name of the pod.
         pod: String,
-        /// Uid of the pod.
+        /// Uid of the pod; absent if the runtime gives none.
         uid: Option<String>,
         /// Addresses that the interface was given.
         addresses: Vec<IpAddr>,
@@ -33,7 +32,6 @@ pub(super) enum CniRequest {
     Delete {
         /// The runtime's name of the pod's sandbox.
         container_id: String,
-        /// The interface in it.
         ifname: String,
         /// Path of its network namespace, if the runtime gives it.
         #[serde(default)]
@@ -44,7 +42,6 @@ pub(super) enum CniRequest {
     Check {
         /// The runtime's name of the pod's sandbox.
         container_id: String,
-        /// The interface in it.
         ifname: String,
         /// Path of its network namespace.
         #[serde(default)]
@@ -64,7 +61,6 @@ pub(super) enum CniRequest {
 pub(super) struct Valid {
     /// The runtime's name of the pod's sandbox.
     pub(super) container_id: String,
-    /// The interface in it.
     pub(super) ifname: String,
 }
 

@@ -48,7 +48,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// A pause is this part of the time waited so far, and so an ADD waits hardly longer than it has to.
 const PART: u32 = 8;
 
-/// Serves the plugin.
+/// Answers requests on the CNI plugin's socket.
 #[derive(Clone)]
 pub(crate) struct CniServer {
     core: CoreHandle,
@@ -65,7 +65,7 @@ struct Refusal {
 }
 
 impl Refusal {
-    /// It may succeed later.
+    /// Status 503: the same request may succeed later.
     fn later(reason: impl Into<String>) -> Self {
         Self {
             status: StatusCode::SERVICE_UNAVAILABLE,
@@ -126,7 +126,7 @@ impl CniServer {
         }
     }
 
-    /// Serves until stopped.
+    /// Accepts connections until `stop` is cancelled.
     pub(crate) async fn serve(
         self,
         listener: UnixListener,

@@ -105,7 +105,6 @@ pub struct ClusterArgs {
 /// A further address of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceAlias {
-    /// The address.
     pub address: IpAddr,
     /// The Service, `namespace/name`.
     pub service: String,

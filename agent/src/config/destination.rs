@@ -19,7 +19,7 @@ const TCP: u8 = 6;
 pub struct Destination {
     /// DNS name, pod or Service, or IP address without brackets.
     pub host: String,
-    /// Port of the destination.
+    /// Port that the text or its URL scheme names; `None` = neither names one.
     pub port: Option<Port>,
 }
 
@@ -95,9 +95,9 @@ fn host_and_port(text: &str) -> Result<Destination, DestinationError> {
 /// Receiver of a traced packet: labels, an endpoint, or a destination with or without a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receiver {
-    /// Labels, address or name.
+    /// Labels, an endpoint, an IP address or a DNS name.
     pub peer: String,
-    /// Port of a destination.
+    /// Port of the destination; `None` for labels, or if the text names none.
     pub port: Option<Port>,
 }
 

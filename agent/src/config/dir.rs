@@ -25,7 +25,6 @@ const NOT_FROM_FILES: &[&str] = &["config-dir", "help"];
 /// A command line with the settings of its directory.
 #[derive(Debug)]
 pub struct Parsed {
-    /// The command line.
     pub cli: Cli,
     /// Keys of the directory that are not flags.
     pub ignored: Vec<String>,
@@ -43,11 +42,8 @@ pub enum ParseError {
     /// A value is not valid for its key.
     #[error("{path}, key {key:?}: {reason}", path = .path.display())]
     Value {
-        /// The file.
         path: PathBuf,
-        /// The key.
         key: String,
-        /// Error in the value.
         reason: String,
     },
 }

@@ -42,19 +42,19 @@ pub struct FirewallArgs {
 /// Stands for the servers of `--dns-service`.
 const CLUSTER: &str = "cluster";
 
-/// One value of `--dns-server`.
+/// One value of `--dns-server`: `cluster`, or an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DnsServer {
-    /// Those of `--dns-service`.
+    /// The servers of the Service that `--dns-service` names.
     Cluster,
-    /// Address and port.
+    /// Address and port; the port is 53 if the flag names none.
     At(SocketAddr),
 }
 
 /// DNS servers that are trusted for names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TrustedArgs {
-    /// Those given by address.
+    /// Servers that `--dns-server` names by address.
     pub(super) given: Vec<SocketAddr>,
     /// Those of the DNS Service are trusted beside them.
     pub(super) with_service: bool,

@@ -268,7 +268,7 @@ fn is_loopback(address: &str) -> bool {
     address.is_ok_and(|address| address.ip().is_loopback())
 }
 
-/// `host:port`.
+/// Checks that the address of a relay is `host:port`. A port of 0 is refused.
 fn relay_address(text: &str) -> Result<String, String> {
     let example = "write for example 192.0.2.1:9971 or [2001:db8::1]:9971";
     let (host, port) = text.rsplit_once(':').ok_or(example)?;

@@ -47,7 +47,7 @@ const NETNS_DIR: &str = "/run/netns";
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Netns {
-    /// A file in /run/netns.
+    /// Name of a file in `/run/netns`, as `ip netns list` shows it.
     Name(String),
     /// The namespace of a process.
     Pid(u32),

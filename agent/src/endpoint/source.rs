@@ -60,9 +60,8 @@ use crate::document_dir::DocumentDir;
 /// A document that is not in force, and why: for `status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unresolved {
-    /// Its key.
+    /// Key of the endpoint that the document describes.
     pub key: String,
-    /// Why.
     pub reason: String,
 }
 
@@ -128,7 +127,7 @@ struct State {
     taken_in: TakenIn,
 }
 
-/// Where an endpoint is.
+/// An endpoint that was found, and whether the core has it.
 struct Found {
     spec: EndpointSpec,
     /// The namespace that its document named then; none = not known.
@@ -203,7 +202,8 @@ impl EndpointBook {
         &self.damaged
     }
 
-    /// The first full listing.
+    /// Lists all documents for the first time, between `Init` and `InitDone`. Failures that may
+    /// pass are retried.
     pub fn list(&self) {
         let mut state = self.state.lock();
         (self.deliver)(SourceEvent::Init);

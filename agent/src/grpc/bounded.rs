@@ -24,7 +24,7 @@ use tonic::transport::server::Connected;
 /// How long a connection may be without a request.
 #[derive(Clone, Copy, Debug)]
 struct Times {
-    /// Until the first one.
+    /// From the accept to the first request.
     first: Duration,
     /// Between two; a stream is one for as long as it lasts.
     idle: Duration,
@@ -40,7 +40,7 @@ const TIMES: Times = Times {
 pub struct Places {
     /// For one more, the oldest idle connection of the peer with most is closed.
     pub connections: usize,
-    /// Connections, for metrics.
+    /// Counters of open and rejected connections, for metrics.
     pub counts: ConnectionCounts,
 }
 
@@ -54,7 +54,7 @@ impl Default for Places {
 }
 
 impl Places {
-    /// All of them.
+    /// Creates the registry that admits connections within this limit.
     pub(super) fn guests(&self) -> Guests<Peer> {
         Guests::counted(self.connections, self.counts.clone())
     }

@@ -97,7 +97,7 @@ pub(crate) fn invalid(sequence: u64) -> MappingResult {
     }
 }
 
-/// Result of a mapping.
+/// Converts the result of a mapping. The refusal is `Unspecified` if the mapping is in force.
 pub fn result(result: &event::MappingResult) -> MappingResult {
     let refusal = match result.realised {
         Realised::Yes => MappingRefusal::Unspecified,
@@ -117,7 +117,6 @@ pub fn result(result: &event::MappingResult) -> MappingResult {
     }
 }
 
-/// A revocation.
 pub fn revoked(revocation: &Revocation) -> LeaseRevoked {
     LeaseRevoked {
         id: revocation.id,
@@ -126,7 +125,6 @@ pub fn revoked(revocation: &Revocation) -> LeaseRevoked {
     }
 }
 
-/// The epoch.
 pub fn epoch(epoch: &Epoch) -> AgentEpoch {
     AgentEpoch {
         boot_id: epoch.boot_id.clone(),
@@ -134,7 +132,6 @@ pub fn epoch(epoch: &Epoch) -> AgentEpoch {
     }
 }
 
-/// Rules of one endpoint.
 pub fn endpoint_rules(endpoint: EndpointId, rules: &EndpointRules) -> EndpointDnsRules {
     EndpointDnsRules {
         endpoint_id: endpoint.0.into(),

@@ -66,7 +66,7 @@ pub struct Timings {
     pub pace: Duration,
     /// Time between pings of an idle connection.
     pub ping: Duration,
-    /// Largest snapshot, bytes.
+    /// Largest encoded size of a snapshot, bytes.
     pub limit: usize,
 }
 
@@ -139,7 +139,6 @@ impl FqdnDataService {
         Self { places, ..self }
     }
 
-    /// Replaces the timings.
     #[must_use]
     pub fn with_timings(self, timings: Timings) -> Self {
         Self { timings, ..self }

@@ -23,19 +23,17 @@ pub enum SocketError {
     /// Another process accepts connections on it.
     #[error("{0} is served by another process; stop it, or choose another path")]
     InUse(PathBuf),
-    /// A system call failed.
     #[error("{path}: {call}: {source}", path = .path.display())]
     Io {
         /// The socket, or its directory.
         path: PathBuf,
-        /// What was tried.
+        /// The system call or step that failed, as text.
         call: &'static str,
-        /// Why.
         source: io::Error,
     },
 }
 
-/// Who may connect.
+/// Users that may connect to a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowed {
     /// Group that may, beside root and the agent's own user.
@@ -87,10 +85,11 @@ pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError
     Ok(listener)
 }
 
-/// Data about one connection.
+/// The process at the other end of a connection, with data from its Hello.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Its process.
+    /// Process id from `SO_PEERCRED`: 0 if the process is in a PID namespace that this one does not
+    /// see. `None` = unknown.
     pub pid: Option<i32>,
     /// The same, as a descriptor that is readable once it ended.
     pub process: Option<Arc<OwnedFd>>,
@@ -194,7 +193,7 @@ impl Checked {
         })
     }
 
-    /// Gives it a place.
+    /// Registers the connection with `guests`, which may close an older one for it.
     pub(super) fn admit(self, guests: &Guests<Who>) -> io::Result<ProxyConnection> {
         let stream = LinkStream::new(self.stream)?;
         let guest = guests.admit(self.who);

@@ -41,17 +41,16 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// What the service tells about this agent.
 #[derive(Clone, Debug)]
 pub struct About {
-    /// This run.
     pub epoch: Epoch,
     /// Port that DNS is redirected to.
     pub proxy_port: u16,
-    /// Floor of TTLs, seconds.
+    /// Shortest time for which a learned address is valid, seconds.
     pub min_ttl: u32,
     /// Directory of this agent's files.
     pub state_dir: PathBuf,
 }
 
-/// The service.
+/// The native service, which serves mapping and rules streams of proxies.
 #[derive(Clone, Debug)]
 pub struct Native {
     about: Arc<About>,

@@ -12,11 +12,8 @@ use crate::resolver::{
 /// State and counts of the resolver.
 #[derive(Clone, Debug, Default)]
 pub struct ResolverScrape {
-    /// Its state.
     pub view: ResolverView,
-    /// Look-ups by result.
     pub lookups: Vec<(LookupResult, u64)>,
-    /// Writes by result.
     pub writes: Vec<(WriteResult, u64)>,
     /// Addresses that objects had no room for.
     pub left_out: u64,

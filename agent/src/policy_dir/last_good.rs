@@ -30,19 +30,13 @@ pub enum LastGoodError {
     /// Written by a newer version.
     #[error("{path} has version {found}; this program reads up to {VERSION}; run the newer release, or move the file away", path = .path.display())]
     Newer {
-        /// The file.
         path: PathBuf,
-        /// Its version.
+        /// Version number in the file, larger than `VERSION`.
         found: u32,
     },
     /// A file or the directory cannot be read, written or set aside.
     #[error("{path}: {source}", path = .path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
 }
 
 /// The stored versions of the documents of one policy directory.

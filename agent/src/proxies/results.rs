@@ -23,7 +23,7 @@ pub(super) struct Mailbox {
     waiting: Arc<AtomicUsize>,
 }
 
-/// The stream's end.
+/// Receiving end of a mapping stream's queue.
 #[derive(Debug)]
 pub struct Results {
     receiver: mpsc::Receiver<ToStream>,

@@ -37,9 +37,7 @@ const CLASS_IN: u16 = 1;
 /// Which addresses are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Families {
-    /// A records.
     pub ipv4: bool,
-    /// AAAA records.
     pub ipv6: bool,
 }
 

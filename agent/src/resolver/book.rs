@@ -48,11 +48,10 @@ pub enum Taken {
 /// The new status of an object, to be written.
 #[derive(Clone, Debug)]
 pub struct Write {
-    /// The object.
     pub key: ObjectKey,
     /// The object as it was read or written last.
     pub base: Resolver,
-    /// The answers since then.
+    /// Answers that came after `base`, in their order.
     pub learned: Vec<Learned>,
     /// When the names of the object were last looked up: addresses after their grace period are
     /// removed. `None` if this agent removes none.
@@ -73,7 +72,6 @@ impl Write {
     }
 }
 
-/// How a write ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Written {
     /// The store has this object.
@@ -84,7 +82,7 @@ pub enum Written {
     Failed(u32),
 }
 
-/// The objects.
+/// All DNSNameResolver objects, with the answers that are not written yet.
 #[derive(Debug)]
 pub(crate) struct Book {
     settings: Settings,
@@ -105,7 +103,6 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    /// Without objects.
     pub(crate) fn new(settings: Settings, filter: AddressFilter, namespace: &str) -> Self {
         Self {
             settings,
@@ -127,7 +124,6 @@ impl Book {
         self.leads = leads;
     }
 
-    /// The times of look-ups.
     pub(crate) fn schedule(&mut self) -> &mut Schedule {
         &mut self.schedule
     }
@@ -172,7 +168,7 @@ impl Book {
         })
     }
 
-    /// Changes of the store.
+    /// Applies changes that the store reported.
     pub(crate) fn changed(&mut self, changes: Changes, now: UnixTime) {
         for change in changes {
             match change {
@@ -518,7 +514,7 @@ impl Book {
             .min()
     }
 
-    /// A write ended.
+    /// Applies the result of a write; answers that came meanwhile remain to be written.
     pub(crate) fn wrote(&mut self, key: &ObjectKey, written: Written, now: UnixTime) {
         let Some(held) = self.objects.get_mut(key) else {
             return;

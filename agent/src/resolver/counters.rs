@@ -7,22 +7,21 @@ use super::observe::{Failure, Outcome};
 /// How a look-up ended, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookupResult {
-    /// Addresses.
+    /// The answer has at least one address.
     Found,
-    /// The name has none.
+    /// The name exists and has no address.
     NoData,
     /// The name does not exist.
     NxDomain,
-    /// Another code.
+    /// A response code other than NOERROR and NXDOMAIN.
     Refused,
-    /// No answer in time.
+    /// No server answered in time, or no server can be reached.
     Silent,
     /// There is no DNS server to ask.
     NoServer,
 }
 
 impl LookupResult {
-    /// Every value.
     pub const ALL: [Self; 6] = [
         Self::Found,
         Self::NoData,
@@ -69,7 +68,6 @@ pub enum WriteResult {
 }
 
 impl WriteResult {
-    /// Every value.
     pub const ALL: [Self; 3] = [Self::Written, Self::Conflict, Self::Failed];
 
     /// Value of the label `outcome`.
@@ -82,7 +80,7 @@ impl WriteResult {
     }
 }
 
-/// Counts since the start.
+/// Counts of look-ups, of writes and of addresses without room, since the agent started.
 #[derive(Debug, Default)]
 pub struct Counters {
     lookups: [AtomicU64; LookupResult::ALL.len()],
@@ -91,12 +89,10 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Counts a look-up.
     pub fn lookup(&self, result: LookupResult) {
         self.lookups[result as usize].fetch_add(1, Relaxed);
     }
 
-    /// Counts a write.
     pub fn write(&self, result: WriteResult) {
         self.writes[result as usize].fetch_add(1, Relaxed);
     }
@@ -107,12 +103,10 @@ impl Counters {
             .fetch_add(u64::try_from(addresses).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// Look-ups by result.
     pub fn lookups(&self) -> [(LookupResult, u64); LookupResult::ALL.len()] {
         LookupResult::ALL.map(|result| (result, self.lookups[result as usize].load(Relaxed)))
     }
 
-    /// Writes by result.
     pub fn writes(&self) -> [(WriteResult, u64); WriteResult::ALL.len()] {
         WriteResult::ALL.map(|result| (result, self.writes[result as usize].load(Relaxed)))
     }

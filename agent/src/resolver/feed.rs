@@ -45,12 +45,12 @@ impl ResolverFeed {
         self
     }
 
-    /// Names that firewalls use.
+    /// Receives the names of EgressFirewalls after each change.
     pub fn names(&self) -> watch::Receiver<Arc<WantedNames>> {
         self.names.subscribe()
     }
 
-    /// DNS servers to ask.
+    /// Receives the trusted DNS servers after each change.
     pub fn servers(&self) -> watch::Receiver<Arc<TrustedServers>> {
         self.servers.subscribe()
     }

@@ -23,7 +23,6 @@ pub enum Outcome {
     Failed(Failure),
 }
 
-/// Why a look-up failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The answer has this code, which is not 0.

@@ -52,17 +52,16 @@ impl Observations {
         std::mem::take(&mut self.waiting.lock().answers)
     }
 
-    /// Answers that wait.
+    /// Number of answers that wait.
     pub fn len(&self) -> usize {
         self.waiting.lock().answers.len()
     }
 
-    /// Whether none waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Answers that were dropped.
+    /// Answers that were dropped because the queue was full.
     pub fn dropped(&self) -> u64 {
         self.waiting.lock().dropped
     }

@@ -111,7 +111,6 @@ pub(crate) struct Schedule {
     turns: VecDeque<ObjectKey>,
     /// The latest time at which due names were taken.
     clock: UnixTime,
-    /// Names of each object.
     objects: BTreeMap<ObjectKey, BTreeSet<Fqdn>>,
     /// How many names of each object have no room.
     left_out: BTreeMap<ObjectKey, usize>,
@@ -133,7 +132,6 @@ struct Planned {
 }
 
 impl Schedule {
-    /// Without names.
     pub(crate) fn new(settings: Settings) -> Self {
         Self {
             settings,

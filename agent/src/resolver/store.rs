@@ -26,7 +26,6 @@ pub type Changes = Vec<SourceEvent<Resolver>>;
 /// Every agent lists and watches them. Only the agent that leads creates and deletes them, looks names
 /// up, and removes addresses. [`ResolverStore::observers`] says who adds what pods were answered.
 pub trait ResolverStore: Send + Sync + 'static {
-    /// Which agents write observations.
     fn observers(&self) -> Observers;
 
     /// Reads the object as it is in the store now, not as the watch last sent it.
@@ -77,7 +76,7 @@ pub trait ResolverStore: Send + Sync + 'static {
 /// Which agents write what their pods were answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Observers {
-    /// The one that leads.
+    /// Only the agent that leads.
     Leader,
     /// Each: the store compares versions. An agent that follows writes an observation only if it
     /// has an address that the object does not have: the leader refreshes the others, and a write of
@@ -98,16 +97,14 @@ pub enum Role {
     LeadsInMemory,
 }
 
-/// Result of [`ResolverStore::create`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Created {
-    /// The object was made.
+    /// The object as it is in the store now.
     Done(Resolver),
     /// An object of this key is there already.
     Exists,
 }
 
-/// Result of [`ResolverStore::update_status`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Updated {
     /// The status was written; the object has this version now.

@@ -54,9 +54,8 @@ const DRAIN: Duration = Duration::from_secs(2);
 pub struct Ends {
     /// Answers of trusted servers to pods.
     pub observations: Observations,
-    /// Names that EgressFirewalls use.
     pub names: watch::Receiver<Arc<WantedNames>>,
-    /// DNS servers to ask.
+    /// DNS servers that look-ups are sent to.
     pub servers: watch::Receiver<Arc<TrustedServers>>,
     /// Addresses of objects, for the core.
     pub resolved: mpsc::Sender<Vec<SourceEvent<ResolvedName>>>,
@@ -117,7 +116,7 @@ pub fn start<S: ResolverStore>(
 
 struct Task<S> {
     store: Arc<S>,
-    /// This agent may write.
+    /// False with `--resolver consume`: this agent writes no object.
     writes: bool,
     settings: Settings,
     families: Families,

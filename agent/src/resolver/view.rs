@@ -11,7 +11,6 @@ pub struct ResolverView {
     pub objects: usize,
     /// Names that the objects have, their own and those that wildcards found.
     pub names: usize,
-    /// Addresses of all names.
     pub addresses: usize,
     /// Names whose last look-up failed.
     pub degraded: usize,
@@ -23,7 +22,7 @@ pub struct ResolverView {
     pub dropped: u64,
     /// Objects with something to write.
     pub unwritten: usize,
-    /// What needs attention.
+    /// Problems that need attention, as text; empty if there are none.
     pub problems: Vec<String>,
 }
 
@@ -34,16 +33,14 @@ pub struct ObjectView {
     pub key: String,
     /// `spec.name`.
     pub name: String,
-    /// Its names.
+    /// Names that have a status: the object's own name, and those that its wildcard found.
     pub names: Vec<NameView>,
 }
 
 /// A name of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NameView {
-    /// The name.
     pub name: String,
-    /// Its addresses.
     pub addresses: Vec<AddressView>,
     /// Look-ups that failed since the last one that succeeded.
     pub failures: u32,
@@ -58,24 +55,21 @@ pub struct NameView {
 /// An address of a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressView {
-    /// The address.
     pub ip: String,
-    /// Its TTL, seconds.
+    /// TTL of the record at the look-up.
     pub ttl_seconds: u32,
     /// Seconds since it was looked up.
     pub age_seconds: u64,
 }
 
-/// Result of `resolver lookup`.
+/// Answer to `resolver lookup`: the result of one look-up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LookupView {
-    /// The name.
     pub name: String,
     /// DNS servers that were asked.
     pub servers: Vec<String>,
     /// `found`, `no_data`, `nxdomain`, `error`, `timeout` or `no_server`.
     pub outcome: String,
-    /// Addresses with their TTLs.
     pub addresses: Vec<AddressView>,
     /// Objects that are about the name.
     pub objects: Vec<String>,

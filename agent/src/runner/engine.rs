@@ -27,7 +27,6 @@ const FEW: usize = 16;
     reason = "it lives on the stack, for one match"
 )]
 pub(super) enum AtOnce {
-    /// Everything is done.
     Done,
     /// It is planned. The core's thread has to carry the plan out.
     Planned,

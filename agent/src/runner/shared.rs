@@ -59,13 +59,13 @@ impl Shared {
         *self.engine.lock() = Some(engine);
     }
 
-    /// Drops the engine.
+    /// Drops the core and its datapath.
     pub(super) fn end(&self) {
         let engine = self.engine.lock().take();
         drop(engine);
     }
 
-    /// For the core's thread.
+    /// Waits for the engine. Only the core's thread may call this.
     pub(super) fn lock(&self) -> MutexGuard<'_, Option<Engine>> {
         self.engine.lock()
     }

@@ -33,9 +33,9 @@ const NAMES: [&str; 3] = [WWW, DEV, "ebpf.io."];
 const SHORTEST: u32 = 1;
 /// Longer than a lease may be.
 const LONGEST: u32 = 86_400;
-/// In seconds.
+/// TTLs of answers, in seconds.
 const TTLS: [u32; 5] = [SHORTEST, 20, 60, 600, LONGEST];
-/// Proxies at once.
+/// Number of proxies at once.
 const PROXIES: usize = 2;
 
 /// A policy for names, addresses or pods.
@@ -45,7 +45,7 @@ enum Spec {
     WebToWwwOn443,
     ToAnyName,
     ToBlock,
-    /// NetworkPolicies.
+    /// From here on: NetworkPolicies of Kubernetes.
     FromTeamAOn443,
     ToDbOn443AndBlock,
 }
@@ -66,7 +66,7 @@ impl Spec {
         Self::ToDbOn443AndBlock,
     ];
 
-    /// The document's `spec`.
+    /// The document's `spec` as YAML.
     fn text(self) -> &'static str {
         match self {
             Self::WebToCiliumNames => {
@@ -88,7 +88,7 @@ impl Spec {
         }
     }
 
-    /// The document `p<slot>`.
+    /// The policy as the document `p<slot>`.
     fn document(self, slot: usize) -> PolicyDocument {
         let name = format!("p{slot}");
         match self {

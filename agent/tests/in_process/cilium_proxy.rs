@@ -41,7 +41,7 @@ use tonic::{
 
 use crate::lab::TEST_TIMEOUT;
 
-/// Default limit of grpc-go.
+/// Default receive limit of grpc-go, bytes.
 const RECEIVES: usize = 4 << 20;
 /// Longest wait for the answer to a ping.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
@@ -138,7 +138,7 @@ impl Memory {
         self.endpoints.contains_key(&client.parse().unwrap())
     }
 
-    /// Prefixes that it received.
+    /// Number of prefixes in the last state.
     pub(crate) fn prefixes(&self) -> usize {
         self.prefixes.len()
     }
@@ -152,7 +152,7 @@ fn address(octets: &[u8]) -> IpAddr {
     }
 }
 
-/// The process.
+/// The stand-in proxy, with one connection to the agent.
 pub(crate) struct CiliumProxy {
     pub(crate) memory: Memory,
     link: Link,
@@ -188,7 +188,7 @@ impl CiliumProxy {
         self.acknowledge().await;
     }
 
-    /// Takes one state.
+    /// Receives and applies one state.
     pub(crate) async fn receive(&mut self) {
         let state = self.link.states.message().await.unwrap();
         let state = state.expect("the agent keeps the stream");
@@ -196,7 +196,7 @@ impl CiliumProxy {
         self.memory.apply(&state);
     }
 
-    /// Acknowledges the state before.
+    /// Acknowledges the last state, without a request id.
     pub(crate) async fn acknowledge(&mut self) {
         let ack = PolicyStateResponse {
             response: ResponseCode::NoError.into(),
@@ -221,7 +221,7 @@ impl CiliumProxy {
         until_async("pings of the agent", pings, |pings| *pings >= times).await;
     }
 
-    /// Reports an answer.
+    /// Reports an answer, and returns the agent's refusal.
     pub(crate) async fn report(&mut self, answer: FqdnMapping) -> Result<(), tonic::Status> {
         let answered = self.link.client.update_mapping_request(answer).await;
         answered.map(|_| ())

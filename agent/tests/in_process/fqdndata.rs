@@ -66,7 +66,7 @@ fn dual_stack() -> EndpointSpec {
     }
 }
 
-/// Under no policy.
+/// An endpoint that no policy selects.
 fn bystander() -> EndpointSpec {
     EndpointSpec {
         key: "dir/other.yaml".to_owned(),

@@ -68,7 +68,7 @@ pub(crate) fn policy_with(pattern: &str, rule: &str) -> PolicyDocument {
     parse_documents(&text, "test").pop().unwrap().unwrap()
 }
 
-/// The document of [`policy_with`].
+/// YAML of the document that [`policy_with`] parses.
 pub(crate) fn policy_text(pattern: &str, rule: &str) -> String {
     format!(
         r#"
@@ -133,7 +133,7 @@ impl Datapath for Shared {
     }
 }
 
-/// The agent.
+/// An agent in this process, with a datapath in memory.
 pub(crate) struct Lab {
     pub(crate) dir: Arc<TempDir>,
     pub(crate) core: CoreHandle,
@@ -232,7 +232,7 @@ impl Lab {
         }
     }
 
-    /// A new connection.
+    /// Opens another connection to the native service.
     pub(crate) async fn connect(&self) -> FqdnPolicyClient<Channel> {
         connect_to(&self.socket).await
     }
@@ -304,7 +304,7 @@ fn wrap<T>(events: impl Iterator<Item = SourceEvent<T>>) -> Vec<SourceEvent<T>> 
         .collect()
 }
 
-/// One mapping stream.
+/// One mapping stream, as a proxy has it.
 #[derive(Debug)]
 pub(crate) struct Mappings {
     /// Which start of the agent serves it.
@@ -330,7 +330,7 @@ impl Mappings {
         })
     }
 
-    /// Sends one batch.
+    /// Sends one batch; panics if the stream is closed.
     pub(crate) async fn send(&self, mappings: Vec<FqdnMapping>) {
         assert!(self.offer(mappings).await);
     }

@@ -33,7 +33,7 @@ async fn apply(lab: &Lab, pattern: &str) {
     lab.core.send(Event::Policies(document)).await.unwrap();
 }
 
-/// Rules streams of proxies.
+/// The rules stream of one proxy.
 struct Rules {
     acks: mpsc::Sender<RulesAck>,
     updates: Streaming<DnsRulesUpdate>,
@@ -61,7 +61,7 @@ impl Rules {
             .unwrap()
     }
 
-    /// A whole snapshot.
+    /// Receives one whole snapshot: its revision and the rules.
     async fn snapshot(&mut self) -> (u64, Vec<EndpointDnsRules>) {
         let mut endpoints = Vec::new();
         loop {

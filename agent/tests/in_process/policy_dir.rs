@@ -23,7 +23,7 @@ fn write(dir: &Path, name: &str, text: &str) {
     fs::write(dir.join(name), text).unwrap();
 }
 
-/// Events in words.
+/// Each event as a short text.
 fn words(events: &[PolicyChange]) -> Vec<String> {
     events
         .iter()

@@ -10,13 +10,13 @@ use regex::bytes::{Regex, RegexBuilder};
 use super::{Pattern, is_name_byte};
 use crate::rule::{NameRule, NameRules};
 
-/// What `*` becomes.
+/// Expression that Cilium writes for `*`.
 const STAR: &str = "[-a-zA-Z0-9_]*";
 /// What `**.` at the start becomes.
 const LABELS: &str = "([-a-zA-Z0-9_]+([.][-a-zA-Z0-9_]+){0,})[.]";
-/// Match-all, alone.
+/// Expression that matches every name, as the whole text.
 const ALL: &str = "(?:)";
-/// Match-all, as an alternative.
+/// Expression that matches every name, as one alternative.
 const ALL_ALTERNATIVE: &str = ".*";
 /// Stored for a rule that had no expression: matches no name.
 const NONE: &str = "^-$";

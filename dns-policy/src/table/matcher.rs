@@ -34,17 +34,14 @@ impl Hash for Expression {
 /// Name rules, OR-ed. The lists of numbers are sorted.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Matcher {
-    /// Every name.
     pub(super) all: bool,
-    /// Exact names.
     pub(super) exact: Box<[NameId]>,
-    /// Suffixes of `*.suffix`.
+    /// The suffix of each pattern `*.suffix`.
     pub(super) one_label: Box<[NameId]>,
-    /// Suffixes of `**.suffix`.
+    /// The suffix of each pattern `**.suffix`.
     pub(super) labels: Box<[NameId]>,
-    /// Other patterns.
     pub(super) globs: Box<[Arc<Glob>]>,
-    /// Restored expressions.
+    /// Restored regular expressions that could not be read back into names.
     pub(super) expressions: Box<[Expression]>,
 }
 

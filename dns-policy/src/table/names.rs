@@ -15,7 +15,7 @@ const SHARDS: usize = 256;
 
 type Shard = HashMap<Arc<str>, NameId, RandomState>;
 
-/// Immutable: name → number.
+/// An immutable snapshot of the names' numbers.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     hasher: RandomState,
@@ -67,7 +67,6 @@ pub(super) struct Dictionary {
 }
 
 impl Dictionary {
-    /// The present snapshot.
     pub(super) fn snapshot(&self) -> Names {
         self.names.clone()
     }
@@ -92,7 +91,7 @@ impl Dictionary {
         id
     }
 
-    /// One use less.
+    /// Counts one use less. The number of an unused name is free for another name.
     pub(super) fn release(&mut self, id: NameId) {
         let Some(name) = self.text.get(&id).cloned() else {
             return;

@@ -117,7 +117,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     report::print_and_write(&options.json, options.rounds, &measured, resident)
 }
 
-/// Everything a measurement needs.
+/// The lab, the programs and the options of all measurements.
 struct Bench<'a> {
     lab: &'a Lab,
     servers: &'a Servers,

@@ -24,7 +24,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 
 /// Until every agent has every pod.
 const SYNC: Duration = Duration::from_secs(120);
-/// The relay's port.
+/// Port that the relay listens on.
 const PORT: u16 = 9971;
 
 /// Work and memory of a relay.

@@ -20,7 +20,7 @@ use serde_json::json;
 use shared_maps::{EndpointId, IdentityId};
 
 const SERVER: IdentityId = IdentityId(1053);
-/// Look-ups per figure.
+/// Look-ups that a figure is the mean of.
 const LOOKUPS: u32 = 1_000_000;
 
 /// Memory and speed of the policy table.
@@ -102,7 +102,7 @@ fn replace(policy: &PolicyHandle, options: &Options) -> Vec<Duration> {
         .collect()
 }
 
-/// Nanoseconds of one look-up.
+/// Mean time of one look-up, nanoseconds.
 fn look_up(policy: &PolicyHandle, name: &str, allowed: bool) -> Result<f64> {
     let question = Question {
         endpoint: EndpointId(1),

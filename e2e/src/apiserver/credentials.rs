@@ -38,11 +38,11 @@ pub(super) fn issue(ca: &Path, address: IpAddr) -> Result<TlsAcceptor> {
 /// The files of a client.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// Certificate of the authority.
+    /// Certificate of the authority that signed the server's.
     pub ca: PathBuf,
     /// Token of the agent's ServiceAccount.
     pub token: PathBuf,
-    /// kubeconfig of the agent.
+    /// Kubeconfig of the agent, with its token.
     pub kubeconfig: PathBuf,
     /// kubeconfig of a user that may do everything.
     pub admin: PathBuf,
@@ -69,7 +69,7 @@ impl Files {
     }
 }
 
-/// A kubeconfig file.
+/// Text of a kubeconfig file for the server at `url`.
 pub fn kubeconfig(url: &str, ca: &Path, token: &Path) -> String {
     format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: test\ncontexts:\n- {{name: test, context: {{cluster: test, user: test, namespace: {NAMESPACE}}}}}\nclusters:\n- {{name: test, cluster: {{server: \"{url}\", certificate-authority: {}}}}}\nusers:\n- {{name: test, user: {{tokenFile: {}}}}}\n",

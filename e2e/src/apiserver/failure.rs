@@ -11,11 +11,11 @@ pub(super) enum Failure {
     UnknownPath,
     /// Any other, with a `Status` object.
     Status {
-        /// HTTP code.
+        /// HTTP status code of the answer.
         code: u16,
-        /// One word for programs.
+        /// `reason` of the `Status` object, for example `ServiceUnavailable`.
         reason: &'static str,
-        /// For people.
+        /// `message` of the `Status` object, for people.
         message: String,
     },
 }
@@ -108,7 +108,6 @@ impl Failure {
         )
     }
 
-    /// HTTP code.
     pub(super) fn code(&self) -> u16 {
         match self {
             Self::UnknownPath => 404,

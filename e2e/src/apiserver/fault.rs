@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::failure::Failure;
 
-/// Instead of an answer.
+/// The answer to requests for a kind, in place of the usual one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// 403, as if no role had the right.
@@ -16,17 +16,17 @@ pub enum Refusal {
     TooMany(u32),
     /// 500 for so many requests.
     Internal(u32),
-    /// 503.
+    /// 503 for every request, until the test allows them again.
     Unavailable,
 }
 
-/// Faults of one kind.
+/// The faults that a test set for one kind of objects.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OfKind {
     pub(super) refusal: Option<Refusal>,
-    /// Neither answers nor events.
+    /// Requests and watches stay open, without answers and events.
     pub(super) held: bool,
-    /// Lists with `items: null`.
+    /// Lists have `items: null` in place of an array.
     pub(super) null_items: bool,
     /// Each so-many-th update or patch gets 409; none if 0.
     pub(super) conflict_every: u64,

@@ -61,7 +61,7 @@ impl ApiServer {
         Ok(store.revision())
     }
 
-    /// Removes an object.
+    /// Removes an object; an error if there is none.
     pub fn delete(&self, plural: &str, namespace: &str, name: &str) -> Result<()> {
         let mut store = self.shared.store.lock();
         let kind = store.kind_named(plural)?;
@@ -70,7 +70,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// An object.
+    /// The object as it is stored; `None` if there is none.
     pub fn get(&self, plural: &str, namespace: &str, name: &str) -> Result<Option<Value>> {
         let store = self.shared.store.lock();
         let kind = store.kind_named(plural)?;
@@ -86,7 +86,7 @@ impl ApiServer {
         Ok(objects.map(|(_, object)| (**object).clone()).collect())
     }
 
-    /// Installs a CRD.
+    /// Adds the kind that a CRD defines.
     pub fn install(&self, crd: &Value) -> Result<()> {
         self.shared.store.lock().add_kind(Kind::of_crd(crd)?);
         Ok(())
@@ -128,7 +128,7 @@ impl ApiServer {
         self.condition(plural, |of_kind| of_kind.refusal = Some(refusal))
     }
 
-    /// Ends [`Self::refuse`].
+    /// Ends the refusal that [`Self::refuse`] set.
     pub fn allow(&self, plural: &str) -> Result<()> {
         self.condition(plural, |of_kind| of_kind.refusal = None)
     }
@@ -208,7 +208,7 @@ impl ApiServer {
 
 /// What clients need, and what they did.
 impl ApiServer {
-    /// `https://address:port`.
+    /// URL of the server, `https://address:port`.
     pub fn url(&self) -> String {
         url(self.address)
     }

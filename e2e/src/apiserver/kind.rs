@@ -49,12 +49,12 @@ const BUILT_IN: &[Row] = &[
     ),
 ];
 
-/// One kind of objects.
+/// A kind of objects, as the server serves it.
 #[derive(Clone, Debug)]
 pub struct Kind {
     /// API group; empty for the core group.
     pub group: String,
-    /// Its only version.
+    /// The only version that is served.
     pub version: String,
     /// As in `kind` of a document.
     pub kind: String,
@@ -106,7 +106,7 @@ impl Kind {
         })
     }
 
-    /// `v1`, or `group/version`.
+    /// `apiVersion` of its objects: `v1`, or `group/version`.
     pub(super) fn api_version(&self) -> String {
         match self.group.as_str() {
             "" => self.version.clone(),
@@ -114,7 +114,7 @@ impl Kind {
         }
     }
 
-    /// `pods`, or `leases.coordination.k8s.io`.
+    /// Identifies the kind: `pods`, or `leases.coordination.k8s.io`.
     pub(super) fn id(&self) -> String {
         match self.group.as_str() {
             "" => self.plural.clone(),

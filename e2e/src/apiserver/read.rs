@@ -11,9 +11,8 @@ use super::target::Target;
 /// What a client wants of an object (`Accept`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum View {
-    /// The whole object.
     Whole,
-    /// `PartialObjectMetadata`.
+    /// Only the metadata, as a `PartialObjectMetadata`.
     Metadata,
 }
 
@@ -62,7 +61,7 @@ impl View {
     }
 }
 
-/// The object of `target`.
+/// The object that `target` names, in this view.
 pub(super) fn get(
     store: &Store,
     kind: &Kind,

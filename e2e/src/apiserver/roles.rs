@@ -8,13 +8,11 @@ use super::kind::Kind;
 /// A user, by its bearer token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum User {
-    /// May do everything.
+    /// Every request of this user is allowed.
     Admin,
     /// May do what its roles allow.
     ServiceAccount {
-        /// Its namespace.
         namespace: String,
-        /// Its name.
         name: String,
         /// The node of the pod that the token is of.
         node: Option<String>,

@@ -154,7 +154,7 @@ fn fits_pattern(pattern: &str, text: &str) -> bool {
     known.is_some_and(|known| known.is_match(text))
 }
 
-/// Lengths, numbers and formats.
+/// Why a value violates the bounds of lengths and numbers, or the format.
 fn bounds_problem(schema: &Value, value: &Value) -> Option<String> {
     let length = match value {
         Value::String(text) => Some(("Length", text.chars().count())),

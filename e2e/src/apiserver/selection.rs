@@ -15,14 +15,14 @@ pub(super) struct Selection {
 #[derive(Clone, Debug)]
 struct Requirement {
     key: String,
-    /// None: any value.
+    /// Values that match; `None` = any value.
     values: Option<Vec<String>>,
     /// Whether the label must be present with such a value, or must not be.
     wanted: bool,
 }
 
 impl Selection {
-    /// Reads both query parameters.
+    /// Parses the values of `labelSelector` and `fieldSelector`.
     pub(super) fn parse(labels: Option<&str>, fields: Option<&str>) -> Result<Self, Failure> {
         let mut selection = Self::default();
         for part in split(labels.unwrap_or_default()) {

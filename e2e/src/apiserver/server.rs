@@ -29,9 +29,9 @@ use super::write::{self, Change, Writer, Written};
 
 /// Lines of a watch that wait for the client.
 const LINES: usize = 64;
-/// Requests that are remembered.
+/// Most answered requests that are stored for the test.
 const REQUESTS: usize = 100_000;
-/// Bytes of a request.
+/// Most bytes that the body of a request may have.
 const BODY: usize = 3 << 20;
 
 /// What the server does with `sendInitialEvents`.
@@ -44,18 +44,18 @@ pub enum StreamingLists {
     Refused,
 }
 
-/// How the server behaves.
+/// Settings that a server starts with.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Documents of roles, bindings and CRDs; see [`super::documents`].
     pub documents: Vec<Value>,
     /// Time between two bookmarks of a watch.
     pub bookmarks_every: Duration,
-    /// `sendInitialEvents`.
+    /// Treatment of `sendInitialEvents` in watches.
     pub streaming_lists: StreamingLists,
     /// For so long after it came back, lists of custom resources answer 429.
     pub starts_for: Duration,
-    /// The agent's ServiceAccount.
+    /// Namespace and name of the agent's ServiceAccount.
     pub account: (String, String),
     /// The node that the token of the agent names; none = tokens of an older API server.
     pub node: Option<String>,
@@ -70,7 +70,7 @@ pub struct Answered {
     pub resource: String,
     /// Namespace and name, as far as the URL has them.
     pub object: (Option<String>, Option<String>),
-    /// HTTP code.
+    /// HTTP status code of the answer.
     pub code: u16,
 }
 
@@ -92,7 +92,7 @@ pub(super) struct Shared {
 type Answer = Response<BoxBody<Bytes, std::io::Error>>;
 
 impl Shared {
-    /// Answers one request.
+    /// Answers one request. A failure becomes an answer, too.
     pub(super) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Answer {
         match self.clone().handle(request).await {
             Ok(answer) => answer,

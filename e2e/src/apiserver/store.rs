@@ -23,7 +23,7 @@ pub(super) type Key = (String, String);
 #[derive(Clone, Debug)]
 pub(super) struct Change {
     pub(super) revision: u64,
-    /// The object before it.
+    /// The object before it; none if it was created.
     pub(super) before: Option<Arc<Value>>,
     /// The object after it; none if it was deleted.
     pub(super) after: Option<Arc<Value>>,
@@ -57,12 +57,11 @@ impl Store {
         }
     }
 
-    /// The newest revision.
     pub(super) fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Changes with each revision.
+    /// Receives the newest revision after each change.
     pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
@@ -220,7 +219,7 @@ impl Store {
     }
 }
 
-/// Key of an object.
+/// Key of an object. It is an error if the namespace does not fit the kind.
 pub(super) fn key_of(kind: &Kind, object: &Value) -> Result<Key> {
     let metadata = &object["metadata"];
     let name = metadata["name"].as_str().context("no metadata.name")?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// A parsed URL.
+/// The parts of a URL that name objects, and its query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) group: String,
@@ -47,7 +47,6 @@ impl Target {
         })
     }
 
-    /// A query parameter.
     pub(super) fn parameter(&self, name: &str) -> Option<&str> {
         self.query.get(name).map(String::as_str)
     }

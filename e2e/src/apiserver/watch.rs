@@ -19,7 +19,7 @@ use super::target::Target;
 
 /// Changes that are read from the history at once.
 const BATCH: usize = 256;
-/// A watch without `timeoutSeconds`.
+/// Length of a watch without `timeoutSeconds`.
 const LONGEST: Duration = Duration::from_secs(1800);
 /// Marks the bookmark after the initial events of a streaming list.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
@@ -27,7 +27,7 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 /// Lines of a watch. An error breaks off the connection.
 pub(super) type Lines = mpsc::Sender<Result<Frame<Bytes>, io::Error>>;
 
-/// One watch.
+/// State of one watch of a kind.
 pub(super) struct Watch {
     shared: Arc<Shared>,
     kind: Arc<Kind>,
@@ -39,11 +39,11 @@ pub(super) struct Watch {
     start: Start,
 }
 
-/// The first events.
+/// Events that a watch begins with.
 enum Start {
     /// None: the changes after this revision follow.
     Revision(u64),
-    /// Every object as `ADDED`.
+    /// An `ADDED` event for every object.
     State,
     /// Every object as `ADDED`, then a bookmark.
     StreamingList,

@@ -28,11 +28,11 @@ pub(super) struct Written {
 /// How a write changes an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// `PUT`.
+    /// The new object replaces the old one (`PUT`).
     Replace,
-    /// `PATCH` with `application/merge-patch+json`.
+    /// JSON merge patch (RFC 7396): `PATCH` with `application/merge-patch+json`.
     Merge,
-    /// `PATCH` with `application/json-patch+json`.
+    /// JSON patch (RFC 6902): `PATCH` with `application/json-patch+json`.
     Json,
 }
 
@@ -55,7 +55,7 @@ impl Writer<'_> {
     }
 }
 
-/// `POST`.
+/// Handles a `POST`: stores a new object.
 pub(super) fn create(
     store: &mut Store,
     kind: &Kind,
@@ -164,7 +164,7 @@ pub(super) fn change(
     })
 }
 
-/// `DELETE`.
+/// Handles a `DELETE` of one object.
 pub(super) fn delete(store: &mut Store, kind: &Kind, target: &Target) -> Result<Written, Failure> {
     let key = read::key(target)?;
     let object = store.delete(kind, &key);
@@ -329,7 +329,7 @@ fn check_event(kind: &Kind, name: &str, event: &Value) -> Result<(), Failure> {
     }
 }
 
-/// RFC 7396.
+/// Applies a JSON merge patch (RFC 7396).
 fn merge(object: &mut Value, patch: Value) {
     let Value::Object(patch) = patch else {
         *object = patch;

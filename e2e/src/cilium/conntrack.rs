@@ -20,7 +20,7 @@ use crate::shell;
 pub enum Routing {
     /// Answers of pods on the same node.
     Native,
-    /// Answers of all servers.
+    /// Answers of every server, also on other nodes.
     Vxlan,
 }
 

@@ -33,7 +33,7 @@ pub struct Timing {
     pub answer: Duration,
     /// Pings of the client closer than this are strikes.
     pub min_ping: Duration,
-    /// Strikes that are tolerated.
+    /// Strikes that are tolerated; the next one ends the connection.
     pub strikes: u32,
 }
 

@@ -10,18 +10,15 @@ use super::world::World;
 use super::{CiliumAgent, Manner, place};
 use crate::lab::Lab;
 
-/// How the agent starts.
+/// A start of the agent, with its data and the length of its phases.
 #[derive(Clone, Debug)]
 pub struct Start<'a> {
-    /// The node.
     pub lab: &'a Lab,
     /// Its data at the end of the start.
     pub world: &'a World,
-    /// How it behaves.
     pub manner: Manner,
     /// Whether it has BPF maps.
     pub maps: bool,
-    /// Duration of each phase.
     pub phase: Duration,
 }
 
@@ -49,7 +46,7 @@ impl Start<'_> {
         Ok(agent)
     }
 
-    /// Runs the whole start.
+    /// Goes through all phases, up to the states with rules.
     pub fn whole(&self) -> Result<CiliumAgent> {
         let agent = self.without_rules()?;
         agent.change(|world| *world = self.world.clone());

@@ -18,9 +18,9 @@ pub const SOON: Duration = Duration::from_secs(15);
 const HASTY: Duration = Duration::from_millis(20);
 /// From the start of a proxy to its first right answer.
 const PROMPT: Duration = Duration::from_secs(1);
-/// Identity of pod a.
+/// Security identity of pod a.
 pub const WEB: u32 = 41_001;
-/// Identity of pod b.
+/// Security identity of pod b.
 pub const CLIENT: u32 = 41_002;
 /// Identity of the DNS server.
 pub const SERVER: u32 = 41_053;

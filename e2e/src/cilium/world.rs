@@ -12,9 +12,7 @@ const PROTOCOLS: [u32; 3] = [17, 6, 132];
 /// An endpoint of the node.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// Number.
     pub id: u16,
-    /// Identity.
     pub identity: u32,
     /// Addresses, in the order of their text.
     pub addresses: Vec<IpAddr>,
@@ -42,9 +40,8 @@ impl Rule {
 /// Everything that goes into a snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct World {
-    /// Endpoints of the node.
     pub endpoints: Vec<Endpoint>,
-    /// Rules by identity.
+    /// DNS rules by the identity of endpoints.
     pub rules: BTreeMap<u32, Vec<Rule>>,
     /// Prefixes and their identities, those of endpoints not among them.
     pub prefixes: Vec<(IpNet, u32)>,

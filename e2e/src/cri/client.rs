@@ -33,7 +33,6 @@ pub(super) struct Cri {
 /// A sandbox as the runtime describes it.
 #[derive(Clone, Debug)]
 pub(super) struct Described {
-    /// Addresses.
     pub(super) addresses: Vec<String>,
     /// Path of its network namespace, as the runtime sees it.
     pub(super) netns: PathBuf,
@@ -42,9 +41,7 @@ pub(super) struct Described {
 /// The network that the runtime uses for new pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {
-    /// Its name.
     pub name: String,
-    /// Types of its plugins.
     pub plugins: Vec<String>,
 }
 
@@ -94,7 +91,7 @@ impl Cri {
         Ok(sandbox.id)
     }
 
-    /// Ends a pod.
+    /// Stops a pod; its sandbox stays until [`Self::remove`].
     pub(super) fn stop(&self, id: &str) -> Result<(), Status> {
         let id = id.to_owned();
         self.call("StopPodSandbox", SandboxId { id })
@@ -108,7 +105,7 @@ impl Cri {
             .map(|_: Empty| ())
     }
 
-    /// Ids of all pods.
+    /// Ids of all sandboxes, also of stopped ones.
     pub(super) fn list(&self) -> Result<Vec<String>, Status> {
         let list: List = self.call("ListPodSandbox", Empty {})?;
         Ok(list.items.into_iter().map(|item| item.id).collect())

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use super::sent::{ALLOWED, FORBIDDEN, LEAK};
 use crate::shell;
 
-/// Its name.
+/// Name and tag of the image.
 pub(super) const NAME: &str = "localhost/first-process:1";
 
 /// Makes an archive of it below `home`.

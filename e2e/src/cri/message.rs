@@ -102,14 +102,12 @@ pub(super) struct List {
     pub(super) items: Vec<Listed>,
 }
 
-/// `StatusRequest`.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct StatusRequest {
     #[prost(bool, tag = "1")]
     pub(super) verbose: bool,
 }
 
-/// `StatusResponse`.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct StatusResponse {
     #[prost(map = "string, string", tag = "2")]

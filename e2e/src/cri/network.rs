@@ -4,12 +4,12 @@ use serde_json::{Value, json};
 
 /// Plugins of Debian that the tests use.
 pub(super) const PLUGINS: [&str; 5] = ["ptp", "bridge", "tuning", "host-local", "loopback"];
-/// Where Debian has them.
+/// Directory of Debian's CNI plugins.
 pub(super) const DEBIAN: &str = "/usr/lib/cni";
-/// Configuration of the base.
+/// Name of the base's configuration file.
 pub(super) const FILE: &str = "10-base.conflist";
 
-/// Addresses of pods.
+/// Subnet that pods get their addresses from.
 pub const SUBNET: &str = "10.99.0.0/24";
 
 /// A network of the reference plugins.
@@ -22,7 +22,6 @@ pub enum Base {
 }
 
 impl Base {
-    /// The network's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ptp => "routed",
@@ -54,7 +53,7 @@ impl Base {
         }
     }
 
-    /// Its configuration.
+    /// Configuration list with the base's plugin alone.
     pub fn conflist(self) -> Value {
         json!({"cniVersion": "1.0.0", "name": self.name(), "plugins": [self.plugin(SUBNET)]})
     }

@@ -38,18 +38,15 @@ const OWN: &str = "05-holdfast.conflist";
 /// A pod, as the kubelet names it to the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodName {
-    /// Namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
-    /// Uid.
     pub uid: String,
     /// Number of the sandbox of this pod.
     pub attempt: u32,
 }
 
 impl PodName {
-    /// `default/<name>`, first attempt.
+    /// The first attempt of pod `default/<name>`.
     pub fn new(name: &str) -> Self {
         Self {
             namespace: "default".to_owned(),
@@ -70,14 +67,14 @@ impl PodName {
 /// A pod that the runtime started.
 #[derive(Debug)]
 pub struct Sandbox {
-    /// The runtime's id.
+    /// Id that the runtime gave the sandbox.
     pub id: String,
     /// Its view of the network.
     pub pod: Pod,
 }
 
 impl Sandbox {
-    /// Its IPv4 address.
+    /// IPv4 address of the pod.
     pub fn address(&self) -> IpAddr {
         self.pod.v4.into()
     }
@@ -86,7 +83,6 @@ impl Sandbox {
 /// A pod that was started among others.
 #[derive(Debug)]
 pub struct Started {
-    /// The pod.
     pub sandbox: Sandbox,
     /// How often it was tried.
     pub attempts: u32,
@@ -143,7 +139,7 @@ impl<'l> CriNode<'l> {
         Ok(node)
     }
 
-    /// Starts namespaces and containerd.
+    /// Makes the namespaces, and starts containerd in them.
     fn boot(&self) -> Result<()> {
         let mounts = self.make_mounts()?;
         let namespace = format!("/proc/{}/ns/mnt", mounts.id());
@@ -221,7 +217,7 @@ impl<'l> CriNode<'l> {
         )
     }
 
-    /// Cgroup of the pods.
+    /// Path of the parent cgroup of all pods.
     fn cgroups(&self) -> String {
         format!("/{}", self.lab.name())
     }
@@ -254,7 +250,7 @@ impl<'l> CriNode<'l> {
         self.write(FILE, text)
     }
 
-    /// Deletes the base's configuration.
+    /// Deletes the configuration of the base network.
     pub fn remove_base(&self) -> Result<()> {
         self.remove(FILE)
     }
@@ -264,18 +260,18 @@ impl<'l> CriNode<'l> {
         self.write(OWN, text)
     }
 
-    /// Deletes the agent's configuration.
+    /// Deletes the configuration that the agent wrote.
     pub fn remove_own(&self) -> Result<()> {
         self.remove(OWN)
     }
 
-    /// Writes a configuration.
+    /// Writes a file of the configuration directory, in place.
     pub fn write(&self, file: &str, text: &str) -> Result<()> {
         let path = self.conf_dir().join(file);
         std::fs::write(&path, text).with_context(|| path.display().to_string())
     }
 
-    /// Deletes a configuration.
+    /// Deletes a file of the configuration directory.
     pub fn remove(&self, file: &str) -> Result<()> {
         let path = self.conf_dir().join(file);
         std::fs::remove_file(&path).with_context(|| path.display().to_string())
@@ -346,7 +342,7 @@ impl<'l> CriNode<'l> {
         })
     }
 
-    /// Starts a pod.
+    /// Starts a pod. A refusal of the runtime is an error.
     pub fn run(&self, name: &PodName) -> Result<Sandbox> {
         self.try_run(name)?
             .with_context(|| format!("RunPodSandbox of {}", name.name))

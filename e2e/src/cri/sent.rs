@@ -23,14 +23,14 @@ pub(super) const LEAK: &str = "forbidden";
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// Datagrams of one address.
+/// Datagrams that came from one address.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     forbidden: u64,
     allowed: u64,
 }
 
-/// What arrived so far.
+/// Counts of the datagrams that arrived, by sender.
 #[derive(Debug)]
 pub struct Sent {
     counts: Arc<Mutex<BTreeMap<IpAddr, Count>>>,
@@ -63,7 +63,7 @@ impl Sent {
         Ok(sent)
     }
 
-    /// Forgets what arrived.
+    /// Sets the counts of all senders to zero.
     pub fn clear(&self) {
         self.counts.lock().clear();
     }

@@ -9,10 +9,10 @@ use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query as Question, R
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::{Name, RData, RecordType};
 
-/// RFC 7830 padding option.
+/// Option code of padding (RFC 7830).
 const PADDING: u16 = 12;
 
-/// A query to send.
+/// A DNS query that is sent once.
 #[derive(Clone, Debug)]
 pub struct Query {
     name: String,
@@ -24,10 +24,9 @@ pub struct Query {
     limit: Duration,
 }
 
-/// The answer.
+/// The answer to a query, with its sender and its time.
 #[derive(Clone, Debug)]
 pub struct Reply {
-    /// The decoded message.
     pub message: Message,
     /// Source address of the answer.
     pub from: SocketAddr,
@@ -49,7 +48,7 @@ impl Query {
         }
     }
 
-    /// Asks for AAAA records.
+    /// A query over UDP to `server` (port 53) for the AAAA records of a name.
     pub fn aaaa(name: &str, server: IpAddr) -> Self {
         Self {
             rtype: RecordType::AAAA,
@@ -63,7 +62,6 @@ impl Query {
         self
     }
 
-    /// Over TCP.
     pub fn tcp(self) -> Self {
         Self { tcp: true, ..self }
     }
@@ -76,7 +74,7 @@ impl Query {
         }
     }
 
-    /// With EDNS.
+    /// Adds an OPT record without options.
     pub fn edns(self) -> Self {
         Self { edns: true, ..self }
     }
@@ -176,7 +174,6 @@ impl Query {
 }
 
 impl Reply {
-    /// Response code.
     pub fn code(&self) -> ResponseCode {
         self.message.metadata.response_code
     }

@@ -13,12 +13,10 @@ use parking_lot::Mutex;
 /// The server's behaviour for queries for a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Manner {
-    /// Answers.
     #[default]
     Normal,
-    /// Answers late.
+    /// Answers, but only after this time.
     Delay(Duration),
-    /// Never answers.
     Lost,
     /// Answers with another query's id, then never again.
     WrongId,
@@ -26,7 +24,7 @@ pub enum Manner {
     Truncated,
     /// Answers with bytes that are no DNS message.
     Garbage,
-    /// Answers another question.
+    /// Answers with a question that was not sent.
     WrongQuestion,
     /// Answers with this code and no records.
     Code(ResponseCode),

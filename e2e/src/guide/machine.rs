@@ -70,7 +70,6 @@ pub struct Machine {
 /// A command that has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Its exit status.
     pub status: i32,
     /// What it printed, and what background programs that it started have printed so far.
     pub stdout: String,

@@ -5,18 +5,22 @@ use anyhow::{Result, bail, ensure};
 /// What a page wants to have done, in its order.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// A command.
     Run(Command),
     /// A file in the working directory.
-    File { name: String, text: String },
+    File {
+        name: String,
+        text: String,
+    },
     /// A block that is not run.
-    LeftOut { reason: String },
+    LeftOut {
+        reason: String,
+    },
 }
 
 /// A command of a page.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Command {
-    /// Line of the page.
+    /// Number of its line in the page, from 1.
     pub(super) line: usize,
     /// One or more lines for the shell.
     pub(super) text: String,
@@ -24,7 +28,7 @@ pub(super) struct Command {
     pub(super) prints: Option<String>,
 }
 
-/// The parts of `page`.
+/// Splits a page into its parts, in order.
 pub(super) fn parts(page: &str) -> Result<Vec<Part>> {
     let mut parts: Vec<Part> = Vec::new();
     let mut note: Option<&str> = None;

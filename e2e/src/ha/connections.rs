@@ -18,12 +18,12 @@ use crate::wait::until;
 const PAUSE: Duration = Duration::from_millis(10);
 /// Further connections that show that they still succeed or fail.
 const MORE: u64 = 20;
-/// Longest wait for these.
+/// Longest wait for further connections.
 const SOON: Duration = Duration::from_secs(20);
 /// Failures that are described in words.
 const SAMPLES: usize = 6;
 
-/// Outcome of the connections.
+/// Numbers of tried and failed connections, with some of the errors.
 #[derive(Debug, Default)]
 pub(super) struct Opened {
     pub(super) tried: u64,
@@ -83,7 +83,7 @@ impl Connections {
         Ok(started)
     }
 
-    /// Waits for further connections.
+    /// Waits until [`MORE`] further connections were tried.
     pub(super) fn flow(&self) -> Result<()> {
         let tried = || Ok(self.common.tried.load(Ordering::Relaxed));
         let wanted = tried()? + MORE;

@@ -100,7 +100,6 @@ struct Rolled {
 
 /// The end of one replica.
 struct Leave {
-    /// Number of the replica.
     number: u32,
     /// From the signal to the end of the process, CLOCK_MONOTONIC, nanoseconds.
     within: RangeInclusive<u64>,

@@ -30,7 +30,7 @@ const LAMEDUCK: Duration = Duration::from_secs(5);
 /// Address of the first pod of another node ends in this.
 const FIRST: u8 = 31;
 
-/// Addresses of a Service.
+/// IPv4 and IPv6 address of a Service, which end in `host`.
 pub(super) const fn vips(host: u8) -> [IpAddr; 2] {
     [service4(host), service6(host)]
 }

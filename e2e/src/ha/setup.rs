@@ -24,9 +24,9 @@ use crate::{nsd, shell};
 
 /// The DNS server under load.
 pub(super) const SERVER4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
-/// The same, IPv6.
+/// IPv6 address of the same server.
 pub(super) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0, 0, 0, 2));
-/// Port of every proxy.
+/// Port that every proxy listens on.
 const PROXY_PORT: u16 = 10_094;
 /// Longest wait for a program to end after a signal.
 pub(super) const LEAVES: Duration = Duration::from_secs(15);
@@ -66,7 +66,7 @@ pub enum Redirect {
 }
 
 impl Redirect {
-    /// In short.
+    /// Name in the report's table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Own => "own redirect",
@@ -88,7 +88,6 @@ pub struct Setup {
     _nsd: Option<Program>,
     /// Beside the lab's own two, or in their place.
     pods: Vec<Pod>,
-    /// The lab.
     pub lab: Lab,
     pub(super) size: Size,
     pub(super) redirect: Redirect,
@@ -102,7 +101,7 @@ pub(super) struct Running<'s> {
 }
 
 impl Setup {
-    /// Makes it.
+    /// Makes the lab, its pods and the DNS server.
     pub fn new(redirect: Redirect, size: &Size) -> Result<Self> {
         let lab = Lab::new()?;
         let pods = add_pods(&lab, redirect)?;
@@ -305,7 +304,7 @@ impl Running<'_> {
 /// DNS servers by the addresses that pods use: IPv4, then IPv6.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Servers {
-    /// Under load.
+    /// Servers that the load queries.
     pub(super) fast: [IpAddr; 2],
     /// The lab's own servers, whose answers have the delay of their zone.
     pub(super) slow: [IpAddr; 2],

@@ -17,7 +17,7 @@ use crate::process::Program;
 use crate::traffic::names as zone;
 use crate::wait::eventually;
 
-/// The promised time.
+/// Promised time to the first right answer.
 const PROMISED: Duration = Duration::from_millis(250);
 /// How long one query waits before the next is sent.
 const NEXT_QUERY: Duration = Duration::from_millis(12);

@@ -27,7 +27,7 @@ use crate::traffic::names as zone;
 pub(super) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 60));
 /// A server that receives queries and never answers.
 pub(super) const SILENT: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 61));
-/// Zone of A's names.
+/// Zone of the names that A queries.
 pub(super) const ZONE: &str = "flood.test";
 /// Addresses that policy opens for A without a DNS query, 100.80.0.0/12.
 pub(super) const REACHABLE: &str = "100.80.0.0/12";
@@ -39,7 +39,7 @@ const STEP: Duration = Duration::from_millis(1);
 /// Longest wait of an attacker's connection attempt or read.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// One kind of attack.
+/// One kind of attack that pod B has to withstand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
     /// No attack: pod B's results on a quiet node.
@@ -79,7 +79,7 @@ pub enum Attack {
 }
 
 impl Attack {
-    /// Every attack.
+    /// All attacks on a routed pod: every one except `None` and `StolenMac`.
     pub const ALL: [Self; 15] = [
         Self::UdpFreshNames,
         Self::UdpRefusedNames,
@@ -98,10 +98,10 @@ impl Attack {
         Self::AgentConnections,
     ];
 
-    /// Those for [`super::Setup::on_bridge`].
+    /// Attacks that need pods on a bridge ([`super::Setup::on_bridge`]).
     pub const ON_BRIDGE: [Self; 1] = [Self::StolenMac];
 
-    /// In short.
+    /// Name in the report's table.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "quiet",
@@ -132,7 +132,7 @@ impl Attack {
         )
     }
 
-    /// Starts it.
+    /// Starts the attack in threads of its own.
     pub(super) fn start(self, lab: &Lab, size: &Size) -> Result<Running> {
         let netns: &Netns = match self {
             Self::LocalUser | Self::AgentConnections => &lab.node,
@@ -234,7 +234,7 @@ pub(super) struct Strike {
 }
 
 impl Strike {
-    /// Whether the attack continues.
+    /// False after a stop, or when the longest time is over.
     pub(super) fn goes_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed) && Instant::now() < self.until
     }
@@ -264,7 +264,7 @@ impl Strike {
     }
 }
 
-/// An attack under way.
+/// A running attack with its threads. Dropping it ends the attack.
 pub(super) struct Running {
     strike: Strike,
     threads: Vec<JoinHandle<()>>,

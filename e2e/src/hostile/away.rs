@@ -11,7 +11,7 @@ use crate::lab::at;
 use crate::traffic::names as zone;
 use crate::wait::eventually;
 
-/// Names that B learns.
+/// Number of names that B looks up while the agent is down.
 const NAMES: usize = 30;
 /// Longest time from the agent's readiness until all of B's names are open.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);

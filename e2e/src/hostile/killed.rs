@@ -20,7 +20,7 @@ const CLOSES: u64 = 500_000_000;
 /// Pod B's results while the only proxy of its node is killed.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Killed {
-    /// Kills.
+    /// Number of times that the proxy was killed.
     pub times: usize,
     /// DNS queries of pod B.
     pub b_sent: u64,

@@ -24,13 +24,12 @@ const BEFORE: Duration = Duration::from_millis(500);
 const TAKES_HOLD: Duration = Duration::from_millis(500);
 /// Longest time until pod A can use its own share again after an attack.
 const QUIET_AGAIN: Duration = Duration::from_secs(60);
-/// Described failures.
+/// Most failures of B whose text is recorded.
 const SAMPLES: usize = 8;
 
 /// Times of pod B on a quiet node, milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Quiet {
-    /// 99th percentile.
     pub p99_ms: f64,
 }
 

@@ -100,7 +100,7 @@ pub(super) fn stolen_mac(
     })
 }
 
-/// Some address of [`super::attack::REACHABLE`].
+/// A random address of [`super::attack::REACHABLE`].
 fn reachable(rng: &mut impl rand::Rng) -> Ipv4Addr {
     let first = Ipv4Addr::new(100, 80, 0, 0).to_bits();
     Ipv4Addr::from_bits(first + rng.random_range(0..1 << 20))

@@ -20,9 +20,8 @@ use crate::traffic::names::{self as zone, Names};
 use crate::traffic::{Client, Spec, Traffic};
 use crate::wait::eventually;
 
-/// Labels of the attacker.
 pub(super) const ATTACKER: &str = "k8s:app=attacker,k8s:io.kubernetes.pod.namespace=default";
-/// B's DNS server.
+/// IPv4 address of the DNS server that only pod B queries.
 pub(super) const SERVER4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 /// The same, IPv6.
 pub(super) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0, 0, 0, 2));
@@ -48,7 +47,7 @@ const ENDS: Duration = Duration::from_secs(15);
 const FIRST_ANSWER: Duration = Duration::from_secs(15);
 /// Port of the server that sends first.
 pub(super) const PUSH_PORT: u16 = 8081;
-/// The proxy's metrics.
+/// TCP port of the proxy's metrics.
 pub(super) const SDP_METRICS: u16 = 9961;
 
 /// Everything runs: agent, one proxy, both pods under policy.
@@ -182,14 +181,14 @@ impl Setup {
         self.lab.connected("one")
     }
 
-    /// Kills the proxy.
+    /// Kills the proxy with SIGKILL and waits until it has ended.
     pub(super) fn kill_proxy(&mut self) -> Result<()> {
         self.sdp.signal(Signal::SIGKILL)?;
         self.sdp.wait(ENDS)?;
         Ok(())
     }
 
-    /// Starts the proxy again.
+    /// Starts the proxy again and waits until it is connected to the agent.
     pub(super) fn start_proxy(&mut self) -> Result<()> {
         self.sdp = start_proxy(&self.lab)?;
         self.lab.connected("one")

@@ -21,7 +21,7 @@ use crate::{Netns, eventually};
 
 /// The node's address towards the pod.
 pub const NODE4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 1, 1));
-/// The same over IPv6.
+/// IPv6 address of the node towards the pod.
 pub const NODE6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd09, 1, 0, 0, 0, 0, 0, 1));
 /// Datagrams or connections per check.
 pub const MANY: u16 = 100;
@@ -43,9 +43,9 @@ pub struct Node<'k> {
 
 /// The four sockets of one proxy.
 pub struct Proxy {
-    /// IPv4, IPv6.
+    /// Sockets for IPv4 and IPv6, in this order.
     pub udp: [UdpSocket; 2],
-    /// IPv4, IPv6.
+    /// Listeners for IPv4 and IPv6, in this order.
     pub tcp: [TcpListener; 2],
 }
 
@@ -137,17 +137,14 @@ fn bound(kind: Type, at: SocketAddr) -> Result<Socket> {
 }
 
 impl Node<'_> {
-    /// The maps and programs.
     pub fn kernel(&mut self) -> &mut Kernel {
         self.kernel
     }
 
-    /// The pod's namespace.
     pub fn pod(&self) -> &Netns {
         &self.pod
     }
 
-    /// The slot table.
     pub fn slots(&self) -> &Map<u32, Slot> {
         &self.slots
     }

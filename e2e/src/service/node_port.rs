@@ -11,10 +11,10 @@ use crate::shell;
 /// Networks of the lab's pods.
 const PODS: [[&str; 2]; 2] = [["10.77.0.0/24", "10.88.0.0/24"], ["fd77::/64", "fd88::/64"]];
 
-/// What sets the rules.
+/// Program and mode that write the translation rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// kube-proxy's mode nftables.
+    /// kube-proxy in its mode nftables.
     Nftables,
     /// Its mode iptables, with `iptables-nft`.
     IptablesNft,
@@ -36,9 +36,7 @@ pub enum Kind {
 /// A TCP port of the node.
 #[derive(Clone, Copy, Debug)]
 pub struct NodePort {
-    /// What it is.
     pub kind: Kind,
-    /// Its number.
     pub port: u16,
     /// Address and port of the pod.
     pub backend: SocketAddr,
@@ -85,7 +83,7 @@ fn close(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the table `nat`.
+/// Replaces all rules of the table `nat` in one family.
 fn restore(lab: &Lab, backend: &str, six: bool, rules: &str) -> Result<()> {
     let program = format!("ip{}tables-{backend}-restore", if six { "6" } else { "" });
     let mut command = lab.node.command(&program);

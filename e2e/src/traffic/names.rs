@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
-/// Zone of all names.
+/// DNS zone that contains all queried names.
 pub(crate) const ZONE: &str = "good.test";
 /// Bytes of a DNS header.
 const HEADER: usize = 12;
@@ -30,17 +30,17 @@ impl Names {
     }
 }
 
-/// `n<number>.good.test`.
+/// Name of this number, `n<number>.good.test`.
 pub(crate) fn name(number: u32) -> String {
     format!("n{number}.{ZONE}")
 }
 
-/// Its address, 100.64.0.0/10.
+/// IPv4 address of the name with this number, in 100.64.0.0/10.
 pub(crate) fn v4(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(Ipv4Addr::new(100, 64, 0, 0).to_bits() + number)
 }
 
-/// Its IPv6 address, 2001:db8:64::/96.
+/// IPv6 address of the name with this number, in 2001:db8:64::/96.
 pub(crate) fn v6(number: u32) -> Ipv6Addr {
     Ipv6Addr::from_bits(
         Ipv6Addr::new(0x2001, 0xdb8, 0x64, 0, 0, 0, 0, 0).to_bits() + u128::from(number),
@@ -68,7 +68,6 @@ pub(crate) fn zone_file(names: &Names) -> String {
 /// A query as sent, with the expected answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
-    /// Id of the message.
     pub id: u16,
     name: u32,
     v6: bool,
@@ -84,7 +83,7 @@ impl Asked {
         }
     }
 
-    /// The message, appended.
+    /// Appends the query in wire format to `out`.
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.id.to_be_bytes());
         // RD, one question.

@@ -24,7 +24,7 @@ const DNS: u16 = 53;
 /// Time after the end of a connection within which it shows whether the peer had read the query.
 const AFTERMATH: Duration = Duration::from_secs(3);
 
-/// One connection.
+/// A TCP connection to a server, with at most one query in flight.
 struct Connection {
     socket: Socket,
     server: IpAddr,
@@ -44,11 +44,10 @@ enum Event {
     Nothing,
     /// The peer will send no more.
     End,
-    /// It broke.
     Broken(std::io::Error),
 }
 
-/// All of one pod.
+/// Sender of all TCP queries of one pod.
 pub(super) struct Sender {
     epoll: Epoll,
     servers: Vec<IpAddr>,
@@ -352,7 +351,7 @@ impl Connection {
         }
     }
 
-    /// The next whole message.
+    /// Removes the next complete message from the input. None if it has not arrived completely.
     fn take(&mut self) -> Option<Vec<u8>> {
         let length = self.input.first_chunk::<2>()?;
         let end = 2 + usize::from(u16::from_be_bytes(*length));

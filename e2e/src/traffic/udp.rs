@@ -17,7 +17,7 @@ use super::names::{Asked, Names};
 use super::{Common, Counts, Pace, Spec};
 use crate::netns::Netns;
 
-/// First source port.
+/// Lowest source port of a sender.
 const FIRST_PORT: u16 = 10_000;
 /// Source ports of one address. At the usual rates a port is used again after 20 s or more.
 const PORTS: u16 = 32_000;
@@ -31,7 +31,6 @@ const RECEIVE_BUFFER: usize = 16 << 20;
 const IP_HEADER: usize = 20;
 const UDP_HEADER: usize = 8;
 const DNS: u16 = 53;
-/// Protocol number of UDP.
 const UDP: u8 = 17;
 
 /// A query on its way.
@@ -45,14 +44,14 @@ struct Lane {
     socket: UdpSocket,
     own: IpAddr,
     server: IpAddr,
-    /// By port.
+    /// Queries in flight by source port, counted from [`FIRST_PORT`].
     flights: Vec<Option<Flight>>,
     next: u16,
     used: u16,
     open: usize,
 }
 
-/// All of one pod.
+/// Sender of all UDP queries of one pod.
 pub(super) struct Sender {
     lanes: Vec<Lane>,
     names: Names,

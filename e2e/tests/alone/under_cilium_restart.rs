@@ -17,7 +17,7 @@ use serde_json::Value;
 use shared_maps::lxc::{LxcKey, LxcValue};
 use shared_maps::user::{Map, lxc_key};
 
-/// Askers at once.
+/// Threads that send queries at the same time.
 const ASKERS: u32 = 3;
 /// Starts of the agent with maps, and without.
 const STARTS: [(bool, usize); 2] = [(true, 8), (false, 4)];

@@ -24,7 +24,7 @@ fn frame(src: IpAddr, dst: IpAddr, transport: Transport) -> Vec<u8> {
     Packet::new(src, dst, transport).frame()
 }
 
-/// Changes every connection entry.
+/// Applies `change` to every entry of the four conntrack maps. Returns the number of entries.
 fn rewrite(k: &Kernel, change: impl Fn(&mut CtValue)) -> Result<usize> {
     let mut changed = 0;
     for tcp in [true, false] {
@@ -53,7 +53,7 @@ fn later(k: &Kernel) -> Result<()> {
     Ok(())
 }
 
-/// Connections that policy allows.
+/// Number of unexpired connections whose opening direction policy allows.
 fn alive(k: &Kernel) -> Result<usize> {
     let now = u32::try_from(monotonic_ns() / 1_000_000_000)?;
     let mut count = 0;

@@ -105,7 +105,7 @@ fn bridged() -> Attachment {
     }
 }
 
-/// The node has `address`.
+/// Adds `address` to `cilium_lxc` as an address of the node.
 fn node_has(k: &mut Kernel, address: IpAddr) -> Result<()> {
     let value = LxcValue {
         flags: FLAG_HOST,

@@ -50,7 +50,7 @@ const TRIED: [(u16, [u16; 2]); 4] = [
     (0x13, [80, 8080]),
 ];
 
-/// Fate of a packet.
+/// Result of the programs for one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Proxied,

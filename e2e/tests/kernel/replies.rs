@@ -11,7 +11,7 @@ use shared_maps::policy::{EGRESS, INGRESS, PolicyKey, PolicyValue};
 
 const UDP: u8 = 17;
 const PROXY_PORT: u16 = 10094;
-/// Both families: (pod, peer).
+/// Addresses of the pod and its peer, for IPv4 and IPv6.
 const FAMILIES: [(IpAddr, IpAddr); 2] = [(POD4, PEER4), (POD6, PEER6)];
 
 fn sends(k: &mut Kernel, what: &str, from: IpAddr, to: IpAddr, t: Transport) -> Result<Reason> {

@@ -214,7 +214,8 @@ fn a_container_behind_the_pods_address_gets_the_replies_too() {
     });
 }
 
-/// `ETHTOOL_STXCSUM` of an interface.
+/// Python script that sends `ETHTOOL_STXCSUM` for an interface, to switch its checksum offload on
+/// or off.
 const SET_CHECKSUM_OFFLOAD: &str = "\
 import array, fcntl, socket, struct, sys
 value = array.array('B', struct.pack('II', 0x17, int(sys.argv[2])))

@@ -12,7 +12,7 @@ const ROUNDS: usize = 40;
 const PAUSE: Duration = Duration::from_millis(70);
 const ALLOWED: u8 = 10;
 const DENIED: u8 = 12;
-/// Of a denied name.
+/// Web server to which the denied name resolves.
 const BAD: u8 = 13;
 
 const TO_DNS: &str =

@@ -23,7 +23,7 @@ use shared_maps::pin;
 use shared_maps::policy::{PolicyKey, PolicyValue};
 use shared_maps::user::{Globals, Map, MapKind, detach_pinned};
 
-/// The agent's promise.
+/// Longest repair time that the agent guarantees.
 const REPAIRED: Duration = Duration::from_secs(5);
 const SOON: Duration = Duration::from_secs(10);
 

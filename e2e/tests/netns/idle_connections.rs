@@ -21,7 +21,7 @@ use serde_json::Value;
 
 /// Descriptors that the agent may have: less than the connections.
 const DESCRIPTORS: u64 = 2048;
-/// Idle connections.
+/// Number of idle connections that one process opens.
 const NUMBER: usize = 4000;
 /// User and group of the proxies, and a user that owns nothing here.
 const PROXY_USER: u32 = 10094;

@@ -27,7 +27,7 @@ fn problems(lab: &Lab) -> Result<String> {
     Ok(status.get("problems").context("problems")?.to_string())
 }
 
-/// All files below `dir`.
+/// All files in `dir` and its subdirectories, sorted.
 fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {

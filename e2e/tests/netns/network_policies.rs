@@ -28,7 +28,7 @@ struct Cluster<'a> {
     _servers: Vec<Servers>,
     /// Documents of pods and namespaces, by file.
     objects: BTreeMap<String, String>,
-    /// Policies in force: `namespace/name`.
+    /// Names of the policies in force, as `namespace/name`.
     policies: BTreeSet<String>,
 }
 

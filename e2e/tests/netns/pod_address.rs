@@ -9,7 +9,7 @@ use holdfast_e2e::{AgentOptions, Lab, Pod, Query, eventually, with_lab};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Names with their addresses.
+/// Names that the pod looks up, each with its address.
 fn learned() -> Vec<(String, IpAddr)> {
     let hosts = [web4(10), web4(11), other4(10), other4(11), other4(12)];
     let hosts = hosts.into_iter().enumerate();

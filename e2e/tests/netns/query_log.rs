@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// The lines about `name`.
+/// Lines of the log at `path` about queries for `name`.
 fn about(path: &Path, name: &str) -> Result<Vec<Value>> {
     let text = fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
     let lines = text.lines().map(serde_json::from_str::<Value>);

@@ -10,7 +10,7 @@ use holdfast_e2e::{AgentOptions, Lab, Program, eventually, shell, with_lab};
 use shared_maps::event::Reason;
 
 const SOON: Duration = Duration::from_secs(20);
-/// Server that policy allows.
+/// Web server that policy allows, by the number that `web4` takes.
 const OPEN: u8 = 10;
 /// Server that it does not.
 const DENIED: u8 = 12;

@@ -30,7 +30,7 @@ const OBSERVATIONS: u8 = 200;
 const AT_ONCE: usize = 4;
 /// Attempts of one observation: more than there are others.
 const ATTEMPTS: u32 = 1000;
-/// When all answers came.
+/// Time at which all answers arrived, in every observation.
 const NOW: UnixTime = UnixTime(1_800_000_000);
 const SOON: Duration = Duration::from_secs(60);
 const WILDCARD: &str = "*.example.org.";

@@ -14,9 +14,9 @@ const PORTS: u64 = 600;
 const CONNECTIONS: u64 = 3 * PORTS;
 /// Queries of the victim over TCP.
 const VICTIM: usize = 50;
-/// Threads of the attacker.
+/// Threads of the attacker that send queries at the same time.
 const THREADS: usize = 4;
-/// State TIME_WAIT in `/proc/net/tcp`.
+/// Number of the state TIME_WAIT in `/proc/net/tcp`.
 const TIME_WAIT: &str = "06";
 /// Closed connections to servers that may still have their ports, of all pods.
 const MOST_CLOSED: usize = 50;

@@ -37,7 +37,7 @@ struct Service<'a> {
     host: u8,
     /// Name, protocol, port, port of the backends.
     ports: &'a [(&'static str, &'static str, u16, u16)],
-    /// Pods with their addresses.
+    /// Names of pods, each with its IPv4 and IPv6 address.
     backends: &'a [(&'a str, [IpAddr; 2])],
 }
 

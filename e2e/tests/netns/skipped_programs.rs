@@ -18,7 +18,7 @@ use nix::sys::signal::Signal;
 
 const SOON: Duration = Duration::from_secs(15);
 const SHORT: Duration = Duration::from_millis(500);
-/// Server that policy allows.
+/// Web server that policy allows, by the number that `web4` takes.
 const OPEN: u8 = 10;
 /// Server that it does not.
 const DENIED: u8 = 12;

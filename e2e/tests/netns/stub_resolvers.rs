@@ -73,7 +73,7 @@ fn with_resolv_conf(lab: &Lab, text: &str, program: &[&str]) -> Result<Said> {
     run(&mut command)
 }
 
-/// Agent and proxy, ready.
+/// Starts an agent and a proxy, with the names and the policy of these tests.
 fn start(lab: &Lab, options: &SdpOptions) -> Result<[Program; 2]> {
     lab.zone.set("www.good.test", &[web4(10), web6(10)], 60);
     lab.zone.set("v4.good.test", &[web4(12)], 60);

@@ -13,7 +13,7 @@ use holdfast_e2e::{AgentOptions, Lab, Query, eventually, with_lab};
 
 const SOON: Duration = Duration::from_secs(10);
 const NAME: &str = "api.good.test";
-/// Connections that are tried.
+/// Connections that a check tries to open.
 const TRIES: usize = 200;
 
 /// The policy of the tenant `mallory`: its pods may ask its own DNS server for any name.

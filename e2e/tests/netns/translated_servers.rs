@@ -13,7 +13,7 @@ use holdfast_e2e::shell;
 use holdfast_e2e::{AgentOptions, Lab, Pod, Query, SdpOptions, eventually, with_lab};
 
 const SOON: Duration = Duration::from_secs(10);
-/// The proxy's metrics.
+/// TCP port of the proxy's metrics.
 const SDP: u16 = 9961;
 const SERVICE4: IpAddr = service4(10);
 const SERVICE6: IpAddr = service6(0x10);

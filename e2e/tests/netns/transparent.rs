@@ -59,7 +59,7 @@ fn dns_to_pods() -> String {
     dns_to("*.good.test", &[]).replace("toCIDR: []", "toEndpoints: [{matchLabels: {app: dns}}]")
 }
 
-/// Over UDP and TCP.
+/// The same query over UDP and over TCP.
 fn both(name: &str, server: IpAddr) -> [Query; 2] {
     let query = Query::a(name, server);
     [query.clone(), query.tcp()]

@@ -13,7 +13,7 @@ use serde_json::json;
 const SOON: Duration = Duration::from_secs(20);
 /// An agent that gets no clear answer asks for 15 seconds.
 const ENDS: Duration = Duration::from_secs(40);
-/// Server that policy allows.
+/// Web server that policy allows, by the number that `web4` takes.
 const OPEN: u8 = 10;
 /// Server that it does not.
 const DENIED: u8 = 12;

@@ -239,7 +239,7 @@ fn learned(lab: &Lab, id: &str, want: &str) -> Result<()> {
     open(lab, &[id, want], &[])
 }
 
-/// Policies that lack something.
+/// Policies that deny the address or lack a rule: the answer names the reason.
 fn rules(lab: &Lab, id: &str, want: &str) -> Result<()> {
     let deny = "- toCIDR: [\"203.0.113.0/24\"]\n";
     let denying = egress("no-web", "web", deny).replace("egress:", "egressDeny:");

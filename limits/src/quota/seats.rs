@@ -21,7 +21,7 @@ impl<K> Clone for Seats<K> {
 }
 
 impl<K: Copy + Eq + Hash + Ord> Seats<K> {
-    /// `limit` units, all free.
+    /// An empty quota of `limit` units.
     pub fn new(limit: usize) -> Self {
         Self {
             quota: Arc::new(Mutex::new(Quota::new(limit))),
@@ -58,7 +58,7 @@ impl<K: Copy + Eq + Hash + Ord> Seats<K> {
         }
     }
 
-    /// Units taken.
+    /// Units that the seats of all holders have.
     pub fn used(&self) -> usize {
         self.quota.lock().used()
     }
@@ -72,7 +72,7 @@ pub struct Seat<K: Copy + Eq + Hash + Ord = Holder> {
 }
 
 impl<K: Copy + Eq + Hash + Ord> Seat<K> {
-    /// Units of this seat.
+    /// Number of units that the seat has now.
     pub fn units(&self) -> usize {
         self.units
     }

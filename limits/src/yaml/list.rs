@@ -17,7 +17,7 @@ pub(super) struct Outline {
     pub(super) rest: String,
 }
 
-/// Range of one item.
+/// Place of one item of a list in its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Item {
     pub(super) at: Range<usize>,

@@ -33,7 +33,7 @@ struct Scan<'a> {
     index: usize,
     column: isize,
     line: usize,
-    /// Open brackets.
+    /// Number of flow collections (`[` and `{`) that are open.
     flow: usize,
     /// Columns of the open block collections.
     indents: Vec<isize>,

@@ -30,27 +30,23 @@ const WITHOUT_PROXY: &str = "no DNS rule is about this server, and another rule 
                              without the proxy: they are not judged, and nothing is learned from the \
                              answers";
 
-/// The question.
+/// Query about which a user requests an explanation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ExplainQuestion {
-    /// Client's address.
     pub client: IpAddr,
-    /// Name.
     pub name: String,
     /// Server's address; without it each rule is tried with a server of its own.
     pub server: Option<IpAddr>,
-    /// Server's port.
     pub port: u16,
-    /// Over TCP.
+    /// Whether the query comes over TCP instead of UDP.
     pub tcp: bool,
 }
 
 /// The answer: every step from the client to the verdict.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Explanation {
-    /// Client's address.
     pub client: IpAddr,
-    /// `endpoint`, `host` or `unknown`.
+    /// Kind of the client: `endpoint`, `host` or `unknown`.
     pub who: String,
     /// Number of the client's endpoint, if it has one.
     pub endpoint: Option<u16>,
@@ -60,28 +56,24 @@ pub(crate) struct Explanation {
     pub ifindex: Option<u32>,
     /// Name as it is judged.
     pub name: String,
-    /// Server's address.
+    /// Address of the server; none if the question names no server.
     pub server: Option<IpAddr>,
-    /// Server's identity.
+    /// Identity of the server; none if the question names no server.
     pub server_identity: Option<u32>,
-    /// Server's port.
     pub port: u16,
     /// `udp` or `tcp`.
     pub protocol: String,
-    /// Source of the rules.
     pub rules_from: RulesOrigin,
     /// The endpoint's rules for this port, each judged alone.
     pub rules: Vec<JudgedRule>,
     /// `allow`, `deny`, or `direct`: the query passes without the proxy.
     pub verdict: String,
-    /// Why.
     pub reason: String,
 }
 
 /// A rule and whether it applies.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct JudgedRule {
-    /// The rule.
     #[serde(flatten)]
     pub rule: RuleView,
     /// Whether it is about the server; `None` if no server was given.
@@ -301,7 +293,7 @@ impl Explanation {
         }
     }
 
-    /// For people.
+    /// The explanation as lines for a terminal.
     pub(crate) fn text(&self) -> String {
         let mut out = String::new();
         let _ = match (self.endpoint, self.identity, self.ifindex) {

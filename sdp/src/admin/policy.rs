@@ -9,35 +9,32 @@ use shared_maps::EndpointId;
 use super::status::rules_text;
 use crate::{link::state::RulesOrigin, shared_state::Shared};
 
-/// Filter of the view.
+/// Filter for the rules that are shown.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PolicyQuestion {
-    /// Only this endpoint.
+    /// Only rules of this endpoint; none: of every endpoint.
     pub endpoint: Option<u16>,
 }
 
-/// Rules in force.
+/// DNS rules in force, with their source.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PolicyAnswer {
-    /// Source of the rules.
     pub rules: RulesOrigin,
-    /// Rules by endpoint.
+    /// Endpoints with their rules, in ascending order of number.
     pub endpoints: Vec<EndpointView>,
 }
 
-/// Rules of one endpoint.
+/// DNS rules of one endpoint.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct EndpointView {
-    /// Endpoint number.
     pub endpoint: u16,
     /// Rules of the endpoint. A port and transport without an entry is denied.
     pub ports: Vec<PortView>,
 }
 
-/// Rules of one port.
+/// Rules for one port and protocol of servers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PortView {
-    /// Server port.
     pub port: u16,
     /// `udp` or `tcp`.
     pub protocol: String,
@@ -45,7 +42,7 @@ pub(crate) struct PortView {
     pub rules: Vec<RuleView>,
 }
 
-/// One rule.
+/// One DNS rule in the words of `policy` and `explain`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RuleView {
     /// The selector as the policy has it.
@@ -81,7 +78,7 @@ impl RuleView {
     }
 }
 
-/// `udp` or `tcp`.
+/// Word for a transport in answers: `udp` or `tcp`.
 pub(crate) fn transport_text(transport: Transport) -> &'static str {
     match transport {
         Transport::Udp => "udp",
@@ -114,7 +111,7 @@ pub(super) fn answer(shared: &Shared, question: &PolicyQuestion) -> PolicyAnswer
 }
 
 impl PolicyAnswer {
-    /// For people.
+    /// The rules as lines for a terminal.
     pub(crate) fn text(&self) -> String {
         let mut out = format!("rules: {}\n", rules_text(&self.rules));
         if self.endpoints.is_empty() {

@@ -11,7 +11,7 @@ use shared_maps::{
 /// One proxy of this node, from the steering maps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Replica {
-    /// Process.
+    /// Process id, as seen in the PID namespace of that proxy.
     pub pid: u32,
     /// Whether it is the one that answers.
     pub is_this: bool,
@@ -74,7 +74,7 @@ fn group(
 }
 
 impl Replica {
-    /// For people.
+    /// The replica as one line for a terminal.
     pub(super) fn text(&self) -> String {
         let mut text = format!("pid {}, slots {:?}", self.pid, self.slots);
         if self.is_this {

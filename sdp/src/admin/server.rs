@@ -29,13 +29,13 @@ const BACKLOG: i32 = 1024;
 pub struct MetricsListener(Option<std::net::TcpListener>);
 
 impl MetricsListener {
-    /// Binds it.
+    /// Binds the first usable address of `--metrics-address`; no socket if metrics are off.
     pub fn open(config: &Config) -> Result<Self, AdminError> {
         bind_metrics(config).map(Self)
     }
 }
 
-/// Both sockets, bound.
+/// The bound admin socket and, unless metrics are off, the bound metrics socket.
 #[derive(Debug)]
 pub struct AdminListeners {
     admin: std::os::unix::net::UnixListener,
@@ -55,7 +55,7 @@ impl AdminListeners {
         })
     }
 
-    /// Serves both until `stop`.
+    /// Serves both sockets until `stop` is cancelled, and then removes the admin socket.
     pub(super) async fn serve(self, state: Arc<AdminState>, stop: CancellationToken) {
         let tasks = TaskTracker::new();
         let counts = state.shared.connections.clone();

@@ -31,41 +31,30 @@ use crate::{
 /// release asks proxies of the one before, too.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Status {
-    /// Instance name.
+    /// Name of this instance (`--name`).
     pub name: String,
-    /// Version.
     pub version: String,
-    /// Process.
     pub pid: u32,
-    /// Since the start, seconds.
     pub uptime_seconds: u64,
-    /// Whether nothing is missing.
     pub ready: bool,
-    /// Missing requirements.
     pub missing: Vec<Missing>,
     /// Whether it is on its way out.
     pub leaving: bool,
-    /// How leaving goes.
     #[serde(default)]
     pub drain: Draining,
-    /// Port of the listeners.
     pub proxy_port: u16,
     /// Addresses of the listeners, UDP and TCP each.
     #[serde(default)]
     pub listeners: Vec<SocketAddr>,
-    /// Threads that serve UDP.
+    /// Number of UDP workers, each with a thread of its own.
     #[serde(default)]
     pub workers: usize,
-    /// Work in progress.
     #[serde(default)]
     pub under_way: Work,
-    /// Link to the agent.
     pub agent: LinkStatus,
     /// Endpoints that have DNS rules.
     pub endpoints_with_rules: usize,
-    /// The pinned maps.
     pub maps: MapsStatus,
-    /// Mappings and leases.
     pub mappings: SinkStatus,
     /// How packets are steered to this proxy.
     pub steering: Steering,
@@ -88,14 +77,14 @@ pub(crate) struct Status {
     pub query_log: Option<QueryLogStatus>,
     /// Queries by outcome; outcomes that did not occur are left out.
     pub queries: Vec<Counted>,
-    /// Answers by outcome.
+    /// Answers by outcome; outcomes that did not occur are left out.
     pub answers: Vec<Counted>,
     /// Warnings and errors of late, the latest first.
     #[serde(default)]
     pub troubles: Vec<RecentWarning>,
 }
 
-/// How leaving goes.
+/// Progress of a drain and its time limit.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Draining {
     /// Since it began, milliseconds; none while the proxy stays.
@@ -104,37 +93,35 @@ pub(crate) struct Draining {
     pub limit_ms: u64,
 }
 
-/// Work in progress.
+/// Numbers of queries, answers and connections that are not finished.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Work {
     /// Queries that wait for their server.
     pub in_flight: u64,
     /// Answers that wait for the agent.
     pub held: u64,
-    /// TCP connections of clients.
+    /// Open TCP connections of clients.
     pub tcp_connections: u64,
 }
 
 /// Something that is missing for being ready.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Missing {
-    /// What.
+    /// Name of the requirement, for example `rules`.
     pub need: String,
-    /// Why.
     pub reason: String,
 }
 
-/// One counter.
+/// Number of queries or answers with one outcome.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Counted {
-    /// Name of the counter.
+    /// Outcome, in the word that metrics use as the label's value.
     pub result: String,
-    /// How many.
     pub count: u64,
 }
 
 impl Status {
-    /// Takes stock.
+    /// Collects the present state of all parts of the proxy.
     pub(crate) fn of(shared: &Shared) -> Self {
         let missing = shared.ready.missing();
         let steering = Steering::of(&shared.steering.lock());

@@ -21,12 +21,12 @@ pub(crate) struct Steering {
     pub replacement_loses_nothing: bool,
     /// Whether a replica that hangs or was killed gets nothing new.
     pub failed_are_bypassed: bool,
-    /// In words.
+    /// The state in a sentence, with the consequences and the remedy.
     pub text: String,
 }
 
 impl Steering {
-    /// Takes stock.
+    /// Derives the view from the state of the member, and from `net.ipv4.tcp_migrate_req`.
     pub(super) fn of(status: &SteeringStatus) -> Self {
         Self::judge(status, connections_migrate())
     }

@@ -315,11 +315,9 @@ impl fmt::Display for AgentAddress {
 /// Address of the metrics server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricsAddress {
-    /// No metrics server.
     Off,
     /// On every address of the node.
     AnyHost(u16),
-    /// On this address.
     At(std::net::SocketAddr),
 }
 

@@ -45,40 +45,24 @@ const RENAMED: &[(&str, &str)] = &[
 /// Why a configuration file was not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It cannot be read.
     #[error("{flag} {path}: {source}", path = .path.display())]
     Read {
-        /// Flag that named it.
+        /// Flag that named it: `--config` or `--config-dir`.
         flag: &'static str,
-        /// The file or directory.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// It is not a YAML mapping of settings to plain values.
     #[error("--config {path}: {reason}", path = .path.display())]
-    Syntax {
-        /// The file.
-        path: PathBuf,
-        /// Error in the file.
-        reason: String,
-    },
+    Syntax { path: PathBuf, reason: String },
     /// A key is no setting.
     #[error("--config {path}: unknown key {key:?} (holdfast-sdp --help lists them all)", path = .path.display())]
-    UnknownKey {
-        /// The file.
-        path: PathBuf,
-        /// The key.
-        key: String,
-    },
+    UnknownKey { path: PathBuf, key: String },
     /// A value is not valid for its key.
     #[error("{path}, key {key:?}: {reason}", path = .path.display())]
     Value {
-        /// The file.
         path: PathBuf,
-        /// The key.
         key: String,
-        /// Error in the value.
         reason: String,
     },
     /// Cilium's switch for this proxy is off.
@@ -89,13 +73,12 @@ pub enum FileError {
 /// Settings of a file or directory, with what was odd about them.
 #[derive(Debug, Default)]
 pub(crate) struct FromFile {
-    /// The settings.
     pub settings: Settings,
-    /// Keys of other programs.
+    /// Keys that are not settings of this program. A ConfigMap may have keys of other programs.
     pub ignored: Vec<String>,
 }
 
-/// Reads `--config`.
+/// Reads the file of `--config`. An unknown key is an error.
 pub(crate) fn read_yaml(path: &Path) -> Result<FromFile, FileError> {
     let mut text = String::new();
     // One byte more than allowed shows that a file is too long. A device has no end.
@@ -165,7 +148,7 @@ fn parse_yaml(path: &Path, text: &str) -> Result<FromFile, FileError> {
     })
 }
 
-/// Reads `--config-dir`.
+/// Reads the directory of `--config-dir`. Unknown keys are ignored and returned.
 pub(crate) fn read_dir(dir: &Path) -> Result<FromFile, FileError> {
     let entries = config_dir::read(dir).map_err(|DirError { path, source }| FileError::Read {
         flag: "--config-dir",

@@ -15,7 +15,7 @@ use std::{
 use super::{directory, record::HEADER};
 use crate::regular_file;
 
-/// Ending of journal files.
+/// Extension of the file names of journals.
 const ENDING: &str = "journal";
 /// Ending while a file is being made.
 const NEW: &str = "new";
@@ -77,7 +77,7 @@ impl OwnFile {
         Ok(())
     }
 
-    /// Forgets every record.
+    /// Shortens the file to its header, so that it has no records.
     pub(super) fn clear(&mut self) -> io::Result<()> {
         let header = u64::try_from(HEADER).unwrap_or(u64::MAX);
         if self.len > header {
@@ -100,7 +100,6 @@ impl OwnFile {
         &self.path
     }
 
-    /// Takes it away.
     pub(super) fn remove(self) -> io::Result<()> {
         fs::remove_file(&self.path)
     }

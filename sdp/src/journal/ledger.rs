@@ -36,7 +36,7 @@ impl Note {
 /// A mapping out of a journal, and for how many seconds from `seen_at` it counts.
 pub type Written = (Mapping, u32);
 
-/// The pairs.
+/// Table of the pairs that the journal's file must contain.
 #[derive(Debug)]
 pub struct Ledger {
     pairs: PairTable,
@@ -103,7 +103,7 @@ impl Ledger {
             .collect()
     }
 
-    /// Removes expired pairs.
+    /// Removes the pairs that need not be stored any longer at `now`.
     pub fn expire(&mut self, now: BootTime) {
         self.pairs.expire(now);
     }
@@ -115,12 +115,11 @@ impl Ledger {
         }
     }
 
-    /// Number of pairs.
+    /// Number of pairs, each a name with one address.
     pub fn len(&self) -> usize {
         self.pairs.len()
     }
 
-    /// Whether it holds nothing.
     pub fn is_empty(&self) -> bool {
         self.pairs.is_empty()
     }

@@ -20,7 +20,7 @@ use dns_policy::{
 use shared_maps::EndpointId;
 
 const MAGIC: &[u8; 8] = b"HFSDPJNL";
-/// Version written.
+/// Version of the format that this release writes.
 const VERSION: u16 = 1;
 /// Text form of a UUID.
 const BOOT_ID: usize = 36;
@@ -52,7 +52,7 @@ pub enum HeaderError {
     OtherBoot,
 }
 
-/// One record.
+/// One record of a journal file, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     /// A mapping, and for how many seconds from `seen_at` it counts (TTL or its floor).
@@ -76,7 +76,7 @@ pub(super) fn header(boot_id: &str) -> Vec<u8> {
     out
 }
 
-/// Appends a mapping.
+/// Appends the record of a learned mapping, which counts for `kept_for` seconds from `seen_at`.
 pub(super) fn put_learned(out: &mut Vec<u8>, mapping: &Mapping, kept_for: u32) {
     framed(out, |out| {
         out.push(LEARNED);
@@ -93,7 +93,8 @@ pub(super) fn put_learned(out: &mut Vec<u8>, mapping: &Mapping, kept_for: u32) {
     });
 }
 
-/// Appends a revocation.
+/// Appends the record of a revocation. No name stands for every name, no addresses for all of the
+/// name.
 pub(super) fn put_revoked(out: &mut Vec<u8>, name: Option<&Fqdn>, addresses: &[IpAddr]) {
     framed(out, |out| {
         out.push(REVOKED);
@@ -146,7 +147,8 @@ pub(crate) struct Records<'a> {
     torn: bool,
 }
 
-/// Opens a file's bytes.
+/// Checks the header of a file and returns an iterator over its records. Fails if the file is
+/// damaged, of a newer version or of another boot.
 pub(crate) fn read<'a>(bytes: &'a [u8], boot_id: &str) -> Result<Records<'a>, HeaderError> {
     let Some((head, rest)) = bytes.split_at_checked(HEADER) else {
         return Err(HeaderError::Damaged);

@@ -11,7 +11,8 @@ use super::{
     record::HeaderError,
 };
 
-/// Pairs at most.
+/// Most pairs in the journal of one proxy. Above it, the endpoint with most pairs loses those that
+/// end soonest.
 pub(crate) const PAIRS: usize = 100_000;
 /// Bytes that a file may have at most once it says no more than it must.
 const MAX_BYTES: u64 = 64 << 20;
@@ -138,7 +139,8 @@ impl Writer {
         journal.fails(&place, &error);
     }
 
-    /// Periodic work.
+    /// Removes expired pairs, writes the file again if that is due, and adopts files whose writer
+    /// has exited.
     fn look_after(&mut self, journal: &Journal, now: BootTime) {
         if now >= self.expire_at {
             self.expire_at = now.plus_secs(EXPIRE);

@@ -11,7 +11,7 @@ use shared_maps::EndpointId;
 
 use super::{SessionError, convert, convert::RulesError};
 
-/// A complete revision.
+/// A revision of the rules whose chunks have all arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Complete {
     pub(super) epoch: Epoch,
@@ -19,10 +19,10 @@ pub(super) struct Complete {
     pub(super) content: Result<Content, RulesError>,
 }
 
-/// Content of a revision.
+/// The rules of one revision, in full or as changes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Exactly these rules.
+    /// All rules; endpoints that are not listed have none.
     Snapshot(Vec<RulesOf>),
     /// These endpoints changed, those have no rules any more; all others stay.
     Delta {

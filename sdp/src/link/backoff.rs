@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ConstantBuilder};
 
-/// No wait is longer.
+/// Upper limit of a wait, jitter included.
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
 
 const EAGER: Duration = Duration::from_millis(125);

@@ -45,43 +45,25 @@ pub(super) fn to_state_dir(dir: &StateDir) -> wire::StateDir {
 /// Why rules cannot be taken; refuses their whole revision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RulesError {
-    /// Number of an endpoint.
+    /// Number of an endpoint that does not fit into 16 bits.
     #[error("endpoint {0} is out of range 0..=65535")]
     Endpoint(u32),
-    /// Port of a rule.
+    /// A port that is 0 or does not fit into 16 bits.
     #[error("endpoint {endpoint}: port {port} is out of range 1..=65535")]
-    Port {
-        /// Endpoint.
-        endpoint: u16,
-        /// Port.
-        port: u32,
-    },
-    /// Protocol of a rule.
+    Port { endpoint: u16, port: u32 },
+    /// A protocol that is neither TCP nor UDP.
     #[error("endpoint {endpoint}: protocol {protocol} is neither 6 (TCP) nor 17 (UDP)")]
-    Protocol {
-        /// Endpoint.
-        endpoint: u16,
-        /// Protocol.
-        protocol: u32,
-    },
+    Protocol { endpoint: u16, protocol: u32 },
     /// A name with both or neither.
     #[error(
         "endpoint {endpoint}, selector {selector:?}: a name needs exactly one of match_name and match_pattern"
     )]
-    Name {
-        /// Endpoint.
-        endpoint: u16,
-        /// Text of the selector.
-        selector: String,
-    },
+    Name { endpoint: u16, selector: String },
     /// A name or pattern that is none.
     #[error("endpoint {endpoint}, selector {selector:?}: {reason}")]
     Pattern {
-        /// Endpoint.
         endpoint: u16,
-        /// Text of the selector.
         selector: String,
-        /// Why.
         reason: String,
     },
 }
@@ -108,7 +90,7 @@ pub(super) fn epoch_out(epoch: &Epoch) -> wire::AgentEpoch {
     }
 }
 
-/// Reads one endpoint's rules.
+/// Converts the rules of one endpoint. Fails on the first value that is out of range or malformed.
 pub fn rules(from: wire::EndpointDnsRules) -> Result<RulesOf, RulesError> {
     let endpoint = endpoint_id(from.endpoint_id)?;
     let ports = from

@@ -33,7 +33,7 @@ pub(super) struct Opened {
     epoch: Epoch,
 }
 
-/// Opens the stream.
+/// Opens the stream and waits for its first message, the agent's epoch.
 pub(super) async fn open(client: &mut Client) -> Result<Opened, SessionError> {
     let (up, sent) = mpsc::channel(AHEAD);
     let call = client.update_mappings(ReceiverStream::new(sent));
@@ -54,7 +54,6 @@ pub(super) async fn open(client: &mut Client) -> Result<Opened, SessionError> {
 }
 
 impl Opened {
-    /// The agent's epoch.
     pub(super) fn epoch(&self) -> &Epoch {
         &self.epoch
     }

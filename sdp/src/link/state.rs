@@ -21,14 +21,13 @@ pub enum RulesOrigin {
     Nowhere,
     /// The endpoints' files; the agent has not sent any yet.
     Disk {
-        /// Number of endpoints.
+        /// Number of endpoints whose rules were read from files.
         endpoints: usize,
     },
-    /// The agent.
+    /// The agent has sent them in this run of the proxy.
     Agent {
-        /// Epoch of the agent.
         epoch: Epoch,
-        /// Policy revision.
+        /// Revision of the policy that the rules belong to.
         revision: u64,
     },
 }
@@ -43,16 +42,14 @@ pub enum Service {
     FqdnData,
 }
 
-/// A live session.
+/// A live session with an agent.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Connection {
-    /// Where.
+    /// Address of the agent, as in `--agent-address`.
     pub address: String,
-    /// Which service.
     pub service: Service,
     /// Version from the agent's hello.
     pub agent_version: String,
-    /// Epoch of the agent.
     pub epoch: Epoch,
     /// Port it redirects to, where that is not ours.
     pub other_proxy_port: Option<u16>,
@@ -64,20 +61,20 @@ pub struct Connection {
 /// State directories of an agent and its proxy, as each has its own.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct StateDirs {
-    /// The agent's `--state-dir`.
+    /// The `--state-dir` that the agent reported.
     pub agent: String,
     /// The `--state-dir` of this proxy.
     pub own: String,
 }
 
-/// How the link stands.
+/// State of the link, for `status`.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct LinkStatus {
     /// The session, if there is one.
     pub connection: Option<Connection>,
     /// Why there is none, or why the last one ended.
     pub last_error: Option<String>,
-    /// Sessions so far.
+    /// Number of sessions since the process started.
     pub sessions: u64,
     /// Source of the rules in force.
     pub rules: RulesOrigin,
@@ -93,14 +90,14 @@ pub struct LinkStatus {
     pub skipped_rows: u64,
 }
 
-/// Counters of the link.
+/// Counters of the link since the process started.
 #[derive(Clone, Debug, Default)]
 pub struct LinkStats {
     /// Attempts that found no agent.
     pub connection_errors: Count,
-    /// Sessions.
+    /// Sessions that were established with an agent.
     pub sessions: Count,
-    /// Revisions of rules applied.
+    /// Revisions of rules that were put in force.
     pub rules_applied: Count,
     /// Revisions of rules refused, whole or in part.
     pub rules_refused: Count,
@@ -109,7 +106,7 @@ pub struct LinkStats {
     pub rows_skipped: Count,
 }
 
-/// See the module.
+/// State of the link to the agent, which several threads read and change.
 #[derive(Debug)]
 pub struct LinkState {
     status: Mutex<LinkStatus>,
@@ -131,12 +128,10 @@ impl LinkState {
         }
     }
 
-    /// How the link stands.
     pub fn status(&self) -> LinkStatus {
         self.status.lock().clone()
     }
 
-    /// Counters.
     pub fn stats(&self) -> &LinkStats {
         &self.stats
     }

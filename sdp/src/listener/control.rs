@@ -20,7 +20,7 @@ use crate::arena::Key;
 #[derive(Debug)]
 pub(super) struct Control {
     wake: EventFd,
-    /// The worker's.
+    /// Thread of the worker, set when it begins to run.
     thread: OnceLock<ThreadId>,
     /// Results for held answers. Bounded by the number of held answers.
     realised: Mutex<Vec<(Key, Realised)>>,
@@ -154,7 +154,7 @@ impl Leaving {
     const SILENCE: Duration = Duration::from_millis(30);
     /// How often a drain checks whether the slots were released.
     pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(1);
-    /// How often to look.
+    /// Interval at which a draining worker checks whether it may end.
     pub(super) const TICK: Duration = Duration::from_millis(10);
 
     pub(super) fn new(now: Instant) -> Self {

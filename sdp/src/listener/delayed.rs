@@ -58,7 +58,8 @@ impl DelayedQuery {
         act(query, message)
     }
 
-    /// Bytes that it counts.
+    /// Bytes that the waiting query counts in its endpoint's share: its message and a fixed
+    /// overhead.
     pub(super) fn units(&self) -> usize {
         OVERHEAD + self.message.len()
     }
@@ -106,13 +107,14 @@ impl UnjudgedQuery {
         (self.message, from)
     }
 
-    /// Bytes that it counts.
+    /// Bytes that the waiting query counts in its endpoint's share: its message and a fixed
+    /// overhead.
     pub(super) fn units(&self) -> usize {
         OVERHEAD + self.message.len()
     }
 }
 
-/// A query that waits.
+/// A query that waits for a free share or for rules.
 #[derive(Debug)]
 pub(super) enum Postponed {
     ForShare(DelayedQuery),
@@ -120,7 +122,7 @@ pub(super) enum Postponed {
 }
 
 impl Postponed {
-    /// Bytes that it counts.
+    /// Bytes that the waiting query counts in its endpoint's share.
     pub(super) fn units(&self) -> usize {
         match self {
             Self::ForShare(query) => query.units(),
@@ -145,7 +147,7 @@ pub(super) struct Delayed {
     lines: HashMap<Holder, VecDeque<Postponed>, RandomState>,
 }
 
-/// The next action.
+/// A query that left its line, with the action that is due.
 #[derive(Debug)]
 pub(super) enum Next {
     /// Its endpoint has a free share now: send it on.

@@ -54,7 +54,7 @@ impl HeldAnswers {
         self.answers.insert(None)
     }
 
-    /// Fills a reserved place.
+    /// Stores an answer in a reserved place until its result arrives or its deadline is over.
     pub(super) fn hold(&mut self, key: Key, answer: HeldAnswer) {
         let deadline = answer.since + self.max_delay;
         if let Some(place) = self.answers.get_mut(key) {

@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::{SocketOptions, control::Control, held::HeldAnswers, reply_sender::ReplySender};
 use crate::{arena::Key, proxy::Proxy, query::pending::HeldAnswer, stats::AnswerResult};
 
-/// See the module.
+/// The held answers of one worker, with the sockets through which any thread can release them.
 pub(super) struct Releases {
     proxy: Arc<Proxy>,
     control: Arc<Control>,
@@ -39,7 +39,6 @@ impl Releases {
         }
     }
 
-    /// The answers.
     pub(super) fn held(&self) -> MutexGuard<'_, HeldAnswers> {
         self.held.lock()
     }

@@ -21,7 +21,7 @@ const MAX_SENDERS: usize = 64;
 /// Dummy addresses that are tried before giving up.
 const TRIES: usize = 4;
 
-/// Sends answers to clients.
+/// Sends answers to clients from the address and port of the queried server.
 pub(super) struct ReplySender {
     transparent: bool,
     senders: HashMap<(bool, u16), Sender>,

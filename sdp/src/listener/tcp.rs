@@ -49,9 +49,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct Shared {
     proxy: Arc<Proxy>,
     options: SocketOptions,
-    /// Connections.
+    /// Quota of client connections, by endpoint.
     seats: Seats,
-    /// Connections to servers.
+    /// Open connections to servers, by endpoint.
     servers: Arc<ServerConnections>,
     /// Bytes of memory for messages.
     memory: Seats,
@@ -63,12 +63,12 @@ pub(super) struct Shared {
     draining: CancellationToken,
     /// Cancelled to read no more queries. Connections end when the queries in flight are answered.
     closing: CancellationToken,
-    /// End now.
+    /// Cancelled to end every connection at once, with or without its answers.
     stop: CancellationToken,
     cut: AtomicU64,
 }
 
-/// The running TCP side.
+/// TCP listeners and connections, as tasks of one runtime.
 pub(super) struct TcpServer {
     shared: Arc<Shared>,
     tasks: TaskTracker,
@@ -118,7 +118,7 @@ impl TcpServer {
         }
     }
 
-    /// Starts to accept.
+    /// Starts a task that accepts connections at `socket`.
     pub(super) fn listen(&self, socket: std::net::TcpListener) -> Result<(), ListenError> {
         let _in_runtime = self.runtime.enter();
         let listener = TcpListener::from_std(socket).map_err(ListenError::Worker)?;
@@ -145,7 +145,7 @@ impl TcpServer {
         self.tasks.wait().await;
     }
 
-    /// Ends all at once.
+    /// Ends all connections at once, without waiting for their answers.
     pub(super) fn stop(&self) {
         self.tasks.close();
         self.upkeep.close();

@@ -73,18 +73,18 @@ impl Listener {
     }
 }
 
-/// One worker.
+/// State of one worker thread, with its sockets and queries.
 pub(super) struct Worker {
     proxy: Arc<Proxy>,
     control: Arc<Control>,
     options: SocketOptions,
     epoll: Epoll,
     listeners: Vec<Listener>,
-    /// Messages from clients.
+    /// Buffers for messages from clients.
     queries: RecvBatch,
-    /// Messages from servers.
+    /// Buffers for messages from servers.
     answers: RecvBatch,
-    /// To servers.
+    /// Arguments of the calls that send queries to servers.
     send: SendBatch,
     lookups: LookupCache,
     repeats: Repeats,
@@ -104,7 +104,7 @@ pub(super) struct Worker {
     leaving: Option<Leaving>,
     next_sweep: Instant,
     now: Instant,
-    /// Datagrams of this turn.
+    /// Datagrams received in this turn. After [`BUSY`] of them the thread yields the CPU.
     taken: usize,
 }
 
@@ -253,12 +253,12 @@ impl Worker {
         self.count_unsent(1, unsent);
     }
 
-    /// `unsent` of `wanted` answers.
+    /// Counts the answers that could not be sent: `unsent`, or all `wanted` ones after an error.
     fn count_unsent(&self, wanted: usize, unsent: Result<usize, socket::SocketError>) {
         count_unsent(&self.proxy, wanted, unsent);
     }
 
-    /// Everything that is due.
+    /// Handles everything that is due: deadlines, retries, sweeps and the heartbeat.
     fn on_time(&mut self) {
         self.release_late();
         while let Some(mut flight) = self.upstream.expired(self.now) {

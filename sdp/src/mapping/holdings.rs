@@ -45,7 +45,6 @@ impl<K: Clone> Holdings<K> {
         }
     }
 
-    /// Number of entries.
     pub(super) fn len(&self) -> usize {
         self.entries.used()
     }

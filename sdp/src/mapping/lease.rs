@@ -23,7 +23,7 @@ const RENEWED: Duration = Duration::from_secs(30);
 /// Until when a lease must hold for an answer to be released under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Needed {
-    /// Until then.
+    /// Earliest end that the lease may have.
     pub until: BootTime,
     /// A lease that ends before this is renewed: the answer outlasts any lease.
     pub renewed: Option<BootTime>,
@@ -180,7 +180,6 @@ impl LeaseTable {
         self.holdings.clear();
     }
 
-    /// Drops what has ended.
     pub(crate) fn expire(&mut self, now: BootTime) {
         let names = &self.names;
         let ended = self

@@ -52,7 +52,7 @@ const EVICTED_AT_ONCE: usize = 32;
 /// The part of a mapping that is not on disk yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unwritten {
-    /// Nothing worth a write.
+    /// Nothing, or nothing that is worth a write.
     Nothing,
     /// Pairs that last longer than a disk says.
     Longer,
@@ -60,7 +60,7 @@ pub(crate) enum Unwritten {
     Pair,
 }
 
-/// Source of a mapping.
+/// Origin of a mapping that is added to the table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     Answer,
@@ -70,7 +70,7 @@ enum Source {
 
 type NamesByAsked = HashMap<Asked, NamePairs, RandomState>;
 
-/// The table of pairs.
+/// All unexpired pairs that the proxy can send to an agent, up to a limit.
 #[derive(Debug)]
 pub(crate) struct PairTable {
     /// By name first: a revocation names no endpoint.
@@ -341,7 +341,7 @@ impl PairTable {
         }
     }
 
-    /// Drops what has expired.
+    /// Removes the pairs that need not be stored any longer at `now`.
     pub(crate) fn expire(&mut self, now: BootTime) {
         let names = &self.names;
         let ended = self
@@ -456,12 +456,10 @@ impl PairTable {
         name.mappings(key, pairs.filter(|(_, pair)| which(pair)))
     }
 
-    /// Number of pairs kept.
     pub(crate) fn len(&self) -> usize {
         self.holdings.len()
     }
 
-    /// Whether nothing is kept.
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }

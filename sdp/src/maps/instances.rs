@@ -8,14 +8,12 @@ use std::{
 
 use shared_maps::{EndpointId, IdentityId};
 
-/// One endpoint, from `cilium_lxc`.
+/// An endpoint with the properties that distinguish it from a later one with the same number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
     /// Host-side interface; 0 if no map has it.
     pub ifindex: u32,
-    /// Identity of the endpoint.
     pub identity: IdentityId,
-    /// Addresses of the endpoint.
     pub addresses: BTreeSet<IpAddr>,
 }
 
@@ -23,7 +21,7 @@ pub struct Instance {
 pub(crate) type Instances = BTreeMap<EndpointId, Instance>;
 
 impl Instance {
-    /// Without addresses.
+    /// An instance without addresses, which the caller adds.
     pub fn new(ifindex: u32, identity: IdentityId) -> Self {
         Self {
             ifindex,

@@ -46,9 +46,9 @@ pub(super) fn needed_by_kernel() -> Vec<Capability> {
 
 /// What the kernel allows to the calling thread.
 struct Allowed {
-    /// To open pinned maps.
+    /// Whether it may open pinned maps.
     pins: bool,
-    /// To mark a socket.
+    /// Whether it may mark a socket.
     marks: bool,
 }
 

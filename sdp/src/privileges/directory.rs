@@ -54,7 +54,7 @@ pub(super) fn prepare(path: &Path, owner: Option<(Uid, Gid)>) -> io::Result<()> 
 /// Owners that are allowed for directories on the path.
 enum Trust {
     Anyone,
-    /// Root's and this process's.
+    /// Only root and the user of this process.
     Own,
 }
 

@@ -12,9 +12,9 @@ use crate::{query::pending::PendingQuery, stats::AnswerResult};
     reason = "a box would cost an allocation for each query"
 )]
 pub enum QueryDecision<'a> {
-    /// Send it on.
+    /// Send the query to its server.
     Forward(PendingQuery<&'a [u8]>),
-    /// Send our own answer.
+    /// Send the answer that the proxy has written to `own`.
     Reply,
     /// The endpoint has no rules yet. The query is judged again when it has.
     ///
@@ -22,14 +22,13 @@ pub enum QueryDecision<'a> {
     /// rules exist. A Cilium agent sends them to the proxy up to half a second after the endpoint
     /// is ready.
     AwaitRules(EndpointInstance),
-    /// Drop it.
+    /// Send nothing: the message is no query that can be answered.
     Ignore,
 }
 
 /// Whether a query may wait for the rules of its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RulesWait {
-    /// The query may wait.
     Allowed,
     /// The query has waited long enough, or there is no room for it.
     Over,
@@ -38,7 +37,6 @@ pub enum RulesWait {
 /// The decision about an answer.
 #[derive(Clone, Debug)]
 pub struct Answered {
-    /// Release, hold or replace.
     pub decision: AnswerDecision,
     /// Its OPT record, if it carries an option that must not be passed on.
     pub hop_by_hop: Option<Edns>,
@@ -51,6 +49,6 @@ pub enum AnswerDecision {
     Release(AnswerResult),
     /// Until the callback is called, or until the response max delay ends.
     Hold,
-    /// Never: SERVFAIL instead.
+    /// Never: the clients get SERVFAIL in its place.
     Malformed,
 }

@@ -97,7 +97,6 @@ impl Observer {
         Self { query_log, ..self }
     }
 
-    /// Counters.
     pub(crate) fn stats(&self) -> &Stats {
         &self.stats
     }
@@ -242,7 +241,7 @@ impl Observer {
         self.log(&mut answer.query, QueryEnd::unanswered("cut"), now);
     }
 
-    /// The server's answer arrived.
+    /// Records that the server's answer arrived: the query is no longer in flight.
     pub(crate) fn answered<Q>(&self, query: &PendingQuery<Q>, now: Instant) {
         self.stats.in_flight.down();
         let waited = query.waited(now);
@@ -266,7 +265,7 @@ impl Observer {
         self.log(query, end, now);
     }
 
-    /// An answer is held.
+    /// Records that an answer is held from now on.
     pub(crate) fn held(&self) {
         self.stats.held.up();
     }

@@ -19,25 +19,22 @@ use shared_maps::IdentityId;
 
 use crate::{query_log::Entry, stats::AnswerResult};
 
-/// How a query arrived.
+/// Origin, destination and time of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// Address and port of the sender.
     pub client: SocketAddr,
     /// The server it was meant for.
     pub server: SocketAddr,
-    /// Transport.
     pub transport: Transport,
-    /// When it is judged.
+    /// Time at which the query is judged, later than its arrival if it had to wait.
     pub at: Instant,
 }
 
 /// Identities, as they were when the query arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identities {
-    /// Identity of the client.
     pub client: IdentityId,
-    /// Identity of the server.
     pub server: IdentityId,
 }
 
@@ -48,11 +45,9 @@ pub struct Identities {
 /// held.
 #[derive(Debug)]
 pub struct PendingQuery<Q> {
-    /// How it arrived.
     pub from: Arrival,
     /// The client's message id, flags and EDNS.
     pub header: QueryHeader,
-    /// Question as sent.
     pub question: Q,
     /// Its OPT record, if it carries an option that must not be passed on.
     pub hop_by_hop: Option<Edns>,

@@ -12,7 +12,7 @@ pub(crate) struct Stopwatch {
     check_began: Option<Instant>,
 }
 
-/// Durations of judging.
+/// Durations of the steps in judging one query.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Judging {
     /// From the query's bytes to the verdict.
@@ -45,7 +45,6 @@ impl Stopwatch {
         self.is_reported
     }
 
-    /// The policy check begins.
     pub(crate) fn check_begins(&mut self) {
         self.check_began = self.began.map(|_| Instant::now());
     }

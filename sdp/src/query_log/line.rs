@@ -16,7 +16,7 @@ use dns_wire::{Header, Rcode};
 pub struct Entry {
     /// When it was judged, nanoseconds of Unix time.
     pub time: u64,
-    /// The same time, monotonic.
+    /// The same time on the monotonic clock.
     pub asked: Instant,
     /// Endpoint number and identity of the client, if found.
     pub endpoint: Option<(u16, u32)>,
@@ -24,11 +24,9 @@ pub struct Entry {
     pub pod: IpAddr,
     /// Name as policy matches it: lower case, bytes outside of the printable range as `\DDD`.
     pub name: String,
-    /// Type of the question.
+    /// Type of the question as a number, for example 28 for AAAA.
     pub qtype: u16,
-    /// Transport.
     pub transport: Transport,
-    /// Whether policy allows it.
     pub allowed: bool,
     /// Server it was meant for.
     pub server: SocketAddr,
@@ -36,11 +34,11 @@ pub struct Entry {
     pub server_identity: Option<u32>,
     /// Selector and pattern of the rule that allows it.
     pub rule: Option<(String, String)>,
-    /// How it ended.
+    /// Outcome of the query, set when it ends.
     pub end: QueryEnd,
 }
 
-/// How a query ended.
+/// Outcome of a query, with its answer and durations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QueryEnd {
     /// In a word, of those that metrics use.
@@ -76,7 +74,7 @@ impl QueryEnd {
         }
     }
 
-    /// Without an answer.
+    /// The outcome of a query whose client gets no answer.
     pub fn unanswered(result: &'static str) -> Self {
         Self {
             result,

@@ -14,7 +14,7 @@ use crate::regular_file;
 /// A file that was moved or removed is noticed after this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// Open output, which finds out when its file was moved or removed.
 #[derive(Debug)]
 pub(super) struct Output {
     sink: Sink,

@@ -21,7 +21,7 @@ pub enum Which {
 }
 
 impl Which {
-    /// The word.
+    /// The value of `--query-log` that selects it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -31,15 +31,14 @@ impl Which {
     }
 }
 
-/// Destination of the lines.
+/// Output to which the lines of the log are written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Target {
-    /// Standard output.
     #[default]
     Stdout,
     /// Standard error, between the lines of the program's own log.
     Stderr,
-    /// A file, appended to.
+    /// Absolute path of a file to which lines are appended.
     File(PathBuf),
 }
 

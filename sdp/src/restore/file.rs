@@ -35,13 +35,10 @@ pub const VERSION: u64 = 1;
 /// The used parts of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct EndpointFile {
-    /// Number.
     pub id: EndpointId,
-    /// Addresses of the endpoint.
     pub addresses: Vec<IpAddr>,
-    /// Host-side interface.
+    /// Number of the host-side interface.
     pub ifindex: u32,
-    /// Identity.
     pub identity: IdentityId,
     /// DNS rules, if it has any.
     pub rules: Option<EndpointRules>,
@@ -49,16 +46,15 @@ pub struct EndpointFile {
     pub skipped: SkippedRows,
 }
 
-/// Error in a file.
+/// Why the file of an endpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It cannot be read.
     #[error("cannot be read: {0}")]
     Read(io::Error),
     /// It is no JSON object, or ends too early.
     #[error("damaged: {0}")]
     Syntax(String),
-    /// A key occurs twice.
+    /// A key occurs twice in the object.
     #[error("damaged: it has {0} twice")]
     Twice(String),
     /// Not JSON, or a field of another type.
@@ -66,12 +62,7 @@ pub enum FileError {
     Json(#[from] serde_json::Error),
     /// A field's text cannot be read.
     #[error("damaged: {field} is {value:?}")]
-    Field {
-        /// Name of the field.
-        field: &'static str,
-        /// Text of the value.
-        value: String,
-    },
+    Field { field: &'static str, value: String },
     /// Written by a newer version.
     #[error(
         "HoldfastDNSRules has version {0}; this program reads up to {VERSION}: upgrade holdfast-sdp"
@@ -79,12 +70,7 @@ pub enum FileError {
     Newer(u64),
     /// A name or pattern that is not valid.
     #[error("HoldfastDNSRules, selector {selector:?}: {reason}")]
-    Name {
-        /// Selector of the rule.
-        selector: String,
-        /// Error in the value.
-        reason: String,
-    },
+    Name { selector: String, reason: String },
 }
 
 /// A member that is used of a file, or says who wrote it.

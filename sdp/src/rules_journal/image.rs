@@ -13,13 +13,12 @@ use super::{Content, Entry};
 use crate::{journal::record::crc32, maps::instances::Instance};
 
 const MAGIC: &str = "holdfast-cilium-rules";
-/// Version written.
+/// Version of the format that this release writes.
 const VERSION: u32 = 1;
 
 /// Why a file cannot be used or written.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// The file system refuses.
     #[error(transparent)]
     File(#[from] io::Error),
     /// It is not what was written.
@@ -31,12 +30,12 @@ pub enum ImageError {
     /// The file is of a later release.
     #[error("it has version {0}; this release reads up to {VERSION}: upgrade holdfast-sdp")]
     Newer(u32),
-    /// More than is kept.
+    /// The rules take this many bytes, more than a file may have.
     #[error("{0} bytes of rules are too many to be stored")]
     TooLarge(usize),
 }
 
-/// The written form.
+/// The JSON form of the file's content.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Saved {
     endpoints: Vec<SavedEndpoint>,
@@ -66,7 +65,7 @@ struct SavedRule {
     patterns: Option<Vec<String>>,
 }
 
-/// The whole file.
+/// Bytes of a file with this content, valid for the boot `boot_id`.
 pub(super) fn write(content: &Content, boot_id: &str) -> Result<Vec<u8>, ImageError> {
     let endpoints = content.entries.iter().map(|(id, entry)| SavedEndpoint {
         id: id.0,

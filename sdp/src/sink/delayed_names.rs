@@ -8,7 +8,7 @@ use limits::quota::Quota;
 use super::turns::Names;
 use crate::mapping::pairs::Key;
 
-/// Most names, in shares.
+/// Most queued names of all endpoints together. Each endpoint has a share of it.
 const LIMIT: usize = 32_768;
 
 pub(super) struct DelayedNames {

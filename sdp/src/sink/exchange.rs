@@ -10,7 +10,7 @@ use crate::{query_report::QueryReport, stats::Count};
 /// Result of a mapping that the sink sent.
 #[derive(Clone, Debug)]
 pub struct MappingResult {
-    /// Sequence of the mapping.
+    /// Number with which the sink sent the mapping.
     pub sequence: u64,
     /// What the agent grants for a realised mapping, or why it is not realised.
     pub result: Result<Grant, Refusal>,
@@ -58,9 +58,8 @@ impl Promise {
 /// A mapping on its way out.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
-    /// Ascending per stream.
+    /// Number of the mapping, which grows with each one that is sent.
     pub sequence: u64,
-    /// The mapping.
     pub mapping: Mapping,
     /// No answer waits for the result.
     pub leased: bool,
@@ -73,7 +72,7 @@ pub struct Outgoing {
 pub struct Room {
     /// Room for answers that clients wait for.
     pub live: usize,
-    /// Others, approximately.
+    /// Room for all other mappings, approximately.
     pub others: usize,
 }
 
@@ -90,9 +89,9 @@ impl Default for Room {
 /// The next mappings to send.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    /// Mappings, live ones first.
+    /// Mappings to send, those that clients wait for first.
     pub mappings: Vec<Outgoing>,
-    /// Revocations carried out.
+    /// Numbers of the revocations that were carried out.
     pub revoked: Vec<u64>,
 }
 
@@ -103,7 +102,7 @@ impl Batch {
     }
 }
 
-/// Counters of the sink.
+/// Counters of the sink since the process started.
 #[derive(Clone, Debug, Default)]
 pub struct SinkStats {
     /// Answers released because each pair was leased, or acknowledged; the same again within
@@ -119,26 +118,23 @@ pub struct SinkStats {
     pub queue_full: Count,
     /// Held answers whose result did not come in time.
     pub late: Count,
-    /// Mappings realised.
     pub realised: Count,
     /// Mappings refused, not realised, or without a result.
     pub refused: Count,
     /// Mappings sent again from the table.
     pub replayed: Count,
-    /// Revocations carried out.
     pub revocations: Count,
 }
 
 /// The sink as it stands, for people.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct SinkStatus {
-    /// Pairs kept.
+    /// Pairs that the sink stores to send them again.
     pub kept: usize,
     /// Pairs dropped because there were too many.
     pub dropped: u64,
-    /// Pairs with a lease.
     pub leases: usize,
-    /// Mappings not yet sent.
+    /// Mappings that are not sent yet.
     pub queued: usize,
     /// Mappings without a result yet.
     pub in_flight: usize,

@@ -31,7 +31,7 @@ use crate::{
     stats::Count,
 };
 
-/// Pairs kept at most.
+/// Most pairs that the sink stores. Above it, pairs are dropped and counted.
 pub(crate) const KEPT: usize = 200_000;
 /// Held answers queued at most, of which each endpoint has a share. Above it, answers are
 /// released as if the agent were away.
@@ -110,7 +110,7 @@ pub(super) struct State {
 
 /// An answer that waits for the result of a mapping that was sent.
 pub(super) struct AwaitedResult {
-    /// Since when.
+    /// Time at which the answer began to wait.
     since: BootTime,
     /// When the mapping was sent.
     sent: BootTime,

@@ -9,7 +9,7 @@ use std::{
     ptr,
 };
 
-/// Datagrams per system call.
+/// Most datagrams of one system call.
 pub(crate) const BATCH: usize = 64;
 /// Room for one datagram, bytes: more than any UDP payload. Pages that are never written cost nothing.
 const ROOM: usize = 65_536;
@@ -47,7 +47,7 @@ pub(crate) struct RecvBatch {
     data: Vec<u8>,
     names: Vec<libc::sockaddr_storage>,
     controls: Vec<Control>,
-    /// Points into `data`.
+    /// Places of the datagrams, as pointers into `data`.
     _iovecs: Vec<libc::iovec>,
     /// Point into the four above, none of which ever grows.
     headers: Vec<libc::mmsghdr>,
@@ -169,7 +169,7 @@ impl RecvBatch {
         header.map_or(0, |h| usize::try_from(h.msg_len).unwrap_or(0).min(ROOM))
     }
 
-    /// Sender of datagram `at`.
+    /// Sender of datagram `at`; none on a connected socket.
     pub(crate) fn from(&self, at: usize) -> Option<SocketAddr> {
         let name = self.names.get(at).filter(|_| at < self.received)?;
         address(name)
@@ -204,7 +204,7 @@ impl RecvBatch {
     }
 }
 
-/// A datagram to send.
+/// A datagram to be sent, with its addresses.
 #[derive(Clone, Copy)]
 pub(crate) struct Datagram<'a> {
     pub(crate) bytes: &'a [u8],

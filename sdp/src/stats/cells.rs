@@ -42,7 +42,7 @@ fn row() -> usize {
 }
 
 impl Cells {
-    /// `len` sums.
+    /// A set of `len` sums, all zero.
     pub(super) fn new(len: usize) -> Self {
         let lines_per_row = len.div_ceil(LINE);
         Self {
@@ -58,7 +58,7 @@ impl Cells {
         }
     }
 
-    /// Sum number `at`.
+    /// Sum number `at` over all rows, modulo 2^64.
     pub(super) fn get(&self, at: usize) -> u64 {
         let cells = (0..ROWS).filter_map(|row| self.cell(row, at));
         cells.fold(0, |sum, cell| {

@@ -121,7 +121,7 @@ pub(crate) const STAGE_MEANINGS: [(&str, &str, &str); 8] = [
     ),
 ];
 
-/// Durations by stage.
+/// One histogram of durations for each [`Stage`].
 #[derive(Clone, Debug)]
 pub struct Stages(Vec<Histogram>);
 

@@ -4,13 +4,13 @@ use std::fmt;
 
 /// A closed set of label values.
 pub trait Label: Copy + fmt::Debug + Send + Sync + 'static {
-    /// Name of the label.
+    /// Name of the label in metrics.
     const NAME: &'static str;
-    /// Every value.
+    /// Every value, in the order of [`Self::index`].
     const ALL: &'static [Self];
-    /// Position in [`Self::ALL`].
+    /// Position of the value in [`Self::ALL`].
     fn index(self) -> usize;
-    /// Text of the value.
+    /// Text of the value in metrics and `status`.
     fn text(self) -> &'static str;
     /// Its meaning, in a sentence.
     fn meaning(self) -> &'static str;
@@ -111,7 +111,7 @@ label! {
 }
 
 label! {
-    /// Transport of a query.
+    /// Transport over which a query came.
     Protocol = "protocol" {
         /// UDP.
         Udp => "udp",
@@ -123,7 +123,7 @@ label! {
 /// Values of a metric's label, with what they mean: for its documentation.
 pub type Meanings = Vec<(&'static str, &'static str)>;
 
-/// Every value of `L`.
+/// Texts and meanings of all values of `L`, for the documentation.
 pub fn meanings<L: Label>() -> Meanings {
     let all = L::ALL.iter();
     all.map(|label| (label.text(), label.meaning())).collect()

@@ -51,7 +51,7 @@ const JOIN: Duration = sockets::PATIENCE;
 /// Queries that one in flight answers for at most.
 const MAX_JOINED: usize = 64;
 
-/// A query in flight.
+/// A query that waits for its server's answer.
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub(crate) query: PendingQuery<Vec<u8>>,
@@ -83,7 +83,7 @@ pub(crate) struct FlightRef {
 /// Why a query was not registered.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegisterError {
-    /// Too much in flight.
+    /// The endpoint has no share left, or the socket has too many queries.
     #[error("too many queries in flight")]
     Full,
     /// No socket to the server.
@@ -91,7 +91,7 @@ pub(crate) enum RegisterError {
     Socket(#[from] socket::SocketError),
 }
 
-/// All of one worker's.
+/// Sockets and queries in flight of one worker.
 pub(crate) struct UdpUpstream {
     sockets: Arena<UpSocket>,
     servers: HashMap<ServerKey, Vec<Option<Key>>, RandomState>,
@@ -147,7 +147,6 @@ impl UdpUpstream {
         self.quota.allows(holder, 1)
     }
 
-    /// Queries in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.flights.len()
     }

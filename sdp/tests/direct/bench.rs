@@ -118,11 +118,11 @@ impl MappingSink for Sink {
     }
 }
 
-/// Settings of a bench.
+/// Settings of a [`Bench`] and its proxy.
 pub(crate) struct Options {
     pub v6: bool,
     pub(crate) workers: usize,
-    /// TCP connections at most.
+    /// Most TCP connections of clients.
     pub(crate) tcp_connections: usize,
     pub(crate) config: ProxyConfig,
     pub(crate) unknown: Option<IpAddr>,
@@ -259,7 +259,6 @@ impl Bench {
         self.client_from(self.proxy.ip())
     }
 
-    /// A client over TCP.
     pub(crate) fn tcp_client(&self) -> TcpStream {
         patient(TcpStream::connect(self.proxy).unwrap())
     }
@@ -335,7 +334,7 @@ fn rules(port: u16, allow: Vec<String>) -> EndpointRules {
     }
 }
 
-/// A query, as bytes.
+/// A recursive query in wire format.
 pub(crate) fn query(id: u16, name: &str, kind: RecordType) -> Vec<u8> {
     let mut message = Message::query();
     message.metadata.id = id;
@@ -366,7 +365,6 @@ pub(crate) fn rcode(message: &[u8]) -> ResponseCode {
     Message::from_vec(message).unwrap().metadata.response_code
 }
 
-/// Receives one datagram.
 pub(crate) fn receive(socket: &UdpSocket) -> Vec<u8> {
     let mut buffer = vec![0; 65_535];
     let len = socket.recv(&mut buffer).unwrap();

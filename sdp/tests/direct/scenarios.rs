@@ -23,7 +23,7 @@ use self::{
 };
 use crate::bench::Options;
 
-/// One test per file.
+/// Makes a test of each file of scenarios.
 macro_rules! files {
     ($($name:ident),* $(,)?) => {
         const FILES: &[&str] = &[$(stringify!($name)),*];
@@ -128,7 +128,7 @@ struct Asked {
     ask: Ask,
     id: u16,
     received: Option<Received>,
-    /// The server's last answer.
+    /// Bytes of the server's last answer to it.
     answer: Vec<u8>,
 }
 

@@ -24,12 +24,12 @@ const CHAIN: usize = 64;
 pub enum Direction {
     /// Packets that the interface receives.
     Ingress,
-    /// Packets that it sends.
+    /// Packets that the interface sends.
     Egress,
 }
 
 impl Direction {
-    /// `ingress` or `egress`.
+    /// Word for messages: `ingress` or `egress`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ingress => "ingress",
@@ -48,7 +48,7 @@ impl Direction {
 /// A program in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attached {
-    /// Number of the program.
+    /// The kernel's number of the program.
     pub program: u32,
     /// Number of the link that attaches it; 0: none.
     pub link: u32,
@@ -57,9 +57,9 @@ pub struct Attached {
 /// A link as its pin has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinnedLink {
-    /// Number of the link.
+    /// The kernel's number of the link.
     pub id: u32,
-    /// Number of its program.
+    /// The kernel's number of the program that it attaches.
     pub program: u32,
     /// Where it is attached. `None` if it was detached or has another kind of target.
     pub place: Option<LinkPlace>,
@@ -215,7 +215,7 @@ impl HeldPin {
         }))
     }
 
-    /// Path of the pin.
+    /// Path of the pin in the BPF file system.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -13,7 +13,7 @@ pub enum MapError {
     /// The pin exists, but the map's layout is not the one that this program uses.
     #[error("map {path} has another layout: expected {expected}, found {found}", path = .path.display())]
     Layout {
-        /// The pin.
+        /// Path of the map's pin.
         path: PathBuf,
         /// The layout that this program uses.
         expected: MapSpec,
@@ -26,17 +26,17 @@ pub enum MapError {
     /// The map is full. Its entries are unchanged.
     #[error("map {map} is full")]
     Full {
-        /// The map.
+        /// Path of the map's pin, or the map's name if it has no pin.
         map: String,
     },
-    /// A system call failed.
+    /// A system call failed for another reason.
     #[error("{call} on map {map}: {source}")]
     Syscall {
-        /// The call.
+        /// Command of `bpf(2)`, such as `BPF_MAP_UPDATE_ELEM`.
         call: &'static str,
-        /// The map.
+        /// Path of the map's pin, or the map's name if it has no pin.
         map: String,
-        /// The system's reason.
+        /// Error of the call, or why it was not made.
         source: io::Error,
     },
 }

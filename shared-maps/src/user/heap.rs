@@ -4,7 +4,7 @@
 //! of that size are taken from the heap and leave holes between small objects that live long. An
 //! agent that has read pages of megabytes would keep twice the memory that it uses.
 
-/// Heaps of all threads.
+/// Most heaps of all threads together (`M_ARENA_MAX`).
 #[cfg(target_env = "gnu")]
 const ARENAS: libc::c_int = 2;
 /// Larger buffers have a mapping of their own, which is returned to the system when they are freed.

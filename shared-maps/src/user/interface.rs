@@ -23,7 +23,7 @@ struct Request {
 }
 
 impl InterfaceNames {
-    /// Opens the socket.
+    /// Opens the socket through which names are looked up.
     pub fn open() -> io::Result<Self> {
         Ok(Self(UnixDatagram::unbound()?.into()))
     }

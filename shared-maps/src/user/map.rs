@@ -67,14 +67,14 @@ impl MapKind {
     }
 }
 
-/// Shape of a map.
+/// Kind and sizes of a map, which are checked when it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSpec {
-    /// Kernel type.
+    /// Type of the map in the kernel.
     pub kind: MapKind,
-    /// Key size, bytes.
+    /// Size of a key, bytes.
     pub key_size: u32,
-    /// Value size, bytes.
+    /// Size of a value, bytes.
     pub value_size: u32,
 }
 
@@ -93,7 +93,7 @@ impl fmt::Display for MapSpec {
 pub enum Access {
     /// Read only. It needs no capability, only read permission on the pin.
     ReadOnly,
-    /// Read and write.
+    /// Read and write. It needs both permissions on the pin.
     ReadWrite,
 }
 
@@ -134,7 +134,7 @@ impl<K: Record, V: Record> Map<K, V> {
         Self::from_fd(fd, path.to_owned(), kind)
     }
 
-    /// Creates an unpinned map.
+    /// Creates a map without a pin. The map exists as long as a handle or a program uses it.
     pub fn create(
         name: &str,
         kind: MapKind,
@@ -281,7 +281,7 @@ impl<K: Record, V: Record> Map<K, V> {
         )
     }
 
-    /// Inserts or replaces.
+    /// Inserts an entry, or replaces its value. Fails for per-CPU maps.
     pub fn set(&self, key: &K, value: &V) -> Result<(), MapError> {
         if self.kind.is_per_cpu() {
             return Err(self.wrong_kind("BPF_MAP_UPDATE_ELEM"));
@@ -374,10 +374,10 @@ impl<K: Record, V: Record> Map<K, V> {
     }
 }
 
-/// Result of [`Map::entries`].
+/// Result of a walk over a map with [`Map::entries`].
 #[derive(Clone, Debug)]
 pub struct Entries<K, V> {
-    /// Keys with their values.
+    /// Keys with their values, each key once.
     pub found: Vec<(K, V)>,
     /// False if the walk ended early because entries changed too fast.
     pub complete: bool,

@@ -10,7 +10,7 @@ use super::{MapError, sys};
 /// `BPF_MAP_TYPE_QUEUE`.
 const QUEUE: u32 = 22;
 
-/// An array of maps.
+/// An array whose values are maps (`BPF_MAP_TYPE_ARRAY_OF_MAPS`).
 #[derive(Debug)]
 pub struct MapOfMaps {
     fd: OwnedFd,

@@ -81,7 +81,7 @@ struct InfoAttr {
     info: u64,
 }
 
-/// Head of `struct bpf_map_info`.
+/// First fields of `struct bpf_map_info`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MapInfo {
@@ -106,7 +106,7 @@ pub(super) struct LinkInfo {
     pub(super) attach_type: u32,
 }
 
-/// Head of `struct bpf_prog_info`.
+/// First fields of `struct bpf_prog_info`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ProgramInfo {
@@ -148,7 +148,7 @@ struct IdAttr {
     open_flags: u32,
 }
 
-/// Calls `bpf(2)` with `attr`.
+/// Calls `bpf(2)` with `attr` and its size.
 fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long> {
     // SAFETY: `attr` is one of the `#[repr(C)]` prefixes of `union bpf_attr`
     // above, lives across the call, and its size is passed; pointers inside it

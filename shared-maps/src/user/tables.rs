@@ -54,7 +54,7 @@ impl Globals {
         }
     }
 
-    /// The BPF root itself.
+    /// The BPF root that was given to [`Self::new`].
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -74,17 +74,17 @@ impl Globals {
         self.path(&format!("{}{:05}", policy::NAME_PREFIX, endpoint.0))
     }
 
-    /// Opens `cilium_lxc`.
+    /// Opens the map `cilium_lxc` and checks its layout.
     pub fn lxc(&self, access: Access) -> Result<Map<LxcKey, LxcValue>, MapError> {
         Map::open(&self.path(lxc::NAME), MapKind::Hash, access)
     }
 
-    /// Opens `cilium_ipcache_v2`.
+    /// Opens the map `cilium_ipcache_v2` and checks its layout.
     pub fn ipcache(&self, access: Access) -> Result<Map<IpcacheKey, IpcacheValue>, MapError> {
         Map::open(&self.path(ipcache::NAME), MapKind::LpmTrie, access)
     }
 
-    /// Opens the older `cilium_ipcache`.
+    /// Opens the older map `cilium_ipcache` and checks its layout.
     pub fn ipcache_v1(&self, access: Access) -> Result<Map<IpcacheKey, IpcacheValueV1>, MapError> {
         Map::open(&self.path(ipcache::NAME_V1), MapKind::LpmTrie, access)
     }

@@ -17,7 +17,7 @@ const FOREIGN: [&str; 2] = ["PrometheusRule", "ServiceMonitor"];
 /// Objects of a value set.
 #[derive(Debug)]
 pub(super) struct Rendered {
-    /// `chart/file`.
+    /// Chart and file of the value set, as `chart/file`.
     pub(super) name: String,
     pub(super) objects: Vec<Value>,
 }

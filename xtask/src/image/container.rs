@@ -18,7 +18,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Copies layers: works on every file system.
 const SNAPSHOTTER: &str = "native";
 
-/// Ends with this value.
+/// A running containerd, which ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Containerd {
     process: Child,
@@ -80,7 +80,6 @@ impl Containerd {
         )
     }
 
-    /// Imports an archive.
     pub(crate) fn import(&self, archive: &Path) -> Result<()> {
         let mut import = self.ctr(&["images", "import", "--snapshotter", SNAPSHOTTER]);
         import.arg(archive);

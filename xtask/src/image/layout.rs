@@ -61,7 +61,7 @@ pub(super) fn archive(home: &Path, root: &Path, program: &str) -> Result<PathBuf
     Ok(archive)
 }
 
-/// Configuration of the image.
+/// OCI configuration of the image, as skopeo prints it.
 pub(super) fn config(home: &Path, program: &str) -> Result<Value> {
     let image = format!("oci:{}:image", text(&layout(home, program))?);
     let args = ["inspect", "--config", &image];

@@ -17,7 +17,7 @@ use crate::process;
 /// Begins the last line of a guest's output.
 const STATUS: &str = "guest: status ";
 
-/// How a guest ended.
+/// Reason for the end of a guest.
 #[derive(Debug)]
 pub(crate) enum Ended {
     /// The script ended with this status.

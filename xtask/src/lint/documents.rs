@@ -99,7 +99,7 @@ fn missing_commands<'a>(readme: &'a str, ci: &'a str) -> impl Iterator<Item = &'
         .filter(move |command| !named(command))
 }
 
-/// Targets of `[text](target)`.
+/// Targets of the links `[text](target)` in a line.
 fn link_targets(line: &str) -> impl Iterator<Item = &str> {
     line.split("](")
         .skip(1)

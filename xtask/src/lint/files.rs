@@ -66,10 +66,9 @@ type Module = Vec<String>;
 #[derive(Default)]
 struct Files(BTreeMap<Module, Found>);
 
-/// What a file uses.
+/// Modules that a file uses, and names that it exports.
 #[derive(Default)]
 struct Found {
-    /// Its path.
     file: String,
     /// Modules that it is in, and itself.
     module: Module,
@@ -213,7 +212,7 @@ impl<'ast> Visit<'ast> for Found {
         self.import(&item.tree, &[], exports);
     }
 
-    /// `pub(in crate::…)` uses nothing.
+    /// Visits nothing: the path in `pub(in crate::…)` is not a use.
     fn visit_vis_restricted(&mut self, _: &'ast VisRestricted) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {

@@ -7,7 +7,7 @@ use crate::{process, progress::step};
 /// A subcommand of cargo, by the name of its package.
 pub(crate) struct CargoTool {
     pub(crate) package: &'static str,
-    /// As in `cargo <verb>`.
+    /// Name of the subcommand, as in `cargo <verb>`.
     pub(crate) verb: &'static str,
     pub(crate) version: &'static str,
     pub(crate) why: &'static str,

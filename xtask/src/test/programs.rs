@@ -17,7 +17,7 @@ pub(super) const ALONE: &str = "alone";
 /// The test program whose two tests run in two guests.
 pub(super) const BOOTS: &str = "boots";
 
-/// A built test program.
+/// A test program of `e2e` that was built.
 #[derive(Debug)]
 pub(super) struct TestProgram {
     pub(super) name: String,
@@ -25,7 +25,7 @@ pub(super) struct TestProgram {
 }
 
 impl TestProgram {
-    /// Whether `tier` runs it.
+    /// Whether the tier runs tests of this program.
     pub(super) fn is_of(&self, tier: Tier) -> bool {
         match (tier, self.name.as_str()) {
             (Tier::Nightly, name) => name != BOOTS,

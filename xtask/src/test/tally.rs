@@ -55,7 +55,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// The number before `word`.
+/// Number before `word` in a line of counts; 0 if it is absent.
 fn count(counts: &str, word: &str) -> u64 {
     counts
         .split([';', '.'])

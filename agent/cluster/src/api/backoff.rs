@@ -21,7 +21,8 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The next pause.
+    /// The pause before the next attempt, between one half of the base and all of it. The base
+    /// doubles with each call, up to [`LONGEST`].
     pub(crate) fn next(&mut self) -> Duration {
         let base = self.0;
         self.0 = (base * 2).min(LONGEST);

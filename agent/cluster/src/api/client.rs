@@ -36,36 +36,21 @@ const REASON_MAX: usize = 64 << 10;
 pub enum ClientError {
     /// The kubeconfig cannot be used.
     #[error("--kubeconfig {path}: {reason}; write one that `kubectl --kubeconfig {path} get namespaces` can use", path = .path.display())]
-    Kubeconfig {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
+    Kubeconfig { path: PathBuf, reason: String },
     /// There is no service account.
     #[error(
         "there is no account for the API server: {reason}; run in a pod with a service account (automountServiceAccountToken: true), or give --kubeconfig FILE"
     )]
-    Account {
-        /// Why.
-        reason: String,
-    },
+    Account { reason: String },
     /// The server's URL cannot be used.
     #[error("--k8s-api-server {url}: {reason}; write for example https://192.0.2.1:6443")]
-    Server {
-        /// The URL.
-        url: String,
-        /// Why.
-        reason: String,
-    },
+    Server { url: String, reason: String },
     /// The server does not accept the token or certificate.
     #[error("the API server {server} does not accept the credentials in {path}: {reason}; renew the token or certificate there", path = .path.display())]
     Unauthorized {
-        /// The server.
         server: String,
-        /// File of the credentials.
+        /// The token file or the kubeconfig that holds the credentials.
         path: PathBuf,
-        /// Why.
         reason: String,
     },
     /// No HTTP header may have the token.
@@ -77,24 +62,22 @@ pub enum ClientError {
     /// The server's certificate cannot be verified.
     #[error("the certificate of the API server {server} is not trusted with the CA of {path}: {reason}; write the CA of this cluster there, or correct the server's address", path = .path.display())]
     Untrusted {
-        /// The server.
         server: String,
-        /// File of the CA.
+        /// The CA file, or the kubeconfig that names it.
         path: PathBuf,
-        /// Why.
         reason: String,
     },
 }
 
-/// Why a request failed.
+/// Why a request to the API server failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The server refuses it.
+    /// The server answered with an error status.
     #[error("{code}: {message}")]
     Refused {
         /// HTTP status.
         code: u16,
-        /// What the server says.
+        /// The `message` of the server's `Status` object.
         message: String,
     },
     /// The server does not answer, or not in time.
@@ -149,7 +132,8 @@ impl Api {
         Ok(api)
     }
 
-    /// Reads the settings.
+    /// Builds the client from the kubeconfig, or from the pod's service account, without a request
+    /// to the server.
     async fn prepare(settings: &ApiSettings) -> Result<Self, ClientError> {
         let mut config = match &settings.kubeconfig {
             Some(path) => from_kubeconfig(path).await?,
@@ -186,7 +170,7 @@ impl Api {
         })
     }
 
-    /// URL of the server.
+    /// URL of the API server, without a final slash.
     pub fn server(&self) -> &str {
         &self.server
     }

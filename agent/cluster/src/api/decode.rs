@@ -159,7 +159,7 @@ impl<'de> Visitor<'de> for &Fields {
 pub(super) struct Page {
     /// Its objects. Those of built-in kinds have neither `apiVersion` nor `kind`.
     pub(super) items: Vec<Value>,
-    /// Version of the list.
+    /// The list's `resourceVersion`, from which a watch continues.
     pub(super) version: String,
     /// Where the next page begins; none on the last one.
     pub(super) next: Option<String>,
@@ -174,7 +174,7 @@ struct ListMetadata {
     next: Option<String>,
 }
 
-/// Reads a page.
+/// Reads one page of a list, and keeps only `fields` of its objects.
 pub(super) fn page(text: &[u8], fields: &Fields) -> Result<Page, serde_json::Error> {
     let mut from = serde_json::Deserializer::from_slice(text);
     let page = PageOf(fields).deserialize(&mut from)?;
@@ -235,7 +235,7 @@ impl<'de> Visitor<'de> for PageOf<'_> {
 pub(super) enum Line {
     /// The object is there now, new or changed.
     Applied(Value),
-    /// The object is gone.
+    /// The object was deleted; this is its last state.
     Deleted(Value),
     /// The watch has come so far, and there was nothing to send.
     Bookmark(Value),
@@ -243,7 +243,6 @@ pub(super) enum Line {
     Failed {
         /// Code as in HTTP; 410: the version is too old, and the list has to be read again.
         code: u16,
-        /// Why.
         message: String,
     },
 }

@@ -13,7 +13,6 @@ const LONGEST: Duration = Duration::from_mins(10);
 /// Which Lease, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Name of the Lease.
     pub name: &'static str,
     /// How long a holder that does not renew stays the holder.
     pub duration: Duration,
@@ -22,11 +21,11 @@ pub struct Terms {
 /// What to do with the Lease.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
-    /// Write this new Lease.
+    /// Create the Lease, which does not exist.
     Create(Value),
     /// Write this in the place of the Lease: it is ours, or free.
     Update(Value),
-    /// Another agent has it.
+    /// Another agent holds the Lease, and its time has not expired.
     Wait,
 }
 

@@ -14,9 +14,7 @@ use super::{
 /// A Lease, and who takes it.
 #[derive(Clone, Debug)]
 pub struct LeaseClient {
-    /// The API server.
     pub api: Api,
-    /// Namespace of the Lease.
     pub namespace: String,
     /// Name of the holder: it differs between the agents of a cluster.
     pub holder: String,

@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_secs(600);
 /// The same while the Node has no block of pods: it gets one soon after it was made.
 const AGAIN_WITHOUT_BLOCKS: Duration = Duration::from_secs(60);
-/// After a failure.
+/// The same after a write that failed.
 const AGAIN_AFTER_FAILURE: Duration = Duration::from_secs(30);
 
 /// Keeps the object until the agent stops.

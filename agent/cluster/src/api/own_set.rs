@@ -57,7 +57,7 @@ enum Seen {
     Gone,
 }
 
-/// What an answer means.
+/// What an answer of the API server says about the DaemonSet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     There,

@@ -64,16 +64,13 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins
 /// The holder stops writing so long before its Lease may be taken.
 const MARGIN: Duration = Duration::from_secs(20);
 
-/// The task that reports.
+/// The task that reports refused objects in the cluster, while it holds the Lease.
 #[derive(Debug)]
 pub(crate) struct Reporter {
-    /// The API server.
     pub(crate) api: Api,
-    /// Name of this node.
     pub(crate) node: String,
-    /// What is refused now.
+    /// The refused objects; a new value is sent whenever they change.
     pub(crate) refusals: watch::Receiver<Arc<Refusals>>,
-    /// Where problems are shown.
     pub(crate) health: ClusterHealth,
 }
 
@@ -222,7 +219,7 @@ impl Reporter {
         }
     }
 
-    /// Gives the Lease back.
+    /// Releases the Lease if this agent holds it.
     async fn release(&self, hold: &Hold) {
         if hold.is_ours(Instant::now()) {
             self.lease().release().await;
@@ -362,7 +359,8 @@ impl<'a> Place<'a> {
         })
     }
 
-    /// Path of its neighbours.
+    /// URL path of the collection that contains the object: the kind's, in the object's namespace
+    /// if it has one.
     fn path(&self) -> String {
         let all = self.resource.path();
         match (self.namespace, all.rsplit_once('/')) {

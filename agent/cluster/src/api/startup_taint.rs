@@ -30,11 +30,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// The startup taint of this node.
 #[derive(Debug)]
 pub struct StartupTaint {
-    /// Where the Node is.
     pub api: Api,
-    /// `--node-name`.
     pub node: String,
-    /// `--agent-not-ready-taint-key`.
+    /// Key of the taint, from `--agent-not-ready-taint-key`.
     pub key: String,
     /// Takes the reason why it cannot be removed.
     pub health: ClusterHealth,

@@ -68,7 +68,7 @@ enum WatchError {
 }
 
 impl WatchError {
-    /// Status code of HTTP.
+    /// HTTP status of the failure; 410 for a version that is too old.
     fn code(&self) -> Option<u16> {
         match self {
             Self::Request(error) => error.code(),
@@ -81,7 +81,7 @@ impl WatchError {
 /// Reads an object whose key this is.
 pub(crate) type Reader<T> = fn(&Value, &str) -> T;
 
-/// One watch.
+/// The watch of one kind of object.
 #[derive(Debug)]
 pub(super) struct Watch<T> {
     pub(super) api: Api,
@@ -89,7 +89,7 @@ pub(super) struct Watch<T> {
     pub(super) health: ClusterHealth,
     pub(super) send: mpsc::Sender<Batch<T>>,
     pub(super) read: Reader<T>,
-    /// `--k8s-service-cidr` is given.
+    /// `--k8s-service-cidr` is given: the kind ServiceCIDR may then be absent.
     pub(super) has_service_blocks: bool,
     /// For the hashes of objects.
     pub(super) hash: RandomState,
@@ -402,7 +402,7 @@ fn advance(version: &mut String, object: &Value) {
     }
 }
 
-/// Lines of a watch.
+/// Splits the body of a watch into lines, each of which is one JSON event.
 pub(super) struct Lines {
     body: Body,
     read: Vec<u8>,

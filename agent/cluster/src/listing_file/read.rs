@@ -27,10 +27,9 @@ use super::{
 /// Until a listing that nothing has confirmed is no longer used.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
-/// A listing of before.
+/// A listing that an earlier run of the agent stored.
 #[derive(Debug)]
 pub struct Stored {
-    /// Documents by key.
     pub documents: Vec<(String, Read)>,
     /// How long ago it was right for the last time.
     pub age: Duration,

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// Bounds of a relay.
+/// Limits on the connections of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bounds {
-    /// Agents at once.
+    /// Most agents that have a stream at once.
     pub(super) agents: usize,
     /// Connections without a stream at once: of peers that have not shown a certificate, and of
     /// those that have not sent a request.
@@ -26,7 +26,7 @@ pub(super) struct Bounds {
 const OTHERS: usize = 128;
 
 impl Bounds {
-    /// For so many agents.
+    /// The limits of a relay for this many agents.
     pub(super) fn agents(agents: usize) -> Self {
         Self {
             agents,

@@ -87,17 +87,16 @@ impl Connection {
         self.0.peer
     }
 
-    /// For its place.
+    /// Address and certificate of the agent, by which it gets a place.
     pub(super) fn who(&self) -> Who {
         self.0.who
     }
 
-    /// Its octets.
     pub(super) fn progress(&self) -> &Progress {
         &self.0.progress
     }
 
-    /// Has one more stream.
+    /// Counts one more stream, until the result is dropped.
     pub(super) fn stream(&self) -> Streaming {
         self.0.streams.send_modify(|streams| *streams += 1);
         Streaming(self.clone())
@@ -111,7 +110,7 @@ impl Drop for Streaming {
     }
 }
 
-/// See the module.
+/// Accepts the agents' connections and serves each in its own task.
 #[derive(Debug)]
 pub(super) struct Connections {
     shared: Arc<Shared>,
@@ -302,7 +301,6 @@ impl Connections {
     }
 }
 
-/// Both kinds of streams.
 enum Either<P, T> {
     Plain(P),
     Tls(Box<T>),
@@ -312,9 +310,9 @@ enum Either<P, T> {
 struct AtWork<'a> {
     all: &'a Connections,
     connection: Connection,
-    /// Certificates of the agent.
+    /// Certificate chain that the agent has shown; empty without TLS.
     chain: Vec<CertificateDer<'static>>,
-    /// Those that accept it.
+    /// The credentials whose authority accepted the agent; none = plain text.
     used: Option<Arc<Credentials>>,
     /// None while it has a stream.
     guest: Option<Guest<IpAddr>>,
@@ -446,7 +444,7 @@ async fn greeting(stream: &TcpStream, is_tls: bool) -> Result<(), Closed> {
     }
 }
 
-/// The next renewed credentials.
+/// Waits for the next renewed credentials. It never returns without TLS, or when no more will come.
 async fn renewed(current: &mut Option<watch::Receiver<Arc<Credentials>>>) -> Arc<Credentials> {
     if let Some(current) = current
         && current.changed().await.is_ok()

@@ -14,7 +14,7 @@ use tonic::{Status, Streaming as Messages, transport::Endpoint};
 use super::*;
 use crate::relay::lab::{Authority, Relay, Secret, follow, follow_with, pods, start, start_with};
 
-/// Far above anything here.
+/// Timeout of the waits in these tests, far longer than any of them takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A host of loopback that is not the agents'.
@@ -25,7 +25,7 @@ async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     done.unwrap_or_else(|_| panic!("not within {LIMIT:?}: {what}"))
 }
 
-/// A connection of [`STRANGER`].
+/// Opens a TCP connection from the address [`STRANGER`].
 async fn connect(relay: &Relay) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((STRANGER, 0).into()).unwrap();

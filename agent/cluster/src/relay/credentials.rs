@@ -23,7 +23,7 @@ pub fn check(files: &TlsFiles) -> Result<(), TlsError> {
     Credentials::load(files).map(drop)
 }
 
-/// See the module.
+/// The credentials of one side, checked and ready for handshakes.
 pub(crate) struct Credentials {
     texts: TlsTexts,
     server: Arc<ServerConfig>,
@@ -87,7 +87,6 @@ impl Credentials {
         })
     }
 
-    /// For handshakes with agents.
     pub(super) fn server(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.server)
     }

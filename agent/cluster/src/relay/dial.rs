@@ -12,7 +12,7 @@ use tonic::codegen::{BoxFuture, Service};
 
 use super::progress::{Counted, Progress};
 
-/// See the module.
+/// Opens the TCP connection to one relay.
 #[derive(Clone, Debug)]
 pub(super) struct Dial {
     /// `host:port`.
@@ -21,7 +21,6 @@ pub(super) struct Dial {
 }
 
 impl Dial {
-    /// Of a relay.
     pub(super) fn new(address: String, progress: Progress) -> Self {
         Self { address, progress }
     }

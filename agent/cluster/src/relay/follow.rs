@@ -51,15 +51,15 @@ const WINDOW: u32 = 256 << 10;
 /// A stream that lasted so long was in order.
 const IN_ORDER: Duration = Duration::from_secs(10);
 
-/// The task.
+/// The agent's task that follows one relay at a time.
 #[derive(Debug)]
 pub(crate) struct Follower {
     pub(crate) settings: RelaySettings,
-    /// Name of this node.
+    /// Name of this node, which the relays log.
     pub(crate) node: String,
     pub(crate) health: ClusterHealth,
     pub(crate) send: mpsc::Sender<Batch>,
-    /// `--k8s-service-cidr` is given.
+    /// `--k8s-service-cidr` is given: the kind ServiceCIDR may then be absent.
     pub(crate) has_service_blocks: bool,
     pub(crate) tasks: TaskTracker,
     /// Between two reads of the certificates' files.
@@ -75,7 +75,8 @@ impl Follower {
         stop.run_until_cancelled_owned(self.follow_renewed()).await;
     }
 
-    /// Reads renewed certificates meanwhile.
+    /// Follows the relays and meanwhile reads renewed certificates. Without TLS there are none to
+    /// read.
     async fn follow_renewed(self) {
         let Some(files) = self.settings.tls.clone() else {
             return self.follow_always(None).await;

@@ -20,7 +20,7 @@ const NAMELESS: &str = "?";
 pub(super) struct Parts {
     /// None if no other object would share it.
     pub(super) template: Option<String>,
-    /// Without apiVersion and kind.
+    /// The object's own part, without `apiVersion` and `kind`.
     pub(super) own: String,
 }
 

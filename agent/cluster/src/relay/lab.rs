@@ -29,7 +29,7 @@ use crate::{
 /// Between two reads of the certificates' files.
 const RENEWAL: Duration = Duration::from_millis(20);
 
-/// Makes certificates.
+/// A certificate authority that signs the certificates of relays and agents.
 pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -141,7 +141,7 @@ pub(super) fn change(n: u32, label: &str) -> Vec<Batch<Item>> {
     }]
 }
 
-/// Without TLS.
+/// Starts a relay without TLS on the address `at`.
 pub(super) async fn start(at: &str, bounds: Bounds, pods: &[(u32, String)]) -> Relay {
     start_with(at, bounds, pods, None).await
 }
@@ -186,17 +186,17 @@ pub(super) async fn start_with(
     }
 }
 
-/// An agent's side.
+/// The agent's side of a connection to relays.
 pub(super) struct Agent {
     pub(super) batches: mpsc::Receiver<Batch>,
     pub(super) documents: ClusterDocuments,
-    /// What came, in short.
+    /// Listings that began since the start.
     pub(super) listings: usize,
     pub(super) health: ClusterHealth,
     _stop: tokio_util::sync::DropGuard,
 }
 
-/// An agent without TLS.
+/// Starts an agent that follows these relays without TLS.
 pub(super) fn follow(addresses: &[&str]) -> Agent {
     follow_with(addresses, None)
 }

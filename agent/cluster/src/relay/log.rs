@@ -20,11 +20,11 @@ pub(super) struct TooFarBehind;
 pub(super) struct Portion {
     /// Encoded parts of a frame.
     pub(super) parts: Vec<Bytes>,
-    /// Position after them.
+    /// Position after the last of `parts`.
     pub(super) sequence: u64,
 }
 
-/// See the module.
+/// The last changes, up to a number of octets.
 #[derive(Debug)]
 pub(super) struct Log {
     changes: VecDeque<Bytes>,
@@ -55,7 +55,7 @@ impl Log {
         (self.begin..=self.sequence()).contains(&sequence)
     }
 
-    /// Adds a change.
+    /// Adds a change at the end. The oldest changes go while the octets exceed the limit.
     pub(super) fn push(&mut self, change: Bytes) {
         self.octets += change.len();
         self.changes.push_back(change);

@@ -23,19 +23,19 @@ use crate::health::WatchHealth;
 /// Why a relay does not serve a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// No descriptor.
+    /// The connection could not be accepted, usually because no file descriptor is free.
     Accept,
     /// Connections without a request from one address.
     Crowded,
-    /// TLS.
+    /// The TLS handshake failed or was too slow, or only one of the two sides uses TLS.
     Handshake,
-    /// No request in time.
+    /// The connection had no stream for longer than [`Bounds::request`].
     NoRequest,
     /// Neither sends nor takes anything.
     Silent,
     /// As many agents as may be.
     Agents,
-    /// A renewed authority.
+    /// The renewed authority did not sign the agent's certificate.
     Certificate,
 }
 
@@ -65,10 +65,10 @@ impl Refusal {
     }
 }
 
-/// Counters of the service.
+/// Counters of the relay's service since its start.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    /// Snapshots that were begun.
+    /// Snapshots that were begun for agents.
     pub(super) snapshots: AtomicU64,
     /// Of these to agents that were too far behind.
     pub(super) resynced: AtomicU64,
@@ -97,16 +97,15 @@ impl Counters {
     }
 }
 
-/// One look at everything.
+/// The relay's figures at one moment, as `/metrics` shows them.
 #[derive(Clone, Debug, Default)]
 pub struct Scrape {
-    /// Agents that are connected.
     pub agents: usize,
     /// Changes of objects since the start.
     pub changes: u64,
-    /// Octets of frames.
+    /// Octets of frames sent to agents, before TLS.
     pub octets: u64,
-    /// Snapshots that were begun.
+    /// Snapshots that were begun for agents.
     pub snapshots: u64,
     /// Of these to agents that were too far behind.
     pub resynced: u64,
@@ -116,7 +115,6 @@ pub struct Scrape {
     pub refused: Vec<(Refusal, u64)>,
     /// Since when renewed certificates cannot be used, seconds.
     pub certificates_stale: u64,
-    /// Watches of the cluster.
     pub watches: Vec<WatchHealth>,
 }
 

@@ -7,9 +7,9 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Lines in a [`PERIOD`].
+/// Most lines that are written in one [`PERIOD`].
 const LINES: u64 = 50;
-/// The time.
+/// The time after which a new count begins.
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// Lines of one kind. Clones are one.
@@ -19,7 +19,7 @@ pub(super) struct Paced(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     begin: Option<Instant>,
-    /// In this period.
+    /// Lines in this period, with those that were left out.
     lines: u64,
 }
 

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Certificate(pub(super) u64);
 
-/// A peer.
+/// An agent, by what its place is counted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Who {
     pub(super) address: IpAddr,
@@ -25,11 +25,11 @@ pub(super) struct Who {
 /// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoPlace {
-    /// All are taken.
+    /// All places are taken, and none can be taken from another certificate.
     Full,
     /// The address has its share.
     Share {
-        /// Agents of the address.
+        /// Places that the address has.
         held: usize,
     },
 }
@@ -42,7 +42,7 @@ pub(super) struct Places(Arc<Mutex<State>>);
 struct State {
     by_address: Quota<IpAddr>,
     by_certificate: Quota<Certificate>,
-    /// By age: keys rise.
+    /// Taken places by number. A younger place has a greater number.
     taken: BTreeMap<u64, Taken>,
     next: u64,
 }
@@ -96,12 +96,10 @@ impl Places {
         })
     }
 
-    /// How many are taken.
     pub(super) fn taken(&self) -> usize {
         self.0.lock().by_address.used()
     }
 
-    /// How many there are.
     pub(super) fn limit(&self) -> usize {
         self.0.lock().by_address.limit()
     }

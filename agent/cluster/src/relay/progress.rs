@@ -23,7 +23,7 @@ struct Octets {
 }
 
 impl Progress {
-    /// Octets that came.
+    /// Octets read from the other side.
     pub(super) fn read(&self) -> u64 {
         self.0.read.load(Ordering::Relaxed)
     }
@@ -33,7 +33,7 @@ impl Progress {
         self.0.written.load(Ordering::Relaxed)
     }
 
-    /// Counts those of `stream`.
+    /// Wraps `stream` so that its octets are counted here.
     pub(super) fn count<S>(&self, stream: S) -> Counted<S> {
         Counted {
             stream,

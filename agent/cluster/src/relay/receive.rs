@@ -26,9 +26,8 @@ pub(super) enum FrameError {
          chart's Deployment holdfast-relay)"
     )]
     Kind {
-        /// Version of the relay.
         version: String,
-        /// The kind.
+        /// Kind that this agent needs and the relay does not send.
         kind: &'static str,
     },
     /// A step before the first Hello.
@@ -36,18 +35,11 @@ pub(super) enum FrameError {
     NoHello,
     /// An object with a template that was not sent.
     #[error("{key} refers to template {template}, which was not sent")]
-    Template {
-        /// Key of the object.
-        key: String,
-        /// Number of the template.
-        template: u64,
-    },
-    /// Not JSON.
+    Template { key: String, template: u64 },
     #[error("{what} is not JSON: {reason}")]
     Json {
         /// Key of the object, or the template.
         what: String,
-        /// Why.
         reason: String,
     },
 }
@@ -55,7 +47,7 @@ pub(super) enum FrameError {
 /// What came with a frame.
 #[derive(Debug, Default)]
 pub(super) struct Received {
-    /// For the documents.
+    /// Changes of objects, as the agent's own watches would give them.
     pub(super) batches: Vec<Batch>,
     /// Kinds that the relay cannot follow; none = not said in this frame.
     pub(super) view: Option<Vec<Stale>>,
@@ -63,7 +55,7 @@ pub(super) struct Received {
     pub(super) version: Option<String>,
 }
 
-/// See the module.
+/// What the agent has of a relay's stream: its position and its templates.
 #[derive(Debug, Default)]
 pub(super) struct Receiver {
     /// Of the relay's run, since its Hello on this stream.

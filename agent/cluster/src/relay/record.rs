@@ -32,7 +32,7 @@ const CHUNK: usize = 256 << 10;
 #[derive(Debug)]
 pub(crate) struct Item {
     parts: Parts,
-    /// Agents will refuse it.
+    /// Why agents will refuse the object; none = they will not.
     refused: Option<PolicyError>,
 }
 
@@ -47,7 +47,7 @@ pub(super) fn read(object: &Value, key: &str) -> Item {
 /// Every object at one position, in frames.
 #[derive(Debug)]
 pub(super) struct Snapshot {
-    /// Encoded.
+    /// Encoded frames, which all agents share.
     pub(super) frames: Vec<Bytes>,
     /// Position of the changes that follow.
     pub(super) sequence: u64,
@@ -55,7 +55,7 @@ pub(super) struct Snapshot {
     number: u64,
 }
 
-/// See the module.
+/// The relay's objects, encoded once for all agents.
 #[derive(Debug)]
 pub(super) struct Record {
     kinds: BTreeMap<&'static str, Kind>,
@@ -79,9 +79,9 @@ struct Kind {
 #[derive(Debug)]
 struct Object {
     digest: u64,
-    /// 0 = none.
+    /// Number of the object's template; 0 = it has none.
     template: u64,
-    /// The encoded step.
+    /// The encoded step that puts the object.
     put: Bytes,
 }
 

@@ -52,7 +52,7 @@ const VIEW: Duration = Duration::from_secs(5);
 /// Octets of a node's name in the log: names of Kubernetes are not longer.
 const NAME_MAX: usize = 253;
 
-/// What all agents share.
+/// State of the relay that all streams share.
 #[derive(Debug)]
 pub(super) struct Shared {
     record: Mutex<Record>,
@@ -107,7 +107,6 @@ impl Shared {
         self.sequence.send_replace(sequence);
     }
 
-    /// Its bounds.
     pub(super) fn bounds(&self) -> &Bounds {
         &self.bounds
     }
@@ -118,7 +117,6 @@ impl Shared {
         &self.tasks
     }
 
-    /// Agents that are connected.
     pub(super) fn agents(&self) -> usize {
         self.places.taken()
     }
@@ -128,7 +126,7 @@ impl Shared {
         self.record.lock().take_refusals()
     }
 
-    /// Changes since the start.
+    /// Position after the last change, which is the number of changes since the start.
     pub(super) fn sequence(&self) -> u64 {
         *self.sequence.borrow()
     }
@@ -243,16 +241,15 @@ enum Sent {
     Outdated,
 }
 
-/// Why a stream ends.
+/// Why the stream of an agent ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
-    /// The agent closed it.
+    /// The agent closed the stream.
     Gone,
     /// The agent took nothing for too long.
     Slow,
     /// An agent with another certificate has its place.
     Displaced,
-    /// The relay stops.
     Stopping,
 }
 
@@ -313,7 +310,7 @@ impl Agent {
     }
 }
 
-/// The service.
+/// The gRPC service of the relay.
 #[derive(Clone, Debug)]
 pub(super) struct Service(pub(super) Arc<Shared>);
 
@@ -400,7 +397,7 @@ impl Follow for Service {
     }
 }
 
-/// Frames for one agent.
+/// The stream of frames to one agent. It ends with a status that says why.
 #[derive(Debug)]
 pub(super) struct Frames {
     receiver: mpsc::Receiver<EncodedFrame>,

@@ -152,7 +152,7 @@ async fn bind(config: &RelayConfig, flag: &str) -> Result<TcpListener> {
     })
 }
 
-/// Of this run alone.
+/// A random identifier of this run: positions of another run mean nothing to it.
 fn epoch() -> String {
     let random = RandomState::new().hash_one(std::process::id());
     format!("{random:016x}")

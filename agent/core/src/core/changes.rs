@@ -40,7 +40,7 @@ pub(super) const MARK: usize = 4;
 const SELECTOR: usize = 4;
 /// A subject whose rules are compared.
 const SUBJECT: usize = 4;
-/// A file.
+/// Planning to write the file of an endpoint whose DNS rules changed.
 const FILE: usize = 100;
 
 impl State {

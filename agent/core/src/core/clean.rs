@@ -28,9 +28,7 @@ use crate::{
 /// A cleaned pair that stays until its leases were given back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unrevoked {
-    /// The name.
     pub name: Fqdn,
-    /// The address.
     pub address: IpAddr,
     /// When its last lease ends by itself.
     pub until: BootTime,

@@ -52,7 +52,7 @@ pub struct CoreConfig {
     pub with_dns_service: bool,
     /// DNS servers whose answers count for `toFQDNs`.
     pub name_servers: NameServers,
-    /// The DNS Service, `namespace/name`.
+    /// The Service of the cluster's DNS servers, `namespace/name`.
     pub dns_service: String,
     /// Whether `spec.externalIPs` of Services count.
     pub external_ips: ExternalIps,
@@ -60,9 +60,7 @@ pub struct CoreConfig {
     pub proxy_port: u16,
     /// When endpoints without a mode of their own are restricted.
     pub enable_policy: PolicyMode,
-    /// IPv4 is on.
     pub enable_ipv4: bool,
-    /// IPv6 is on.
     pub enable_ipv6: bool,
     /// Floor of every TTL, seconds.
     pub min_ttl: u32,
@@ -81,7 +79,6 @@ pub struct CoreConfig {
     pub restore_grace: Duration,
     /// Entries a policy map takes.
     pub policy_map_max: usize,
-    /// Entries the ipcache takes.
     pub ipcache_max: usize,
     /// Give every FQDN selector its identity before any address is known.
     pub preallocate_identities: bool,
@@ -150,24 +147,22 @@ impl Default for CoreConfig {
 /// What an earlier run left behind, parsed.
 #[derive(Clone, Debug, Default)]
 pub struct Restored {
-    /// When it was read.
+    /// When the state was read.
     pub now: BootTime,
-    /// `local_allocator_state.json` (`identity::checkpoint::parse_local`).
+    /// Content of `local_allocator_state.json`, as `identity::checkpoint::parse_local` reads it.
     pub local_identities: Vec<(IdentityId, LabelSet)>,
-    /// `endpoint_identities.json` (`identity::checkpoint::parse_endpoints`).
+    /// Content of `endpoint_identities.json`, as `identity::checkpoint::parse_endpoints` reads it.
     pub endpoint_identities: Vec<(IdentityId, LabelSet)>,
-    /// `cleaned_names.json` ([`crate::fqdn::cleaned::parse`]).
+    /// Content of `cleaned_names.json`, as [`crate::fqdn::cleaned::parse`] reads it.
     pub cleaned: CleanedNames,
-    /// `--tofqdns-pre-cache` (`fqdn::pre_cache::parse`).
+    /// Content of the file of `--tofqdns-pre-cache`, as `fqdn::pre_cache::parse` reads it.
     pub pre_cache: Vec<PreCached>,
     /// Every readable `ep_config.json` ([`crate::endpoint::config_file::parse`]).
     pub endpoints: Vec<EndpointFile>,
-    /// Dump of the ipcache.
     pub ipcache: Vec<(IpcacheKey, IpcacheValue)>,
     /// Dump of the ipcache of an older release, if there is none of this one: numbers to ask
     /// for again, in no map that programs of this release read.
     pub older_ipcache: Vec<(IpcacheKey, IdentityId)>,
-    /// Dump of `cilium_lxc`.
     pub lxc: Vec<(LxcKey, LxcValue)>,
     /// Dumps of the policy maps that are pinned.
     pub policy_maps: Vec<(EndpointId, Vec<(PolicyKey, PolicyValue)>)>,

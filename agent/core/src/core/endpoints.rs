@@ -27,7 +27,6 @@ pub(super) enum NoIdentity {
         "its labels have no identity number yet: the agent waits for the number of the cluster"
     )]
     Awaited,
-    /// No number is free.
     #[error("no identity number is left for its labels: use fewer distinct label sets")]
     Exhausted,
 }
@@ -35,7 +34,7 @@ pub(super) enum NoIdentity {
 /// Where the model has an endpoint from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// Its source has it.
+    /// The endpoint's source lists it.
     Source,
     /// An earlier run had it.
     EarlierRun,

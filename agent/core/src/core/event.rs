@@ -62,11 +62,11 @@ pub enum Event {
     NodeAddresses(Vec<IpAddr>),
     /// What interfaces of the node say about its Services.
     NodeInterfaces(NodeInterfaces),
-    /// Answers that proxies saw.
+    /// Mappings (name, addresses) of DNS answers that proxies saw.
     Mappings(Vec<MappingEvent>),
     /// Result of a pass over the conntrack maps.
     Liveness {
-        /// When the pass began.
+        /// When the pass over the maps began.
         gc_start: BootTime,
         /// Egress connections still there: (endpoint address, remote address).
         alive: Vec<(IpAddr, IpAddr)>,
@@ -82,11 +82,10 @@ pub enum Event {
     HolderEnded(Vec<StreamId>),
     /// Proxies dropped the leases of revocations.
     RevokeAcked(Vec<RevokeAck>),
-    /// Forget learned names (administrator).
+    /// An administrator requests that learned names are forgotten (`fqdn cache clean`).
     CleanNames(CleanNames),
     /// Result of a [`crate::datapath::plan::Step::KeepNames`] after its plan.
     NamesKept(NamesWritten),
-    /// [`crate::core::Core::next_deadline`] passed.
     Tick,
     /// [`crate::core::Core::change_in_progress`]: the next part of a change of policy.
     ContinueChange,
@@ -127,32 +126,26 @@ pub enum Effect {
     Observed(Observation),
     /// The names that EgressFirewalls use, or the DNS servers whose answers count, are these now.
     Resolver {
-        /// The names.
         names: Arc<WantedNames>,
-        /// The servers.
         servers: Arc<TrustedServers>,
     },
 }
 
-/// Leases to be dropped.
+/// Leases that proxies must drop and acknowledge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revocation {
     /// Number that the acknowledgement repeats.
     pub id: u64,
-    /// Streams that must acknowledge.
     pub streams: Vec<StreamId>,
-    /// The name.
     pub name: Fqdn,
-    /// Its addresses.
     pub addresses: Vec<IpAddr>,
 }
 
 /// A proxy dropped the leases of a revocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RevokeAck {
-    /// The stream.
     pub stream: StreamId,
-    /// Number of the revocation.
+    /// Number of the revocation ([`Revocation::id`]).
     pub id: u64,
 }
 
@@ -163,20 +156,17 @@ pub struct StreamId(pub u64);
 /// A mapping with the way back for its result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MappingEvent {
-    /// Stream it came on.
     pub stream: StreamId,
-    /// The stream's sequence number.
+    /// Number that the stream gave the mapping; its result repeats it.
     pub sequence: u64,
-    /// The mapping.
     pub mapping: Mapping,
 }
 
 /// Answer to a [`MappingEvent`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappingResult {
-    /// Stream it goes to.
     pub stream: StreamId,
-    /// The mapping's sequence number.
+    /// The mapping's number on its stream ([`MappingEvent::sequence`]).
     pub sequence: u64,
     /// Whether the datapath has it.
     pub realised: Realised,
@@ -191,7 +181,7 @@ pub struct MappingResult {
 /// New DNS rules for the proxies. Whole rules of each endpoint named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RulesUpdate {
-    /// Revision of the policy.
+    /// Revision of the policy that the rules follow from.
     pub revision: u64,
     /// Endpoints whose rules are new or changed.
     pub changed: Vec<RulesOf>,

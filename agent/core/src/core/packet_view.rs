@@ -7,18 +7,17 @@ use shared_maps::event::Reason;
 
 use crate::policy::trace::{Port, RuleView};
 
-/// One packet's record.
+/// One packet that the datapath reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketView {
-    /// Nanoseconds of CLOCK_MONOTONIC.
+    /// When the packet was seen, nanoseconds of CLOCK_MONOTONIC.
     pub time: u64,
-    /// Endpoint.
+    /// Number of the endpoint whose programs reported the packet.
     pub endpoint: u16,
     /// `egress` or `ingress`.
     pub direction: String,
-    /// A [`Reason`] in words.
+    /// Text of a [`Reason`], or `reason N` for a number that is unknown here.
     pub reason: String,
-    /// Whether it was dropped.
     pub dropped: bool,
     /// IP protocol number; 0 = not IP.
     pub protocol: u8,
@@ -34,12 +33,12 @@ pub struct PacketView {
     pub destination: String,
     /// Identity of the remote side.
     pub remote_identity: u32,
-    /// Bytes.
+    /// Length of the packet, bytes.
     pub length: u32,
     /// Identity of the endpoint; 0 = it is gone.
     #[serde(default)]
     pub identity: u32,
-    /// Key of the endpoint.
+    /// Key of the endpoint at its source; empty if the endpoint is gone.
     #[serde(default)]
     pub key: String,
     /// Names that the endpoint learned the remote address for.
@@ -78,7 +77,7 @@ impl PacketView {
         })
     }
 
-    /// Whether policy decided.
+    /// Whether policy decided the packet: it was allowed, redirected to the proxy or denied.
     pub fn is_judged(&self) -> bool {
         let judged = [
             Reason::Allowed,

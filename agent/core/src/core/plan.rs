@@ -27,7 +27,6 @@ use shared_maps::{
 /// back to [`crate::core::Core::commit`].
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// The steps.
     pub steps: Vec<Step>,
     /// How to roll back each of the steps.
     undo: Vec<Undo>,
@@ -39,7 +38,7 @@ pub struct Plan {
     durable: Vec<(EndpointId, Undurable)>,
     /// Identities that nothing has any more, if no step fails.
     forgotten: Vec<(IdentityId, LabelSet)>,
-    /// Leases to be dropped.
+    /// Revocations to send once the plan is committed.
     revocations: Vec<Revocation>,
     /// Interfaces that lose programs of these numbers.
     uncovered: BTreeMap<EndpointId, BTreeSet<u32>>,
@@ -52,7 +51,7 @@ pub(crate) struct PendingResult {
     pub(super) result: MappingResult,
     /// Prefixes that must have their identity in the datapath.
     pub(super) prefixes: Vec<ipnet::IpNet>,
-    /// The endpoint that asked.
+    /// The endpoint that received the answer.
     pub(super) endpoint: EndpointId,
 }
 
@@ -262,7 +261,7 @@ pub(crate) enum Undo {
     Cleaned,
     /// Whether there was a file before.
     File(EndpointId, Presence),
-    /// Number of the step.
+    /// Endpoint, and the number of the step that writes its names.
     Names(EndpointId, u64),
     RemovedFile(EndpointId),
     CreatedMap(EndpointId),

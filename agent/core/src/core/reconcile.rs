@@ -63,13 +63,12 @@ struct ReconcileRun {
 #[derive(Clone, Copy, Debug, Default)]
 struct NamesSeen {
     names: usize,
-    /// Of the next name.
+    /// Addresses of the next name that were seen.
     addresses: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 enum Stage {
-    /// Between two runs.
     #[default]
     Rest,
     Ipcache(Option<IpcacheKey>),
@@ -398,7 +397,7 @@ fn entries_after(state: &State, id: EndpointId, after: Option<PolicyKey>) -> Vec
 }
 
 impl Reconciled {
-    /// All differences so far.
+    /// All differences that were found since the start.
     pub fn differences(&self) -> u64 {
         self.ipcache + self.policy + self.lxc + self.names + self.programs
     }

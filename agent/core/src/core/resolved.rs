@@ -36,7 +36,7 @@ use crate::{
     source_event::SourceEvent,
 };
 
-/// Selectors.
+/// Selectors of EgressFirewalls that are added or removed.
 impl State {
     /// A firewall uses a name. Addresses follow with [`Self::relabel_resolved`].
     pub(super) fn use_name(&mut self, selector: &DnsNameSelector) {
@@ -191,7 +191,7 @@ impl State {
     }
 }
 
-/// Answers.
+/// Mappings of answers, and the labels that they give.
 impl State {
     /// What a mapping means for EgressFirewalls; counts it.
     pub(super) fn relevance(&mut self, mapping: &Mapping, ttl: u32, seen: BootTime) -> Relevance {
@@ -282,7 +282,7 @@ impl State {
     }
 }
 
-/// Objects of the store.
+/// DNSNameResolver objects of the store that change.
 impl State {
     /// Changes of objects of the store.
     pub(super) fn on_resolved(&mut self, events: Vec<SourceEvent<ResolvedName>>) {

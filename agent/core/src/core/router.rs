@@ -41,7 +41,7 @@ pub struct Router {
     filtered: BTreeMap<String, Vec<String>>,
     warnings: Vec<String>,
     namespaces: usize,
-    /// Changes of DNSNameResolvers.
+    /// Changes of DNSNameResolvers, until the core takes them.
     names: Vec<SourceEvent<Arc<Resolver>>>,
     /// Nodes and pods of agents; none if agents are no pods.
     unattended: Option<Unattended>,
@@ -90,7 +90,7 @@ impl Default for Router {
 }
 
 impl Router {
-    /// With an empty book.
+    /// Without documents. `book` reads the objects of the cluster.
     pub fn new(book: Book) -> Self {
         Self {
             book,

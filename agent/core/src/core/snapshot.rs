@@ -7,32 +7,27 @@ use serde::{Deserialize, Serialize};
 pub struct Snapshot {
     /// Counts; what [`crate::core::Core::summary`] gives alone.
     pub summary: Summary,
-    /// Endpoints by id.
     pub endpoints: Vec<EndpointView>,
     /// Identities by number, reserved ones left out.
     pub identities: Vec<IdentityView>,
-    /// Prefixes in the ipcache.
     pub ipcache: Vec<IpcacheView>,
-    /// Registered selectors.
     pub selectors: Vec<SelectorView>,
     /// Learned names, one line per endpoint, name and address.
     pub names: Vec<NameView>,
-    /// Policy documents in force.
     pub policies: Vec<PolicyView>,
-    /// Documents that are refused.
+    /// Policy documents that are refused, and endpoints that the core cannot take.
     pub rejected: Vec<RejectedView>,
 }
 
-/// Counts, cheap to make.
+/// Counts of the core's state, cheap to make.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Summary {
-    /// Revision of the policy.
+    /// Revision of the intended policy; proxies may not have it yet.
     pub revision: u64,
     /// Revision last published to proxies.
     pub published_revision: u64,
-    /// Sources are synced.
+    /// Policies, endpoints and every other listing that had begun were complete once.
     pub synced: bool,
-    /// Endpoints.
     pub endpoints: usize,
     /// Those of them that no direction is restricted of.
     #[serde(default)]
@@ -42,9 +37,8 @@ pub struct Summary {
     pub unrestricted: Vec<String>,
     /// Policies in force; documents of other kinds do not count.
     pub policies: usize,
-    /// Documents refused.
     pub policies_rejected: usize,
-    /// Local identities allocated.
+    /// Allocated identities of addresses outside.
     pub local_identities: usize,
     /// Those of them with the label of a name.
     pub fqdn_identities: usize,
@@ -55,7 +49,6 @@ pub struct Summary {
     pub fqdn_identities_max: Option<usize>,
     /// Addresses that have the identity of some of their names only, because of that.
     pub addresses_limited: usize,
-    /// Endpoint identities allocated.
     pub endpoint_identities: usize,
     /// Pods that the cluster's objects name.
     #[serde(default)]
@@ -69,7 +62,6 @@ pub struct Summary {
     /// NetworkPolicies of Kubernetes in force.
     #[serde(default)]
     pub network_policies: usize,
-    /// EgressFirewalls in force.
     #[serde(default)]
     pub firewalls: FirewallSummary,
     /// Names and patterns that `toFQDNs` rules have.
@@ -85,17 +77,16 @@ pub struct Summary {
     /// differently.
     #[serde(default)]
     pub services_mixed: usize,
-    /// Prefixes in the ipcache.
+    /// Prefixes that the ipcache map has, as far as the plans say.
     pub ipcache_entries: usize,
-    /// Most of them.
+    /// Most prefixes that the ipcache map takes.
     pub ipcache_max: usize,
     /// Most entries of a policy map.
     pub policy_map_max: usize,
-    /// Registered selectors.
     pub selectors: usize,
-    /// Live (endpoint, name, address).
+    /// Valid triples (endpoint, name, address).
     pub names_live: usize,
-    /// Zombies.
+    /// Expired addresses of names that are kept because connections may use them.
     pub names_zombies: usize,
     /// Pairs (name, address) kept on the node.
     pub pairs: usize,
@@ -106,27 +97,25 @@ pub struct Summary {
     /// Why the first of them failed.
     #[serde(default)]
     pub trouble: Option<String>,
-    /// Counters since the start.
     pub counters: Counters,
 }
 
 /// A limit, and how much of it is used.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct LimitView {
-    /// Of what.
+    /// What is limited, for example `endpoints`.
     pub what: String,
-    /// In use now.
     pub used: usize,
     /// The limit; none = not limited.
     pub most: Option<usize>,
 }
 
-/// Counters since the start.
+/// Counters since the agent's start.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Counters {
-    /// Mappings realised.
+    /// Mappings whose addresses have their identity in the datapath.
     pub mappings_realised: u64,
-    /// Mappings refused: endpoint unknown.
+    /// Mappings refused: the endpoint is unknown.
     pub mappings_endpoint_unknown: u64,
     /// Mappings refused: not allowed by the endpoint's DNS policy.
     pub mappings_not_allowed: u64,
@@ -146,19 +135,17 @@ pub struct Counters {
     /// Prefixes whose labels were looked at, because they or those of a prefix that covers
     /// them changed.
     pub prefixes_resolved: u64,
-    /// Ipcache writes planned.
     pub ipcache_writes: u64,
-    /// Policy map writes planned.
     pub policy_writes: u64,
-    /// Steps that failed.
+    /// Steps that failed, or were skipped because another one failed. Each attempt counts.
     pub step_failures: u64,
     /// Label sets that got no identity: numbers exhausted.
     pub identity_exhausted: u64,
     /// Addresses that got the identity of some of their names only: circuit breaker.
     pub identities_limited: u64,
-    /// Pairs removed.
+    /// Pairs (name, address) whose label was removed.
     pub pairs_removed: u64,
-    /// Leases revoked.
+    /// Revocations that were begun; one may cover several addresses of a name.
     pub revocations: u64,
     /// Answers, by what they meant for EgressFirewalls.
     #[serde(default)]
@@ -170,11 +157,9 @@ pub struct Counters {
 /// EgressFirewalls in force, and what their names depend on.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct FirewallSummary {
-    /// How many there are.
     pub firewalls: usize,
-    /// Their rules.
     pub rules: usize,
-    /// Names that they use.
+    /// Names and patterns that these firewalls use.
     pub names: usize,
     /// Pairs (name, address) whose address has a label of such a name.
     pub addresses: usize,
@@ -203,15 +188,15 @@ pub struct Observations {
 /// What comparing the datapath with the model found ([`crate::core::Core::next_query`]).
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Reconciled {
-    /// Passes over everything.
+    /// Complete passes over every map and every learned name.
     pub passes: u64,
     /// Looks into a map that failed.
     pub failures: u64,
     /// Entries of the ipcache that were wrong, missing or without an owner.
     pub ipcache: u64,
-    /// Entries of policy maps.
+    /// Entries of policy maps that were wrong, missing or without an owner.
     pub policy: u64,
-    /// Entries of `cilium_lxc`.
+    /// Entries of `cilium_lxc` that were wrong, missing or without an owner.
     pub lxc: u64,
     /// Names of which an address did not carry the labels that it should.
     pub names: u64,
@@ -220,30 +205,25 @@ pub struct Reconciled {
     pub programs: u64,
 }
 
-/// One endpoint.
+/// An endpoint as commands and the API show it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct EndpointView {
-    /// Number.
     pub id: u16,
-    /// Key at its source.
+    /// Key that the endpoint's source gave it.
     pub key: String,
     /// The pod that it is, `namespace/name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
-    /// Identity.
     pub identity: u32,
-    /// Labels.
     pub labels: Vec<String>,
-    /// Its named ports, `name=port/protocol`.
+    /// Named ports, each as `name=port/protocol`.
     #[serde(default)]
     pub named_ports: Vec<String>,
-    /// Address.
     pub ipv4: Option<String>,
-    /// Address.
     pub ipv6: Option<String>,
-    /// Host-side interface.
+    /// Index of the host-side interface.
     pub ifindex: u32,
-    /// Its name.
+    /// Name of the host-side interface.
     pub ifname: String,
     /// Where its network namespace was found.
     pub netns: String,
@@ -281,11 +261,10 @@ impl EndpointView {
 /// DNS rules of one server port.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct DnsRulesView {
-    /// Server port.
+    /// Port of the DNS servers.
     pub port: u16,
     /// `UDP` or `TCP`.
     pub protocol: String,
-    /// Selector text.
     pub selector: String,
     /// Server identities; none = any server.
     pub servers: Option<Vec<u32>>,
@@ -293,55 +272,47 @@ pub struct DnsRulesView {
     pub names: Option<Vec<String>>,
 }
 
-/// One identity.
+/// An allocated identity with its labels.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct IdentityView {
-    /// Number.
     pub id: u32,
-    /// Labels.
     pub labels: Vec<String>,
     /// Prefixes, endpoints and selectors that hold it.
     pub references: usize,
 }
 
-/// One prefix.
+/// A prefix with its identities.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct IpcacheView {
-    /// Prefix.
     pub prefix: String,
-    /// Intended identity.
+    /// Identity that the prefix should have; 0 = none.
     pub identity: u32,
     /// Identity the datapath has, if any.
     pub realised: Option<u32>,
-    /// Who gave it labels.
+    /// The owners of its labels, as texts.
     pub owners: Vec<String>,
 }
 
-/// One selector.
+/// A registered selector and what it selects.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct SelectorView {
-    /// Text.
     pub selector: String,
     /// `labels`, `cidr`, `fqdn` or `entity`.
     pub kind: String,
-    /// Rules that use it.
+    /// How many rules use it.
     pub users: usize,
-    /// Identities it selects.
     pub identities: Vec<u32>,
 }
 
 /// One learned address of one endpoint.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct NameView {
-    /// Endpoint.
     pub endpoint: u16,
-    /// Name.
     pub name: String,
-    /// Address.
     pub address: String,
     /// `lookup`, or `connection` for an expired address still in use.
     pub source: String,
-    /// TTL, seconds.
+    /// TTL of the answer that expires last, seconds; 0 for a `connection`.
     pub ttl: u32,
     /// When it was learned, nanoseconds of CLOCK_BOOTTIME.
     pub seen_at: u64,
@@ -354,23 +325,24 @@ pub struct NameView {
 /// One policy document in force.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct PolicyView {
-    /// Key.
+    /// Key of the document, `kind/namespace/name` or `kind/name`.
     pub key: String,
-    /// Where it came from.
+    /// File of the document; `cluster` for an object of the API server.
     pub source: String,
     /// What its author should know.
     pub warnings: Vec<String>,
-    /// Endpoints it selects.
+    /// Numbers of the endpoints that it selects.
     pub endpoints: Vec<u16>,
 }
 
 /// [`RejectedView::source`] of an endpoint that the core cannot take.
 pub const ENDPOINT: &str = "endpoint";
 
-/// One refused document.
+/// A document that is refused, or an endpoint that the core cannot take.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct RejectedView {
-    /// Where it came from.
+    /// File or directory of the document; `cluster` for an object of the API server; or
+    /// [`ENDPOINT`].
     pub source: String,
     /// Its key, if it could be read that far.
     pub key: Option<String>,

@@ -45,7 +45,7 @@ use crate::{
     labels::LabelSet,
 };
 
-/// Everything the core holds.
+/// The parts of the core's state.
 #[derive(Debug)]
 pub(crate) struct State {
     pub config: CoreConfig,

@@ -44,16 +44,13 @@ use crate::{
 /// The other side of a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A DNS name.
     Name(Fqdn),
-    /// An address.
     Address(IpAddr),
 }
 
 /// What the model has on an endpoint and a target.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Findings {
-    /// The endpoint.
     pub endpoint: EndpointView,
     /// Intended revision of its policy map.
     pub wanted_revision: u64,
@@ -83,7 +80,7 @@ pub struct Findings {
     /// Addresses of the name that answers had lately and that got no label
     /// (`--tofqdns-refuse-prefix`).
     pub refused: Vec<IpAddr>,
-    /// Each address in question.
+    /// Each address in question: the target itself, or the addresses of the name.
     pub addresses: Vec<AddressFound>,
     /// For a name: identities of unknown addresses outside, one for each family of the endpoint.
     pub worlds: Vec<IdentityId>,
@@ -92,7 +89,6 @@ pub struct Findings {
 /// DNS servers that policy closes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClosedServers {
-    /// Their selector.
     pub selector: String,
     /// The rules that deny them; empty if no rule allows them.
     pub rules: Vec<RuleView>,
@@ -101,7 +97,6 @@ pub struct ClosedServers {
 /// What the model has on an address.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AddressFound {
-    /// The address.
     pub address: IpAddr,
     /// The longest prefix with an intended identity.
     pub prefix: Option<String>,
@@ -284,12 +279,12 @@ impl Core {
 }
 
 impl Core {
-    /// The documents in force.
+    /// A copy of the documents in force.
     pub fn repository(&self) -> Repository {
         self.state.policy.repository().clone()
     }
 
-    /// Labels of an endpoint.
+    /// Labels of an endpoint; none if the number is unknown.
     pub fn labels_of(&self, endpoint: EndpointId) -> Option<LabelSet> {
         let endpoint = self.state.endpoints.get(endpoint)?;
         Some(endpoint.labels.clone())

@@ -12,17 +12,13 @@ use crate::datapath::link::Link;
 /// What the programs of one endpoint need to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// Endpoint.
     pub endpoint: EndpointId,
-    /// Its identity.
     pub identity: IdentityId,
-    /// Host-side interface.
+    /// Index of the host-side interface.
     pub ifindex: u32,
-    /// Its IPv4 address.
     pub ipv4: Option<Ipv4Addr>,
-    /// Its IPv6 address.
     pub ipv6: Option<Ipv6Addr>,
-    /// Its MAC.
+    /// MAC of the pod's interface.
     pub mac: [u8; 6],
     /// MAC under which a bridge delivers its frames to this node; none if it is on no bridge.
     pub gateway_mac: Option<[u8; 6]>,

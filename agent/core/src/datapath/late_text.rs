@@ -3,17 +3,15 @@
 
 use std::{fmt, sync::Arc};
 
-/// What makes the text.
+/// A function that makes a text when the text is needed.
 #[derive(Clone)]
 pub struct LateText(Arc<dyn Fn() -> String + Send + Sync>);
 
 impl LateText {
-    /// By this function.
     pub fn new(make: impl Fn() -> String + Send + Sync + 'static) -> Self {
         Self(Arc::new(make))
     }
 
-    /// Makes it.
     pub fn make(&self) -> String {
         (self.0)()
     }

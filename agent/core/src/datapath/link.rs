@@ -25,7 +25,7 @@ pub struct Link {
     /// Length of the bridge's IPv6 prefix that the pod's address is in; 0 = none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub on_link_bits: u8,
-    /// The same of IPv4.
+    /// Length of the bridge's IPv4 prefix that the pod's address is in; 0 = none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub on_link_bits4: u8,
 }
@@ -36,7 +36,6 @@ fn is_zero(bits: &u8) -> bool {
 }
 
 impl Link {
-    /// Whether nothing is known.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

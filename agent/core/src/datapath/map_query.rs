@@ -18,25 +18,18 @@ pub(crate) const PROGRAMS_BATCH: usize = 32;
 /// A fault of an endpoint's programs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramFault {
-    /// The interface is gone.
+    /// The interface with this index is gone.
     #[error("interface {0} is gone")]
     NoInterface(u32),
     /// The pin of a program's link is gone.
     #[error("the pin of the link of {program} is gone")]
-    Unpinned {
-        /// The program.
-        program: &'static str,
-    },
+    Unpinned { program: &'static str },
     /// The link is not attached to the interface any more.
     #[error("{program} is not attached: another program detached it")]
-    Detached {
-        /// The program.
-        program: &'static str,
-    },
+    Detached { program: &'static str },
     /// Another program was put into the link.
     #[error("the link of {program} holds another program ({found})")]
     Replaced {
-        /// The program.
         program: &'static str,
         /// The other, by name and number.
         found: String,
@@ -44,7 +37,6 @@ pub enum ProgramFault {
     /// Another program sees the packets first, and may let them pass unjudged.
     #[error("program {first} runs before {program} and may pass packets without a policy verdict")]
     NotFirst {
-        /// The program.
         program: &'static str,
         /// The other, by name and number.
         first: String,
@@ -61,9 +53,7 @@ pub enum ProgramFault {
     /// The kernel does not answer.
     #[error("cannot inspect {program}: {reason}")]
     Unknown {
-        /// The program.
         program: &'static str,
-        /// What the kernel said.
         reason: String,
     },
 }
@@ -74,7 +64,7 @@ pub enum ProgramFault {
 pub enum MapQuery {
     /// Entries of the ipcache after this one.
     IpcacheAfter(Option<IpcacheKey>),
-    /// These of the ipcache.
+    /// Entries of the ipcache that match these keys.
     IpcacheAt(Vec<IpcacheKey>),
     /// Entries of an endpoint's policy map after this one.
     PolicyAfter(EndpointId, Option<PolicyKey>),
@@ -82,7 +72,7 @@ pub enum MapQuery {
     PolicyAt(EndpointId, Vec<PolicyKey>),
     /// Entries of `cilium_lxc` after this one.
     LxcAfter(Option<LxcKey>),
-    /// These of `cilium_lxc`.
+    /// Entries of `cilium_lxc` that match these keys.
     LxcAt(Vec<LxcKey>),
     /// The programs of these endpoints, their links, and the pins of their policy maps.
     Programs(Vec<Attachment>),
@@ -106,14 +96,12 @@ impl MapQuery {
 /// The answer to a [`MapQuery`]: each key with its value, or with none if nothing matches it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MapEntries {
-    /// Entries of the ipcache.
     Ipcache(Vec<(IpcacheKey, Option<IpcacheValue>)>),
     /// Entries of an endpoint's policy map.
     Policy(EndpointId, Vec<(PolicyKey, Option<PolicyValue>)>),
-    /// Entries of `cilium_lxc`.
     Lxc(Vec<(LxcKey, Option<LxcValue>)>),
     /// Each of these endpoints, with the faults of its programs.
     Programs(Vec<(EndpointId, Vec<ProgramFault>)>),
-    /// No part was read.
+    /// Nothing was read: the query was [`MapQuery::Nothing`], or the datapath has no maps.
     Nothing,
 }

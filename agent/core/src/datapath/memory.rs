@@ -22,25 +22,22 @@ use crate::{identity::endpoint_checkpoint::EndpointWrite, ipcache::table::prefix
 /// Maps and files in memory, with failures on demand.
 #[derive(Debug, Default, Clone)]
 pub struct MemoryDatapath {
-    /// The ipcache.
     pub ipcache: HashMap<IpcacheKey, IpcacheValue>,
-    /// Local endpoints.
+    /// Entries of `cilium_lxc`: addresses of local endpoints and of the node.
     pub lxc: HashMap<LxcKey, LxcValue>,
-    /// Policy maps.
     pub policy: BTreeMap<EndpointId, BTreeMap<PolicyKey, PolicyValue>>,
-    /// `ep_config.json` texts.
+    /// Text of each endpoint's `ep_config.json`.
     pub files: BTreeMap<EndpointId, String>,
-    /// Attached programs.
     pub attached: BTreeMap<EndpointId, Attachment>,
-    /// `local_allocator_state.json`.
+    /// Text of `local_allocator_state.json`; none = not written.
     pub checkpoint: Option<String>,
-    /// `endpoint_identities.json`.
+    /// Text of `endpoint_identities.json`; none = not written.
     pub endpoint_checkpoint: Option<String>,
-    /// `endpoint_identities.added`.
+    /// Text of `endpoint_identities.added`; none = not written.
     pub added_endpoint_identities: Option<String>,
-    /// `cleaned_names.json`.
+    /// Text of `cleaned_names.json`; none = not written.
     pub cleaned: Option<String>,
-    /// Every step carried out.
+    /// Every step that was carried out, in order.
     pub log: Vec<Step>,
     /// Steps are not kept in `log`.
     pub forgetful: bool,

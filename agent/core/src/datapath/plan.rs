@@ -26,7 +26,7 @@ pub enum Step {
     /// Local (CIDR and FQDN) identities, as `local_allocator_state.json` has them: a number
     /// must be on disk before a map uses it.
     Checkpoint(String),
-    /// Endpoint identities; same rule.
+    /// Endpoint identities, under the same rule as [`Self::Checkpoint`].
     CheckpointEndpoints(EndpointWrite),
     /// Write an endpoint's `ep_config.json`.
     WriteEndpoint(EndpointId, String),
@@ -115,26 +115,21 @@ impl Step {
     }
 }
 
-/// Why a step failed.
+/// Why a step of a plan failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
-    /// A map operation.
     #[error(transparent)]
     Map(#[from] shared_maps::user::MapError),
-    /// Loading or attaching programs.
+    /// The programs could not be loaded or attached.
     #[error("programs of endpoint {endpoint}: {reason}")]
     Program {
-        /// The endpoint.
         endpoint: EndpointId,
-        /// What the loader said.
         reason: String,
     },
-    /// A file operation.
+    /// A file could not be written or removed.
     #[error("{path}: {source}", path = .path.display())]
     File {
-        /// The file.
         path: PathBuf,
-        /// Why.
         source: std::io::Error,
     },
     /// Not carried out because a step it leans on failed.
@@ -142,18 +137,17 @@ pub enum StepError {
     Skipped,
 }
 
-/// Result of a [`Step::KeepNames`].
+/// Result of a [`Step::KeepNames`], which may come after its plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamesWritten {
-    /// The endpoint.
     pub endpoint: EndpointId,
-    /// Number of the step.
+    /// Number of the write, from [`Step::KeepNames`].
     pub number: u64,
     /// Why the file is not on disk, if so.
     pub failure: Option<String>,
 }
 
-/// Wakes a task.
+/// A callback that wakes a task.
 pub type Wake = Box<dyn Fn() + Send>;
 
 /// Carries out steps: the kernel and the state directory, or memory in tests.

@@ -19,21 +19,16 @@ use crate::{
 /// An endpoint as its file has it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EndpointFile {
-    /// Number.
     pub id: EndpointId,
     /// Key at its source; empty in files of other writers.
     pub key: String,
-    /// Identity.
     pub identity: IdentityId,
-    /// Labels of the identity.
     pub labels: LabelSet,
-    /// Address.
     pub ipv4: Option<Ipv4Addr>,
-    /// Address.
     pub ipv6: Option<Ipv6Addr>,
-    /// Host-side interface.
+    /// Index of the host-side interface.
     pub ifindex: u32,
-    /// Its name.
+    /// Name of the host-side interface.
     pub ifname: String,
     /// MAC of the pod's interface.
     pub mac: [u8; 6],
@@ -107,15 +102,12 @@ impl EndpointFile {
 /// Addresses that one lookup gave. Instants are nanoseconds of Unix time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HistoryEntry {
-    /// Name.
     pub name: Fqdn,
     /// When it was looked up.
     pub lookup: u64,
-    /// When its TTL ends.
     pub expires: u64,
     /// TTL, seconds.
     pub ttl: u32,
-    /// Addresses.
     pub addresses: Vec<IpAddr>,
     /// When the answers of trusted DNS servers that gave them end; 0 = none did.
     pub trusted_until: u64,
@@ -124,7 +116,6 @@ pub struct HistoryEntry {
 /// An expired address. Instants are nanoseconds of Unix time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZombieEntry {
-    /// Address.
     pub address: IpAddr,
     /// Names it was learned under.
     pub names: Vec<Fqdn>,
@@ -145,7 +136,6 @@ pub struct RulesInFile {
     pub start: u64,
     /// Revision of the policy then.
     pub revision: u64,
-    /// The rules.
     pub rules: EndpointRules,
 }
 
@@ -159,12 +149,7 @@ pub enum FileError {
     Json(#[from] serde_json::Error),
     /// A field's text cannot be read.
     #[error("ep_config.json: field {field}: `{value}` cannot be read")]
-    Field {
-        /// Its name.
-        field: &'static str,
-        /// Its text.
-        value: String,
-    },
+    Field { field: &'static str, value: String },
     /// Written by a newer version.
     #[error(
         "ep_config.json: HoldfastDNSRules has version {0}; this program reads up to 1: upgrade holdfast-agent"

@@ -14,20 +14,15 @@ use shared_maps::{
 use super::{policy_map::PolicyMap, spec::EndpointSpec};
 use crate::{datapath::attachment::Attachment, labels::LabelSet};
 
-/// One endpoint.
+/// An endpoint, and what the datapath has of it as far as planned.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
-    /// Number.
     pub id: EndpointId,
-    /// What its source says.
+    /// The endpoint as its source describes it.
     pub spec: EndpointSpec,
-    /// Labels of its identity.
     pub labels: LabelSet,
-    /// Its identity.
     pub identity: IdentityId,
-    /// Address.
     pub ipv4: Option<Ipv4Addr>,
-    /// Address.
     pub ipv6: Option<Ipv6Addr>,
     /// Since when it is this instance; 0 = an earlier run of the agent.
     pub since: BootTime,
@@ -62,9 +57,9 @@ const FORMER: usize = 4;
 /// Entries that are not as they shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DirtyPeers {
-    /// Those of these identities.
+    /// Entries of these identities; an empty set means that every entry is right.
     Some(BTreeSet<IdentityId>),
-    /// All of them.
+    /// Every entry of the policy map.
     All,
 }
 
@@ -75,7 +70,7 @@ impl Default for DirtyPeers {
 }
 
 impl DirtyPeers {
-    /// Adds identities.
+    /// Adds identities; nothing changes if every entry is dirty already.
     pub(crate) fn add(&mut self, more: impl IntoIterator<Item = IdentityId>) {
         if let Self::Some(set) = self {
             set.extend(more);
@@ -94,7 +89,7 @@ impl Endpoint {
         self.problem.as_ref().or(self.unplaced.as_ref())
     }
 
-    /// Its addresses.
+    /// Its addresses, with IPv4 first.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let v4 = self.ipv4.map(IpAddr::V4).into_iter();
         v4.chain(self.ipv6.map(IpAddr::V6))

@@ -19,7 +19,7 @@ pub(crate) struct Endpoints {
     numbers: Numbers,
 }
 
-/// Endpoint numbers 1..=65535.
+/// Which endpoint numbers, from 1 to 65535, may be used.
 #[derive(Debug, Default)]
 struct Numbers {
     last: u16,
@@ -61,7 +61,7 @@ impl Endpoints {
         }
     }
 
-    /// Adds an endpoint.
+    /// Adds an endpoint under its number, its key and its addresses.
     pub(crate) fn insert(&mut self, endpoint: Endpoint) {
         let id = endpoint.id;
         self.numbers.held.remove(&id);
@@ -83,12 +83,10 @@ impl Endpoints {
         Some(endpoint)
     }
 
-    /// By number.
     pub(crate) fn get(&self, id: EndpointId) -> Option<&Endpoint> {
         self.by_id.get(&id)
     }
 
-    /// By number.
     pub(crate) fn get_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
         self.by_id.get_mut(&id)
     }
@@ -98,12 +96,11 @@ impl Endpoints {
         self.by_key.get(key).copied()
     }
 
-    /// By address.
     pub(crate) fn by_address(&self, address: IpAddr) -> Option<EndpointId> {
         self.by_address.get(&address).copied()
     }
 
-    /// All, by number.
+    /// All endpoints in the order of their numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Endpoint> {
         self.by_id.values()
     }
@@ -116,7 +113,6 @@ impl Endpoints {
         self.by_id.range(range).map(|(_, endpoint)| endpoint)
     }
 
-    /// Number of endpoints.
     pub(crate) fn len(&self) -> usize {
         self.by_id.len()
     }

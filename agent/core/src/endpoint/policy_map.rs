@@ -37,7 +37,6 @@ impl PolicyMap {
         }
     }
 
-    /// Entries of one identity.
     pub(crate) fn get(&self, peer: IdentityId) -> Option<&Entries> {
         self.peers.get(&peer)
     }
@@ -55,7 +54,7 @@ impl PolicyMap {
         self.peers.range(peers).map(|(_, entries)| entries)
     }
 
-    /// Number of entries.
+    /// Number of entries of all identities.
     pub(crate) fn len(&self) -> usize {
         self.len
     }

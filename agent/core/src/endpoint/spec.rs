@@ -15,7 +15,7 @@ pub struct EndpointSpec {
     pub pod: Option<String>,
     /// Its uid, if the source has it: a pod of the same name with another one is another pod.
     pub pod_uid: Option<String>,
-    /// Host-side interface.
+    /// Index of the host-side interface.
     pub ifindex: u32,
     /// Name of the host-side interface.
     pub ifname: String,

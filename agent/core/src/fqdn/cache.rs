@@ -34,9 +34,7 @@ pub(crate) fn after_lease(end: BootTime) -> BootTime {
 /// An address that is valid for an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lookup {
-    /// When the answer came.
     pub seen: BootTime,
-    /// When its TTL ends.
     pub expires: BootTime,
     /// TTL, seconds.
     pub ttl: u32,
@@ -45,10 +43,10 @@ pub(crate) struct Lookup {
     queued: BootTime,
 }
 
-/// What one endpoint learned.
+/// Addresses of names that one endpoint learned.
 #[derive(Debug, Default)]
 pub(crate) struct EndpointNames {
-    /// Valid addresses by name.
+    /// Addresses whose TTL has not ended, by name.
     pub names: HashMap<Fqdn, HashMap<IpAddr, Lookup>>,
     /// Expired addresses that may be in use.
     pub zombies: HashMap<IpAddr, Zombie>,
@@ -63,7 +61,6 @@ pub(crate) struct EndpointNames {
 pub(crate) struct NameEntry {
     /// Labels that its addresses carry.
     pub labels: Option<LabelSet>,
-    /// Its addresses.
     pub pairs: HashMap<IpAddr, Pair>,
 }
 
@@ -98,7 +95,7 @@ enum Due {
     Lease(Fqdn, IpAddr),
 }
 
-/// The caches.
+/// The learned pairs of every endpoint, and of the node as a whole.
 #[derive(Debug)]
 pub(crate) struct NameCache {
     limits: Limits,
@@ -115,7 +112,6 @@ pub(crate) struct NameCache {
 }
 
 impl NameCache {
-    /// Empty.
     pub(crate) fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -313,7 +309,7 @@ impl NameCache {
         expired
     }
 
-    /// An endpoint is gone.
+    /// Removes an endpoint that is gone. Gives the pairs that nothing else keeps.
     pub(crate) fn remove_endpoint(&mut self, endpoint: EndpointId, now: BootTime) -> Vec<NamePair> {
         let Some(names) = self.endpoints.remove(&endpoint) else {
             return Vec::new();
@@ -432,27 +428,25 @@ impl NameCache {
         self.names.iter()
     }
 
-    /// What each endpoint learned.
     pub(crate) fn endpoints(&self) -> impl Iterator<Item = (EndpointId, &EndpointNames)> {
         self.endpoints.iter().map(|(id, names)| (*id, names))
     }
 
-    /// What one endpoint learned.
     pub(crate) fn endpoint(&self, endpoint: EndpointId) -> Option<&EndpointNames> {
         self.endpoints.get(&endpoint)
     }
 
-    /// When something expires next.
+    /// When the next lookup or lease has to be checked; none if there is none.
     pub(crate) fn next_deadline(&self) -> Option<BootTime> {
         self.due.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Valid (endpoint, name, address).
+    /// Number of valid triples (endpoint, name, address).
     pub(crate) fn live(&self) -> usize {
         self.live
     }
 
-    /// Zombies.
+    /// Number of zombies: expired addresses that connections may still use.
     pub(crate) fn zombies(&self) -> usize {
         self.zombies
     }

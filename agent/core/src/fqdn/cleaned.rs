@@ -19,7 +19,7 @@ pub struct Cleaning {
     pub at: BootTime,
 }
 
-/// What the file says.
+/// Content of `cleaned_names.json`: the cleanings since one boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CleanedNames {
     /// Boot whose clock the times are of: proxies remember nothing of another one.
@@ -52,7 +52,7 @@ struct Document {
 
 #[derive(Serialize, Deserialize)]
 struct Entry {
-    /// Nanoseconds of CLOCK_BOOTTIME.
+    /// When the names were cleaned, nanoseconds of CLOCK_BOOTTIME.
     at: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pattern: Option<String>,
@@ -66,7 +66,7 @@ struct Versioned {
     version: u32,
 }
 
-/// Renders `cleaned_names.json`.
+/// The text of `cleaned_names.json` with these cleanings.
 pub fn render<'a>(boot_id: &str, cleanings: impl Iterator<Item = &'a Cleaning>) -> String {
     let cleaned = cleanings.map(|cleaning| Entry {
         at: cleaning.at.0,
@@ -81,7 +81,7 @@ pub fn render<'a>(boot_id: &str, cleanings: impl Iterator<Item = &'a Cleaning>) 
     serde_json::to_string_pretty(&document).expect("strings and numbers render as JSON")
 }
 
-/// Reads `cleaned_names.json`.
+/// Reads `cleaned_names.json`; a newer version is refused.
 pub fn parse(text: &str) -> Result<CleanedNames, CleanedError> {
     let Versioned { version } = serde_json::from_str(text)?;
     if version > VERSION {

@@ -21,7 +21,7 @@ pub(crate) struct FirewallNames {
     below: HashMap<Box<str>, Uses>,
 }
 
-/// Selectors of one name.
+/// Selectors of one name, by the kind of rule that names it.
 #[derive(Debug, Default)]
 struct Uses {
     pass: Option<DnsNameSelector>,
@@ -31,21 +31,19 @@ struct Uses {
 /// Whether answers may open an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Openness {
-    /// They may.
+    /// Answers may open the address.
     Open,
     /// It is in a refused prefix: only rules that drop packets count.
     Closed,
 }
 
 impl FirewallNames {
-    /// Adds a selector.
     pub(crate) fn add(&mut self, selector: &DnsNameSelector) {
         let (names, text) = self.place_of(selector.text());
         let uses = names.entry(text.into()).or_default();
         *uses.of(selector.rule()) = Some(selector.clone());
     }
 
-    /// Removes a selector.
     pub(crate) fn remove(&mut self, selector: &DnsNameSelector) {
         let (names, text) = self.place_of(selector.text());
         if let Some(uses) = names.get_mut(text) {

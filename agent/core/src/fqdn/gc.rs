@@ -25,7 +25,7 @@ pub(crate) struct Zombie {
 /// Complete scans over the conntrack maps.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ConntrackScans {
-    /// Number of complete scans.
+    /// Complete scans since the agent started.
     pub count: u64,
     /// When the last one began.
     pub last: BootTime,

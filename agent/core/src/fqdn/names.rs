@@ -14,7 +14,7 @@ use crate::{
     selector::selector::FqdnSelector,
 };
 
-/// Registered FQDN selectors, indexed.
+/// Registered FQDN selectors, indexed by the names that they match.
 #[derive(Debug, Default)]
 pub struct NameSelectors {
     exact: HashMap<String, Vec<Entry>>,
@@ -57,7 +57,6 @@ impl NameSelectors {
         self.known.len()
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }

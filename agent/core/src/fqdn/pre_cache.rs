@@ -17,13 +17,10 @@ const SHARE: usize = 16;
 /// Addresses of a name. Instants are nanoseconds of Unix time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PreCached {
-    /// Name.
     pub name: Fqdn,
     /// When it was looked up; 0 = unknown.
     pub lookup: u64,
-    /// Expiry.
     pub expires: u64,
-    /// Addresses.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -35,12 +32,12 @@ pub enum PreCacheError {
         "is not a JSON array ({0}); no entry of it is used: write [{{\"fqdn\": …, \"expiration-time\": …, \"ips\": […]}}, …]"
     )]
     Json(#[from] serde_json::Error),
-    /// Some entries.
+    /// Some entries cannot be used.
     #[error("has entries that cannot be used: {}; the other {used} entries are used; correct these and restart the agent", .faults.join("; "))]
     Entries {
         /// The first of them, by number and name, with what is wrong.
         faults: Vec<String>,
-        /// Entries without fault.
+        /// Number of entries that are used.
         used: usize,
     },
 }

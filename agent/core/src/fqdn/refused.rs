@@ -36,7 +36,7 @@ pub const DEFAULT: [&str; 12] = [
     "fd00:a9fe:a9fe::1/128",
 ];
 
-/// Prefixes that are refused.
+/// Prefixes whose addresses get no label of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedPrefixes(Vec<IpNet>);
 
@@ -87,7 +87,7 @@ impl Default for RefusedPrefixes {
 /// One value of the flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusedValue {
-    /// `none`.
+    /// The word `none`: no prefix is refused.
     None,
     /// A prefix, or an address.
     Prefix(IpNet),

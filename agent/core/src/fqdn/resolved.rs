@@ -51,15 +51,15 @@ struct Address {
 /// How much room there is for a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// Enough.
+    /// The pair may be taken, with a lease or without.
     Free,
     /// It may be taken without a lease.
     Scarce,
-    /// None.
+    /// The pair must not be taken.
     Full,
 }
 
-/// The pairs.
+/// Pairs (name, address) of EgressFirewalls, each until nothing keeps it any more.
 #[derive(Debug)]
 pub(crate) struct ResolvedPairs {
     limits: Limits,
@@ -100,12 +100,11 @@ impl ResolvedPairs {
         self.len
     }
 
-    /// Names with their addresses.
+    /// Names that have at least one pair.
     pub(crate) fn names(&self) -> impl Iterator<Item = &Fqdn> {
         self.names.keys()
     }
 
-    /// Addresses of a name.
     pub(crate) fn addresses(&self, name: &Fqdn) -> impl Iterator<Item = IpAddr> {
         self.names
             .get(name)
@@ -365,7 +364,7 @@ impl ResolvedPairs {
         false
     }
 
-    /// When something ends next.
+    /// When the next pair has to be checked; none if there is none.
     pub(crate) fn next_deadline(&self) -> Option<BootTime> {
         self.due.peek().map(|Reverse((at, _, _))| *at)
     }

@@ -26,16 +26,15 @@ pub(crate) trait Allocator: std::fmt::Debug + Send {
     fn kept(&self) -> Vec<(IdentityId, LabelSet)>;
     /// Allocated identities, with their references.
     fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)>;
-    /// Number of allocated identities.
+    /// How many identities are allocated, without withheld ones.
     fn len(&self) -> usize;
     /// Releases restored numbers that no policy or endpoint has requested.
     fn release_withheld(&mut self);
 }
 
-/// Result of [`Allocator::acquire`].
+/// An identity with one reference more, from [`Allocator::acquire`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Acquired {
-    /// The number.
     pub id: IdentityId,
     /// It was allocated just now: its policy is not in any map of this run.
     pub new: bool,
@@ -43,13 +42,13 @@ pub(crate) struct Acquired {
     pub fresh: bool,
 }
 
-/// No number is left.
+/// No number is left in the scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no identity number is left between {min} and {max}: use fewer distinct selectors")]
 pub(crate) struct Exhausted {
     /// Lowest number of the scope.
     pub min: IdentityId,
-    /// Highest.
+    /// Highest number of the scope.
     pub max: IdentityId,
 }
 

@@ -107,7 +107,7 @@ impl IdentityFile {
     }
 }
 
-/// `endpoint_identities.json` with these identities.
+/// Renders `endpoint_identities.json` with these identities.
 pub(crate) fn render_endpoints(kept: &[(IdentityId, LabelSet)]) -> String {
     let entries = kept.iter().map(|(id, labels)| spell_entry(*id, labels));
     let entries: Vec<String> = entries.collect();
@@ -175,7 +175,7 @@ pub(crate) fn spell(labels: &LabelSet) -> LabelMap {
     map
 }
 
-/// Inverse of [`spell`].
+/// Reads labels that [`spell`] wrote; the keys of the object are ignored.
 pub(crate) fn unspell(map: &LabelMap) -> LabelSet {
     let labels = map
         .values()
@@ -183,7 +183,7 @@ pub(crate) fn unspell(map: &LabelMap) -> LabelSet {
     LabelSet::new(labels.collect())
 }
 
-/// Numbers and their labels.
+/// Identity numbers with their label sets.
 pub type Identities = Vec<(IdentityId, LabelSet)>;
 
 fn read(

@@ -20,15 +20,15 @@ const MIN_ADDED: usize = 64;
 /// A write of endpoint identities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointWrite {
-    /// `endpoint_identities.json`.
+    /// The whole text of `endpoint_identities.json`.
     Whole(String),
     /// `endpoint_identities.added` with its first line, which names the file that it adds to.
     FirstAdded(String),
-    /// Further lines of `endpoint_identities.added`.
+    /// Further lines to append to `endpoint_identities.added`.
     Added(String),
 }
 
-/// See the module.
+/// Chooses to which of the two files the next new identities are written.
 #[derive(Debug, Default)]
 pub struct EndpointCheckpoint {
     new: Vec<(IdentityId, LabelSet)>,
@@ -160,7 +160,7 @@ mod tests {
         (IdentityId(id), labels)
     }
 
-    /// What a disk has.
+    /// The two files as a disk has them.
     #[derive(Default)]
     struct Disk {
         whole: String,

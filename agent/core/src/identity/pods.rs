@@ -19,7 +19,7 @@ pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     fn learn(&mut self, id: IdentityId, labels: Option<&LabelSet>);
     /// Takes the label sets whose number came or changed: their holders ask again.
     fn renumbered(&mut self) -> BTreeSet<LabelSet>;
-    /// Gives one reference back.
+    /// Gives one reference back. Without references an identity stays until [`Self::sweep`].
     fn release(&mut self, id: IdentityId);
     /// Frees identities without references, except those that the datapath has (`in_force`).
     fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId>;
@@ -29,24 +29,23 @@ pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     fn kept(&self) -> Vec<(IdentityId, LabelSet)>;
     /// Allocated identities, with their references.
     fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)>;
-    /// Number of allocated identities.
+    /// How many identities are allocated, without withheld ones.
     fn len(&self) -> usize;
     /// Releases restored numbers that nothing has requested.
     fn release_withheld(&mut self);
 }
 
-/// Answer to [`PodIdentities::ask`].
+/// What [`PodIdentities::ask`] has for a label set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// Here it is.
+    /// The label set has this identity.
     Have(Acquired),
-    /// It will come.
+    /// The number is not there yet. [`PodIdentities::renumbered`] names the label set once it is.
     #[cfg_attr(
         not(test),
         expect(dead_code, reason = "numbers of this node are there at once")
     )]
     Awaited,
-    /// No number is left.
     Exhausted,
 }
 

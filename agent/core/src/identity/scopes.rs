@@ -92,7 +92,7 @@ impl LocalScopes {
         }
     }
 
-    /// As [`NodeLocal::acquire_as`].
+    /// As [`NodeLocal::acquire_as`], in the scope of the labels.
     pub(crate) fn acquire_as(
         &mut self,
         labels: &LabelSet,
@@ -106,13 +106,13 @@ impl LocalScopes {
         self.all().into_iter().any(|scope| scope.has_number(labels))
     }
 
-    /// As [`NodeLocal::withheld_labels`].
+    /// As [`NodeLocal::withheld_labels`], in any of the scopes.
     pub(crate) fn withheld_labels(&self, id: IdentityId) -> Option<&LabelSet> {
         let scopes = self.all().into_iter();
         scopes.filter_map(|scope| scope.withheld_labels(id)).next()
     }
 
-    /// As [`NodeLocal::withheld`].
+    /// As [`NodeLocal::withheld`], of all scopes together.
     pub(crate) fn withheld(&self) -> impl Iterator<Item = (IdentityId, &LabelSet)> {
         self.all().into_iter().flat_map(NodeLocal::withheld)
     }

@@ -20,7 +20,7 @@ pub enum Claim {
 /// Rank of a Service at an address outside.
 const EXTERNAL: u8 = 4;
 
-/// Everything about one prefix.
+/// The claims of all owners on one prefix, and its intended and its actual identity.
 #[derive(Clone, Debug, Default)]
 pub struct Metadata {
     labels: ByOwner,
@@ -35,7 +35,7 @@ pub struct Metadata {
     pub realised: Option<IdentityId>,
     /// It holds a reference to `desired`.
     pub held: bool,
-    /// It awaits its resolution.
+    /// It is in the list of prefixes to be resolved.
     pub(super) dirty: bool,
     /// Its labels got no identity: `desired` is older than they are.
     pub unresolved: bool,
@@ -139,7 +139,7 @@ impl Metadata {
         self.is_unclaimed() && self.desired.is_none() && self.realised.is_none() && !self.dirty
     }
 
-    /// The owners, sorted.
+    /// Every owner with a claim, sorted.
     pub fn owners(&self) -> Vec<&Owner> {
         let outright = self.identities.iter().map(|(owner, _)| owner);
         let mut owners: Vec<&Owner> = self.labels.owners().chain(outright).collect();

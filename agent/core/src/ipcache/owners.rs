@@ -10,7 +10,7 @@ use std::{fmt, sync::Arc};
 /// More owners than these are kept in a table.
 const FEW: usize = 8;
 
-/// Label sets by owner.
+/// Label sets by owner: a list while there are few, then a table.
 #[derive(Clone, Debug)]
 pub(super) enum ByOwner {
     Few(Vec<(Owner, LabelSet)>),
@@ -65,7 +65,7 @@ impl ByOwner {
         }
     }
 
-    /// What an owner says.
+    /// The labels that an owner gave.
     pub(super) fn get(&self, owner: &Owner) -> Option<&LabelSet> {
         match self {
             Self::Few(list) => {
@@ -100,7 +100,7 @@ impl ByOwner {
 pub enum Owner {
     /// The name manager, for one name (CFP-28427, "IP Labels Lifecycle").
     Name(Fqdn),
-    /// CIDR selectors of policy.
+    /// CIDR selectors of policies, which mean addresses outside.
     Policy,
     /// CIDR selectors of policy that mean nodes too.
     NodesOfPolicy,
@@ -110,7 +110,7 @@ pub enum Owner {
     World,
     /// The node: its own address.
     Node,
-    /// A local endpoint's address.
+    /// A local endpoint, at its own address.
     Endpoint(EndpointId),
     /// A Service, `namespace/name`, of one of its addresses in the cluster.
     Service(Arc<str>),
@@ -167,14 +167,14 @@ impl fmt::Display for Owner {
 pub enum Source {
     /// Where the API server is.
     KubeApiserver,
-    /// The node itself.
+    /// This agent: for the node, its endpoints and the world.
     Local,
-    /// Objects that people write.
+    /// Objects that give labels to prefixes, for example CiliumNodes and CiliumCIDRGroups.
     CustomResource,
-    /// The cluster.
+    /// Pods and Services of the cluster.
     Kubernetes,
     /// Worked out from policy and answers.
     Generated,
-    /// An earlier run.
+    /// An earlier run of the agent.
     Restored,
 }

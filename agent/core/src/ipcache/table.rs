@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{ipcache::owners::Owner, labels::LabelSet};
 
-/// All prefixes.
+/// All prefixes, each with its labels, its intended identity and the one in the datapath.
 #[derive(Debug)]
 pub struct Ipcache {
     prefixes: PrefixMap<Metadata>,
@@ -42,7 +42,6 @@ impl Ipcache {
         }
     }
 
-    /// The world labels.
     pub fn world(&self) -> &World {
         &self.world
     }
@@ -93,7 +92,7 @@ impl Ipcache {
         }
     }
 
-    /// Prefixes to resolve.
+    /// Takes the prefixes that have to be resolved.
     pub fn take_dirty(&mut self) -> Vec<IpNet> {
         let dirty = std::mem::take(&mut self.dirty);
         for prefix in &dirty {
@@ -109,7 +108,6 @@ impl Ipcache {
         self.dirty.is_empty()
     }
 
-    /// Everything about one prefix.
     pub fn get(&self, prefix: IpNet) -> Option<&Metadata> {
         self.prefixes.get(prefix)
     }

@@ -27,12 +27,10 @@ impl<T> Default for PrefixMap<T> {
 }
 
 impl<T> PrefixMap<T> {
-    /// Number of prefixes.
     pub fn len(&self) -> usize {
         self.v4.values() + self.v6.values()
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -58,7 +56,7 @@ impl<T> PrefixMap<T> {
         self.tree_mut(prefix).entry(bits, len)
     }
 
-    /// Removes the prefix.
+    /// Removes the prefix and returns its value.
     pub fn remove(&mut self, prefix: IpNet) -> Option<T> {
         let (bits, len) = spell(prefix);
         self.tree_mut(prefix).remove(bits, len)
@@ -173,7 +171,7 @@ fn read(like: IpNet, bits: u128, len: u8) -> IpNet {
 struct Node {
     bits: u128,
     children: [u32; 2],
-    /// Place of its value.
+    /// Index of its value; [`NONE`] = it has none.
     value: u32,
     len: u8,
 }

@@ -41,23 +41,22 @@ use crate::{
 /// What changed since the last call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Numbers of label sets.
+    /// CiliumIdentities: the numbers that the cluster has for label sets.
     pub identities: Vec<SourceEvent<CiliumIdentity>>,
     /// Pods: first those that get an address, so that no address is without a pod on the way from
     /// one to another.
     pub pods: Vec<SourceEvent<PodAt>>,
-    /// Services.
     pub services: Vec<SourceEvent<ServiceAt>>,
 }
 
-/// See the module.
+/// Joins objects of the cluster into the pods and Services that the core needs.
 #[derive(Debug)]
 pub struct Book {
     filter: LabelFilter,
     cluster: String,
     /// This node; none = its pods are not wanted.
     node: Option<String>,
-    /// Pods of this node.
+    /// Pods of this node that have an address.
     local: LocalPods,
     local_changed: bool,
     pods: BTreeMap<Arc<str>, KnownPod>,
@@ -242,7 +241,7 @@ impl Book {
         found
     }
 
-    /// Whether it has pods.
+    /// Whether there is a Pod object; CiliumEndpoints do not count.
     pub(crate) fn has_pods(&self) -> bool {
         !self.pods.is_empty()
     }

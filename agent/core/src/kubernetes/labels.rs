@@ -46,9 +46,7 @@ const DEFAULT_RULES: &[&str] = &[
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{rule}` is not a rule for labels: {reason}; write for example k8s:app or !k8s:build-.*")]
 pub struct LabelRuleError {
-    /// The rule.
     pub rule: String,
-    /// Why.
     pub reason: String,
 }
 
@@ -75,7 +73,8 @@ impl Default for LabelFilter {
 }
 
 impl LabelFilter {
-    /// Cilium's rules and these.
+    /// Cilium's default rules and `more`. If one of `more` includes labels, a label that no rule
+    /// matches is left out.
     pub fn new(more: Vec<LabelRule>) -> Self {
         let only_included = more.iter().any(|rule| !rule.excludes);
         let usual = DEFAULT_RULES.iter();

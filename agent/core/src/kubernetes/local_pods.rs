@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-/// By `namespace/name`.
+/// Pods of this node by `namespace/name`.
 pub type LocalPods = BTreeMap<Arc<str>, LocalPod>;
 
 /// A pod of this node that has an address.

@@ -22,14 +22,11 @@ pub struct ServiceAt {
 /// Family of an address. Each has its own backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Family {
-    /// IPv4.
     V4,
-    /// IPv6.
     V6,
 }
 
 impl Family {
-    /// That of an address.
     pub(crate) const fn of(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(_) => Self::V4,
@@ -51,7 +48,6 @@ impl PortAt {
 pub struct PortAt {
     /// Its name; empty if it has none.
     pub name: String,
-    /// Its protocol.
     pub protocol: Protocol,
     /// The port that clients use.
     pub port: u16,
@@ -63,7 +59,6 @@ pub struct PortAt {
 /// Where a port of a Service leads.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BackendAt {
-    /// Address.
     pub address: IpAddr,
     /// Port; none = the Service's port.
     pub port: Option<u16>,

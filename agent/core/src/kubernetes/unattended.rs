@@ -27,7 +27,7 @@ const APP: &str = "app.kubernetes.io/name";
 pub struct Unattended {
     /// This node, which has an agent.
     own: String,
-    /// Namespace of the agents.
+    /// Namespace of the agents' pods.
     namespace: String,
     /// Nodes whose CiliumNode an agent wrote.
     nodes: BTreeSet<String>,

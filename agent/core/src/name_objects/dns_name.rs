@@ -6,7 +6,7 @@ use dns_policy::name::Fqdn;
 const LONGEST: usize = 254;
 /// Octets of a label (RFC 1035, 2.3.4).
 const LONGEST_LABEL: usize = 63;
-/// Begins a wildcard.
+/// First label of a wildcard, with its dot.
 const STAR: &str = "*.";
 
 /// Why a text is not the name of an object.

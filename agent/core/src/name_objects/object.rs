@@ -11,9 +11,7 @@ use dns_policy::name::Fqdn;
 
 pub use self::document::{ObjectError, Read};
 
-/// apiVersion of the kind.
 pub const API_VERSION: &str = "network.openshift.io/v1alpha1";
-/// Name of the kind.
 pub const KIND: &str = "DNSNameResolver";
 
 /// Addresses of one name that an object keeps.
@@ -33,7 +31,6 @@ pub const MAX_TTL: u32 = 604_800;
 pub struct UnixTime(pub u64);
 
 impl UnixTime {
-    /// Later by whole seconds.
     pub fn plus(self, seconds: u32) -> Self {
         Self(self.0.saturating_add(seconds.into()))
     }
@@ -69,9 +66,7 @@ impl Version {
 /// Namespace and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
-    /// Its namespace.
     pub namespace: String,
-    /// `metadata.name`.
     pub name: String,
 }
 
@@ -81,16 +76,14 @@ impl std::fmt::Display for ObjectKey {
     }
 }
 
-/// An object.
+/// A DNSNameResolver object with its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolver {
-    /// Namespace and name.
     pub key: ObjectKey,
     /// `metadata.resourceVersion`.
     pub version: Version,
     /// `spec.name`: lower case, with the final dot.
     pub name: Fqdn,
-    /// `status`.
     pub status: Status,
 }
 
@@ -122,9 +115,7 @@ pub struct Renamed;
 /// Which addresses of objects count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressFilter {
-    /// IPv4 is on.
     pub ipv4: bool,
-    /// IPv6 is on.
     pub ipv6: bool,
     /// Blocks whose addresses do not count.
     pub left_out: Vec<ipnet::IpNet>,
@@ -143,7 +134,6 @@ impl AddressFilter {
 /// `status.resolvedNames`, each name once. In an object of a wildcard, the wildcard is the first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// The names.
     pub names: Vec<NameStatus>,
 }
 
@@ -175,11 +165,10 @@ pub struct NameStatus {
 /// An address of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressStatus {
-    /// The address.
     pub ip: IpAddr,
-    /// `ttlSeconds`.
+    /// The field `ttlSeconds`, as it was at `last`.
     pub ttl: u32,
-    /// `lastLookupTime`.
+    /// The field `lastLookupTime`, in whole seconds.
     pub last: UnixTime,
 }
 
@@ -193,11 +182,11 @@ impl AddressStatus {
 /// The condition `Degraded` of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Degraded {
-    /// The last look-up failed.
+    /// The last look-up of the name failed.
     pub is_degraded: bool,
     /// The code of the last answer, for example `NXDOMAIN`.
     pub reason: String,
-    /// The code in words.
+    /// The same code in words, for people.
     pub message: String,
     /// When `is_degraded` last changed.
     pub since: UnixTime,

@@ -32,12 +32,12 @@ use crate::{
     selector::selector::{Selector, Subject},
 };
 
-/// Who receives.
+/// The receiver in a question of `policy trace`.
 #[derive(Clone, Debug)]
 pub enum To {
     /// Endpoints with these labels, or what a reserved label names.
     Labels(LabelSet),
-    /// An address outside.
+    /// An address outside of the cluster.
     Address(IpAddr),
     /// Any address outside that was learned for a name.
     Name(Fqdn),
@@ -57,15 +57,14 @@ impl From<Peer> for To {
 /// The answer of `policy trace`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trace {
-    /// Labels of the sender.
+    /// Labels of the sender, each in the form `source:key[=value]`.
     pub from: Vec<String>,
     /// The receiver, as it was asked for.
     pub to: String,
-    /// Destination port.
+    /// Destination port, for example `443/TCP`.
     pub port: String,
-    /// Whether all steps pass.
     pub allowed: bool,
-    /// What has to pass.
+    /// Everything that has to pass: first `dns`, then `egress`, then `ingress`.
     pub steps: Vec<Step>,
 }
 
@@ -79,7 +78,6 @@ pub struct Step {
     pub peer: Vec<String>,
     /// `allowed`, `proxied`, `denied`, `no-rule`, `not-restricted` or `from-node`.
     pub verdict: String,
-    /// Whether it passes.
     pub passes: bool,
     /// The first ordered rule that covers the packet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -316,7 +314,6 @@ fn word(verdict: Verdict) -> &'static str {
 pub enum Peer {
     /// Labels. Those of an endpoint name its namespace, `default` if the text does not.
     Labels(LabelSet),
-    /// An address.
     Address(IpAddr),
     /// A name of an endpoint, or a DNS name.
     Name(String),

@@ -12,17 +12,16 @@ use crate::{
     selector::selector::labels_of_blocks,
 };
 
-/// Its kind.
 pub(crate) const KIND: &str = "CiliumCIDRGroup";
 
-/// A `CiliumCIDRGroup`.
+/// Blocks of addresses with the labels of their `CiliumCIDRGroup`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CidrGroup {
-    /// Labels of its blocks.
+    /// Labels that the blocks get: one for the group's name, and one for each of `own`.
     pub labels: LabelSet,
-    /// Its own labels.
+    /// Labels of the object itself (`metadata.labels`).
     pub own: BTreeMap<String, String>,
-    /// The blocks.
+    /// The blocks, from `spec.externalCIDRs` of the object.
     pub prefixes: BTreeSet<IpNet>,
 }
 

@@ -119,7 +119,7 @@ impl RuleIndex {
         }
     }
 
-    /// Selectors that rules use.
+    /// Selectors that rules use, those of ordered rules included.
     pub(crate) fn selectors(&self) -> impl Iterator<Item = SelectorId> {
         self.by_selector
             .keys()

@@ -24,7 +24,6 @@ pub struct PolicyDocument {
     pub source: String,
     /// What its author should know.
     pub warnings: Vec<String>,
-    /// What it contains.
     pub body: Body,
 }
 
@@ -39,13 +38,9 @@ pub enum Body {
     Node(Node),
     /// Blocks of addresses of Services.
     ServiceCidr(ServiceCidr),
-    /// Backends of a Service.
     Slice(Arc<EndpointSlice>),
-    /// A pod.
     Pod(Arc<Pod>),
-    /// A namespace.
     Namespace(Arc<Namespace>),
-    /// A Service.
     Service(Arc<Service>),
     /// A pod as Cilium describes it.
     Endpoint(Arc<CiliumEndpoint>),
@@ -104,14 +99,12 @@ impl PolicyDocument {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{source_name}{}: {field}: {reason}; {remedy}", .key.as_ref().map(|k| format!(" ({k})")).unwrap_or_default())]
 pub struct PolicyError {
-    /// Where it came from.
+    /// File or directory of the document; `cluster` for an object of the API server.
     pub source_name: String,
     /// Key, if it could be read that far: the last good version of it stays in force.
     pub key: Option<String>,
     /// Path of the field, for example `spec.egress[0].toFQDNs[1].matchPattern`.
     pub field: String,
-    /// What is wrong.
     pub reason: String,
-    /// What to do.
     pub remedy: String,
 }

@@ -28,9 +28,7 @@ use crate::{
     selector::selector::{CidrSelector, DnsNameSelector, Selector},
 };
 
-/// Its kind.
 pub const KIND: &str = "EgressFirewall";
-/// Its apiVersion.
 pub(crate) const API_VERSION: &str = "k8s.ovn.org/v1";
 /// The name that one has in its namespace: so there is one in each.
 const NAME: &str = "default";

@@ -5,6 +5,5 @@
 pub(in crate::policy) struct Head {
     /// Its namespace; none = cluster-wide.
     pub(in crate::policy) namespace: Option<String>,
-    /// Its name.
     pub(in crate::policy) name: String,
 }

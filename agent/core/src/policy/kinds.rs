@@ -38,7 +38,7 @@ pub(in crate::policy) enum Placement {
 /// Reads a document; adds to `warnings` what its author should know.
 pub(in crate::policy) type Reader = fn(&Head, &Value, &mut Vec<String>) -> Checked<Body>;
 
-/// A kind of document.
+/// A kind of document: its versions, its fields and its reader.
 pub(in crate::policy) struct Kind {
     pub(in crate::policy) name: &'static str,
     /// Its apiVersions; the first is the one to write.
@@ -51,7 +51,7 @@ pub(in crate::policy) struct Kind {
     pub(in crate::policy) read: Reader,
 }
 
-/// Every field.
+/// As [`Kind::kept`]: every field is kept.
 const ALL: &[&str] = &[];
 
 /// Fields of every document that are kept.

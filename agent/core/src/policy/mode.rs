@@ -27,7 +27,7 @@ pub enum PolicyMode {
 impl PolicyMode {
     const ALL: [Self; 3] = [Self::Default, Self::Always, Self::Never];
 
-    /// Its name.
+    /// The name, as flags and labels spell it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Default => "default",

@@ -16,17 +16,14 @@ use crate::{labels::LabelSet, selector::selector::Selector};
 /// Policy of all endpoints with one label set.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct EndpointPolicy {
-    /// What they may send.
     pub egress: Side,
-    /// What they may receive.
     pub ingress: Side,
     /// Documents that had a say, sorted.
     pub documents: Vec<String>,
-    /// When it is enforced.
     pub mode: PolicyMode,
 }
 
-/// One direction.
+/// One direction of an endpoint's policy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Side {
     /// What no rule allows is denied.
@@ -40,12 +37,11 @@ pub(crate) struct Side {
     pub rules: Vec<SideRule>,
 }
 
-/// A rule in force.
+/// A rule in force, with its document.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SideRule<R = PeerRule> {
-    /// Document it comes from.
+    /// Key of the document that the rule is from.
     pub document: Arc<str>,
-    /// What it says.
     pub rule: Arc<R>,
 }
 
@@ -61,9 +57,7 @@ pub(crate) struct Change {
 /// Rules of one direction that came and went.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SideChange {
-    /// Not there before.
     pub added: Vec<Arc<PeerRule>>,
-    /// Not there any more.
     pub removed: Vec<Arc<PeerRule>>,
     /// Ordered rules that came, went or have another place in the order.
     pub tier: Vec<Arc<TierRule>>,

@@ -96,7 +96,7 @@ fn read(
     found(value, parse_value(value, source));
 }
 
-/// Reads one document.
+/// Reads one document. `source` says for people where it comes from.
 pub fn parse_value(value: &Value, source: &str) -> Result<PolicyDocument, PolicyError> {
     document(value, source).map_err(|(key, fault)| PolicyError {
         source_name: source.to_owned(),

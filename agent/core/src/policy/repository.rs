@@ -36,7 +36,6 @@ impl Repository {
         self.documents.remove(key)
     }
 
-    /// A document.
     pub fn get(&self, key: &str) -> Option<&Arc<PolicyDocument>> {
         self.documents.get(key)
     }
@@ -46,12 +45,10 @@ impl Repository {
         self.documents.values()
     }
 
-    /// Number of documents.
     pub fn len(&self) -> usize {
         self.documents.len()
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.documents.is_empty()
     }

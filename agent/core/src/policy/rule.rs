@@ -13,11 +13,9 @@ use crate::{
 /// One rule of a document (`spec`, or an element of `specs`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
-    /// Endpoints it is about.
+    /// Endpoints that the rule applies to.
     pub subject: LabelSelector,
-    /// What they may send.
     pub egress: Direction,
-    /// What they may receive.
     pub ingress: Direction,
     /// What of that egress is taken away or passed on, in order: the first rule that covers a
     /// packet decides.
@@ -40,7 +38,6 @@ pub struct TierRule {
 /// What a tier does with a packet that a rule of it covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TierAction {
-    /// It is dropped.
     Deny,
     /// The rules of egress decide: `type: Allow` of an EgressFirewall.
     Pass,
@@ -51,7 +48,7 @@ pub enum TierAction {
 pub struct Direction {
     /// What no rule allows is denied.
     pub default_deny: bool,
-    /// Allowed and denied peers.
+    /// Rules that allow or deny peers; a deny beats every allow.
     pub peers: Vec<Arc<PeerRule>>,
 }
 
@@ -60,7 +57,7 @@ pub struct Direction {
 pub struct PeerRule {
     /// Where its document says so, for example `spec.egress[0]`.
     pub path: Arc<str>,
-    /// Denies instead of allowing.
+    /// The rule denies instead of allowing.
     pub deny: bool,
     /// Who is on the other side.
     pub peers: Peers,
@@ -68,21 +65,19 @@ pub struct PeerRule {
     pub ports: Vec<PortRule>,
 }
 
-/// The other side.
+/// The other side of the traffic that a rule is about.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Peers {
-    /// Anyone.
+    /// Every peer, whatever its identity.
     Any,
     /// The union of the selectors; an empty list selects no peer.
     Selectors(Vec<Selector>),
 }
 
-/// Ports of one protocol.
+/// Ports of one protocol, and the names that DNS queries to them may ask for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortRule {
-    /// Protocol.
     pub protocol: Protocol,
-    /// Which of it.
     pub ports: Ports,
     /// Send it through the DNS proxy, which allows these names.
     pub dns: Option<DnsNames>,
@@ -100,7 +95,6 @@ pub enum Ports {
 /// Names that DNS queries may ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DnsNames {
-    /// Every name.
     All,
     /// Names that one of these matches.
     Names(Vec<NameRule>),
@@ -111,11 +105,8 @@ pub enum DnsNames {
 pub enum Protocol {
     /// TCP, UDP and SCTP.
     Any,
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
-    /// SCTP.
     Sctp,
     /// ICMP; the port is the type.
     Icmp,
@@ -124,7 +115,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// IP protocol numbers.
+    /// Numbers of the IP protocols that it stands for.
     pub const fn numbers(self) -> &'static [u8] {
         match self {
             Self::Any => &[6, 17, 132],
@@ -236,7 +227,7 @@ impl PeerRule {
         rules
     }
 
-    /// Selectors of its peers.
+    /// Selectors of its peers; none for [`Peers::Any`].
     pub fn selectors(&self) -> std::slice::Iter<'_, Selector> {
         match &self.peers {
             Peers::Any => [].iter(),

@@ -18,9 +18,7 @@ use crate::{
 /// One direction of an endpoint's traffic with a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlowDirection {
-    /// The endpoint sends.
     Egress,
-    /// The endpoint receives.
     Ingress,
 }
 
@@ -34,7 +32,7 @@ pub struct Port {
 }
 
 impl fmt::Display for Port {
-    /// `443/TCP`.
+    /// Number and protocol, for example `443/TCP`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.number, protocol_name(self.protocol))
     }
@@ -94,7 +92,7 @@ pub fn port_range(port: u16, lpm_len: u8) -> String {
 /// What becomes of a packet by policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// A rule allows it.
+    /// An allow rule lets it pass.
     Allowed,
     /// A DNS rule sends it through the proxy.
     Proxied,
@@ -118,7 +116,6 @@ impl Verdict {
 /// A rule that is about a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Match<'a> {
-    /// The rule.
     pub rule: &'a SideRule,
     /// Its first selector that selects the peer; none = it is about everyone.
     pub selector: Option<&'a Selector>,
@@ -129,7 +126,6 @@ pub struct Match<'a> {
 /// An ordered rule that is about a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TierMatch<'a> {
-    /// The rule.
     pub rule: &'a SideRule<TierRule>,
     /// Its first selector that selects the peer.
     pub selector: &'a Selector,
@@ -138,7 +134,6 @@ pub(crate) struct TierMatch<'a> {
 /// A verdict, and the rules that make it.
 #[derive(Clone, Debug)]
 pub(crate) struct Decision<'a> {
-    /// The verdict.
     pub verdict: Verdict,
     /// The first ordered rule that covers the packet. If it drops it, no other rule is read.
     pub tier: Option<TierMatch<'a>>,
@@ -180,7 +175,7 @@ const fn says(action: TierAction) -> &'static str {
 /// A policy rule, as people find it in its document.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleView {
-    /// Key of the document.
+    /// Key of the document, for example `CiliumNetworkPolicy/shop/web`.
     pub document: String,
     /// Where the document says it, for example `spec.egress[0]`.
     pub rule: String,
@@ -194,7 +189,7 @@ pub struct RuleView {
 }
 
 impl RuleView {
-    /// A match, for people.
+    /// The rule of a match, as people find it in its document.
     pub fn of(found: &Match<'_>) -> Self {
         let rule = &found.rule.rule;
         let ports = rule.ports.iter();

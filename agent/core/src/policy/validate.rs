@@ -36,7 +36,7 @@ use crate::{
     },
 };
 
-/// Checks one `spec`.
+/// Checks one `spec`, or one element of `specs`.
 pub(crate) fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
     let known = [
         "endpointSelector",

@@ -18,7 +18,7 @@ use crate::labels::LabelSet;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SelectorId(u32);
 
-/// Selectors × identities.
+/// The registered selectors and the identities that each selects.
 #[derive(Debug, Default)]
 pub struct SelectorCache {
     ids: HashMap<Arc<Selector>, SelectorId>,
@@ -31,14 +31,12 @@ pub struct SelectorCache {
     next: u32,
 }
 
-/// One registered selector.
+/// A registered selector, with what it selects.
 #[derive(Debug)]
 pub struct Entry {
-    /// The selector.
     pub selector: Arc<Selector>,
-    /// Times it was registered.
+    /// How often the selector is registered.
     pub users: usize,
-    /// Identities it selects.
     pub selections: BTreeSet<IdentityId>,
 }
 
@@ -169,22 +167,19 @@ impl SelectorCache {
         self.entries.get(&selector).map(|entry| &entry.selections)
     }
 
-    /// All registered selectors.
     pub fn entries(&self) -> impl Iterator<Item = (SelectorId, &Entry)> {
         self.entries.iter().map(|(id, entry)| (*id, entry))
     }
 
-    /// Number of registered selectors.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether none is registered.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Labels of an identity.
+    /// Labels of an identity; none if it is unknown.
     pub fn labels(&self, id: IdentityId) -> Option<&LabelSet> {
         self.identities.get(&id).map(|subject| &subject.labels)
     }

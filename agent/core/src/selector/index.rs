@@ -32,7 +32,7 @@ impl<T> Default for Index<T> {
     }
 }
 
-/// A key of the index.
+/// A key under which the index lists a selector or an identity.
 #[derive(Clone, Copy, Debug)]
 enum IndexKey<'a> {
     Key(&'a str),
@@ -66,7 +66,7 @@ fn keys_of_selector(selector: &Selector) -> Vec<IndexKey<'_>> {
     }
 }
 
-/// Keys of an identity.
+/// Keys of an identity: its labels and its blocks.
 fn keys_of_identity(subject: &Subject) -> Vec<IndexKey<'_>> {
     let labels = subject.labels.iter();
     let mut keys: Vec<IndexKey<'_>> = labels
@@ -95,7 +95,7 @@ impl<T: Ord + Copy> Index<T> {
         self.add(keys_of_selector(selector), what);
     }
 
-    /// Removes it.
+    /// Removes a selector from its keys.
     pub(super) fn remove_selector(&mut self, selector: &Selector, what: T) {
         self.remove(keys_of_selector(selector), what);
     }
@@ -105,7 +105,7 @@ impl<T: Ord + Copy> Index<T> {
         self.add(keys_of_identity(subject), what);
     }
 
-    /// Removes it.
+    /// Removes an identity from its keys.
     pub(super) fn remove_identity(&mut self, subject: &Subject, what: T) {
         self.remove(keys_of_identity(subject), what);
     }

@@ -23,22 +23,22 @@ pub(crate) use self::{
 };
 use crate::labels::{FQDN, LabelSet, NODE};
 
-/// Selects identities.
+/// What a rule selects identities by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Selector {
-    /// By labels of endpoints.
+    /// By labels of endpoints, or by reserved labels.
     Labels(LabelSelector),
     /// By block of addresses outside.
     Cidr(CidrSelector),
-    /// By group of blocks.
+    /// By groups of blocks, which are CiliumCIDRGroups.
     Group(GroupSelector),
-    /// By DNS name.
+    /// By DNS name, in `toFQDNs` rules.
     Fqdn(FqdnSelector),
     /// By DNS name of an EgressFirewall.
     DnsName(DnsNameSelector),
-    /// By labels of nodes.
+    /// By labels of nodes, in EgressFirewalls.
     Node(LabelSelector),
-    /// By role.
+    /// By role, in `fromEntities` and `toEntities`.
     Entity(Entity),
 }
 

@@ -50,7 +50,7 @@ pub(super) async fn run(command: ResolverCommand) -> Result<()> {
     }
 }
 
-/// A line of `status`.
+/// State of the resolver, for a line of `status`.
 pub(super) fn state(view: &ResolverView) -> String {
     let next = match (view.role.as_str(), view.next_lookup_seconds) {
         ("leads", Some(seconds)) => format!(", next look-up in {seconds} s"),

@@ -38,7 +38,7 @@ pub(super) fn counted(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
-/// `endpoint list`
+/// The table of `endpoint list`.
 pub(crate) fn endpoints(endpoints: &[EndpointView]) -> String {
     let rows: Vec<Vec<String>> = endpoints
         .iter()
@@ -124,7 +124,7 @@ pub(super) fn replaced(before: &EndpointView, now: &EndpointView) -> String {
     )
 }
 
-/// `endpoint get`, `endpoint add`
+/// The text of `endpoint get` and `endpoint add`.
 pub(crate) fn endpoint(e: &EndpointView) -> String {
     let mut rows = vec![
         ("Endpoint", format!("{} ({})", e.id, e.state)),
@@ -181,7 +181,7 @@ pub(crate) fn endpoint(e: &EndpointView) -> String {
     text
 }
 
-/// `policy get`
+/// The text of `policy get`.
 pub(crate) fn policies(policies: &Policies) -> String {
     let rows: Vec<Vec<String>> = policies
         .policies
@@ -204,7 +204,7 @@ pub(crate) fn policies(policies: &Policies) -> String {
     text
 }
 
-/// `identity list`
+/// The table of `identity list`.
 pub(crate) fn identities(identities: &[IdentityView]) -> String {
     let rows: Vec<Vec<String>> = identities
         .iter()
@@ -213,7 +213,7 @@ pub(crate) fn identities(identities: &[IdentityView]) -> String {
     render(&["IDENTITY", "REFERENCES", "LABELS"], &rows)
 }
 
-/// `ip list`
+/// The table of `ip list`.
 pub(crate) fn prefixes(prefixes: &[IpcacheView]) -> String {
     let rows: Vec<Vec<String>> = prefixes
         .iter()
@@ -234,7 +234,7 @@ pub(crate) fn prefixes(prefixes: &[IpcacheView]) -> String {
     render(&["PREFIX", "IDENTITY", "REALISED", "OWNERS"], &rows)
 }
 
-/// `selectors list`, `fqdn names`
+/// The table of `selectors list` and `fqdn names`.
 pub(crate) fn selectors(selectors: &[SelectorView]) -> String {
     let rows: Vec<Vec<String>> = selectors
         .iter()
@@ -250,7 +250,7 @@ pub(crate) fn selectors(selectors: &[SelectorView]) -> String {
     render(&["SELECTOR", "KIND", "USERS", "IDENTITIES"], &rows)
 }
 
-/// `fqdn cache list`
+/// The table of `fqdn cache list`.
 pub(crate) fn names(names: &[NameView]) -> String {
     let now = BootTime::now().0;
     let left = |at: u64| match at {

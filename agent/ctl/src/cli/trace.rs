@@ -108,7 +108,7 @@ fn pod_at(book: &mut Book, address: IpAddr) -> Option<Subject> {
     Some(Subject::new(IdentityId::ENDPOINT_MIN, pod.labels))
 }
 
-/// As people read it.
+/// The trace in lines that people read.
 pub(crate) fn text(trace: &Trace) -> String {
     let mut text = format!("{} to {}, {}\n", trace.from.join(","), trace.to, trace.port);
     for step in &trace.steps {

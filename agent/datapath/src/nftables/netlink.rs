@@ -11,7 +11,6 @@ use rtnetlink::{
 
 use super::{Family, NftablesError, TABLE};
 
-/// `NETLINK_NETFILTER`.
 const NETLINK_NETFILTER: isize = 12;
 /// `NFNL_SUBSYS_NFTABLES`.
 const NFTABLES: u16 = 10;
@@ -67,7 +66,7 @@ const RULE_TABLE: u16 = 1;
 const RULE_CHAIN: u16 = 2;
 pub(super) const RULE_EXPRESSIONS: u16 = 4;
 
-/// An attribute.
+/// A netlink attribute: its type, with a value or with nested attributes.
 #[derive(Clone, Debug)]
 pub(super) enum Attribute {
     Value(u16, Vec<u8>),

@@ -40,7 +40,7 @@ fn rule() -> RuleView {
     }
 }
 
-/// All is well.
+/// Findings of an endpoint whose packets pass: every hop is found.
 fn found() -> Findings {
     Findings {
         has_tier: false,

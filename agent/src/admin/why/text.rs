@@ -2,7 +2,7 @@
 
 use crate::admin::model::{Hop, HopState, Why};
 
-/// As people read it.
+/// Formats the answer as the command line prints it.
 pub fn text(why: &Why) -> String {
     let port = why
         .port

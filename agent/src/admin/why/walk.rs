@@ -17,7 +17,7 @@ use dns_policy::boot_time::BootTime;
 use super::{AddressRead, LxcRead, Question, Read, SideRead};
 use crate::admin::model::{Hop, HopState, Why};
 
-/// Everything that was found.
+/// The question, with all findings that the hops are judged by.
 pub(super) struct Walk<'a> {
     pub question: &'a Question,
     pub found: &'a Findings,

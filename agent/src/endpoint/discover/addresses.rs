@@ -40,9 +40,9 @@ pub(crate) struct Claims {
 pub(crate) struct Known {
     /// Index of its host-side interface.
     pub ifindex: u32,
-    /// Addresses that counted.
+    /// Accepted addresses of the pod's interface, without link-local ones.
     pub addresses: Vec<IpAddr>,
-    /// Link-local addresses that counted.
+    /// Accepted IPv6 link-local addresses of the pod's interface.
     pub link_locals: Vec<Ipv6Addr>,
     /// The MAC that counted; all zero: none.
     pub mac: [u8; 6],

@@ -18,12 +18,7 @@ pub enum DiscoverError {
          container runtime",
         path = .netns.path().display()
     )]
-    NotNetns {
-        /// The namespace.
-        netns: Netns,
-        /// What the file is.
-        found: String,
-    },
+    NotNetns { netns: Netns, found: String },
     /// A name that would leave /run/netns.
     #[error(
         "{0:?} is not a name of a network namespace; give the name as `ip netns list` shows it"
@@ -33,20 +28,13 @@ pub enum DiscoverError {
     #[error(
         "network namespace {netns} cannot be entered: {source}; run the agent as root (it needs CAP_SYS_ADMIN)"
     )]
-    Enter {
-        /// The namespace.
-        netns: Netns,
-        /// Why.
-        source: io::Error,
-    },
+    Enter { netns: Netns, source: io::Error },
     /// The interface is not in the namespace.
     #[error("network namespace {netns} has no interface {ifname}; it has: {present}")]
     NoInterface {
-        /// The namespace.
         netns: Netns,
-        /// The interface.
         ifname: String,
-        /// What is there.
+        /// Names of the interfaces in the namespace, as text for the message.
         present: String,
     },
     /// The interface is no end of a veth pair whose other end is here.
@@ -54,9 +42,7 @@ pub enum DiscoverError {
         "interface {ifname} of network namespace {netns} ({kind}) is not one end of a veth pair whose other end is in this node's own network namespace"
     )]
     NoPeer {
-        /// The namespace.
         netns: Netns,
-        /// The interface.
         ifname: String,
         /// Kind of the interface, as the kernel calls it.
         kind: String,
@@ -65,24 +51,17 @@ pub enum DiscoverError {
     #[error(
         "interface {ifname} of network namespace {netns} has no address yet; add one (`ip -n {netns} address add …`) and try again"
     )]
-    NoAddress {
-        /// The namespace.
-        netns: Netns,
-        /// The interface.
-        ifname: String,
-    },
+    NoAddress { netns: Netns, ifname: String },
     /// The interface has addresses, and none of them counts.
     #[error(
         "no address of interface {ifname} of network namespace {netns} can be used: this node routes none of {addresses} to {host}. An address counts only if the node sends its packets to that interface: give {ifname} the address that `ip route show dev {host}` has, or, if the address is right, add the route that is missing (`ip route add ADDRESS dev {host}`)"
     )]
     NotRouted {
-        /// The namespace.
         netns: Netns,
-        /// The interface.
         ifname: String,
-        /// Its host side.
+        /// Name of the host-side interface.
         host: String,
-        /// Its addresses.
+        /// Addresses of `ifname`; the node routes none of them to `host`.
         addresses: String,
     },
     /// The host side is a port of a bridge that the node does not use itself.
@@ -92,17 +71,13 @@ pub enum DiscoverError {
          Give the bridge an address of the pods' network (`ip address add … dev {bridge}`)"
     )]
     BridgeWithoutAddress {
-        /// The namespace.
         netns: Netns,
-        /// The interface.
         ifname: String,
-        /// The bridge.
         bridge: String,
     },
     /// The kernel refused a request.
     #[error("rtnetlink in network namespace {netns}: {reason}")]
     Netlink {
-        /// The namespace.
         netns: Netns,
         /// What the kernel or the system said.
         reason: String,

@@ -76,7 +76,7 @@ pub(super) fn address_of(message: &AddressMessage) -> Option<IpAddr> {
 
 /// Both ends of a pod's link.
 pub(super) struct Ends {
-    /// The host-side interface.
+    /// Index of the host-side interface.
     pub(super) host_side: u32,
     pub(super) pod_mac: [u8; 6],
     pub(super) node_mac: [u8; 6],

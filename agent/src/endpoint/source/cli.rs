@@ -33,30 +33,23 @@ pub(super) fn is_key(key: &str) -> bool {
     key.starts_with(PREFIX)
 }
 
-/// Trouble with the file.
+/// Why the list of endpoints added by command cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CliFileError {
-    /// Reading or writing failed.
     #[error("{path}: {source}", path = .path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
     /// It is of a later release.
     #[error("{path} has version {found}; this program reads up to {VERSION}; run the newer release, or move the file away", path = .path.display())]
     Newer {
-        /// The file.
         path: PathBuf,
-        /// Its version.
+        /// Version number in the file, larger than `VERSION`.
         found: u32,
     },
 }
 
-/// What the file says.
+/// Content of the list of endpoints added by command.
 pub(super) enum Added {
-    /// Documents by key.
+    /// Documents by key of the endpoint, `cli/<namespace>/<interface>`.
     Documents(BTreeMap<String, EndpointDocument>),
     /// There is no file: no endpoint was ever added, or the file is lost.
     Absent,
@@ -104,7 +97,7 @@ pub(super) fn document_of(
     }
 }
 
-/// The file.
+/// The list of endpoints added by command: `added_endpoints.json` in the state directory.
 #[derive(Clone, Debug)]
 pub struct CliFile {
     path: PathBuf,
@@ -118,7 +111,7 @@ struct Content {
 }
 
 impl CliFile {
-    /// In the state directory.
+    /// Uses the file `added_endpoints.json` of this state directory.
     pub fn in_dir(state: &Path) -> Self {
         Self {
             path: state.join("added_endpoints.json"),
@@ -139,7 +132,7 @@ impl CliFile {
         self.store.as_deref()
     }
 
-    /// The state directory.
+    /// State directory that has the file.
     pub(super) fn dir(&self) -> &Path {
         self.path.parent().unwrap_or(Path::new("."))
     }

@@ -32,13 +32,13 @@ pub(crate) struct Attachment {
     pub netns: PathBuf,
     /// `namespace/name`.
     pub pod: String,
-    /// The pod's uid.
+    /// Uid of the pod; `None` if the runtime gives none.
     pub uid: Option<String>,
     /// Addresses that the interface was given.
     pub addresses: Vec<IpAddr>,
 }
 
-/// Names an attachment.
+/// Identifies an attachment by the runtime's name of the sandbox and the interface in it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct AttachmentId {
     container: String,
@@ -60,12 +60,11 @@ impl AttachmentId {
         })
     }
 
-    /// The interface.
     pub(super) fn ifname(&self) -> &str {
         &self.ifname
     }
 
-    /// Key of its endpoint.
+    /// Key of the endpoint: `cni/<container>/<interface>`.
     pub(crate) fn key(&self) -> String {
         format!("{PREFIX}{}/{}", self.container, self.ifname)
     }
@@ -89,9 +88,8 @@ pub(crate) enum AttachError {
          that make routed veth pairs, or veth pairs on a bridge"
     )]
     ForeignMaster {
-        /// The pod's interface.
         ifname: String,
-        /// The switch.
+        /// Name of the switch that the node's end is a port of.
         master: String,
     },
     /// The pod has another way out.
@@ -100,9 +98,8 @@ pub(crate) enum AttachError {
          policy: remove the plugin that makes them from the chain"
     )]
     FurtherInterfaces {
-        /// The pod's interface.
         ifname: String,
-        /// The others.
+        /// Names of the further interfaces, joined by commas.
         others: String,
     },
     /// The result of the plugins before is not what the pod has.
@@ -111,14 +108,13 @@ pub(crate) enum AttachError {
          must be the last entry of the list, behind a plugin that reports the address it sets"
     )]
     Address {
-        /// The pod's interface.
         ifname: String,
-        /// Reported in prevResult.
+        /// Address in `prevResult` that the interface does not have.
         reported: IpAddr,
-        /// What the interface has.
+        /// Addresses of the interface, joined by commas.
         present: String,
     },
-    /// As for every endpoint.
+    /// An error that any endpoint may have.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
 }
@@ -126,20 +122,13 @@ pub(crate) enum AttachError {
 /// The file could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CniFileError {
-    /// Reading or writing failed.
     #[error("{path}: {source}", path = .path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
     /// It is of a later release.
     #[error("{path} has version {found}; this program reads up to {VERSION}; run the newer release, or move the file away", path = .path.display())]
     Newer {
-        /// The file.
         path: PathBuf,
-        /// Its version.
+        /// Version number in the file, larger than `VERSION`.
         found: u32,
     },
 }
@@ -166,7 +155,7 @@ struct Record {
 }
 
 impl CniFile {
-    /// In the state directory.
+    /// Uses the file `cni_endpoints.json` of this state directory.
     pub(super) fn in_dir(state: &Path) -> Self {
         Self {
             path: state.join("cni_endpoints.json"),

@@ -21,7 +21,7 @@ const PREFIX: &str = "dir/";
 /// Name of the file in the state directory that says which directory the documents were read from.
 const READ_FROM: &str = "endpoint_directory.json";
 
-/// What the directory holds.
+/// Documents and unreadable files that one listing of the directory found.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     /// Documents by key `dir/<file>` (`dir/<file>#<n>` from the second of a file on).

@@ -28,7 +28,7 @@ pub struct EndpointDocument {
     /// Network namespace by a process in it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Interface inside the namespace.
+    /// Interface inside the namespace; `eth0` if absent.
     #[serde(default = "eth0")]
     pub ifname: String,
     /// Labels, `source:key[=value]`. Exactly one of `labels` and `pod`.
@@ -62,7 +62,7 @@ pub struct EndpointDocument {
 /// Which addresses of an interface on a bridge may count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Addresses {
-    /// Those that counted before.
+    /// Only addresses that were accepted before.
     Known,
     /// Those that it has now: its administrator wrote the document or gave the command again.
     Present,
@@ -97,7 +97,7 @@ pub enum EndpointError {
     /// Neither or both of `netns` and `pid`.
     #[error("give exactly one of netns and pid for the network namespace")]
     Netns,
-    /// No labels.
+    /// The document has neither labels nor a pod.
     #[error(
         "labels is empty; give at least one, for example k8s:app=web, or pod: namespace/name, whose \
          labels it then has"
@@ -106,7 +106,7 @@ pub enum EndpointError {
     /// Labels or named ports beside a pod.
     #[error("{0} stands beside pod; remove it: the Pod document has the {0}")]
     BesidePod(&'static str),
-    /// Not `namespace/name`.
+    /// The value of `pod` is not `namespace/name`.
     #[error("pod: `{0}` is not a pod; write namespace/name, for example shop/web-0")]
     Pod(String),
     /// A text that is no label.
@@ -131,11 +131,8 @@ pub enum EndpointError {
     /// The interface is that of a running pod, and the command names another or none.
     #[error("interface {ifname} of {netns} is the running pod {pod}'s; give --pod {pod}")]
     OfPod {
-        /// The namespace.
         netns: Netns,
-        /// The interface.
         ifname: String,
-        /// The pod.
         pod: String,
     },
     /// Another document has this interface.
@@ -144,11 +141,9 @@ pub enum EndpointError {
         how_to_resolve(.other)
     )]
     Taken {
-        /// The namespace.
         netns: Netns,
-        /// The interface.
         ifname: String,
-        /// Key of the other.
+        /// Key of the endpoint that has the interface.
         other: String,
     },
     /// The interface was not found.
@@ -202,7 +197,7 @@ impl EndpointError {
 }
 
 impl EndpointDocument {
-    /// The namespace it names.
+    /// Returns the network namespace. Exactly one of `netns` and `pid` must be present.
     pub fn namespace(&self) -> Result<Netns, EndpointError> {
         match (&self.netns, self.pid) {
             (Some(path), None) if path.starts_with("/proc/") => {

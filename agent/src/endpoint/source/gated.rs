@@ -9,7 +9,6 @@ use super::interfaces::Interfaces;
 /// Until when an interface is closed. Each ends as well when the interface or the document goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
-    /// The endpoint is found.
     Found,
     /// The endpoint's programs are attached.
     Attached,
@@ -61,7 +60,7 @@ impl Gated {
         gate.is_some_and(|gate| gate.is_under_policy(ifindex))
     }
 
-    /// Number of closed interfaces.
+    /// Number of closed interfaces, over all documents.
     pub(super) fn len(&self) -> usize {
         self.closed.values().map(BTreeMap::len).sum()
     }

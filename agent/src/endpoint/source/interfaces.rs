@@ -25,7 +25,7 @@ struct State {
 }
 
 impl Interfaces {
-    /// Looks through this socket.
+    /// Looks interfaces up through `names`.
     #[cfg(test)]
     pub(super) fn through(names: InterfaceNames) -> Self {
         Self(Arc::new(Mutex::new(State {

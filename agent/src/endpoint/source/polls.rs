@@ -21,11 +21,9 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// The reason for a poll.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trigger {
-    /// The first listing.
     First,
-    /// The directory changed.
     Directory,
-    /// Interfaces or routes changed.
+    /// The kernel reported a change of interfaces or routes.
     Links,
     /// The poll interval is over.
     Timer,

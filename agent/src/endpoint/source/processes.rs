@@ -19,7 +19,7 @@ use shared_maps::user::boot_id;
 use super::{NamespaceId, store};
 use crate::endpoint::discover::Netns;
 
-/// A process.
+/// A process, identified by its number, its start time and the boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Process {
     pid: u32,
@@ -36,7 +36,6 @@ struct Process {
 pub(super) enum Holder {
     /// The same as when the endpoint was found, or the first one that is looked at.
     Same,
-    /// Another one.
     Another,
 }
 

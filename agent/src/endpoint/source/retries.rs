@@ -7,7 +7,7 @@ use std::{
 
 /// Pause after the first failure. Interfaces and addresses of a new pod come one after another.
 const FIRST: Duration = Duration::from_millis(25);
-/// The longest pause.
+/// Longest pause between two attempts at a document.
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// Documents that failed. Each pause is twice the one before.

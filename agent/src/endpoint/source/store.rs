@@ -41,7 +41,6 @@ pub(super) struct Place {
     boot_id: String,
     /// Name of its host-side interface.
     pub(super) interface: String,
-    /// Its addresses.
     pub(super) addresses: Vec<IpAddr>,
 }
 
@@ -61,7 +60,7 @@ impl Place {
     }
 }
 
-/// What a file says.
+/// Content of the file of one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
     version: u32,
@@ -145,7 +144,6 @@ impl EndpointStore {
         Some(processes(self.dir()?, &self.state_dir))
     }
 
-    /// Keys of the endpoints.
     pub(super) fn keys(&self) -> Vec<String> {
         self.records.keys().cloned().collect()
     }
@@ -183,7 +181,7 @@ impl EndpointStore {
         self.note(key, written);
     }
 
-    /// Removes an endpoint.
+    /// Removes the file of an endpoint. Without a file nothing is done.
     pub(super) fn remove(&mut self, key: &str) {
         let is_stored = self.records.contains_key(key);
         let Some(dir) = self.dir.clone().filter(|_| is_stored) else {

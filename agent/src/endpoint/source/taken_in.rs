@@ -56,7 +56,7 @@ pub(crate) struct PodSource {
 pub(crate) struct Unmanaged {
     /// `namespace/name`.
     pub(crate) pod: Arc<str>,
-    /// Why, with the remedy.
+    /// Why it has no endpoint, with the remedy.
     pub(crate) reason: String,
 }
 
@@ -94,7 +94,7 @@ struct Lacking {
 #[derive(Debug)]
 struct Entered {
     namespace: NamespaceId,
-    /// Addresses of its interface.
+    /// Addresses of the interface in the namespace.
     addresses: Vec<IpAddr>,
 }
 

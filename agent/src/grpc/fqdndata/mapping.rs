@@ -28,7 +28,7 @@ pub(super) fn is_answer(request: &FqdnMapping) -> bool {
         && !timed_out
 }
 
-/// Who asked.
+/// Address of the pod that sent the query, from `source_ip`.
 pub(super) fn client(request: &FqdnMapping) -> Result<IpAddr, Status> {
     text(&request.source_ip).ok_or_else(|| Status::unknown("source_ip is not an address"))
 }

@@ -26,7 +26,7 @@ pub(super) const NEWS: u32 = 250;
 /// Where the addresses of a name come from, as this agent knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// An own look-up.
+    /// A look-up by this agent.
     LookUp,
     /// An answer that a pod of this node got.
     Pod,
@@ -35,7 +35,7 @@ pub enum Said {
 }
 
 impl Said {
-    /// For people.
+    /// Value of `said_by` in `resolver list`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::LookUp => "look-up",
@@ -48,15 +48,13 @@ impl Said {
 /// The result of looking a name up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Learned {
-    /// The name.
     pub name: Fqdn,
-    /// The result.
     pub outcome: Outcome,
-    /// When it was known.
+    /// Time of the answer or of the failure.
     pub at: UnixTime,
 }
 
-/// An object.
+/// A DNSNameResolver object, with the answers that the store does not have yet.
 #[derive(Debug)]
 pub(super) struct Held {
     /// As it is in the store.
@@ -77,7 +75,7 @@ pub(super) struct Held {
     pub(super) retry_at: Option<UnixTime>,
     /// Answers to pods in this second.
     news: (UnixTime, u32),
-    /// What is being written.
+    /// How many of `learned`, from the first on, the current write has.
     writing: usize,
     /// The object that was written last, and how many of `learned` it has; until the store sends
     /// it.

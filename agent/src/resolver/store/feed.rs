@@ -38,7 +38,7 @@ impl Feed {
         }
     }
 
-    /// Adds changes.
+    /// Adds changes. Objects of other namespaces are left out.
     pub(crate) fn add(&self, changes: Vec<SourceEvent<Arc<Resolver>>>) {
         if changes.is_empty() {
             return;

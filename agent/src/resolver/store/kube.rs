@@ -41,7 +41,6 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// Where the objects are, and who writes them.
 #[derive(Clone, Debug)]
 pub struct KubeSettings {
-    /// Namespace of the objects.
     pub namespace: String,
     /// Name of this node: the holder in the Lease.
     pub node: String,

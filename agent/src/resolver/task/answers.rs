@@ -31,9 +31,7 @@ pub struct NotRunning;
 /// A question to the task.
 #[derive(Debug)]
 pub enum Request {
-    /// Its state.
     State(oneshot::Sender<ResolverView>),
-    /// Its objects.
     Objects(oneshot::Sender<Vec<ObjectView>>),
     /// Servers and families for a look-up.
     Servers(oneshot::Sender<(Vec<SocketAddr>, Families)>),
@@ -56,7 +54,6 @@ impl ResolverHandle {
         }
     }
 
-    /// Its counts.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
@@ -77,12 +74,10 @@ impl ResolverHandle {
             .ok_or(NotRunning)
     }
 
-    /// Its state.
     pub async fn state(&self) -> Result<ResolverView, NotRunning> {
         self.ask(Request::State).await
     }
 
-    /// Its objects.
     pub async fn objects(&self) -> Result<Vec<ObjectView>, NotRunning> {
         self.ask(Request::Objects).await
     }

@@ -17,7 +17,7 @@ use crate::resolver::{
 
 const NAMESPACE: &str = "n";
 
-/// An agent's resolver.
+/// The resolver of one agent, with the channels that its core would use.
 struct Agent {
     handle: ResolverHandle,
     observations: Observations,

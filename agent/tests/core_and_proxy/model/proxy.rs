@@ -20,18 +20,18 @@ use super::LastWrite;
 
 /// Boot of the journal files.
 pub(super) const BOOT: &str = "00000000-0000-4000-8000-000000000001";
-/// Response max delay.
+/// How long a proxy holds an answer before it releases it without a result.
 pub(super) const MAX_DELAY: Duration = Duration::from_millis(100);
 const PAIRS: usize = 1000;
 
-/// To the agent.
+/// A message from the proxy to the agent.
 #[derive(Debug)]
 pub(super) enum Up {
     Mapping(Outgoing),
     Ack(u64),
 }
 
-/// From the agent.
+/// A message from the agent to the proxy.
 #[derive(Debug)]
 pub(super) enum Down {
     Result(MappingResult),
@@ -148,12 +148,11 @@ impl Proxy {
         self.sink.adopt(&mappings);
     }
 
-    /// What it leaves behind.
+    /// The journal file, which a killed proxy leaves behind.
     pub(super) fn file(self) -> Vec<u8> {
         self.file
     }
 
-    /// Pairs in its journal.
     pub(super) fn journalled(&self) -> usize {
         self.ledger.len()
     }

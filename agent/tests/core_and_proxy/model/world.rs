@@ -51,9 +51,9 @@ const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// Since when.
+    /// Held by its proxy since this time.
     Held(BootTime),
-    /// When.
+    /// Released to the client at this time.
     Released(BootTime),
     /// The proxy died with it.
     Lost,

@@ -7,9 +7,8 @@ use std::hint::black_box;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-/// Names in the table.
 const NAMES: usize = 20_000;
-/// Addresses of each name.
+/// Addresses of each name in the table.
 const ADDRESSES: usize = 8;
 
 /// Work of the same kind as an update: hashing names, sorting addresses, allocating strings.

@@ -41,14 +41,14 @@ const APPS: usize = 4;
 const SLICE: usize = 100;
 /// Endpoints of this node, each with labels of its own and under the same rules.
 const ENDPOINTS: usize = 250;
-/// Changes of each kind.
+/// Most changes of one kind that are measured.
 const CHANGES: usize = 500;
 /// Services whose documents are read at once.
 const READ_AT_ONCE: usize = 500;
-/// Versions of a namespace.
+/// Label changes of the namespace; the longest one counts.
 const VERSIONS: usize = 3;
 
-/// Promised times.
+/// Promised times for one change of each kind.
 const OF_A_SLICE: Duration = Duration::from_millis(5);
 const OF_A_POD: Duration = Duration::from_millis(2);
 const OF_A_NAMESPACE: Duration = Duration::from_secs(1);

@@ -58,7 +58,7 @@ use super::report::Figure;
 use super::selectors::{changing, documents};
 use holdfast_e2e::in_memory::{DNS, document, web};
 
-/// Longest wait for anything.
+/// A step that takes longer is an error.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Fewest changes of policy during which answers are measured.
 const CHANGES: usize = 50;
@@ -322,7 +322,7 @@ fn agent(
     Ok((core, proxies, thread))
 }
 
-/// The proxy's end.
+/// Starts the proxy's end of the link.
 fn link(
     pins: &Path,
     socket: PathBuf,

@@ -14,7 +14,7 @@ use super::calibration::Calibration;
 use super::report::Figure;
 use holdfast_e2e::in_memory::{Cost, DNS, Node, config, document, web};
 
-/// Number of selector pairs.
+/// Pairs of selectors: a name, and a wildcard under it.
 const PAIRS: usize = 1000;
 /// Microseconds of one update in Cilium's name manager on this kind of machine.
 const PEER: f64 = 179.0;
@@ -23,7 +23,7 @@ const PEER: f64 = 179.0;
 const PROMISE: f64 = 12.0;
 /// Parts of a run with a calibration after each. The result is the median of their ratios.
 const PARTS: usize = 20;
-/// Units of a calibration.
+/// Units of work in one calibration.
 const UNITS: usize = 5_000;
 
 /// `K.example.com` and `*.K.example.com` for each K, and `*.example.com`.

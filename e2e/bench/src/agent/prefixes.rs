@@ -17,7 +17,7 @@ use super::names::per;
 use super::report::Figure;
 use holdfast_e2e::in_memory::{DNS, Node, config, document, web};
 
-/// Addresses in one answer.
+/// Most addresses in one answer.
 const ANSWER: usize = 1000;
 /// Addresses of one endpoint, which holds those of all pods of a node.
 const ENDPOINTS: usize = 100;
@@ -29,7 +29,7 @@ fn address(number: usize) -> Result<IpAddr> {
     Ok(IpAddr::V4(Ipv4Addr::from_bits(bits)))
 }
 
-/// Addresses below `block`.
+/// Number of the first `count` addresses that are in `block`.
 fn below(block: IpNet, count: usize) -> Result<u64> {
     let mut found = 0;
     for number in 0..count {
@@ -106,7 +106,7 @@ pub(crate) fn learned(count: usize) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// The table alone.
+/// Measures the table of prefixes alone, without a core.
 pub(crate) fn table(count: usize) -> Result<Vec<Figure>> {
     let memory = usage::resident(std::process::id())?;
     let labels = LabelSet::parse(&["fqdn:*.example.com"])?;

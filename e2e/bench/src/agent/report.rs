@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// A figure.
+/// One measured value, with its unit, counts and promise.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Figure {
     pub(crate) name: String,
@@ -94,7 +94,7 @@ impl Figure {
     }
 }
 
-/// Three digits that matter.
+/// Formats a value with three significant digits.
 fn rounded(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),
@@ -103,7 +103,7 @@ fn rounded(value: f64) -> String {
     }
 }
 
-/// All of them.
+/// All figures of one run.
 #[derive(Debug, Default)]
 pub(crate) struct Report(Vec<Figure>);
 
@@ -131,7 +131,7 @@ impl Report {
         broken.map(|figure| figure.name.as_str()).collect()
     }
 
-    /// Writes the file.
+    /// Writes the figures as JSON.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let entries: Vec<Value> = self.0.iter().map(Figure::json).collect();
         if let Some(directory) = path.parent() {

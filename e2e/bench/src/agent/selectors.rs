@@ -11,7 +11,7 @@ use super::names::per;
 use super::report::Figure;
 use holdfast_e2e::in_memory::{Cost, DNS, Node, config, document, web};
 
-/// Rules of one document.
+/// Rules in each policy document.
 const DOCUMENT: usize = 100;
 /// First rule number of the document that changes.
 const CHANGING: usize = 20_000;

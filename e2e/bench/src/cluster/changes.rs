@@ -11,7 +11,7 @@ use super::objects;
 const ALONE: usize = 100;
 /// Changes that come at a fixed rate.
 const PACED: usize = 2_000;
-/// Their rate, per second.
+/// Rate of the paced changes, per second.
 const RATE: u32 = 500;
 /// Versions that a pod alternates between.
 const TRACKS: [&str; 2] = ["canary", "stable"];

@@ -14,7 +14,7 @@ use shared_maps::user::{Access, Globals, Map, ipcache_key};
 
 use super::objects::{self, Size};
 
-/// Longest wait for anything.
+/// A step that takes longer is an error.
 const LIMIT: Duration = Duration::from_secs(300);
 /// Time between two readings of a map.
 const POLL: Duration = Duration::from_micros(50);
@@ -28,7 +28,7 @@ pub(crate) struct Cluster {
     pub(crate) size: Size,
 }
 
-/// A running agent.
+/// A running agent, with its ipcache map open for reading.
 pub(crate) struct Agent {
     program: Program,
     ipcache: Map<IpcacheKey, IpcacheValue>,
@@ -156,7 +156,7 @@ impl Agent {
         Ok(self.ipcache.entries()?.found.len())
     }
 
-    /// CPU time so far.
+    /// CPU time that the agent has used.
     pub(crate) fn cpu(&self) -> Result<Duration> {
         usage::cpu_time(self.program.id())
     }

@@ -5,11 +5,11 @@ use std::net::Ipv4Addr;
 
 use serde_json::{Value, json};
 
-/// Namespaces of the pods.
+/// Namespaces that the pods are spread over.
 pub(crate) const NAMESPACES: usize = 50;
-/// Pods with equal labels.
+/// Pods that have equal labels.
 const REPLICAS: usize = 10;
-/// Backends of a Service.
+/// Number of backends of each Service.
 const BACKENDS: usize = 5;
 
 /// How many objects there are.

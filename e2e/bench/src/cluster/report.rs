@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-/// Figures so far.
+/// All figures so far, and those whose promise is broken.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     figures: Vec<Value>,
@@ -13,7 +13,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Adds a figure.
+    /// Prints a figure and stores it.
     pub(crate) fn add(&mut self, name: &str, unit: &str, value: f64) {
         println!("{name:<28} {value:>12.2} {unit}");
         self.figures
@@ -44,7 +44,7 @@ impl Report {
         &self.broken
     }
 
-    /// Writes the file.
+    /// Writes the figures as JSON.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         if let Some(directory) = path.parent() {
             std::fs::create_dir_all(directory)?;

@@ -19,10 +19,10 @@ const RATE: u32 = 2_000;
 const ROUND: usize = 500;
 /// How much more memory the agent may have at the end than after the first tenth.
 const GROWTH: f64 = 1.1;
-/// Kinds whose watches break.
+/// Plural names of the kinds whose watches are broken off.
 const KINDS: [&str; 4] = ["pods", "endpointslices", "ciliumnodes", "services"];
 
-/// How it stands.
+/// Memory and table sizes of the agent at one moment.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
     memory: f64,

@@ -7,28 +7,27 @@ use holdfast_e2e::{Lab, Pod};
 
 /// Different names end in so many suffixes, each of which has a pattern.
 pub(super) const PATTERNS: u32 = 100;
-/// The server.
+/// IPv4 address of the DNS server under load.
 pub(super) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
-/// The same, IPv6.
+/// IPv6 address of the DNS server under load.
 pub(super) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0, 0, 0, 2));
 
 /// The server's port, with 100 patterns in the proxy's policy.
 pub(crate) const PORT: u16 = 53;
 /// The server's other port, with 10,000 patterns.
 pub(crate) const PORT_MANY: u16 = 5353;
-/// Address of the forwarders.
+/// IPv4 address that the forwarders listen on.
 pub(crate) const FORWARDER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1));
-/// The same, IPv6.
+/// IPv6 address that the forwarders listen on.
 pub(crate) const FORWARDER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1));
 /// Port of the raw forwarder, UDP and TCP.
 pub(crate) const RAW_PORT: u16 = 5300;
-/// Port of dnsdist.
 pub(crate) const DNSDIST_PORT: u16 = 5301;
 
 /// The program between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
-    /// No server.
+    /// No program: the pod queries the server itself.
     Direct,
     /// A forwarder that only moves datagrams.
     Raw,
@@ -36,9 +35,9 @@ pub(crate) enum Route {
     RawTcp,
     /// dnsdist as a plain forwarder.
     Dnsdist,
-    /// The proxy, 100 patterns.
+    /// The proxy, with 100 patterns in its policy.
     Proxy,
-    /// The proxy, 10,000 patterns.
+    /// The proxy, with 10,000 patterns in its policy.
     ProxyMany,
     /// The proxy in transparent mode, 100 patterns.
     ProxyTransparent,
@@ -56,14 +55,14 @@ impl Route {
     }
 }
 
-/// The kind of load.
+/// Transport, source ports and rate of the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// UDP, IPv4, few source ports; also latency at a steady rate.
     Main,
     /// Only latency at a steady rate, for names that were never queried before.
     New,
-    /// UDP over IPv6.
+    /// Queries over UDP and IPv6.
     Ipv6,
     /// UDP from tens of thousands of source ports.
     ManyPorts,
@@ -73,7 +72,7 @@ pub(crate) enum Kind {
     TcpSingle,
 }
 
-/// One row.
+/// A compared path, which is one row of the report.
 #[derive(Debug)]
 pub(crate) struct Path {
     pub(crate) name: &'static str,
@@ -145,7 +144,7 @@ impl Path {
         matches!(self.kind, Kind::TcpPipelined | Kind::TcpSingle)
     }
 
-    /// Namespace of the client.
+    /// Pod that the client runs in.
     pub(crate) fn pod<'a>(&self, lab: &'a Lab) -> &'a Pod {
         match self.route {
             route if route.is_proxy() => &lab.a,

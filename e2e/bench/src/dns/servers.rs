@@ -11,7 +11,7 @@ use super::paths::{
     DNSDIST_PORT, FORWARDER, FORWARDER6, PORT, PORT_MANY, RAW_PORT, Route, SERVER, SERVER6,
 };
 
-/// Running servers and forwarders.
+/// The DNS server and the forwarders, which run until this is dropped.
 pub(crate) struct Servers {
     _nsd: Program,
     raw: Program,

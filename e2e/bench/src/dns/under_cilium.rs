@@ -11,7 +11,7 @@ use super::servers::{start_nsd, widen_ports};
 
 /// Identity of the client pod.
 const POD: u32 = 41_001;
-/// Identity of the server.
+/// Security identity of the DNS server.
 const DNS: u32 = 41_053;
 
 /// The programs and namespaces. Programs are dropped before the namespaces.

@@ -21,10 +21,10 @@ const LARGEST: usize = 4096;
 /// Clients and their ids, by the id of the forwarded query.
 type Asked<A> = Vec<Option<([u8; 2], A)>>;
 
-/// One batch of datagrams.
+/// Buffers for one batch of datagrams.
 struct Batch<A> {
     buffers: Vec<[u8; LARGEST]>,
-    /// Length and source.
+    /// Length and source of each datagram.
     got: Vec<(usize, Option<A>)>,
 }
 

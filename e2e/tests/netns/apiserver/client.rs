@@ -40,7 +40,7 @@ pub(crate) struct Answer {
     pub(crate) body: Value,
 }
 
-/// A running watch.
+/// Response of a running watch, whose body is read line by line.
 pub(crate) struct Lines {
     pub(crate) code: u16,
     body: Incoming,
@@ -48,7 +48,7 @@ pub(crate) struct Lines {
 }
 
 impl Client {
-    /// The agent's client.
+    /// A client with the token that the agent uses.
     pub(crate) fn agent(server: &ApiServer) -> Result<Self> {
         Self::with_token(server, &server.files().token)
     }
@@ -138,7 +138,7 @@ impl Client {
         self.whole("PATCH", path, media, &patch.to_string()).await
     }
 
-    /// Metadata only.
+    /// Lists only the metadata of the objects at `path`.
     pub(crate) async fn metadata(&self, path: &str) -> Result<Answer> {
         let mut request = self.request("GET", path, "", "")?;
         let accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";

@@ -64,7 +64,7 @@ fn entries(lab: &Lab, map: &str) -> Result<Vec<Value>> {
     serde_json::from_str(&text).with_context(|| format!("dump of {map}: {text}"))
 }
 
-/// `["0x0a", …]`
+/// Bytes of a list as bpftool prints it: `["0x0a", …]`.
 fn bytes(list: Option<&Value>) -> Result<Bytes> {
     let list = list.and_then(Value::as_array).context("no list of bytes")?;
     list.iter()
@@ -75,7 +75,7 @@ fn bytes(list: Option<&Value>) -> Result<Bytes> {
         .collect()
 }
 
-/// Host-order number at `offset`.
+/// Number of 32 bits at `offset`, in host order.
 pub(crate) fn number(bytes: &[u8], offset: usize) -> u32 {
     let four = bytes
         .get(offset..offset + 4)
@@ -91,16 +91,13 @@ pub(crate) fn long(bytes: &[u8], offset: usize) -> u64 {
     eight.map_or(u64::MAX, u64::from_ne_bytes)
 }
 
-/// Concatenates byte strings.
 pub(crate) fn joined(parts: &[&[u8]]) -> Bytes {
     parts.concat()
 }
 
-/// One interface.
+/// Number and MAC address of an interface.
 pub(crate) struct Link {
-    /// Its index.
     pub(crate) index: u32,
-    /// Its address.
     pub(crate) mac: [u8; 6],
 }
 

@@ -18,7 +18,7 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 /// Ethernet, IPv4 and UDP headers, and "hello".
 const DATAGRAM4: u64 = 14 + 20 + 8 + 5;
-/// With an IPv6 header.
+/// The same datagram with an IPv6 header.
 const DATAGRAM6: u64 = 14 + 40 + 8 + 5;
 
 /// Besides names: a prefix with one denied address, and an ingress rule.

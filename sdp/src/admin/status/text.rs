@@ -27,7 +27,7 @@ impl Page {
 }
 
 impl Status {
-    /// For people.
+    /// The status as one screen of text for a terminal.
     pub(crate) fn text(&self) -> String {
         let mut page = Page(format!(
             "{} ({}, pid {}, up {}): {}\n",

@@ -38,7 +38,7 @@ const CALL_WITHIN: Duration = Duration::from_secs(5);
 /// How often it is noted that nothing more came, while an answer waits for a result.
 const BEAT: Duration = Duration::from_millis(10);
 
-/// Content of a call.
+/// Content of a call, with the sequence number of its mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CallKind {
     /// A mapping that a pod waits for.

@@ -55,7 +55,7 @@ const TURN: usize = 64;
 /// Bytes of a message that cost as much as the message itself.
 const MESSAGE: usize = 512;
 
-/// One connection.
+/// A client's connection, served by one task.
 pub(super) struct Connection {
     shared: Arc<Shared>,
     stream: TcpStream,
@@ -85,7 +85,7 @@ pub(super) struct Connection {
     /// Since when the server is not read, because answers wait for the client.
     paused: Option<Instant>,
     now: Instant,
-    /// Work of this turn.
+    /// Work done in this turn, in the units of [`TURN`].
     taken: usize,
     /// Permits for work, which all connections of the endpoint share.
     turn: Arc<Semaphore>,
@@ -97,9 +97,9 @@ pub(super) struct Connection {
 /// The result of the last reads before a connection ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LastRead {
-    /// No more bytes arrived.
+    /// No more bytes had arrived, or the client sends no more.
     Nothing,
-    /// The client never pauses.
+    /// Bytes were still arriving after [`MAX_LAST_READS`] reads.
     Endless,
     /// No more may be read now.
     Full,
@@ -117,7 +117,7 @@ enum Event {
     Writable,
     /// The client has sent something.
     Readable,
-    /// The process is leaving.
+    /// The process has begun to drain.
     Draining,
     /// The process reads no more queries.
     Closing,
@@ -389,7 +389,7 @@ impl Connection {
         true
     }
 
-    /// Gives large buffers back.
+    /// Frees buffers that large messages have left behind.
     fn shrink(&mut self) {
         self.reader.shrink();
         self.out.shrink();

@@ -12,7 +12,7 @@ use limits::quota::Seat;
 use super::{links::Via, results::PendingResult};
 use crate::query::pending::{HeldAnswer, PendingQuery};
 
-/// A query in flight.
+/// A query that waits for its server's answer.
 pub(super) struct Flight {
     pub(super) query: PendingQuery<Vec<u8>>,
     /// The message as sent to the server. It is sent again if the server closes the connection.
@@ -46,7 +46,6 @@ impl Flight {
 
 /// A held answer with its pending result from the agent.
 pub(super) struct AwaitedAnswer {
-    /// The agent's result.
     pub(super) result: PendingResult,
     pub(super) answer: HeldAnswer,
 }
@@ -77,7 +76,6 @@ impl Waiting {
         self.asked_bytes
     }
 
-    /// Bytes of answers held.
     pub(super) fn held_bytes(&self) -> usize {
         self.held_bytes
     }

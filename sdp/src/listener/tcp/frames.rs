@@ -29,12 +29,12 @@ impl Default for FrameReader {
     }
 }
 
-/// Result of a read.
+/// Result of reading from a stream once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Read {
-    /// Bytes.
+    /// Bytes were read into the buffer.
     Some,
-    /// Nothing at the moment.
+    /// No bytes are available at the moment.
     Nothing,
     /// The peer sends no more.
     End,
@@ -154,7 +154,7 @@ impl FrameWriter {
         }
     }
 
-    /// Bytes waiting.
+    /// Number of bytes that are not sent yet.
     pub(super) fn len(&self) -> usize {
         self.buffer.len() - self.sent
     }
@@ -189,7 +189,7 @@ impl FrameWriter {
         }
     }
 
-    /// Forgets everything.
+    /// Drops all bytes, sent or not.
     pub(super) fn clear(&mut self) {
         self.buffer.clear();
         self.sent = 0;

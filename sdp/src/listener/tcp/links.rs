@@ -100,7 +100,7 @@ pub(super) enum Via {
 pub(super) struct Wanted {
     pub(super) via: Via,
     pub(super) holder: Holder,
-    /// Identity of the pod.
+    /// Identity of the pod. A connection is used under one identity only.
     pub(super) identity: IdentityId,
     pub(super) pod: UpstreamIdentity,
 }
@@ -126,7 +126,7 @@ pub(super) struct Links {
     own: Option<Link>,
 }
 
-/// A connection in use.
+/// A connection that queries of this client use now.
 struct Link {
     // Fields are dropped in this order: the connection is closed before its place is free.
     upstream: TcpUpstream,

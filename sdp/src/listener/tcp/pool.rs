@@ -27,14 +27,11 @@ pub(super) struct Target {
 /// A place for a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Taken<C> {
-    /// A connection that exists.
+    /// An open connection that was idle.
     Idle(C),
     /// The connection must be made. A connection of the pod that had its place, if any, is to be
     /// closed.
-    New {
-        /// The connection to close.
-        closes: Option<C>,
-    },
+    New { closes: Option<C> },
     /// The pod has all the connections that it may have, and queries use all of them.
     Full,
 }
@@ -46,10 +43,10 @@ pub(super) struct Pool<C> {
     pods: HashMap<Holder, Pod<C>, RandomState>,
 }
 
-/// Connections of one pod.
+/// Connections of one pod to all servers.
 #[derive(Debug)]
 struct Pod<C> {
-    /// To all servers.
+    /// Number of connections, in use or idle.
     open: usize,
     /// Those of them that are used for one client only.
     alone: usize,
@@ -222,7 +219,7 @@ impl<C> Pool<C> {
         }
     }
 
-    /// Removes all idle connections.
+    /// Removes all idle connections and returns them, so that the caller closes them.
     pub(super) fn clear(&mut self) -> Vec<C> {
         let mut all = Vec::new();
         for (holder, pod) in &mut self.pods {

@@ -23,7 +23,7 @@ const PERMITS: usize = 2;
 /// number that remained the last time.
 const FORGET_FROM: usize = 64;
 
-/// Turns of all endpoints.
+/// Permits for work, by endpoint, which all its connections share.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     state: Mutex<State>,

@@ -47,7 +47,7 @@ pub(super) struct TcpUpstream {
 /// The client for which a connection is made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UpstreamIdentity {
-    /// Identity for the mark.
+    /// Identity in the mark of the packets. None: they have no mark.
     pub(super) identity: Option<IdentityId>,
     /// Address from which to connect, if not the node's. Port 0: the kernel selects one.
     pub(super) source: Option<SocketAddr>,
@@ -56,11 +56,11 @@ pub(super) struct UpstreamIdentity {
 /// An event of the connection.
 #[derive(Debug)]
 pub(super) enum UpstreamEvent {
-    /// Messages may have arrived.
+    /// Bytes may have arrived; the reader has the complete messages among them.
     Read,
     /// Bytes were sent, or the connection was opened.
     Progress,
-    /// The connection ended.
+    /// The connection ended, or it could not be opened.
     Lost(io::Error),
 }
 

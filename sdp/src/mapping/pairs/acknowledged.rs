@@ -23,7 +23,7 @@ const MOST_ADDRESSES: usize = 16;
 pub(crate) struct Session(u32);
 
 impl Session {
-    /// Another one begins.
+    /// Begins another session, in which earlier acknowledgements do not count.
     pub(crate) fn end(&mut self) {
         self.0 = self.0.wrapping_add(1);
     }

@@ -23,7 +23,7 @@ pub(crate) struct Asked {
 }
 
 impl Key {
-    /// Of an answer.
+    /// Key under which the pairs of an answer are stored.
     pub(crate) fn of(mapping: &Mapping) -> Self {
         Self {
             asked: Asked::of(mapping),

@@ -8,9 +8,9 @@ use crate::mapping::holdings::Serial;
 /// The state of a pair as it was sent to an agent, which acknowledges it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AgentAck {
-    /// When they were seen.
+    /// Time at which the answer with the pair was seen.
     pub seen: BootTime,
-    /// Until when they count.
+    /// Time until which the pair counts.
     pub until: BootTime,
 }
 

@@ -24,7 +24,7 @@ pub struct SkippedRows {
 }
 
 impl SkippedRows {
-    /// How many.
+    /// Number of rows that were passed over.
     pub fn count(&self) -> u64 {
         self.other_transport
             .saturating_add(u64::try_from(self.odd.len()).unwrap_or(u64::MAX))

@@ -9,7 +9,7 @@ use std::{
     ops::Range,
 };
 
-/// Bytes read at once.
+/// Bytes that are read with one call.
 const CHUNK: usize = 64 << 10;
 
 /// A JSON object that is read from its beginning.

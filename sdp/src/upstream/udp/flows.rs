@@ -87,7 +87,7 @@ impl Flows {
         *self.ports.entry(flow.0).or_default() += 1;
     }
 
-    /// A socket was closed.
+    /// Removes the data about a socket that was closed.
     pub(super) fn closed(&mut self, socket: &UpSocket) {
         let Some(flow) = flow_of(&socket.server) else {
             return;

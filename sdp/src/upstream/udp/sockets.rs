@@ -83,7 +83,7 @@ impl UpSocket {
         begins
     }
 
-    /// An answer arrived.
+    /// Records that an answer arrived at `now`.
     pub(super) fn answers(&mut self, now: Instant) {
         self.silent_since = Some(now);
         self.patience = PATIENCE;

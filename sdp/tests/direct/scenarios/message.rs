@@ -43,12 +43,12 @@ const CODES: [(&str, u16); 9] = [
     ("BADCOOKIE", 23),
 ];
 
-/// Type OPT.
+/// Number of the record type OPT (RFC 6891).
 const OPT: u16 = 41;
 /// Option TCP keepalive, which ends at a proxy.
 const KEEPALIVE: u16 = 11;
 
-/// Number of a type.
+/// Number of a record type that is given by its name, or as `TYPE` and digits.
 pub(crate) fn rtype(word: &str) -> Option<u16> {
     match word.strip_prefix("TYPE") {
         Some(number) => number.parse().ok(),
@@ -140,7 +140,7 @@ fn expanded(text: &str) -> Option<String> {
     Some([before, &repeated, &expanded(after)?].concat())
 }
 
-/// One record.
+/// A resource record of an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     /// `None`: the name of the question, as a pointer.
@@ -271,7 +271,7 @@ pub(crate) fn question(message: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// Overwrites two bytes.
+/// Overwrites two bytes at `at` with `value`, in network order.
 pub(crate) fn put(message: &mut [u8], at: usize, value: u16) {
     message[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }

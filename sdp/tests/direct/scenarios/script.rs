@@ -17,7 +17,7 @@ pub(crate) struct Case {
     pub(crate) steps: Vec<(usize, Step)>,
 }
 
-/// One line.
+/// The parsed statement of one line.
 #[derive(Debug)]
 pub(crate) enum Step {
     Proxy(Setting),
@@ -59,7 +59,7 @@ pub(crate) enum Agent {
     Realises,
 }
 
-/// A query.
+/// A query that a client sends.
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
     pub(crate) label: String,
@@ -153,15 +153,14 @@ pub(crate) enum Counter {
 /// How a client ends its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// For good.
+    /// Closes both directions of the connection.
     Both,
-    /// For sending only.
+    /// Closes only the direction from the client.
     OfSending,
-    /// With a reset.
     Reset,
 }
 
-/// Words of one line.
+/// Words of one line that are not parsed yet.
 struct Words<'a>(std::iter::Peekable<std::vec::IntoIter<&'a str>>);
 
 impl<'a> Words<'a> {
@@ -476,7 +475,7 @@ const AFTER_DATA: [&str; 11] = [
     "bytewise",
 ];
 
-/// `[[owner] ttl] TYPE data…`
+/// Parses a record: `[[owner] ttl] TYPE data…`.
 fn record(first: &str, words: &mut Words<'_>) -> Result<Record, String> {
     let (mut owner, mut ttl, mut kind) = (None, 300, first);
     if first.contains('.') {

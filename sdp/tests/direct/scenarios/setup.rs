@@ -305,7 +305,7 @@ impl Setup {
     }
 }
 
-/// Bytes for a person.
+/// The first 600 bytes as hexadecimal digits, with spaces after the header and the question.
 pub(super) fn hex(bytes: &[u8]) -> String {
     let digits: Vec<_> = bytes.iter().take(600).map(|b| format!("{b:02x}")).collect();
     let question = message::question(bytes).map_or(0, <[u8]>::len);

@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-/// Type of the condition.
+/// Type of the condition that the agents write.
 const VALID: &str = "Valid";
 /// Reason of a policy that is refused.
 const REFUSED: &str = "Refused";

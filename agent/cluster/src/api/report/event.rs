@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 /// Longest note that the API server accepts, bytes.
 pub(super) const NOTE_MAX: usize = 1024;
-/// Name of the controller.
+/// Value of `reportingController` in every Event.
 const CONTROLLER: &str = "holdfast-agent";
 /// Longest name of a node in an Event, bytes.
 const INSTANCE_MAX: usize = 128;
@@ -27,7 +27,7 @@ pub(super) fn name(object: &Value, note: &str) -> String {
     format!("{name}.{:016x}", fnv1a(&[uid, note]))
 }
 
-/// A new Event.
+/// A new `events.k8s.io/v1` Event of type `Warning`. `now` becomes its `eventTime`.
 pub(super) fn event(object: &Value, note: &str, node: &str, now: &str) -> Value {
     let metadata = &object["metadata"];
     json!({

@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use super::event::shortened;
 
-/// Begins our message.
+/// Prefix of the one message that all agents share in `status.messages`.
 const OURS: &str = "holdfast: ";
 /// As OVN-Kubernetes words it: its own manager computes `status.status` from these messages.
 const APPLIED: &str = "EgressFirewall Rules applied";
 const REFUSED: &str = "EgressFirewall Rules not correctly applied";
-/// Longest reason, bytes.
+/// Longest reason in the message, bytes; a longer one is cut.
 const REASON_MAX: usize = 1024;
 
 /// Whether the status changes if the rules are accepted.

@@ -24,17 +24,15 @@ const CONDITIONS: (u32, Duration) = (10, Duration::from_millis(500));
 /// Events: at once, and time for each.
 const EVENTS: (u32, Duration) = (10, Duration::from_secs(6));
 
-/// One write.
+/// One write that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Write {
-    /// Key of the document.
     pub(super) key: String,
     /// Why it is refused; none if it is accepted again.
     pub(super) message: Option<Arc<str>>,
     pub(super) what: What,
 }
 
-/// Kind of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     /// The status of a policy.
@@ -43,7 +41,7 @@ pub(super) enum What {
     Event(u32),
 }
 
-/// How a write went.
+/// Result of a write, as reported to [`Plan::done`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// It is there, or is not needed.
@@ -54,11 +52,11 @@ pub(super) enum Outcome {
     Failed,
 }
 
-/// What comes next.
+/// What the task has to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Write(Write),
-    /// Nothing before this time.
+    /// Wait until this time: a write is due then.
     At(Instant),
     /// Nothing until the refusals change.
     Nothing,
@@ -99,7 +97,8 @@ impl Plan {
         }
     }
 
-    /// Other refusals than before.
+    /// Replaces the refusals. Writes for documents that are neither refused nor marked any more are
+    /// forgotten.
     pub(super) fn set(&mut self, refusals: Arc<Refusals>) {
         self.written.retain(|(key, _), _| {
             refusals.refused.contains_key(key) || refusals.marked.contains(key)
@@ -184,7 +183,7 @@ impl Plan {
         Some((due, before.map(|before| before.at), write))
     }
 
-    /// How a write went.
+    /// Records the result of a write, which decides when the next one may follow.
     pub(super) fn done(&mut self, write: Write, outcome: Outcome, now: Instant) {
         let (channel, pace, count) = match write.what {
             What::Condition => (Channel::Condition, &mut self.conditions, 1),
@@ -217,7 +216,7 @@ struct Pace {
     each: Duration,
     /// When the writes so far would be over, at one per `each`.
     spent: Instant,
-    /// After failures: not before.
+    /// No write before this time, after one that failed.
     blocked: Instant,
     retry: Duration,
 }

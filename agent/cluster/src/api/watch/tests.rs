@@ -9,7 +9,7 @@ use crate::{
     resource::RESOURCES,
 };
 
-/// Starts a watch.
+/// Starts the watch of one kind against the scripted server.
 fn watch_of(server: &Server, kind: &str) -> Started {
     let resource = RESOURCES.iter().find(|one| one.kind == kind).unwrap();
     let health = ClusterHealth::new("server");

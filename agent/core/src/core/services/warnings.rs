@@ -29,7 +29,6 @@ use crate::{
 /// Endpoints that a warning names.
 const NAMED: usize = 5;
 
-/// Port of DNS Services.
 const DNS_PORT: u16 = 53;
 
 /// A backend that policy does not allow.

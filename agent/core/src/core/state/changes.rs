@@ -34,7 +34,7 @@ impl Changes {
     }
 }
 
-/// The one under way.
+/// The change of a policy document that is under way.
 #[derive(Debug)]
 pub(crate) struct Change {
     pub(crate) key: String,

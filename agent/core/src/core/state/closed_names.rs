@@ -59,10 +59,10 @@ impl Cleaned {
     }
 }
 
-/// See the module.
+/// The cleaned names, and the latest addresses that answers may not label.
 #[derive(Debug, Default)]
 pub(crate) struct ClosedNames {
-    /// The newest last.
+    /// Ordered by time, with the newest last.
     cleanings: VecDeque<Cleaned>,
     is_unsaved: bool,
     refused: RecentlyRefused,
@@ -82,7 +82,7 @@ impl ClosedNames {
         self.is_unsaved = false;
     }
 
-    /// Remembers a cleaning.
+    /// Remembers a cleaning, and drops those that it covers or that are too old to matter.
     pub(crate) fn add(&mut self, cleaned: Cleaned, now: BootTime) {
         let lasts = u64::from(MAX_TTL) + REMEMBERED_AFTER;
         self.cleanings

@@ -75,7 +75,7 @@ struct Background {
 #[derive(Debug, Default)]
 struct File {
     presence: Presence,
-    /// None if unknown.
+    /// DNS rules in the file; none if unknown.
     rules: Option<Arc<EndpointRules>>,
     written_at: BootTime,
     due: Option<BootTime>,
@@ -91,7 +91,7 @@ impl File {
     }
 }
 
-/// See the module.
+/// The file of each endpoint, with the results that wait for it.
 #[derive(Debug, Default)]
 pub(crate) struct EndpointFiles {
     files: BTreeMap<EndpointId, File>,

@@ -22,7 +22,7 @@ use crate::{
     endpoint::{endpoint::Endpoint, manager::Endpoints, spec::EndpointSpec},
 };
 
-/// See the module.
+/// The endpoints of the model, and the remaining state of removed ones.
 #[derive(Debug, Default)]
 pub(crate) struct EndpointTable {
     present: Endpoints,
@@ -40,7 +40,7 @@ pub(crate) struct EndpointTable {
     map_sizes: BTreeMap<EndpointId, usize>,
 }
 
-/// Endpoints that are present.
+/// Endpoints that are present in the model.
 impl EndpointTable {
     pub(crate) fn new(map_sizes: BTreeMap<EndpointId, usize>) -> Self {
         Self {
@@ -65,7 +65,7 @@ impl EndpointTable {
         self.present.by_address(address)
     }
 
-    /// All, by number.
+    /// All endpoints in the order of their numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Endpoint> {
         self.present.iter()
     }
@@ -101,7 +101,7 @@ impl EndpointTable {
     }
 }
 
-/// Endpoints that lack something.
+/// Endpoints that lack entries or programs.
 impl EndpointTable {
     /// An endpoint lacks entries or programs.
     pub(crate) fn mark(&mut self, id: EndpointId) {
@@ -115,7 +115,6 @@ impl EndpointTable {
         Some(endpoint)
     }
 
-    /// Endpoints that are marked.
     pub(crate) fn dirty(&self) -> impl Iterator<Item = &Endpoint> {
         self.dirty.iter().filter_map(|id| self.present.get(*id))
     }
@@ -132,7 +131,7 @@ impl EndpointTable {
     }
 }
 
-/// Endpoints that went.
+/// Removed endpoints of which something may be left.
 impl EndpointTable {
     /// An endpoint went; what the datapath has of it is left.
     pub(crate) fn leave(&mut self, endpoint: Endpoint) {
@@ -210,7 +209,8 @@ impl EndpointTable {
         orphans
     }
 
-    /// A free number.
+    /// A number that no endpoint has; none if all are in use. It is not given again before
+    /// [`Self::free`].
     pub(crate) fn free_number(&mut self) -> Option<EndpointId> {
         self.present.free_number()
     }

@@ -10,7 +10,7 @@ pub(crate) const HELD: &str = "its policy of the last run stays in force: a poli
     refused at the start, and no good version of it is known; correct or remove that document \
     (`policy get` names it)";
 
-/// What is kept back.
+/// The policy of the last run that is kept while the listing of policies has gaps.
 #[derive(Debug, Default)]
 pub(crate) struct Hold {
     /// The first listing of policies has gaps.
@@ -55,7 +55,6 @@ impl Hold {
         self.held.is_empty()
     }
 
-    /// The endpoint is gone.
     pub(crate) fn forget(&mut self, id: EndpointId) {
         self.held.remove(&id);
     }

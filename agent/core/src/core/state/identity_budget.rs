@@ -14,7 +14,7 @@ use crate::labels::{DNS_NAME, FQDN, Label, LabelSet};
 /// Prefixes that one retry looks at: each costs a look at every identity of names.
 const RETRIED: usize = 512;
 
-/// See the module.
+/// The identities that have labels of names, and how many of them are combinations.
 #[derive(Debug, Default)]
 pub(crate) struct IdentityBudget {
     identities: BTreeSet<IdentityId>,
@@ -42,7 +42,7 @@ pub(crate) fn is_combination(labels: &LabelSet) -> bool {
 }
 
 impl IdentityBudget {
-    /// An identity came.
+    /// Counts an identity that was allocated. One without a label of a name is ignored.
     pub(crate) fn add(&mut self, identity: IdentityId, labels: &LabelSet) {
         if !labels.iter().any(|label| is_name(&label)) {
             return;
@@ -54,7 +54,7 @@ impl IdentityBudget {
         self.awaited.remove(labels);
     }
 
-    /// An identity went.
+    /// Stops counting an identity that was released.
     pub(crate) fn remove(&mut self, identity: IdentityId, labels: &LabelSet) {
         if self.identities.remove(&identity) {
             self.changes += 1;
@@ -67,7 +67,7 @@ impl IdentityBudget {
         self.awaited = awaited;
     }
 
-    /// Everything is resolved.
+    /// Every prefix is resolved: no label set is awaited any more.
     pub(crate) fn end_expecting(&mut self) {
         self.awaited.clear();
     }
@@ -77,7 +77,7 @@ impl IdentityBudget {
         self.combinations + self.awaited.len() >= max
     }
 
-    /// Identities of names.
+    /// How many identities have a label of a name.
     pub(crate) fn len(&self) -> usize {
         self.identities.len()
     }

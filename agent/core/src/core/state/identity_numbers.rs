@@ -30,7 +30,7 @@ pub(crate) struct Checkpoints {
     pub(crate) fresh: BTreeSet<IdentityId>,
 }
 
-/// See the module.
+/// The allocators of identities, and what of them is on disk.
 #[derive(Debug)]
 pub(crate) struct IdentityNumbers {
     local: LocalScopes,
@@ -119,7 +119,7 @@ impl IdentityNumbers {
         self.local.release(id)
     }
 
-    /// Releases an endpoint's identity.
+    /// Releases one reference to an endpoint's identity.
     pub(crate) fn release_endpoint(&mut self, id: IdentityId) {
         self.endpoints.release(id);
     }
@@ -197,7 +197,8 @@ impl IdentityNumbers {
         all
     }
 
-    /// Those of addresses outside.
+    /// Allocated identities of addresses outside, each with its labels and the number of its
+    /// holders.
     pub(crate) fn allocated_local(&self) -> Vec<(IdentityId, LabelSet, usize)> {
         self.local.allocated()
     }

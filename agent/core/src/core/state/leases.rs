@@ -21,7 +21,7 @@ use crate::{
 /// A stream closes so soon after its process ended, seconds; one that closes later was another's.
 const CLOSES_WITHIN: u64 = 5;
 
-/// See the module.
+/// The leases that streams hold, and their revocations.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     open: BTreeSet<StreamId>,
@@ -36,7 +36,7 @@ pub(crate) struct Leases {
 }
 
 impl Leases {
-    /// A stream opened.
+    /// Records that a stream opened: leases may be given to it.
     pub(crate) fn open(&mut self, stream: StreamId) {
         self.open.insert(stream);
     }
@@ -46,7 +46,7 @@ impl Leases {
         self.open.contains(&stream)
     }
 
-    /// A lease was given.
+    /// Records a lease that ends at `until`. Only the latest end of each stream is kept.
     pub(crate) fn promise(&mut self, stream: StreamId, until: BootTime) {
         let last = self.promised.entry(stream).or_default();
         *last = until.max(*last);
@@ -127,7 +127,7 @@ impl Leases {
         self.revocations.next_end()
     }
 
-    /// Revocations under way.
+    /// Revocations that some stream has not acknowledged yet.
     pub(crate) fn pending(&self) -> impl Iterator<Item = &PendingRevocation> {
         self.revocations.iter()
     }

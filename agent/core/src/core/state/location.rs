@@ -10,7 +10,7 @@ use shared_maps::{EndpointId, IdentityId};
 /// [`crate::core::Snapshot`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Directory {
-    /// Endpoints by number.
+    /// Endpoints in the order of their numbers.
     pub locations: Vec<EndpointLocation>,
     /// Allocated identities by number, reserved ones left out.
     pub identities: Vec<IdentityId>,
@@ -24,15 +24,13 @@ pub struct Directory {
 /// What a proxy knows rules by: endpoint, port of its servers, transport.
 pub type RuleKey = (EndpointId, u16, Transport);
 
-/// Where one endpoint is.
+/// The addresses and the interface of one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointLocation {
-    /// Number.
     pub id: EndpointId,
-    /// Its identity.
     pub identity: IdentityId,
-    /// Host-side interface.
+    /// Index of the host-side interface.
     pub ifindex: u32,
-    /// Its addresses, IPv4 first.
+    /// Its addresses, with IPv4 first.
     pub addresses: Vec<IpAddr>,
 }

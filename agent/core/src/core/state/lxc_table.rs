@@ -30,7 +30,7 @@ pub(crate) struct NodeChange {
     pub(crate) added: Vec<IpAddr>,
 }
 
-/// See the module.
+/// The entries of `cilium_lxc`, as intended and as planned.
 #[derive(Debug, Default)]
 pub(crate) struct LxcTable {
     wanted: HashMap<LxcKey, LxcValue>,
@@ -57,7 +57,6 @@ impl LxcTable {
         self.node.contains(&address)
     }
 
-    /// The addresses of the node.
     pub(crate) fn node_addresses(&self) -> &BTreeSet<IpAddr> {
         &self.node
     }

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use crate::selector::selector::LabelSelector;
 
-/// See the module.
+/// How many selectors depend on each block of nodes, and on each key of node labels.
 #[derive(Debug, Default)]
 pub(crate) struct NodeSelectors {
     pub(crate) blocks: BTreeMap<IpNet, usize>,

@@ -28,7 +28,6 @@ pub(crate) struct KnownPod {
 }
 
 impl Pods {
-    /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.known.len()
     }
@@ -61,7 +60,7 @@ impl Pods {
         self.without_identity.iter().map(AsRef::as_ref)
     }
 
-    /// Replaces the warnings.
+    /// Replaces the list of warnings about the cluster's documents.
     pub(crate) fn warn(&mut self, warnings: Vec<String>) {
         self.warnings = warnings;
     }

@@ -61,11 +61,10 @@ impl Touched {
     }
 }
 
-/// See the module.
+/// The policy in force, and the policy of each subject that follows from it.
 #[derive(Debug)]
 pub(crate) struct PolicyModel {
     repository: Repository,
-    /// Documents that are refused.
     rejected: Vec<PolicyError>,
     selectors: SelectorCache,
     name_selectors: NameSelectors,
@@ -105,7 +104,6 @@ impl PolicyModel {
         &mut self.changes
     }
 
-    /// The documents in force.
     pub(crate) fn repository(&self) -> &Repository {
         &self.repository
     }
@@ -119,7 +117,6 @@ impl PolicyModel {
         };
     }
 
-    /// Documents that are refused.
     pub(crate) fn rejected(&self) -> &[PolicyError] {
         &self.rejected
     }
@@ -130,7 +127,7 @@ impl PolicyModel {
     }
 }
 
-/// Selectors.
+/// Selectors and the identities that they select.
 impl PolicyModel {
     pub(crate) fn selectors(&self) -> &SelectorCache {
         &self.selectors
@@ -202,7 +199,7 @@ impl PolicyModel {
     }
 }
 
-/// Subjects.
+/// Subjects: label sets of endpoints with their policy.
 impl PolicyModel {
     pub(crate) fn subject(&self, identity: IdentityId) -> Option<&Subject> {
         self.subjects.get(&identity)
@@ -221,7 +218,6 @@ impl PolicyModel {
         entries.sum()
     }
 
-    /// All subjects, by identity.
     pub(crate) fn subjects(
         &self,
     ) -> impl DoubleEndedIterator<Item = (IdentityId, &Subject)> + Clone {

@@ -29,11 +29,10 @@ pub(crate) enum PlanResult {
     /// Every step was carried out.
     #[default]
     Done,
-    /// A step failed.
     Failed,
 }
 
-/// See the module.
+/// The revision of the policy, and the DNS rules that were checked and published.
 #[derive(Debug)]
 pub(crate) struct Publication {
     revision: u64,
@@ -80,7 +79,6 @@ impl Publication {
         self.published_revision
     }
 
-    /// Begins a new revision.
     pub(crate) fn begin_revision(&mut self) {
         self.revision += 1;
     }

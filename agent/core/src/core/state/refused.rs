@@ -10,7 +10,7 @@ use dns_policy::name::Fqdn;
 /// Pairs remembered; the oldest are forgotten.
 const REMEMBERED: usize = 1024;
 
-/// The latest of them.
+/// The latest pairs (name, address) that were refused.
 #[derive(Debug, Default)]
 pub(crate) struct RecentlyRefused {
     order: VecDeque<(Fqdn, IpAddr)>,
@@ -18,7 +18,7 @@ pub(crate) struct RecentlyRefused {
 }
 
 impl RecentlyRefused {
-    /// Remembers a pair.
+    /// Remembers a pair, and forgets the oldest one beyond [`REMEMBERED`].
     pub(crate) fn note(&mut self, name: &Fqdn, address: IpAddr) {
         if self.known.insert((name.clone(), address)) {
             self.order.push_back((name.clone(), address));

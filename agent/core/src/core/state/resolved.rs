@@ -25,7 +25,7 @@ const SHARE: usize = 4;
 /// Answers of servers that do not count that are remembered; the oldest are forgotten.
 const MAX_UNTRUSTED: usize = 64;
 
-/// See the module.
+/// The names that EgressFirewalls use, with their pairs, objects and servers.
 #[derive(Debug)]
 pub(crate) struct ResolvedNames {
     pub(crate) used: FirewallNames,
@@ -48,7 +48,7 @@ pub(crate) struct ResolvedNames {
 #[derive(Debug)]
 pub(crate) struct Object {
     pub(crate) is: ResolvedName,
-    /// Addresses that it keeps.
+    /// Addresses that keep their label because of this object.
     pub(crate) held: BTreeSet<IpAddr>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) enum Relevance {
     UnusedAndTrusted,
     /// It comes from a server that does not count.
     Untrusted,
-    /// Its addresses get labels.
+    /// A firewall uses its name, and the server counts: its addresses get labels.
     Counts,
 }
 
@@ -87,7 +87,6 @@ impl ResolvedNames {
         }
     }
 
-    /// Names that firewalls use.
     pub(crate) fn used(&self) -> &FirewallNames {
         &self.used
     }
@@ -121,7 +120,6 @@ impl ResolvedNames {
         of_name.map(|(server, _)| *server).collect()
     }
 
-    /// Servers whose answers count.
     pub(crate) fn trusted_servers(&self) -> &BTreeSet<SocketAddr> {
         &self.servers.asked
     }

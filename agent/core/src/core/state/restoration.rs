@@ -22,12 +22,12 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// A full listing begins.
+    /// Begins a full listing: keys are noted from now on.
     pub(crate) fn begin(&mut self) {
         self.seen = Some(BTreeSet::new());
     }
 
-    /// An object is there.
+    /// Notes the key of an object; ignored outside a listing.
     pub(crate) fn note(&mut self, key: &str) {
         if let Some(seen) = &mut self.seen {
             seen.insert(key.to_owned());
@@ -46,7 +46,7 @@ impl Listing {
     }
 }
 
-/// See the module.
+/// The listings of the sources, and what the earlier run left until they replace it.
 #[derive(Debug, Default)]
 pub(crate) struct Restoration {
     policies: Listing,
@@ -80,22 +80,18 @@ impl Restoration {
         }
     }
 
-    /// The listing of policies.
     pub(crate) fn policies(&mut self) -> &mut Listing {
         &mut self.policies
     }
 
-    /// The listing of endpoints.
     pub(crate) fn endpoints(&mut self) -> &mut Listing {
         &mut self.endpoints
     }
 
-    /// The listing of pods.
     pub(crate) fn pods(&mut self) -> &mut Listing {
         &mut self.pods
     }
 
-    /// The listing of Services.
     pub(crate) fn services(&mut self) -> &mut Listing {
         &mut self.services
     }
@@ -150,7 +146,7 @@ impl Restoration {
         self.requested.get(&prefix).copied()
     }
 
-    /// All such numbers.
+    /// All numbers that prefixes had before the start and no checkpoint has.
     pub(crate) fn requests(&self) -> impl Iterator<Item = (IpNet, IdentityId)> {
         self.requested.iter().map(|(prefix, id)| (*prefix, *id))
     }

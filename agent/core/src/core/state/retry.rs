@@ -14,7 +14,7 @@ use crate::datapath::plan::StepError;
 /// How long to wait before failed steps are tried again, seconds.
 pub(crate) const RETRY: u64 = 1;
 
-/// See the module.
+/// What failed, and the time to try it again.
 #[derive(Debug, Default)]
 pub(crate) struct Retry {
     at: Option<BootTime>,
@@ -75,7 +75,7 @@ impl Retry {
         self.failed_steps
     }
 
-    /// Why a step failed.
+    /// Why a step of the last plan failed; none if it is no longer reported.
     pub(crate) fn reason(&self) -> Option<&String> {
         self.reason.as_ref().map(|(_, text)| text)
     }

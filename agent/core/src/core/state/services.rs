@@ -61,7 +61,6 @@ pub(crate) struct KnownService {
 }
 
 impl Services {
-    /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.known.len()
     }
@@ -112,7 +111,6 @@ impl Services {
         found
     }
 
-    /// Every Service.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &ServiceAt> {
         self.known.values().map(|service| &*service.at)
     }

@@ -14,7 +14,7 @@ use crate::{
     datapath::{memory::MemoryDatapath, plan::Datapath as _},
 };
 
-/// Prefixes of a chunk.
+/// Number of prefixes in one chunk.
 const CHUNK: usize = 512;
 /// Names with an address and, as each is in policy by itself, an identity.
 const NAMES: usize = 1300;

@@ -270,7 +270,7 @@ fn blocks() -> String {
     blocks.join(", ")
 }
 
-/// Allows 39 blocks.
+/// A policy that allows 39 blocks.
 fn big() -> String {
     format!(
         "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: big}}\nspec:\n  endpointSelector: {{}}\n  egress:\n  - toCIDR: [{}]",

@@ -121,7 +121,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..16)
 }
 
-/// What everybody says.
+/// What each owner claims for each prefix.
 struct Model {
     prefixes: Vec<IpNet>,
     said: Vec<BTreeMap<usize, Said>>,

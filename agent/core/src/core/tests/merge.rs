@@ -44,7 +44,7 @@ struct Reported {
     name: usize,
     addresses: Vec<usize>,
     ttl: u32,
-    /// Seconds ago.
+    /// When the answer was seen, seconds ago.
     seen: u64,
     replayed: bool,
     stream: u64,

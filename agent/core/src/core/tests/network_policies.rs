@@ -33,7 +33,7 @@ struct PodSpec<'a> {
     namespace: &'a str,
     labels: &'a BTreeMap<String, String>,
     namespace_labels: &'a BTreeMap<String, String>,
-    /// Such as `http=80/TCP`.
+    /// Named ports, such as `http=80/TCP`.
     ports: &'a [String],
 }
 

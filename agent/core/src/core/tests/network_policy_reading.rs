@@ -9,7 +9,7 @@ use serde_json::Value;
 /// Labels of a pod or of a namespace.
 pub(super) type Labels = BTreeMap<String, String>;
 
-/// A pod.
+/// A pod as the documents describe it.
 #[derive(Clone, Debug)]
 pub(super) struct Pod {
     pub(super) namespace: String,
@@ -32,7 +32,6 @@ pub(super) enum Party<'a> {
     Outside(IpAddr),
 }
 
-/// A packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packet<'a> {
     pub(super) from: Party<'a>,
@@ -56,7 +55,6 @@ pub(super) enum Ruling {
     NotRestricted,
     /// Policies select the pod, and no rule is about the packet.
     NoRule,
-    /// A rule allows it.
     Allowed,
 }
 

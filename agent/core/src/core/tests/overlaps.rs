@@ -183,7 +183,7 @@ fn a_selector_that_goes_leaves_the_labels_of_others() {
     assert_eq!(node.identity("1.2.3.4"), None);
 }
 
-/// CFP-28427, "FQDN identity pre-allocation".
+/// See CFP-28427, "FQDN identity pre-allocation".
 #[test]
 fn a_selector_has_its_identity_before_its_first_address() {
     let mut node = node("  - toFQDNs: [{matchPattern: '*.cilium.io'}]");

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 /// A key of labels, and its values.
 type Key = (&'static str, &'static [&'static str]);
 
-/// Words of random policies.
+/// The values from which random policies are made.
 #[derive(Debug)]
 pub(super) struct Vocabulary {
     pub(super) namespaces: &'static [&'static str],
@@ -105,7 +105,7 @@ pub(super) fn policy(of: &'static Vocabulary) -> impl Strategy<Value = Value> {
     })
 }
 
-/// A set of policies.
+/// Up to four random policies.
 pub(super) fn policies(of: &'static Vocabulary) -> impl Strategy<Value = Vec<Value>> {
     prop::collection::vec(policy(of), 0..5)
 }

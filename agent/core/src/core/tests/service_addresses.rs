@@ -194,7 +194,7 @@ fn many_new_services_write_one_checkpoint() {
     assert_eq!(written.count(), 1);
 }
 
-/// Of fd96::10.
+/// Identity of fd96::10 in the ipcache.
 fn identity_of_six(member: &Member) -> Option<IdentityId> {
     let six: Ipv6Addr = "fd96::10".parse().unwrap();
     let entry = member

@@ -34,7 +34,7 @@ pub(super) const VIP: &str = "10.96.0.10";
 const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
 
-/// With 10.2.0.0/16 for pods.
+/// The default configuration with 10.2.0.0/16 for pods.
 pub(super) fn with_pod_blocks() -> CoreConfig {
     CoreConfig {
         pod_blocks: vec!["10.2.0.0/16".parse().unwrap()],

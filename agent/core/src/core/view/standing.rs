@@ -13,7 +13,7 @@ use crate::{
 /// How far an endpoint is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// No source has it.
+    /// The core has no endpoint of this key.
     Absent,
     /// The core cannot take it now, and why.
     Waiting(String),

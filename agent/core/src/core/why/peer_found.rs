@@ -47,7 +47,7 @@ pub struct BackendFound {
     pub service_port: String,
     /// Address, and its labels or its pod.
     pub who: String,
-    /// Its own port.
+    /// Port of the backend, to which the Service translates `service_port`.
     pub port: Port,
     /// What policy says of it; none while it is left out, because its pod is unknown.
     pub verdict: Option<Verdict>,

@@ -28,9 +28,7 @@ use crate::{
 /// Which rules mean a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MeantBy {
-    /// Those of EgressFirewalls.
     Firewall,
-    /// `toFQDNs`.
     ToFqdns,
 }
 
@@ -39,9 +37,7 @@ pub enum MeantBy {
 pub struct UntrustedAnswer {
     /// Rules that mean the name.
     pub meant_by: MeantBy,
-    /// The name.
     pub name: Fqdn,
-    /// The address.
     pub address: IpAddr,
     /// Servers that answered the name lately and do not count, the latest first.
     pub servers: Vec<SocketAddr>,

@@ -7,7 +7,7 @@ use crate::{
 
 /// Endpoints that a warning names.
 const NAMED: usize = 5;
-/// Warnings given at once.
+/// Most warnings that are given at once.
 const WARNINGS: usize = 50;
 
 impl Core {

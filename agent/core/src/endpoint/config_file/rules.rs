@@ -14,7 +14,7 @@ use shared_maps::IdentityId;
 
 use super::{FileError, RulesInFile, ServerAddresses};
 
-/// Version of our key.
+/// Version of `HoldfastDNSRules` that this program writes. A newer one is refused.
 const VERSION: u64 = 1;
 
 /// `DNSRulesV2`: decimal `1 << 24 | protocol << 16 | port` → rules.
@@ -29,11 +29,11 @@ pub(super) struct RuleV2 {
     ips: Option<BTreeMap<String, Empty>>,
 }
 
-/// Go's empty struct.
+/// An empty JSON object: Cilium writes a set as a map to Go's empty struct.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Empty {}
 
-/// `HoldfastDNSRules`.
+/// DNS rules under the key `HoldfastDNSRules`.
 #[derive(Serialize, Deserialize)]
 pub(super) struct OwnRules {
     version: u64,
@@ -69,7 +69,7 @@ enum OwnName {
     MatchPattern(String),
 }
 
-/// Spells rules by identity.
+/// Renders rules as `HoldfastDNSRules`, by server identity and name.
 pub(super) fn own(rules: &RulesInFile) -> OwnRules {
     let ports = rules.rules.ports.iter().map(|port| OwnPort {
         port: port.port,
@@ -112,7 +112,7 @@ fn own_rule(rule: &SelectorRule) -> Option<OwnRule> {
     })
 }
 
-/// Reads rules by identity.
+/// Reads `HoldfastDNSRules`; a newer version and an unknown protocol are refused.
 pub(super) fn read_own(own: OwnRules) -> Result<RulesInFile, FileError> {
     if own.version > VERSION {
         return Err(FileError::Newer(own.version));
@@ -198,7 +198,7 @@ fn addresses<'a>(prefixes: impl Iterator<Item = &'a IpNet>) -> BTreeMap<String, 
     prefixes.map(|prefix| (text(prefix), Empty {})).collect()
 }
 
-/// Reads rules by address.
+/// Reads `DNSRulesV2`; ports with an unknown protocol are left out.
 pub(super) fn read_v2(rules: &RulesV2) -> EndpointRules {
     let mut ports = Vec::new();
     for (key, list) in rules {

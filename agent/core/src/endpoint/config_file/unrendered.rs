@@ -27,9 +27,7 @@ pub(crate) struct UnrenderedFile {
 pub(crate) struct LearnedPair {
     pub(crate) name: Fqdn,
     pub(crate) address: IpAddr,
-    /// When the answer came.
     pub(crate) seen: BootTime,
-    /// When its TTL ends.
     pub(crate) expires: BootTime,
     /// TTL, seconds.
     pub(crate) ttl: u32,
@@ -38,7 +36,7 @@ pub(crate) struct LearnedPair {
 }
 
 impl UnrenderedFile {
-    /// Text of the file.
+    /// Renders the text of the file, which takes milliseconds with many names.
     pub(crate) fn text(&self) -> String {
         let file = EndpointFile {
             history: self.history(),

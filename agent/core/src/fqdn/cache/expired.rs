@@ -9,6 +9,6 @@ use super::NamePair;
 pub(crate) struct Expired {
     /// Pairs that nothing keeps any more.
     pub pairs: Vec<NamePair>,
-    /// Endpoints whose history changed.
+    /// Endpoints whose valid or expired addresses changed.
     pub endpoints: Vec<EndpointId>,
 }

@@ -20,19 +20,15 @@ pub(crate) enum Trust {
 /// An answer to be learned.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer<'a> {
-    /// Endpoint that asked.
+    /// Endpoint that received the answer.
     pub endpoint: EndpointId,
-    /// Name.
     pub name: &'a Fqdn,
     /// Labels that its addresses carry, if the node does not know it yet.
     pub labels: Option<&'a LabelSet>,
-    /// Address.
     pub address: IpAddr,
-    /// When the answer came.
     pub seen: BootTime,
     /// TTL, seconds.
     pub ttl: u32,
-    /// When it expires.
     pub expires: BootTime,
     /// End of the lease that it would have, if it may have one.
     pub lease_end: Option<BootTime>,

@@ -18,16 +18,16 @@ const SLACK: usize = 16;
 /// How long an endpoint without room is not searched for room again, seconds.
 const FULL: u64 = 1;
 
-/// Limits of the cache.
+/// Limits on what each endpoint learns and keeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Valid addresses per endpoint and name.
     pub per_name: usize,
     /// Pairs (name, address) per endpoint, valid or in zombies.
     pub per_endpoint: usize,
-    /// Zombies per endpoint.
+    /// Most zombies per endpoint; 0 = expired addresses are removed at once.
     pub zombies: usize,
-    /// Grace of idle connections.
+    /// How long an idle connection counts as alive.
     pub idle_grace: Duration,
 }
 

@@ -150,7 +150,7 @@ fn churn_leaves_no_heap_behind() {
     assert_eq!(cache.expire(secs(1)).pairs.len(), 19_999);
 }
 
-/// Addresses 10.0.0.0 and on.
+/// The address 10.0.0.0 plus `n`.
 fn address(n: u32) -> String {
     IpAddr::from((0x0a00_0000 + n).to_be_bytes()).to_string()
 }

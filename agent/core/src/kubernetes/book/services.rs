@@ -24,7 +24,7 @@ pub(super) struct Services {
     /// The Service of each slice.
     service_of: BTreeMap<Arc<str>, Arc<str>>,
     touched: BTreeSet<Arc<str>>,
-    /// Services that were returned.
+    /// Keys of the Services that the caller has.
     returned: BTreeSet<Arc<str>>,
 }
 

@@ -26,16 +26,10 @@ pub enum ObjectError {
     Shape(String),
     /// It is of another kind or version.
     #[error("is {kind:?} of {api_version:?}; only {KIND} of {API_VERSION} is read")]
-    Kind {
-        /// Its kind.
-        kind: String,
-        /// Its apiVersion.
-        api_version: String,
-    },
+    Kind { kind: String, api_version: String },
     /// Its `spec.name` cannot be used.
     #[error("spec.name {name:?} {error}")]
     Name {
-        /// The text.
         name: String,
         /// What is wrong with it.
         error: NameError,

@@ -23,17 +23,14 @@ use crate::{
 /// A pod as Cilium describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CiliumEndpoint {
-    /// Its namespace.
     pub namespace: String,
     /// Its name, that of the pod.
     pub name: String,
-    /// Labels of its identity.
+    /// Labels of its identity, from `status.identity.labels`.
     pub labels: LabelSet,
-    /// Its addresses.
     pub addresses: Vec<IpAddr>,
     /// When it was made, nanoseconds since 1970.
     pub created: Option<u64>,
-    /// Its named ports.
     pub ports: NamedPorts,
 }
 

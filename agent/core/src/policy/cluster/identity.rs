@@ -18,9 +18,7 @@ const NODE_LOCAL_MIN: u32 = 61_440;
 /// A label set and its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CiliumIdentity {
-    /// The number.
     pub id: IdentityId,
-    /// The labels.
     pub labels: LabelSet,
 }
 

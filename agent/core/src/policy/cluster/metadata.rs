@@ -18,7 +18,6 @@ use crate::policy::{
 /// What of an object's metadata has a meaning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Metadata {
-    /// Its labels.
     pub(super) labels: BTreeMap<String, String>,
     /// When it was made, nanoseconds since 1970; none if it does not say.
     pub(super) created: Option<u64>,

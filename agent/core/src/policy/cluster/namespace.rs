@@ -10,18 +10,16 @@ use crate::policy::{head::Head, validate::fault::Checked};
 /// The label that the API server gives to every namespace: its name.
 const NAME: &str = "kubernetes.io/metadata.name";
 
-/// A namespace.
+/// The fields of a Namespace that have a meaning here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
-    /// Its name.
     pub name: String,
     /// Its labels, with its name among them.
     pub labels: BTreeMap<String, String>,
-    /// Its uid.
     pub uid: Option<Arc<str>>,
 }
 
-/// Reads a namespace.
+/// Reads a Namespace, and adds the label that has its name.
 pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<Namespace> {
     let mut labels = metadata::read(head, value)?.labels;
     labels.insert(NAME.to_owned(), head.name.clone());

@@ -26,7 +26,6 @@ const WIDEST_V6: u8 = 16;
 /// A node of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Its name.
     pub name: String,
     /// Its own addresses, of whatever type.
     pub addresses: BTreeSet<IpAddr>,
@@ -36,7 +35,7 @@ pub struct Node {
     pub ingress: BTreeSet<IpAddr>,
     /// Blocks that its pods' addresses are from.
     pub pod_blocks: BTreeSet<IpNet>,
-    /// Labels of its object.
+    /// Labels of the CiliumNode or Node object.
     pub labels: BTreeMap<String, String>,
 }
 

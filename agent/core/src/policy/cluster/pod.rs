@@ -19,18 +19,16 @@ use crate::{
     },
 };
 
-/// A pod.
+/// The fields of a Pod that have a meaning here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
     /// Its uid; that of a static pod is the one that its kubelet uses.
     pub uid: Option<Arc<str>>,
-    /// Its own labels.
+    /// Labels of the pod alone, without those of its namespace.
     pub labels: BTreeMap<String, String>,
-    /// Its service account.
+    /// `spec.serviceAccountName`, or `spec.serviceAccount` if that is missing.
     pub service_account: Option<String>,
     /// The node that it runs on.
     pub node: Option<String>,
@@ -43,7 +41,7 @@ pub struct Pod {
     pub ports: NamedPorts,
 }
 
-/// Reads a pod.
+/// Reads a Pod; adds to `warnings` the remarks for its author.
 pub(in crate::policy) fn read(
     head: &Head,
     value: &Value,

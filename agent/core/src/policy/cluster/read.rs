@@ -12,14 +12,11 @@ use crate::{
     },
 };
 
-/// Protocol of a port.
+/// A protocol that ports of Kubernetes objects may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
-    /// SCTP.
     Sctp,
 }
 
@@ -33,7 +30,7 @@ impl Protocol {
         }
     }
 
-    /// As Kubernetes spells it.
+    /// The protocol as Kubernetes spells it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",

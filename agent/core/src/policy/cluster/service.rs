@@ -16,12 +16,10 @@ use crate::policy::{
 /// Label of a Service whose traffic another program than kube-proxy translates.
 const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
 
-/// A Service.
+/// The fields of a Service that have a meaning here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
     /// Addresses in the cluster. Empty if it is headless or an external name.
     pub cluster_ips: Vec<IpAddr>,
@@ -29,7 +27,6 @@ pub struct Service {
     pub external_ips: Vec<IpAddr>,
     /// Addresses of its load balancer that nodes translate themselves (`ipMode: VIP`).
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Its ports.
     pub ports: Vec<ServicePort>,
     /// Labels of the pods behind it; empty if its slices are written by hand.
     pub selector: BTreeMap<String, String>,
@@ -37,18 +34,16 @@ pub struct Service {
     pub has_other_proxy: bool,
 }
 
-/// A port of a Service.
+/// An entry of `spec.ports`, as far as policy needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
     /// Its name, which ports of slices repeat; empty if it has none.
     pub name: String,
-    /// Its protocol.
     pub protocol: Protocol,
     /// The port that clients use.
     pub port: u16,
 }
 
-/// Reads a Service.
 pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<Service> {
     let metadata = metadata::read(head, value)?;
     let spec = mapping("spec", value.get("spec"))?;

@@ -16,12 +16,11 @@ use crate::{
 /// Blocks of Services. An address in them that no Service has is not the world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceCidr {
-    /// The blocks.
     pub blocks: BTreeSet<IpNet>,
 }
 
 impl ServiceCidr {
-    /// Labels of the blocks.
+    /// The label `reserved:unmanaged` for each block.
     pub(in crate::policy) fn labels(&self) -> BTreeMap<IpNet, LabelSet> {
         let label = LabelSet::new(vec![Label::new(RESERVED, "unmanaged", "")]);
         let blocks = self.blocks.iter();
@@ -29,7 +28,7 @@ impl ServiceCidr {
     }
 }
 
-/// Reads a ServiceCIDR.
+/// Reads a ServiceCIDR; a block of every address is refused.
 pub(in crate::policy) fn read(value: &Value) -> Checked<ServiceCidr> {
     let spec = mapping("spec", value.get("spec"))?;
     let all = list("spec.cidrs", spec.and_then(|spec| spec.get("cidrs")))?;

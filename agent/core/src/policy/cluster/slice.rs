@@ -26,22 +26,19 @@ use crate::{
 /// Label that names the Service.
 const SERVICE: &str = "kubernetes.io/service-name";
 
-/// Backends of a Service.
+/// The fields of an EndpointSlice that have a meaning here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSlice {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
     /// The Service, in the same namespace; none if the slice belongs to no Service.
     pub service: Option<String>,
-    /// Its backends.
     pub backends: Vec<Backend>,
-    /// Ports of every backend.
+    /// Ports that every backend has.
     pub ports: Vec<SlicePort>,
 }
 
-/// A backend.
+/// A machine or pod behind a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backend {
     /// Its addresses: of one family, and all of the same machine or pod. An unspecified address
@@ -62,7 +59,6 @@ pub struct Backend {
 pub struct SlicePort {
     /// Its name, that of the Service's port; empty if that has none.
     pub name: String,
-    /// Its protocol.
     pub protocol: Protocol,
     /// The backends' port; none = every port. 0 stands for one that is no port: the API server
     /// accepts any number.
@@ -86,7 +82,7 @@ impl EndpointSlice {
     }
 }
 
-/// Reads a slice.
+/// Reads an EndpointSlice; adds to `warnings` the remarks for its author.
 pub(in crate::policy) fn read(
     head: &Head,
     value: &Value,

@@ -27,11 +27,9 @@ use crate::{
 /// A port of a Service at which queries are judged, and the backends behind it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServicePortAt<'a> {
-    /// Identity of the Service.
     pub identity: IdentityId,
     /// The port that clients use.
     pub at: (u16, Transport),
-    /// The backends.
     pub backends: &'a BTreeSet<Backend>,
 }
 

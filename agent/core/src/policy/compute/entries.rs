@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use shared_maps::policy::{PolicyKey, PolicyValue};
 
-/// Entries of one identity.
+/// Entries of a policy map about one identity.
 pub(crate) type Entries = BTreeMap<PolicyKey, PolicyValue>;
 
 /// Splits a range of ports into aligned blocks: (first port, bits that count).

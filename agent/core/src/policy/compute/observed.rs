@@ -31,7 +31,7 @@ const PORT: u16 = 53;
 /// Which queries to port 53 pass the proxy, besides those that DNS rules are about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Observed {
-    /// None.
+    /// No queries besides those of DNS rules.
     #[default]
     Nothing,
     /// Those that rules allow. Egress that nothing restricts passes by the proxy where DNS rules

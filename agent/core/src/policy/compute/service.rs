@@ -23,11 +23,10 @@ use crate::policy::compute::entries::Entries;
 /// A Service as policy sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Service {
-    /// Its ports.
     pub ports: Vec<ServicePort>,
 }
 
-/// A port of a Service.
+/// A port of a Service with the backends that packets to it may reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServicePort {
     /// IP protocol number.
@@ -43,36 +42,33 @@ pub(crate) struct ServicePort {
 pub(crate) struct Backend {
     /// Identity; [`IdentityId::UNKNOWN`] for one that no rule selects.
     pub identity: IdentityId,
-    /// Port.
     pub port: u16,
 }
 
 /// What policy says of one port of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortVerdict {
-    /// There is no backend.
     NoBackend,
-    /// No backend is allowed.
+    /// There are backends, and none is allowed.
     Closed,
     /// Some backends are allowed, and some are not.
     Mixed,
-    /// Every backend is allowed.
+    /// Every backend is allowed, and no DNS rule is about any.
     Allowed,
     /// Every backend is allowed, and DNS rules are about at least one.
     Redirected,
 }
 
-/// Entries of a Service.
+/// Entries that a subject has for a Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rendered {
-    /// The entries.
     pub entries: Entries,
     /// A port has backends of which some are allowed and some are not.
     pub is_mixed: bool,
 }
 
 impl Service {
-    /// Identities of all backends.
+    /// Identities of the backends of all ports.
     pub(crate) fn identities(&self) -> BTreeSet<IdentityId> {
         let backends = self.ports.iter().flat_map(|port| &port.backends);
         backends.map(|backend| backend.identity).collect()

@@ -54,7 +54,7 @@ pub(crate) fn is_table(identity: IdentityId, entries: &Entries) -> bool {
 #[derive(Debug)]
 pub(super) struct Tier {
     rules: Vec<Arc<TierRule>>,
-    /// Positions in `rules`.
+    /// Positions in `rules` of the rules that use a selector.
     by_selector: HashMap<SelectorId, Vec<usize>>,
     everyone: Vec<Block>,
     tables: HashMap<Question, Arc<[Row]>>,
@@ -82,7 +82,7 @@ enum Says {
     Deny,
 }
 
-/// What becomes of packets.
+/// What a table does with packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Drop,
@@ -93,7 +93,7 @@ enum Verdict {
 /// An entry of a table, whatever the identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row {
-    /// 0 = any.
+    /// IP protocol number; 0 = any.
     protocol: u8,
     port: u16,
     port_bits: u8,

@@ -6,7 +6,7 @@ use crate::policy::validate::fault::{Checked, Fault};
 
 /// Octets of a name without its final dot.
 const MAX_NAME: usize = 253;
-/// Octets of one label.
+/// Most octets of one label (RFC 1035, 2.3.4).
 const MAX_LABEL: usize = 63;
 const EXAMPLE: &str = "write a name such as www.example.com, or *.example.com for one label of it";
 const LETTERS: &str = "labels have letters, digits and dashes between them; write a name such as \

@@ -37,7 +37,7 @@ fn tier(egress: &Value) -> (Vec<String>, Vec<String>) {
     (shown, read.warnings)
 }
 
-/// `path action selector ports`.
+/// A rule in the form `path action selector ports`.
 fn shown(rule: &TierRule) -> String {
     let action = match rule.action {
         TierAction::Pass => "pass",

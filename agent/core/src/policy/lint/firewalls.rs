@@ -31,7 +31,6 @@ type Family = fn(&IpNet) -> bool;
 pub struct OpenFamily {
     /// Whether IPv4 is open; otherwise IPv6 is.
     pub(crate) is_ipv4: bool,
-    /// The warning.
     pub text: String,
 }
 

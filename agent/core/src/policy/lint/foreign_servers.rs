@@ -19,7 +19,7 @@ use crate::{
 
 /// Pairs of names that are compared at most: a status must not wait for more.
 const COMPARED: usize = 100_000;
-/// Warnings at most.
+/// Most warnings that are given.
 const FOUND: usize = 20;
 
 /// DNS servers that every namespace trusts.
@@ -206,7 +206,7 @@ enum Token {
     Letter(u8),
     /// Any letters of a label.
     Star,
-    /// Any letters and dots.
+    /// Any letters and dots, which may be several labels.
     Any,
 }
 

@@ -24,7 +24,7 @@ use crate::{
     selector::selector::{CidrSelector, LabelSelector, Operator, Requirement, Selector},
 };
 
-/// Compiles a policy.
+/// Compiles a NetworkPolicy into a rule over identities.
 pub(super) fn rule(policy: &NetworkPolicy) -> Rule {
     let namespace = policy.namespace.as_str();
     Rule {

@@ -42,7 +42,7 @@ impl Json {
         Self { text, part }
     }
 
-    /// As text.
+    /// The JSON text of the object.
     pub fn as_str(&self) -> &str {
         self.text.get(self.part.clone()).unwrap_or_default()
     }
@@ -59,23 +59,20 @@ impl From<String> for Json {
 /// What a watch saw, in order.
 #[derive(Debug)]
 pub struct Batch<T = Read> {
-    /// Kind of the objects.
     pub kind: &'static str,
-    /// What it saw.
     pub seen: Vec<Seen<T>>,
 }
 
 /// The document of an object, or why it is refused.
 pub type Read = Result<PolicyDocument, PolicyError>;
 
-/// What a watch sees.
+/// What a watch reports of the objects of its kind.
 #[derive(Debug)]
 pub enum Seen<T = Read> {
-    /// A list begins.
+    /// A list of all objects begins.
     Listing,
     /// An object of the list, or one that is new or changed.
     Put {
-        /// Key of its document.
         key: String,
         /// Hash of what the document is read from.
         digest: u64,
@@ -88,11 +85,11 @@ pub enum Seen<T = Read> {
     },
     /// The object of this key is gone.
     Gone(String),
-    /// The list is complete.
+    /// The list is complete: objects that it did not have are gone.
     Listed,
 }
 
-/// The documents of the cluster.
+/// What the API server listed of each kind, read and checked.
 #[derive(Debug)]
 pub struct ClusterDocuments {
     kinds: BTreeMap<&'static str, Kind>,

@@ -14,7 +14,7 @@ use crate::{
     source_event::SourceEvent,
 };
 
-/// See the module.
+/// The documents of the directory and of the cluster, as one source.
 #[derive(Debug, Default)]
 pub struct Merged {
     /// None = there is no cluster.
@@ -50,12 +50,12 @@ impl Merged {
         self.cluster.as_ref()
     }
 
-    /// As [`Self::cluster`].
     pub fn cluster_mut(&mut self) -> Option<&mut ClusterDocuments> {
         self.cluster.as_mut()
     }
 
-    /// Changes of the directory.
+    /// Takes changes of the directory. Returns the changes of both sources together, or the same
+    /// changes if there is no cluster.
     pub fn directory(&mut self, changes: Vec<PolicyChange>) -> Vec<PolicyChange> {
         if self.cluster.is_none() {
             return changes;

@@ -3,16 +3,14 @@
 /// What is wrong with a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// Path of the field.
+    /// Path of the field, for example `spec.egress[0].toPorts`.
     pub field: String,
     /// What is wrong with it.
     pub reason: String,
-    /// What to do.
     pub remedy: String,
 }
 
 impl Fault {
-    /// Builds a fault.
     pub(crate) fn new(field: &str, reason: &str, remedy: &str) -> Self {
         Self {
             field: field.to_owned(),

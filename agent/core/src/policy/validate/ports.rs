@@ -175,7 +175,7 @@ fn protocol(path: &str, map: &Map<String, Value>) -> Checked<Protocol> {
     )
 }
 
-/// First and last port.
+/// First and last port of a rule. Port 0 without an end means every port.
 fn range(end_path: &str, first: u16, end: Option<u16>) -> Checked<(u16, u16)> {
     Ok(match (first, end) {
         (0, None) => (0, u16::MAX),

@@ -14,9 +14,8 @@ use crate::labels::{CIDR_GROUP, Label, LabelSet};
 /// A block without parts of it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CidrSelector {
-    /// The block.
     pub prefix: IpNet,
-    /// Parts left out.
+    /// Parts of the block that are left out.
     pub except: BTreeSet<IpNet>,
     /// It means nodes of the cluster too, by their addresses.
     pub nodes: bool,
@@ -73,7 +72,7 @@ fn write_except(f: &mut fmt::Formatter<'_>, except: &BTreeSet<IpNet>) -> fmt::Re
 pub struct GroupSelector {
     /// Labels of a group, all of source `CIDR_GROUP`; its name is among them (`group_label`).
     pub labels: LabelSelector,
-    /// Parts left out.
+    /// Parts of the blocks that are left out.
     pub except: BTreeSet<IpNet>,
 }
 

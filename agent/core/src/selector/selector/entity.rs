@@ -5,29 +5,25 @@ use super::Subject;
 /// A role that identities may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Entity {
-    /// Everything outside.
+    /// Everything outside of the cluster.
     World,
-    /// Everything outside, IPv4.
     WorldIpv4,
-    /// Everything outside, IPv6.
     WorldIpv6,
-    /// The node itself.
+    /// This node, at any of its addresses.
     Host,
-    /// Other nodes.
     RemoteNode,
-    /// Everything inside.
+    /// Identities that are neither the world nor those of addresses outside.
     Cluster,
-    /// The Kubernetes API server.
     KubeApiserver,
-    /// Health endpoints.
+    /// Health endpoints of the nodes.
     Health,
     /// Endpoints without labels yet.
     Init,
-    /// Endpoints not managed.
+    /// Addresses in the cluster of which nothing else is known.
     Unmanaged,
-    /// Ingress proxies.
+    /// Addresses that ingress proxies of nodes send from.
     Ingress,
-    /// Nothing.
+    /// It selects no identity at all.
     None,
 }
 
@@ -51,7 +47,7 @@ impl Entity {
         })
     }
 
-    /// Its name.
+    /// The name, as policies spell it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::World => "world",

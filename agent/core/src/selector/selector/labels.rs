@@ -7,18 +7,15 @@ use crate::labels::{LabelSet, RESERVED};
 /// `matchLabels` and `matchExpressions`, all of which must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LabelSelector {
-    /// The requirements, sorted.
     pub requirements: BTreeSet<Requirement>,
 }
 
-/// One requirement.
+/// What a selector asks of one label.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Requirement {
     /// Source of the label; none = any.
     pub source: Option<String>,
-    /// Its key.
     pub key: String,
-    /// What about it.
     pub operator: Operator,
 }
 
@@ -29,9 +26,7 @@ pub enum Operator {
     In(BTreeSet<String>),
     /// Absent, or present with another value.
     NotIn(BTreeSet<String>),
-    /// Present.
     Exists,
-    /// Absent.
     DoesNotExist,
 }
 
@@ -64,7 +59,6 @@ impl Requirement {
 }
 
 impl LabelSelector {
-    /// Whether all requirements hold.
     pub fn matches(&self, labels: &LabelSet) -> bool {
         self.requirements
             .iter()

@@ -14,7 +14,6 @@ pub enum FqdnSelector {
 }
 
 impl FqdnSelector {
-    /// The text.
     pub fn text(&self) -> &str {
         match self {
             Self::Name(text) | Self::Pattern(text) => text,
@@ -63,7 +62,6 @@ impl DnsNameSelector {
         }
     }
 
-    /// The text.
     pub fn text(&self) -> &str {
         &self.name
     }
@@ -79,7 +77,6 @@ impl DnsNameSelector {
         }
     }
 
-    /// Which rules name it.
     pub(crate) const fn rule(&self) -> RuleOfName {
         self.rule
     }

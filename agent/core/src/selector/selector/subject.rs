@@ -13,9 +13,7 @@ use crate::{
 /// What selectors need to know of an identity.
 #[derive(Clone, Debug)]
 pub struct Subject {
-    /// Number.
     pub id: IdentityId,
-    /// Labels.
     pub labels: LabelSet,
     pub(in crate::selector) cidr: Option<IpNet>,
     /// Blocks of an EgressFirewall that the node is in: one of each address.

@@ -17,7 +17,7 @@ const SERVERS: usize = 4;
 /// Pods that a line lists.
 const PODS: usize = 10;
 
-/// `status`
+/// The text of `status`. With `verbose` it ends with the table of limits.
 pub(crate) fn status(status: &Status, verbose: bool) -> String {
     let mut rows = state_rows(status);
     let problems = status.problems.iter();
@@ -132,7 +132,7 @@ fn cluster_counts(summary: &Summary) -> Option<String> {
     })
 }
 
-/// None without EgressFirewalls.
+/// The value of the line about EgressFirewalls; none if there is none.
 fn firewalls(summary: &FirewallSummary) -> Option<String> {
     let FirewallSummary {
         firewalls,

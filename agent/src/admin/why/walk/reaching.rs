@@ -255,7 +255,7 @@ impl Walk<'_> {
         passes && !by_name.any(RuleView::is_tier_deny)
     }
 
-    /// Why they pass.
+    /// Why packets to addresses outside pass, as text.
     pub(super) fn outside_passes(&self) -> String {
         if self.restricted().is_none() && !self.found.has_tier {
             return format!("{} is not restricted", self.direction());

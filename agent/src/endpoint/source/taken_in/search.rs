@@ -11,7 +11,7 @@ use crate::endpoint::{
     source::{EndpointDocument, EndpointError},
 };
 
-/// A look for pods.
+/// One search for the network namespaces of pods.
 struct Search {
     dir: PathBuf,
     pods: LocalPods,

@@ -24,13 +24,12 @@ use crate::{
     watched_dir,
 };
 
-/// Ending of the files.
 const ENDING: &str = ".yaml";
 /// Ending of a file that was set aside.
 const ASIDE: &str = ".corrupt";
 /// Files that cannot be looked at and are named.
 const MAX_UNSEEN: usize = 16;
-/// Bytes of one file.
+/// Most bytes that a file may have.
 const MAX_BYTES: u64 = 2 << 20;
 /// What ends the problem of a file that was set aside.
 const DONE_WITH: &str = "remove that file when you do not need it, or repair it and move it back";

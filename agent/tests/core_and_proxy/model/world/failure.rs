@@ -2,7 +2,7 @@
 
 use agent_core::datapath::plan::Step;
 
-/// Which writes fail.
+/// Which kind of writes fails.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Failure {
     IpcacheEntries,

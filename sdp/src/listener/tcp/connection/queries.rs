@@ -33,7 +33,7 @@ pub(super) struct Unsent {
 }
 
 impl Unsent {
-    /// Bytes that it counts.
+    /// Bytes that the waiting query counts in its endpoint's share.
     pub(super) fn units(&self) -> usize {
         self.query.units()
     }

@@ -17,7 +17,7 @@ pub(crate) struct ServiceTable {
 }
 
 impl ServiceTable {
-    /// A Service.
+    /// The Service with this identity.
     pub(crate) fn get(&self, id: IdentityId) -> Option<&Service> {
         self.services.get(&id)
     }
@@ -68,7 +68,6 @@ impl ServiceTable {
         peers.collect()
     }
 
-    /// Whether there is none.
     pub(crate) fn is_empty(&self) -> bool {
         self.services.is_empty()
     }

@@ -169,7 +169,7 @@ impl Subject {
         &self.mixed
     }
 
-    /// Renders a Service.
+    /// Computes the entries of the subject for a Service. Without a Service there are none.
     pub(crate) fn render_service(
         &self,
         id: IdentityId,
@@ -271,7 +271,7 @@ impl Subject {
 
 /// What differs after the entries for everyone were rendered.
 pub(crate) struct Everyone {
-    /// These entries.
+    /// The entries for everyone differ.
     pub(crate) entries: bool,
     /// Tables of ordered rules, which are made with them.
     pub(crate) tables: bool,

@@ -16,15 +16,16 @@ use crate::{
 /// How a Service has an address. The least one counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Standing {
-    /// In the cluster.
+    /// An address in the cluster: one of `spec.clusterIPs`, or another that nodes or settings give
+    /// the Service.
     Cluster,
     /// Its load balancer has it.
     LoadBalancer,
-    /// `spec.externalIPs`.
+    /// An author wrote it into `spec.externalIPs`.
     External,
 }
 
-/// Addresses of Services.
+/// Which Service has which address.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceAddresses {
     /// Services that have an address: the one that counts first.
@@ -36,7 +37,7 @@ pub(crate) struct ServiceAddresses {
 }
 
 impl ServiceAt {
-    /// Every address.
+    /// All addresses: of the cluster, of load balancers and external ones.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.standings().map(|(address, _)| address)
     }

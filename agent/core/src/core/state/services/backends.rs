@@ -37,7 +37,7 @@ pub(crate) enum Exception {
 pub(crate) enum Behind {
     /// It is known by its address.
     Known(IdentityId),
-    /// A pod that went.
+    /// A removed pod, with the identity that it had.
     Departed(IdentityId),
     /// A pod that no document describes.
     UnknownPod,
@@ -86,7 +86,7 @@ pub(crate) struct DepartedPods {
 
 #[derive(Debug)]
 pub(crate) struct DepartedPod {
-    /// Held until the end.
+    /// Identity that the pod had. A reference to it is held until `until`.
     pub(crate) identity: IdentityId,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) until: BootTime,

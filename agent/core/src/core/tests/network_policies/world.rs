@@ -49,7 +49,7 @@ const OUTSIDE: [&str; 5] = [
     "203.0.113.9",
     "2001:db8::9",
 ];
-/// Namespaces with their labels.
+/// A namespace: name and labels.
 type NamespaceRow = (&'static str, &'static [(&'static str, &'static str)]);
 pub(super) const NAMESPACES: [NamespaceRow; 3] = [
     ("x", &[("team", "red"), ("env", "prod")]),

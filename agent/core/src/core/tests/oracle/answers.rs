@@ -5,7 +5,7 @@ use dns_policy::mapping::{Realised, Refusal};
 use super::*;
 use crate::{core::tests::scenario::mapping, labels::FQDN};
 
-/// The server that counts.
+/// A DNS server whose answers count.
 pub(super) const TRUSTED: &str = "10.9.0.53:53";
 /// A server that policy allows, and that does not count.
 pub(super) const UNTRUSTED: &str = "10.9.0.54:53";

@@ -21,7 +21,6 @@ use crate::{
     source_event::SourceEvent,
 };
 
-/// A rule of a firewall.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::core::tests) struct FirewallRule {
     deny: bool,
@@ -30,7 +29,6 @@ pub(in crate::core::tests) struct FirewallRule {
     ports: Vec<(u8, u16)>,
 }
 
-/// Destinations of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum To {
     Block(&'static str),
@@ -46,7 +44,7 @@ const BLOCKS: &[&str] = &[
     "10.0.0.0/24",
 ];
 
-/// What [`NAMES`] match.
+/// Names and patterns in rules, each of which matches some of [`NAMES`].
 const PATTERNS: &[&str] = &["*.cilium.io", "www.cilium.io", "ebpf.io"];
 
 const PORTS: &[(u8, u16)] = &[(6, 443), (6, 450), (17, 53), (6, 53), (6, 80), (17, 443)];

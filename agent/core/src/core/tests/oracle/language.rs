@@ -9,7 +9,7 @@ use super::{
 pub(in crate::core::tests) use crate::core::testing::cluster::ServicePort;
 use crate::core::testing::pod::PortNames;
 
-/// The node itself.
+/// Address of the node itself.
 pub(super) const NODE: &str = "10.0.0.1";
 
 /// The policies that a history applies: an enum, so that a failure prints names.
@@ -25,7 +25,7 @@ macro_rules! policies {
         impl Spec {
             pub(in crate::core::tests) const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// The document's `spec`.
+            /// The document's `spec` as YAML.
             pub(in crate::core::tests) fn text(self) -> &'static str {
                 match self {
                     $(Self::$name => $spec,)*
@@ -102,7 +102,7 @@ policies! {
         "endpointSelector: {}\n  egress: [{}]\n  ingress:\n  - fromCIDR: [0.0.0.0/0]\n  enableDefaultDeny: {egress: false, ingress: true}",
 }
 
-/// Words of NetworkPolicies.
+/// Names, labels, blocks and ports that random NetworkPolicies use.
 pub(super) const VOCABULARY: &Vocabulary = &Vocabulary {
     namespaces: &[DEFAULT, DEFAULT, SHOP],
     of_pods: &[("app", &["web", "db"]), ("gone", &["never"])],
@@ -140,7 +140,7 @@ pub(super) const CLUSTER: &[Addresses] = &[
     &["2.2.2.2", "10.0.0.9"],
 ];
 
-/// A CIDRGroup.
+/// A CiliumCIDRGroup: its labels and its blocks, as YAML.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::core::tests) struct Group {
     pub(super) labels: &'static str,
@@ -156,7 +156,7 @@ impl Group {
         Self::new("{}", "[0.0.0.0/0, '::/0']"),
     ];
 
-    /// 1.1.1.0/24 and 2.2.2.2.
+    /// Labelled `zone: b`, with the blocks 1.1.1.0/24 and 2.2.2.2/32.
     pub(in crate::core::tests) const ZONE_B: Self =
         Self::new("{zone: b}", "[1.1.1.0/24, 2.2.2.2/32]");
 

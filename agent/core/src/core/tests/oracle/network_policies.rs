@@ -92,7 +92,7 @@ impl World {
         events
     }
 
-    /// Who has an address.
+    /// What the documents have at an address: a pod, a node or an address outside.
     pub(super) fn peer_at(&self, address: IpAddr) -> Peer {
         if let Some(pod) = self.local(address) {
             // Its labels are its own: no document names the labels of its namespace.

@@ -326,7 +326,7 @@ fn lookup(entries: &Entries, protocol: u8, port: u16) -> Option<PolicyValue> {
         .map(|(_, value)| value)
 }
 
-/// `bpf/src/policy.rs::judge`.
+/// The verdict of the kernel, as `bpf/src/policy.rs::judge` reaches it.
 fn kernel(own: &Entries, everyone: &Entries, protocol: u8, port: u16) -> Verdict {
     let exact = lookup(own, protocol, port);
     let is_final = |entry: &PolicyValue| entry.precedence == PRECEDENCE_DENY;

@@ -108,15 +108,17 @@ pub(super) fn test_programs() -> Result<Vec<TestProgram>> {
     if !output.status.success() {
         bail!("the programs, or the tests of e2e, do not build");
     }
-    let manifest = repository::root().join("e2e/Cargo.toml");
-    let manifest = manifest.to_string_lossy().into_owned();
+    let manifests = ["e2e/Cargo.toml", "e2e/bench/Cargo.toml"]
+        .map(|path| repository::root().join(path).to_string_lossy().into_owned());
     let mut programs: Vec<TestProgram> = String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
         .filter(|message| {
             message["reason"] == "compiler-artifact"
                 && message["profile"]["test"] == true
-                && message["manifest_path"] == manifest.as_str()
+                && manifests
+                    .iter()
+                    .any(|of| message["manifest_path"] == of.as_str())
         })
         .filter_map(|message| {
             Some(TestProgram {
@@ -142,6 +144,7 @@ mod tests {
             ("boots", Tier::Kernels),
             ("netns", Tier::Netns),
             ("alone", Tier::Netns),
+            ("bench", Tier::Netns),
             ("holdfast_e2e", Tier::Netns),
         ] {
             let program = TestProgram {

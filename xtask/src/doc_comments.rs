@@ -191,9 +191,8 @@ fn is_help(attributes: &[Attribute]) -> bool {
 fn words(comment: &str) -> impl Iterator<Item = String> {
     comment
         .split(|c: char| !c.is_alphanumeric())
-        .filter(|word| !word.is_empty())
         .map(|word| singular(&word.to_lowercase()))
-        .filter(|word| !EMPTY.contains(&word.as_str()))
+        .filter(|word| !word.is_empty() && !EMPTY.contains(&word.as_str()))
 }
 
 /// The words that a name consists of, in the singular.

@@ -57,7 +57,7 @@ const GRACE: Duration = Duration::from_secs(5);
 pub async fn run(mut config: Config) -> Result<()> {
     Descriptors::raise();
     daemon::map_memory::lift_limit();
-    if config.ipv6 {
+    if config.core.enable_ipv6 {
         daemon::ipv6::check()?;
     }
     let api = match &config.kubernetes {

@@ -16,21 +16,12 @@ mod resolver_args;
 mod run_args;
 pub mod why_args;
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-    time::Duration,
-};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use agent_cluster::{ApiSettings, relay_settings::RelaySettings};
-use agent_core::{
-    fqdn::{refused::RefusedPrefixes, servers::NameServers},
-    kubernetes::{external_ips::ExternalIps, labels::LabelRule},
-    policy::mode::PolicyMode,
-};
+use agent_core::{core::CoreConfig, kubernetes::labels::LabelRule};
 use agent_datapath::{deny_response::DenyResponses, kernel::MapSizes};
 use dns_policy::reject_code::RejectCode;
-use ipnet::IpNet;
 
 pub use args::{Cli, ClientArgs, Command};
 pub use cluster_args::{ClusterArgs, ServiceAlias};
@@ -58,6 +49,8 @@ pub struct ConfigError {
 /// Checked settings of `holdfast-agent run`.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// What the core decides by. Boot and start are those of the run, which adds them.
+    pub core: CoreConfig,
     /// Root of the BPF file system, or a directory in it.
     pub bpf_root: PathBuf,
     /// Directory of the lock, the epoch and `state/`.
@@ -79,24 +72,8 @@ pub struct Config {
     pub cluster_name: String,
     /// Which labels make a pod's identity, beside the usual rules.
     pub label_rules: Vec<LabelRule>,
-    /// Further addresses of Services: (address, `namespace/name`).
-    pub service_aliases: Vec<(IpAddr, String)>,
-    /// DNS servers that are trusted for names; empty = those of `dns_service`.
-    pub dns_servers: Vec<SocketAddr>,
-    /// Those of `dns_service` are trusted beside them.
-    pub with_dns_service: bool,
-    /// DNS servers whose answers count for toFQDNs.
-    pub name_servers: NameServers,
-    /// The cluster's DNS Service, as `namespace/name`.
-    pub dns_service: String,
-    /// Whether `spec.externalIPs` of Services count.
-    pub external_ips: ExternalIps,
-    /// Blocks of the cluster's pods and Services.
-    pub cluster_blocks: Vec<IpNet>,
     /// Blocks of Services are given.
     pub has_service_blocks: bool,
-    /// Blocks of the cluster's pods, which `cluster_blocks` contains, too.
-    pub pod_blocks: Vec<IpNet>,
     pub endpoint_dir: Option<PathBuf>,
     /// Directory of the endpoints that commands added, which a boot does not empty.
     pub endpoint_store: PathBuf,
@@ -114,26 +91,14 @@ pub struct Config {
     pub netns_dir: Option<PathBuf>,
     /// Address of metrics and health; `None` = off.
     pub metrics_address: Option<SocketAddr>,
-    /// Port that DNS queries are redirected to.
-    pub proxy_port: u16,
     /// No DNS proxy in this process.
     pub disable_builtin_dns_proxy: bool,
     /// Port of FQDNData on 127.0.0.1; `None` = off.
     pub fqdndata_port: Option<u16>,
     /// File of names that are known before anybody asks.
     pub pre_cache: Option<PathBuf>,
-    /// Shortest time for which a learned address is valid, whatever its TTL.
-    pub min_ttl: Duration,
-    /// What a lease lasts beyond lookup + TTL.
-    pub lease_slack: Duration,
     /// Longest that an answer is held until its addresses are plumbed.
     pub response_max_delay: Duration,
-    /// How long a connection may idle before its expired address goes.
-    pub idle_connection_grace: Duration,
-    /// Most addresses kept per name and endpoint.
-    pub max_ips_per_hostname: usize,
-    /// Most expired addresses kept per endpoint for live connections.
-    pub max_deferred_connection_deletes: usize,
     /// Code for names that are not allowed.
     pub reject_code: RejectCode,
     /// Proxies ask servers under pods' addresses.
@@ -142,21 +107,8 @@ pub struct Config {
     pub tcx: bool,
     /// Those outside of the cluster, too (the built-in proxy).
     pub transparent_outside: bool,
-    pub enable_policy: PolicyMode,
     /// Keep the proxy port bound while no proxy runs.
     pub hold_proxy_port: bool,
-    pub ipv4: bool,
-    pub ipv6: bool,
-    /// Give FQDN selectors their identity before an address is known.
-    pub preallocate_identities: bool,
-    /// Most combinations of names that answers may give an identity; none = any number.
-    pub max_fqdn_identities: Option<usize>,
-    /// Prefixes whose addresses get no label of a name.
-    pub refused_prefixes: RefusedPrefixes,
-    /// Most server addresses listed per restored rule.
-    pub max_ips_per_restored_rule: usize,
-    /// How long after the first sync restored identities are kept that nothing asks for.
-    pub identity_restore_grace: Duration,
     /// Sizes of maps that are not there yet.
     pub map_sizes: MapSizes,
     /// Datagrams and new connections per second that each endpoint may send to the DNS proxy;
@@ -166,36 +118,11 @@ pub struct Config {
     pub deny_responses: DenyResponses,
     /// Between two looks into the conntrack maps.
     pub conntrack_gc_interval: Duration,
-    /// Between two passes that compare the maps with what they should hold.
-    pub reconcile_interval: Duration,
 }
 
 impl Config {
     /// Directory of the per-endpoint directories and checkpoints.
     pub fn state(&self) -> PathBuf {
         self.state_dir.join("state")
-    }
-
-    /// [`Config::min_ttl`] in whole seconds, as TTLs are given: rounded up.
-    pub fn min_ttl_seconds(&self) -> u32 {
-        whole_seconds(self.min_ttl)
-    }
-}
-
-fn whole_seconds(duration: Duration) -> u32 {
-    let rest = u64::from(duration.subsec_nanos() > 0);
-    u32::try_from(duration.as_secs().saturating_add(rest)).unwrap_or(u32::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_floor_is_rounded_up_to_seconds() {
-        assert_eq!(whole_seconds(Duration::ZERO), 0);
-        assert_eq!(whole_seconds(Duration::from_millis(500)), 1);
-        assert_eq!(whole_seconds(Duration::from_secs(300)), 300);
-        assert_eq!(whole_seconds(Duration::MAX), u32::MAX);
     }
 }

@@ -65,9 +65,9 @@ pub(crate) struct Ports {
 
 fn bind(config: &Config) -> Result<Sockets, ListenError> {
     Sockets::bind(&ListenConfig {
-        port: config.proxy_port,
-        ipv4: config.ipv4,
-        ipv6: config.ipv6,
+        port: config.core.proxy_port,
+        ipv4: config.core.enable_ipv4,
+        ipv6: config.core.enable_ipv6,
         workers: 1,
         options: SocketOptions::Transparent,
         steering: Some(SteeringConfig {
@@ -83,7 +83,7 @@ fn bind(config: &Config) -> Result<Sockets, ListenError> {
 
 fn proxy_config(config: &Config, transparent: Transparent) -> ProxyConfig {
     ProxyConfig {
-        port: config.proxy_port,
+        port: config.core.proxy_port,
         reject: config.reject_code,
         max_delay: config.response_max_delay,
         transparent,
@@ -104,13 +104,13 @@ impl BuiltinProxy {
         let sockets = bind(config)?;
         let maps = Arc::new(PinnedMaps::open(
             &config.bpf_root,
-            config.ipv4 && config.ipv6,
+            config.core.enable_ipv4 && config.core.enable_ipv6,
         ));
         let policy = Arc::new(PolicyHandle::new());
         for error in policy.replace_all(restored) {
             tracing::warn!(%error, "a restored rule of the built-in proxy allows nothing");
         }
-        let min_ttl = config.min_ttl_seconds();
+        let min_ttl = config.core.min_ttl;
         let sink = Arc::new(LinkSink::new(min_ttl, config.response_max_delay));
         let stats = Stats::default();
         let transparent = Transparent::new(config.transparent, config.transparent_outside);

@@ -8,37 +8,10 @@ use crate::{config::Config, restore::Found};
 /// Of the flags and this run.
 pub(super) fn of(config: &Config, epoch: &Epoch) -> CoreConfig {
     CoreConfig {
-        names_kept_later: true,
         boot_id: epoch.boot_id.clone(),
         start: epoch.start,
         boot_unix_ns: boot_unix_ns(),
-        node_name: Some(config.node_name.clone()),
-        cluster_blocks: config.cluster_blocks.clone(),
-        pod_blocks: config.pod_blocks.clone(),
-        service_aliases: config.service_aliases.clone(),
-        dns_servers: config.dns_servers.clone(),
-        with_dns_service: config.with_dns_service,
-        name_servers: config.name_servers,
-        dns_service: config.dns_service.clone(),
-        external_ips: config.external_ips,
-        proxy_port: config.proxy_port,
-        enable_policy: config.enable_policy,
-        enable_ipv4: config.ipv4,
-        enable_ipv6: config.ipv6,
-        min_ttl: config.min_ttl_seconds(),
-        lease_slack: config.lease_slack,
-        max_ips_per_name: config.max_ips_per_hostname,
-        max_deferred_deletes: config.max_deferred_connection_deletes,
-        idle_grace: config.idle_connection_grace,
-        restore_grace: config.identity_restore_grace,
-        preallocate_identities: config.preallocate_identities,
-        max_fqdn_identities: config.max_fqdn_identities,
-        refused_prefixes: config.refused_prefixes.clone(),
-        max_ips_per_restored_rule: config.max_ips_per_restored_rule,
-        policy_map_max: usize::try_from(config.map_sizes.policy).unwrap_or(usize::MAX),
-        ipcache_max: usize::try_from(config.map_sizes.ipcache).unwrap_or(usize::MAX),
-        reconcile_interval: config.reconcile_interval,
-        ..CoreConfig::default()
+        ..config.core.clone()
     }
 }
 

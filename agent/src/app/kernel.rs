@@ -64,12 +64,12 @@ pub(super) async fn prepare(
     }
     let mut gate = ClosedInterfaces::new(datapath.programs().clone(), maps.clone());
     gate.load()?;
-    routing::install(config.ipv4, config.ipv6).await?;
+    routing::install(config.core.enable_ipv4, config.core.enable_ipv6).await?;
     let interfaces = interfaces(&config, &datapath, &maps).await?;
     let conditions = Conditions::on(KernelView::new(datapath.found()));
     let node = NodeParts {
         upkeep: upkeep(&config, &datapath, &maps, &conditions),
-        interval: config.reconcile_interval,
+        interval: config.core.reconcile_interval,
         interfaces,
         maps: maps.clone(),
     };
@@ -112,12 +112,12 @@ fn upkeep(
     conditions: &Conditions,
 ) -> Upkeep {
     let node = upkeep::Node {
-        ipv4: config.ipv4,
-        ipv6: config.ipv6,
+        ipv4: config.core.enable_ipv4,
+        ipv6: config.core.enable_ipv6,
         globals: maps.clone(),
         sdp_group: config.sdp_group,
         steering: datapath.steering(),
-        port: config.hold_proxy_port.then_some(config.proxy_port),
+        port: config.hold_proxy_port.then_some(config.core.proxy_port),
     };
     Upkeep::new(node, conditions.clone())
 }
@@ -125,8 +125,8 @@ fn upkeep(
 fn kernel_config(config: &Config) -> KernelConfig {
     KernelConfig {
         bpf_root: config.bpf_root.clone(),
-        ipv4: config.ipv4,
-        ipv6: config.ipv6,
+        ipv4: config.core.enable_ipv4,
+        ipv6: config.core.enable_ipv6,
         sizes: config.map_sizes,
         transparent: config.transparent,
         tcx: config.tcx,

@@ -71,8 +71,8 @@ impl Resolving {
             resolved,
         };
         let filter = AddressFilter {
-            ipv4: config.ipv4,
-            ipv6: config.ipv6,
+            ipv4: config.core.enable_ipv4,
+            ipv6: config.core.enable_ipv6,
             // The core never takes addresses of pods and Services for outside.
             left_out: Vec::new(),
         };

@@ -38,7 +38,7 @@ pub(super) fn builtin(
         format!(
             "the built-in DNS proxy on port {}; stop what has the port, choose another \
              --tofqdns-proxy-port, or turn it off with --disable-builtin-dns-proxy",
-            config.proxy_port
+            config.core.proxy_port
         )
     })?;
     Ok(Some(started))
@@ -54,8 +54,8 @@ pub(super) async fn start(
 ) -> Result<Lane> {
     let about = About {
         epoch: rim.epoch.clone(),
-        proxy_port: config.proxy_port,
-        min_ttl: config.min_ttl_seconds(),
+        proxy_port: config.core.proxy_port,
+        min_ttl: config.core.min_ttl,
         state_dir: config.state_dir.clone(),
     };
     let native = Native::new(

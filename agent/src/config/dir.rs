@@ -183,10 +183,12 @@ mod tests {
         let parsed = run(&dir, &["--cluster-name=west"]).unwrap();
         assert_eq!(parsed.ignored, ["config-dir", "workers"]);
         let config = config(parsed);
-        assert_eq!(config.proxy_port, 10194);
+        assert_eq!(config.core.proxy_port, 10194);
         assert_eq!(config.cluster_name, "west");
-        assert!(!config.ipv6 && config.ipv4 && config.disable_builtin_dns_proxy);
-        assert_eq!(config.min_ttl, std::time::Duration::ZERO);
+        assert!(
+            !config.core.enable_ipv6 && config.core.enable_ipv4 && config.disable_builtin_dns_proxy
+        );
+        assert_eq!(config.core.min_ttl, 0);
     }
 
     #[test]
@@ -222,7 +224,7 @@ mod tests {
             ("labels", "k8s:app !k8s:v"),
         ]);
         let config = config(run(&dir, &[]).unwrap());
-        assert_eq!(config.pod_blocks.len(), 2);
+        assert_eq!(config.core.pod_blocks.len(), 2);
         assert_eq!(config.label_rules.len(), 2);
     }
 

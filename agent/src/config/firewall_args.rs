@@ -88,7 +88,7 @@ impl FromStr for DnsServer {
 
 impl FirewallArgs {
     /// The servers that are trusted.
-    pub(super) fn settings(self) -> Result<TrustedArgs, ConfigError> {
+    pub(super) fn settings(&self) -> Result<TrustedArgs, ConfigError> {
         let is_sound = self
             .dns_service
             .split_once('/')
@@ -111,7 +111,7 @@ impl FirewallArgs {
         Ok(TrustedArgs {
             given: given.collect(),
             with_service: self.dns_server.contains(&DnsServer::Cluster),
-            service: self.dns_service,
+            service: self.dns_service.clone(),
         })
     }
 }

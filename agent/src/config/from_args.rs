@@ -3,7 +3,7 @@
 use std::{net::IpAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use agent_cluster::ApiSettings;
-use agent_core::fqdn::refused::RefusedPrefixes;
+use agent_core::{core::CoreConfig, fqdn::refused::RefusedPrefixes};
 use agent_datapath::kernel::MapSizes;
 
 use super::{
@@ -36,10 +36,11 @@ impl TryFrom<RunArgs> for Config {
         let map_sizes = map_sizes(&args)?;
         let fqdndata_port = fqdndata_port(&args);
         let kubernetes = kubernetes(&args.cluster, &args.follow)?;
-        let refused_prefixes = refused_prefixes(&args)?;
         let netns_dir = netns_dir(&args)?;
-        let trusted = args.firewalls.settings()?;
+        let core = core(&args)?;
+        let node_name = node_name(&args.cluster);
         Ok(Self {
+            core,
             bpf_root: args.bpf_root,
             state_dir: args.state_dir,
             policy_dir: args.policy_dir,
@@ -47,20 +48,12 @@ impl TryFrom<RunArgs> for Config {
             relays: relay_args::relays(args.follow)?,
             resolver: args.resolver.settings(args.cluster.kubernetes)?,
             daemonset: args.cluster.daemonset.clone(),
-            node_name: args.cluster.node_name.unwrap_or_else(host_name),
+            node_name,
             startup_taint: Some(args.cluster.agent_not_ready_taint_key)
                 .filter(|key| !key.is_empty()),
             cluster_name: args.cluster.cluster_name,
             label_rules: args.cluster.labels,
-            service_aliases: by_address(args.cluster.k8s_dns_alias),
-            dns_servers: trusted.given,
-            with_dns_service: trusted.with_service,
-            name_servers: args.tofqdns_servers,
-            dns_service: trusted.service,
-            external_ips: args.cluster.k8s_external_ips,
             has_service_blocks: !args.cluster.k8s_service_cidr.is_empty(),
-            pod_blocks: args.cluster.pod_cidr.clone(),
-            cluster_blocks: [args.cluster.k8s_service_cidr, args.cluster.pod_cidr].concat(),
             endpoint_dir: args.endpoint_dir,
             endpoint_store: args.endpoint_store,
             sdp_socket: args.sdp_socket,
@@ -70,36 +63,68 @@ impl TryFrom<RunArgs> for Config {
             cni_places: args.cni.places(),
             netns_dir,
             metrics_address: metrics_address(&args.metrics_address)?,
-            proxy_port: args.tofqdns_proxy_port,
             disable_builtin_dns_proxy: args.disable_builtin_dns_proxy,
             fqdndata_port,
             pre_cache: args.tofqdns_pre_cache,
-            min_ttl: args.tofqdns_min_ttl,
-            lease_slack: args.mapping_lease_slack,
             response_max_delay: args.tofqdns_proxy_response_max_delay,
-            idle_connection_grace: args.tofqdns_idle_connection_grace_period,
-            max_ips_per_hostname: args.tofqdns_endpoint_max_ip_per_hostname,
-            max_deferred_connection_deletes: args.tofqdns_max_deferred_connection_deletes,
-            enable_policy: args.enable_policy,
             reject_code: args.tofqdns_dns_reject_response_code,
             transparent: args.dnsproxy_enable_transparent_mode,
             tcx: args.enable_tcx,
             transparent_outside: args.transparent_mode_outside_cluster,
             hold_proxy_port: args.hold_proxy_port,
-            ipv4: args.enable_ipv4,
-            ipv6: args.enable_ipv6,
-            preallocate_identities: args.tofqdns_preallocate_identities,
-            refused_prefixes,
-            max_fqdn_identities: args.tofqdns_max_identities.0,
-            max_ips_per_restored_rule: args.dns_max_ips_per_restored_rule,
-            identity_restore_grace: args.identity_restore_grace_period,
             map_sizes,
             dns_quota: args.endpoint_dns_quota,
             deny_responses: args.deny.responses(),
             conntrack_gc_interval: args.conntrack_gc_interval,
-            reconcile_interval: args.reconcile_interval,
         })
     }
+}
+
+/// The core's settings, except for boot and start.
+fn core(args: &RunArgs) -> Result<CoreConfig, ConfigError> {
+    let cluster = &args.cluster;
+    let trusted = args.firewalls.settings()?;
+    let entries = |size: u32| usize::try_from(size).unwrap_or(usize::MAX);
+    Ok(CoreConfig {
+        names_kept_later: true,
+        node_name: Some(node_name(cluster)),
+        cluster_blocks: [&cluster.k8s_service_cidr[..], &cluster.pod_cidr].concat(),
+        pod_blocks: cluster.pod_cidr.clone(),
+        service_aliases: by_address(&cluster.k8s_dns_alias),
+        dns_servers: trusted.given,
+        with_dns_service: trusted.with_service,
+        name_servers: args.tofqdns_servers,
+        dns_service: trusted.service,
+        external_ips: cluster.k8s_external_ips,
+        proxy_port: args.tofqdns_proxy_port,
+        enable_policy: args.enable_policy,
+        enable_ipv4: args.enable_ipv4,
+        enable_ipv6: args.enable_ipv6,
+        min_ttl: whole_seconds(args.tofqdns_min_ttl),
+        lease_slack: args.mapping_lease_slack,
+        max_ips_per_name: args.tofqdns_endpoint_max_ip_per_hostname,
+        max_deferred_deletes: args.tofqdns_max_deferred_connection_deletes,
+        idle_grace: args.tofqdns_idle_connection_grace_period,
+        restore_grace: args.identity_restore_grace_period,
+        preallocate_identities: args.tofqdns_preallocate_identities,
+        max_fqdn_identities: args.tofqdns_max_identities.0,
+        refused_prefixes: refused_prefixes(args)?,
+        max_ips_per_restored_rule: args.dns_max_ips_per_restored_rule,
+        policy_map_max: entries(args.bpf_policy_map_max),
+        ipcache_max: entries(args.bpf_ipcache_map_max),
+        reconcile_interval: args.reconcile_interval,
+        ..CoreConfig::default()
+    })
+}
+
+fn node_name(args: &ClusterArgs) -> String {
+    args.node_name.clone().unwrap_or_else(host_name)
+}
+
+/// TTLs are whole seconds: rounded up.
+fn whole_seconds(duration: Duration) -> u32 {
+    let rest = u64::from(duration.subsec_nanos() > 0);
+    u32::try_from(duration.as_secs().saturating_add(rest)).unwrap_or(u32::MAX)
 }
 
 fn refused_prefixes(args: &RunArgs) -> Result<RefusedPrefixes, ConfigError> {
@@ -163,10 +188,10 @@ fn kubernetes(args: &ClusterArgs, follow: &FollowArgs) -> Result<Option<ApiSetti
     }
 }
 
-fn by_address(aliases: Vec<ServiceAlias>) -> Vec<(IpAddr, String)> {
-    let aliases = aliases.into_iter();
+fn by_address(aliases: &[ServiceAlias]) -> Vec<(IpAddr, String)> {
+    let aliases = aliases.iter();
     aliases
-        .map(|alias| (alias.address, alias.service))
+        .map(|alias| (alias.address, alias.service.clone()))
         .collect()
 }
 
@@ -281,17 +306,17 @@ mod tests {
     #[test]
     fn defaults_are_the_documented_ones() {
         let config = run(&[]).unwrap();
-        assert_eq!(config.proxy_port, 10094);
+        assert_eq!(config.core.proxy_port, 10094);
         assert_eq!(
             config.metrics_address.unwrap().to_string(),
             "127.0.0.1:9962"
         );
-        assert_eq!(config.lease_slack, Duration::from_secs(60));
+        assert_eq!(config.core.lease_slack, Duration::from_secs(60));
         assert_eq!(config.response_max_delay, Duration::from_millis(100));
         assert_eq!(config.fqdndata_port, None);
-        assert!(config.ipv4 && config.ipv6);
+        assert!(config.core.enable_ipv4 && config.core.enable_ipv6);
         assert_eq!(config.map_sizes, MapSizes::default());
-        assert_eq!(config.identity_restore_grace, Duration::from_secs(30));
+        assert_eq!(config.core.restore_grace, Duration::from_secs(30));
     }
 
     #[test]
@@ -349,8 +374,8 @@ mod tests {
             "--enable-standalone-dns-proxy",
         ])
         .unwrap();
-        assert!(!config.ipv6);
-        assert_eq!(config.min_ttl, Duration::from_secs(300));
+        assert!(!config.core.enable_ipv6);
+        assert_eq!(config.core.min_ttl, 300);
         assert_eq!(config.fqdndata_port, Some(10095));
     }
 
@@ -362,5 +387,13 @@ mod tests {
         assert_eq!(error.flag, "metrics-address");
         let error = run(&["--policy-dir", "/does/not/exist"]).unwrap_err();
         assert!(error.to_string().contains("/does/not/exist"));
+    }
+
+    #[test]
+    fn a_floor_is_rounded_up_to_seconds() {
+        assert_eq!(whole_seconds(Duration::ZERO), 0);
+        assert_eq!(whole_seconds(Duration::from_millis(500)), 1);
+        assert_eq!(whole_seconds(Duration::from_secs(300)), 300);
+        assert_eq!(whole_seconds(Duration::MAX), u32::MAX);
     }
 }

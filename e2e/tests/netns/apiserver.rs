@@ -311,6 +311,21 @@ fn only_requests_that_a_role_allows_are_answered() -> Result<()> {
                 .code
                 == 403
         );
+        // A Lease of another component, which an agent may neither read nor replace.
+        for (name, code) in [("kube-scheduler", 403), ("holdfast-refusals", 200)] {
+            let own = json!({
+                "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+                "metadata": {"name": name, "namespace": "kube-system"},
+                "spec": {"holderIdentity": "other"},
+            });
+            server.put(own.clone())?;
+            let path = format!("{leases}/kube-system/leases/{name}");
+            ensure!(agent.get(&path).await?.code == code, "get {name}");
+            let mut replaced = server.get("leases", "kube-system", name)?;
+            replaced["spec"]["holderIdentity"] = json!("agent");
+            let answer = agent.put(&path, &replaced).await?;
+            ensure!(answer.code == code, "put {name}: {answer:?}");
+        }
         // A kind without its CRD, for one who may.
         server.uninstall("ciliumnodes")?;
         let gone = agent.get("/apis/cilium.io/v2/ciliumnodes").await?;

@@ -1,6 +1,9 @@
 //! Each endpoint's share of something limited: queries in flight, connections, queued mappings.
+//!
+//! A [`Quota`] divides the *units* of a limit between *holders*. A holder's *share* is what it may
+//! take of them. A [`Permit`] has units of one holder and gives them back when it is dropped.
 
-mod seats;
+mod shared;
 
 use std::{collections::HashMap, hash::Hash};
 
@@ -8,7 +11,7 @@ use dns_policy::mapping::EndpointInstance;
 use foldhash::quality::RandomState;
 use shared_maps::EndpointId;
 
-pub use seats::{Seat, Seats};
+pub use shared::{Permit, SharedQuota};
 
 /// The owner of a share.
 ///
@@ -40,6 +43,11 @@ impl From<EndpointInstance> for Holder {
             ifindex: endpoint.ifindex,
         }
     }
+}
+
+/// The rule of [`Quota`], for holders whose units are counted elsewhere.
+pub fn may_take(held: usize, free: usize) -> bool {
+    held < free
 }
 
 /// Units of one limit, counted by holder.
@@ -98,7 +106,7 @@ impl<K: Copy + Eq + Hash + Ord> Quota<K> {
         };
         let held = self.held_by(holder).saturating_add(more);
         let free = self.limit.saturating_sub(self.used).saturating_sub(more);
-        held < free
+        may_take(held, free)
     }
 
     /// Takes `units` if the rule allows all of them; otherwise takes none and returns `false`.

@@ -25,12 +25,7 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use daemon::link_stream::ReadNow;
-use dns_policy::{
-    boot_time::BootTime,
-    epoch::Epoch,
-    mapping::{Mapping, Realised},
-    name::Fqdn,
-};
+use dns_policy::{boot_time::BootTime, epoch::Epoch, mapping::Mapping, name::Fqdn};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -47,9 +42,6 @@ use crate::{
     query_report::QueryReport,
     shared_tasks::SharedTasks,
 };
-
-/// Held answers in a row for which the link heard no result in time: the agent counts as hung.
-const HUNG_AFTER: u32 = 3;
 
 /// How often a process that is leaving looks for answers.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -68,7 +60,7 @@ pub struct LinkSink {
 }
 
 impl LinkSink {
-    /// `min_ttl`: floor of TTLs in seconds until an agent says its own;
+    /// `min_ttl`: floor of TTLs in seconds until an agent sends its own;
     /// `max_delay`: how long an answer is held at most.
     pub fn new(min_ttl: u32, max_delay: Duration) -> Self {
         Self::with_journal(min_ttl, max_delay, Arc::default())
@@ -90,7 +82,7 @@ impl LinkSink {
     /// Sets the effect of acknowledgements of an agent without leases.
     #[must_use]
     pub fn with_acknowledgements(self, count: Acknowledgements) -> Self {
-        self.state.lock().acknowledgements = count;
+        self.state.lock().agent.acknowledgements = count;
         self
     }
 
@@ -104,9 +96,9 @@ impl LinkSink {
             kept: state.pairs.len(),
             dropped: state.pairs.dropped(),
             leases: state.leases.len(),
-            queued: state.queued(),
-            in_flight: state.in_flight.len(),
-            agent_hung: state.agent.is_some() && state.late_in_a_row >= HUNG_AFTER,
+            queued: state.queues.len(),
+            in_flight: state.sent.len(),
+            agent_hung: state.agent.is_connected() && state.lateness.agent_hangs(),
         }
     }
 
@@ -114,21 +106,8 @@ impl LinkSink {
     /// again; of the same: what it has not made durable.
     pub fn agent_up(&self, epoch: Epoch, min_ttl: Option<u32>) {
         let mut state = self.state.lock();
-        let all = state.last_agent.as_ref() != Some(&epoch);
-        state.leases.clear();
-        state.begin_session();
+        state.agent_up(epoch, min_ttl);
         self.leases_changed();
-        state.replays.clear();
-        for key in state.pairs.keys(all) {
-            state.replays.push(key);
-        }
-        state.retries.clear();
-        state.last_agent = Some(epoch.clone());
-        state.agent = Some(epoch);
-        state.late_in_a_row = 0;
-        if let Some(min_ttl) = min_ttl {
-            state.min_ttl = min_ttl;
-        }
         drop(state);
         self.work.notify_one();
     }
@@ -136,50 +115,25 @@ impl LinkSink {
     /// The stream is gone: held answers are released, leases are void (no
     /// revocation could reach us).
     pub fn agent_down(&self) {
+        let mut calls = Calls::new();
         let mut state = self.state.lock();
-        if state.agent.take().is_some() {
-            state.write_rest();
-        }
-        state.leases.clear();
-        state.begin_session();
+        state.agent_down(&mut calls);
         self.leases_changed();
-        state.refreshes.clear();
-        state.renewals.clear();
-        let _ = state.beside.take_while(|_| true);
-        state.besides.clear();
-        state.replays.clear();
-        state.retries.clear();
-        state.revoked.clear();
-        let queued = state.live.take_while(|_| true);
-        state.queued.clear();
-        state.in_flight.clear();
-        state.on_wire.clear();
-        state.others_on_wire = 0;
-        state.undurable.clear();
-        let held = std::mem::take(&mut state.held);
         drop(state);
-        for (_, waiting) in queued {
-            (waiting.on_realised)(Realised::AgentAway);
-        }
-        for held in held.into_values() {
-            (held.on_realised)(Realised::AgentAway);
-        }
+        call(calls);
     }
 
     /// Rules of this revision are in force: older leases do not count any more.
     pub fn rules_applied(&self, epoch: Epoch, revision: u64) {
         let mut state = self.state.lock();
-        state.rules = Some((epoch, revision));
+        state.agent.rules = Some((epoch, revision));
         self.leases_changed();
     }
 
     /// Revision of the rules by which leases are judged.
     pub fn rules_revision(&self) -> Option<u64> {
-        self.state
-            .lock()
-            .rules
-            .as_ref()
-            .map(|(_, revision)| *revision)
+        let state = self.state.lock();
+        state.agent.rules.as_ref().map(|(_, revision)| *revision)
     }
 
     /// Waits until [`Self::next_batch`] may have something.
@@ -202,7 +156,7 @@ impl LinkSink {
     pub fn next_batch_in(&self, now: BootTime, room: Room) -> Batch {
         let mut calls = Calls::new();
         let mut state = self.state.lock();
-        if state.agent.is_none() {
+        if !state.agent.is_connected() {
             return Batch::default();
         }
         let late = state.expire_queued(now, self.max_delay, &mut calls);
@@ -221,12 +175,12 @@ impl LinkSink {
     /// has not answered by then is late because of the agent. Call often while
     /// [`Self::is_waiting`].
     pub fn read_all(&self, now: BootTime) {
-        self.state.lock().read_at = now;
+        self.state.lock().lateness.read_at = now;
     }
 
     /// Whether an answer waits for a result of the agent.
     pub fn is_waiting(&self) -> bool {
-        self.state.lock().is_waiting()
+        self.state.lock().sent.has_held()
     }
 
     /// The agent's results: for each sequence one when it is realised or
@@ -248,7 +202,7 @@ impl LinkSink {
             };
             counter.add(1);
         }
-        let may_send = state.has_queued();
+        let may_send = state.queues.is_ready();
         drop(state);
         call(calls);
         self.journal.nudge();
@@ -283,10 +237,7 @@ impl LinkSink {
         let mut calls = Calls::new();
         let mut state = self.state.lock();
         state.expire(now);
-        let retries = std::mem::take(&mut state.retries);
-        for key in retries {
-            state.replays.push(key);
-        }
+        state.queues.retry();
         let late = state.expire_held(now, self.max_delay, &mut calls)
             + state.expire_queued(now, self.max_delay, &mut calls);
         drop(state);
@@ -307,7 +258,7 @@ impl LinkSink {
 
     /// For a process that is leaving: from now on nothing waits to be sent
     /// together. Ends when the agent has answered everything, is away, hangs,
-    /// or has answered nothing for `silent`; says how much it left unanswered.
+    /// or has answered nothing for `silent`. Returns how much it left unanswered.
     pub async fn finish(&self, silent: Duration) -> usize {
         self.state.lock().flushing = true;
         self.work.notify_one();
@@ -331,13 +282,8 @@ impl LinkSink {
         self.leases_version.fetch_add(1, Ordering::Release);
     }
 
-    /// Mappings that the agent has not answered yet; 0 if it is away or hangs.
     fn unanswered(&self) -> usize {
-        let state = self.state.lock();
-        if state.agent.is_none() || state.late_in_a_row >= HUNG_AFTER {
-            return 0;
-        }
-        state.queued() + state.in_flight.len()
+        self.state.lock().unanswered()
     }
 }
 
@@ -363,7 +309,7 @@ impl LinkSink {
         let (release, counter) = state.learn(learned, on_realised, at, &self.stats);
         // A mapping without a waiting answer is sent when the sender looks next: waking it
         // for each leased answer would cost more than the answer.
-        let urgent = release == Release::Held || state.flushing || !state.beside.is_empty();
+        let urgent = release == Release::Held || state.flushing || state.queues.has_released();
         drop(state);
         counter.add(1);
         self.stats.late.add(late);

@@ -1,19 +1,19 @@
 //! The limit on queries in flight, and its division between UDP and TCP.
 
-use limits::quota::{Holder, Seat, Seats};
+use limits::quota::{Holder, Permit, SharedQuota};
 
 use crate::stats::Level;
 
 /// The limit of one process.
 ///
 /// Each UDP worker counts its own queries in a [`Quota`](limits::quota::Quota), without a lock for
-/// each query. All TCP connections count together. Neither uses the places of the other, so that an
+/// each query. All TCP connections count together. Neither uses the units of the other, so that an
 /// endpoint's share stays free whichever transport others use.
 #[derive(Clone, Debug)]
 pub(super) struct InFlight {
     limit: usize,
     workers: usize,
-    tcp: Seats,
+    tcp: SharedQuota,
     /// Queries in flight over both.
     all: Level,
 }
@@ -24,22 +24,22 @@ impl InFlight {
         Self {
             limit,
             workers: workers.max(1),
-            tcp: Seats::new(limit),
+            tcp: SharedQuota::new(limit),
             all,
         }
     }
 
-    /// The number of places that each UDP worker may use now.
+    /// The number of queries that each UDP worker may have in flight now.
     pub(super) fn udp_limit(&self) -> usize {
         let left = self.limit.saturating_sub(self.tcp.used());
         left.div_ceil(self.workers)
     }
 
-    /// A seat for a query over TCP. `None` if its endpoint has used its share.
-    pub(super) fn tcp_seat(&self, holder: Holder) -> Option<Seat> {
+    /// A permit for a query over TCP. `None` if its endpoint has used its share.
+    pub(super) fn tcp_permit(&self, holder: Holder) -> Option<Permit> {
         let all = usize::try_from(self.all.get()).unwrap_or(usize::MAX);
         let udp = all.saturating_sub(self.tcp.used());
-        self.tcp.take_beside(holder, udp)
+        self.tcp.take_with(holder, udp)
     }
 }
 
@@ -53,15 +53,15 @@ mod tests {
         let in_flight = InFlight::new(16, 2, all.clone());
         assert_eq!(in_flight.udp_limit(), 8);
         let taken: Vec<_> = std::iter::from_fn(|| {
-            let seat = in_flight.tcp_seat(Holder::Unknown)?;
+            let permit = in_flight.tcp_permit(Holder::Unknown)?;
             all.up();
-            Some(seat)
+            Some(permit)
         })
         .collect();
         assert_eq!((taken.len(), in_flight.udp_limit()), (8, 4));
         // UDP takes the share that one holder may still use.
         (0..4).for_each(|_| all.up());
-        assert!(in_flight.tcp_seat(Holder::Unknown).is_none());
-        assert!(in_flight.tcp_seat(Holder::Host).is_some());
+        assert!(in_flight.tcp_permit(Holder::Unknown).is_none());
+        assert!(in_flight.tcp_permit(Holder::Host).is_some());
     }
 }

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use limits::quota::{Holder, Seats};
+use limits::quota::{Holder, SharedQuota};
 use parking_lot::Mutex;
 use socket2::SockRef;
 use tokio::{
@@ -50,11 +50,11 @@ pub(super) struct Shared {
     proxy: Arc<Proxy>,
     options: SocketOptions,
     /// Quota of client connections, by endpoint.
-    seats: Seats,
+    connections: SharedQuota,
     /// Open connections to servers, by endpoint.
     servers: Arc<ServerConnections>,
     /// Bytes of memory for messages.
-    memory: Seats,
+    memory: SharedQuota,
     turns: Turns,
     in_flight: InFlight,
     /// Shared by all connections, because a client's next connection often repeats the last query.
@@ -94,9 +94,9 @@ impl TcpServer {
         runtime: &Handle,
     ) -> Self {
         let shared = Shared {
-            seats: Seats::new(limit.max(1)),
+            connections: SharedQuota::new(limit.max(1)),
             servers: Arc::new(ServerConnections::new(limit.max(1), &proxy)),
-            memory: Seats::new(proxy.config().tcp_memory),
+            memory: SharedQuota::new(proxy.config().tcp_memory),
             turns: Turns::default(),
             proxy,
             options,
@@ -235,8 +235,8 @@ async fn admit(
             // likes.
             let server = server.filter(|server| !proxy.leads_back(*server));
             let holder = Holder::from(proxy.resolver().client(client.ip()));
-            let seat = server.and_then(|_| shared.seats.take(holder));
-            let (Some(server), Some(seat)) = (server, seat) else {
+            let permit = server.and_then(|_| shared.connections.take(holder));
+            let (Some(server), Some(permit)) = (server, permit) else {
                 proxy.stats().tcp_refused.add(1);
                 // With a reset, so that no refused connection stays in TIME_WAIT at the node.
                 let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
@@ -249,7 +249,7 @@ async fn admit(
             tasks.spawn(async move {
                 connection.run(Instant::now()).await;
                 open.down();
-                drop(seat);
+                drop(permit);
             });
         }
         Err(error) => {

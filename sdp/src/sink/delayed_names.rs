@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use dns_policy::boot_time::BootTime;
-use limits::quota::Quota;
 
 use super::turns::Names;
 use crate::mapping::pairs::Key;
@@ -13,7 +12,6 @@ const LIMIT: usize = 32_768;
 
 pub(super) struct DelayedNames {
     names: Names,
-    queued: Quota,
     /// When the first of them was queued.
     since: Option<BootTime>,
     after: Duration,
@@ -23,8 +21,7 @@ impl DelayedNames {
     /// Each name waits for `after` at most.
     pub(super) fn new(after: Duration) -> Self {
         Self {
-            names: Names::default(),
-            queued: Quota::new(LIMIT),
+            names: Names::new(LIMIT),
             since: None,
             after,
         }
@@ -32,8 +29,7 @@ impl DelayedNames {
 
     /// Queues a name once. If there is no room, the name is sent with the next replay.
     pub(super) fn push(&mut self, key: Key, now: BootTime) {
-        if !self.names.contains(&key) && self.queued.take(key.asked.endpoint.into(), 1) {
-            self.names.push(key);
+        if self.names.push(key) {
             self.since.get_or_insert(now);
         }
     }
@@ -50,7 +46,6 @@ impl DelayedNames {
             return None;
         }
         let key = self.names.pop()?;
-        self.queued.give_back(key.asked.endpoint.into(), 1);
         if self.names.is_empty() {
             self.since = None;
         }
@@ -63,7 +58,6 @@ impl DelayedNames {
 
     pub(super) fn clear(&mut self) {
         self.names.clear();
-        self.queued.clear();
         self.since = None;
     }
 }

@@ -1,31 +1,35 @@
 //! State and decisions of the sink. It does no I/O and runs under the sink's lock.
 
+mod agent;
 mod batch;
 mod coverage;
 mod late;
+mod queues;
+mod sent;
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use dns_policy::{
     boot_time::BootTime,
     epoch::Epoch,
-    mapping::{EndpointInstance, LONGEST_LEASE, Mapping, Realised, Refusal},
+    mapping::{EndpointInstance, Mapping, Realised, Refusal},
     name::Fqdn,
 };
-use limits::quota::Quota;
 
-use self::coverage::{Coverage, ReleasedAnswer};
-use super::{
-    Acknowledgements, Grant, HUNG_AFTER, MappingResult, Outgoing, Promise, SinkStats,
-    delayed_names::DelayedNames,
-    turns::{Names, Turns},
+use self::{
+    agent::Agent,
+    coverage::Coverage,
+    late::Lateness,
+    queues::{Queues, Waiting},
+    sent::{AwaitedResult, InFlight, Sent},
 };
+use super::{Grant, MappingResult, Outgoing, Promise, SinkStats};
 use crate::{
     journal::{Journal, Note},
     mapping::{
         OnRealised, Release,
         lease::LeaseTable,
-        pairs::{AgentAck, Key, PairTable, Session, Unwritten},
+        pairs::{Key, PairTable, Unwritten},
     },
     query_report::QueryReport,
     stats::Count,
@@ -33,33 +37,11 @@ use crate::{
 
 /// Most pairs that the sink stores. Above it, pairs are dropped and counted.
 pub(crate) const KEPT: usize = 200_000;
-/// Held answers queued at most, of which each endpoint has a share. Above it, answers are
-/// released as if the agent were away.
-const HELD: usize = 16_384;
-/// Work in the agent for held answers at most, in units of one address and in shares too. The
-/// agent works in the order of arrival, so what it has of one endpoint delays the others; the rest
-/// waits here, where endpoints take turns. One endpoint alone has some 50 names on their way,
-/// which the agent takes in about a millisecond.
-const WINDOW: usize = 1024;
-/// Cost of a name for the agent in addition to its addresses.
-const NAME: usize = 8;
-/// Mappings sent and not answered for which no client waits, approximately: an answer that comes
-/// while thousands of names are sent again does not wait long behind them in the agent.
-const OTHERS: usize = 256;
-/// Answers that were released at once and wait to be sent with their other data for the agent,
-/// in shares too.
-const BESIDE: usize = 4096;
-/// Sequences without a result, and as many that are not durable yet; the oldest are forgotten.
-const IN_FLIGHT: usize = 65_536;
-/// Refreshes of one name are sent together this long.
-const REFRESH_AFTER: Duration = Duration::from_millis(500);
-/// The same for a name whose pairs the agent has acknowledged.
-const RENEW_AFTER: Duration = Duration::from_secs(3);
 /// How often what has ended is dropped; until then it only takes room.
 const EXPIRE_EVERY: Duration = Duration::from_secs(10);
 /// Mappings per batch, and replays among them while live ones wait.
 const BATCH: usize = 512;
-pub(super) const REPLAYS_BESIDE_LIVE: usize = 64;
+pub(super) const REPLAYS_WITH_LIVE: usize = 64;
 /// Names checked for one batch: most of those that are sent again may have ended.
 const MAX_NAMES_CHECKED: usize = 4 * BATCH;
 
@@ -75,70 +57,14 @@ pub(super) struct State {
     pub(super) pairs: PairTable,
     pub(super) leases: LeaseTable,
     pub(super) min_ttl: u32,
-    pub(super) agent: Option<Epoch>,
-    pub(super) acknowledgements: Acknowledgements,
-    /// Acknowledgements of other sessions no longer count.
-    session: Session,
-    pub(super) last_agent: Option<Epoch>,
-    pub(super) rules: Option<(Epoch, u64)>,
-    pub(super) next_sequence: u64,
-    pub(super) live: Turns<Waiting>,
-    pub(super) queued: Quota,
-    pub(super) on_wire: Quota,
-    pub(super) others_on_wire: usize,
-    /// Answers that were released at once, each with its other data for the agent.
-    pub(super) beside: Turns<ReleasedAnswer>,
-    pub(super) besides: Quota,
-    pub(super) refreshes: DelayedNames,
-    /// Names whose answers were released because the agent had acknowledged their pairs.
-    pub(super) renewals: DelayedNames,
-    pub(super) replays: Names,
-    pub(super) retries: Vec<Key>,
-    pub(super) in_flight: BTreeMap<u64, InFlight>,
-    /// Realised, and not on the agent's disk yet: no answer waits for these.
-    pub(super) undurable: BTreeMap<u64, InFlight>,
-    pub(super) held: BTreeMap<u64, AwaitedResult>,
+    pub(super) agent: Agent,
+    pub(super) lateness: Lateness,
+    pub(super) queues: Queues,
+    pub(super) sent: Sent,
+    /// Revocations to acknowledge.
     pub(super) revoked: Vec<u64>,
-    /// When the link last had nothing more to read from the agent.
-    pub(super) read_at: BootTime,
-    pub(super) late_in_a_row: u32,
-    /// The last sequence that counted as late.
-    pub(super) late_until: u64,
     pub(super) flushing: bool,
-    pub(super) expired_at: BootTime,
-}
-
-/// An answer that waits for the result of a mapping that was sent.
-pub(super) struct AwaitedResult {
-    /// Time at which the answer began to wait.
-    since: BootTime,
-    /// When the mapping was sent.
-    sent: BootTime,
-    pub(super) on_realised: OnRealised,
-}
-
-pub(super) struct Waiting {
-    pub(super) mapping: Mapping,
-    pub(super) report: Option<Box<QueryReport>>,
-    pub(super) since: BootTime,
-    pub(super) on_realised: OnRealised,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Wait {
-    Held,
-    Nobody,
-}
-
-pub(super) struct InFlight {
-    pub(super) key: Key,
-    pub(super) addresses: Vec<IpAddr>,
-    pub(super) ack: AgentAck,
-    /// When it was sent, and until when its own TTL runs.
-    sent: BootTime,
-    runs_until: BootTime,
-    /// A client waited for it when it was sent.
-    waited: bool,
+    expired_at: BootTime,
 }
 
 pub(super) type Calls = Vec<(OnRealised, Realised)>;
@@ -150,29 +76,11 @@ impl State {
             pairs: PairTable::new(KEPT),
             leases: LeaseTable::default(),
             min_ttl,
-            agent: None,
-            acknowledgements: Acknowledgements::default(),
-            session: Session::default(),
-            last_agent: None,
-            rules: None,
-            next_sequence: 1,
-            live: Turns::default(),
-            queued: Quota::new(HELD),
-            on_wire: Quota::new(WINDOW),
-            others_on_wire: 0,
-            beside: Turns::default(),
-            besides: Quota::new(BESIDE),
-            refreshes: DelayedNames::new(REFRESH_AFTER),
-            renewals: DelayedNames::new(RENEW_AFTER),
-            replays: Names::default(),
-            retries: Vec::new(),
-            in_flight: BTreeMap::new(),
-            undurable: BTreeMap::new(),
-            held: BTreeMap::new(),
+            agent: Agent::default(),
+            lateness: Lateness::default(),
+            queues: Queues::default(),
+            sent: Sent::default(),
             revoked: Vec::new(),
-            read_at: BootTime::default(),
-            late_in_a_row: 0,
-            late_until: 0,
             flushing: false,
             expired_at: BootTime::default(),
         }
@@ -197,8 +105,7 @@ impl State {
     ) -> (Release, &'s Count) {
         let now = at.now;
         let endpoint = mapping.endpoint;
-        let hangs = self.late_in_a_row >= HUNG_AFTER;
-        let away = self.agent.is_none() || hangs;
+        let away = !self.agent_works();
         let coverage = self.coverage(&mapping, now);
         let leased = coverage != Coverage::None;
         self.keep(&mapping, coverage);
@@ -212,21 +119,19 @@ impl State {
                 self.send_later(coverage, mapping, report, now);
                 return (Release::Leased, &stats.leased);
             }
-            let holder = endpoint.into();
-            if !self.queued.take(holder, 1) {
-                self.refresh(&mapping, now);
-                return (Release::AgentAway, &stats.queue_full);
-            }
             let waiting = Waiting {
                 mapping,
                 report,
                 since: now,
                 on_realised,
             };
-            self.live.push(holder, waiting);
+            if let Err(waiting) = self.queues.live.push(endpoint.into(), waiting) {
+                self.refresh(&waiting.mapping, now);
+                return (Release::AgentAway, &stats.queue_full);
+            }
             return (Release::Held, &stats.held);
         }
-        let counter = if self.agent.is_none() {
+        let counter = if !self.agent.is_connected() {
             &stats.agent_away
         } else if leased {
             note.into_iter().for_each(|note| self.journal.note(note));
@@ -289,81 +194,73 @@ impl State {
         Note::Learned(mapping, lasts)
     }
 
-    /// The agent went: what a disk may have been behind with is written now.
-    pub(super) fn write_rest(&mut self) {
-        for (mapping, lasts) in self.pairs.all_to_write() {
-            self.journal.note(Note::Learned(mapping, lasts));
+    /// An agent has connected. Of a new epoch: everything kept is sent again; of the same: what it
+    /// has not made durable.
+    pub(super) fn agent_up(&mut self, epoch: Epoch, min_ttl: Option<u32>) {
+        self.leases.clear();
+        let all = self.agent.connected(epoch);
+        self.queues.replay(self.pairs.keys(all));
+        self.lateness.reset();
+        self.min_ttl = min_ttl.unwrap_or(self.min_ttl);
+    }
+
+    /// The agent went: what a disk may have been behind with is written now. Leases are void,
+    /// because no revocation can reach this proxy. Held answers are added to `calls`.
+    pub(super) fn agent_down(&mut self, calls: &mut Calls) {
+        if self.agent.disconnected() {
+            for (mapping, lasts) in self.pairs.all_to_write() {
+                self.journal.note(Note::Learned(mapping, lasts));
+            }
+        }
+        self.leases.clear();
+        self.revoked.clear();
+        self.queues.clear(calls);
+        self.sent.clear(calls);
+    }
+
+    /// Whether an agent is connected and answers in time.
+    pub(super) fn agent_works(&self) -> bool {
+        self.agent.is_connected() && !self.lateness.agent_hangs()
+    }
+
+    /// Mappings that the agent has not answered yet; 0 if it is away or hangs.
+    pub(super) fn unanswered(&self) -> usize {
+        if self.agent_works() {
+            self.queues.len() + self.sent.len()
+        } else {
+            0
         }
     }
 
-    /// Keeps what another proxy's journal said, and tells the agent.
+    /// Keeps the mapping of another proxy's journal, and sends it to the agent.
     pub(super) fn adopt(&mut self, mapping: &Mapping, lasts: u32) {
         self.pairs.take_over(mapping, lasts);
-        if self.agent.is_some() {
-            let key = Key::of(mapping);
-            self.replays.push(key);
+        if self.agent.is_connected() {
+            self.queues.replays.push(Key::of(mapping));
         }
     }
 
     /// Has what is kept of the name sent soon: of two answers the longer one counts, address
     /// by address, whichever came last.
     fn refresh(&mut self, mapping: &Mapping, now: BootTime) {
-        let key = Key::of(mapping);
-        self.refreshes.push(key, now);
+        self.queues.refreshes.push(Key::of(mapping), now);
     }
 
-    /// How much waits to be sent.
-    pub(super) fn queued(&self) -> usize {
-        self.live.len()
-            + self.beside.len()
-            + self.refreshes.len()
-            + self.renewals.len()
-            + self.replays.len()
-    }
-
-    fn send(&mut self, mapping: Mapping, wait: Wait, now: BootTime) -> Outgoing {
-        let sequence = self.next_sequence;
-        self.next_sequence += 1;
-        let leased = wait == Wait::Nobody && !mapping.replayed;
-        self.others_on_wire += usize::from(wait == Wait::Nobody);
-        self.in_flight.insert(
-            sequence,
-            InFlight {
-                key: Key::of(&mapping),
-                addresses: mapping.addresses.clone(),
-                ack: AgentAck {
-                    seen: mapping.seen_at,
-                    until: mapping
-                        .seen_at
-                        .plus_secs(mapping.ttl.max(self.min_ttl).into()),
-                },
-                sent: now,
-                runs_until: mapping
-                    .seen_at
-                    .plus_secs(mapping.ttl.into())
-                    .min(now.plus(LONGEST_LEASE)),
-                waited: wait == Wait::Held,
-            },
-        );
-        if self.in_flight.len() > IN_FLIGHT
-            && let Some((sequence, _)) = self.in_flight.first_key_value()
-        {
-            let oldest = *sequence;
-            self.answered(oldest);
-        }
-        Outgoing {
-            sequence,
-            mapping,
-            leased,
-            report: None,
-        }
+    /// Sends a mapping. `client` began to wait for its result at the given time.
+    fn send(
+        &mut self,
+        mapping: Mapping,
+        client: Option<(BootTime, OnRealised)>,
+        now: BootTime,
+    ) -> Outgoing {
+        self.sent.add(mapping, client, now, self.min_ttl)
     }
 
     /// Whether this was the second result of a sequence. It settles the pairs
     /// and grants nothing: its lease is that of the first one, which may have
     /// been revoked since.
     pub(super) fn settle(&mut self, result: &MappingResult) -> bool {
-        let Some(sent) = self.undurable.remove(&result.sequence) else {
+        let Some(sent) = self.sent.undurable.remove(&result.sequence) else {
             return false;
         };
         if result.result.is_ok_and(|grant| grant.durable) {
@@ -379,8 +276,8 @@ impl State {
         at: HoldWindow,
         calls: &mut Calls,
     ) -> bool {
-        self.late_in_a_row = 0;
-        let held = self.held.remove(&result.sequence);
+        self.lateness.reset();
+        let held = self.sent.held.remove(&result.sequence);
         let was_held = held.is_some();
         if let Some(AwaitedResult { on_realised, .. }) = held {
             let realised = match result.result {
@@ -389,7 +286,7 @@ impl State {
             };
             calls.push((on_realised, realised));
         }
-        let Some(sent) = self.answered(result.sequence) else {
+        let Some(sent) = self.sent.answered(result.sequence) else {
             return was_held;
         };
         match result.result {
@@ -413,10 +310,7 @@ impl State {
             self.settled(sent);
             return;
         }
-        self.undurable.insert(sequence, sent);
-        if self.undurable.len() > IN_FLIGHT {
-            self.undurable.pop_first();
-        }
+        self.sent.await_durable(sequence, sent);
     }
 
     fn refused(&mut self, sent: InFlight, refusal: Refusal) {
@@ -429,7 +323,7 @@ impl State {
             }
             Refusal::EndpointUnknown | Refusal::RateLimited => {
                 if self.pairs.retry(&sent.key, &sent.addresses) {
-                    self.retries.push(sent.key);
+                    self.queues.retries.push(sent.key);
                 }
             }
             Refusal::NotRealised => {}
@@ -439,25 +333,12 @@ impl State {
     /// No result will come for a sequence: its mapping is sent again while it is kept, because the
     /// agent did not refuse it. False if nothing waited for a result.
     pub(super) fn no_result(&mut self, sequence: u64) -> bool {
-        let Some(sent) = self.answered(sequence) else {
+        let Some(sent) = self.sent.answered(sequence) else {
             return false;
         };
         self.pairs.unacknowledge(&sent.key);
-        self.retries.push(sent.key);
+        self.queues.retries.push(sent.key);
         true
-    }
-
-    /// A mapping is on its way no more.
-    fn answered(&mut self, sequence: u64) -> Option<InFlight> {
-        let sent = self.in_flight.remove(&sequence)?;
-        if sent.waited {
-            let units = work(&sent.addresses);
-            self.on_wire
-                .give_back(sent.key.asked.endpoint.into(), units);
-        } else {
-            self.others_on_wire -= 1;
-        }
-        Some(sent)
     }
 
     fn settled(&mut self, sent: InFlight) {
@@ -471,15 +352,15 @@ impl State {
     pub(super) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let named = |of: &Fqdn| name.is_none_or(|name| name == of);
         // Answers wait for these; an agent that stops now has not accepted them.
-        let sent = self.in_flight.values();
-        let sent = sent.filter(|sent| sent.waited && named(&sent.key.name));
+        let sent = self.sent.awaited();
+        let sent = sent.filter(|sent| named(&sent.key.name));
         let own = |sent: &InFlight| self.pairs.of(&sent.key, &sent.addresses);
         let mut again: Vec<_> = sent.flat_map(own).collect();
         self.leases.revoke(name, addresses);
         self.pairs.revoke(name, addresses);
         self.journal
             .note(Note::Revoked(name.cloned(), addresses.to_vec()));
-        let queued = self.live.iter().filter(|w| named(&w.mapping.name));
+        let queued = self.queues.live.iter().filter(|w| named(&w.mapping.name));
         again.extend(queued.map(|w| (w.mapping.clone(), w.mapping.ttl.max(self.min_ttl))));
         for (mapping, lasts) in again {
             self.pairs.keep(&mapping, lasts);
@@ -488,28 +369,12 @@ impl State {
             }
         }
     }
-
-    /// Whether there is something to send, once there is room.
-    pub(super) fn has_queued(&self) -> bool {
-        !self.live.is_empty() || !self.beside.is_empty() || !self.replays.is_empty()
-    }
-
-    /// Whether an answer waits for the result of a mapping that was sent.
-    pub(super) fn is_waiting(&self) -> bool {
-        !self.held.is_empty()
-    }
 }
 
 pub(super) fn call(calls: Calls) {
     for (on_realised, realised) in calls {
         on_realised(realised);
     }
-}
-
-/// Cost of a mapping for the agent, in units of one address. One large mapping leaves room for
-/// another endpoint's.
-fn work(addresses: &[IpAddr]) -> usize {
-    (NAME + addresses.len()).min(WINDOW / 2)
 }
 
 fn nanos(span: Duration) -> u64 {

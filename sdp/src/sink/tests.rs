@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use dns_policy::mapping::Refusal;
+use dns_policy::mapping::{Realised, Refusal};
 
-use super::{state::REPLAYS_BESIDE_LIVE, *};
+use super::{state::REPLAYS_WITH_LIVE, *};
 use crate::mapping::pairs::tests::mapping;
 
 mod acknowledged;
@@ -286,7 +286,7 @@ fn live_answers_are_sent_before_replays() {
     assert_eq!(learn(&sink, "new.", &seen), Release::Held);
     let batch = sink.next_batch(BootTime::now());
     assert_eq!(batch.mappings[0].mapping.name.as_str(), "new.");
-    assert_eq!(batch.mappings.len(), 1 + REPLAYS_BESIDE_LIVE);
+    assert_eq!(batch.mappings.len(), 1 + REPLAYS_WITH_LIVE);
     let (mut sent, mut count) = (batch.mappings, 0);
     while !sent.is_empty() {
         count += sent.len();

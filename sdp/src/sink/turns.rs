@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use foldhash::quality::RandomState;
-use limits::quota::Holder;
+use limits::quota::{self, Holder};
 
 use crate::mapping::pairs::Key;
 
@@ -14,30 +14,36 @@ pub(super) struct Turns<T> {
     /// Holders with items, the next one first.
     order: VecDeque<Holder>,
     len: usize,
+    limit: usize,
 }
 
-impl<T> Default for Turns<T> {
-    fn default() -> Self {
+impl<T> Turns<T> {
+    /// At most `limit` items, of which each holder has a share.
+    pub(super) fn new(limit: usize) -> Self {
         Self {
             queues: HashMap::default(),
             order: VecDeque::new(),
             len: 0,
+            limit,
         }
     }
-}
 
-impl<T> Turns<T> {
-    pub(super) fn push(&mut self, holder: Holder, item: T) {
-        let queue = self.queues.entry(holder).or_default();
-        if queue.is_empty() {
+    /// Returns the item if the share of `holder` is used up.
+    pub(super) fn push(&mut self, holder: Holder, item: T) -> Result<(), T> {
+        let held = self.queues.get(&holder).map_or(0, VecDeque::len);
+        if !quota::may_take(held, self.limit - self.len) {
+            return Err(item);
+        }
+        if held == 0 {
             self.order.push_back(holder);
         }
-        queue.push_back(item);
+        self.queues.entry(holder).or_default().push_back(item);
         self.len += 1;
+        Ok(())
     }
 
     /// The next item, of a holder that may have one sent.
-    pub(super) fn pop(&mut self, may: impl Fn(Holder) -> bool) -> Option<(Holder, T)> {
+    pub(super) fn pop(&mut self, may: impl Fn(Holder) -> bool) -> Option<T> {
         let at = self.order.iter().position(|holder| may(*holder))?;
         // Holders that may not take a turn keep their place behind the one that did.
         self.order.rotate_left(at);
@@ -46,7 +52,7 @@ impl<T> Turns<T> {
         if self.queues.contains_key(&holder) {
             self.order.push_back(holder);
         }
-        Some((holder, item))
+        Some(item)
     }
 
     fn take_first(&mut self, holder: Holder) -> Option<T> {
@@ -60,14 +66,14 @@ impl<T> Turns<T> {
     }
 
     /// Takes out items from the front of each queue.
-    pub(super) fn take_while(&mut self, is_over: impl Fn(&T) -> bool) -> Vec<(Holder, T)> {
+    pub(super) fn take_while(&mut self, is_over: impl Fn(&T) -> bool) -> Vec<T> {
         let mut taken = Vec::new();
         for holder in std::mem::take(&mut self.order) {
             while let Some(first) = self.queues.get(&holder).and_then(VecDeque::front)
                 && is_over(first)
                 && let Some(item) = self.take_first(holder)
             {
-                taken.push((holder, item));
+                taken.push(item);
             }
             if self.queues.contains_key(&holder) {
                 self.order.push_back(holder);
@@ -90,30 +96,32 @@ impl<T> Turns<T> {
 }
 
 /// Names to send, each once: one name may come to be several mappings.
-#[derive(Default)]
 pub(super) struct Names {
     turns: Turns<Key>,
     queued: HashSet<Key, RandomState>,
 }
 
 impl Names {
-    /// Whether it was not queued already.
-    pub(super) fn push(&mut self, key: Key) -> bool {
-        let is_new = self.queued.insert(key.clone());
-        if is_new {
-            self.turns.push(key.asked.endpoint.into(), key);
+    /// At most `limit` names, of which each endpoint has a share.
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            turns: Turns::new(limit),
+            queued: HashSet::default(),
         }
-        is_new
+    }
+
+    /// Returns whether the name was queued: it was not before, and there is room.
+    pub(super) fn push(&mut self, key: Key) -> bool {
+        let holder = key.asked.endpoint.into();
+        !self.queued.contains(&key)
+            && self.turns.push(holder, key.clone()).is_ok()
+            && self.queued.insert(key)
     }
 
     pub(super) fn pop(&mut self) -> Option<Key> {
-        let (_, key) = self.turns.pop(|_| true)?;
+        let key = self.turns.pop(|_| true)?;
         self.queued.remove(&key);
         Some(key)
-    }
-
-    pub(super) fn contains(&self, key: &Key) -> bool {
-        self.queued.contains(key)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -125,7 +133,7 @@ impl Names {
     }
 
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self::new(self.turns.limit);
     }
 }
 
@@ -144,26 +152,25 @@ mod tests {
 
     #[test]
     fn holders_take_turns_and_each_keeps_its_order() {
-        let mut turns = Turns::default();
+        let mut turns = Turns::new(100);
         for n in 0..3 {
-            turns.push(pod(1), n);
+            turns.push(pod(1), n).unwrap();
         }
-        turns.push(pod(2), 10);
+        turns.push(pod(2), 10).unwrap();
         let order: Vec<_> = std::iter::from_fn(|| turns.pop(|_| true)).collect();
-        let expected = [(pod(1), 0), (pod(2), 10), (pod(1), 1), (pod(1), 2)];
-        assert_eq!(order, expected);
+        assert_eq!(order, [0, 10, 1, 2]);
         assert!(turns.is_empty() && turns.order.is_empty());
     }
 
     #[test]
     fn a_holder_without_permission_waits_and_loses_nothing() {
-        let mut turns = Turns::default();
-        (0..2).for_each(|n| turns.push(pod(1), n));
-        turns.push(pod(2), 10);
-        assert_eq!(turns.pop(|holder| holder != pod(1)), Some((pod(2), 10)));
+        let mut turns = Turns::new(100);
+        (0..2).for_each(|n| turns.push(pod(1), n).unwrap());
+        turns.push(pod(2), 10).unwrap();
+        assert_eq!(turns.pop(|holder| holder != pod(1)), Some(10));
         assert_eq!(turns.pop(|holder| holder != pod(1)), None);
         assert_eq!(turns.len(), 2);
-        assert_eq!(turns.take_while(|n| *n < 1), [(pod(1), 0)]);
-        assert_eq!(turns.pop(|_| true), Some((pod(1), 1)));
+        assert_eq!(turns.take_while(|n| *n < 1), [0]);
+        assert_eq!(turns.pop(|_| true), Some(1));
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use dns_policy::mapping::Realised;
-use limits::quota::{Holder, Seat};
+use limits::quota::{Holder, Permit};
 use tokio::{net::TcpStream, sync::Semaphore};
 
 use self::queries::Unsent;
@@ -71,7 +71,7 @@ pub(super) struct Connection {
     /// The same for a query that waits for a connection to the server.
     unsent: Option<Unsent>,
     /// Memory that counts as the endpoint's share.
-    memory: Seat,
+    memory: Permit,
     results: Results,
     /// The client sends no more.
     ended: bool,

@@ -7,7 +7,7 @@ use std::{
 
 use dns_wire::{answer, transfer::Transfer};
 use foldhash::quality::RandomState;
-use limits::quota::Seat;
+use limits::quota::Permit;
 
 use super::{links::Via, results::PendingResult};
 use crate::query::pending::{HeldAnswer, PendingQuery};
@@ -24,8 +24,8 @@ pub(super) struct Flight {
     pub(super) via: Via,
     /// If its answer is many messages.
     pub(super) transfer: Option<Transfer>,
-    /// Its place among all queries in flight.
-    pub(super) _seat: Seat,
+    /// Its unit of all queries in flight.
+    pub(super) _permit: Permit,
 }
 
 impl Flight {

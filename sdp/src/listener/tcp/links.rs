@@ -36,7 +36,7 @@ pub(super) const EXAMINED_EVERY: Duration = Duration::from_millis(500);
 /// Connections to servers of all client connections.
 pub(super) struct ServerConnections {
     pool: Mutex<Pool<TcpUpstream>>,
-    /// Connections that have a place.
+    /// Connections that have a permit.
     open: Level,
     made: Count,
     fallbacks: Counters<Fallback>,
@@ -128,9 +128,9 @@ pub(super) struct Links {
 
 /// A connection that queries of this client use now.
 struct Link {
-    // Fields are dropped in this order: the connection is closed before its place is free.
+    // Fields are dropped in this order: the connection is closed before its permit is given back.
     upstream: TcpUpstream,
-    place: Place,
+    permit: PoolPermit,
     pod: UpstreamIdentity,
     /// It was open before its present queries.
     is_reused: bool,
@@ -140,15 +140,15 @@ struct Link {
     is_spoiled: bool,
 }
 
-/// The place of a connection among all of them. It is free again when this is dropped.
-struct Place {
+/// One connection of the holder's share. It is given back when this is dropped.
+struct PoolPermit {
     all: Arc<ServerConnections>,
     holder: Holder,
     target: Option<Target>,
     is_given_back: bool,
 }
 
-impl Place {
+impl PoolPermit {
     fn is_for(&self, holder: Holder, target: Target) -> bool {
         self.holder == holder && self.target == Some(target)
     }
@@ -164,7 +164,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for PoolPermit {
     fn drop(&mut self) {
         if !self.is_given_back {
             self.all.pool.lock().closed(self.holder, self.target);
@@ -195,7 +195,7 @@ impl Links {
                 };
                 match &self.lent {
                     None => self.lent = Some(self.borrow(wanted, target)?),
-                    Some(lent) if lent.place.is_for(wanted.holder, target) => {}
+                    Some(lent) if lent.permit.is_for(wanted.holder, target) => {}
                     // Queries of an earlier identity use it. It is given back after them.
                     Some(_) => return Err(NoConnection),
                 }
@@ -220,12 +220,12 @@ impl Links {
                 Taken::New { closes } => return Ok(self.open(wanted, Some(target), closes)),
                 Taken::Full => return Err(NoConnection),
             };
-            let place = self.place(wanted.holder, Some(target));
+            let permit = self.permit(wanted.holder, Some(target));
             // Without a system call if the runtime has reported nothing.
             if upstream.read_late_answers().is_ok() {
                 return Ok(Link {
                     upstream,
-                    place,
+                    permit,
                     pod: wanted.pod,
                     is_reused: true,
                     has_answered: false,
@@ -243,7 +243,7 @@ impl Links {
         let (fallbacks, made) = (self.all.fallbacks.clone(), self.all.made.clone());
         Link {
             upstream: TcpUpstream::new(self.server, fallbacks, made),
-            place: self.place(wanted.holder, target),
+            permit: self.permit(wanted.holder, target),
             pod: wanted.pod,
             is_reused: false,
             has_answered: false,
@@ -251,8 +251,8 @@ impl Links {
         }
     }
 
-    fn place(&self, holder: Holder, target: Option<Target>) -> Place {
-        Place {
+    fn permit(&self, holder: Holder, target: Option<Target>) -> PoolPermit {
+        PoolPermit {
             all: Arc::clone(&self.all),
             holder,
             target,
@@ -315,7 +315,7 @@ impl Links {
         }
     }
 
-    /// The connection ended. The next message opens it again, in the same place.
+    /// The connection ended. The next message opens it again, under the same permit.
     pub(super) fn lost(&mut self, via: Via) -> Loss {
         let Some(link) = self.link(via) else {
             return Loss::Unserved;
@@ -358,7 +358,7 @@ impl Links {
                 0 => keeps,
                 _ => self.all.timeout,
             };
-            link.place.give_back(upstream, now + stays);
+            link.permit.give_back(upstream, now + stays);
         }
     }
 

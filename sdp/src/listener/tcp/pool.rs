@@ -24,12 +24,12 @@ pub(super) struct Target {
     pub(super) server: SocketAddr,
 }
 
-/// A place for a connection.
+/// A permit for a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Taken<C> {
     /// An open connection that was idle.
     Idle(C),
-    /// The connection must be made. A connection of the pod that had its place, if any, is to be
+    /// The connection must be made. A connection of the pod that had its permit, if any, is to be
     /// closed.
     New { closes: Option<C> },
     /// The pod has all the connections that it may have, and queries use all of them.
@@ -162,13 +162,13 @@ impl<C> Pool<C> {
         }
     }
 
-    /// The place of a connection that is never used for other queries.
+    /// A permit for a connection that is never used for other queries.
     pub(super) fn take_alone(&mut self, holder: Holder) -> Taken<C> {
         let may_open = self.quota.allows(holder, 1);
         self.open(holder, None, may_open)
     }
 
-    /// Counts a new connection. If the pod may have no more, it is in the place of an idle one.
+    /// Counts a new connection. If the pod may have no more, it replaces an idle one.
     fn open(&mut self, holder: Holder, target: Option<Target>, may_open: bool) -> Taken<C> {
         let pod = self.pods.entry(holder).or_default();
         let closes = if may_open {

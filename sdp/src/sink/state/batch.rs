@@ -3,8 +3,7 @@
 use dns_policy::{boot_time::BootTime, mapping::Realised};
 
 use super::{
-    AwaitedResult, BATCH, Calls, Coverage, MAX_NAMES_CHECKED, OTHERS, REPLAYS_BESIDE_LIVE,
-    ReleasedAnswer, State, Wait, work,
+    BATCH, Calls, Coverage, MAX_NAMES_CHECKED, REPLAYS_WITH_LIVE, State, queues::ReleasedAnswer,
 };
 use crate::sink::{Batch, Room, SinkStats};
 
@@ -26,11 +25,11 @@ impl State {
         let live = batch.mappings.len();
         let most = match live {
             0 => room.others.min(BATCH),
-            _ => room.others.min(REPLAYS_BESIDE_LIVE),
+            _ => room.others.min(REPLAYS_WITH_LIVE),
         };
-        let most = most.min(OTHERS.saturating_sub(self.others_on_wire));
+        let most = most.min(self.sent.room_for_others());
         let end = live + most;
-        self.take_beside(&mut batch, end, now);
+        self.take_released(&mut batch, end, now);
         let at = if self.flushing {
             BootTime(u64::MAX)
         } else {
@@ -41,12 +40,9 @@ impl State {
         stats
             .replayed
             .add(u64::try_from(replayed).unwrap_or(u64::MAX));
-        let others = !self.replays.is_empty()
-            || !self.beside.is_empty()
-            || self.refreshes.is_due(at)
-            || self.renewals.is_due(at);
-        let may = room.others > 0 && self.others_on_wire < OTHERS;
-        let more = (live == BATCH && !self.live.is_empty()) || (may && others);
+        let may = room.others > 0 && self.sent.room_for_others() > 0;
+        let more =
+            (live == BATCH && !self.queues.live.is_empty()) || (may && self.queues.has_others(at));
         (batch, more)
     }
 
@@ -60,9 +56,8 @@ impl State {
         calls: &mut Calls,
     ) {
         while batch.mappings.len() < BATCH.min(room)
-            && let Some((holder, waiting)) = self.live.pop(|of| self.on_wire.allows(of, 1))
+            && let Some(waiting) = self.queues.live.pop(|of| self.sent.has_room(of))
         {
-            self.queued.give_back(holder, 1);
             let coverage = self.coverage(&waiting.mapping, now);
             if matches!(coverage, Coverage::Leased | Coverage::Acknowledged) {
                 // The same pair was realised while this answer waited.
@@ -71,28 +66,19 @@ impl State {
                 calls.push((waiting.on_realised, Realised::Yes));
                 continue;
             }
-            // A mapping that is larger than the share is sent when nothing of its endpoint is on
-            // the wire.
-            self.on_wire.add(holder, work(&waiting.mapping.addresses));
-            let mut out = self.send(waiting.mapping, Wait::Held, now);
+            let client = (waiting.since, waiting.on_realised);
+            let mut out = self.send(waiting.mapping, Some(client), now);
             out.report = waiting.report;
-            let held = AwaitedResult {
-                since: waiting.since,
-                sent: now,
-                on_realised: waiting.on_realised,
-            };
-            self.held.insert(out.sequence, held);
             batch.mappings.push(out);
         }
     }
 
-    /// Leased answers that are reported beside, until the batch has `end` mappings.
-    fn take_beside(&mut self, batch: &mut Batch, end: usize, now: BootTime) {
+    /// Leased answers that are reported, until the batch has `end` mappings.
+    fn take_released(&mut self, batch: &mut Batch, end: usize, now: BootTime) {
         while batch.mappings.len() < end
-            && let Some((holder, ReleasedAnswer { mapping, report })) = self.beside.pop(|_| true)
+            && let Some(ReleasedAnswer { mapping, report }) = self.queues.released.pop(|_| true)
         {
-            self.besides.give_back(holder, 1);
-            let mut out = self.send(mapping, Wait::Nobody, now);
+            let mut out = self.send(mapping, None, now);
             out.report = Some(report);
             batch.mappings.push(out);
         }
@@ -110,11 +96,11 @@ impl State {
         let mut looked_at = 0;
         while batch.mappings.len() < end
             && looked_at < MAX_NAMES_CHECKED
-            && let Some(key) = self.refreshes.pop(at).or_else(|| self.renewals.pop(at))
+            && let Some(key) = self.queues.pop_due(at)
         {
             looked_at += 1;
             for mapping in self.pairs.unsettled(&key) {
-                batch.mappings.push(self.send(mapping, Wait::Nobody, now));
+                batch.mappings.push(self.send(mapping, None, now));
             }
         }
         looked_at
@@ -133,11 +119,11 @@ impl State {
         let mut looked_at = 0;
         while batch.mappings.len() < end
             && looked_at < names
-            && let Some(key) = self.replays.pop()
+            && let Some(key) = self.queues.replays.pop()
         {
             looked_at += 1;
             for mapping in self.pairs.replay(&key, now) {
-                batch.mappings.push(self.send(mapping, Wait::Nobody, now));
+                batch.mappings.push(self.send(mapping, None, now));
             }
         }
         batch.mappings.len() - before

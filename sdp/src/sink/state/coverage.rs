@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dns_policy::{boot_time::BootTime, mapping::Mapping};
 
-use super::{HoldWindow, InFlight, State, nanos};
+use super::{HoldWindow, InFlight, State, nanos, queues::ReleasedAnswer};
 use crate::{
     mapping::{
         lease,
@@ -32,12 +32,6 @@ pub(super) enum Coverage {
     Acknowledged,
 }
 
-/// An answer that was released at once, and its other data for the agent.
-pub(in crate::sink) struct ReleasedAnswer {
-    pub(super) mapping: Mapping,
-    pub(super) report: Box<QueryReport>,
-}
-
 impl State {
     /// Decides whether an answer may be released. Every pair must be leased ([`Self::leased`]), or
     /// acknowledged to this endpoint in this session for longer than the agent needs to receive
@@ -45,7 +39,11 @@ impl State {
     pub(super) fn coverage(&self, mapping: &Mapping, now: BootTime) -> Coverage {
         let leased = self.leased(mapping, now);
         let needed = now.plus(ACKNOWLEDGED_MARGIN);
-        if leased == Coverage::None && self.pairs.is_acknowledged(mapping, needed, self.session) {
+        if leased == Coverage::None
+            && self
+                .pairs
+                .is_acknowledged(mapping, needed, self.agent.session)
+        {
             return Coverage::Acknowledged;
         }
         leased
@@ -55,17 +53,14 @@ impl State {
     /// ones. The lease must last until the client's copy expires, even if the client gets the same
     /// answer again from a cache.
     fn leased(&self, mapping: &Mapping, now: BootTime) -> Coverage {
-        let Some((epoch, revision)) = &self.rules else {
+        let Some(revision) = self.agent.revision() else {
             return Coverage::None;
         };
-        if self.agent.as_ref() != Some(epoch) {
-            return Coverage::None;
-        }
         let lasts = Duration::from_secs(mapping.ttl.max(self.min_ttl).into());
         let needed = lease::needed(now.plus(repeat::WITHIN), lasts);
         let covers = |until| {
             let (name, addresses) = (&mapping.name, &mapping.addresses);
-            self.leases.covers(name, addresses, until, *revision)
+            self.leases.covers(name, addresses, until, revision)
         };
         match needed.renewed {
             _ if !covers(needed.until) => Coverage::None,
@@ -82,19 +77,21 @@ impl State {
         report: Option<Box<QueryReport>>,
         now: BootTime,
     ) {
-        let holder = mapping.endpoint.into();
-        match report {
-            _ if coverage != Coverage::Acknowledged => self.refresh(&mapping, now),
-            Some(report) if self.besides.take(holder, 1) => {
-                self.beside.push(holder, ReleasedAnswer { mapping, report });
-            }
-            _ => self.renewals.push(Key::of(&mapping), now),
+        if coverage != Coverage::Acknowledged {
+            return self.refresh(&mapping, now);
         }
-    }
-
-    /// Acknowledgements count in the session in which they came.
-    pub(in crate::sink) fn begin_session(&mut self) {
-        self.session.end();
+        let mapping = match report {
+            None => mapping,
+            Some(report) => {
+                let holder = mapping.endpoint.into();
+                let answer = ReleasedAnswer { mapping, report };
+                match self.queues.released.push(holder, answer) {
+                    Ok(()) => return,
+                    Err(answer) => answer.mapping,
+                }
+            }
+        };
+        self.queues.renewals.push(Key::of(&mapping), now);
     }
 
     /// An agent that plumbs addresses for longer than its own response max delay acknowledges
@@ -103,8 +100,8 @@ impl State {
     pub(super) fn acknowledged(&mut self, sent: &InFlight, at: HoldWindow) {
         let took = at.now.0.saturating_sub(sent.sent.0);
         let is_prompt = took <= nanos(at.max_delay) / 2;
-        if is_prompt && self.acknowledgements == Acknowledgements::Reused {
-            let acknowledged = Acknowledged::new(sent.runs_until, self.session);
+        if is_prompt && self.agent.acknowledgements == Acknowledgements::Reused {
+            let acknowledged = Acknowledged::new(sent.runs_until, self.agent.session);
             self.pairs
                 .acknowledge(&sent.key, &sent.addresses, acknowledged);
         }

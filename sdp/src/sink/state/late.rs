@@ -1,10 +1,10 @@
-//! Answers whose results come late, and whose fault that is.
+//! Answers whose results come late, and whether the agent is the cause.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use dns_policy::{boot_time::BootTime, mapping::Realised};
 
-use super::{Calls, State, Waiting, nanos};
+use super::{AwaitedResult, Calls, State, Waiting, nanos};
 
 /// How long after the response max delay a held answer counts as late.
 const GIVE_UP_AFTER: Duration = Duration::from_millis(20);
@@ -15,9 +15,57 @@ const LISTENER_AHEAD: Duration = Duration::from_millis(5);
 /// to be the one that is late.
 const RESULT_WITHIN: Duration = Duration::from_millis(20);
 
+/// Held answers in a row for which the link heard no result in time: the agent counts as hung.
+const HUNG_AFTER: u32 = 3;
+
+/// How late the agent is with its results.
+#[derive(Default)]
+pub(in crate::sink) struct Lateness {
+    /// When the link last had nothing more to read from the agent.
+    pub(in crate::sink) read_at: BootTime,
+    in_a_row: u32,
+    /// The last sequence that counted as late.
+    until: u64,
+}
+
+impl Lateness {
+    /// Whether the agent counts as hung.
+    pub(in crate::sink) fn agent_hangs(&self) -> bool {
+        self.in_a_row >= HUNG_AFTER
+    }
+
+    /// The agent has connected, or has sent a result.
+    pub(super) fn reset(&mut self) {
+        self.in_a_row = 0;
+    }
+
+    /// Counts the held answers that the agent is late with now.
+    fn count(
+        &mut self,
+        held: &BTreeMap<u64, AwaitedResult>,
+        now: BootTime,
+        max_delay: Duration,
+    ) -> u64 {
+        let is_late = nanos(max_delay).saturating_sub(nanos(LISTENER_AHEAD));
+        let read_until = self.read_at.plus(RESULT_WITHIN);
+        let mut late = 0;
+        for (sequence, held) in held.range(self.until + 1..) {
+            let due = BootTime(held.sent.0.saturating_add(is_late));
+            if now < due || read_until < due {
+                break;
+            }
+            self.until = *sequence;
+            late += 1;
+        }
+        let more = u32::try_from(late).unwrap_or(u32::MAX);
+        self.in_a_row = self.in_a_row.saturating_add(more);
+        late
+    }
+}
+
 impl State {
     /// Judges whether the agent is late with what was sent, and gives up on held answers whose
-    /// time is over; says how many were late.
+    /// time is over. Returns how many were late.
     ///
     /// The agent is late only if the link could read its results: a process that gets no CPU does
     /// not blame the agent for that.
@@ -27,25 +75,12 @@ impl State {
         max_delay: Duration,
         calls: &mut Calls,
     ) -> u64 {
-        let is_late = nanos(max_delay).saturating_sub(nanos(LISTENER_AHEAD));
-        let read_until = self.read_at.plus(RESULT_WITHIN);
-        let mut late = 0;
-        for (sequence, held) in self.held.range(self.late_until + 1..) {
-            let due = BootTime(held.sent.0.saturating_add(is_late));
-            if now < due || read_until < due {
-                break;
-            }
-            self.late_until = *sequence;
-            late += 1;
-        }
-        self.late_in_a_row = self
-            .late_in_a_row
-            .saturating_add(u32::try_from(late).unwrap_or(u32::MAX));
-        while let Some(first) = self.held.first_entry() {
+        let mut late = self.lateness.count(&self.sent.held, now, max_delay);
+        while let Some(first) = self.sent.held.first_entry() {
             if !is_over(first.get().since, now, max_delay) {
                 break;
             }
-            late += u64::from(*first.key() > self.late_until);
+            late += u64::from(*first.key() > self.lateness.until);
             calls.push((first.remove().on_realised, Realised::AgentAway));
         }
         late
@@ -60,8 +95,7 @@ impl State {
     ) -> u64 {
         let over = |waiting: &Waiting| is_over(waiting.since, now, max_delay);
         let mut late = 0;
-        for (holder, waiting) in self.live.take_while(over) {
-            self.queued.give_back(holder, 1);
+        for waiting in self.queues.live.take_while(over) {
             calls.push((waiting.on_realised, Realised::AgentAway));
             self.refresh(&waiting.mapping, now);
             late += 1;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use dns_policy::rule::Transport;
 use dns_wire::{set_id, transfer::Transfer};
-use limits::quota::Seat;
+use limits::quota::Permit;
 use rand::Rng;
 
 use super::{super::flight::Flight, Connection};
@@ -28,8 +28,8 @@ use crate::{
 /// A query that waits for a connection to the server, because its pod has all that it may have.
 pub(super) struct Unsent {
     query: DelayedQuery,
-    /// Its place among all queries in flight.
-    seat: Seat,
+    /// Its unit of all queries in flight.
+    permit: Permit,
 }
 
 impl Unsent {
@@ -38,10 +38,10 @@ impl Unsent {
         self.query.units()
     }
 
-    /// Calls `act` with the query, its message and its place in flight.
-    pub(super) fn act<T>(self, act: impl FnOnce(PendingQuery<&[u8]>, &[u8], Seat) -> T) -> T {
-        let seat = self.seat;
-        self.query.act(|query, message| act(query, message, seat))
+    /// Calls `act` with the query, its message and its permit.
+    pub(super) fn act<T>(self, act: impl FnOnce(PendingQuery<&[u8]>, &[u8], Permit) -> T) -> T {
+        let permit = self.permit;
+        self.query.act(|query, message| act(query, message, permit))
     }
 }
 
@@ -81,8 +81,8 @@ impl Connection {
             QueryDecision::Forward(mut query) => {
                 let holder = query.holder();
                 let grace = proxy.config().in_flight_grace;
-                match self.shared.in_flight.tcp_seat(holder) {
-                    Some(seat) => self.forward(query, message, seat),
+                match self.shared.in_flight.tcp_permit(holder) {
+                    Some(permit) => self.forward(query, message, permit),
                     None if grace.is_zero() => self.fail(&mut query, Failure::Overload),
                     None => {
                         let until = self.now + grace;
@@ -103,7 +103,7 @@ impl Connection {
         }
     }
 
-    /// Checks whether the delayed query has its place or its rules now, or has waited long enough.
+    /// Checks whether the delayed query has its permit or its rules now, or has waited long enough.
     fn retry_delayed(&mut self) {
         match self.delayed.take() {
             None => {}
@@ -112,7 +112,7 @@ impl Connection {
         }
         if let Some(unsent) = self.unsent.take() {
             let until = unsent.query.until();
-            unsent.act(|query, message, seat| self.forward_until(query, message, seat, until));
+            unsent.act(|query, message, permit| self.forward_until(query, message, permit, until));
         }
     }
 
@@ -127,10 +127,10 @@ impl Connection {
         }
     }
 
-    /// Sends the query on if there is a place, or answers it if it has waited long enough.
+    /// Sends the query on if it gets a permit, or answers it if it has waited long enough.
     fn forward_delayed(&mut self, query: DelayedQuery) {
-        match self.shared.in_flight.tcp_seat(query.holder()) {
-            Some(seat) => query.act(|query, message| self.forward(query, message, seat)),
+        match self.shared.in_flight.tcp_permit(query.holder()) {
+            Some(permit) => query.act(|query, message| self.forward(query, message, permit)),
             None if self.now >= query.until() => {
                 query.act(|mut query, _| self.fail(&mut query, Failure::Overload));
             }
@@ -147,9 +147,9 @@ impl Connection {
         });
     }
 
-    fn forward(&mut self, query: PendingQuery<&[u8]>, message: &[u8], seat: Seat) {
+    fn forward(&mut self, query: PendingQuery<&[u8]>, message: &[u8], permit: Permit) {
         let until = self.now + self.shared.proxy.config().timeout;
-        self.forward_until(query, message, seat, until);
+        self.forward_until(query, message, permit, until);
     }
 
     /// Sends the query on. If its pod has no connection for it, it waits until `until`.
@@ -157,7 +157,7 @@ impl Connection {
         &mut self,
         mut query: PendingQuery<&[u8]>,
         message: &[u8],
-        seat: Seat,
+        permit: Permit,
         until: Instant,
     ) {
         let transfer = Transfer::of(query.question);
@@ -176,7 +176,7 @@ impl Connection {
                 self.fail(&mut query, Failure::Overload);
             } else {
                 let query = DelayedQuery::new(query, message, until);
-                self.unsent = Some(Unsent { query, seat });
+                self.unsent = Some(Unsent { query, permit });
             }
             return;
         }
@@ -198,7 +198,7 @@ impl Connection {
             message,
             deadline: self.now + proxy.config().timeout,
             resent: false,
-            _seat: seat,
+            _permit: permit,
         };
         proxy.observer().forwarded();
         self.send(id, flight);

@@ -1,0 +1,44 @@
+//! The agent that the sink sends to, and what its leases and acknowledgements count by.
+
+use dns_policy::epoch::Epoch;
+
+use crate::{mapping::pairs::Session, sink::Acknowledgements};
+
+#[derive(Default)]
+pub(in crate::sink) struct Agent {
+    /// `None` while no agent is connected.
+    epoch: Option<Epoch>,
+    last_epoch: Option<Epoch>,
+    /// Acknowledgements of other sessions no longer count.
+    pub(super) session: Session,
+    pub(in crate::sink) acknowledgements: Acknowledgements,
+    /// The rules that this proxy applies.
+    pub(in crate::sink) rules: Option<(Epoch, u64)>,
+}
+
+impl Agent {
+    pub(in crate::sink) fn is_connected(&self) -> bool {
+        self.epoch.is_some()
+    }
+
+    /// An agent has connected. Returns whether its epoch differs from that of the last one.
+    pub(super) fn connected(&mut self, epoch: Epoch) -> bool {
+        self.session.end();
+        let is_other = self.last_epoch.as_ref() != Some(&epoch);
+        self.last_epoch = Some(epoch.clone());
+        self.epoch = Some(epoch);
+        is_other
+    }
+
+    /// Returns whether an agent was connected.
+    pub(super) fn disconnected(&mut self) -> bool {
+        self.session.end();
+        self.epoch.take().is_some()
+    }
+
+    /// Revision of the applied rules, if they are of the connected agent.
+    pub(super) fn revision(&self) -> Option<u64> {
+        let (epoch, revision) = self.rules.as_ref()?;
+        (self.epoch.as_ref() == Some(epoch)).then_some(*revision)
+    }
+}

@@ -1,0 +1,188 @@
+//! Mappings that were sent and have no final result.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{LONGEST_LEASE, Mapping, Realised},
+};
+use limits::quota::{Holder, Quota};
+
+use super::{super::Outgoing, Calls};
+use crate::mapping::{
+    OnRealised,
+    pairs::{AgentAck, Key},
+};
+
+/// Work in the agent for held answers at most, in units of one address and in shares too. The
+/// agent works in the order of arrival, so what it has of one endpoint delays the others; the rest
+/// waits here, where endpoints take turns. One endpoint alone has some 50 names on their way,
+/// which the agent takes in about a millisecond.
+const WINDOW: usize = 1024;
+/// Cost of a name for the agent in addition to its addresses.
+const NAME: usize = 8;
+/// Mappings sent and not answered for which no client waits, approximately: an answer that comes
+/// while thousands of names are sent again does not wait long behind them in the agent.
+const OTHERS: usize = 256;
+/// Sequences without a result, and as many that are not durable yet; the oldest are forgotten.
+const IN_FLIGHT: usize = 65_536;
+
+/// An answer that waits for the result of a mapping that was sent.
+pub(super) struct AwaitedResult {
+    /// Time at which the answer began to wait.
+    pub(super) since: BootTime,
+    /// When the mapping was sent.
+    pub(super) sent: BootTime,
+    pub(super) on_realised: OnRealised,
+}
+
+pub(super) struct InFlight {
+    pub(super) key: Key,
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) ack: AgentAck,
+    /// When it was sent, and until when its own TTL runs.
+    pub(super) sent: BootTime,
+    pub(super) runs_until: BootTime,
+    /// A client waited for it when it was sent.
+    pub(super) waited: bool,
+}
+
+pub(in crate::sink) struct Sent {
+    next_sequence: u64,
+    /// Work in the agent for held answers.
+    on_wire: Quota,
+    others_on_wire: usize,
+    in_flight: BTreeMap<u64, InFlight>,
+    /// Realised, and not on the agent's disk yet: no answer waits for these.
+    pub(super) undurable: BTreeMap<u64, InFlight>,
+    pub(super) held: BTreeMap<u64, AwaitedResult>,
+}
+
+impl Default for Sent {
+    fn default() -> Self {
+        Self {
+            next_sequence: 1,
+            on_wire: Quota::new(WINDOW),
+            others_on_wire: 0,
+            in_flight: BTreeMap::new(),
+            undurable: BTreeMap::new(),
+            held: BTreeMap::new(),
+        }
+    }
+}
+
+impl Sent {
+    /// Sends a mapping. `client` began to wait for its result at the given time.
+    pub(super) fn add(
+        &mut self,
+        mapping: Mapping,
+        client: Option<(BootTime, OnRealised)>,
+        now: BootTime,
+        min_ttl: u32,
+    ) -> Outgoing {
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        let seen = mapping.seen_at;
+        let sent = InFlight {
+            key: Key::of(&mapping),
+            addresses: mapping.addresses.clone(),
+            ack: AgentAck {
+                seen,
+                until: seen.plus_secs(mapping.ttl.max(min_ttl).into()),
+            },
+            sent: now,
+            runs_until: seen
+                .plus_secs(mapping.ttl.into())
+                .min(now.plus(LONGEST_LEASE)),
+            waited: client.is_some(),
+        };
+        let leased = client.is_none() && !mapping.replayed;
+        if let Some((since, on_realised)) = client {
+            // A mapping that is larger than the share is sent when nothing of its endpoint is on
+            // the wire.
+            self.on_wire
+                .add(mapping.endpoint.into(), work(&sent.addresses));
+            let awaited = AwaitedResult {
+                since,
+                sent: now,
+                on_realised,
+            };
+            self.held.insert(sequence, awaited);
+        } else {
+            self.others_on_wire += 1;
+        }
+        self.in_flight.insert(sequence, sent);
+        if self.in_flight.len() > IN_FLIGHT
+            && let Some((oldest, _)) = self.in_flight.first_key_value()
+        {
+            self.answered(*oldest);
+        }
+        Outgoing {
+            sequence,
+            mapping,
+            leased,
+            report: None,
+        }
+    }
+
+    /// A mapping is on its way no more.
+    pub(super) fn answered(&mut self, sequence: u64) -> Option<InFlight> {
+        let sent = self.in_flight.remove(&sequence)?;
+        if sent.waited {
+            let holder = sent.key.asked.endpoint.into();
+            self.on_wire.give_back(holder, work(&sent.addresses));
+        } else {
+            self.others_on_wire -= 1;
+        }
+        Some(sent)
+    }
+
+    /// A realised mapping waits until the agent has it on its disk.
+    pub(super) fn await_durable(&mut self, sequence: u64, sent: InFlight) {
+        self.undurable.insert(sequence, sent);
+        if self.undurable.len() > IN_FLIGHT {
+            self.undurable.pop_first();
+        }
+    }
+
+    /// Whether more work for the answers of `holder` may be sent.
+    pub(super) fn has_room(&self, holder: Holder) -> bool {
+        self.on_wire.allows(holder, 1)
+    }
+
+    /// How many mappings that no client waits for may be sent.
+    pub(super) fn room_for_others(&self) -> usize {
+        OTHERS.saturating_sub(self.others_on_wire)
+    }
+
+    /// Mappings without a result for which clients waited when they were sent.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = &InFlight> {
+        self.in_flight.values().filter(|sent| sent.waited)
+    }
+
+    /// Number of mappings without a result.
+    pub(in crate::sink) fn len(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Whether an answer waits for the result of a mapping.
+    pub(in crate::sink) fn has_held(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// No more results come. The held answers are added to `calls`.
+    pub(super) fn clear(&mut self, calls: &mut Calls) {
+        self.in_flight.clear();
+        self.on_wire.clear();
+        self.others_on_wire = 0;
+        self.undurable.clear();
+        let held = std::mem::take(&mut self.held).into_values();
+        calls.extend(held.map(|held| (held.on_realised, Realised::AgentAway)));
+    }
+}
+
+/// Cost of a mapping for the agent, in units of one address. One large mapping leaves room for
+/// another endpoint's.
+fn work(addresses: &[IpAddr]) -> usize {
+    (NAME + addresses.len()).min(WINDOW / 2)
+}

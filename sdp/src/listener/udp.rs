@@ -5,6 +5,7 @@
 //! send the results in batches.
 
 mod answers;
+mod clients;
 mod queries;
 mod undelivered;
 
@@ -16,17 +17,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::port_hold;
 use dns_policy::mapping::Realised;
+use dns_wire::{edns::Edns, set_id};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
+use self::clients::{Clients, Listener};
 use super::{
     SocketOptions,
     control::{Control, Leaving},
     delayed::{self, Delayed, Next},
     in_flight::InFlight,
-    releases::{Releases, count_unsent},
-    reply_sender::ReplySender,
+    releases::Releases,
 };
 use crate::{
     arena::Key,
@@ -34,10 +35,7 @@ use crate::{
     proxy::Proxy,
     resolve::LookupCache,
     shared_tasks,
-    socket::{
-        self,
-        sys::{BATCH, RecvBatch, SendBatch},
-    },
+    socket::sys::{BATCH, RecvBatch, SendBatch},
     steering::Member,
     upstream::udp::{FlightRef, UdpUpstream},
 };
@@ -56,20 +54,44 @@ const TOKEN_WAKE: u64 = u64::MAX;
 /// Token of the first listener; the second is one less.
 const TOKEN_LISTENER: u64 = u64::MAX - 1;
 
-/// A socket that receives queries.
-struct Listener {
-    fd: Arc<OwnedFd>,
-    ipv6: bool,
-    overflow: u32,
+/// Memory that each batch uses again.
+struct Buffers {
+    /// Messages from servers.
+    answers: RecvBatch,
+    /// Arguments of the calls that send queries to servers.
+    send: SendBatch,
+    lookups: LookupCache,
+    /// Queries of a batch to be sent on, with their positions in it.
+    registered: Vec<(FlightRef, usize)>,
+    /// Answers of a batch to be released, with their clients.
+    released: Vec<(usize, SocketAddr)>,
+    realised: Vec<(Key, Realised)>,
+    /// Answers of our own and changed copies.
+    own: Vec<u8>,
 }
 
-impl Listener {
-    fn new(fd: OwnedFd, ipv6: bool) -> Self {
+impl Buffers {
+    fn new() -> Self {
         Self {
-            fd: Arc::new(fd),
-            ipv6,
-            overflow: 0,
+            answers: RecvBatch::connected(),
+            send: SendBatch::segmenting(),
+            lookups: LookupCache::default(),
+            registered: Vec::with_capacity(BATCH),
+            released: Vec::with_capacity(BATCH),
+            realised: Vec::new(),
+            own: Vec::new(),
         }
+    }
+
+    /// Copies a query for a server into `own`. `edns` is its OPT record, if it carries an option
+    /// that must not be passed on.
+    fn copy_query(&mut self, message: &[u8], edns: Option<&Edns>, id: u16) {
+        self.own.clear();
+        self.own.extend_from_slice(message);
+        if let Some(edns) = edns {
+            edns.strip_keepalive(&mut self.own);
+        }
+        set_id(&mut self.own, id);
     }
 }
 
@@ -77,29 +99,14 @@ impl Listener {
 pub(super) struct Worker {
     proxy: Arc<Proxy>,
     control: Arc<Control>,
-    options: SocketOptions,
     epoll: Epoll,
-    listeners: Vec<Listener>,
-    /// Buffers for messages from clients.
-    queries: RecvBatch,
-    /// Buffers for messages from servers.
-    answers: RecvBatch,
-    /// Arguments of the calls that send queries to servers.
-    send: SendBatch,
-    lookups: LookupCache,
+    clients: Clients,
+    buffers: Buffers,
     repeats: Repeats,
-    /// Queries of a batch to be sent on, with their positions in it.
-    registered: Vec<(FlightRef, usize)>,
-    /// Answers of a batch to be released, with their clients.
-    released: Vec<(usize, SocketAddr)>,
     upstream: UdpUpstream,
     in_flight: InFlight,
-    replies: ReplySender,
     delayed: Delayed,
     releases: Arc<Releases>,
-    realised: Vec<(Key, Realised)>,
-    /// Answers of our own and changed copies.
-    own: Vec<u8>,
     member: Option<Member>,
     leaving: Option<Leaving>,
     next_sweep: Instant,
@@ -124,7 +131,11 @@ impl Worker {
         let mut listeners = Vec::new();
         for ((fd, ipv6), below) in sockets.into_iter().zip(0..) {
             epoll.add(&fd, readable(TOKEN_LISTENER - below))?;
-            listeners.push(Listener::new(fd, ipv6));
+            listeners.push(Listener {
+                fd: Arc::new(fd),
+                ipv6,
+                overflow: 0,
+            });
         }
         let marked = options == SocketOptions::Transparent;
         let now = Instant::now();
@@ -144,23 +155,14 @@ impl Worker {
                 proxy.stats().fallbacks.clone(),
             ),
             in_flight,
-            replies: ReplySender::new(options),
             delayed: Delayed::new(proxy.config().in_flight_grace, proxy.config().rules_wait),
             releases: Arc::new(releases),
             proxy,
             control,
-            options,
             epoll,
-            listeners,
-            queries: RecvBatch::addressed(),
-            answers: RecvBatch::connected(),
-            send: SendBatch::segmenting(),
-            lookups: LookupCache::default(),
+            clients: Clients::new(options, listeners),
+            buffers: Buffers::new(),
             repeats: Repeats::new(),
-            registered: Vec::with_capacity(BATCH),
-            released: Vec::with_capacity(BATCH),
-            realised: Vec::new(),
-            own: Vec::new(),
             member,
             leaving: None,
             next_sweep: now + SWEEP,
@@ -195,7 +197,9 @@ impl Worker {
                         self.release_realised();
                     }
                     token => match usize::try_from(TOKEN_LISTENER - token) {
-                        Ok(listener) if listener < self.listeners.len() => self.queries(listener),
+                        Ok(listener) if listener < self.clients.listeners.len() => {
+                            self.queries(listener)
+                        }
                         _ => self.server_event(*event),
                     },
                 }
@@ -247,15 +251,9 @@ impl Worker {
 
     /// Sends the answer in `own`.
     fn send_own(&mut self, server: SocketAddr, client: SocketAddr) {
-        let one = std::iter::once((self.own.as_slice(), client));
-        let listener = listener_for(&self.listeners, client);
-        let unsent = self.replies.send(server, one, listener, self.now);
-        self.count_unsent(1, unsent);
-    }
-
-    /// Counts the answers that could not be sent: `unsent`, or all `wanted` ones after an error.
-    fn count_unsent(&self, wanted: usize, unsent: Result<usize, socket::SocketError>) {
-        count_unsent(&self.proxy, wanted, unsent);
+        let one = std::iter::once((self.buffers.own.as_slice(), client));
+        self.clients
+            .send(&self.proxy, (server, client), one, self.now);
     }
 
     /// Handles everything that is due: deadlines, retries, sweeps and the heartbeat.
@@ -288,11 +286,7 @@ impl Worker {
             if let Some(member) = &mut self.member {
                 member.leave();
             }
-            for listener in &self.listeners {
-                if let Err(e) = port_hold::deafen(&listener.fd, listener.ipv6) {
-                    tracing::warn!(error = %e, "a draining listener still receives new queries");
-                }
-            }
+            self.clients.deafen();
             self.control.leave();
         }
         let leaving = self.leaving.get_or_insert_with(|| Leaving::new(now));
@@ -317,13 +311,4 @@ impl Worker {
         let millis = u16::try_from(left.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
         EpollTimeout::from(millis)
     }
-}
-
-/// The listener of the family of `peer`.
-fn listener_for(listeners: &[Listener], peer: SocketAddr) -> &OwnedFd {
-    let same = listeners.iter().find(|l| l.ipv6 == peer.is_ipv6());
-    &same
-        .or(listeners.first())
-        .expect("a worker has at least one listener")
-        .fd
 }

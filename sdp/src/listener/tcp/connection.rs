@@ -1,6 +1,7 @@
 //! One client connection: queries in, answers out in any order.
 
 mod answers;
+mod client;
 mod queries;
 
 use std::{
@@ -14,11 +15,11 @@ use dns_policy::mapping::Realised;
 use limits::quota::{Holder, Permit};
 use tokio::{net::TcpStream, sync::Semaphore};
 
-use self::queries::Unsent;
+use self::{client::Client, queries::Unsent};
 use super::{
     Shared,
     flight::Waiting,
-    frames::{FrameReader, FrameWriter, Read},
+    frames::Read,
     links::{Links, Via},
     results::Results,
     upstream::UpstreamEvent,
@@ -58,11 +59,8 @@ const MESSAGE: usize = 512;
 /// A client's connection, served by one task.
 pub(super) struct Connection {
     shared: Arc<Shared>,
-    stream: TcpStream,
-    client: SocketAddr,
+    client: Client,
     server: SocketAddr,
-    reader: FrameReader,
-    out: FrameWriter,
     links: Links,
     waiting: Waiting,
     /// A query that waits for a place in flight or for rules. No more queries are read while it
@@ -73,25 +71,58 @@ pub(super) struct Connection {
     /// Memory that counts as the endpoint's share.
     memory: Permit,
     results: Results,
-    /// The client sends no more.
-    ended: bool,
     /// Deadline for one more query during a drain.
     last_query: Option<Instant>,
     /// No more queries are read. The connection ends when those in flight are answered.
     closing: bool,
-    /// The end of the stream was sent, with the last answer or alone.
-    finished: bool,
-    last_activity: Instant,
     /// Since when the server is not read, because answers wait for the client.
     paused: Option<Instant>,
     now: Instant,
+    turn: Turn,
+    scratch: Scratch,
+}
+
+/// The work of a connection until others run.
+struct Turn {
     /// Work done in this turn, in the units of [`TURN`].
     taken: usize,
     /// Permits for work, which all connections of the endpoint share.
-    turn: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
+}
+
+impl Turn {
+    /// Counts the work for a message.
+    fn count(&mut self, message: &[u8]) {
+        self.taken += 1 + message.len() / MESSAGE;
+    }
+
+    /// Whether other connections must run. The next turn then begins.
+    fn is_over(&mut self) -> bool {
+        let is_over = self.taken >= TURN;
+        if is_over {
+            self.taken = 0;
+        }
+        is_over
+    }
+}
+
+/// Memory that each message uses again.
+#[derive(Default)]
+struct Scratch {
     message: Vec<u8>,
     own: Vec<u8>,
     lookups: LookupCache,
+}
+
+impl Scratch {
+    /// Frees buffers that large messages have left behind.
+    fn shrink(&mut self) {
+        for buffer in [&mut self.message, &mut self.own] {
+            if buffer.capacity() > KEPT {
+                *buffer = Vec::new();
+            }
+        }
+    }
 }
 
 /// The result of the last reads before a connection ends.
@@ -142,29 +173,23 @@ impl Connection {
         let links = Links::new(server, Arc::clone(&shared.servers));
         Self {
             memory: shared.memory.empty(holder),
-            turn: shared.turns.of(holder),
+            turn: Turn {
+                taken: 0,
+                permits: shared.turns.of(holder),
+            },
             shared,
-            stream,
-            client,
+            client: Client::new(stream, client, now),
             server,
-            reader: FrameReader::default(),
-            out: FrameWriter::default(),
             links,
             waiting: Waiting::default(),
             delayed: None,
             unsent: None,
             results: Results::default(),
-            ended: false,
             last_query: None,
             closing: false,
-            finished: false,
-            last_activity: now,
             paused: None,
             now,
-            taken: 0,
-            message: Vec::new(),
-            own: Vec::new(),
-            lookups: LookupCache::default(),
+            scratch: Scratch::default(),
         }
     }
 
@@ -184,11 +209,10 @@ impl Connection {
                 self.shared.proxy.stats().tcp_overdrawn.add(1);
                 break EndReason::Cut;
             }
-            if self.taken >= TURN {
-                self.taken = 0;
+            if self.turn.is_over() {
                 tokio::task::yield_now().await;
             }
-            let may_read = !self.ended && self.may_read();
+            let may_read = !self.client.ended && self.may_read();
             let has_room = self.has_room();
             self.pause(!has_room);
             // Most deadlines only move later. The alarm is therefore set again only when it fires.
@@ -204,18 +228,18 @@ impl Connection {
                 // Before the peers, so that a peer that never pauses does not stop the timers.
                 () = &mut alarm => Event::Alarm,
                 (via, happened) = self.links.happen(), if has_room => Event::Upstream(via, happened),
-                ready = self.stream.writable(), if self.out.len() > 0 => match ready {
+                ready = self.client.stream.writable(), if self.client.out.len() > 0 => match ready {
                     Ok(()) => Event::Writable,
                     Err(_) => break EndReason::Cut,
                 },
-                ready = self.stream.readable(), if may_read => match ready {
+                ready = self.client.stream.readable(), if may_read => match ready {
                     Ok(()) => Event::Readable,
                     Err(_) => break EndReason::Cut,
                 },
                 () = self.shared.draining.cancelled(), if !draining => Event::Draining,
                 () = self.shared.closing.cancelled(), if !self.closing => Event::Closing,
             };
-            let turn = Arc::clone(&self.turn);
+            let turn = Arc::clone(&self.turn.permits);
             // Nothing closes the permits.
             let _turn = turn.acquire().await;
             self.now = Instant::now();
@@ -258,8 +282,8 @@ impl Connection {
     async fn discard(&mut self) {
         let read = async {
             let mut scratch = [0; KEPT];
-            while self.stream.readable().await.is_ok() {
-                match self.stream.try_read(&mut scratch) {
+            while self.client.stream.readable().await.is_ok() {
+                match self.client.stream.try_read(&mut scratch) {
                     Ok(0) => break,
                     Err(error) if error.kind() != ErrorKind::WouldBlock => break,
                     Ok(_) | Err(_) => tokio::task::yield_now().await,
@@ -274,29 +298,24 @@ impl Connection {
         }
     }
 
-    /// Counts the work for a message.
-    fn count(&mut self, message: &[u8]) {
-        self.taken += 1 + message.len() / MESSAGE;
-    }
-
     /// Whether everything is done that will be.
     fn over(&mut self) -> Option<EndReason> {
-        if self.finished {
+        if self.client.finished {
             return Some(EndReason::Done);
         }
         if self.has_work() {
             return None;
         }
-        if self.ended || self.closing {
+        if self.client.ended || self.closing {
             return Some(EndReason::Done);
         }
         let until = self.last_query?;
         let last = self.read_last();
-        if self.has_work() || self.reader.is_partial() {
+        if self.has_work() || self.client.reader.is_partial() {
             return None;
         }
         match last {
-            LastRead::Nothing if self.now < until && !self.ended => None,
+            LastRead::Nothing if self.now < until && !self.client.ended => None,
             LastRead::Nothing | LastRead::Endless => Some(EndReason::Done),
             LastRead::Full => None,
         }
@@ -308,13 +327,9 @@ impl Connection {
             if !self.may_read() {
                 return LastRead::Full;
             }
-            match self.reader.read_now(&self.stream) {
+            match self.client.read_now() {
                 Ok(Read::Some) => self.take_queries(),
-                Ok(Read::Nothing) => return LastRead::Nothing,
-                Ok(Read::End) | Err(_) => {
-                    self.ended = true;
-                    return LastRead::Nothing;
-                }
+                Ok(Read::Nothing | Read::End) | Err(_) => return LastRead::Nothing,
             }
         }
         LastRead::Endless
@@ -325,19 +340,19 @@ impl Connection {
     fn is_last(&mut self) -> bool {
         let is_answered = self.waiting.is_empty() && !self.is_delayed();
         if self.closing {
-            return is_answered && !self.ended;
+            return is_answered && !self.client.ended;
         }
         self.last_query.is_some()
             && is_answered
-            && !self.ended
+            && !self.client.ended
             && self.read_last() != LastRead::Full
             && self.waiting.is_empty()
             && !self.is_delayed()
-            && !self.reader.is_partial()
+            && !self.client.reader.is_partial()
     }
 
     fn has_work(&self) -> bool {
-        !self.waiting.is_empty() || self.is_delayed() || self.out.len() > 0
+        !self.waiting.is_empty() || self.is_delayed() || self.client.out.len() > 0
     }
 
     fn is_delayed(&self) -> bool {
@@ -355,7 +370,7 @@ impl Connection {
     /// Whether more answers may be read. If a client does not read its answers, its server is not
     /// read either, and the memory of this process does not fill.
     fn has_room(&self) -> bool {
-        self.out.len() + self.waiting.held_bytes() < MAX_OUT
+        self.client.out.len() + self.waiting.held_bytes() < MAX_OUT
     }
 
     /// Stops the time limit of the server while the server is not read.
@@ -372,8 +387,8 @@ impl Connection {
         if !self.has_work() {
             self.shrink();
         }
-        let scratch = self.message.capacity() + self.own.capacity();
-        let buffers = self.reader.memory() + self.out.memory() + self.links.memory();
+        let scratch = self.scratch.message.capacity() + self.scratch.own.capacity();
+        let buffers = self.client.reader.memory() + self.client.out.memory() + self.links.memory();
         let delayed = self.delayed.as_ref().map_or(0, Postponed::units)
             + self.unsent.as_ref().map_or(0, Unsent::units);
         let waiting = self.waiting.asked_bytes() + self.waiting.held_bytes() + delayed;
@@ -391,21 +406,17 @@ impl Connection {
 
     /// Frees buffers that large messages have left behind.
     fn shrink(&mut self) {
-        self.reader.shrink();
-        self.out.shrink();
+        self.client.reader.shrink();
+        self.client.out.shrink();
         self.links.shrink();
-        for scratch in [&mut self.message, &mut self.own] {
-            if scratch.capacity() > KEPT {
-                *scratch = Vec::new();
-            }
-        }
+        self.scratch.shrink();
     }
 
     fn read(&mut self) -> Result<(), EndReason> {
-        match self.reader.fill(&self.stream) {
+        match self.client.reader.fill(&self.client.stream) {
             Ok(Read::Some) => self.take_queries(),
             Ok(Read::Nothing) => {}
-            Ok(Read::End) => self.ended = true,
+            Ok(Read::End) => self.client.ended = true,
             Err(_) => return Err(EndReason::Cut),
         }
         Ok(())
@@ -413,24 +424,10 @@ impl Connection {
 
     fn flush(&mut self) -> Result<(), EndReason> {
         if self.is_last() {
-            // The end goes with the last answer in one segment. A client that sends its next query
-            // after the answer sees the end first, and its query meets no closed connection.
-            let socket = socket2::SockRef::from(&self.stream);
-            let _ = socket.set_tcp_cork(true);
-            if self.out.flush(&self.stream).map_err(|_| EndReason::Cut)? {
-                self.last_activity = self.now;
-            }
-            if self.out.len() == 0 {
-                self.finished = socket.shutdown(std::net::Shutdown::Write).is_ok();
-            } else {
-                // The client's window is full. The part that was sent must not wait for the rest.
-                let _ = socket.set_tcp_cork(false);
-            }
-            return Ok(());
+            let flushed = self.client.flush_last(self.now);
+            return flushed.map_err(|_| EndReason::Cut);
         }
-        if self.out.flush(&self.stream).map_err(|_| EndReason::Cut)? {
-            self.last_activity = self.now;
-        }
+        self.client.flush(self.now).map_err(|_| EndReason::Cut)?;
         self.take_queries();
         Ok(())
     }
@@ -441,14 +438,14 @@ impl Connection {
         let flights = flights.filter(|_| self.paused.is_none());
         let held = self.waiting.held_since();
         let held = held.map(|since| since + config.max_delay);
-        let idle = self.last_activity + config.tcp_idle;
+        let idle = self.client.last_activity + config.tcp_idle;
         if self.is_stalled() {
             return held.unwrap_or(idle).min(idle);
         }
         let retry = self.delayed.is_some().then(|| self.now + delayed::RETRY);
         let unsent = self.unsent.is_some().then(|| self.now + UNSENT_RETRY);
-        let partial = self.reader.is_partial();
-        let last_query = self.last_query.filter(|_| self.out.len() == 0);
+        let partial = self.client.reader.is_partial();
+        let last_query = self.last_query.filter(|_| self.client.out.len() == 0);
         let idle = idle_until(last_query, partial, idle);
         let all = flights.into_iter().chain(held).chain(retry).chain(unsent);
         all.min().unwrap_or(idle)
@@ -456,7 +453,7 @@ impl Connection {
 
     /// Whether the connection must wait until the client has read some of its answers.
     fn is_stalled(&self) -> bool {
-        self.out.len() >= MAX_OUT
+        self.client.out.len() >= MAX_OUT
     }
 
     fn on_time(&mut self) -> Result<(), EndReason> {
@@ -477,8 +474,8 @@ impl Connection {
         }
         let waits = !self.waiting.is_empty() || self.is_delayed();
         let waits = waits && !self.is_stalled();
-        if !waits && now.duration_since(self.last_activity) >= idle {
-            let unsent = self.out.len() > 0;
+        if !waits && now.duration_since(self.client.last_activity) >= idle {
+            let unsent = self.client.out.len() > 0;
             return Err(if unsent {
                 EndReason::Cut
             } else {
@@ -504,10 +501,10 @@ impl Connection {
     }
 
     fn close(&mut self, over: &EndReason) {
-        if matches!(over, EndReason::Done) && !self.ended && !self.finished {
+        if matches!(over, EndReason::Done) && !self.client.ended && !self.client.finished {
             // The kernel answers a query that arrives between the last read and the close with a
             // reset. The end is sent before it, so the client can see that the query was not read.
-            let _ = socket2::SockRef::from(&self.stream).shutdown(std::net::Shutdown::Write);
+            let _ = self.client.end();
         }
         let unanswered = self.has_work();
         let (proxy, now) = (&self.shared.proxy, self.now);

@@ -6,7 +6,7 @@ use dns_policy::boot_time::BootTime;
 use dns_wire::{edns::Edns, set_id};
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 
-use super::{BATCH, ROUNDS, Worker, listener_for};
+use super::{BATCH, ROUNDS, Worker};
 use crate::{
     arena::Key,
     proxy::AnswerDecision,
@@ -34,7 +34,7 @@ impl Worker {
             let Some(fd) = self.upstream.fd(socket) else {
                 return;
             };
-            let received = match self.answers.recv(fd) {
+            let received = match self.buffers.answers.recv(fd) {
                 Ok(received) => received,
                 // An ICMP error. Reading it removed it, and the other queries still wait.
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => continue,
@@ -42,10 +42,10 @@ impl Worker {
             };
             self.taken += received;
             let now = BootTime::now();
-            let mut released = std::mem::take(&mut self.released);
+            let mut released = std::mem::take(&mut self.buffers.released);
             let mut server = None;
             for at in 0..received {
-                let message = self.answers.bytes(at);
+                let message = self.buffers.answers.bytes(at);
                 let flight = self.upstream.answered(socket, message, self.now);
                 let Some(Flight { query, .. }) = flight else {
                     self.proxy.stats().answers.inc(AnswerResult::Unexpected);
@@ -59,13 +59,13 @@ impl Worker {
             }
             if let Some(server) = server {
                 let answers = released.iter();
-                let answers = answers.map(|(at, client)| (self.answers.bytes(*at), *client));
-                let listener = listener_for(&self.listeners, server);
-                let unsent = self.replies.send(server, answers, listener, self.now);
-                self.count_unsent(released.len(), unsent);
+                let answers =
+                    answers.map(|(at, client)| (self.buffers.answers.bytes(*at), *client));
+                self.clients
+                    .send(&self.proxy, (server, server), answers, self.now);
             }
             released.clear();
-            self.released = released;
+            self.buffers.released = released;
             self.proxy.sink().push();
             if received < BATCH {
                 return;
@@ -77,10 +77,10 @@ impl Worker {
     fn answer(&mut self, at: usize, mut query: PendingQuery<Vec<u8>>, now: BootTime) -> bool {
         let observer = self.proxy.observer();
         observer.answered(&query, self.now);
-        set_id(self.answers.bytes_mut(at), query.header.id);
+        set_id(self.buffers.answers.bytes_mut(at), query.header.id);
         // Read before the sink decides, so that a change in between is noticed.
         let version = self.proxy.sink().leases_version();
-        let message = self.answers.bytes(at);
+        let message = self.buffers.answers.bytes(at);
         let print = self
             .repeats
             .print(query.endpoint, query.from.server, message);
@@ -105,7 +105,7 @@ impl Worker {
         now: BootTime,
     ) -> Option<AnswerResult> {
         let mut place = None;
-        let message = self.answers.bytes(at);
+        let message = self.buffers.answers.bytes(at);
         let releases = &self.releases;
         let has_room = releases.held().has_room(query.holder(), message.len());
         let now = (self.now, now);
@@ -124,7 +124,7 @@ impl Worker {
                 let upstream = &mut self.upstream;
                 let answer = HeldAnswer {
                     query: query.map_question(|question| upstream.recycle(question)),
-                    message: without_keepalive(self.answers.bytes(at), edns),
+                    message: without_keepalive(self.buffers.answers.bytes(at), edns),
                     since: self.now,
                 };
                 self.releases.held().hold(key, answer);
@@ -150,7 +150,7 @@ impl Worker {
         let Arrival { client, server, .. } = query.from;
         self.upstream.recycle(query.question);
         if edns.is_some() {
-            self.own = without_keepalive(self.answers.bytes(at), edns);
+            self.buffers.own = without_keepalive(self.buffers.answers.bytes(at), edns);
             self.send_own(server, client);
             return None;
         }
@@ -161,20 +161,20 @@ impl Worker {
     #[inline]
     fn send_to_joined(&mut self, at: usize, query: &PendingQuery<Vec<u8>>, edns: Option<&Edns>) {
         for Joined { client, header, .. } in &query.joined {
-            self.own = without_keepalive(self.answers.bytes(at), edns);
-            set_id(&mut self.own, header.id);
+            self.buffers.own = without_keepalive(self.buffers.answers.bytes(at), edns);
+            set_id(&mut self.buffers.own, header.id);
             self.send_own(query.from.server, *client);
         }
     }
 
     /// Releases held answers whose result has arrived.
     pub(super) fn release_realised(&mut self) {
-        let mut realised = std::mem::take(&mut self.realised);
+        let mut realised = std::mem::take(&mut self.buffers.realised);
         self.control.take_realised(&mut realised);
         for (key, realised) in realised.drain(..) {
             self.releases.release_realised(key, realised, self.now);
         }
-        self.realised = realised;
+        self.buffers.realised = realised;
     }
 
     /// Releases held answers whose time is over.

@@ -2,19 +2,17 @@
 
 use std::sync::Arc;
 
-use dns_policy::rule::Transport;
 use dns_wire::set_id;
 
-use super::{BATCH, Listener, Next, ROUNDS, Worker, count_unsent, listener_for};
+use super::{BATCH, Next, ROUNDS, Worker};
 use crate::{
-    listener::{SocketOptions, delayed::DelayedQuery, send_all::send_all},
+    listener::{delayed::DelayedQuery, send_all::send_all},
     proxy::{QueryDecision, RulesWait},
     query::{
         observe::Failure,
         pending::{Arrival, PendingQuery},
     },
     socket::sys::Datagram,
-    stats::{Protocol, QueryResult},
     upstream::udp::{FlightRef, RegisterError, Registration},
 };
 
@@ -26,25 +24,19 @@ impl Worker {
     /// Receives queries from a listener and sends them on.
     pub(super) fn queries(&mut self, listener: usize) {
         for _ in 0..ROUNDS {
-            let Some(Listener { fd, .. }) = self.listeners.get(listener) else {
-                return;
-            };
-            // Any error except an empty socket is about an earlier datagram. The socket still
-            // works.
-            let Ok(received) = self.queries.recv(fd) else {
+            let Some(received) = self.clients.receive(listener, self.proxy.stats()) else {
                 return;
             };
             if let Some(leaving) = &mut self.leaving {
                 leaving.packet(self.now);
             }
             self.taken += received;
-            self.count_overflow(listener);
-            self.lookups.clear();
+            self.buffers.lookups.clear();
             self.upstream.next_batch(self.in_flight.udp_limit());
-            let mut registered = std::mem::take(&mut self.registered);
+            let mut registered = std::mem::take(&mut self.buffers.registered);
             registered.extend((0..received).filter_map(|at| Some((self.query(at)?, at))));
             // Datagrams of one size are sent as one message.
-            let queries = &self.queries;
+            let queries = &self.clients.queries;
             registered.sort_unstable_by_key(|(registered, at)| {
                 (registered.socket, queries.bytes(*at).len(), *at)
             });
@@ -52,7 +44,7 @@ impl Worker {
                 self.forward(group);
             }
             registered.clear();
-            self.registered = registered;
+            self.buffers.registered = registered;
             if received < BATCH {
                 return;
             }
@@ -61,12 +53,12 @@ impl Worker {
 
     /// Judges one query. Returns its flight if it is to be sent on from the batch.
     fn query(&mut self, at: usize) -> Option<FlightRef> {
-        let arrival = self.arrival(at)?;
-        let message = self.queries.bytes(at);
-        let batch = (&mut self.lookups, RulesWait::Allowed);
+        let arrival = self.clients.arrival(at, self.now, self.proxy.stats())?;
+        let message = self.clients.queries.bytes(at);
+        let batch = (&mut self.buffers.lookups, RulesWait::Allowed);
         match self
             .proxy
-            .query_of_batch(message, &arrival, batch, &mut self.own)
+            .query_of_batch(message, &arrival, batch, &mut self.buffers.own)
         {
             QueryDecision::AwaitRules(endpoint) => {
                 if !self
@@ -107,44 +99,20 @@ impl Worker {
                 };
                 self.proxy.observer().forwarded();
                 if let Some(edns) = query.hop_by_hop {
-                    self.own.clear();
-                    self.own.extend_from_slice(message);
-                    edns.strip_keepalive(&mut self.own);
-                    set_id(&mut self.own, registered.id);
+                    self.buffers.copy_query(message, Some(&edns), registered.id);
                     self.forward_own(registered);
                     return None;
                 }
-                set_id(self.queries.bytes_mut(at), registered.id);
+                set_id(self.clients.queries.bytes_mut(at), registered.id);
                 Some(registered)
             }
         }
     }
 
-    /// Counts one query. Returns `None` if it has no source or no destination.
-    #[inline]
-    fn arrival(&self, at: usize) -> Option<Arrival> {
-        let stats = self.proxy.stats();
-        stats.transports.inc(Protocol::Udp);
-        let server = match self.options {
-            SocketOptions::Transparent => self.queries.original(at),
-            SocketOptions::Plain { server } => Some(server),
-        };
-        let (Some(client), Some(server)) = (self.queries.from(at), server) else {
-            stats.queries.inc(QueryResult::NoDestination);
-            return None;
-        };
-        Some(Arrival {
-            client,
-            server,
-            transport: Transport::Udp,
-            at: self.now,
-        })
-    }
-
     /// Judges a query that no longer waits for the rules of its endpoint.
     fn judge_at_last(&mut self, message: &[u8], arrival: &Arrival) {
         let proxy = Arc::clone(&self.proxy);
-        match proxy.query(message, arrival, RulesWait::Over, &mut self.own) {
+        match proxy.query(message, arrival, RulesWait::Over, &mut self.buffers.own) {
             QueryDecision::Ignore | QueryDecision::AwaitRules(_) => {}
             QueryDecision::Reply => self.send_own(arrival.server, arrival.client),
             QueryDecision::Forward(query) => {
@@ -162,20 +130,19 @@ impl Worker {
 
     /// Answers SERVFAIL to all clients of a query.
     pub(super) fn fail<Q: AsRef<[u8]>>(&mut self, query: &mut PendingQuery<Q>, failure: Failure) {
-        let (proxy, replies, now) = (&self.proxy, &mut self.replies, self.now);
-        let (listeners, server) = (&self.listeners, query.from.server);
-        proxy.fail(query, (failure, now), &mut self.own, |client, answer| {
+        let (proxy, clients, now) = (&self.proxy, &mut self.clients, self.now);
+        let (own, server) = (&mut self.buffers.own, query.from.server);
+        proxy.fail(query, (failure, now), own, |client, answer| {
             let one = std::iter::once((answer, client));
-            let unsent = replies.send(server, one, listener_for(listeners, client), now);
-            count_unsent(proxy, 1, unsent);
+            clients.send(proxy, (server, client), one, now);
         });
     }
 
-    /// Sends delayed queries whose endpoints have a place again, and answers those that have waited
+    /// Sends delayed queries whose endpoints have a share again, and answers those that have waited
     /// long enough.
     pub(super) fn retry_delayed(&mut self) {
         self.upstream.next_batch(self.in_flight.udp_limit());
-        // Endpoints with a place in flight but without a socket to send from.
+        // Endpoints with a share in flight but without a socket to send from.
         let mut without_socket = Vec::new();
         for _ in 0..RETRIES {
             let (upstream, now) = (&self.upstream, self.now);
@@ -220,12 +187,8 @@ impl Worker {
         {
             Ok(Registration::New(registered)) => {
                 self.proxy.observer().forwarded();
-                self.own.clear();
-                self.own.extend_from_slice(message);
-                if let Some(edns) = &query.hop_by_hop {
-                    edns.strip_keepalive(&mut self.own);
-                }
-                set_id(&mut self.own, registered.id);
+                self.buffers
+                    .copy_query(message, query.hop_by_hop.as_ref(), registered.id);
                 self.forward_own(registered);
                 None
             }
@@ -247,12 +210,12 @@ impl Worker {
             return;
         };
         let datagrams = group.iter().map(|(_, at)| Datagram {
-            bytes: self.queries.bytes(*at),
+            bytes: self.clients.queries.bytes(*at),
             to: None,
             source: None,
         });
         let mut failed = [false; BATCH];
-        let failures = send_all(&mut self.send, socket, datagrams, |at| {
+        let failures = send_all(&mut self.buffers.send, socket, datagrams, |at| {
             if let Some(failed) = failed.get_mut(at) {
                 *failed = true;
             }
@@ -267,13 +230,13 @@ impl Worker {
     /// Sends the query in `own`.
     pub(super) fn forward_own(&mut self, registered: FlightRef) {
         let datagram = Datagram {
-            bytes: &self.own,
+            bytes: &self.buffers.own,
             to: None,
             source: None,
         };
         let socket = self.upstream.fd(registered.socket);
         let one = std::iter::once(datagram);
-        if socket.is_some_and(|socket| send_all(&mut self.send, socket, one, |_| {}) > 0) {
+        if socket.is_some_and(|socket| send_all(&mut self.buffers.send, socket, one, |_| {}) > 0) {
             self.give_up(registered);
         }
     }
@@ -284,17 +247,6 @@ impl Worker {
             self.fail(&mut flight.query, Failure::NotSent);
             self.upstream.recycle(flight.query.question);
         }
-    }
-
-    fn count_overflow(&mut self, listener: usize) {
-        let (Some(total), Some(listener)) =
-            (self.queries.overflow(), self.listeners.get_mut(listener))
-        else {
-            return;
-        };
-        let new = total.wrapping_sub(listener.overflow);
-        listener.overflow = total;
-        self.proxy.stats().receive_overflow.add(u64::from(new));
     }
 }
 

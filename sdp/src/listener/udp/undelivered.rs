@@ -5,7 +5,6 @@ use std::{
     os::fd::{AsRawFd as _, OwnedFd},
 };
 
-use dns_wire::set_id;
 use nix::{
     cmsg_space,
     errno::Errno,
@@ -38,9 +37,7 @@ impl Worker {
                 self.upstream.retire(socket);
                 match self.upstream.again(flight, query, self.now, &self.epoll) {
                     Ok(registered) => {
-                        self.own.clear();
-                        self.own.extend_from_slice(query);
-                        set_id(&mut self.own, registered.id);
+                        self.buffers.copy_query(query, None, registered.id);
                         self.forward_own(registered);
                     }
                     Err(mut query) => {

@@ -27,12 +27,12 @@ impl Connection {
         match happened {
             UpstreamEvent::Progress => {}
             UpstreamEvent::Read => {
-                let mut message = std::mem::take(&mut self.message);
+                let mut message = std::mem::take(&mut self.scratch.message);
                 while self.links.take(via, &mut message) {
-                    self.count(&message);
+                    self.turn.count(&message);
                     self.answer(via, &mut message);
                 }
-                self.message = message;
+                self.scratch.message = message;
             }
             UpstreamEvent::Lost(error) => {
                 tracing::debug!(%error, server = %self.server, "connection to the server ended");
@@ -52,7 +52,7 @@ impl Connection {
                 // Only closing the connection shows the client that its answers are missing.
                 let observer = self.shared.proxy.observer();
                 observer.cut(&mut flight.query, self.now);
-                self.ended = true;
+                self.client.ended = true;
             } else if loss == Loss::Usual {
                 self.send(id, flight);
             } else if flight.resent {
@@ -79,7 +79,7 @@ impl Connection {
             return;
         };
         self.links.answered(via, None);
-        self.last_activity = self.now;
+        self.client.last_activity = self.now;
         observer.answered(&query, self.now);
         set_id(message, query.header.id);
         // Read before the sink decides, so that a change in between is noticed.
@@ -92,7 +92,7 @@ impl Connection {
         };
         if is_leased && !observer.wants_report() {
             observer.released(&mut query, message, AnswerResult::Released, self.now);
-            self.out.push(message);
+            self.client.out.push(message);
             return;
         }
         if self.learn(&proxy, via, (query, message), now) {
@@ -152,7 +152,7 @@ impl Connection {
             }
             (AnswerDecision::Release(result), _) => {
                 observer.released(&mut query, message, result, self.now);
-                self.out.push(message);
+                self.client.out.push(message);
                 result == AnswerResult::Released && answered.hop_by_hop.is_none()
             }
             (AnswerDecision::Malformed, _) | (AnswerDecision::Hold, None) => {
@@ -174,7 +174,7 @@ impl Connection {
         let is_over = transfer.take(message);
         flight.query.sent_at = Some(self.now);
         flight.deadline = self.now + self.shared.proxy.config().timeout;
-        self.last_activity = self.now;
+        self.client.last_activity = self.now;
         set_id(message, flight.query.header.id);
         let observer = self.shared.proxy.observer();
         if is_over && let Some(mut flight) = self.waiting.remove_flight(id) {
@@ -186,7 +186,7 @@ impl Connection {
         {
             edns.strip_keepalive(message);
         }
-        self.out.push(message);
+        self.client.out.push(message);
         true
     }
 
@@ -201,7 +201,7 @@ impl Connection {
     pub(super) fn send_held(&mut self, mut answer: HeldAnswer, result: AnswerResult) {
         let observer = self.shared.proxy.observer();
         observer.released_held(&mut answer, result, self.now);
-        self.out.push(&answer.message);
-        self.last_activity = self.now;
+        self.client.out.push(&answer.message);
+        self.client.last_activity = self.now;
     }
 }

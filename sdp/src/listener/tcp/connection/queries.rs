@@ -49,15 +49,15 @@ impl Connection {
     /// Judges the complete queries that have arrived.
     pub(super) fn take_queries(&mut self) {
         // As over UDP, queries that arrived together share one lookup.
-        self.lookups.clear();
+        self.scratch.lookups.clear();
         self.retry_delayed();
-        let mut message = std::mem::take(&mut self.message);
-        while self.may_read() && self.reader.take(&mut message) {
-            self.last_activity = self.now;
-            self.count(&message);
+        let mut message = std::mem::take(&mut self.scratch.message);
+        while self.may_read() && self.client.reader.take(&mut message) {
+            self.client.last_activity = self.now;
+            self.turn.count(&message);
             self.query(&message);
         }
-        self.message = message;
+        self.scratch.message = message;
     }
 
     fn query(&mut self, message: &[u8]) {
@@ -69,7 +69,10 @@ impl Connection {
 
     fn judge(&mut self, message: &[u8], arrival: &Arrival, rules_wait: RulesWait) {
         let proxy = Arc::clone(&self.shared.proxy);
-        let (lookups, own) = ((&mut self.lookups, rules_wait), &mut self.own);
+        let (lookups, own) = (
+            (&mut self.scratch.lookups, rules_wait),
+            &mut self.scratch.own,
+        );
         match proxy.query_of_batch(message, arrival, lookups, own) {
             QueryDecision::Ignore => {}
             QueryDecision::AwaitRules(endpoint) => {
@@ -77,7 +80,7 @@ impl Connection {
                 let query = UnjudgedQuery::new(endpoint, message, arrival, until);
                 self.delayed = Some(Postponed::ForRules(query));
             }
-            QueryDecision::Reply => self.out.push(&self.own),
+            QueryDecision::Reply => self.client.out.push(&self.scratch.own),
             QueryDecision::Forward(mut query) => {
                 let holder = query.holder();
                 let grace = proxy.config().in_flight_grace;
@@ -96,7 +99,7 @@ impl Connection {
 
     fn arrival(&self) -> Arrival {
         Arrival {
-            client: self.client,
+            client: self.client.address,
             server: self.server,
             transport: Transport::Tcp,
             at: self.now,
@@ -140,9 +143,9 @@ impl Connection {
 
     /// Answers SERVFAIL to a query.
     pub(super) fn fail<Q: AsRef<[u8]>>(&mut self, query: &mut PendingQuery<Q>, failure: Failure) {
-        let (out, now) = (&mut self.out, self.now);
+        let (out, now) = (&mut self.client.out, self.now);
         let proxy = &self.shared.proxy;
-        proxy.fail(query, (failure, now), &mut self.own, |_, answer| {
+        proxy.fail(query, (failure, now), &mut self.scratch.own, |_, answer| {
             out.push(answer)
         });
     }

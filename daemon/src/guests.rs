@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 /// All connections of one socket. Clones are one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Guests<P> {
     state: Arc<Mutex<State<P>>>,
     /// One for each connection that may exist, also of those that gave way and are not closed yet.
@@ -111,16 +111,6 @@ impl Activity {
 /// A request is being answered until this is dropped.
 #[derive(Debug)]
 pub struct Busy(Activity);
-
-impl<P> Clone for Guests<P> {
-    fn clone(&self) -> Self {
-        Self {
-            state: Arc::clone(&self.state),
-            existing: Arc::clone(&self.existing),
-            counts: self.counts.clone(),
-        }
-    }
-}
 
 impl<P: Copy + Eq + Hash + Ord> Guests<P> {
     /// At most `limit` connections, and at least one.

@@ -143,7 +143,7 @@ impl AdminState {
     fn readyz(&self) -> Answer {
         let missing = self.shared.ready.missing();
         if missing.is_empty() {
-            let rules = status::rules_text(&self.shared.link.status().rules);
+            let rules = status::rules_text(&self.shared.agent.link.status().rules);
             return answer(StatusCode::OK, TEXT, format!("ready; rules: {rules}\n"));
         }
         let text: String = missing

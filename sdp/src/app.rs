@@ -25,7 +25,7 @@ use crate::{
     query_log::{QueryLog, QueryLogConfig, QueryLogStats, Target, Which},
     ready::Need,
     recent_warnings::RecentWarnings,
-    shared_state::{Shared, note_maps},
+    shared_state::{Logs, Shared, note_maps},
     steering::{SteeringConfig, SteeringStatus},
 };
 
@@ -62,20 +62,14 @@ pub fn run(config: Config, recent_warnings: RecentWarnings) -> anyhow::Result<()
     let privileges = sandbox(&config).enter()?;
     let admin_listeners = AdminListeners::open(&config, metrics)?;
     // Opened as the final user, so that the file can also be opened again later.
-    let query_log = open_query_log(&config)?;
+    let logs = open_logs(&config, recent_warnings)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(RUNTIME_THREADS)
         .thread_name("sdp-rim")
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let shared = Arc::new(Shared::new(
-        config,
-        privileges,
-        recent_warnings,
-        query_log,
-        gate,
-    ));
+    let shared = Arc::new(Shared::new(config, privileges, logs, gate));
     let outcome = runtime.block_on(serve(&shared, admin_listeners, sockets, ports));
     runtime.shutdown_timeout(Duration::from_millis(200));
     outcome
@@ -104,13 +98,17 @@ async fn serve(
         }
     });
 
-    let sink = Arc::clone(&shared.sink);
+    let sink = Arc::clone(&shared.agent.sink);
     shared
+        .agent
         .journal
         .start(&config.journal_dir, &config.name, move |written| {
             sink.adopt(&written);
         });
-    shared.rules_journal.open(&config.journal_dir, &config.name);
+    shared
+        .agent
+        .rules_journal
+        .open(&config.journal_dir, &config.name);
     let admin = Admin::start(admin_listeners, shared)?;
     restore_rules(shared);
     let stop = CancellationToken::new();
@@ -145,12 +143,12 @@ fn build_proxy(shared: &Shared) -> Arc<Proxy> {
         proxy_config(shared),
         Arc::clone(&shared.maps) as _,
         Arc::clone(&shared.policy),
-        Arc::clone(&shared.sink) as _,
+        Arc::clone(&shared.agent.sink) as _,
         shared.stats.clone(),
     );
     let proxy = proxy
-        .with_reports(Arc::clone(&shared.reports))
-        .with_query_log(shared.query_log.clone());
+        .with_reports(Arc::clone(&shared.agent.reports))
+        .with_query_log(shared.logs.queries.clone());
     Arc::new(proxy)
 }
 
@@ -211,13 +209,20 @@ fn sandbox(config: &Config) -> Sandbox {
     }
 }
 
-fn open_query_log(config: &Config) -> anyhow::Result<(Option<Arc<QueryLog>>, QueryLogStats)> {
-    let stats = QueryLogStats::default();
-    if config.query_log.which == Which::Off {
-        return Ok((None, stats));
-    }
-    let log = QueryLog::open(&config.query_log, &stats).context("cannot start the query log")?;
-    Ok((Some(Arc::new(log)), stats))
+fn open_logs(config: &Config, recent_warnings: RecentWarnings) -> anyhow::Result<Logs> {
+    let query_stats = QueryLogStats::default();
+    let queries = match config.query_log.which {
+        Which::Off => None,
+        _ => Some(Arc::new(
+            QueryLog::open(&config.query_log, &query_stats)
+                .context("cannot start the query log")?,
+        )),
+    };
+    Ok(Logs {
+        recent_warnings,
+        queries,
+        query_stats,
+    })
 }
 
 fn link(shared: &Shared) -> Link {
@@ -227,11 +232,11 @@ fn link(shared: &Shared) -> Link {
         proxy_port: shared.config.proxy_port,
         state_dir: shared.config.state_dir.clone(),
         policy: Arc::clone(&shared.policy),
-        sink: Arc::clone(&shared.sink),
+        sink: Arc::clone(&shared.agent.sink),
         maps: Arc::clone(&shared.maps),
-        reports: Arc::clone(&shared.reports),
-        rules_journal: Arc::clone(&shared.rules_journal),
-        state: Arc::clone(&shared.link),
+        reports: Arc::clone(&shared.agent.reports),
+        rules_journal: Arc::clone(&shared.agent.rules_journal),
+        state: Arc::clone(&shared.agent.link),
     }
 }
 
@@ -337,7 +342,7 @@ async fn run_maintenance(shared: Arc<Shared>, stop: CancellationToken) {
         if shared.transparent.detect(&shared.config.bpf_root) {
             tracing::warn!("transparent mode: {}", shared.transparent.mode().text());
         }
-        shared.sink.tick(BootTime::now());
+        shared.agent.sink.tick(BootTime::now());
     }
 }
 
@@ -376,7 +381,7 @@ async fn leave(shared: &Shared, listeners: Listeners) {
                 "the drain ended before all queries were answered"
             );
         }
-        let unanswered = shared.sink.finish(SILENT).await;
+        let unanswered = shared.agent.sink.finish(SILENT).await;
         if unanswered > 0 {
             tracing::warn!(
                 unanswered,
@@ -388,8 +393,8 @@ async fn leave(shared: &Shared, listeners: Listeners) {
     // Also after an incomplete drain, stored data is written. The journal comes first, because the
     // query log may be blocked.
     let close = async {
-        shared.journal.close().await;
-        if let Some(log) = &shared.query_log {
+        shared.agent.journal.close().await;
+        if let Some(log) = &shared.logs.queries {
             log.close().await;
         }
     };

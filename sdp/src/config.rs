@@ -59,7 +59,7 @@ pub struct Config {
     pub response_max_delay: Duration,
     /// How forbidden queries are answered.
     pub reject: RejectCode,
-    /// Floor of TTLs, seconds, until an agent says its own.
+    /// Floor of TTLs, seconds, until an agent sends its own.
     pub min_ttl: u32,
     /// Most queries in flight of all workers and TCP together; none: the built-in limit.
     pub concurrency_limit: Option<NonZeroUsize>,
@@ -218,8 +218,8 @@ pub(crate) fn admin_socket_of(name: &str) -> PathBuf {
     Path::new(ADMIN_DIR).join(format!("{name}.sock"))
 }
 
-/// Our agent's socket first: where there is none, that costs nothing. Cilium's key says at which
-/// port its own agent serves.
+/// Our agent's socket first: where there is none, that costs nothing. Cilium's key has the
+/// port at which its own agent serves.
 fn default_agents(port: Option<u16>) -> Vec<AgentAddress> {
     let native = AgentAddress::Unix(AGENT_SOCKET.into());
     let fqdndata = |port| {

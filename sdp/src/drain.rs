@@ -59,8 +59,8 @@ impl Drain {
         self.leave.cancelled().await;
     }
 
-    /// Runs `work` until it is done, `limit` passed or the second phase began;
-    /// says whether it was done.
+    /// Runs `work` until it is done, `limit` passed or the second phase began.
+    /// Returns whether it was done.
     pub async fn within<F: Future<Output = ()>>(&self, limit: Duration, work: F) -> bool {
         tokio::select! {
             done = tokio::time::timeout(limit, work) => done.is_ok(),

@@ -116,15 +116,15 @@ mod tests {
     #[test]
     fn only_rules_or_a_report_that_there_are_none_open_the_gate() {
         let start = Instant::now();
-        let says = |with_rules, sent_rules, after| {
+        let opens = |with_rules, sent_rules, after| {
             can_answer(None, with_rules, sent_rules, start + after).is_ok()
         };
         let (soon, late) = (Duration::from_secs(5), NO_RULES_AFTER);
-        assert!(!says(0, SentRules::None, late));
-        assert!(says(0, SentRules::Whole, soon));
-        assert!(!says(0, SentRules::State(start), soon));
-        assert!(says(0, SentRules::State(start), late));
-        assert!(says(1, SentRules::None, soon) && says(1, SentRules::State(start), soon));
+        assert!(!opens(0, SentRules::None, late));
+        assert!(opens(0, SentRules::Whole, soon));
+        assert!(!opens(0, SentRules::State(start), soon));
+        assert!(opens(0, SentRules::State(start), late));
+        assert!(opens(1, SentRules::None, soon) && opens(1, SentRules::State(start), soon));
         let unknown = can_answer(Some("no cilium_lxc".to_owned()), 1, SentRules::Whole, start);
         assert_eq!(unknown, Err("no cilium_lxc".to_owned()));
     }

@@ -272,7 +272,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Has everything written and the file closed: removed if it says nothing, else left to
+    /// Has everything written and the file closed: removed if it has no records, else left to
     /// the next process that finds it.
     pub async fn close(&self) {
         self.queue.lock().closing = true;

@@ -39,7 +39,7 @@ impl KeptRules {
         self.named.clear();
     }
 
-    /// Another kind of agent has replaced all rules, and says itself what goes.
+    /// Another kind of agent has replaced all rules, and decides which of them end.
     pub fn forget(&mut self) {
         self.of.clear();
         self.named.clear();
@@ -75,7 +75,7 @@ impl KeptRules {
         for (id, noted) in &mut self.of {
             let present = now.get(id);
             if self.named.contains(id) {
-                // The agent that is there says itself whose rules these are.
+                // The present agent decides to which endpoint these rules belong.
                 if present.is_some() {
                     *noted = present.cloned();
                 }

@@ -160,7 +160,7 @@ impl Link {
                 break;
             }
             self.state.nobody(&errors);
-            sleep(delays.next().unwrap_or(backoff::LONGEST)).await;
+            sleep(delays.next().unwrap_or(backoff::MAX_DELAY)).await;
         }
     }
 

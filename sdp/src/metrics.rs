@@ -75,7 +75,7 @@ fn counts(shared: &Shared) -> impl Iterator<Item = Named<'_>> {
 }
 
 fn link_counts(shared: &Shared) -> [Named<'_>; 5] {
-    let link = shared.link.stats();
+    let link = shared.agent.link.stats();
     [
         (
             "agent_connection_errors",
@@ -107,7 +107,7 @@ fn link_counts(shared: &Shared) -> [Named<'_>; 5] {
 }
 
 fn mapping_counts(shared: &Shared) -> [Named<'_>; 10] {
-    let sink = shared.sink.stats();
+    let sink = shared.agent.sink.stats();
     [
         (
             "mapping_leased",
@@ -167,7 +167,7 @@ fn mapping_counts(shared: &Shared) -> [Named<'_>; 10] {
 }
 
 fn report_counts(shared: &Shared) -> [Named<'_>; 2] {
-    let reports = shared.reports.stats();
+    let reports = shared.agent.reports.stats();
     [
         (
             "agent_notices",
@@ -183,7 +183,7 @@ fn report_counts(shared: &Shared) -> [Named<'_>; 2] {
 }
 
 fn journal_counts(shared: &Shared) -> [Named<'_>; 6] {
-    let journal = shared.journal.stats();
+    let journal = shared.agent.journal.stats();
     [
         (
             "journal_adopted_files",
@@ -219,7 +219,7 @@ fn journal_counts(shared: &Shared) -> [Named<'_>; 6] {
 }
 
 fn log_counts(shared: &Shared) -> [Named<'_>; 3] {
-    let log = &shared.query_log_stats;
+    let log = &shared.logs.query_stats;
     [
         (
             "query_log_lines",
@@ -259,7 +259,7 @@ impl Collector for Levels {
 impl Levels {
     fn readiness(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let shared = &self.shared;
-        let sink = shared.sink.status();
+        let sink = shared.agent.sink.status();
         gauge(
             encoder,
             "sdp_ready",
@@ -272,7 +272,7 @@ impl Levels {
             "agent_connected",
             "1 while a session with an agent is up",
             None,
-            usize::from(shared.link.status().connection.is_some()),
+            usize::from(shared.agent.link.status().connection.is_some()),
         )?;
         gauge(
             encoder,
@@ -337,7 +337,7 @@ impl Levels {
     }
 
     fn mappings(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let sink = self.shared.sink.status();
+        let sink = self.shared.agent.sink.status();
         gauge(
             encoder,
             "mapping_kept",
@@ -370,7 +370,7 @@ impl Levels {
 
     fn journal(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let shared = &self.shared;
-        let journal = shared.journal.status();
+        let journal = shared.agent.journal.status();
         let skipped = shared.skipped_files.lock();
         let damaged = skipped.iter().filter(|file| file.damaged).count();
         drop(skipped);
@@ -405,8 +405,8 @@ impl Levels {
     }
 
     fn dropped(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let sink = self.shared.sink.status();
-        let journal = self.shared.journal.status();
+        let sink = self.shared.agent.sink.status();
+        let journal = self.shared.agent.journal.status();
         for (name, help, count) in [
             (
                 "mapping_dropped",

@@ -17,7 +17,7 @@ use tracing_subscriber::layer::{Context, Layer};
 /// Different ones remembered at most; the one not seen for longest makes room.
 const MOST: usize = 16;
 /// Length at which the text of a warning is cut, bytes.
-const LONGEST: usize = 400;
+const MAX_LENGTH: usize = 400;
 
 /// Resolution of reported times (one millisecond), in nanoseconds.
 const MILLISECOND: u64 = 1_000_000;
@@ -119,7 +119,7 @@ impl Words {
         // It goes to terminals: what a peer sent must not steer them.
         let mut text = String::new();
         for c in all.chars() {
-            if text.len() >= LONGEST {
+            if text.len() >= MAX_LENGTH {
                 text.push('…');
                 break;
             }
@@ -186,7 +186,7 @@ mod tests {
         tracing::subscriber::with_default(registry, || {
             tracing::info!("nothing wrong");
             tracing::warn!(port = 53, error = %"a\u{1b}[2Jb", "odd");
-            tracing::error!(why = "because", "{}", "x".repeat(2 * LONGEST));
+            tracing::error!(why = "because", "{}", "x".repeat(2 * MAX_LENGTH));
         });
         let all = warnings.list();
         assert_eq!(all.len(), 2);
@@ -195,6 +195,6 @@ mod tests {
             (all[1].level.as_str(), all[0].level.as_str()),
             ("warn", "error")
         );
-        assert!(all[0].text.len() < LONGEST + 8, "{}", all[0].text.len());
+        assert!(all[0].text.len() < MAX_LENGTH + 8, "{}", all[0].text.len());
     }
 }

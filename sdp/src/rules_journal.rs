@@ -80,7 +80,7 @@ struct State {
     stored: bool,
     /// A thread writes the file.
     busy: bool,
-    /// The stream is alive, and says what the content says.
+    /// The stream is open, and its rules are those of the content.
     live: bool,
     touched: Option<Instant>,
     problem: Option<String>,
@@ -145,7 +145,7 @@ impl RulesJournal {
         state.stored = true;
     }
 
-    /// Takes what a state says. Endpoints that `kept` does not have are not kept here either.
+    /// Records the rules of a state. Endpoints that `kept` does not have are not kept here either.
     pub fn note(&self, said: &[RulesOf], kept: &KeptRules, prefixes: BTreeMap<IpNet, IdentityId>) {
         let mut state = self.state.lock();
         let before = state.content.clone();

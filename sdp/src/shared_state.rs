@@ -32,16 +32,7 @@ pub struct Shared {
     pub config: Config,
     pub maps: Arc<PinnedMaps>,
     pub policy: Arc<PolicyHandle>,
-    /// Sends mappings to the agent.
-    pub sink: Arc<LinkSink>,
-    /// File of the mappings that no agent has made durable.
-    pub journal: Arc<Journal>,
-    /// Reports of queries, which only an agent of Cilium receives.
-    pub reports: Arc<QueryReports>,
-    /// File of a Cilium agent's rules, for a start without the agent.
-    pub rules_journal: Arc<RulesJournal>,
-    /// State of the link to the agent.
-    pub link: Arc<LinkState>,
+    pub agent: AgentExchange,
     /// Conditions that are missing for readiness.
     pub ready: Readiness,
     /// Whether queries can be answered.
@@ -57,14 +48,35 @@ pub struct Shared {
     pub steering: Mutex<SteeringStatus>,
     /// Privileges of the process after its start.
     pub privileges: Privileges,
-    pub recent_warnings: RecentWarnings,
-    /// The query log, if it is on.
-    pub query_log: Option<Arc<QueryLog>>,
-    /// Counters of the query log; zero while it is off.
-    pub query_log_stats: QueryLogStats,
+    pub logs: Logs,
     /// Connections of people and probes.
     pub connections: Connections,
     pub started: Instant,
+}
+
+/// Data for the agent and from it.
+#[derive(Debug)]
+pub struct AgentExchange {
+    /// Sends mappings to the agent.
+    pub sink: Arc<LinkSink>,
+    /// File of the mappings that no agent has made durable.
+    pub journal: Arc<Journal>,
+    /// Reports of queries, which only an agent of Cilium receives.
+    pub reports: Arc<QueryReports>,
+    /// File of a Cilium agent's rules, for a start without the agent.
+    pub rules_journal: Arc<RulesJournal>,
+    /// State of the link to the agent.
+    pub link: Arc<LinkState>,
+}
+
+/// Output for people.
+#[derive(Debug, Default)]
+pub struct Logs {
+    pub recent_warnings: RecentWarnings,
+    /// The query log, if it is on.
+    pub queries: Option<Arc<QueryLog>>,
+    /// Counters of the query log; zero while it is off.
+    pub query_stats: QueryLogStats,
 }
 
 /// Connections of the sockets for people and probes.
@@ -77,23 +89,15 @@ pub struct Connections {
 impl Shared {
     /// State of a proxy that does not run.
     pub(crate) fn idle(config: Config) -> Self {
-        let none = QueryLogStats::default();
         Self::new(
             config,
             Privileges::default(),
-            RecentWarnings::default(),
-            (None, none),
+            Logs::default(),
             Gate::default(),
         )
     }
 
-    pub(crate) fn new(
-        config: Config,
-        privileges: Privileges,
-        recent_warnings: RecentWarnings,
-        query_log: (Option<Arc<QueryLog>>, QueryLogStats),
-        gate: Gate,
-    ) -> Self {
+    pub(crate) fn new(config: Config, privileges: Privileges, logs: Logs, gate: Gate) -> Self {
         let ready = Readiness::default();
         ready.block(Need::Listeners, "not bound yet");
         ready.block(
@@ -109,11 +113,13 @@ impl Shared {
         Self {
             maps: Arc::new(maps),
             policy: Arc::new(PolicyHandle::new()),
-            sink: Arc::new(sink),
-            journal,
-            reports: Arc::default(),
-            rules_journal: Arc::default(),
-            link: Arc::new(LinkState::new(ready.clone())),
+            agent: AgentExchange {
+                sink: Arc::new(sink),
+                journal,
+                reports: Arc::default(),
+                rules_journal: Arc::default(),
+                link: Arc::new(LinkState::new(ready.clone())),
+            },
             ready,
             gate,
             drain: Drain::default(),
@@ -122,9 +128,7 @@ impl Shared {
             transparent: Transparent::new(config.transparent, config.transparent_outside),
             steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
             privileges,
-            recent_warnings,
-            query_log: query_log.0,
-            query_log_stats: query_log.1,
+            logs,
             connections: Connections::default(),
             started: Instant::now(),
             config,

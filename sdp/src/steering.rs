@@ -376,7 +376,7 @@ impl JoinedSlot {
             .set(&self.number, &record)
             .map_err(|e| e.to_string())?;
         // Stopped between look and write, for as long as it takes to lose the slot: our
-        // heartbeat now stands beside another's sockets. Left alone, the slot is free soon.
+        // heartbeat is now in one slot with another process's sockets. Left alone, the slot is free soon.
         if monotonic_ns().saturating_sub(looked_at) > TAKEN_AFTER_NS {
             return Err(taken());
         }

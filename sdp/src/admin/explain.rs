@@ -257,7 +257,7 @@ impl Explanation {
             server_identity: question.server.map(|server| shared.maps.server(server).0),
             port: question.port,
             protocol: transport_text(transport).to_owned(),
-            rules_from: shared.link.status().rules,
+            rules_from: shared.agent.link.status().rules,
             rules: Vec::new(),
             verdict: "deny".to_owned(),
             reason: String::new(),
@@ -319,7 +319,7 @@ impl Explanation {
         let _ = writeln!(out, "what     {}", self.name);
         let _ = writeln!(out, "rules    {}", rules_text(&self.rules_from));
         for judged in &self.rules {
-            let says = match (judged.server_selected, judged.name_allowed) {
+            let effect = match (judged.server_selected, judged.name_allowed) {
                 _ if judged.without_proxy => "queries pass without the proxy",
                 (Some(false), _) | (_, None) => "not about this server",
                 (_, Some(true)) => "allows it",
@@ -328,7 +328,7 @@ impl Explanation {
             let rule = &judged.rule;
             let _ = writeln!(
                 out,
-                "         {} (servers: {}): {} -> {says}",
+                "         {} (servers: {}): {} -> {effect}",
                 rule.selector,
                 rule.servers,
                 rule.names.join(", ")

@@ -105,7 +105,7 @@ pub(super) fn answer(shared: &Shared, question: &PolicyQuestion) -> PolicyAnswer
         })
     };
     PolicyAnswer {
-        rules: shared.link.status().rules,
+        rules: shared.agent.link.status().rules,
         endpoints: ids.into_iter().filter_map(view).collect(),
     }
 }

@@ -145,7 +145,7 @@ fn bind_metrics(config: &Config) -> Result<Option<std::net::TcpListener>, AdminE
     for address in config.metrics_candidates() {
         match bind_shared(address) {
             Ok(listener) => return Ok(Some(listener)),
-            // The first failure says it best: the next address is a second choice.
+            // The first failure is reported, because the next address is a second choice.
             Err(error) => last = last.or(Some(error)),
         }
     }
@@ -158,7 +158,7 @@ fn bind_metrics(config: &Config) -> Result<Option<std::net::TcpListener>, AdminE
     }
 }
 
-/// Binds with SO_REUSEPORT: a surge replica scrapes beside its predecessor.
+/// Binds with SO_REUSEPORT: a surge replica is scraped together with its predecessor.
 fn bind_shared(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     if address.is_ipv6() {

@@ -1,5 +1,5 @@
-//! `status`: how a proxy is doing. The shape is for programs, too: docs/src/observing.md says
-//! which fields stay, and golden files show all of them.
+//! `status`: the state of a proxy. The shape is for programs, too: docs/src/observing.md lists
+//! the fields that stay, and golden files show all of them.
 
 mod text;
 
@@ -154,21 +154,21 @@ impl Status {
                 held: shared.stats.held.get(),
                 tcp_connections: shared.stats.tcp_connections.get(),
             },
-            agent: shared.link.status(),
+            agent: shared.agent.link.status(),
             endpoints_with_rules: shared.policy.load().len(),
             maps: shared.maps.status(),
-            mappings: shared.sink.status(),
+            mappings: shared.agent.sink.status(),
             replicas: replicas::replicas(&shared.config.bpf_root, &steering.slots),
             steering,
             transparent: shared.transparent.mode(),
             privileges: shared.privileges.clone(),
             skipped_files: shared.skipped_files.lock().clone(),
-            journal: shared.journal.status(),
-            rules_journal: shared.rules_journal.status(),
-            query_log: shared.query_log.as_ref().map(|log| log.status()),
+            journal: shared.agent.journal.status(),
+            rules_journal: shared.agent.rules_journal.status(),
+            query_log: shared.logs.queries.as_ref().map(|log| log.status()),
             queries: counted::<QueryResult>(|label| shared.stats.queries.get(label)),
             answers: counted::<AnswerResult>(|label| shared.stats.answers.get(label)),
-            troubles: shared.recent_warnings.list(),
+            troubles: shared.logs.recent_warnings.list(),
         }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct Steering {
     pub on: bool,
     /// Slots that are ours; empty where the kernel's hash spreads packets.
     pub slots: Vec<u32>,
-    /// Whether a replica that leaves beside another one loses nothing.
+    /// Whether a replica loses no query when it leaves while another one runs.
     pub replacement_loses_nothing: bool,
     /// Whether a replica that hangs or was killed gets nothing new.
     pub failed_are_bypassed: bool,

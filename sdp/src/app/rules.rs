@@ -23,8 +23,8 @@ const PORT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Puts the rules on disk in force, unless the agent has sent its own.
 pub(super) fn restore_rules(shared: &Shared) {
-    let mut writing = shared.link.writing_rules();
-    if shared.link.has_agent_rules() || !shared.maps.has_lxc() {
+    let mut writing = shared.agent.link.writing_rules();
+    if shared.agent.link.has_agent_rules() || !shared.maps.has_lxc() {
         return;
     }
     let mut found = restore::load(&shared.config.state_dir, |ip| shared.maps.lxc_entry(ip));
@@ -46,24 +46,24 @@ pub(super) fn restore_rules(shared: &Shared) {
     }
     let endpoints = found.rules.iter().map(|of| of.endpoint);
     writing.adopt(endpoints, &instances);
-    shared.link.rows_skipped(found.rows.count());
+    shared.agent.link.rows_skipped(found.rows.count());
     for odd in found.rows.odd.iter().filter(|_| news) {
         tracing::warn!(odd, "a row of an endpoint's file allows nothing");
     }
     if !found.rules.is_empty() {
         tracing::info!(endpoints = found.rules.len(), "rules restored from disk");
     }
-    shared.link.rules_from_disk(found.rules.len());
+    shared.agent.link.rules_from_disk(found.rules.len());
     *shared.skipped_files.lock() = found.skipped;
 }
 
 /// Uses the rules that a Cilium agent sent last, unless a file of the agent is newer.
 fn prefer_what_was_said(shared: &Shared, found: &mut Restored, now: &Instances) {
-    let (said, until) = match shared.rules_journal.read() {
+    let (said, until) = match shared.agent.rules_journal.read() {
         Ok(Some(said)) => said,
         Ok(None) => return,
         Err(error) => {
-            let path = shared.rules_journal.status().path.unwrap_or_default();
+            let path = shared.agent.rules_journal.status().path.unwrap_or_default();
             tracing::error!(path, %error, "cannot use the rules that the agent sent last");
             return;
         }
@@ -77,22 +77,22 @@ fn prefer_what_was_said(shared: &Shared, found: &mut Restored, now: &Instances) 
         "using the rules that the agent sent last"
     );
     shared.maps.add_former(counts.prefixes.clone());
-    shared.rules_journal.adopt(counts);
+    shared.agent.rules_journal.adopt(counts);
 }
 
 /// Keeps the agent's rules on disk, on a thread that may wait for it.
 pub(super) fn keep_rules(shared: &Shared) {
-    if let Some(work) = shared.rules_journal.work(Instant::now()) {
-        let journal = Arc::clone(&shared.rules_journal);
+    if let Some(work) = shared.agent.rules_journal.work(Instant::now()) {
+        let journal = Arc::clone(&shared.agent.rules_journal);
         tokio::task::spawn_blocking(move || journal.done(&work, work.run()));
     }
 }
 
 /// Rules of endpoints that `cilium_lxc` has lost, or gave to others, end.
 pub(super) fn end_lost_rules(shared: &Shared) {
-    let mut writing = shared.link.writing_rules();
+    let mut writing = shared.agent.link.writing_rules();
     if end_rules_of_lost_endpoints(&mut writing, &shared.maps, &shared.policy) > 0 {
-        shared.link.rules_kept(writing.unconfirmed());
+        shared.agent.link.rules_kept(writing.unconfirmed());
     }
 }
 
@@ -138,7 +138,7 @@ pub(super) async fn others_first(shared: &Shared, mut ports: BoundPorts) {
 /// Notes whether queries can be answered.
 pub(super) fn note_gate(shared: &Shared) {
     let with_rules = shared.policy.load().len();
-    let sent = shared.link.sent_rules();
+    let sent = shared.agent.link.sent_rules();
     let can = gate::can_answer(shared.maps.problem(), with_rules, sent, Instant::now());
     shared.gate.set(can);
 }

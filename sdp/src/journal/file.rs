@@ -59,14 +59,14 @@ impl OwnFile {
         Ok(file)
     }
 
-    /// Replaces what the file says.
+    /// Replaces the content of the file.
     pub(super) fn replace(&mut self, image: &[u8]) -> io::Result<()> {
         self.file = Self::put(&self.path, image)?;
         self.len = u64::try_from(image.len()).unwrap_or(u64::MAX);
         Ok(())
     }
 
-    /// Appends records. After an error the file says what it said before.
+    /// Appends records. After an error the file has its former content.
     pub(super) fn append(&mut self, records: &[u8]) -> io::Result<()> {
         if let Err(error) = self.file.write_all(records) {
             // Half a record would hide those that follow it.

@@ -72,7 +72,7 @@ impl Ledger {
         }
     }
 
-    /// Reads a file; the second says whether it ended in bytes that are no record.
+    /// Reads a file. Also returns whether it ended in bytes that are no record.
     pub fn read(bytes: &[u8], boot_id: &str, limit: usize) -> Result<(Self, bool), HeaderError> {
         let mut records = record::read(bytes, boot_id)?;
         let mut ledger = Self::new(limit);
@@ -87,7 +87,7 @@ impl Ledger {
         Ok((ledger, records.is_torn()))
     }
 
-    /// A whole file that says no more than it must.
+    /// A whole file without superfluous records.
     pub fn image(&self, boot_id: &str, now: BootTime) -> Vec<u8> {
         let mut out = record::header(boot_id);
         for (mapping, lasts) in self.mappings(now) {

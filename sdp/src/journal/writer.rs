@@ -14,7 +14,7 @@ use super::{
 /// Most pairs in the journal of one proxy. Above it, the endpoint with most pairs loses those that
 /// end soonest.
 pub(crate) const PAIRS: usize = 100_000;
-/// Bytes that a file may have at most once it says no more than it must.
+/// Bytes that a file may have at most once it has no superfluous records.
 const MAX_BYTES: u64 = 64 << 20;
 /// Below this length, in bytes, a file is not rewritten.
 const SMALL: u64 = 256 << 10;
@@ -38,7 +38,7 @@ pub(super) struct Writer {
     pub(super) adopt: Adopt,
     ledger: Ledger,
     file: Option<OwnFile>,
-    /// The file does not say all that it should; what it says is true.
+    /// Records are missing in the file. Those that it has are valid.
     behind: bool,
     /// Adopted files whose content is not in this process's own file yet.
     taken: Vec<Orphan>,
@@ -82,7 +82,7 @@ impl Writer {
         self.close(journal);
     }
 
-    /// Puts notes into the file, and says how it stands before anybody goes on.
+    /// Puts notes into the file, and publishes the result before any answer is released.
     fn write(&mut self, journal: &Journal, notes: &[Note], now: BootTime) {
         let mut records = Vec::new();
         for note in notes {

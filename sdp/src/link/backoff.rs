@@ -5,7 +5,7 @@ use std::time::Duration;
 use backon::{BackoffBuilder, ConstantBuilder};
 
 /// Upper limit of a wait, jitter included.
-pub(super) const LONGEST: Duration = Duration::from_secs(1);
+pub(super) const MAX_DELAY: Duration = Duration::from_secs(1);
 
 const EAGER: Duration = Duration::from_millis(125);
 /// Number of short waits, which last 10 s or more in total.
@@ -24,7 +24,7 @@ pub(super) fn delays() -> impl Iterator<Item = Duration> + Send {
         .without_max_times()
         .with_jitter()
         .build();
-    eager.chain(calm).map(|delay| delay.min(LONGEST))
+    eager.chain(calm).map(|delay| delay.min(MAX_DELAY))
 }
 
 #[cfg(test)]

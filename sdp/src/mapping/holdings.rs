@@ -64,7 +64,7 @@ impl<K: Clone> Holdings<K> {
         serial
     }
 
-    /// Drops outdated places if there are too many. `end_of` says, here as in other methods,
+    /// Drops outdated places if there are too many. `end_of` returns, here as in other methods,
     /// when an entry ends; `None` if it is gone.
     pub(super) fn tidy(&mut self, holder: Holder, end_of: impl Fn(&K, Serial) -> Option<BootTime>) {
         let most = 2 * self.entries.held_by(holder) + OUTDATED;

@@ -54,7 +54,7 @@ const EVICTED_AT_ONCE: usize = 32;
 pub(crate) enum Unwritten {
     /// Nothing, or nothing that is worth a write.
     Nothing,
-    /// Pairs that last longer than a disk says.
+    /// Pairs that last longer than they do on a disk.
     Longer,
     /// A pair that no disk knows.
     Pair,
@@ -105,7 +105,7 @@ impl PairTable {
         self.take(mapping, min_ttl, Source::Leased);
     }
 
-    /// Keeps what a journal says already; `min_ttl` as for [`Self::keep`].
+    /// Keeps a mapping that a journal has already; `min_ttl` as for [`Self::keep`].
     pub(crate) fn take_over(&mut self, mapping: &Mapping, min_ttl: u32) {
         self.take(mapping, min_ttl, Source::Journal);
     }
@@ -212,7 +212,7 @@ impl PairTable {
         found
     }
 
-    /// Everything that no agent has made durable and that lasts longer than a disk says; from
+    /// Everything that no agent has made durable and that lasts longer than on a disk; from
     /// now on it counts as written. With each, for how many seconds it counts.
     pub(crate) fn all_to_write(&mut self) -> Vec<(Mapping, u32)> {
         let mut found = Vec::new();

@@ -31,7 +31,7 @@ impl Instance {
     }
 
     /// Whether rules that were made for `self` are for `now`, too. An interface that one of the
-    /// two does not know says nothing.
+    /// two does not have counts as the same.
     pub fn is_same(&self, now: &Self) -> bool {
         let interface = self.ifindex == now.ifindex || self.ifindex == 0 || now.ifindex == 0;
         interface && self.identity == now.identity && !self.addresses.is_disjoint(&now.addresses)

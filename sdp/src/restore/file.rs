@@ -73,7 +73,7 @@ pub enum FileError {
     Name { selector: String, reason: String },
 }
 
-/// A member that is used of a file, or says who wrote it.
+/// A member of a file that is used, or that identifies its writer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Member {
     Id,

@@ -31,7 +31,7 @@ const EMPTY_CONTROL: Control = Control([0; CONTROL]);
 /// Every field may be zero.
 unsafe trait Zeroed: Sized {
     fn zeroed() -> Self {
-        // SAFETY: the implementor says that zero is a valid value.
+        // SAFETY: the implementor guarantees that zero is a valid value.
         unsafe { mem::zeroed() }
     }
 }
@@ -127,7 +127,7 @@ impl RecvBatch {
     fn control<T>(&self, at: usize, wanted: impl Fn(i32, i32, &[u8]) -> Option<T>) -> Option<T> {
         let header = &self.headers.get(at).filter(|_| at < self.controls.len())?;
         // SAFETY: the kernel filled the header, whose control buffer belongs to `self` and is
-        // alive; the CMSG macros stay within `msg_controllen`, and the data is what its head says.
+        // alive; the CMSG macros stay within `msg_controllen`, and the data has the type in its header.
         unsafe {
             let mut cmsg = libc::CMSG_FIRSTHDR(&raw const header.msg_hdr);
             while let Some(head) = cmsg.as_ref() {
@@ -465,7 +465,7 @@ fn put_v6(storage: &mut libc::sockaddr_storage, address: SocketAddrV6) -> libc::
     size_of::<libc::sockaddr_in6>() as libc::socklen_t
 }
 
-/// Writes the control message that sets a packet's source; says how long it is.
+/// Writes the control message that sets a packet's source. Returns its length.
 fn put_source(control: &mut Control, source: IpAddr) -> usize {
     match source {
         IpAddr::V4(ip) => put_control(

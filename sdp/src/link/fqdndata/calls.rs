@@ -244,9 +244,9 @@ fn result(
     Ok(MappingResult { sequence, result })
 }
 
-/// What an error says: that the connection is of no use, that the agent has
-/// trouble (an answer is released, and told again), or that it rejects the
-/// mapping. Cilium's agent says UNKNOWN for whatever its handler minds, an
+/// The meaning of an error: that the connection is of no use, that the agent has
+/// trouble (an answer is released, and sent again), or that it rejects the
+/// mapping. Cilium's agent returns UNKNOWN for every error of its handler, an
 /// endpoint that it has not restored yet included.
 fn refusal(status: Status) -> Result<Refusal, SessionError> {
     match status.code() {

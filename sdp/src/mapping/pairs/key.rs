@@ -15,7 +15,7 @@ pub struct Key {
     pub(crate) name: Fqdn,
 }
 
-/// Who asked, and which server.
+/// The client that asked, and the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Asked {
     pub(crate) endpoint: EndpointInstance,

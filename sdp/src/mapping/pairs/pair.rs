@@ -37,7 +37,7 @@ pub(super) struct Pair {
     /// Acknowledgement of an agent without leases.
     pub(super) acknowledged: Acknowledged,
     pub(super) tries: u8,
-    /// Until when a disk, the agent's or the journal's, says that it counts.
+    /// Until when it counts on a disk, the agent's or the journal's.
     pub(super) written: BootTime,
     /// When it was seen as far as a disk knows.
     pub(super) seen_written: BootTime,
@@ -106,7 +106,7 @@ impl Pair {
         }
     }
 
-    /// A disk says all of it.
+    /// A disk has all of it.
     pub(super) fn note_written(&mut self) {
         self.written = self.written.max(self.expires);
         self.seen_written = self.seen_at;

@@ -199,7 +199,7 @@ mod tests {
         assert!(error.contains("larger than 64 KiB"), "{error}");
         drop(ours);
         sends.join().unwrap();
-        // One octet at a time does not put the end off.
+        // One byte at a time does not put the end off.
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         let pause = Duration::from_millis(5);
         let sends = thread::spawn(move || {

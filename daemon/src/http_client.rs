@@ -12,13 +12,13 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Octets of an answer's headers at most.
+/// Bytes of an answer's headers at most.
 const HEADERS: usize = 64 << 10;
 
 /// How large an answer may be, and how long it may take.
 #[derive(Clone, Copy, Debug)]
 pub struct AnswerLimits {
-    /// Most octets that the body may have.
+    /// Most bytes that the body may have.
     pub body: usize,
     /// Time from the request to the end of the headers.
     pub begins_within: Duration,
@@ -32,7 +32,7 @@ pub enum AnswerError {
     /// The other end sent none, or not HTTP.
     #[error("{}", explain(.0))]
     Http(#[from] hyper::Error),
-    /// The body has more octets than this limit.
+    /// The body has more bytes than this limit.
     #[error(
         "the answer is larger than {} MiB and was not read to its end: is it the program that it \
          should be?",
@@ -91,7 +91,7 @@ pub async fn exchange(
     exchanged.unwrap_or(Err(AnswerError::Slow(limits.within)))
 }
 
-/// Copies the body: a frame of a few octets may hold a large buffer.
+/// Copies the body: a frame of a few bytes may hold a large buffer.
 async fn read(
     response: Response<Incoming>,
     limit: usize,
@@ -158,11 +158,11 @@ mod tests {
         let chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
         let zeros = [b'0'; 1 << 16];
         let whole_chunk = [b"10000\r\n".as_slice(), &zeros, b"\r\n"].concat();
-        let octets = b"1\r\n0\r\n".repeat(1000);
+        let bytes = b"1\r\n0\r\n".repeat(1000);
         let until_closed = b"HTTP/1.1 200 OK\r\n\r\n".as_slice();
         for (begin, repeated, limit) in [
             (chunked.as_slice(), whole_chunk.as_slice(), LIMITS.body),
-            (chunked.as_slice(), octets.as_slice(), 4096),
+            (chunked.as_slice(), bytes.as_slice(), 4096),
             (until_closed, zeros.as_slice(), LIMITS.body),
         ] {
             let error = answered_within(limit, begin, repeated).await.unwrap_err();

@@ -155,11 +155,11 @@ fn user_of(transport: Transport, at: SocketAddr) -> Option<u32> {
 }
 
 fn user_in(table: &str, at: SocketAddr) -> Option<u32> {
-    let octets = match at.ip() {
+    let bytes = match at.ip() {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
     };
-    let words = octets
+    let words = bytes
         .chunks_exact(4)
         .filter_map(|word| word.try_into().ok());
     let address: String = words

@@ -20,9 +20,9 @@ const REQUEST: u16 = 1;
 /// `NLMSG_ERROR`.
 const ERROR: u16 = 2;
 const TCP: u8 = 6;
-/// Octets of `struct nlmsghdr`.
+/// Bytes of `struct nlmsghdr`.
 const HEADER: usize = 16;
-/// Octets of the query: the header and `struct inet_diag_req_v2`.
+/// Bytes of the query: the header and `struct inet_diag_req_v2`.
 const QUERY: usize = HEADER + 56;
 /// `TCP_ESTABLISHED` and `TCP_CLOSE_WAIT`: a socket in another state may have no user any more.
 const WITH_USER: [u8; 2] = [1, 8];

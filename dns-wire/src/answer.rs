@@ -216,12 +216,12 @@ impl Section<'_> {
             .ok_or(Malformed)?;
         match record.rtype {
             TYPE_A => {
-                let octets: [u8; 4] = data.try_into().map_err(|_| Malformed)?;
-                Ok(Some(IpAddr::V4(Ipv4Addr::from(octets))))
+                let bytes: [u8; 4] = data.try_into().map_err(|_| Malformed)?;
+                Ok(Some(IpAddr::V4(Ipv4Addr::from(bytes))))
             }
             TYPE_AAAA => {
-                let octets: [u8; 16] = data.try_into().map_err(|_| Malformed)?;
-                Ok(Some(IpAddr::V6(Ipv6Addr::from(octets))))
+                let bytes: [u8; 16] = data.try_into().map_err(|_| Malformed)?;
+                Ok(Some(IpAddr::V6(Ipv6Addr::from(bytes))))
             }
             _ => Ok(None),
         }

@@ -16,7 +16,7 @@ use tonic::{
 
 use crate::relay::{FollowRequest, Frame, Step, cluster_relay_server::SERVICE_NAME};
 
-/// Octets of a request: a version, a node's name and a position.
+/// Bytes of a request: a version, a node's name and a position.
 const REQUEST_MAX: usize = 16 << 10;
 
 /// A [`Frame`] as its encoded parts: messages of protobuf that follow each other are one.

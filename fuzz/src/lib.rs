@@ -128,12 +128,12 @@ pub fn answer(data: &[u8]) {
     {
         assert!(!learned.addresses.is_empty());
         for address in &learned.addresses {
-            let octets = match address {
+            let bytes = match address {
                 IpAddr::V4(ip) => ip.octets().to_vec(),
                 IpAddr::V6(ip) => ip.octets().to_vec(),
             };
             assert!(
-                data.windows(octets.len()).any(|w| w == octets),
+                data.windows(bytes.len()).any(|w| w == bytes),
                 "{address} is not in it"
             );
         }

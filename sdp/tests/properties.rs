@@ -164,10 +164,10 @@ proptest! {
         let mut message = Message::response(1, OpCode::Query);
         message.metadata.response_code = code;
         message.add_query(HickoryQuery::query(names[0].clone(), RecordType::A));
-        for (owner, kind, ttl, octets) in &records {
+        for (owner, kind, ttl, bytes) in &records {
             let data = match names.get(*kind) {
                 Some(target) => RData::CNAME(rdata::CNAME(target.clone())),
-                None => RData::A(rdata::A(Ipv4Addr::from(*octets))),
+                None => RData::A(rdata::A(Ipv4Addr::from(*bytes))),
             };
             message.add_answer(Record::from_rdata(names[*owner].clone(), *ttl, data));
         }
@@ -227,8 +227,8 @@ fn model(records: &[(usize, usize, u32, [u8; 4])]) -> Option<(Vec<IpAddr>, u32)>
     let (mut ttl, mut chain_ttl) = (u32::MAX, u32::MAX);
     let (mut at, mut seen) = (0, BTreeSet::new());
     while seen.insert(at) {
-        for (_, _, own, octets) in records.iter().filter(|r| r.0 == at && r.1 == 5) {
-            addresses.insert(IpAddr::from(*octets));
+        for (_, _, own, bytes) in records.iter().filter(|r| r.0 == at && r.1 == 5) {
+            addresses.insert(IpAddr::from(*bytes));
             ttl = ttl.min(*own).min(chain_ttl);
         }
         let Some(cname) = records.iter().find(|r| r.0 == at && r.1 < 5) else {

@@ -3,6 +3,5 @@
 pub(crate) mod allocator;
 pub mod checkpoint;
 pub mod endpoint_checkpoint;
-pub(crate) mod migration;
 pub(crate) mod pods;
 pub(crate) mod scopes;

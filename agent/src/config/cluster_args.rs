@@ -7,7 +7,7 @@ use clap::{ArgAction, Args};
 use ipnet::IpNet;
 use netpol::name::is_label_key;
 
-/// Octets of a cluster's name, as in Cilium.
+/// Bytes of a cluster's name, as in Cilium.
 const NAME_MAX: usize = 32;
 
 #[derive(Clone, Debug, Args)]

@@ -81,7 +81,7 @@ pub fn address(bytes: &[u8]) -> Option<IpAddr> {
 }
 
 /// The 4 or 16 bytes of an address.
-pub fn octets(ip: IpAddr) -> Vec<u8> {
+pub fn bytes(ip: IpAddr) -> Vec<u8> {
     match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
@@ -121,7 +121,7 @@ pub fn revoked(revocation: &Revocation) -> LeaseRevoked {
     LeaseRevoked {
         id: revocation.id,
         name: revocation.name.as_str().to_owned(),
-        addresses: revocation.addresses.iter().map(|ip| octets(*ip)).collect(),
+        addresses: revocation.addresses.iter().map(|ip| bytes(*ip)).collect(),
     }
 }
 

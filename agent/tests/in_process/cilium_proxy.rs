@@ -105,8 +105,8 @@ impl Memory {
         let prefixes = prefixes.flat_map(|m| m.prefix.iter().map(|bytes| (bytes, m.identity)));
         self.prefixes = prefixes
             .map(|(bytes, identity)| {
-                let (len, octets) = bytes.split_last().unwrap();
-                (IpNet::new(address(octets), *len).unwrap(), identity)
+                let (len, bytes) = bytes.split_last().unwrap();
+                (IpNet::new(address(bytes), *len).unwrap(), identity)
             })
             .collect();
     }
@@ -144,10 +144,10 @@ impl Memory {
     }
 }
 
-fn address(octets: &[u8]) -> IpAddr {
-    match octets.len() {
-        4 => <[u8; 4]>::try_from(octets).unwrap().into(),
-        16 => <[u8; 16]>::try_from(octets).unwrap().into(),
+fn address(bytes: &[u8]) -> IpAddr {
+    match bytes.len() {
+        4 => <[u8; 4]>::try_from(bytes).unwrap().into(),
+        16 => <[u8; 16]>::try_from(bytes).unwrap().into(),
         other => panic!("an address of {other} bytes"),
     }
 }

@@ -1,5 +1,5 @@
 //! `cargo xtask bench relay`: one relay, 200 agents that only read, 10,000 pods, 50 changes a second.
-//! Figures: octets for each change and agent, CPU time and memory of the relay, the time from the
+//! Figures: bytes for each change and agent, CPU time and memory of the relay, the time from the
 //! change to each agent, and requests at the API server.
 
 use std::collections::HashMap;
@@ -51,7 +51,7 @@ pub(crate) struct Options {
 #[derive(Debug, Default)]
 struct Seen {
     synced: AtomicUsize,
-    octets: AtomicU64,
+    bytes: AtomicU64,
     /// When each change was made, by key.
     begun: Mutex<HashMap<String, Instant>>,
     delays: Mutex<Vec<Duration>>,
@@ -114,7 +114,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let with_agents = usage::resident(relay.id())?;
     let requests = api.answered().len();
 
-    seen.octets.store(0, Ordering::Relaxed);
+    seen.bytes.store(0, Ordering::Relaxed);
     let (begin, cpu) = (Instant::now(), usage::cpu_time(relay.id())?);
     let changes = options.rate * options.seconds;
     for n in 0..changes {
@@ -142,9 +142,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         p99.context("p99")?,
         most.context("max")?,
     );
-    let octets = seen.octets.load(Ordering::Relaxed) / u64::try_from(wanted)?;
+    let bytes = seen.bytes.load(Ordering::Relaxed) / u64::try_from(wanted)?;
     let percent = cpu.as_secs_f64() / took.as_secs_f64() * 100.0;
-    let mib = |octets: u64| f64::from(u32::try_from(octets >> 10).unwrap_or(u32::MAX)) / 1024.0;
+    let mib = |bytes: u64| f64::from(u32::try_from(bytes >> 10).unwrap_or(u32::MAX)) / 1024.0;
     let each = with_agents.saturating_sub(alone) / u64::try_from(options.agents.max(2) - 1)?;
     let watches = api.answered();
     let watches = watches
@@ -159,7 +159,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         "first agent has every pod after {first:.1?}; {} more after {all:.1?}",
         options.agents - 1
     );
-    println!("a change and agent: {octets} octets of frames");
+    println!("a change and agent: {bytes} bytes of frames");
     println!("change to agent: p50 {p50:.1?}, p99 {p99:.1?}, most {most:.1?}");
     println!(
         "relay: {percent:.0} % of a CPU, {:.1} MiB with one agent, {:.1} MiB with all: {} KiB each",
@@ -172,7 +172,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     );
     let figures = json!({
         "pods": options.pods, "agents": options.agents, "rate": options.rate,
-        "first_ms": first.as_millis(), "all_ms": all.as_millis(), "octets": octets,
+        "first_ms": first.as_millis(), "all_ms": all.as_millis(), "octets": bytes,
         "p50_us": p50.as_micros(), "p99_us": p99.as_micros(), "max_us": most.as_micros(),
         "cpu_percent": percent, "resident": alone, "resident_with_agents": with_agents,
         "requests": requests,
@@ -233,9 +233,9 @@ async fn follow(endpoint: &Endpoint, n: usize, pods: u32, seen: &Seen) -> Result
     };
     let (mut have, mut is_synced) = (0, false);
     while let Some(frame) = frames.message().await? {
-        let octets = prost::Message::encoded_len(&frame);
-        seen.octets
-            .fetch_add(u64::try_from(octets)?, Ordering::Relaxed);
+        let bytes = prost::Message::encoded_len(&frame);
+        seen.bytes
+            .fetch_add(u64::try_from(bytes)?, Ordering::Relaxed);
         let now = Instant::now();
         for step in frame.steps.into_iter().filter_map(|step| step.step) {
             match step {

@@ -14,7 +14,7 @@ use super::schema;
 use super::store::{Key, Store};
 use super::target::Target;
 
-/// Octets that etcd stores of one object.
+/// Bytes that etcd stores of one object.
 const OBJECT_MAX: usize = 3 << 19;
 
 /// A write, and warnings for the client (`Warning: 299`).

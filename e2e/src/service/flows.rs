@@ -96,13 +96,13 @@ fn request(flow: &Flow) -> Result<Vec<u8>> {
         IpAddr::V4(_) => (AF_INET, [1, 2]),
         IpAddr::V6(_) => (AF_INET6, [3, 4]),
     };
-    let octets = |ip: IpAddr| match ip {
+    let bytes = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
     };
     let addresses = [
-        attribute(kinds[0], &octets(flow.from.0))?,
-        attribute(kinds[1], &octets(flow.to.0))?,
+        attribute(kinds[0], &bytes(flow.from.0))?,
+        attribute(kinds[1], &bytes(flow.to.0))?,
     ];
     let ports = [
         attribute(1, &[u8::try_from(IPPROTO_UDP)?])?,

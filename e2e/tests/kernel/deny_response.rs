@@ -69,7 +69,7 @@ fn sum16(bytes: &[u8]) -> u16 {
     u16::try_from(sum).expect("folded")
 }
 
-fn octets(address: IpAddr) -> Vec<u8> {
+fn bytes(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
@@ -78,7 +78,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
 
 fn pseudo(src: IpAddr, dst: IpAddr, protocol: u8, len: usize) -> Vec<u8> {
     let len = u16::try_from(len).expect("short").to_be_bytes();
-    [octets(src), octets(dst), vec![0, protocol, len[0], len[1]]].concat()
+    [bytes(src), bytes(dst), vec![0, protocol, len[0], len[1]]].concat()
 }
 
 /// A datagram with this payload and correct checksums.

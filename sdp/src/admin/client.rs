@@ -26,7 +26,7 @@ use crate::config::{
 
 /// Longest time for an answer; a proxy that needs longer hangs.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Octets of an answer: far more than the rules of one endpoint have. The process behind the socket
+/// Bytes of an answer: far more than the rules of one endpoint have. The process behind the socket
 /// may be any that runs as the proxies' user.
 const LARGEST_ANSWER: usize = 16 << 20;
 /// Interval between two checks whether a draining proxy has exited.

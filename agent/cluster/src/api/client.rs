@@ -26,9 +26,9 @@ const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const CONNECT: Duration = Duration::from_secs(5);
 /// Longest time until a request has its answer's head.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Octets of one object: an API server stores 1.5 MB.
+/// Bytes of one object: an API server stores 1.5 MB.
 const OBJECT_MAX: usize = 8 << 20;
-/// Octets of an answer that says why a request failed.
+/// Bytes of an answer that says why a request failed.
 const REASON_MAX: usize = 64 << 10;
 
 /// Why no API server can be used. Exit code 2.
@@ -236,7 +236,7 @@ impl Api {
         self.json_within(method, path, body, OBJECT_MAX).await
     }
 
-    /// As `json`, with an answer of at most `most` octets.
+    /// As `json`, with an answer of at most `most` bytes.
     pub async fn json_within(
         &self,
         method: Method,

@@ -38,9 +38,9 @@ use crate::{
 
 /// Objects of one page of a list.
 const PAGE: u32 = 500;
-/// Octets of a page: an object has at most 1.5 MB.
+/// Bytes of a page: an object has at most 1.5 MB.
 const PAGE_MAX: usize = 256 << 20;
-/// Octets of one line of a watch.
+/// Bytes of one line of a watch.
 const LINE_MAX: usize = 16 << 20;
 /// Longest time for a page.
 const PAGE_TIME: Duration = Duration::from_secs(60);

@@ -54,16 +54,16 @@ const PING: Duration = Duration::from_secs(20);
 const PONG: Duration = Duration::from_secs(24 * 3600);
 /// Streams of a connection at once.
 const STREAMS: u32 = 1;
-/// Octets of a request's headers.
+/// Bytes of a request's headers.
 const HEADERS: u32 = 8 << 10;
-/// Octets of a stream that wait in HTTP/2 for the connection.
+/// Bytes of a stream that wait in HTTP/2 for the connection.
 const SEND_BUFFER: usize = 128 << 10;
-/// Octets that wait in the kernel: few, so that it shows soon whether the other side takes any.
+/// Bytes that wait in the kernel: few, so that it shows soon whether the other side takes any.
 const SOCKET_BUFFER: usize = 128 << 10;
-/// First octet of a client that begins with TLS: a record of a handshake.
+/// First byte of a client that begins with TLS: a record of a handshake.
 const TLS_RECORD: u8 = 0x16;
 /// A connection that takes less in [`Bounds::silent`] takes nothing: pings and views are smaller.
-const SILENT_OCTETS: u64 = 2 << 10;
+const SILENT_BYTES: u64 = 2 << 10;
 
 /// An agent's connection, as its stream sees it. Clones are one.
 #[derive(Clone, Debug)]
@@ -395,7 +395,7 @@ fn http(tasks: &TaskTracker) -> http2::Builder<Tasks> {
     http
 }
 
-/// Octets of a connection at the last look.
+/// Bytes of a connection at the last look.
 struct Life {
     read: u64,
     written: u64,
@@ -412,7 +412,7 @@ impl Life {
     /// Whether anything came, or was taken, since the last look.
     fn goes_on(&mut self, progress: &Progress) -> bool {
         let now = Self::new(progress);
-        let goes_on = now.read > self.read || now.written - self.written >= SILENT_OCTETS;
+        let goes_on = now.read > self.read || now.written - self.written >= SILENT_BYTES;
         *self = now;
         goes_on
     }
@@ -427,18 +427,18 @@ fn prepare(stream: &TcpStream, silent: Duration) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(silent))
 }
 
-/// Waits for the first octet: whether the other side begins with TLS.
+/// Waits for the first byte: whether the other side begins with TLS.
 async fn greeting(stream: &TcpStream, is_tls: bool) -> Result<(), Closed> {
     let mut first = [0];
-    let octets = stream.peek(&mut first).await;
-    let octets = octets.map_err(|error| Closed::Failed(error.to_string()))?;
-    match (octets, first == [TLS_RECORD], is_tls) {
+    let bytes = stream.peek(&mut first).await;
+    let bytes = bytes.map_err(|error| Closed::Failed(error.to_string()))?;
+    match (bytes, first == [TLS_RECORD], is_tls) {
         (0, ..) => Err(Closed::Failed("closed without a request".to_owned())),
         (_, is_record, _) if is_record == is_tls => Ok(()),
         _ => {
-            // A connection that is closed with octets unread is reset, and the other side reports
+            // A connection that is closed with bytes unread is reset, and the other side reports
             // that only.
-            let _octets = stream.try_read(&mut [0; 4096]);
+            let _bytes = stream.try_read(&mut [0; 4096]);
             Err(if is_tls { Closed::NoTls } else { Closed::Tls })
         }
     }

@@ -56,7 +56,7 @@ async fn until_refused(relay: &Relay, refusal: Refusal, least: u64) {
 
 async fn is_closed(mut connection: TcpStream) {
     let mut rest = Vec::new();
-    // A connection that is closed with octets unread is reset.
+    // A connection that is closed with bytes unread is reset.
     let _ended = soon("the connection ends", connection.read_to_end(&mut rest)).await;
 }
 
@@ -171,15 +171,15 @@ async fn an_agent_that_only_keeps_its_connection_open_is_closed() {
 }
 
 /// Reads with a bounded speed.
-async fn slow_copy(mut from: TcpStream, mut to: TcpStream, octets: usize, pause: Duration) {
-    let mut buffer = vec![0; octets];
+async fn slow_copy(mut from: TcpStream, mut to: TcpStream, bytes: usize, pause: Duration) {
+    let mut buffer = vec![0; bytes];
     let (mut reader, mut back) = to.split();
     let (mut source, mut sink) = from.split();
     let forth = async {
         loop {
             tokio::time::sleep(pause).await;
             match source.read(&mut buffer).await {
-                Ok(octets @ 1..) => back.write_all(&buffer[..octets]).await.unwrap(),
+                Ok(bytes @ 1..) => back.write_all(&buffer[..bytes]).await.unwrap(),
                 _ => return,
             }
         }
@@ -189,7 +189,7 @@ async fn slow_copy(mut from: TcpStream, mut to: TcpStream, octets: usize, pause:
 }
 
 /// A link to the relay with a bounded speed; its address.
-async fn slow_link(relay: &Relay, octets: usize, pause: Duration) -> String {
+async fn slow_link(relay: &Relay, bytes: usize, pause: Duration) -> String {
     let link = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = link.local_addr().unwrap().to_string();
     let to = relay.address.parse().unwrap();
@@ -199,7 +199,7 @@ async fn slow_link(relay: &Relay, octets: usize, pause: Duration) -> String {
         // The kernel holds little, so that the relay sees how slow it is.
         socket.set_recv_buffer_size(16 << 10).unwrap();
         let relay = socket.connect(to).await.unwrap();
-        slow_copy(relay, agent, octets, pause).await;
+        slow_copy(relay, agent, bytes, pause).await;
     });
     address
 }

@@ -1,4 +1,4 @@
-//! Connects to a relay, and counts the octets of the connection.
+//! Connects to a relay, and counts the bytes of the connection.
 
 use std::{
     io,

@@ -43,10 +43,10 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// A relay that sends nothing for so long is gone: it sends a view every five seconds.
 const SILENCE: Duration = Duration::from_secs(20);
 /// A relay that sends less in that time sends nothing: pings are smaller.
-const SILENT_OCTETS: u64 = 256;
-/// Octets of a frame: the largest object of an API server with room to spare.
+const SILENT_BYTES: u64 = 256;
+/// Bytes of a frame: the largest object of an API server with room to spare.
 const FRAME_MAX: usize = 16 << 20;
-/// Octets that a relay may send before the agent has read them.
+/// Bytes that a relay may send before the agent has read them.
 const WINDOW: u32 = 256 << 10;
 /// A stream that lasted so long was in order.
 const IN_ORDER: Duration = Duration::from_secs(10);
@@ -260,7 +260,7 @@ async fn alive<T>(
         if let Ok(answer) = waited {
             return Ok(answer);
         }
-        if progress.read() - before < SILENT_OCTETS {
+        if progress.read() - before < SILENT_BYTES {
             return Err(StreamError::Silent(limit));
         }
     }

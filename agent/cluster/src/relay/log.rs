@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 
 use prost::bytes::Bytes;
 
-/// Octets of all changes that are kept.
+/// Bytes of all changes that are kept.
 pub(super) const LOG_MAX: usize = 16 << 20;
-/// Octets of one answer of [`Log::after`], unless its first change alone is larger.
+/// Bytes of one answer of [`Log::after`], unless its first change alone is larger.
 const PORTION: usize = 256 << 10;
 
 /// Why changes after a position cannot be given.
@@ -24,24 +24,24 @@ pub(super) struct Portion {
     pub(super) sequence: u64,
 }
 
-/// The last changes, up to a number of octets.
+/// The last changes, up to a number of bytes.
 #[derive(Debug)]
 pub(super) struct Log {
     changes: VecDeque<Bytes>,
     /// Position before the first of `changes`.
     begin: u64,
-    octets: usize,
-    octets_max: usize,
+    bytes: usize,
+    bytes_max: usize,
 }
 
 impl Log {
-    /// Empty, for this many octets.
-    pub(super) fn new(octets_max: usize) -> Self {
+    /// Empty, for this many bytes.
+    pub(super) fn new(bytes_max: usize) -> Self {
         Self {
             changes: VecDeque::new(),
             begin: 0,
-            octets: 0,
-            octets_max,
+            bytes: 0,
+            bytes_max,
         }
     }
 
@@ -55,14 +55,14 @@ impl Log {
         (self.begin..=self.sequence()).contains(&sequence)
     }
 
-    /// Adds a change at the end. The oldest changes go while the octets exceed the limit.
+    /// Adds a change at the end. The oldest changes go while the bytes exceed the limit.
     pub(super) fn push(&mut self, change: Bytes) {
-        self.octets += change.len();
+        self.bytes += change.len();
         self.changes.push_back(change);
-        while self.octets > self.octets_max
+        while self.bytes > self.bytes_max
             && let Some(oldest) = self.changes.pop_front()
         {
-            self.octets -= oldest.len();
+            self.bytes -= oldest.len();
             self.begin += 1;
         }
     }
@@ -77,10 +77,10 @@ impl Log {
             parts: Vec::new(),
             sequence,
         };
-        let mut octets = 0;
+        let mut bytes = 0;
         for change in self.changes.range(skip..) {
-            octets += change.len();
-            if octets > PORTION && !portion.parts.is_empty() {
+            bytes += change.len();
+            if bytes > PORTION && !portion.parts.is_empty() {
                 break;
             }
             portion.parts.push(change.clone());
@@ -98,8 +98,8 @@ fn count(length: usize) -> u64 {
 mod tests {
     use super::*;
 
-    fn change(n: u8, octets: usize) -> Bytes {
-        vec![n; octets].into()
+    fn change(n: u8, bytes: usize) -> Bytes {
+        vec![n; bytes].into()
     }
 
     #[test]
@@ -110,7 +110,7 @@ mod tests {
         for n in 0..5 {
             log.push(change(n, 3));
         }
-        // Three of three octets each are kept.
+        // Three of three bytes each are kept.
         assert_eq!(log.sequence(), 5);
         assert_eq!(log.after(1), Err(TooFarBehind));
         let portion = log.after(3).unwrap();
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(log.after(6), Err(TooFarBehind));
         // One that is larger than the log leaves nothing.
         log.push(change(9, 11));
-        assert_eq!((log.sequence(), log.octets), (6, 0));
+        assert_eq!((log.sequence(), log.bytes), (6, 0));
         assert_eq!(log.after(5), Err(TooFarBehind));
         assert_eq!(log.after(6).unwrap().parts, [] as [Bytes; 0]);
     }

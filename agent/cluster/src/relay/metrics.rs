@@ -74,8 +74,8 @@ pub(super) struct Counters {
     pub(super) resynced: AtomicU64,
     /// Agents that were cut off.
     pub(super) cut: AtomicU64,
-    /// Octets of frames, before TLS.
-    pub(super) octets: AtomicU64,
+    /// Bytes of frames, before TLS.
+    pub(super) bytes: AtomicU64,
     refused: [AtomicU64; Refusal::ALL.len()],
 }
 
@@ -103,8 +103,8 @@ pub struct Scrape {
     pub agents: usize,
     /// Changes of objects since the start.
     pub changes: u64,
-    /// Octets of frames sent to agents, before TLS.
-    pub octets: u64,
+    /// Bytes of frames sent to agents, before TLS.
+    pub bytes: u64,
     /// Snapshots that were begun for agents.
     pub snapshots: u64,
     /// Of these to agents that were too far behind.
@@ -124,7 +124,7 @@ impl Scrape {
         Self {
             agents: shared.agents(),
             changes: shared.sequence(),
-            octets: read(&shared.counters.octets),
+            bytes: read(&shared.counters.bytes),
             snapshots: read(&shared.counters.snapshots),
             resynced: read(&shared.counters.resynced),
             cut: read(&shared.counters.cut),
@@ -185,7 +185,7 @@ impl Scrape {
             Some(&Unit::Bytes),
             MetricType::Counter,
         )?;
-        ConstCounter::new(self.octets).encode(family)?;
+        ConstCounter::new(self.bytes).encode(family)?;
         self.write_watches(encoder)
     }
 

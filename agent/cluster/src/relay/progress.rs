@@ -1,4 +1,4 @@
-//! Octets of a connection: whether its other side still takes or sends any.
+//! Bytes of a connection: whether its other side still takes or sends any.
 
 use std::{
     io,
@@ -12,28 +12,28 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Octets of one connection since its start. Clones are one.
+/// Bytes of one connection since its start. Clones are one.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Progress(Arc<Octets>);
+pub(super) struct Progress(Arc<Counters>);
 
 #[derive(Debug, Default)]
-struct Octets {
+struct Counters {
     read: AtomicU64,
     written: AtomicU64,
 }
 
 impl Progress {
-    /// Octets read from the other side.
+    /// Bytes read from the other side.
     pub(super) fn read(&self) -> u64 {
         self.0.read.load(Ordering::Relaxed)
     }
 
-    /// Octets that the kernel took for the other side.
+    /// Bytes that the kernel took for the other side.
     pub(super) fn written(&self) -> u64 {
         self.0.written.load(Ordering::Relaxed)
     }
 
-    /// Wraps `stream` so that its octets are counted here.
+    /// Wraps `stream` so that its bytes are counted here.
     pub(super) fn count<S>(&self, stream: S) -> Counted<S> {
         Counted {
             stream,
@@ -42,7 +42,7 @@ impl Progress {
     }
 }
 
-/// A stream with its octets counted.
+/// A stream with its bytes counted.
 #[derive(Debug)]
 pub(super) struct Counted<S> {
     stream: S,
@@ -57,8 +57,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        let octets = buffer.filled().len().saturating_sub(before);
-        add(&self.progress.0.read, octets);
+        let bytes = buffer.filled().len().saturating_sub(before);
+        add(&self.progress.0.read, bytes);
         read
     }
 }
@@ -97,14 +97,14 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
 
 impl<S> Counted<S> {
     fn note(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(Ok(octets)) = &written {
-            add(&self.progress.0.written, *octets);
+        if let Poll::Ready(Ok(bytes)) = &written {
+            add(&self.progress.0.written, *bytes);
         }
         written
     }
 }
 
-fn add(counter: &AtomicU64, octets: usize) {
-    let octets = u64::try_from(octets).unwrap_or(u64::MAX);
-    counter.fetch_add(octets, Ordering::Relaxed);
+fn add(counter: &AtomicU64, bytes: usize) {
+    let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+    counter.fetch_add(bytes, Ordering::Relaxed);
 }

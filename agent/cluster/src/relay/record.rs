@@ -25,7 +25,7 @@ use super::{
 };
 use crate::refusals::Refusals;
 
-/// Octets of one frame of a snapshot.
+/// Bytes of one frame of a snapshot.
 const CHUNK: usize = 256 << 10;
 
 /// An object as a watch gives it to the relay.
@@ -91,12 +91,12 @@ impl Record {
         Self::with_log(kinds, LOG_MAX)
     }
 
-    fn with_log(kinds: impl IntoIterator<Item = &'static str>, octets: usize) -> Self {
+    fn with_log(kinds: impl IntoIterator<Item = &'static str>, bytes: usize) -> Self {
         let kinds = kinds.into_iter().map(|kind| (kind, Kind::default()));
         Self {
             kinds: kinds.collect(),
             templates: Templates::default(),
-            log: Log::new(octets),
+            log: Log::new(bytes),
             snapshot: None,
             refusals_changed: false,
         }
@@ -350,7 +350,7 @@ impl Templates {
     }
 }
 
-/// Frames of about [`CHUNK`] octets.
+/// Frames of about [`CHUNK`] bytes.
 #[derive(Default)]
 struct Frames {
     full: Vec<Bytes>,

@@ -189,8 +189,8 @@ impl Agent {
     }
 }
 
-fn listed_record(octets: usize) -> Record {
-    let mut record = Record::with_log(RESOURCES.iter().map(|one| one.kind), octets);
+fn listed_record(bytes: usize) -> Record {
+    let mut record = Record::with_log(RESOURCES.iter().map(|one| one.kind), bytes);
     for resource in RESOURCES {
         record.take(batch(&Saw::List(resource.kind, Vec::new(), 0), read));
     }
@@ -229,9 +229,9 @@ proptest! {
     #[test]
     fn an_agent_has_what_its_own_watches_would_give(
         history in prop::collection::vec((saw(), then()), 1..60),
-        octets in prop_oneof![Just(300), Just(LOG_MAX)],
+        bytes in prop_oneof![Just(300), Just(LOG_MAX)],
     ) {
-        let mut record = listed_record(octets);
+        let mut record = listed_record(bytes);
         let mut direct = Documents::new();
         for resource in RESOURCES {
             direct.take(batch(&Saw::List(resource.kind, Vec::new(), 0), parse_object));
@@ -309,9 +309,9 @@ fn agents_share_a_snapshot_and_it_has_no_frame_of_more_than_its_bound() {
     assert!(Arc::ptr_eq(&first, &record.snapshot()));
     assert!(first.frames.len() > 1, "{}", first.frames.len());
     assert!(first.frames.iter().all(|frame| frame.len() <= CHUNK));
-    let octets: usize = first.frames.iter().map(Bytes::len).sum();
+    let bytes: usize = first.frames.iter().map(Bytes::len).sum();
     // One template for all; the name, the node and the address are each pod's own.
-    assert!(octets / 4000 < 130, "{} octets for each pod", octets / 4000);
+    assert!(bytes / 4000 < 130, "{} bytes for each pod", bytes / 4000);
     assert_eq!(record.templates.encoded.len(), 1);
 }
 

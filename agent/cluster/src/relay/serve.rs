@@ -43,13 +43,13 @@ use crate::{health::ClusterHealth, resource::RESOURCES};
 /// Frames that wait for a connection.
 const QUEUE: usize = 2;
 /// A connection that takes less in [`Bounds::slow`] takes nothing: answers to pings are smaller.
-const SLOW_OCTETS: u64 = 1 << 10;
+const SLOW_BYTES: u64 = 1 << 10;
 /// An agent that reads a snapshot begins again when there are so many newer ones: memory has no more
 /// than these and the last.
 const SNAPSHOTS: u64 = 2;
 /// Between two views: an agent that gets none connects to another relay.
 const VIEW: Duration = Duration::from_secs(5);
-/// Octets of a node's name in the log: names of Kubernetes are not longer.
+/// Bytes of a node's name in the log: names of Kubernetes are not longer.
 const NAME_MAX: usize = 253;
 
 /// State of the relay that all streams share.
@@ -279,14 +279,14 @@ impl Agent {
         self.send_unless(shared, parts, || false).await.map(drop)
     }
 
-    /// Waits as long as the connection takes octets, and the parts are not outdated.
+    /// Waits as long as the connection takes bytes, and the parts are not outdated.
     async fn send_unless(
         &mut self,
         shared: &Shared,
         parts: Vec<Bytes>,
         is_outdated: impl Fn() -> bool,
     ) -> Result<Sent, Ended> {
-        let octets: usize = parts.iter().map(Bytes::len).sum();
+        let bytes: usize = parts.iter().map(Bytes::len).sum();
         let mut reserved = pin!(self.out.reserve());
         let permit = loop {
             if is_outdated() {
@@ -299,13 +299,13 @@ impl Agent {
                 () = shared.stop.cancelled() => return Err(Ended::Stopping),
                 () = self.place.lost().cancelled() => return Err(Ended::Displaced),
             }
-            if self.progress.written() - before < SLOW_OCTETS {
+            if self.progress.written() - before < SLOW_BYTES {
                 return Err(Ended::Slow);
             }
         };
         permit.send(EncodedFrame(parts));
-        let octets = u64::try_from(octets).unwrap_or(u64::MAX);
-        shared.counters.octets.fetch_add(octets, Ordering::Relaxed);
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        shared.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(Sent::All)
     }
 }

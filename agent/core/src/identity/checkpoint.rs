@@ -5,35 +5,23 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 use shared_maps::IdentityId;
 
-use super::{
-    migration::{LABEL_LOGIC, migrate},
-    scopes::is_remote_node,
-};
+use super::scopes::is_remote_node;
 use crate::labels::{Label, LabelSet};
 
 /// Version of `endpoint_identities.json` that this program writes.
 const VERSION: u64 = 1;
+/// Version of the logic by which this program labels prefixes and endpoints. A number is found again
+/// by its label set: sets of another logic would match other prefixes.
+const LABEL_LOGIC: u64 = 1;
 
 /// One identity, as both files have it.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     id: u32,
     labels: LabelMap,
-    /// Version of the logic that made the labels; absent: the first, and Cilium's.
-    #[serde(default = "first_logic", skip_serializing_if = "is_first_logic")]
-    logic: u64,
-}
-
-const fn first_logic() -> u64 {
-    1
-}
-
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "the signature that serde wants"
-)]
-const fn is_first_logic(logic: &u64) -> bool {
-    *logic == 1
+    /// Version of the logic that made the labels; absent: the first, which is also Cilium's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logic: Option<u64>,
 }
 
 /// Labels of a file, by key.
@@ -152,7 +140,7 @@ fn entry(id: IdentityId, labels: &LabelSet) -> Entry {
     Entry {
         id: id.0,
         labels: spell(labels),
-        logic: LABEL_LOGIC,
+        logic: None,
     }
 }
 
@@ -193,12 +181,9 @@ fn read(
     let kept = entries
         .into_iter()
         .filter(|entry| keep(IdentityId(entry.id)));
-    kept.map(|entry| {
-        if entry.logic > LABEL_LOGIC {
-            return Err(CheckpointError::NewerLogic(entry.logic));
-        }
-        let labels = migrate(entry.logic, unspell(&entry.labels));
-        Ok((IdentityId(entry.id), labels))
+    kept.map(|entry| match entry.logic {
+        Some(logic) if logic > LABEL_LOGIC => Err(CheckpointError::NewerLogic(logic)),
+        _ => Ok((IdentityId(entry.id), unspell(&entry.labels))),
     })
     .collect()
 }

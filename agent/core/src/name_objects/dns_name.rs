@@ -2,9 +2,9 @@
 
 use dns_policy::name::Fqdn;
 
-/// Octets of a name with its final dot, as the definition of the kind has it.
+/// Bytes of a name with its final dot, as the definition of the kind has it.
 const LONGEST: usize = 254;
-/// Octets of a label (RFC 1035, 2.3.4).
+/// Bytes of a label (RFC 1035, 2.3.4).
 const LONGEST_LABEL: usize = 63;
 /// First label of a wildcard, with its dot.
 const STAR: &str = "*.";
@@ -15,8 +15,8 @@ pub enum NameError {
     /// It has no final dot.
     #[error("has no dot at its end; write for example www.example.com.")]
     NoDot,
-    /// It has more octets than a name may have.
-    #[error("is longer than {LONGEST} octets; use a shorter name")]
+    /// It has more bytes than a name may have.
+    #[error("is longer than {LONGEST} bytes; use a shorter name")]
     Long,
     /// It has one label, apart from a star.
     #[error(

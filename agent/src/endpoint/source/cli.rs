@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 use super::EndpointDocument;
 use crate::endpoint::discover::Netns;
 
-/// Version of a file in which an endpoint is a pod. With addresses or a mode it is 3, with named
-/// ports alone 2, without these 1.
+/// Version of a file in which an endpoint has more than labels. Without such an endpoint it is 1, so
+/// that the build before can read the file.
 const VERSION: u32 = 4;
 const PREFIX: &str = "cli/";
 
@@ -217,16 +217,14 @@ impl CliFile {
         documents: impl Iterator<Item = (&'a String, &'a EndpointDocument)>,
     ) -> Result<(), CliFileError> {
         let endpoints: BTreeMap<_, _> = documents.map(|(k, d)| (k.clone(), d.clone())).collect();
-        let named = endpoints.values().any(|d| !d.named_ports.is_empty());
-        let addressed = |d: &EndpointDocument| !d.addresses.is_empty() || d.enable_policy.is_some();
-        let addressed = endpoints.values().any(addressed);
-        let is_pod = endpoints.values().any(|d| d.pod.is_some());
+        let has_labels_alone = |d: &EndpointDocument| {
+            let is_bare = d.named_ports.is_empty() && d.addresses.is_empty();
+            is_bare && d.enable_policy.is_none() && d.pod.is_none()
+        };
         let content = Content {
-            version: match (addressed, named) {
-                _ if is_pod => VERSION,
-                (true, _) => 3,
-                (false, true) => 2,
-                (false, false) => 1,
+            version: match endpoints.values().all(has_labels_alone) {
+                true => 1,
+                false => VERSION,
             },
             endpoints,
         };
@@ -285,10 +283,10 @@ mod tests {
         // An older release must not drop what it does not know.
         for (document, version) in [
             (document, 1),
-            (named, 2),
-            (addressed, 3),
-            (always, 3),
-            (of_pod, 4),
+            (named, VERSION),
+            (addressed, VERSION),
+            (always, VERSION),
+            (of_pod, VERSION),
         ] {
             file.write([(&key, &document)].into_iter()).unwrap();
             assert_eq!(documents(&file)[&key], document);

@@ -26,7 +26,7 @@ struct Process {
     /// Clock ticks after boot (proc(5), field 22 of /proc/PID/stat).
     started: u64,
     boot_id: String,
-    /// Device and inode of its network namespace; earlier releases have none.
+    /// Device and inode of its network namespace, if they could be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     netns: Option<NamespaceId>,
 }

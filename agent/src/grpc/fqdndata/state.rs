@@ -168,7 +168,7 @@ fn endpoints(addresses: &[At]) -> Vec<IdentityToEndpointMapping> {
         let infos = by_identity.entry(identity.0).or_default();
         infos.push(EndpointInfo {
             id: endpoint.0.into(),
-            ip: vec![convert::octets(*address)],
+            ip: vec![convert::bytes(*address)],
         });
     }
     by_identity
@@ -183,7 +183,7 @@ fn endpoints(addresses: &[At]) -> Vec<IdentityToEndpointMapping> {
 fn prefixes(prefixes: &[(IpNet, IdentityId)]) -> Vec<IdentityToPrefixMapping> {
     let mut by_identity: BTreeMap<u32, Vec<Vec<u8>>> = BTreeMap::new();
     for (prefix, identity) in prefixes {
-        let mut bytes = convert::octets(prefix.network());
+        let mut bytes = convert::bytes(prefix.network());
         bytes.push(prefix.prefix_len());
         by_identity.entry(identity.0).or_default().push(bytes);
     }

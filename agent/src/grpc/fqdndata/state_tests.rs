@@ -176,9 +176,9 @@ fn found(state: &PolicyState, address: &str) -> u32 {
     let mut best = (0, 0);
     for mapping in &state.identity_to_prefix_mapping {
         for bytes in &mapping.prefix {
-            let (len, octets) = bytes.split_last().unwrap();
-            let octets: [u8; 4] = octets.try_into().unwrap();
-            let net = IpNet::new(octets.into(), *len).unwrap();
+            let (len, bytes) = bytes.split_last().unwrap();
+            let bytes: [u8; 4] = bytes.try_into().unwrap();
+            let net = IpNet::new(bytes.into(), *len).unwrap();
             if net.contains(&address) {
                 best = best.max((*len, mapping.identity));
             }

@@ -29,7 +29,7 @@ use crate::resolver::object::{API_VERSION, KIND, ObjectKey, Resolver, Status, Ve
 /// Name of the Lease, in the namespace of the objects: agents that write the same objects have the
 /// same Lease.
 const LEASE: &str = "holdfast-resolver";
-/// Objects of one page of a list, and octets of its text: an object has at most 1.5 MB.
+/// Objects of one page of a list, and bytes of its text: an object has at most 1.5 MB.
 const PAGE: u32 = 50;
 const PAGE_MAX: usize = 96 << 20;
 /// Attempts of one request, the first pause between them, and the longest time of all. A leader stops

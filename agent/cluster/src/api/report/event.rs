@@ -8,7 +8,7 @@ pub(super) const NOTE_MAX: usize = 1024;
 const CONTROLLER: &str = "holdfast-agent";
 /// Longest name of a node in an Event, bytes.
 const INSTANCE_MAX: usize = 128;
-/// Octets of the object's name in the name of its Event.
+/// Bytes of the object's name in the name of its Event.
 const NAME_MAX: usize = 200;
 /// Where Events of objects without namespace are.
 const DEFAULT_NAMESPACE: &str = "default";

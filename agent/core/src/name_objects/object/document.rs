@@ -15,7 +15,7 @@ use crate::name_objects::dns_name::{self, NameError};
 /// Flaws of an object that are described.
 const FLAWS: usize = 4;
 const SECOND: u64 = 1_000_000_000;
-/// Reason and message of a condition: octets that are kept.
+/// Reason and message of a condition: bytes that are kept.
 const LONGEST_TEXT: usize = 256;
 
 /// Why a document is not an object.

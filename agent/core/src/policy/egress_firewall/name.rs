@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use crate::policy::validate::fault::{Checked, Fault};
 
-/// Octets of a name without its final dot.
+/// Bytes of a name without its final dot.
 const MAX_NAME: usize = 253;
-/// Most octets of one label (RFC 1035, 2.3.4).
+/// Most bytes of one label (RFC 1035, 2.3.4).
 const MAX_LABEL: usize = 63;
 const EXAMPLE: &str = "write a name such as www.example.com, or *.example.com for one label of it";
 const LETTERS: &str = "labels have letters, digits and dashes between them; write a name such as \
@@ -21,7 +21,7 @@ pub(super) fn check(path: &str, written: &str) -> Checked<()> {
         Err(Fault::new(path, &format!("`{shown}` {reason}"), remedy))
     };
     if name.len() > MAX_NAME {
-        return fault("is longer than 253 octets", "shorten it");
+        return fault("is longer than 253 bytes", "shorten it");
     }
     if let Ok(address) = name.parse::<IpAddr>() {
         let bits = if address.is_ipv4() { 32 } else { 128 };
@@ -34,7 +34,7 @@ pub(super) fn check(path: &str, written: &str) -> Checked<()> {
     };
     let labels: Vec<&str> = domain.split('.').collect();
     if labels.iter().any(|label| label.len() > MAX_LABEL) {
-        return fault("has a label of more than 63 octets", "shorten the label");
+        return fault("has a label of more than 63 bytes", "shorten the label");
     }
     if labels.iter().any(|label| label.contains('*')) {
         let reason = "has a star elsewhere than alone before the first dot";

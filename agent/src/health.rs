@@ -112,12 +112,9 @@ impl Health {
 
     async fn resolver(&self) -> Option<ResolverScrape> {
         let resolver = self.resolver.as_ref()?;
-        let counters = resolver.counters();
         Some(ResolverScrape {
             view: resolver.state().await.unwrap_or_default(),
-            lookups: counters.lookups().to_vec(),
-            writes: counters.writes().to_vec(),
-            left_out: counters.addresses_left_out(),
+            counters: Arc::clone(resolver.counters()),
         })
     }
 
@@ -154,7 +151,7 @@ impl Health {
                 .cluster
                 .as_ref()
                 .map_or(0, |cluster| cluster.nodes_without_agent().len()),
-            add_failures: self.add_failures.counts(),
+            add_failures: self.add_failures.clone(),
             ready: self.ready(),
             damaged: self.damaged,
             packets: Counters::open(&self.maps)

@@ -8,6 +8,8 @@ use std::time::Duration;
 use daemon::{
     guests::ConnectionCounts,
     http_server::{Admission, Limits, Users},
+    label,
+    metrics::Label as _,
 };
 
 use crate::grpc::{bounded::Places, holder};
@@ -17,41 +19,23 @@ const OWN: usize = 512 + holder::MAX_PROCESSES;
 /// An attempt of the CNI plugin waits for no longer than 20 s, and other requests for 30 s.
 const LIFE: Duration = Duration::from_secs(60);
 
-/// A socket that the agent serves on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listener {
-    /// Unix socket of the native service (`--sdp-socket`), for standalone proxies.
-    Sdp,
-    /// TCP port of FQDNData, for Cilium's standalone proxies.
-    Fqdndata,
-    /// Unix socket of the admin interface, for the command line.
-    Admin,
-    /// Unix socket of the CNI plugin (`--cni-socket`).
-    Cni,
-    /// TCP port of metrics and health checks.
-    Metrics,
+label! {
+    /// A socket that the agent serves on.
+    Listener = "listener" {
+        /// The gRPC socket of proxies (--sdp-socket of the agent).
+        Sdp => "sdp",
+        /// The port of Cilium's proxies (--enable-standalone-dns-proxy of the agent).
+        Fqdndata => "fqdndata",
+        /// The socket of commands, of the agent or of a proxy (--admin-socket).
+        Admin => "admin",
+        /// The socket of the CNI plugin (--cni-socket of the agent).
+        Cni => "cni",
+        /// The address of probes and Prometheus (--metrics-address).
+        Metrics => "metrics",
+    }
 }
 
 impl Listener {
-    pub const ALL: [Self; 5] = [
-        Self::Sdp,
-        Self::Fqdndata,
-        Self::Admin,
-        Self::Cni,
-        Self::Metrics,
-    ];
-
-    /// Value of the label `listener`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Sdp => "sdp",
-            Self::Fqdndata => "fqdndata",
-            Self::Admin => "admin",
-            Self::Cni => "cni",
-            Self::Metrics => "metrics",
-        }
-    }
-
     /// Connections at once. A node has a few proxies with one connection each; the pods of a node
     /// may all start at the same time.
     fn connections(self) -> usize {
@@ -83,7 +67,7 @@ struct Limited {
 /// The limits of all sockets.
 #[derive(Clone, Debug)]
 pub struct Listeners {
-    all: [Limited; Listener::ALL.len()],
+    all: Vec<Limited>,
     limit: usize,
 }
 
@@ -93,12 +77,15 @@ impl Listeners {
     pub fn new(limit: usize) -> Self {
         let wanted = wanted();
         let fit = limit.saturating_sub(OWN).max(limit / 4).min(wanted);
-        let all = Listener::ALL.map(|listener| Limited {
-            listener,
+        let all = Listener::ALL.iter().map(|listener| Limited {
+            listener: *listener,
             connections: (listener.connections() * fit / wanted).max(2),
             counts: ConnectionCounts::default(),
         });
-        let listeners = Self { all, limit };
+        let listeners = Self {
+            all: all.collect(),
+            limit,
+        };
         if let Some(problem) = listeners.problem() {
             tracing::warn!("{problem}");
         }
@@ -124,11 +111,10 @@ impl Listeners {
     }
 
     /// Each socket with its connections: those that are open, and those that were rejected.
-    pub fn counts(&self) -> [(Listener, usize, u64); Listener::ALL.len()] {
-        self.all.each_ref().map(|limited| {
-            let counts = &limited.counts;
-            (limited.listener, counts.open(), counts.rejected())
-        })
+    pub fn counts(&self) -> Vec<(Listener, usize, u64)> {
+        let all = self.all.iter();
+        all.map(|of| (of.listener, of.counts.open(), of.counts.rejected()))
+            .collect()
     }
 
     /// Limit and counters of `listener`, for a gRPC server.

@@ -7,19 +7,21 @@ mod cluster;
 mod core;
 pub mod meanings;
 pub mod resolver;
-mod writer;
+
+use std::fmt;
 
 use agent_cluster::health::WatchHealth;
 use agent_core::core::snapshot::Summary;
 use agent_datapath::upkeep::{Condition, Part};
+use daemon::{
+    families,
+    metrics::{Counts, Families, Label as _},
+};
 use holdfast_sdp::stats::Stats;
 use prometheus_client::encoding::DescriptorEncoder;
 use shared_maps::event::{Counter, Reason};
 
-use self::{
-    resolver::ResolverScrape,
-    writer::{Writer, count},
-};
+use self::{meanings::Stream, resolver::ResolverScrape};
 use crate::{cni::failures::AddFailure, listener::Listener, proxies::Proxies};
 
 /// All values of one scrape of `/metrics`.
@@ -41,7 +43,7 @@ pub struct Scrape {
     /// Nodes that had an agent and have none.
     pub nodes_without_agent: usize,
     /// ADDs of the CNI plugin that failed.
-    pub add_failures: [(AddFailure, u64); AddFailure::ALL.len()],
+    pub add_failures: Counts<AddFailure>,
     /// Packets and bytes by reason; empty where there is no datapath.
     pub packets: Vec<(Reason, Counter)>,
     /// Parts of the datapath beside the endpoints' own.
@@ -51,7 +53,7 @@ pub struct Scrape {
     /// The resolver of names of EgressFirewalls; none where it does not run.
     pub resolver: Option<ResolverScrape>,
     /// Sockets with their connections: those that are open, and those that were rejected.
-    pub listeners: [(Listener, usize, u64); Listener::ALL.len()],
+    pub listeners: Vec<(Listener, usize, u64)>,
     /// Descriptors that the agent has open; none where that cannot be seen.
     pub open_descriptors: Option<usize>,
     /// Descriptors that it may have open.
@@ -59,7 +61,7 @@ pub struct Scrape {
 }
 
 impl prometheus_client::collector::Collector for Sample {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         self.write(&mut encoder)
     }
 }
@@ -70,7 +72,7 @@ pub fn text(
     scrape: Scrape,
     proxies: &Proxies,
     builtin: Option<&Stats>,
-) -> Result<String, std::fmt::Error> {
+) -> Result<String, fmt::Error> {
     let sample = Sample {
         streams: proxies.views().into_iter().map(|view| view.kind).collect(),
         nacks: proxies.nacks(),
@@ -100,8 +102,8 @@ struct Sample {
 }
 
 impl Sample {
-    fn write(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let mut out = Writer { encoder };
+    fn write(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = Families(encoder);
         self.agent(&mut out)?;
         self.listeners(&mut out)?;
         self.policies(&mut out)?;
@@ -111,192 +113,113 @@ impl Sample {
         self.resolver(&mut out)?;
         self.firewalls(&mut out)?;
         self.writes(&mut out)?;
-        self.changes(&mut out)?;
         self.reconciler(&mut out)?;
         self.proxies(&mut out)?;
-        self.packets(&mut out)?;
-        self.restore(&mut out)
+        self.packets(&mut out)
     }
 
-    fn agent(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
-        let summary = &self.scrape.summary;
-        out.labelled(
-            "agent",
-            "1, with the agent's version",
-            &[(&[("version", env!("CARGO_PKG_VERSION"))], 1)],
-        )?;
-        out.gauge(
-            "agent_ready",
-            "1 when policies and endpoints are listed and DNS rules are published to proxies",
-            u64::from(self.scrape.ready),
-        )?;
-        out.gauge(
-            "endpoint",
-            "Endpoints (pods) of this node",
-            count(summary.endpoints),
-        )?;
-        out.gauge(
-            "endpoint_unresolved",
-            "Documents about endpoints that are not in force; `holdfast-agent status` says why",
-            count(self.scrape.unresolved),
-        )?;
-        out.gauge(
-            "endpoint_closed_interfaces",
-            "Host-side interfaces that are closed, because their endpoint is not found or not under policy yet",
-            count(self.scrape.closed_interfaces),
-        )
-    }
-
-    fn listeners(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
-        let listeners = &self.scrape.listeners;
-        let labels = listeners
-            .each_ref()
-            .map(|(of, ..)| [("listener", of.as_str())]);
-        let open = listeners.iter().map(|(_, open, _)| count(*open));
-        let open: Vec<_> = labels.iter().map(|of| &of[..]).zip(open).collect();
-        out.labelled(
-            "listener_connections",
-            "Connections that are open, by the socket of the agent",
-            &open,
-        )?;
-        let rejected = listeners.iter();
-        let rejected: Vec<_> = rejected
-            .map(|(of, _, rejected)| ("listener", of.as_str(), *rejected))
-            .collect();
-        out.counters(
-            "listener_rejected",
-            "Connections that a socket of the agent refused, or closed to make room for another one",
-            &rejected,
-        )?;
-        if let Some(open) = self.scrape.open_descriptors {
-            out.gauge(
-                "open_descriptors",
-                "Descriptors (files, sockets, maps) that this process has open",
-                count(open),
-            )?;
+    fn agent(&self, out: &mut Families<'_, '_>) -> fmt::Result {
+        let scrape = &self.scrape;
+        families! { out;
+            /// 1, with the agent's version
+            gauges agent["version"] = [(env!("CARGO_PKG_VERSION"), 1)];
+            /// 1 when policies and endpoints are listed and DNS rules are published to proxies
+            gauge agent_ready = scrape.ready;
+            /// Endpoints (pods) of this node
+            gauge endpoint = scrape.summary.endpoints;
+            /// Documents about endpoints that are not in force; `holdfast-agent status` says why
+            gauge endpoint_unresolved = scrape.unresolved;
+            /// Host-side interfaces that are closed, because their endpoint is not found or not
+            /// under policy yet
+            gauge endpoint_closed_interfaces = scrape.closed_interfaces;
         }
-        out.gauge(
-            "max_descriptors",
-            "Descriptors that this process may have open",
-            count(self.scrape.max_descriptors),
-        )
     }
 
-    fn policies(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
+    fn listeners(&self, out: &mut Families<'_, '_>) -> fmt::Result {
+        let listeners = &self.scrape.listeners;
+        families! { out;
+            /// Connections that are open, by the socket of the agent
+            gauges listener_connections[Listener::NAME] =
+                listeners.iter().map(|(of, open, _)| (of.text(), *open));
+            /// Connections that a socket of the agent refused, or closed to make room for another
+            /// one
+            counters listener_rejected[Listener::NAME] =
+                listeners.iter().map(|(of, _, rejected)| (of.text(), *rejected));
+        }?;
+        if let Some(open) = self.scrape.open_descriptors {
+            families! { out;
+                /// Descriptors (files, sockets, maps) that this process has open
+                gauge open_descriptors = open;
+            }?;
+        }
+        families! { out;
+            /// Descriptors that this process may have open
+            gauge max_descriptors = self.scrape.max_descriptors;
+        }
+    }
+
+    fn policies(&self, out: &mut Families<'_, '_>) -> fmt::Result {
         let summary = &self.scrape.summary;
-        out.gauge("policy", "Policies in force", count(summary.policies))?;
-        out.gauge(
-            "cluster_pods",
-            "Pods that documents of the cluster describe",
-            count(summary.pods),
-        )?;
-        out.gauge(
-            "cluster_services",
-            "Services with an address that documents of the cluster describe",
-            count(summary.services),
-        )?;
-        out.gauge(
-            "cluster_services_mixed",
-            "Services that are closed to an endpoint because policy treats their backends differently; `holdfast-agent status` says which backend",
-            count(summary.services_mixed),
-        )?;
-        out.gauge(
-            "policy_refused",
-            "Policy documents refused; the last good version of each stays in force",
-            count(summary.policies_rejected),
-        )?;
-        out.gauge(
-            "policy_max_revision",
-            "Revision of the policy, raised by every change",
-            summary.revision,
-        )?;
-        out.gauge(
-            "policy_published_revision",
-            "Revision of the DNS rules last published to proxies; lower than policy_max_revision while maps are written",
-            summary.published_revision,
-        )
+        families! { out;
+            /// Policies in force
+            gauge policy = summary.policies;
+            /// Pods that documents of the cluster describe
+            gauge cluster_pods = summary.pods;
+            /// Services with an address that documents of the cluster describe
+            gauge cluster_services = summary.services;
+            /// Services that are closed to an endpoint because policy treats their backends
+            /// differently; `holdfast-agent status` says which backend
+            gauge cluster_services_mixed = summary.services_mixed;
+            /// Policy documents refused; the last good version of each stays in force
+            gauge policy_refused = summary.policies_rejected;
+            /// Revision of the policy, raised by every change
+            gauge policy_max_revision = summary.revision;
+            /// Revision of the DNS rules last published to proxies; lower than policy_max_revision
+            /// while maps are written
+            gauge policy_published_revision = summary.published_revision;
+        }
     }
 
-    fn proxies(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
-        let of_kind = |kind: &str| count(self.streams.iter().filter(|k| *k == kind).count());
-        out.labelled(
-            "proxy_streams",
-            "Proxies connected now, by the stream they have open",
-            &[
-                (&[("kind", "mappings")], of_kind("mappings")),
-                (&[("kind", "rules")], of_kind("rules")),
-                (&[("kind", "builtin")], of_kind("builtin")),
-                (&[("kind", "fqdndata")], of_kind("fqdndata")),
-            ],
-        )?;
-        out.counter(
-            "proxy_rules_refused",
-            "Revisions of DNS rules that a proxy refused",
-            self.nacks,
-        )?;
-        out.counter(
-            "proxy_streams_closed_slow",
-            "Streams of proxies closed because they did not read what was sent",
-            self.closed_slow,
-        )?;
-        out.counter(
-            "fqdndata_snapshots_too_large",
-            "Snapshots not sent: larger than a proxy of that service can receive",
-            self.oversized,
-        )
-    }
-
-    fn packets(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
-        let packets = |wanted: fn(Reason) -> bool, value: Value| {
-            let of_kind = self
-                .scrape
-                .packets
-                .iter()
-                .filter(|(reason, _)| wanted(*reason));
-            of_kind
-                .map(|(reason, sums)| ("reason", reason.as_str(), value(*sums)))
-                .collect::<Vec<_>>()
+    fn proxies(&self, out: &mut Families<'_, '_>) -> fmt::Result {
+        let of_kind = |kind: Stream| {
+            let streams = self.streams.iter();
+            streams.filter(|stream| *stream == kind.text()).count()
         };
-        let (number, bytes): (Value, Value) = (|c| c.packets, |c| c.bytes);
-        let passed = |r: Reason| !r.is_drop() && !r.is_trouble();
-        out.counters(
-            "drop_count",
-            "Packets of endpoints that were dropped, by reason",
-            &packets(Reason::is_drop, number),
-        )?;
-        out.counters(
-            "drop_bytes",
-            "Bytes of packets of endpoints that were dropped, by reason",
-            &packets(Reason::is_drop, bytes),
-        )?;
-        out.counters(
-            "forward_count",
-            "Packets of endpoints that passed, by reason",
-            &packets(passed, number),
-        )?;
-        out.counters(
-            "forward_bytes",
-            "Bytes of packets of endpoints that passed, by reason",
-            &packets(passed, bytes),
-        )?;
-        out.counters(
-            "datapath_troubles",
-            "Operations that the datapath could not do or undid, although the packet passed",
-            &packets(Reason::is_trouble, number),
-        )
+        families! { out;
+            /// Proxies connected now, by the stream they have open
+            gauge_by proxy_streams = of_kind;
+            /// Revisions of DNS rules that a proxy refused
+            counter proxy_rules_refused = self.nacks;
+            /// Streams of proxies closed because they did not read what was sent
+            counter proxy_streams_closed_slow = self.closed_slow;
+            /// Snapshots not sent: larger than a proxy of that service can receive
+            counter fqdndata_snapshots_too_large = self.oversized;
+        }
     }
 
-    fn restore(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
-        out.gauge(
-            "restore_damaged_files",
-            "Files found damaged at the start and set aside",
-            count(self.scrape.damaged),
-        )
+    fn packets(&self, out: &mut Families<'_, '_>) -> fmt::Result {
+        let packets = |wanted: fn(Reason) -> bool, value: fn(Counter) -> u64| {
+            let all = self.scrape.packets.iter();
+            all.filter(move |(reason, _)| wanted(*reason))
+                .map(move |(reason, sums)| (reason.as_str(), value(*sums)))
+        };
+        let passed = |r: Reason| !r.is_drop() && !r.is_trouble();
+        families! { out;
+            /// Packets of endpoints that were dropped, by reason
+            counters drop_count["reason"] = packets(Reason::is_drop, |c| c.packets);
+            /// Bytes of packets of endpoints that were dropped, by reason
+            counters drop_bytes["reason"] = packets(Reason::is_drop, |c| c.bytes);
+            /// Packets of endpoints that passed, by reason
+            counters forward_count["reason"] = packets(passed, |c| c.packets);
+            /// Bytes of packets of endpoints that passed, by reason
+            counters forward_bytes["reason"] = packets(passed, |c| c.bytes);
+            /// Operations that the datapath could not do or undid, although the packet passed
+            counters datapath_troubles["reason"] = packets(Reason::is_trouble, |c| c.packets);
+            /// Files found damaged at the start and set aside
+            gauge restore_damaged_files = self.scrape.damaged;
+        }
     }
 }
-
-/// One number of a datapath counter.
-type Value = fn(Counter) -> u64;
 
 #[cfg(test)]
 mod tests {
@@ -315,7 +238,7 @@ mod tests {
             unmanaged: 0,
             started_open: 4,
             nodes_without_agent: 1,
-            add_failures: AddFailure::ALL.map(|failure| (failure, 0)),
+            add_failures: Counts::default(),
             closed_interfaces: 2,
             packets: vec![(
                 Reason::PolicyDenied,
@@ -332,7 +255,7 @@ mod tests {
                 },
             )],
             resolver: None,
-            listeners: Listener::ALL.map(|listener| (listener, 3, 4)),
+            listeners: Listener::ALL.iter().map(|of| (*of, 3, 4)).collect(),
             open_descriptors: Some(70),
             max_descriptors: 1024,
             watches: vec![WatchHealth {

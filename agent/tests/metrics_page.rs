@@ -11,12 +11,11 @@ use std::{
 use agent_cluster::{health::WatchHealth, relay};
 use agent_core::core::snapshot::Summary;
 use agent_datapath::upkeep::{Condition, Part};
+use daemon::metrics::{Counts, Label as _};
 use holdfast_agent::{
-    cni::failures::AddFailure,
     listener::Listener,
     metrics::{self, Scrape, meanings, resolver::ResolverScrape},
     proxies::Proxies,
-    resolver::counters::{LookupResult, WriteResult},
 };
 use holdfast_sdp::{metrics::Metrics, stats::Stats};
 use shared_maps::event::{Counter, Reason};
@@ -99,7 +98,7 @@ fn agent() -> Vec<Family> {
         unmanaged: 0,
         started_open: 0,
         nodes_without_agent: 0,
-        add_failures: AddFailure::ALL.map(|failure| (failure, 0)),
+        add_failures: Counts::default(),
         closed_interfaces: 0,
         packets: Reason::ALL
             .map(|reason| (reason, Counter::default()))
@@ -109,12 +108,8 @@ fn agent() -> Vec<Family> {
             kind: "Pod".to_owned(),
             ..WatchHealth::default()
         }],
-        resolver: Some(ResolverScrape {
-            lookups: LookupResult::ALL.map(|result| (result, 0)).into(),
-            writes: WriteResult::ALL.map(|result| (result, 0)).into(),
-            ..ResolverScrape::default()
-        }),
-        listeners: Listener::ALL.map(|listener| (listener, 0, 0)),
+        resolver: Some(ResolverScrape::default()),
+        listeners: Listener::ALL.iter().map(|of| (*of, 0, 0)).collect(),
         open_descriptors: Some(0),
         max_descriptors: 0,
     };
@@ -127,9 +122,6 @@ fn relay() -> Vec<Family> {
             kind: "Pod".to_owned(),
             ..WatchHealth::default()
         }],
-        refused: relay::metrics::Refusal::ALL
-            .map(|refusal| (refusal, 0))
-            .into(),
         ..relay::metrics::Scrape::default()
     };
     families(&scrape.text().expect("text"))
@@ -155,7 +147,7 @@ fn meaning(family: &Family, label: &str, value: &str) -> Option<String> {
     let short = family.name.strip_prefix(PREFIX)?;
     let unit = format!("_{}", family.unit);
     let short = short.strip_suffix(&unit).unwrap_or(short);
-    let all = Stats::meanings().into_iter().chain(meanings::LABELS);
+    let all = Stats::meanings().into_iter().chain(meanings::labels());
     let documented = all
         .filter(|[metric, of, ..]| *metric == short && *of == label)
         .find(|[.., of, _]| *of == value);

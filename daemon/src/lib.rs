@@ -13,6 +13,7 @@ pub mod link_stream;
 pub mod log_filter;
 pub mod lookup;
 pub mod map_memory;
+pub mod metrics;
 pub mod one_line;
 pub mod peer;
 pub mod pins;

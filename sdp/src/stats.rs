@@ -6,6 +6,7 @@ mod labels;
 
 use std::{fmt, marker::PhantomData};
 
+use daemon::metrics::meanings;
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
     metrics::MetricType,
@@ -16,8 +17,9 @@ use self::cells::Cells;
 pub(crate) use self::histogram::STAGE_MEANINGS;
 pub use self::{
     histogram::{Stage, Stages},
-    labels::{AnswerResult, Fallback, Label, Meanings, Protocol, QueryResult, meanings},
+    labels::{AnswerResult, Fallback, Protocol, QueryResult},
 };
+pub use daemon::metrics::Label;
 
 /// One counter per label value.
 #[derive(Clone, Debug)]
@@ -272,17 +274,13 @@ impl Stats {
 
     /// Values of labels with what they mean: metric, label, value, meaning.
     pub fn meanings() -> Vec<[&'static str; 4]> {
-        fn of<L: Label>(metric: &'static str) -> impl Iterator<Item = [&'static str; 4]> {
-            let all = meanings::<L>().into_iter();
-            all.map(move |(value, meaning)| [metric, L::NAME, value, meaning])
-        }
         let stages = STAGE_MEANINGS
             .iter()
             .map(|(label, value, meaning)| ["proxy_upstream_reply", label, value, meaning]);
-        of::<QueryResult>("dns_queries")
-            .chain(of::<AnswerResult>("dns_answers"))
-            .chain(of::<Protocol>("dns_transport_queries"))
-            .chain(of::<Fallback>("dns_transparent_fallbacks"))
+        meanings::<QueryResult>("dns_queries")
+            .chain(meanings::<AnswerResult>("dns_answers"))
+            .chain(meanings::<Protocol>("dns_transport_queries"))
+            .chain(meanings::<Fallback>("dns_transparent_fallbacks"))
             .chain(stages)
             .collect()
     }

@@ -217,14 +217,14 @@ impl CniServer {
         let key = attachment.id.key();
         loop {
             let attached = self.attach(attachment.clone(), deadline).await;
-            let attached = attached.inspect_err(|_| self.failures.count(AddFailure::Agent))?;
+            let attached = attached.inspect_err(|_| self.failures.inc(AddFailure::Agent))?;
             match attached {
                 Err(AttachError::Starting) if Instant::now() < deadline => {
                     tokio::time::sleep(pause_after(begin)).await;
                 }
                 Err(error) => {
                     tracing::warn!(pod = attachment.pod, %error, "the pod's interface is refused");
-                    self.failures.count(reason(&error));
+                    self.failures.inc(reason(&error));
                     return Err(error.into());
                 }
                 Ok(()) => break,
@@ -247,7 +247,7 @@ impl CniServer {
                     reason = refusal.reason,
                     "the pod is not under policy and does not start"
                 );
-                self.failures.count(AddFailure::Policy);
+                self.failures.inc(AddFailure::Policy);
                 // The runtime removes it as well, if it can.
                 let _removed = self.remove(attachment.id).await;
                 Err(refusal)

@@ -97,34 +97,52 @@ struct State {
     store: EndpointStore,
     pods: CniFile,
     documents: BTreeMap<String, EndpointDocument>,
-    /// Files of the directory that cannot be read to their end.
-    torn: BTreeSet<String>,
-    /// Documents of the directory that are read and not accepted.
-    refused: BTreeSet<String>,
-    /// Documents that name a process by number, and whose interface is gone.
-    ended: BTreeSet<String>,
-    /// The directory could be read.
-    listed: bool,
+    listing: LastListing,
+    marks: Marks,
     found: BTreeMap<String, Found>,
     /// Where endpoints were found that are wanted and not found now.
     left: BTreeMap<String, Place>,
-    /// When each file of the directory was written last.
-    written: BTreeMap<String, SystemTime>,
-    /// Documents that were written again: the addresses that the pod has now may count.
-    rewritten: BTreeSet<String>,
-    /// Documents to resolve again although their interface is still there.
-    stale: BTreeSet<String>,
-    unresolved: BTreeMap<String, String>,
-    /// The last look failed for a reason that may pass.
-    passing: bool,
+    problems: Problems,
     processes: Processes,
-    retries: Retries,
     interfaces: Interfaces,
     gated: Gated,
-    /// The first listing is not complete.
-    starting: bool,
     looked: Looked,
     taken_in: TakenIn,
+}
+
+/// The directory of documents, as it was read last.
+#[derive(Default)]
+struct LastListing {
+    /// The first listing is not complete.
+    starting: bool,
+    /// The directory could be read.
+    listed: bool,
+    /// Files that cannot be read to their end.
+    torn: BTreeSet<String>,
+    /// Documents that are read and not accepted.
+    refused: BTreeSet<String>,
+    /// When each file was written last.
+    written: BTreeMap<String, SystemTime>,
+}
+
+/// Documents about which more is known than their text.
+#[derive(Default)]
+struct Marks {
+    /// To resolve again although their interface is still there.
+    stale: BTreeSet<String>,
+    /// Written again: the addresses that the pod has now may count.
+    rewritten: BTreeSet<String>,
+    /// They name a process by number, and their interface is gone.
+    ended: BTreeSet<String>,
+}
+
+/// Why documents are not in force, and when each is looked at again.
+#[derive(Default)]
+struct Problems {
+    unresolved: BTreeMap<String, String>,
+    retries: Retries,
+    /// The last look failed for a reason that may pass.
+    passing: bool,
 }
 
 /// An endpoint that was found, and whether the core has it.
@@ -170,22 +188,20 @@ impl EndpointBook {
             file,
             store,
             pods,
-            stale: documents.keys().cloned().collect(),
+            marks: Marks {
+                stale: documents.keys().cloned().collect(),
+                ..Marks::default()
+            },
             documents,
-            torn: BTreeSet::new(),
-            refused: BTreeSet::new(),
-            ended: BTreeSet::new(),
-            listed: false,
+            listing: LastListing {
+                starting: true,
+                ..LastListing::default()
+            },
             found: found.collect(),
             left: BTreeMap::new(),
-            written: BTreeMap::new(),
-            rewritten: BTreeSet::new(),
-            unresolved: BTreeMap::new(),
-            passing: false,
-            retries: Retries::default(),
+            problems: Problems::default(),
             gated: Gated::new(gate, interfaces.clone()),
             interfaces,
-            starting: true,
             looked: Looked::default(),
             taken_in: TakenIn::default(),
         };
@@ -208,14 +224,14 @@ impl EndpointBook {
         let mut state = self.state.lock();
         (self.deliver)(SourceEvent::Init);
         for _ in 0..ATTEMPTS {
-            state.passing = false;
+            state.problems.passing = false;
             state.refresh(&*self.deliver);
-            if !state.passing {
+            if !state.problems.passing {
                 break;
             }
             std::thread::sleep(PAUSE);
         }
-        state.starting = false;
+        state.listing.starting = false;
         (self.deliver)(SourceEvent::InitDone);
     }
 
@@ -236,13 +252,13 @@ impl EndpointBook {
     /// resolved is due.
     pub fn follow_links(&self) {
         let mut state = self.state.lock();
-        state.retries.reset();
+        state.problems.retries.reset();
         state.follow_due(&*self.deliver);
     }
 
     /// How long [`Self::follow`] may wait.
     pub fn next_poll(&self) -> Duration {
-        let due = self.state.lock().retries.next(Instant::now());
+        let due = self.state.lock().problems.retries.next(Instant::now());
         due.map_or(MAX_POLL_INTERVAL, |due| {
             due.clamp(MIN_POLL_INTERVAL, MAX_POLL_INTERVAL)
         })
@@ -322,9 +338,9 @@ impl EndpointBook {
         if let Some((former, _)) = removed {
             // The core now has the endpoint under its new key.
             state.forget(&former, &*self.deliver);
-            state.unresolved.remove(&former);
-            state.stale.remove(&former);
-            state.retries.forget(&former);
+            state.problems.unresolved.remove(&former);
+            state.marks.stale.remove(&former);
+            state.problems.retries.forget(&former);
             state.forget_unwanted();
         }
         Ok(spec)
@@ -337,9 +353,9 @@ impl EndpointBook {
             return Err(EndpointError::NotAdded(key.to_owned()));
         }
         state.save(key)?;
-        state.unresolved.remove(key);
-        state.stale.remove(key);
-        state.retries.forget(key);
+        state.problems.unresolved.remove(key);
+        state.marks.stale.remove(key);
+        state.problems.retries.forget(key);
         state.forget(key, &*self.deliver);
         state.forget_unwanted();
         Ok(())
@@ -348,7 +364,7 @@ impl EndpointBook {
     /// What is not in force.
     pub fn unresolved(&self) -> Vec<Unresolved> {
         let state = self.state.lock();
-        let unresolved = state.unresolved.iter();
+        let unresolved = state.problems.unresolved.iter();
         let unresolved = unresolved.map(|(key, reason)| (key.clone(), reason.clone()));
         let in_part = state.documents.iter().filter_map(|(key, document)| {
             let left_out = document.left_out();
@@ -420,7 +436,7 @@ impl State {
             found.spec.ifindex == ifindex
                 && *other != key
                 && !found.superseded
-                && !self.stale.contains(*other)
+                && !self.marks.stale.contains(*other)
                 && self.is_wanted(other)
         });
         others.next().map(|(other, _)| other.clone())
@@ -431,9 +447,9 @@ impl State {
         self.documents.contains_key(key)
             || (dir::is_key(key)
                 && self.dir.is_some()
-                && (!self.listed
-                    || self.refused.contains(key)
-                    || self.torn.contains(dir::file_of(key))))
+                && (!self.listing.listed
+                    || self.listing.refused.contains(key)
+                    || self.listing.torn.contains(dir::file_of(key))))
     }
 
     /// Where an endpoint was found, unless that interface is known to be gone.
@@ -468,7 +484,7 @@ impl State {
             Some(found) => self.interfaces.name(found.spec.ifindex).is_gone(),
             None => {
                 let is_added = cli::is_key(key) && !self.processes.is_known(key, pid);
-                is_added || self.ended.contains(key)
+                is_added || self.marks.ended.contains(key)
             }
         }
     }

@@ -1,382 +1,141 @@
 //! What label values mean, for the documentation.
 
+use agent_cluster::relay::metrics::Refusal;
+use daemon::{label, metrics::meanings};
 use shared_maps::event::Reason;
 
+use crate::{
+    cni::failures::AddFailure,
+    listener::Listener,
+    resolver::counters::{LookupResult, WriteResult},
+};
+
+label! {
+    /// Which identities a number counts.
+    IdentityType = "type" {
+        /// Of endpoints: 256 to 65535.
+        Endpoint => "endpoint",
+        /// Of label sets of addresses: blocks and names in policy.
+        Local => "local",
+    }
+}
+
+label! {
+    /// What became of a mapping.
+    MappingOutcome = "outcome" {
+        /// Opened, or nothing was to be opened.
+        Realised => "realised",
+        /// Refused: there is no such endpoint, or it is younger than the answer.
+        EndpointUnknown => "endpoint_unknown",
+        /// Refused: the endpoint's DNS policy does not allow the name at this server.
+        NotAllowed => "not_allowed",
+        /// Refused: a field is out of range.
+        Invalid => "invalid",
+        /// Refused: too many from one proxy.
+        RateLimited => "rate_limited",
+        /// Not opened: a map is full, identities are exhausted, or a write failed.
+        NotRealised => "not_realised",
+    }
+}
+
+label! {
+    /// What an answer meant for EgressFirewalls.
+    Observation = "outcome" {
+        /// Of a name that an EgressFirewall uses, from a trusted DNS server: its addresses count.
+        Taken => "taken",
+        /// Of a name that no EgressFirewall uses.
+        Unmatched => "unmatched",
+        /// Of a name that an EgressFirewall uses, from another DNS server: no address gets its
+        /// label.
+        Untrusted => "untrusted",
+    }
+}
+
+label! {
+    /// A map that the agent writes.
+    WrittenMap = "map" {
+        /// The identity of a prefix.
+        Ipcache => "ipcache",
+        /// The identities that an endpoint may reach.
+        Policy => "policy",
+    }
+}
+
+label! {
+    /// Where something was wrong and was repaired.
+    Repaired = "part" {
+        /// An entry of the ipcache was wrong, missing or of no prefix.
+        Ipcache => "ipcache",
+        /// The same of a policy map.
+        Policy => "policy",
+        /// The same of the map of endpoints.
+        Lxc => "lxc",
+        /// An address of a name lacked the name's labels: a fault of the agent.
+        Names => "names",
+        /// Programs of an endpoint were not attached, not first in their chain or replaced, or the
+        /// pin of its policy map was wrong.
+        Programs => "programs",
+        /// A rule or route that delivers redirected packets was missing, or forwarding was off.
+        Routes => "routes",
+        /// The nftables rules that drop packets which skipped the programs, or keep redirected ones
+        /// out of the node's NAT, were missing or changed.
+        Netfilter => "netfilter",
+        /// The program that steers packets to proxies was missing or replaced.
+        Steering => "steering",
+        /// The pin of a map that all endpoints share was missing or replaced.
+        Pins => "pins",
+        /// Always 0: the agent cannot repair the proxy port; it waits until the port is free.
+        Port => "port",
+    }
+}
+
+label! {
+    /// What a fault of the node's datapath means.
+    Broken = "part" {
+        /// Redirected packets are not delivered to proxies: their queries are lost.
+        Routes => "routes",
+        /// Packets that skip the programs pass, and queries to an address that the node translates
+        /// (a ClusterIP) time out.
+        Netfilter => "netfilter",
+        /// Packets are not steered to live proxies.
+        Steering => "steering",
+        /// Endpoints attached now would have other maps than earlier endpoints.
+        Pins => "pins",
+        /// Another user has the proxy port: no proxy can start.
+        Port => "port",
+    }
+}
+
+label! {
+    /// The service of a proxy's stream.
+    Stream = "kind" {
+        /// Native service: names and addresses.
+        Mappings => "mappings",
+        /// Native service: DNS rules.
+        Rules => "rules",
+        /// The proxy in this process.
+        Builtin => "builtin",
+        /// FQDNData, the service for Cilium's proxy.
+        Fqdndata => "fqdndata",
+    }
+}
+
 /// What the values of labels mean: metric, label, value, meaning.
-pub const LABELS: [[&str; 4]; 62] = [
-    [
-        "listener_connections",
-        "listener",
-        "sdp",
-        "The gRPC socket of proxies (--sdp-socket of the agent).",
-    ],
-    [
-        "listener_connections",
-        "listener",
-        "fqdndata",
-        "The port of Cilium's proxies (--enable-standalone-dns-proxy of the agent).",
-    ],
-    [
-        "listener_connections",
-        "listener",
-        "admin",
-        "The socket of commands, of the agent or of a proxy (--admin-socket).",
-    ],
-    [
-        "listener_connections",
-        "listener",
-        "cni",
-        "The socket of the CNI plugin (--cni-socket of the agent).",
-    ],
-    [
-        "listener_connections",
-        "listener",
-        "metrics",
-        "The address of probes and Prometheus (--metrics-address).",
-    ],
-    [
-        "listener_rejected",
-        "listener",
-        "sdp",
-        "The gRPC socket of proxies (--sdp-socket of the agent).",
-    ],
-    [
-        "listener_rejected",
-        "listener",
-        "fqdndata",
-        "The port of Cilium's proxies (--enable-standalone-dns-proxy of the agent).",
-    ],
-    [
-        "listener_rejected",
-        "listener",
-        "admin",
-        "The socket of commands, of the agent or of a proxy (--admin-socket).",
-    ],
-    [
-        "listener_rejected",
-        "listener",
-        "cni",
-        "The socket of the CNI plugin (--cni-socket of the agent).",
-    ],
-    [
-        "listener_rejected",
-        "listener",
-        "metrics",
-        "The address of probes and Prometheus (--metrics-address).",
-    ],
-    [
-        "cni_add_failures",
-        "reason",
-        "agent",
-        "The agent is starting, stopping, or too busy to answer in time.",
-    ],
-    [
-        "cni_add_failures",
-        "reason",
-        "interface",
-        "The interface cannot be under policy: not a veth pair, a second way out, or an address that is not the pod's.",
-    ],
-    [
-        "cni_add_failures",
-        "reason",
-        "disk",
-        "The list of pods cannot be written.",
-    ],
-    [
-        "cni_add_failures",
-        "reason",
-        "policy",
-        "Policy was not in force in time; the labels of the pod are not known, for example.",
-    ],
-    [
-        "identity",
-        "type",
-        "endpoint",
-        "Of endpoints: 256 to 65535.",
-    ],
-    [
-        "identity",
-        "type",
-        "local",
-        "Of label sets of addresses: blocks and names in policy.",
-    ],
-    [
-        "fqdn_mappings",
-        "outcome",
-        "realised",
-        "Opened, or nothing was to be opened.",
-    ],
-    [
-        "fqdn_mappings",
-        "outcome",
-        "endpoint_unknown",
-        "Refused: there is no such endpoint, or it is younger than the answer.",
-    ],
-    [
-        "fqdn_mappings",
-        "outcome",
-        "not_allowed",
-        "Refused: the endpoint's DNS policy does not allow the name at this server.",
-    ],
-    [
-        "fqdn_mappings",
-        "outcome",
-        "invalid",
-        "Refused: a field is out of range.",
-    ],
-    [
-        "fqdn_mappings",
-        "outcome",
-        "rate_limited",
-        "Refused: too many from one proxy.",
-    ],
-    [
-        "fqdn_mappings",
-        "outcome",
-        "not_realised",
-        "Not opened: a map is full, identities are exhausted, or a write failed.",
-    ],
-    [
-        "resolver_observations",
-        "outcome",
-        "taken",
-        "Of a name that an EgressFirewall uses, from a trusted DNS server: its addresses count.",
-    ],
-    [
-        "resolver_observations",
-        "outcome",
-        "unmatched",
-        "Of a name that no EgressFirewall uses.",
-    ],
-    [
-        "resolver_observations",
-        "outcome",
-        "untrusted",
-        "Of a name that an EgressFirewall uses, from another DNS server: no address gets its label.",
-    ],
-    [
-        "bpf_map_writes",
-        "map",
-        "ipcache",
-        "The identity of a prefix.",
-    ],
-    [
-        "bpf_map_writes",
-        "map",
-        "policy",
-        "The identities that an endpoint may reach.",
-    ],
-    [
-        "reconcile_differences",
-        "part",
-        "ipcache",
-        "An entry of the ipcache was wrong, missing or of no prefix.",
-    ],
-    [
-        "reconcile_differences",
-        "part",
-        "policy",
-        "The same of a policy map.",
-    ],
-    [
-        "reconcile_differences",
-        "part",
-        "lxc",
-        "The same of the map of endpoints.",
-    ],
-    [
-        "reconcile_differences",
-        "part",
-        "names",
-        "An address of a name lacked the name's labels: a fault of the agent.",
-    ],
-    [
-        "reconcile_differences",
-        "part",
-        "programs",
-        "Programs of an endpoint were not attached, not first in their chain or replaced, or the pin of its policy map was wrong.",
-    ],
-    [
-        "reconcile_differences",
-        "part",
-        "routes",
-        "A rule or route that delivers redirected packets was missing, or forwarding was off.",
-    ],
-    [
-        "reconcile_differences",
-        "part",
-        "netfilter",
-        "The nftables rules that drop packets which skipped the programs, or keep redirected ones out of the node's NAT, were missing or changed.",
-    ],
-    [
-        "reconcile_differences",
-        "part",
-        "steering",
-        "The program that steers packets to proxies was missing or replaced.",
-    ],
-    [
-        "reconcile_differences",
-        "part",
-        "pins",
-        "The pin of a map that all endpoints share was missing or replaced.",
-    ],
-    [
-        "reconcile_differences",
-        "part",
-        "port",
-        "Always 0: the agent cannot repair the proxy port; it waits until the port is free.",
-    ],
-    [
-        "datapath_broken",
-        "part",
-        "routes",
-        "Redirected packets are not delivered to proxies: their queries are lost.",
-    ],
-    [
-        "datapath_broken",
-        "part",
-        "netfilter",
-        "Packets that skip the programs pass, and queries to an address that the node translates (a ClusterIP) time out.",
-    ],
-    [
-        "datapath_broken",
-        "part",
-        "steering",
-        "Packets are not steered to live proxies.",
-    ],
-    [
-        "datapath_broken",
-        "part",
-        "pins",
-        "Endpoints attached now would have other maps than earlier endpoints.",
-    ],
-    [
-        "datapath_broken",
-        "part",
-        "port",
-        "Another user has the proxy port: no proxy can start.",
-    ],
-    [
-        "proxy_streams",
-        "kind",
-        "mappings",
-        "Native service: names and addresses.",
-    ],
-    [
-        "proxy_streams",
-        "kind",
-        "rules",
-        "Native service: DNS rules.",
-    ],
-    [
-        "proxy_streams",
-        "kind",
-        "builtin",
-        "The proxy in this process.",
-    ],
-    [
-        "proxy_streams",
-        "kind",
-        "fqdndata",
-        "FQDNData, the service for Cilium's proxy.",
-    ],
-    [
-        "relay_refused",
-        "reason",
-        "accept",
-        "The process has no descriptor, or the kernel no memory, for one more connection.",
-    ],
-    [
-        "relay_refused",
-        "reason",
-        "crowded",
-        "There were too many connections without a request; the oldest of the address with most of them was closed.",
-    ],
-    [
-        "relay_refused",
-        "reason",
-        "handshake",
-        "The handshake of TLS failed or took longer than 5 seconds: no TLS, or no certificate that --client-ca signed.",
-    ],
-    [
-        "relay_refused",
-        "reason",
-        "no_request",
-        "There was no request within 10 seconds of the handshake, or of the end of the last stream.",
-    ],
-    [
-        "relay_refused",
-        "reason",
-        "silent",
-        "Nothing came from the other side, and it took nothing, within 60 seconds.",
-    ],
-    [
-        "relay_refused",
-        "reason",
-        "agents",
-        "There are as many agents as --max-agents allows, or half as many from one address.",
-    ],
-    [
-        "relay_refused",
-        "reason",
-        "certificate",
-        "A renewed CA of --client-ca did not sign the certificate of a connected agent.",
-    ],
-    [
-        "resolver_lookups",
-        "outcome",
-        "found",
-        "At least one server gave addresses.",
-    ],
-    [
-        "resolver_lookups",
-        "outcome",
-        "no_data",
-        "The name exists and has no address.",
-    ],
-    [
-        "resolver_lookups",
-        "outcome",
-        "nxdomain",
-        "The name does not exist.",
-    ],
-    [
-        "resolver_lookups",
-        "outcome",
-        "error",
-        "The servers answered with another code.",
-    ],
-    [
-        "resolver_lookups",
-        "outcome",
-        "timeout",
-        "No server answered within 5 s.",
-    ],
-    [
-        "resolver_lookups",
-        "outcome",
-        "no_server",
-        "No DNS server is trusted, or none is ready.",
-    ],
-    [
-        "resolver_status_writes",
-        "outcome",
-        "written",
-        "The status is in the store.",
-    ],
-    [
-        "resolver_status_writes",
-        "outcome",
-        "conflict",
-        "Another agent wrote the object at the same time; the write was tried again.",
-    ],
-    [
-        "resolver_status_writes",
-        "outcome",
-        "failed",
-        "The store refused the write, or cannot be reached.",
-    ],
-];
+pub fn labels() -> impl Iterator<Item = [&'static str; 4]> {
+    meanings::<Listener>("listener_connections")
+        .chain(meanings::<Listener>("listener_rejected"))
+        .chain(meanings::<AddFailure>("cni_add_failures"))
+        .chain(meanings::<IdentityType>("identity"))
+        .chain(meanings::<MappingOutcome>("fqdn_mappings"))
+        .chain(meanings::<Observation>("resolver_observations"))
+        .chain(meanings::<WrittenMap>("bpf_map_writes"))
+        .chain(meanings::<Repaired>("reconcile_differences"))
+        .chain(meanings::<Broken>("datapath_broken"))
+        .chain(meanings::<Stream>("proxy_streams"))
+        .chain(meanings::<Refusal>("relay_refused"))
+        .chain(meanings::<LookupResult>("resolver_lookups"))
+        .chain(meanings::<WriteResult>("resolver_status_writes"))
+}
 
 /// What a value of the label `reason` means.
 pub const fn reason(reason: Reason) -> &'static str {

@@ -363,12 +363,12 @@ impl<S: ResolverStore> Task<S> {
     fn looked_up(&mut self, name: &Fqdn, outcome: Result<Outcome, NoServers>) {
         match outcome {
             Ok(outcome) => {
-                self.counters.lookup(LookupResult::from(&outcome));
+                self.counters.lookups.inc(LookupResult::from(&outcome));
                 self.book.looked_up(name, &outcome, now());
             }
             // Not a failure of the name.
             Err(NoServers) => {
-                self.counters.lookup(LookupResult::NoServer);
+                self.counters.lookups.inc(LookupResult::NoServer);
                 self.book.not_asked(name, now());
             }
         }
@@ -387,7 +387,7 @@ impl<S: ResolverStore> Task<S> {
                 let (written, error) = match put(&*store, &write, &settings, &counters).await {
                     Ok(written) => (written, None),
                     Err(error) => {
-                        counters.write(WriteResult::Failed);
+                        counters.writes.inc(WriteResult::Failed);
                         let after = match error {
                             StoreError::Refused(_) => RETRY_REFUSED,
                             StoreError::Unavailable(_) => RETRY,
@@ -478,12 +478,12 @@ async fn put<S: ResolverStore>(
             .await?;
         match updated {
             Updated::Done(version) => {
-                counters.write(WriteResult::Written);
+                counters.writes.inc(WriteResult::Written);
                 (object.version, object.status) = (version, status);
                 return Ok(Written::Done(object));
             }
             Updated::Gone => return Ok(Written::Gone),
-            Updated::Conflict => counters.write(WriteResult::Conflict),
+            Updated::Conflict => counters.writes.inc(WriteResult::Conflict),
         }
         let longest = 10_u64 << attempt;
         sleep(Duration::from_millis(rand::random_range(0..longest))).await;

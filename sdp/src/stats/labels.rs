@@ -1,37 +1,6 @@
 //! Label values of the counters: enums, so that there are never more of them than here.
 
-use std::fmt;
-
-/// A closed set of label values.
-pub trait Label: Copy + fmt::Debug + Send + Sync + 'static {
-    /// Name of the label in metrics.
-    const NAME: &'static str;
-    /// Every value, in the order of [`Self::index`].
-    const ALL: &'static [Self];
-    /// Position of the value in [`Self::ALL`].
-    fn index(self) -> usize;
-    /// Text of the value in metrics and `status`.
-    fn text(self) -> &'static str;
-    /// Its meaning, in a sentence.
-    fn meaning(self) -> &'static str;
-}
-
-/// Declares a fieldless enum that is a [`Label`].
-macro_rules! label {
-    ($(#[$meta:meta])* $name:ident = $label:literal { $(#[doc = $meaning:literal] $variant:ident => $text:literal),* $(,)? }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum $name { $(#[doc = $meaning] $variant),* }
-
-        impl Label for $name {
-            const NAME: &'static str = $label;
-            const ALL: &'static [Self] = &[$(Self::$variant),*];
-            fn index(self) -> usize { self as usize }
-            fn text(self) -> &'static str { match self { $(Self::$variant => $text),* } }
-            fn meaning(self) -> &'static str { match self { $(Self::$variant => $meaning.trim_ascii_start()),* } }
-        }
-    };
-}
+use daemon::label;
 
 label! {
     /// Outcome of a query that reached the proxy.
@@ -118,13 +87,4 @@ label! {
         /// TCP.
         Tcp => "tcp",
     }
-}
-
-/// Values of a metric's label, with what they mean: for its documentation.
-pub type Meanings = Vec<(&'static str, &'static str)>;
-
-/// Texts and meanings of all values of `L`, for the documentation.
-pub fn meanings<L: Label>() -> Meanings {
-    let all = L::ALL.iter();
-    all.map(|label| (label.text(), label.meaning())).collect()
 }

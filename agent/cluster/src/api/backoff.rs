@@ -12,20 +12,31 @@ const LONGEST: Duration = Duration::from_secs(30);
 
 /// Each time twice as long, with a random part.
 #[derive(Debug)]
-pub(crate) struct Backoff(Duration);
+pub struct Backoff {
+    base: Duration,
+    longest: Duration,
+}
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self(FIRST)
+        Self::between((FIRST, LONGEST))
     }
 }
 
 impl Backoff {
+    /// The first pause is at most `first`, and each later one at most `longest`.
+    pub fn between((first, longest): (Duration, Duration)) -> Self {
+        Self {
+            base: first,
+            longest,
+        }
+    }
+
     /// The pause before the next attempt, between one half of the base and all of it. The base
-    /// doubles with each call, up to [`LONGEST`].
-    pub(crate) fn next(&mut self) -> Duration {
-        let base = self.0;
-        self.0 = (base * 2).min(LONGEST);
+    /// doubles with each call.
+    pub fn pause(&mut self) -> Duration {
+        let base = self.base;
+        self.base = (base * 2).min(self.longest);
         // Between one half and all of it, so that agents do not come together.
         base / 2 + random(base / 2)
     }

@@ -130,7 +130,7 @@ impl Followed {
                     tracing::debug!(%error, set = self.name, "cannot follow the agent's DaemonSet");
                 }
             }
-            sleep(backoff.next()).await;
+            sleep(backoff.pause()).await;
         }
     }
 

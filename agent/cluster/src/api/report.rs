@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::plan::{Next, Outcome, Plan, What, Write};
 use super::{
-    backoff::random,
+    backoff::{Backoff, random},
     client::{Api, RequestError},
     lease::{Sight, Terms},
     lease_client::{LeaseClient, micro_time, present},
@@ -82,7 +82,7 @@ struct Hold {
     sight: Sight,
     /// When it is requested again.
     due: Instant,
-    retry: Duration,
+    retry: Backoff,
 }
 
 impl Hold {
@@ -91,7 +91,7 @@ impl Hold {
             renewed: None,
             sight: Sight::default(),
             due,
-            retry: RETRY.0,
+            retry: Backoff::between(RETRY),
         }
     }
 
@@ -193,18 +193,17 @@ impl Reporter {
             Ok(true) => {
                 hold.renewed = Some(now);
                 hold.due = now + RENEW;
-                hold.retry = RETRY.0;
+                hold.retry = Backoff::between(RETRY);
                 Ok(())
             }
             Ok(false) => {
                 hold.renewed = None;
                 hold.due = now + LEASE.duration / 2 + random(LEASE.duration / 2);
-                hold.retry = RETRY.0;
+                hold.retry = Backoff::between(RETRY);
                 Ok(())
             }
             Err(error) => {
-                hold.due = Instant::now() + hold.retry / 2 + random(hold.retry / 2);
-                hold.retry = (hold.retry * 2).min(RETRY.1);
+                hold.due = Instant::now() + hold.retry.pause();
                 Err(error)
             }
         }

@@ -60,7 +60,7 @@ impl StartupTaint {
                 }
                 Err(error) => {
                     self.health.set_startup_taint(Some(self.explain(&error)));
-                    sleep(backoff.next()).await;
+                    sleep(backoff.pause()).await;
                 }
             }
         }

@@ -129,7 +129,7 @@ impl<T: Send + 'static> Watch<T> {
                     absences = Absences::default();
                     // A server that ends each watch at once is not asked without a pause.
                     if follows && lasted < backoff::FIRST {
-                        tokio::time::sleep(backoff.next()).await;
+                        tokio::time::sleep(backoff.pause()).await;
                     }
                     continue;
                 }
@@ -151,7 +151,7 @@ impl<T: Send + 'static> Watch<T> {
                 absences = Absences::default();
             }
             self.report(&error, version.is_none());
-            tokio::time::sleep(backoff.next()).await;
+            tokio::time::sleep(backoff.pause()).await;
         }
     }
 

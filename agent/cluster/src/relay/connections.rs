@@ -210,7 +210,7 @@ impl Connections {
                     all.tasks.spawn(connection);
                 }
                 Err(error) => {
-                    all.shared.counters.refuse(Refusal::Accept);
+                    all.shared.counters.refused.inc(Refusal::Accept);
                     if let Some(left_out) = all.refusals.line(Instant::now()) {
                         tracing::warn!(
                             %error,
@@ -238,7 +238,7 @@ impl Connections {
             tracing::debug!(%peer, "{closed}");
             return;
         };
-        self.shared.counters.refuse(refusal);
+        self.shared.counters.refused.inc(refusal);
         if let Some(left_out) = self.refusals.line(Instant::now()) {
             tracing::warn!(%peer, left_out, "connection closed: {closed}");
         }

@@ -44,9 +44,7 @@ async fn stream(relay: &Relay) -> Result<Messages<Frame>, Status> {
 }
 
 async fn refused(relay: &Relay, refusal: Refusal) -> u64 {
-    let refused = relay.shared.counters.refused().into_iter();
-    let of_it = refused.filter(|(one, _)| *one == refusal);
-    of_it.map(|(_, count)| count).sum()
+    relay.shared.counters.refused.get(refusal)
 }
 
 async fn until_refused(relay: &Relay, refusal: Refusal, least: u64) {

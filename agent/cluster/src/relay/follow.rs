@@ -103,7 +103,7 @@ impl Follower {
             for resource in RESOURCES {
                 self.health.set_stale(resource, error.clone());
             }
-            tokio::time::sleep(backoff.next()).await;
+            tokio::time::sleep(backoff.pause()).await;
         }
     }
 
@@ -145,7 +145,7 @@ impl Follower {
             }
             // Each relay is tried once before a pause.
             if attempt % relays == relays - 1 {
-                tokio::time::sleep(backoff.next()).await;
+                tokio::time::sleep(backoff.pause()).await;
             }
             attempt = attempt.wrapping_add(1);
         }

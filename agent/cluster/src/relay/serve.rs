@@ -319,7 +319,7 @@ impl Service {
         let shared = &self.0;
         let who = connection.who();
         shared.places.admit(who).map_err(|none| {
-            shared.counters.refuse(Refusal::Agents);
+            shared.counters.refused.inc(Refusal::Agents);
             let limit = shared.places.limit();
             Status::resource_exhausted(match none {
                 NoPlace::Full => format!(

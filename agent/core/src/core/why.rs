@@ -56,12 +56,7 @@ pub struct Findings {
     pub wanted_revision: u64,
     /// The Service, `namespace/name`, whose name in the cluster's DNS the name is.
     pub service: Option<String>,
-    /// DNS rules that let it ask for the name, with the servers whose queries come to the proxy.
-    pub dns: Vec<DnsRulesView>,
-    /// Selectors of rules about the name whose servers' queries pass without the proxy.
-    pub dns_direct: Vec<String>,
-    /// DNS servers of rules about the name that policy closes.
-    pub dns_closed: Vec<ClosedServers>,
+    pub dns: LookupRules,
     /// EgressFirewalls that leave a family of the endpoint and the target open, with the reason.
     pub open_families: Vec<String>,
     /// Rules whose name selectors match the name.
@@ -84,6 +79,17 @@ pub struct Findings {
     pub addresses: Vec<AddressFound>,
     /// For a name: identities of unknown addresses outside, one for each family of the endpoint.
     pub worlds: Vec<IdentityId>,
+}
+
+/// DNS rules about a name, by what becomes of a query for it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LookupRules {
+    /// Rules that let the endpoint ask, with the servers whose queries come to the proxy.
+    pub allowed: Vec<DnsRulesView>,
+    /// Selectors whose servers' queries pass without the proxy.
+    pub direct: Vec<String>,
+    /// Servers that policy closes.
+    pub closed: Vec<ClosedServers>,
 }
 
 /// DNS servers that policy closes.
@@ -174,9 +180,11 @@ impl Core {
         if let Some(subject) = subject {
             let rules = rules_about(subject.dns(), name);
             let servers = state.dns_servers_of(endpoint, &rules);
-            findings.dns = super::view::dns_views(&servers.rules);
-            findings.dns_direct = servers.direct;
-            findings.dns_closed = self.closed_servers(endpoint.id, servers.closed);
+            findings.dns = LookupRules {
+                allowed: super::view::dns_views(&servers.rules),
+                direct: servers.direct,
+                closed: self.closed_servers(endpoint.id, servers.closed),
+            };
             findings.by_name = rules_by_name(subject.policy(), name);
         }
         (findings.names, findings.elsewhere) = state

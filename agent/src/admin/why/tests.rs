@@ -8,7 +8,7 @@ use agent_core::{
     core::{
         snapshot::{DnsRulesView, EndpointView, NameView},
         why::{
-            AddressFound, Findings, MeantBy, Target, UntrustedAnswer,
+            AddressFound, Findings, LookupRules, MeantBy, Target, UntrustedAnswer,
             peer_found::{BackendFound, PeerFound, ServiceFound},
         },
     },
@@ -59,15 +59,17 @@ fn found() -> Findings {
         },
         wanted_revision: 3,
         service: None,
-        dns: vec![DnsRulesView {
-            port: 53,
-            protocol: "UDP".to_owned(),
-            selector: "any:k8s-app=kube-dns".to_owned(),
-            servers: Some(vec![310]),
-            names: None,
-        }],
-        dns_direct: Vec::new(),
-        dns_closed: Vec::new(),
+        dns: LookupRules {
+            allowed: vec![DnsRulesView {
+                port: 53,
+                protocol: "UDP".to_owned(),
+                selector: "any:k8s-app=kube-dns".to_owned(),
+                servers: Some(vec![310]),
+                names: None,
+            }],
+            direct: Vec::new(),
+            closed: Vec::new(),
+        },
         open_families: Vec::new(),
         by_name: vec![rule()],
         names: vec![NameView {
@@ -215,7 +217,7 @@ fn each_missing_hop_is_named() {
     assert_eq!(behind.hops[2].state, HopState::Missing);
 
     let mut lacks = found();
-    lacks.dns[0].servers = Some(Vec::new());
+    lacks.dns.allowed[0].servers = Some(Vec::new());
     missing(&why(&lacks, all, true), "dns", "selects no server now");
 
     let mut lacks = found();
@@ -485,7 +487,7 @@ fn an_unrestricted_endpoint_needs_no_entry() {
     free.endpoint.egress_enforced = false;
     free.endpoint.policies.clear();
     free.endpoint.dns_rules.clear();
-    free.dns.clear();
+    free.dns.allowed.clear();
     free.by_name.clear();
     free.names.clear();
     free.addresses.clear();
@@ -501,7 +503,7 @@ fn a_name_without_an_address_passes_a_firewall_that_denies_nothing_outside() {
     free.endpoint.dns_rules.clear();
     free.has_tier = true;
     free.by_name.clear();
-    free.dns.clear();
+    free.dns.allowed.clear();
     free.names.clear();
     free.addresses.clear();
     let passes = why(&free, &[], true);
@@ -554,7 +556,7 @@ fn the_name_of_a_service_needs_no_name_rule_and_no_learned_address() {
         text(&passes)
     );
     // Without a DNS rule, its pod cannot look the name up.
-    of_service.dns.clear();
+    of_service.dns.allowed.clear();
     let refused = why(&of_service, &[answer], true);
     assert!(!refused.allowed, "{}", text(&refused));
     assert!(refused.verdict.contains("its queries are refused"));

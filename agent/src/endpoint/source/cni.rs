@@ -273,7 +273,7 @@ fn recovered(restored: &[EndpointSpec]) -> BTreeMap<String, EndpointDocument> {
 impl EndpointBook {
     /// Puts a pod's interface under policy. It is on disk before the core receives it.
     pub(crate) fn attach(&self, attachment: Attachment) -> Result<EndpointSpec, AttachError> {
-        if self.state.lock().starting {
+        if self.state.lock().listing.starting {
             return Err(AttachError::Starting);
         }
         let Attachment {
@@ -370,9 +370,9 @@ impl State {
             return Err(error);
         }
         for (key, _) in &removed {
-            self.unresolved.remove(key);
-            self.stale.remove(key);
-            self.retries.forget(key);
+            self.problems.unresolved.remove(key);
+            self.marks.stale.remove(key);
+            self.problems.retries.forget(key);
             self.forget(key, deliver);
         }
         self.forget_unwanted();

@@ -35,8 +35,10 @@ impl State {
         });
         let now = Instant::now();
         let missing = missing.map(|(key, _)| key);
-        let keys: BTreeSet<&String> = moved.chain(missing).chain(&self.stale).collect();
-        let due = keys.into_iter().filter(|key| self.retries.is_due(key, now));
+        let keys: BTreeSet<&String> = moved.chain(missing).chain(&self.marks.stale).collect();
+        let due = keys
+            .into_iter()
+            .filter(|key| self.problems.retries.is_due(key, now));
         for key in due.cloned().collect::<Vec<_>>() {
             self.follow(&key, deliver);
         }
@@ -59,8 +61,8 @@ impl State {
         if self.gated.len() == 0 {
             return;
         }
-        let unknown = self.dir.is_some() && (!self.listed || !self.torn.is_empty());
-        let keys = self.documents.keys().chain(&self.refused);
+        let unknown = self.dir.is_some() && (!self.listing.listed || !self.listing.torn.is_empty());
+        let keys = self.documents.keys().chain(&self.listing.refused);
         let wanted: BTreeSet<DocumentHash> = keys.map(|key| DocumentHash::of(key)).collect();
         self.gated
             .settle(|document| unknown || wanted.contains(document));
@@ -113,7 +115,7 @@ impl State {
         deliver: &Deliver,
     ) {
         let reason = format!("{error}; it stays as it is until the process can be looked at");
-        self.retries.failed(key, Instant::now());
+        self.problems.retries.failed(key, Instant::now());
         self.note(key, &reason);
         self.keep(key, document, deliver);
     }
@@ -128,7 +130,7 @@ impl State {
         let netns = document.namespace();
         let namespace = netns.as_ref().ok();
         let namespace = namespace.and_then(|netns| namespace_id(netns).found());
-        let addresses = match self.rewritten.contains(key) {
+        let addresses = match self.marks.rewritten.contains(key) {
             true => Addresses::Present,
             false => Addresses::Known,
         };
@@ -159,7 +161,7 @@ impl State {
         let elsewhere = before.filter(|before| before.ifindex != spec.ifindex);
         let known = self.found.contains_key(key);
         let moved = elsewhere.is_some() || self.still_there(key).is_none();
-        if moved && (known || !self.starting) {
+        if moved && (known || !self.listing.starting) {
             self.gated.close(key, spec.ifindex, Until::Attached);
         }
         // The document is the same, and the namespace of that name is another one.
@@ -186,7 +188,7 @@ impl State {
         before: Option<EndpointSpec>,
         deliver: &Deliver,
     ) {
-        self.passing |= error.is_passing();
+        self.problems.passing |= error.is_passing();
         match before {
             Some(before) => {
                 let ifname = &before.ifname;
@@ -227,7 +229,7 @@ impl State {
     /// Leaves an endpoint where it was found, with the labels that its document gives it now, until
     /// the document is resolved. Another document may get the interface.
     fn keep(&mut self, key: &str, document: &EndpointDocument, deliver: &Deliver) {
-        self.stale.insert(key.to_owned());
+        self.marks.stale.insert(key.to_owned());
         let Some(found) = self.found.get(key).filter(|found| !found.superseded) else {
             return;
         };
@@ -238,9 +240,9 @@ impl State {
 
     /// The process that the document names has ended.
     fn end(&mut self, key: &str, document: &EndpointDocument, deliver: &Deliver) {
-        self.ended.insert(key.to_owned());
+        self.marks.ended.insert(key.to_owned());
         self.leave_place(key);
-        self.retries.failed(key, Instant::now());
+        self.problems.retries.failed(key, Instant::now());
         let closed = self.close(key, Ok(BTreeSet::new()));
         self.forget(key, deliver);
         self.note(key, &with_remedy(ENDED, key, document, &closed));
@@ -248,10 +250,10 @@ impl State {
 
     /// A document is resolved to an interface.
     pub(super) fn settle_document(&mut self, key: &str, ifindex: u32) {
-        self.stale.remove(key);
-        self.rewritten.remove(key);
-        self.unresolved.remove(key);
-        self.retries.forget(key);
+        self.marks.stale.remove(key);
+        self.marks.rewritten.remove(key);
+        self.problems.unresolved.remove(key);
+        self.problems.retries.forget(key);
         self.gated.resolved(key, ifindex);
     }
 
@@ -263,7 +265,7 @@ impl State {
         document: &EndpointDocument,
         error: &EndpointError,
     ) -> Vec<String> {
-        self.retries.failed(key, Instant::now());
+        self.problems.retries.failed(key, Instant::now());
         let leading = match (error, document.namespace()) {
             (EndpointError::Discover(_), Ok(netns)) => leading_to(&netns, &document.ifname),
             _ => Ok(BTreeSet::new()),
@@ -330,9 +332,11 @@ impl State {
     }
 
     pub(super) fn note(&mut self, key: &str, reason: &str) {
-        if self.unresolved.get(key).map(String::as_str) != Some(reason) {
+        if self.problems.unresolved.get(key).map(String::as_str) != Some(reason) {
             tracing::warn!(endpoint = key, %reason, "the endpoint's document cannot be applied");
-            self.unresolved.insert(key.to_owned(), reason.to_owned());
+            self.problems
+                .unresolved
+                .insert(key.to_owned(), reason.to_owned());
         }
     }
 }

@@ -35,7 +35,7 @@ impl State {
                         .as_ref()
                         .is_none_or(|ports| is_bridged(ports) == found.spec.on_bridge)
             });
-            if !settled || self.stale.contains(&key) {
+            if !settled || self.marks.stale.contains(&key) {
                 self.follow(&key, deliver);
             }
         }
@@ -61,26 +61,27 @@ impl State {
                 return;
             }
         };
-        self.listed = true;
-        self.torn = read.torn;
+        self.listing.listed = true;
+        self.listing.torn = read.torn;
         let refused = read.documents.iter().filter(|(_, read)| read.is_err());
-        self.refused = refused.map(|(key, _)| key.clone()).collect();
+        self.listing.refused = refused.map(|(key, _)| key.clone()).collect();
         let listed: BTreeSet<String> = read.documents.keys().cloned().collect();
         let documents = std::mem::take(&mut self.documents);
         self.documents = documents
             .into_iter()
             .filter(|(key, _)| {
-                let torn = || self.torn.contains(dir::file_of(key));
+                let torn = || self.listing.torn.contains(dir::file_of(key));
                 !dir::is_key(key) || listed.contains(key) || torn()
             })
             .collect();
-        self.unresolved
+        self.problems
+            .unresolved
             .retain(|key, _| self.documents.contains_key(key) || listed.contains(key));
-        let written = std::mem::replace(&mut self.written, read.written);
+        let written = std::mem::replace(&mut self.listing.written, read.written);
         let touched = self.touched(&read.documents, &written);
         for key in touched {
-            self.rewritten.insert(key.clone());
-            self.stale.insert(key);
+            self.marks.rewritten.insert(key.clone());
+            self.marks.stale.insert(key);
         }
         for (key, document) in read.documents {
             match document {
@@ -88,10 +89,15 @@ impl State {
                 Err(error) => self.note(&key, &error.to_string()),
             }
         }
-        self.stale.retain(|key| self.documents.contains_key(key));
-        self.rewritten
+        self.marks
+            .stale
             .retain(|key| self.documents.contains_key(key));
-        self.ended.retain(|key| self.documents.contains_key(key));
+        self.marks
+            .rewritten
+            .retain(|key| self.documents.contains_key(key));
+        self.marks
+            .ended
+            .retain(|key| self.documents.contains_key(key));
     }
 
     /// Documents of files that were written again without a change of any document. `before` has the
@@ -108,7 +114,7 @@ impl State {
         let changed = documents.iter().filter(is_changed);
         let changed: BTreeSet<&str> = changed.map(|(key, _)| dir::file_of(key)).collect();
         let is_touched = |file: &str| {
-            let times = before.get(file).zip(self.written.get(file));
+            let times = before.get(file).zip(self.listing.written.get(file));
             times.is_some_and(|(before, now)| before != now) && !changed.contains(file)
         };
         let accepted = documents.iter().filter(|(_, document)| document.is_ok());
@@ -125,8 +131,8 @@ impl State {
         let pid = document.pid;
         let before = self.documents.insert(key.clone(), document);
         if before.is_some_and(|before| before.pid != pid) {
-            self.ended.remove(&key);
+            self.marks.ended.remove(&key);
         }
-        self.stale.insert(key);
+        self.marks.stale.insert(key);
     }
 }

@@ -206,7 +206,7 @@ impl State {
             let document = documents.find(|(_, document)| is_of(document, name, pod));
             let reason = match document {
                 Some((key, _)) if self.found.contains_key(key) => continue,
-                Some((key, _)) => self.unresolved.get(key).cloned(),
+                Some((key, _)) => self.problems.unresolved.get(key).cloned(),
                 None => match self.holder(pod) {
                     Some((_, None)) => continue,
                     Some((key, Some(other))) => Some(format!(

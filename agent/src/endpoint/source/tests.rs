@@ -209,7 +209,7 @@ fn an_endpoint_stays_while_its_interface_cannot_be_looked_for() {
         events.lock().clear();
         assert_eq!(book.blind(), None);
         book.state.lock().interfaces = blind();
-        book.state.lock().retries.reset();
+        book.state.lock().problems.retries.reset();
         look(&book);
         assert_eq!(*events.lock(), []);
         let problem = book.blind().unwrap();
@@ -217,7 +217,7 @@ fn an_endpoint_stays_while_its_interface_cannot_be_looked_for() {
         // Now it is certain that there is none, and that the namespace is gone, too.
         book.state.lock().interfaces = Interfaces::default();
         book.state.lock().found.get_mut(KEY).unwrap().spec.ifindex = NO_INTERFACE;
-        book.state.lock().retries.reset();
+        book.state.lock().problems.retries.reset();
         look(&book);
         assert_eq!(*events.lock(), [SourceEvent::Delete(KEY.to_owned())]);
         assert_eq!(book.blind(), None);

@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use daemon::metrics::Label as _;
 use dns_policy::name::Fqdn;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -92,7 +93,7 @@ impl ResolverHandle {
         let mut view = LookupView {
             name: name.to_string(),
             servers: servers.iter().map(ToString::to_string).collect(),
-            outcome: LookupResult::NoServer.as_str().to_owned(),
+            outcome: LookupResult::NoServer.text().to_owned(),
             addresses: Vec::new(),
             objects: about.map(|object| object.key.clone()).collect(),
         };
@@ -100,7 +101,7 @@ impl ResolverHandle {
             return Ok(view);
         }
         let outcome = ask::look_up(name, &servers, families).await;
-        view.outcome = LookupResult::from(&outcome).as_str().to_owned();
+        view.outcome = LookupResult::from(&outcome).text().to_owned();
         if let Outcome::Found(addresses) = &outcome {
             let shown = addresses.iter().map(|(ip, ttl)| AddressView {
                 ip: ip.to_string(),
@@ -137,7 +138,7 @@ impl<S: ResolverStore> Task<S> {
                 let _left = answer.send((servers, self.families));
             }
             Request::LookedUp(name, outcome) => {
-                self.counters.lookup(LookupResult::from(&outcome));
+                self.counters.lookups.inc(LookupResult::from(&outcome));
                 if self.leads() {
                     self.book.asked_by_hand(&name, &outcome, now());
                 }

@@ -98,8 +98,7 @@ impl Agent {
     }
 
     fn written(&self, result: WriteResult) -> u64 {
-        let counts = self.handle.counters().writes();
-        counts.iter().find(|(of, _)| *of == result).unwrap().1
+        self.handle.counters().writes.get(result)
     }
 }
 

@@ -113,7 +113,11 @@ fn why_has(node: &Node, server: &str, name: &str) -> bool {
     let target = Target::Name(Fqdn::normalise(name));
     let found = node.core.findings(node.id(), &target).unwrap();
     let server = identity(node, server).0;
-    let mut rules = found.dns.iter().filter(|rule| rule.protocol == "UDP");
+    let mut rules = found
+        .dns
+        .allowed
+        .iter()
+        .filter(|rule| rule.protocol == "UDP");
     rules.any(|rule| {
         rule.servers
             .as_ref()
@@ -194,7 +198,7 @@ fn a_firewall_that_denies_the_dns_server_is_a_warning_and_why_names_its_rule() {
         let node = node(&(policy(TO_DNS, BY_NAME) + &firewall(rules)));
         let warnings = node.core.policy_warnings().join("\n");
         let target = Target::Name(Fqdn::normalise("www.cilium.io"));
-        let closed = node.core.findings(node.id(), &target).unwrap().dns_closed;
+        let closed = node.core.findings(node.id(), &target).unwrap().dns.closed;
         let rules = closed.iter().flat_map(|closed| &closed.rules);
         let rules: Vec<String> = rules.map(ToString::to_string).collect();
         (warnings, rules)

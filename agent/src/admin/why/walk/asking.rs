@@ -105,16 +105,16 @@ impl Walk<'_> {
             );
             return hop(HopState::Found, text, "");
         }
-        if let Some(closed) = self.found.dns_closed.first() {
+        if let Some(closed) = self.found.dns.closed.first() {
             return Some(closed_servers(closed));
         }
         if servers.is_empty() {
             let mut text =
                 format!("no DNS rule allows it to look up {name}: its queries are refused");
-            if !self.found.dns_direct.is_empty() {
+            if !self.found.dns.direct.is_empty() {
                 text.push_str(&format!(
                     "; those to {} pass without the proxy, and nothing is learned from the answers",
-                    self.found.dns_direct.join(", ")
+                    self.found.dns.direct.join(", ")
                 ));
             }
             let remedy = "add the name (matchName or matchPattern) to toPorts.rules.dns of the \
@@ -130,7 +130,7 @@ impl Walk<'_> {
     /// Selectors of the DNS servers at which it may look up the name.
     fn dns_servers(&self) -> Vec<String> {
         let mut servers: Vec<String> = Vec::new();
-        for rule in &self.found.dns {
+        for rule in &self.found.dns.allowed {
             let no_server = rule.servers.as_ref().is_some_and(Vec::is_empty);
             let no_server = if no_server {
                 ", which selects no server now"
@@ -147,7 +147,7 @@ impl Walk<'_> {
 
     /// Ports and protocols of the DNS rules that select a server now.
     fn dns_ports(&self) -> Vec<String> {
-        let usable = self.found.dns.iter();
+        let usable = self.found.dns.allowed.iter();
         let usable = usable.filter(|rule| rule.servers.as_ref().is_none_or(|ids| !ids.is_empty()));
         let mut ports: Vec<String> = usable
             .map(|rule| format!("{}/{}", rule.port, rule.protocol))

@@ -164,7 +164,11 @@ impl Search {
 impl State {
     /// What to look for; none if nothing is due.
     fn search(&mut self) -> Option<Search> {
-        let source = self.taken_in.source.as_ref().filter(|_| !self.starting)?;
+        let source = self
+            .taken_in
+            .source
+            .as_ref()
+            .filter(|_| !self.listing.starting)?;
         let pods = Arc::clone(&source.pods.borrow());
         let dir = source.netns_dir.clone();
         let mut pods = self.follow_lacking(&pods);

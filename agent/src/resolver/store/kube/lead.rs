@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use agent_cluster::api::lease::Sight;
+use agent_cluster::api::{backoff::Backoff, lease::Sight};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -26,7 +26,7 @@ struct Hold {
     /// It is ours since the request that began then.
     renewed: Option<Instant>,
     sight: Sight,
-    retry: Duration,
+    retry: Backoff,
 }
 
 impl Hold {
@@ -46,7 +46,7 @@ impl KubeStore {
         let mut hold = Hold {
             renewed: None,
             sight: Sight::default(),
-            retry: RETRY.0,
+            retry: Backoff::between(RETRY),
         };
         let mut due = Instant::now() + random(duration / FIRST);
         loop {
@@ -81,7 +81,7 @@ impl KubeStore {
         let error = match taken {
             Ok(is_ours) => {
                 self.set_problem(What::Lease, None);
-                hold.retry = RETRY.0;
+                hold.retry = Backoff::between(RETRY);
                 if is_ours {
                     hold.renewed = Some(now);
                     return now + duration / RENEWALS;
@@ -99,9 +99,7 @@ impl KubeStore {
             Some(deadline) if now < deadline => (now + duration / (RENEWALS * LATER)).min(deadline),
             _ => {
                 hold.renewed = None;
-                let pause = hold.retry;
-                hold.retry = (pause * 2).min(RETRY.1);
-                now + pause / 2 + random(pause / 2)
+                now + hold.retry.pause()
             }
         }
     }

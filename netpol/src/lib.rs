@@ -12,12 +12,10 @@
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod field;
 pub mod name;
 pub mod policy;
 pub mod read;
 pub mod selector;
 
-pub use self::{
-    policy::NetworkPolicy,
-    read::{Refusal, read},
-};
+pub use self::{field::Refusal, policy::NetworkPolicy, read::read};

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The crate does no input or output and has no runtime. The document means the same to every
-//! compiler: the agent compiles it to rules over identities.
+//! compiler: the agent compiles it to rules over identities. The agent reads documents of other
+//! kinds with the same cursor, [`field::Field`].
 #![warn(missing_docs)]
 
 #[cfg(feature = "conformance")]

@@ -60,6 +60,14 @@ impl<'a> Field<'a> {
         (!self.is_absent()).then_some(self)
     }
 
+    /// This field, refused if it is absent or null.
+    pub fn required(self, remedy: &str) -> Checked<Self> {
+        match self.is_absent() {
+            true => self.refuse("is missing", remedy),
+            false => Ok(self),
+        }
+    }
+
     /// Whether it is a mapping.
     pub const fn is_mapping(&self) -> bool {
         matches!(self.value, Some(Value::Object(_)))
@@ -115,10 +123,14 @@ impl<'a> Field<'a> {
         }
     }
 
+    /// Its text, if it has one.
+    pub fn as_str(&self) -> Option<&'a str> {
+        self.value.and_then(Value::as_str)
+    }
+
     /// The text of a field that must have one.
     pub fn text(&self) -> Checked<&'a str> {
-        let text = self.value.and_then(Value::as_str);
-        text.ok_or_else(|| {
+        self.as_str().ok_or_else(|| {
             let reason = format!("is {}, not a text", self.kind());
             self.fault(reason, "put it in quotes")
         })

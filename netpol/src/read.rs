@@ -27,7 +27,7 @@ pub fn read(document: &Value) -> Checked<NetworkPolicy> {
     only(&top, &["apiVersion", "kind", "metadata", "spec", "status"])?;
     for (field, wanted) in [("apiVersion", API_VERSION), ("kind", KIND)] {
         let field = top.get(field);
-        let found = field.value.and_then(Value::as_str);
+        let found = field.as_str();
         if found != Some(wanted) {
             let found = found.map_or("missing".to_owned(), |text| format!("`{text}`"));
             let remedy = format!("write {}: {wanted}", field.path);
@@ -35,12 +35,9 @@ pub fn read(document: &Value) -> Checked<NetworkPolicy> {
         }
     }
     let (namespace, name) = metadata(&top.get("metadata"))?;
-    let spec = top.get("spec");
-    if spec.is_absent() {
-        let remedy = "add it; `spec: {podSelector: {}}` closes the ingress of every pod in the \
-                      namespace";
-        return spec.refuse("is missing", remedy);
-    }
+    let remedy =
+        "add it; `spec: {podSelector: {}}` closes the ingress of every pod in the namespace";
+    let spec = top.get("spec").required(remedy)?;
     only(&spec, &["podSelector", "policyTypes", "ingress", "egress"])?;
     let mut warnings = Vec::new();
     let pods = spec.get("podSelector").present();

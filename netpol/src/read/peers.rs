@@ -53,9 +53,7 @@ fn peer(field: &Field<'_>, warnings: &mut Vec<Warning>) -> Checked<Peer> {
 fn block(field: &Field<'_>, warnings: &mut Vec<Warning>) -> Checked<Block> {
     only(field, &["cidr", "except"])?;
     let cidr = field.get("cidr");
-    if cidr.is_absent() {
-        return cidr.refuse("is missing", "add it, for example `cidr: 192.0.2.0/24`");
-    }
+    let cidr = cidr.required("add it, for example `cidr: 192.0.2.0/24`")?;
     let cidr = prefix(&cidr, warnings)?;
     let except = field.get("except");
     let parts = except.items()?.map(|part| prefix(&part, warnings));

@@ -38,18 +38,15 @@ pub(super) fn selector(field: &Field<'_>) -> Checked<Selector> {
 
 fn expression(field: &Field<'_>) -> Checked<Requirement> {
     only(field, &["key", "operator", "values"])?;
-    let required = |field: &Field<'_>| match field.is_absent() {
-        true => field.refuse("is missing", "add it"),
-        false => field.text().map(str::to_owned),
-    };
-    let (key, operator) = (field.get("key"), field.get("operator"));
-    let key = label_key(&key, &required(&key)?)?;
-    let named = required(&operator)?;
+    let key = field.get("key").required("add it")?;
+    let key = label_key(&key, key.text()?)?;
+    let operator = field.get("operator").required("add it")?;
+    let named = operator.text()?;
     let written = field.get("values");
     let values = written.items()?.map(|value| label_value(&value));
     let values = values.collect::<Checked<BTreeSet<String>>>()?;
     let has_values = !values.is_empty();
-    let (condition, takes_values) = match named.as_str() {
+    let (condition, takes_values) = match named {
         "In" => (Condition::In(values), true),
         "NotIn" => (Condition::NotIn(values), true),
         "Exists" => (Condition::Exists, false),

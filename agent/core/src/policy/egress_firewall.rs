@@ -41,16 +41,10 @@ pub(super) fn read(head: &Head, value: &Value, warnings: &mut Vec<String>) -> Ch
         let remedy = "name it `default`: a namespace has one EgressFirewall of that name";
         return top.get("metadata").get("name").refuse(reason, remedy);
     }
-    let spec = top.get("spec");
-    if spec.is_absent() {
-        return spec.refuse("is missing", "add spec.egress");
-    }
+    let spec = top.get("spec").required("add spec.egress")?;
     only(&spec, &["egress"], &[])?;
-    let egress = spec.get("egress");
-    if egress.is_absent() {
-        let remedy = "add the list of rules; `egress: []` restricts nothing";
-        return egress.refuse("is missing", remedy);
-    }
+    let remedy = "add the list of rules; `egress: []` restricts nothing";
+    let egress = spec.get("egress").required(remedy)?;
     let items = egress.items()?;
     if items.len() > MAX_RULES {
         let reason = format!("has {} rules", items.len());
@@ -105,9 +99,7 @@ fn tier_rule(field: &Field<'_>, warnings: &mut Vec<String>) -> Checked<TierRule>
     only(field, &["type", "to", "ports"], &[])?;
     let action = action(&field.get("type"))?;
     let to = field.get("to");
-    if to.is_absent() {
-        return to.refuse("is missing", "add cidrSelector, dnsName or nodeSelector");
-    }
+    let to = to.required("add cidrSelector, dnsName or nodeSelector")?;
     let selector = destination(&to, action, warnings)?;
     let ports = field.get("ports").items()?.map(|item| port(&item));
     Ok(TierRule {
@@ -190,10 +182,7 @@ fn block(field: &Field<'_>, warnings: &mut Vec<String>) -> Checked<IpNet> {
 fn port(field: &Field<'_>) -> Checked<PortRule> {
     only(field, &["protocol", "port"], &[])?;
     let names = "write TCP, UDP or SCTP";
-    let written = field.get("protocol");
-    if written.is_absent() {
-        return written.refuse("is missing", names);
-    }
+    let written = field.get("protocol").required(names)?;
     let protocol = match written.text()? {
         "TCP" => Protocol::Tcp,
         "UDP" => Protocol::Udp,
@@ -201,9 +190,7 @@ fn port(field: &Field<'_>) -> Checked<PortRule> {
         other => return written.refuse(format!("is `{other}`"), names),
     };
     let numbers = "write a number from 1 to 65535; without `ports` the rule means every port";
-    let Some(port) = field.get("port").present() else {
-        return field.get("port").refuse("is missing", numbers);
-    };
+    let port = field.get("port").required(numbers)?;
     let number = port.value.and_then(Value::as_u64);
     let number = number.and_then(|port| u16::try_from(port).ok());
     let Some(number) = number.filter(|number| *number > 0) else {

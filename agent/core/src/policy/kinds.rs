@@ -234,8 +234,8 @@ pub(in crate::policy) fn head(value: &Value) -> Checked<(&'static Kind, String, 
         return top.refuse("is not a mapping", "start it with apiVersion and kind");
     }
     let text = |field: &Field<'_>| {
-        let text = field.value.and_then(Value::as_str);
-        text.filter(|text| !text.is_empty()).map(str::to_owned)
+        let text = field.as_str().filter(|text| !text.is_empty());
+        text.map(str::to_owned)
     };
     let (named, placed) = (
         top.get("metadata").get("name"),
@@ -250,7 +250,7 @@ pub(in crate::policy) fn head(value: &Value) -> Checked<(&'static Kind, String, 
         return other.refuse("is an unknown field", remedy);
     }
     let version = top.get("apiVersion");
-    let written = version.value.and_then(Value::as_str).unwrap_or_default();
+    let written = version.as_str().unwrap_or_default();
     if !kind.versions.contains(&written) {
         let wanted = kind.versions.first().copied().unwrap_or_default();
         let remedy = format!(
@@ -261,7 +261,7 @@ pub(in crate::policy) fn head(value: &Value) -> Checked<(&'static Kind, String, 
     }
     let name = text(&named).ok_or_else(|| named.fault("is missing", "give the document a name"))?;
     let namespace = match (kind.placement, text(&placed)) {
-        (Placement::Namespaced, namespace) => Some(namespace.unwrap_or("default".to_owned())),
+        (Placement::Namespaced, namespace) => namespace.or_else(|| Some("default".to_owned())),
         (Placement::NeverNamespaced, Some(_)) => {
             let remedy = "remove it, or use kind CiliumNetworkPolicy";
             return placed.refuse("is set on a cluster-wide policy", remedy);
@@ -334,7 +334,7 @@ pub fn kept_fields(kind: &str) -> &'static [&'static str] {
 }
 
 fn by_name(field: &Field<'_>, of: Option<String>) -> Checked<&'static Kind> {
-    let name = field.value.and_then(Value::as_str).unwrap_or_default();
+    let name = field.as_str().unwrap_or_default();
     if name.is_empty() {
         let reason = "is missing: the document ends early, or is no object of Kubernetes";
         let remedy = "write the file again, under another name, and rename it when it is complete";

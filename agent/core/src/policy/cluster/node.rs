@@ -117,7 +117,7 @@ pub(in crate::policy) fn read_cilium(
         let address = address(&item.get("ip"))?;
         addresses.insert(address);
         // CiliumInternalIP is an address of the node in the block of its pods.
-        let of_type = item.get("type").value.and_then(Value::as_str);
+        let of_type = item.get("type").as_str();
         if matches!(of_type, Some("InternalIP" | "ExternalIP")) {
             outside.insert(address);
         }
@@ -136,11 +136,10 @@ pub(in crate::policy) fn read_cilium(
 
 /// Labels of the object. A value that is no text is left out: a node is read with whatever labels.
 fn labels(field: &Field<'_>) -> BTreeMap<String, String> {
-    let texts = field.entries().filter_map(|(key, value)| {
-        let value = value.value?.as_str()?;
-        Some((key.to_owned(), value.to_owned()))
-    });
-    texts.collect()
+    let labels = field.entries();
+    labels
+        .filter_map(|(key, value)| Some((key.to_owned(), value.as_str()?.to_owned())))
+        .collect()
 }
 
 /// The IPv4 and the IPv6 address of a field.
@@ -151,7 +150,7 @@ fn pair(field: &Field<'_>) -> Checked<BTreeSet<IpAddr>> {
     }
     for (_, written) in field.entries() {
         // Cilium writes an empty text where there is none.
-        if written.value.and_then(Value::as_str) != Some("") {
+        if written.as_str() != Some("") {
             found.insert(address(&written)?);
         }
     }

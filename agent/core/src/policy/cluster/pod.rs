@@ -102,8 +102,7 @@ fn named_ports(spec: &Field<'_>, warnings: &mut Vec<String>) -> Checked<NamedPor
         ports_of(&container.get("ports"), &mut found, warnings)?;
     }
     for container in spec.get("initContainers").items()? {
-        let restarts = container.get("restartPolicy");
-        if restarts.value.and_then(Value::as_str) == Some("Always") {
+        if container.get("restartPolicy").as_str() == Some("Always") {
             ports_of(&container.get("ports"), &mut found, warnings)?;
         }
     }

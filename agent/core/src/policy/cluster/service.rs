@@ -71,9 +71,8 @@ pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<Service> {
 }
 
 fn addresses(field: &Field<'_>) -> Checked<Vec<IpAddr>> {
-    let is_none = |text: Option<&str>| matches!(text, Some("None" | ""));
     let all = field.items()?;
-    let all = all.filter(|item| !is_none(item.value.and_then(Value::as_str)));
+    let all = all.filter(|item| !matches!(item.as_str(), Some("None" | "")));
     all.map(|item| address(&item)).collect()
 }
 

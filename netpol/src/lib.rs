@@ -7,17 +7,16 @@
 //! ```
 //!
 //! The crate does no input or output and has no runtime. The document means the same to every
-//! compiler: the agent compiles it to rules over identities.
+//! compiler: the agent compiles it to rules over identities. The agent reads documents of other
+//! kinds with the same cursor, [`field::Field`].
 #![warn(missing_docs)]
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod field;
 pub mod name;
 pub mod policy;
 pub mod read;
 pub mod selector;
 
-pub use self::{
-    policy::NetworkPolicy,
-    read::{Refusal, read},
-};
+pub use self::{field::Refusal, policy::NetworkPolicy, read::read};

@@ -3,20 +3,15 @@
 //! The rules are those of the Kubernetes API server, with its defaults. Unknown fields are
 //! refused, because a misspelt field would change the meaning of the policy without a message.
 
-mod fields;
 mod peers;
 mod ports;
 mod selectors;
 
 use serde_json::Value;
 
-use self::{
-    fields::{Fields, list, present, text},
-    peers::peers,
-    ports::ports,
-    selectors::selector,
-};
+use self::{peers::peers, ports::ports, selectors::selector};
 use crate::{
+    field::{Checked, Field},
     name::{is_dns_label, is_dns_subdomain},
     policy::{Direction, NetworkPolicy, Rule, Warning},
 };
@@ -26,56 +21,27 @@ pub const API_VERSION: &str = "networking.k8s.io/v1";
 /// The only `kind` that [`read`] accepts.
 pub const KIND: &str = "NetworkPolicy";
 
-/// Why a document is refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {reason}; {remedy}")]
-pub struct Refusal {
-    /// Path of the field, for example `spec.ingress[0].from[1].ipBlock.except[0]`.
-    pub field: String,
-    /// The error, worded to follow the name of the field, such as `is missing`.
-    pub reason: String,
-    /// Advice for the author of the policy, such as `use Ingress or Egress`.
-    pub remedy: String,
-}
-
-impl Refusal {
-    fn new(field: &str, reason: &str, remedy: &str) -> Self {
-        Self {
-            field: field.to_owned(),
-            reason: reason.to_owned(),
-            remedy: remedy.to_owned(),
-        }
-    }
-}
-
-type Checked<T> = Result<T, Refusal>;
-
 /// Reads a document of kind NetworkPolicy.
 pub fn read(document: &Value) -> Checked<NetworkPolicy> {
-    let known = ["apiVersion", "kind", "metadata", "spec", "status"];
-    let fields = Fields::of("", document, &known)?;
+    let top = Field::top(document);
+    only(&top, &["apiVersion", "kind", "metadata", "spec", "status"])?;
     for (field, wanted) in [("apiVersion", API_VERSION), ("kind", KIND)] {
-        let found = fields.get(field).and_then(Value::as_str);
+        let field = top.get(field);
+        let found = field.as_str();
         if found != Some(wanted) {
-            let reason = format!("is {}", found.map_or("missing".to_owned(), quoted));
-            return Err(Refusal::new(
-                field,
-                &reason,
-                &format!("write {field}: {wanted}"),
-            ));
+            let found = found.map_or("missing".to_owned(), |text| format!("`{text}`"));
+            let remedy = format!("write {}: {wanted}", field.path);
+            return field.refuse(format!("is {found}"), remedy);
         }
     }
-    let (namespace, name) = metadata(fields.get("metadata"))?;
-    let Some(spec) = fields.get("spec") else {
-        let remedy = "add it; `spec: {podSelector: {}}` closes the ingress of every pod in the \
-                      namespace";
-        return Err(Refusal::new("spec", "is missing", remedy));
-    };
-    let known = ["podSelector", "policyTypes", "ingress", "egress"];
-    let spec = Fields::of("spec", spec, &known)?;
+    let (namespace, name) = metadata(&top.get("metadata"))?;
+    let remedy =
+        "add it; `spec: {podSelector: {}}` closes the ingress of every pod in the namespace";
+    let spec = top.get("spec").required(remedy)?;
+    only(&spec, &["podSelector", "policyTypes", "ingress", "egress"])?;
     let mut warnings = Vec::new();
-    let pods = spec.get("podSelector");
-    let pods = pods.map(|value| selector("spec.podSelector", value));
+    let pods = spec.get("podSelector").present();
+    let pods = pods.map(|pods| selector(&pods));
     let types = policy_types(&spec, &mut warnings)?;
     Ok(NetworkPolicy {
         namespace,
@@ -87,36 +53,35 @@ pub fn read(document: &Value) -> Checked<NetworkPolicy> {
     })
 }
 
-fn quoted(text: &str) -> String {
-    format!("`{text}`")
+/// Refuses what is not a mapping, and a field that is not among `known`.
+fn only(field: &Field<'_>, known: &[&str]) -> Checked<()> {
+    match field.keys(known)?.find(|key| !known.contains(key)) {
+        None => Ok(()),
+        Some(other) => {
+            let remedy = format!("remove it; the fields here are {}", known.join(", "));
+            field.get(other).refuse("is an unknown field", remedy)
+        }
+    }
 }
 
 /// Namespace and name of the policy. The namespace is `default` if the document has none.
-fn metadata(value: Option<&Value>) -> Checked<(String, String)> {
-    let field = |field: &str| match present(value.and_then(|v| v.get(field))) {
-        Some(value) => text(&format!("metadata.{field}"), value),
-        None => Ok(""),
+fn metadata(metadata: &Field<'_>) -> Checked<(String, String)> {
+    let field = metadata.get("namespace");
+    let namespace = field.optional_text()?.unwrap_or("default");
+    let named = metadata.get("name");
+    let Some(name) = named.optional_text()? else {
+        return named.refuse("is missing", "give the policy a name");
     };
-    let (namespace, name) = (field("namespace")?, field("name")?);
-    if name.is_empty() {
-        let remedy = "give the policy a name";
-        return Err(Refusal::new("metadata.name", "is missing", remedy));
-    }
     if !is_dns_subdomain(name) {
         let reason = format!("`{name}` is not the name of an object");
         let remedy = "use at most 253 lower-case letters, digits, dashes and dots";
-        return Err(Refusal::new("metadata.name", &reason, remedy));
+        return named.refuse(reason, remedy);
     }
-    if !namespace.is_empty() && !is_dns_label(namespace) {
+    if !is_dns_label(namespace) {
         let reason = format!("`{namespace}` is not the name of a namespace");
         let remedy = "use at most 63 lower-case letters, digits and dashes";
-        return Err(Refusal::new("metadata.namespace", &reason, remedy));
+        return field.refuse(reason, remedy);
     }
-    let namespace = if namespace.is_empty() {
-        "default"
-    } else {
-        namespace
-    };
     Ok((namespace.to_owned(), name.to_owned()))
 }
 
@@ -127,36 +92,36 @@ struct PolicyTypes {
 }
 
 /// Reads `policyTypes`. Without it a policy restricts ingress, and egress if it has egress rules.
-fn policy_types(spec: &Fields<'_>, warnings: &mut Vec<Warning>) -> Checked<PolicyTypes> {
-    let path = "spec.policyTypes";
+fn policy_types(spec: &Field<'_>, warnings: &mut Vec<Warning>) -> Checked<PolicyTypes> {
     let mut types = PolicyTypes {
         ingress: false,
         egress: false,
     };
-    let listed = list(path, spec.get("policyTypes"))?;
-    for (n, value) in listed.iter().enumerate() {
-        let path = format!("{path}[{n}]");
-        match text(&path, value)? {
+    let field = spec.get("policyTypes");
+    let listed = field.items()?;
+    let length = listed.len();
+    for item in listed {
+        match item.text()? {
             "Ingress" => types.ingress = true,
             "Egress" => types.egress = true,
             other => {
                 let reason = format!("`{other}` is not a policy type");
-                return Err(Refusal::new(&path, &reason, "use Ingress or Egress"));
+                return item.refuse(reason, "use Ingress or Egress");
             }
         }
     }
-    if listed.len() > 2 {
-        let reason = format!("has {} elements", listed.len());
-        let remedy = "list Ingress and Egress once each";
-        return Err(Refusal::new(path, &reason, remedy));
+    if length > 2 {
+        let reason = format!("has {length} elements");
+        return field.refuse(reason, "list Ingress and Egress once each");
     }
-    if !listed.is_empty() {
+    if length > 0 {
         return Ok(types);
     }
-    let egress = list("spec.egress", spec.get("egress"))?;
-    if egress.is_empty() && spec.get("egress").is_some() {
+    let egress = spec.get("egress");
+    let has_egress = egress.items()?.len() > 0;
+    if !has_egress && !egress.is_absent() {
         warnings.push(Warning {
-            field: "spec.egress".to_owned(),
+            field: egress.path,
             text: "an empty list without policyTypes restricts nothing; write `policyTypes: \
                    [Ingress, Egress]` to close egress"
                 .to_owned(),
@@ -164,7 +129,7 @@ fn policy_types(spec: &Fields<'_>, warnings: &mut Vec<Warning>) -> Checked<Polic
     }
     Ok(PolicyTypes {
         ingress: true,
-        egress: !egress.is_empty(),
+        egress: has_egress,
     })
 }
 
@@ -187,15 +152,20 @@ const EGRESS: DirectionFields = DirectionFields {
 };
 
 fn direction(
-    spec: &Fields<'_>,
+    spec: &Field<'_>,
     fields: &DirectionFields,
     restricted: bool,
     warnings: &mut Vec<Warning>,
 ) -> Checked<Direction> {
-    let path = format!("spec.{}", fields.rules);
+    let field = spec.get(fields.rules);
     let mut rules = Vec::new();
-    for (n, value) in list(&path, spec.get(fields.rules))?.iter().enumerate() {
-        rules.push(rule(format!("{path}[{n}]"), value, fields, warnings)?);
+    for item in field.items()? {
+        only(&item, &[fields.peers, "ports"])?;
+        rules.push(Rule {
+            peers: peers(&item.get(fields.peers), warnings)?,
+            ports: ports(&item.get("ports"))?,
+            path: item.path,
+        });
     }
     if restricted {
         return Ok(Direction::Restricted(rules));
@@ -203,7 +173,7 @@ fn direction(
     if !rules.is_empty() {
         let direction = fields.policy_type;
         warnings.push(Warning {
-            field: path,
+            field: field.path,
             text: format!(
                 "has no effect: spec.policyTypes does not list {direction}; add it, or remove \
                  the rules"
@@ -211,19 +181,6 @@ fn direction(
         });
     }
     Ok(Direction::Open)
-}
-
-fn rule(
-    path: String,
-    value: &Value,
-    fields: &DirectionFields,
-    warnings: &mut Vec<Warning>,
-) -> Checked<Rule> {
-    let rule = Fields::of(&path, value, &[fields.peers, "ports"])?;
-    let peers_path = format!("{path}.{}", fields.peers);
-    let peers = peers(&peers_path, rule.get(fields.peers), warnings)?;
-    let ports = ports(&format!("{path}.ports"), rule.get("ports"))?;
-    Ok(Rule { path, peers, ports })
 }
 
 #[cfg(test)]

@@ -2,13 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
-
-use super::{
-    Checked, Refusal,
-    fields::{Fields, kind, list, text},
-};
+use super::only;
 use crate::{
+    field::{Checked, Field},
     name::{is_label_key, is_label_value},
     selector::{Condition, Requirement, Selector},
 };
@@ -18,88 +14,73 @@ const KEY_REMEDY: &str = "write at most 63 letters, digits, dashes, underscores 
 const VALUE_REMEDY: &str = "write at most 63 letters, digits, dashes, underscores and dots, with \
                             a letter or digit at both ends";
 
-/// The selector at `path`; the empty mapping selects all.
-pub(super) fn selector(path: &str, value: &Value) -> Checked<Selector> {
-    let fields = Fields::of(path, value, &["matchLabels", "matchExpressions"])?;
+/// A selector; the empty mapping selects all.
+pub(super) fn selector(field: &Field<'_>) -> Checked<Selector> {
+    only(field, &["matchLabels", "matchExpressions"])?;
     let mut requirements = BTreeSet::new();
-    if let Some(labels) = fields.get("matchLabels") {
-        let path = format!("{path}.matchLabels");
-        let Some(labels) = labels.as_object() else {
-            let reason = format!("is {}, not a mapping", kind(labels));
-            return Err(Refusal::new(&path, &reason, "write key: value pairs"));
-        };
-        for (key, value) in labels {
-            let path = format!("{path}.{key}");
+    if let Some(labels) = field.get("matchLabels").present() {
+        if !labels.is_mapping() {
+            let reason = format!("is {}, not a mapping", labels.kind());
+            return labels.refuse(reason, "write key: value pairs");
+        }
+        for (key, value) in labels.entries() {
             requirements.insert(Requirement {
-                key: label_key(&path, key)?,
-                condition: Condition::In([label_value(&path, value)?].into()),
+                key: label_key(&value, key)?,
+                condition: Condition::In([label_value(&value)?].into()),
             });
         }
     }
-    let path = format!("{path}.matchExpressions");
-    let expressions = list(&path, fields.get("matchExpressions"))?;
-    for (n, value) in expressions.iter().enumerate() {
-        requirements.insert(expression(&format!("{path}[{n}]"), value)?);
+    for item in field.get("matchExpressions").items()? {
+        requirements.insert(expression(&item)?);
     }
     Ok(Selector::new(requirements))
 }
 
-fn expression(path: &str, value: &Value) -> Checked<Requirement> {
-    let fields = Fields::of(path, value, &["key", "operator", "values"])?;
-    let required = |field: &str| {
-        let path = format!("{path}.{field}");
-        match fields.get(field) {
-            Some(value) => text(&path, value),
-            None => Err(Refusal::new(&path, "is missing", "add it")),
-        }
-    };
-    let key = label_key(&format!("{path}.key"), required("key")?)?;
-    let operator = required("operator")?;
-    let values_path = format!("{path}.values");
-    let mut values = BTreeSet::new();
-    for (n, value) in list(&values_path, fields.get("values"))?.iter().enumerate() {
-        values.insert(label_value(&format!("{values_path}[{n}]"), value)?);
-    }
+fn expression(field: &Field<'_>) -> Checked<Requirement> {
+    only(field, &["key", "operator", "values"])?;
+    let key = field.get("key").required("add it")?;
+    let key = label_key(&key, key.text()?)?;
+    let operator = field.get("operator").required("add it")?;
+    let named = operator.text()?;
+    let written = field.get("values");
+    let values = written.items()?.map(|value| label_value(&value));
+    let values = values.collect::<Checked<BTreeSet<String>>>()?;
     let has_values = !values.is_empty();
-    let (condition, takes_values) = match operator {
+    let (condition, takes_values) = match named {
         "In" => (Condition::In(values), true),
         "NotIn" => (Condition::NotIn(values), true),
         "Exists" => (Condition::Exists, false),
         "DoesNotExist" => (Condition::DoesNotExist, false),
         other => {
             let reason = format!("`{other}` is not an operator");
-            let remedy = "use In, NotIn, Exists or DoesNotExist";
-            return Err(Refusal::new(&format!("{path}.operator"), &reason, remedy));
+            return operator.refuse(reason, "use In, NotIn, Exists or DoesNotExist");
         }
     };
     match (takes_values, has_values) {
-        (true, false) => {
-            let reason = format!("is empty beside operator {operator}");
-            let remedy = "list at least one value";
-            Err(Refusal::new(&values_path, &reason, remedy))
-        }
-        (false, true) => {
-            let reason = format!("is set beside operator {operator}");
-            let remedy = "remove it: this operator takes no values";
-            Err(Refusal::new(&values_path, &reason, remedy))
-        }
+        (true, false) => written.refuse(
+            format!("is empty beside operator {named}"),
+            "list at least one value",
+        ),
+        (false, true) => written.refuse(
+            format!("is set beside operator {named}"),
+            "remove it: this operator takes no values",
+        ),
         _ => Ok(Requirement { key, condition }),
     }
 }
 
-fn label_key(path: &str, key: &str) -> Checked<String> {
+fn label_key(field: &Field<'_>, key: &str) -> Checked<String> {
     if is_label_key(key) {
         return Ok(key.to_owned());
     }
-    let reason = format!("`{key}` is not the key of a label");
-    Err(Refusal::new(path, &reason, KEY_REMEDY))
+    field.refuse(format!("`{key}` is not the key of a label"), KEY_REMEDY)
 }
 
-fn label_value(path: &str, value: &Value) -> Checked<String> {
-    let value = text(path, value)?;
+fn label_value(field: &Field<'_>) -> Checked<String> {
+    let value = field.text()?;
     if is_label_value(value) {
         return Ok(value.to_owned());
     }
     let reason = format!("`{value}` is not the value of a label");
-    Err(Refusal::new(path, &reason, VALUE_REMEDY))
+    field.refuse(reason, VALUE_REMEDY)
 }

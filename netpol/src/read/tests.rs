@@ -1,8 +1,9 @@
 //! Documents that are read, and documents that are refused.
 use serde_json::{Value, json};
 
-use super::{Refusal, read};
+use super::read;
 use crate::{
+    field::Refusal,
     name::PortName,
     policy::{
         Direction, NetworkPolicy, Peer, Peers, Port, PortRange, Ports, Protocol, Rule, Warning,

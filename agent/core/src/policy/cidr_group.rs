@@ -3,14 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
+use netpol::field::{Checked, Field};
 use serde_json::Value;
 
-use super::validate::{list, object, prefix, text};
-use crate::{
-    labels::LabelSet,
-    policy::validate::fault::{Checked, Fault},
-    selector::selector::labels_of_blocks,
-};
+use super::validate::{only, prefix};
+use crate::{labels::LabelSet, selector::selector::labels_of_blocks};
 
 pub(crate) const KIND: &str = "CiliumCIDRGroup";
 
@@ -32,34 +29,23 @@ pub fn group_key(name: &str) -> String {
 
 /// Checks the group called `name`.
 pub(super) fn read(name: &str, value: &Value) -> Checked<CidrGroup> {
+    let top = Field::top(value);
     let mut own = BTreeMap::new();
-    let metadata = value.get("metadata");
-    if let Some(more) = metadata.and_then(|metadata| metadata.get("labels")) {
-        let Some(more) = more.as_object() else {
-            return Err(Fault::new(
-                "metadata.labels",
-                "is not a mapping",
-                "write key: value pairs",
-            ));
-        };
-        for (key, value) in more {
-            let value = text(&format!("metadata.labels.{key}"), value)?;
-            own.insert(key.clone(), value.to_owned());
-        }
+    let labels = top.get("metadata").get("labels");
+    if labels.value.is_some() && !labels.is_mapping() {
+        return labels.refuse("is not a mapping", "write key: value pairs");
     }
-    let Some(spec) = value.get("spec") else {
-        return Err(Fault::new(
-            "spec",
-            "is missing",
-            "add spec with externalCIDRs",
-        ));
-    };
-    let spec = object("spec", spec, &["externalCIDRs"], &[])?;
-    let mut prefixes = BTreeSet::new();
-    let blocks = list("spec.externalCIDRs", spec.get("externalCIDRs"))?;
-    for (n, item) in blocks.iter().enumerate() {
-        prefixes.insert(prefix(&format!("spec.externalCIDRs[{n}]"), item)?);
+    for (key, value) in labels.entries() {
+        own.insert(key.to_owned(), value.text()?.to_owned());
     }
+    let spec = top.get("spec");
+    if spec.value.is_none() {
+        return spec.refuse("is missing", "add spec with externalCIDRs");
+    }
+    only(&spec, &["externalCIDRs"], &[])?;
+    let blocks = spec.get("externalCIDRs").items()?;
+    let prefixes = blocks.map(|item| prefix(&item));
+    let prefixes = prefixes.collect::<Checked<BTreeSet<IpNet>>>()?;
     Ok(CidrGroup {
         labels: labels_of_blocks(name, &own),
         own,

@@ -14,17 +14,15 @@ mod name;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use serde_json::{Map, Value};
+use netpol::field::{Checked, Field};
+use serde_json::Value;
 
 use super::{
     rule::{Direction, PortRule, Ports, Protocol, Rule, TierAction, TierRule},
-    validate::{list, node_labels, object, pods_of_namespace, text},
+    validate::{node_labels, only, pods_of_namespace},
 };
 use crate::{
-    policy::{
-        head::Head,
-        validate::fault::{Checked, Fault},
-    },
+    policy::head::Head,
     selector::selector::{CidrSelector, DnsNameSelector, Selector},
 };
 
@@ -37,30 +35,24 @@ const MAX_RULES: usize = 8000;
 
 /// Reads a document; adds to `warnings` the remarks for its author.
 pub(super) fn read(head: &Head, value: &Value, warnings: &mut Vec<String>) -> Checked<Rule> {
+    let top = Field::top(value);
     if head.name != NAME {
         let reason = format!("is `{}`", head.name);
         let remedy = "name it `default`: a namespace has one EgressFirewall of that name";
-        return Err(Fault::new("metadata.name", &reason, remedy));
+        return top.get("metadata").get("name").refuse(reason, remedy);
     }
-    let Some(spec) = value.get("spec").filter(|spec| !spec.is_null()) else {
-        return Err(Fault::new("spec", "is missing", "add spec.egress"));
-    };
-    let spec = object("spec", spec, &["egress"], &[])?;
-    if spec.get("egress").is_none_or(Value::is_null) {
-        let remedy = "add the list of rules; `egress: []` restricts nothing";
-        return Err(Fault::new("spec.egress", "is missing", remedy));
-    }
-    let items = list("spec.egress", spec.get("egress"))?;
+    let spec = top.get("spec").required("add spec.egress")?;
+    only(&spec, &["egress"], &[])?;
+    let remedy = "add the list of rules; `egress: []` restricts nothing";
+    let egress = spec.get("egress").required(remedy)?;
+    let items = egress.items()?;
     if items.len() > MAX_RULES {
         let reason = format!("has {} rules", items.len());
         let remedy = format!("write at most {MAX_RULES}: merge blocks, or use `*.` names");
-        return Err(Fault::new("spec.egress", &reason, &remedy));
+        return egress.refuse(reason, remedy);
     }
-    let mut tier = Vec::with_capacity(items.len());
-    for (n, item) in items.iter().enumerate() {
-        let rule = tier_rule(&format!("spec.egress[{n}]"), item, warnings)?;
-        tier.push(Arc::new(rule));
-    }
+    let tier = items.map(|item| Ok(Arc::new(tier_rule(&item, warnings)?)));
+    let tier = tier.collect::<Checked<Vec<_>>>()?;
     warnings.extend(without_effect(&tier));
     Ok(Rule {
         subject: pods_of_namespace(head.namespace.as_deref().unwrap_or_default()),
@@ -103,124 +95,107 @@ fn without_effect(tier: &[Arc<TierRule>]) -> Option<String> {
     ))
 }
 
-fn tier_rule(path: &str, value: &Value, warnings: &mut Vec<String>) -> Checked<TierRule> {
-    let map = object(path, value, &["type", "to", "ports"], &[])?;
-    let action = action(path, map)?;
-    let to_path = format!("{path}.to");
-    let Some(to) = map.get("to").filter(|to| !to.is_null()) else {
-        let remedy = "add cidrSelector, dnsName or nodeSelector";
-        return Err(Fault::new(&to_path, "is missing", remedy));
-    };
-    let selector = destination(&to_path, to, action, warnings)?;
-    let ports_path = format!("{path}.ports");
-    let ports = list(&ports_path, map.get("ports"))?.iter().enumerate();
-    let ports = ports.map(|(n, item)| port(&format!("{ports_path}[{n}]"), item));
+fn tier_rule(field: &Field<'_>, warnings: &mut Vec<String>) -> Checked<TierRule> {
+    only(field, &["type", "to", "ports"], &[])?;
+    let action = action(&field.get("type"))?;
+    let to = field.get("to");
+    let to = to.required("add cidrSelector, dnsName or nodeSelector")?;
+    let selector = destination(&to, action, warnings)?;
+    let ports = field.get("ports").items()?.map(|item| port(&item));
     Ok(TierRule {
-        path: path.into(),
+        path: field.path.as_str().into(),
         action,
         selectors: vec![selector],
         ports: ports.collect::<Checked<_>>()?,
     })
 }
 
-fn action(path: &str, map: &Map<String, Value>) -> Checked<TierAction> {
-    let path = format!("{path}.type");
-    let Some(value) = map.get("type") else {
-        return Err(Fault::new(&path, "is missing", "write Allow or Deny"));
-    };
-    match text(&path, value)? {
+fn action(field: &Field<'_>) -> Checked<TierAction> {
+    if field.value.is_none() {
+        return field.refuse("is missing", "write Allow or Deny");
+    }
+    match field.text()? {
         "Allow" => Ok(TierAction::Pass),
         "Deny" => Ok(TierAction::Deny),
-        other => Err(Fault::new(
-            &path,
-            &format!("is `{other}`"),
+        other => field.refuse(
+            format!("is `{other}`"),
             "write Allow or Deny, in this spelling",
-        )),
+        ),
     }
 }
 
 fn destination(
-    path: &str,
-    value: &Value,
+    to: &Field<'_>,
     action: TierAction,
     warnings: &mut Vec<String>,
 ) -> Checked<Selector> {
-    let known = ["cidrSelector", "dnsName", "nodeSelector"];
-    let map = object(path, value, &known, &[])?;
-    let mut named = map.iter().filter(|(_, value)| !value.is_null());
-    let (Some((field, value)), None) = (named.next(), named.next()) else {
+    only(to, &["cidrSelector", "dnsName", "nodeSelector"], &[])?;
+    let mut named = to.entries().filter(|(_, field)| !field.is_absent());
+    let (Some((name, field)), None) = (named.next(), named.next()) else {
         let reason = "has not exactly one of cidrSelector, dnsName and nodeSelector";
         let remedy = "give one of them; each destination is a rule of its own";
-        return Err(Fault::new(path, reason, remedy));
+        return to.refuse(reason, remedy);
     };
-    let path = format!("{path}.{field}");
-    match field.as_str() {
+    match name {
         "cidrSelector" => Ok(Selector::Cidr(CidrSelector {
-            prefix: block(&path, value, warnings)?,
+            prefix: block(&field, warnings)?,
             except: [].into(),
             nodes: true,
         })),
         "dnsName" => {
-            let written = text(&path, value)?;
-            name::check(&path, written)?;
+            let written = field.text()?;
+            name::check(&field, written)?;
             Ok(Selector::DnsName(match action {
                 TierAction::Pass => DnsNameSelector::new(written),
                 TierAction::Deny => {
                     warnings.push(format!(
-                        "{path}: `{written}` is denied by the addresses that DNS answers gave for \
-                         it: none is known before the first answer, and other names at these \
-                         addresses are denied with it; deny blocks with cidrSelector instead"
+                        "{}: `{written}` is denied by the addresses that DNS answers gave for it: \
+                         none is known before the first answer, and other names at these \
+                         addresses are denied with it; deny blocks with cidrSelector instead",
+                        field.path
                     ));
                     DnsNameSelector::denied(written)
                 }
             }))
         }
-        _ => Ok(Selector::Node(node_labels(&path, value)?)),
+        _ => Ok(Selector::Node(node_labels(&field)?)),
     }
 }
 
-fn block(path: &str, value: &Value, warnings: &mut Vec<String>) -> Checked<IpNet> {
-    let written = text(path, value)?;
+fn block(field: &Field<'_>, warnings: &mut Vec<String>) -> Checked<IpNet> {
+    let written = field.text()?;
     let block: IpNet = written.parse().map_err(|_| {
         let reason = format!("`{written}` is not a block of addresses");
         let remedy = "write for example 192.0.2.0/24, 192.0.2.1/32 or 2001:db8::/32";
-        Fault::new(path, &reason, remedy)
+        field.fault(reason, remedy)
     })?;
     let cut = block.trunc();
     if cut != block {
         warnings.push(format!(
-            "{path}: `{written}` has bits beyond its prefix length and means {cut}; write {cut}"
+            "{}: `{written}` has bits beyond its prefix length and means {cut}; write {cut}",
+            field.path
         ));
     }
     Ok(cut)
 }
 
-fn port(path: &str, value: &Value) -> Checked<PortRule> {
-    let map = object(path, value, &["protocol", "port"], &[])?;
-    let field = |name: &str, remedy: &str| {
-        let path = format!("{path}.{name}");
-        let value = map.get(name).filter(|value| !value.is_null());
-        match value {
-            Some(value) => Ok((path, value)),
-            None => Err(Fault::new(&path, "is missing", remedy)),
-        }
-    };
+fn port(field: &Field<'_>) -> Checked<PortRule> {
+    only(field, &["protocol", "port"], &[])?;
     let names = "write TCP, UDP or SCTP";
-    let (protocol_path, protocol) = field("protocol", names)?;
-    let protocol = match text(&protocol_path, protocol)? {
+    let written = field.get("protocol").required(names)?;
+    let protocol = match written.text()? {
         "TCP" => Protocol::Tcp,
         "UDP" => Protocol::Udp,
         "SCTP" => Protocol::Sctp,
-        other => {
-            let reason = format!("is `{other}`");
-            return Err(Fault::new(&protocol_path, &reason, names));
-        }
+        other => return written.refuse(format!("is `{other}`"), names),
     };
     let numbers = "write a number from 1 to 65535; without `ports` the rule means every port";
-    let (port_path, port) = field("port", numbers)?;
-    let number = port.as_u64().and_then(|port| u16::try_from(port).ok());
+    let port = field.get("port").required(numbers)?;
+    let number = port.value.and_then(Value::as_u64);
+    let number = number.and_then(|port| u16::try_from(port).ok());
     let Some(number) = number.filter(|number| *number > 0) else {
-        return Err(Fault::new(&port_path, &format!("is {port}"), numbers));
+        let written = port.value.map(Value::to_string).unwrap_or_default();
+        return port.refuse(format!("is {written}"), numbers);
     };
     Ok(PortRule {
         protocol,

@@ -3,6 +3,7 @@
 
 use std::{borrow::Cow, sync::Arc};
 
+use netpol::field::{Checked, Field};
 use serde_json::Value;
 
 use super::{
@@ -16,13 +17,7 @@ use super::{
     rule::Rule,
     validate::{rule, warnings},
 };
-use crate::policy::{
-    head::Head,
-    validate::{
-        fault::{Checked, Fault},
-        section::Scope,
-    },
-};
+use crate::policy::{head::Head, validate::section::Scope};
 
 /// Whether documents of a kind are in namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -234,52 +229,42 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
 
 /// Reads kind and metadata of a document: its kind, its key, and its head.
 pub(in crate::policy) fn head(value: &Value) -> Checked<(&'static Kind, String, Head)> {
-    let Some(map) = value.as_object() else {
-        return Err(Fault::new(
-            "document",
-            "is not a mapping",
-            "start it with apiVersion and kind",
-        ));
+    let top = Field::top(value);
+    if !top.is_mapping() {
+        return top.refuse("is not a mapping", "start it with apiVersion and kind");
+    }
+    let text = |field: &Field<'_>| {
+        let text = field.as_str().filter(|text| !text.is_empty());
+        text.map(str::to_owned)
     };
-    let text = |field: &str| map.get(field).and_then(Value::as_str).unwrap_or_default();
-    let metadata = |field: &str| {
-        let value = map.get("metadata").and_then(|m| m.get(field));
-        let value = value.and_then(Value::as_str);
-        value.filter(|text| !text.is_empty())
-    };
-    let kind = by_name(text("kind"), metadata("name"))?;
-    let known = |key: &&String| {
-        let general = ["apiVersion", "kind", "metadata"];
-        general.contains(&key.as_str()) || kind.fields.contains(&key.as_str())
-    };
-    if let Some(other) = map.keys().find(|key| !known(key)) {
+    let (named, placed) = (
+        top.get("metadata").get("name"),
+        top.get("metadata").get("namespace"),
+    );
+    let kind = by_name(&top.get("kind"), text(&named))?;
+    let known =
+        |key: &str| ["apiVersion", "kind", "metadata"].contains(&key) || kind.fields.contains(&key);
+    if let Some((_, other)) = top.entries().find(|(key, _)| !known(key)) {
         let fields = kind.fields.join(", ");
         let remedy = format!("remove it; the fields here are apiVersion, kind, metadata, {fields}");
-        return Err(Fault::new(other, "is an unknown field", &remedy));
+        return other.refuse("is an unknown field", remedy);
     }
-    let version = text("apiVersion");
-    if !kind.versions.contains(&version) {
+    let version = top.get("apiVersion");
+    let written = version.as_str().unwrap_or_default();
+    if !kind.versions.contains(&written) {
         let wanted = kind.versions.first().copied().unwrap_or_default();
-        return Err(Fault::new(
-            "apiVersion",
-            &format!("is `{version}`"),
-            &format!(
-                "write apiVersion: {wanted}, which is that of the {} read here",
-                kind.name
-            ),
-        ));
+        let remedy = format!(
+            "write apiVersion: {wanted}, which is that of the {} read here",
+            kind.name
+        );
+        return version.refuse(format!("is `{written}`"), remedy);
     }
-    let name = metadata("name")
-        .ok_or_else(|| Fault::new("metadata.name", "is missing", "give the document a name"))?
-        .to_owned();
-    let namespace = match (kind.placement, metadata("namespace")) {
-        (Placement::Namespaced, namespace) => Some(namespace.unwrap_or("default").to_owned()),
+    let name = text(&named).ok_or_else(|| named.fault("is missing", "give the document a name"))?;
+    let namespace = match (kind.placement, text(&placed)) {
+        (Placement::Namespaced, namespace) => namespace.or_else(|| Some("default".to_owned())),
         (Placement::NeverNamespaced, Some(_)) => {
-            return Err(Fault::new(
-                "metadata.namespace",
-                "is set on a cluster-wide policy",
-                "remove it, or use kind CiliumNetworkPolicy",
-            ));
+            let remedy = "remove it, or use kind CiliumNetworkPolicy";
+            return placed.refuse("is set on a cluster-wide policy", remedy);
         }
         _ => None,
     };
@@ -348,23 +333,19 @@ pub fn kept_fields(kind: &str) -> &'static [&'static str] {
     find(kind).map_or(ALL, |kind| kind.kept)
 }
 
-fn by_name(name: &str, of: Option<&str>) -> Checked<&'static Kind> {
+fn by_name(field: &Field<'_>, of: Option<String>) -> Checked<&'static Kind> {
+    let name = field.as_str().unwrap_or_default();
     if name.is_empty() {
         let reason = "is missing: the document ends early, or is no object of Kubernetes";
         let remedy = "write the file again, under another name, and rename it when it is complete";
-        return Err(Fault::new("kind", reason, remedy));
+        return field.refuse(reason, remedy);
     }
-    let of = of.map(|of| format!(" {of}")).unwrap_or_default();
     find(name).ok_or_else(|| {
+        let of = of.map(|of| format!(" {of}")).unwrap_or_default();
         let names: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
-        Fault::new(
-            "kind",
-            &format!("`{name}` is not supported"),
-            &format!(
-                "remove the document{of}, or write it as one of {}",
-                names.join(", ")
-            ),
-        )
+        let names = names.join(", ");
+        let remedy = format!("remove the document{of}, or write it as one of {names}");
+        field.fault(format!("`{name}` is not supported"), remedy)
     })
 }
 
@@ -373,23 +354,17 @@ fn cilium_policy(head: &Head, value: &Value, found: &mut Vec<String>) -> Checked
     let scope = Scope {
         namespace: head.namespace.clone(),
     };
-    let mut rules: Vec<Rule> = Vec::new();
-    match (value.get("spec"), value.get("specs")) {
-        (Some(spec), None) => rules.push(rule("spec", spec, &scope)?),
-        (None, Some(Value::Array(specs))) if !specs.is_empty() => {
-            for (n, spec) in specs.iter().enumerate() {
-                rules.push(rule(&format!("specs[{n}]"), spec, &scope)?);
-            }
+    let top = Field::top(value);
+    let (spec, specs) = (top.get("spec"), top.get("specs"));
+    let rules: Vec<Rule> = match (spec.value, specs.value) {
+        (Some(_), None) => vec![rule(&spec, &scope)?],
+        (None, Some(Value::Array(all))) if !all.is_empty() => {
+            let all = specs.items()?.map(|spec| rule(&spec, &scope));
+            all.collect::<Checked<_>>()?
         }
-        (Some(_), Some(_)) => {
-            let reason = "stands beside spec";
-            return Err(Fault::new("specs", reason, "use one of the two"));
-        }
-        _ => {
-            let remedy = "add spec with an endpointSelector";
-            return Err(Fault::new("spec", "is missing", remedy));
-        }
-    }
+        (Some(_), Some(_)) => return specs.refuse("stands beside spec", "use one of the two"),
+        _ => return spec.refuse("is missing", "add spec with an endpointSelector"),
+    };
     found.extend(warnings(&rules));
     Ok(Body::Rules(rules))
 }

@@ -1,13 +1,13 @@
 //! Documents (YAML or JSON, several in one text), each read by the reader of its kind.
 
 use limits::yaml::{self, YamlError};
+use netpol::field::{Field, Refusal};
 use serde_json::Value;
 
 use super::{
     document::{PolicyDocument, PolicyError},
     kinds,
 };
-use crate::policy::validate::fault::Fault;
 
 /// Reads every document of `text`. `source_name` is for error messages (a file name).
 pub fn parse_documents(text: &str, source_name: &str) -> Vec<Result<PolicyDocument, PolicyError>> {
@@ -116,12 +116,12 @@ pub fn parse_object(value: &Value, key: &str) -> Result<PolicyDocument, PolicyEr
     read
 }
 
-fn document(value: &Value, source: &str) -> Result<PolicyDocument, (Option<String>, Fault)> {
+fn document(value: &Value, source: &str) -> Result<PolicyDocument, (Option<String>, Refusal)> {
     let (kind, key, head) =
         kinds::head(value).map_err(|fault| (kinds::key_of_other(value), fault))?;
     let with_key = |fault| (Some(key.clone()), fault);
     yaml::check_size(value)
-        .map_err(|fault| with_key(Fault::new("document", &fault.to_string(), fault.remedy())))?;
+        .map_err(|fault| with_key(Field::top(value).fault(fault.to_string(), fault.remedy())))?;
     let mut warnings = Vec::new();
     let body = (kind.read)(&head, value, &mut warnings).map_err(with_key)?;
     Ok(PolicyDocument {

@@ -1,35 +1,30 @@
 //! Fields of a rule, checked one by one: every refusal names its field and what to do.
 
-pub(crate) mod fault;
 mod field;
 mod labels;
 mod ports;
 pub(crate) mod section;
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use dns_policy::rule::NameRule;
-use std::collections::BTreeSet;
-
-use serde_json::{Map, Value};
+use ipnet::IpNet;
+use netpol::field::{Checked, Field};
+use serde_json::Value;
 
 use self::{
-    field::boolean,
+    field::{boolean, name_rule},
     labels::{allowed_peer_labels, group_labels, peer_labels, subject},
     ports::ports_of,
+    section::{Scope, Section, section},
 };
 pub(super) use self::{
-    field::{list, mapping, object, prefix, text},
+    field::{only, prefix},
     labels::{node_labels, pods_of_namespace},
 };
 use super::rule::{Direction, PeerRule, Peers, Rule};
 use crate::{
     labels::{CIDR_GROUP, NAMESPACE_KEY, NAMESPACE_LABELS, RESERVED},
-    policy::validate::{
-        fault::{Checked, Fault},
-        field::name_rule,
-        section::{Scope, Section, section},
-    },
     selector::selector::{
         CidrSelector, Entity, FqdnSelector, GroupSelector, LabelSelector, Operator, Requirement,
         Selector, group_label,
@@ -37,7 +32,7 @@ use crate::{
 };
 
 /// Checks one `spec`, or one element of `specs`.
-pub(crate) fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
+pub(crate) fn rule(spec: &Field<'_>, scope: &Scope) -> Checked<Rule> {
     let known = [
         "endpointSelector",
         "egress",
@@ -49,43 +44,43 @@ pub(crate) fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
         "description",
         "log",
     ];
-    let map = object(path, value, &known, &["nodeSelector"])?;
-    let selector_path = format!("{path}.endpointSelector");
-    let Some(selector) = map.get("endpointSelector") else {
+    only(spec, &known, &["nodeSelector"])?;
+    let selector = spec.get("endpointSelector");
+    if selector.value.is_none() {
         let remedy = "add it; `endpointSelector: {}` selects every endpoint";
-        return Err(Fault::new(&selector_path, "is missing", remedy));
-    };
-    let subject = subject(&selector_path, selector, scope)?;
-    if map.contains_key("log") {
-        let remedy = "remove it: `observe` and `why` name the rule of a packet";
-        return Err(Fault::new(
-            &format!("{path}.log"),
-            "log is not supported",
-            remedy,
-        ));
+        return selector.refuse("is missing", remedy);
     }
-    refuse_empty(path, map)?;
+    let subject = subject(&selector, scope)?;
+    if let Some(log) = spec.get("log").written() {
+        let remedy = "remove it: `observe` and `why` name the rule of a packet";
+        return log.refuse("log is not supported", remedy);
+    }
+    refuse_empty(spec)?;
     Ok(Rule {
-        egress: direction(path, map, &EGRESS, scope)?,
-        ingress: direction(path, map, &INGRESS, scope)?,
+        egress: direction(spec, &EGRESS, scope)?,
+        ingress: direction(spec, &INGRESS, scope)?,
         subject,
         tier: Vec::new(),
     })
 }
 
-fn refuse_empty(path: &str, map: &Map<String, Value>) -> Checked<()> {
+fn refuse_empty(spec: &Field<'_>) -> Checked<()> {
     let says = ["egress", "ingress", "egressDeny", "ingressDeny"];
-    let is_empty = |field: &&str| match map.get(*field) {
-        None | Some(Value::Null) => true,
-        Some(value) => value.as_array().is_some_and(Vec::is_empty),
+    let is_empty = |field: &&str| {
+        let field = spec.get(field);
+        field.is_absent() || is_list(&field, Vec::is_empty)
     };
     // Cilium refuses it, too; a file that was cut off may look like this.
-    if says.iter().all(is_empty) && !map.contains_key("enableDefaultDeny") {
+    if says.iter().all(is_empty) && spec.get("enableDefaultDeny").value.is_none() {
         let reason = format!("has nothing in {}", says.join(", "));
         let remedy = "add one: `egress: [{}]` allows nothing to be sent";
-        return Err(Fault::new(path, &reason, remedy));
+        return spec.refuse(reason, remedy);
     }
     Ok(())
+}
+
+fn is_list(field: &Field<'_>, wanted: fn(&Vec<Value>) -> bool) -> bool {
+    field.value.and_then(Value::as_array).is_some_and(wanted)
 }
 
 /// Fields of a `spec` about one direction.
@@ -106,12 +101,7 @@ const INGRESS: DirectionFields = DirectionFields {
     egress: false,
 };
 
-fn direction(
-    path: &str,
-    map: &Map<String, Value>,
-    fields: &DirectionFields,
-    scope: &Scope,
-) -> Checked<Direction> {
+fn direction(spec: &Field<'_>, fields: &DirectionFields, scope: &Scope) -> Checked<Direction> {
     let DirectionFields {
         allow,
         deny,
@@ -119,15 +109,13 @@ fn direction(
     } = *fields;
     let mut peers = Vec::new();
     for (field, is_deny) in [(deny, true), (allow, false)] {
-        let path = format!("{path}.{field}");
-        for (n, item) in list(&path, map.get(field))?.iter().enumerate() {
-            let path = format!("{path}[{n}]");
-            let rules = peer_rules(&path, item, &section(egress, is_deny), scope)?;
+        for item in spec.get(field).items()? {
+            let rules = peer_rules(&item, &section(egress, is_deny), scope)?;
             peers.extend(rules.into_iter().map(Arc::new));
         }
     }
-    let has = |field| matches!(map.get(field), Some(Value::Array(items)) if !items.is_empty());
-    let default_deny = default_deny(path, map, allow)?;
+    let has = |name| is_list(&spec.get(name), |items| !items.is_empty());
+    let default_deny = default_deny(&spec.get("enableDefaultDeny"), allow)?;
     Ok(Direction {
         default_deny: default_deny.unwrap_or(has(allow) || has(deny)),
         peers,
@@ -135,27 +123,19 @@ fn direction(
 }
 
 /// The value of `enableDefaultDeny` for a direction; none if it is not set.
-fn default_deny(path: &str, map: &Map<String, Value>, flag: &str) -> Checked<Option<bool>> {
-    let Some(value) = map.get("enableDefaultDeny") else {
+fn default_deny(flags: &Field<'_>, flag: &str) -> Checked<Option<bool>> {
+    if flags.value.is_none() {
         return Ok(None);
-    };
-    let path = format!("{path}.enableDefaultDeny");
-    let flags = object(&path, value, &["egress", "ingress"], &[])?;
-    let value = flags.get(flag);
-    value
-        .map(|value| boolean(&format!("{path}.{flag}"), value))
-        .transpose()
+    }
+    only(flags, &["egress", "ingress"], &[])?;
+    let flag = flags.get(flag).written();
+    flag.map(|flag| boolean(&flag)).transpose()
 }
 
 /// Checks an element of `egress`, `ingress`, `egressDeny` or `ingressDeny`; none if it is
 /// empty and so allows nothing, two if it means everyone's ports by number and endpoints' ports
 /// by name.
-fn peer_rules(
-    path: &str,
-    value: &Value,
-    section: &Section,
-    scope: &Scope,
-) -> Checked<Vec<PeerRule>> {
+fn peer_rules(field: &Field<'_>, section: &Section, scope: &Scope) -> Checked<Vec<PeerRule>> {
     let mut known = vec![
         section.cidr,
         section.cidr_set,
@@ -165,14 +145,14 @@ fn peer_rules(
         "icmps",
     ];
     known.extend(section.fqdns);
-    let map = object(path, value, &known, section.unsupported)?;
-    let peers = chosen_peers(path, map, section, scope)?;
-    let ports = ports_of(path, map, section)?;
+    only(field, &known, section.unsupported)?;
+    let peers = chosen_peers(field, section, scope)?;
+    let ports = ports_of(field, section)?;
     if peers.is_none() && ports.is_none() {
         return Ok(Vec::new());
     }
     let rule = PeerRule {
-        path: path.into(),
+        path: field.path.as_str().into(),
         deny: section.deny,
         peers: peers.unwrap_or(Peers::Any),
         ports: ports.unwrap_or_default(),
@@ -185,14 +165,9 @@ fn peer_rules(
 }
 
 /// Peers of an element, which may name them by one field only; none if it names none.
-fn chosen_peers(
-    path: &str,
-    map: &Map<String, Value>,
-    section: &Section,
-    scope: &Scope,
-) -> Checked<Option<Peers>> {
+fn chosen_peers(element: &Field<'_>, section: &Section, scope: &Scope) -> Checked<Option<Peers>> {
     let mut peers = None;
-    let fields = [
+    let names = [
         Some(section.cidr),
         Some(section.cidr_set),
         Some(section.endpoints),
@@ -200,151 +175,114 @@ fn chosen_peers(
         section.fqdns,
     ];
     let mut chosen: Option<&str> = None;
-    for field in fields.into_iter().flatten() {
-        let Some(value) = map.get(field) else {
+    for name in names.into_iter().flatten() {
+        let Some(field) = element.get(name).written() else {
             continue;
         };
-        let path = format!("{path}.{field}");
-        if let Some(other) = chosen.replace(field) {
+        if let Some(other) = chosen.replace(name) {
             let reason = format!("stands beside {other}");
-            return Err(Fault::new(
-                &path,
-                &reason,
-                "put each into a rule of its own",
-            ));
+            return field.refuse(reason, "put each into a rule of its own");
         }
-        peers = Some(peers_of(&path, field, value, section, scope)?);
+        peers = Some(peers_of(&field, name, section, scope)?);
     }
     Ok(peers)
 }
 
-fn peers_of(
-    path: &str,
-    field: &str,
-    value: &Value,
-    section: &Section,
-    scope: &Scope,
-) -> Checked<Peers> {
+fn peers_of(field: &Field<'_>, name: &str, section: &Section, scope: &Scope) -> Checked<Peers> {
     let mut selectors = Vec::new();
-    for (n, item) in list(path, Some(value))?.iter().enumerate() {
-        let path = format!("{path}[{n}]");
-        let selector = if field == section.cidr {
-            let prefix = prefix(&path, item)?;
-            Selector::Cidr(CidrSelector {
-                prefix,
-                except: [].into(),
-                nodes: false,
-            })
-        } else if field == section.cidr_set {
-            cidr_set(&path, item)?
-        } else if field == section.endpoints {
+    for item in field.items()? {
+        let selector = if name == section.cidr {
+            cidr(prefix(&item)?, BTreeSet::new())
+        } else if name == section.cidr_set {
+            cidr_set(&item)?
+        } else if name == section.endpoints {
             Selector::Labels(match section.deny {
-                true => peer_labels(&path, item, scope)?,
-                false => allowed_peer_labels(&path, item, scope)?,
+                true => peer_labels(&item, scope)?,
+                false => allowed_peer_labels(&item, scope)?,
             })
-        } else if field == section.entities {
-            match text(&path, item)? {
+        } else if name == section.entities {
+            match item.text()? {
                 "all" => return Ok(Peers::Any),
                 name => Selector::Entity(Entity::parse(name).ok_or_else(|| {
-                    Fault::new(
-                        &path,
-                        &format!("`{name}` is not an entity"),
+                    item.fault(
+                        format!("`{name}` is not an entity"),
                         "use all, world, world-ipv4, world-ipv6, cluster, host, remote-node, \
                          kube-apiserver, health, init, unmanaged, ingress or none",
                     )
                 })?),
             }
+        } else if section.deny {
+            let remedy = "deny blocks with toCIDRSet: names cannot be denied";
+            return item.refuse("names are not supported in egressDeny", remedy);
         } else {
-            if section.deny {
-                let remedy = "deny blocks with toCIDRSet: names cannot be denied";
-                return Err(Fault::new(
-                    &path,
-                    "names are not supported in egressDeny",
-                    remedy,
-                ));
-            }
-            fqdn(&path, item)?
+            fqdn(&item)?
         };
         selectors.push(selector);
     }
     Ok(Peers::Selectors(selectors))
 }
 
-fn cidr_set(path: &str, value: &Value) -> Checked<Selector> {
+fn cidr_set(set: &Field<'_>) -> Checked<Selector> {
     let known = ["cidr", "cidrGroupRef", "cidrGroupSelector", "except"];
-    let map = object(path, value, &known, &[])?;
-    let mut named = known.iter().filter(|field| **field != "except");
-    let mut named = named.by_ref().filter(|field| map.contains_key(**field));
-    let (Some(field), None) = (named.next(), named.next()) else {
+    only(set, &known, &[])?;
+    let named = known.iter().filter(|name| **name != "except");
+    let mut named = named.filter_map(|name| Some((*name, set.get(name).written()?)));
+    let (Some((name, field)), None) = (named.next(), named.next()) else {
         let reason = "has not exactly one of cidr, cidrGroupRef and cidrGroupSelector";
-        return Err(Fault::new(path, reason, "name one block, or one group"));
+        return set.refuse(reason, "name one block, or one group");
     };
-    let mut except = BTreeSet::new();
-    let except_path = format!("{path}.except");
-    for (n, item) in list(&except_path, map.get("except"))?.iter().enumerate() {
-        except.insert(prefix(&format!("{except_path}[{n}]"), item)?);
-    }
-    let field_path = format!("{path}.{field}");
-    let value = map.get(*field).unwrap_or(&Value::Null);
-    let labels = match *field {
+    let except = set.get("except").items()?.map(|item| prefix(&item));
+    let except = except.collect::<Checked<BTreeSet<IpNet>>>()?;
+    let labels = match name {
         "cidr" => {
-            let prefix = prefix(&field_path, value)?;
-            for (n, part) in except.iter().enumerate() {
-                if !prefix.contains(part) {
-                    return Err(Fault::new(
-                        &format!("{except_path}[{n}]"),
-                        &format!("{part} is not inside {prefix}"),
-                        "name a part of the block, or remove it",
-                    ));
-                }
+            let prefix = prefix(&field)?;
+            let mut parts = except.iter().enumerate();
+            if let Some((n, part)) = parts.find(|(_, part)| !prefix.contains(*part)) {
+                let reason = format!("{part} is not inside {prefix}");
+                let remedy = "name a part of the block, or remove it";
+                return set.get("except").nth(n).refuse(reason, remedy);
             }
-            return Ok(Selector::Cidr(CidrSelector {
-                prefix,
-                except,
-                nodes: false,
-            }));
+            return Ok(cidr(prefix, except));
         }
         "cidrGroupRef" => {
-            let name = group_label(text(&field_path, value)?);
+            let name = group_label(field.text()?);
             let named = Requirement::new(&format!("{CIDR_GROUP}:{}", name.key()), Operator::Exists);
             LabelSelector {
                 requirements: [named].into(),
             }
         }
-        _ => group_labels(&field_path, value)?,
+        _ => group_labels(&field)?,
     };
     Ok(Selector::Group(GroupSelector { labels, except }))
 }
 
-fn fqdn(path: &str, value: &Value) -> Checked<Selector> {
-    let map = object(path, value, &["matchName", "matchPattern"], &[])?;
-    match (map.get("matchName"), map.get("matchPattern")) {
-        (Some(_), Some(_)) => Err(Fault::new(
-            path,
-            "has both matchName and matchPattern",
-            "make two elements of it: either one then selects",
-        )),
-        (None, None) => Err(Fault::new(
-            path,
-            "has neither matchName nor matchPattern",
-            "add one of them",
-        )),
-        (Some(name), None) => {
-            let rule = name_rule(&format!("{path}.matchName"), name, NameRule::Name)?;
-            Ok(Selector::Fqdn(selector_of(rule)))
-        }
-        (None, Some(pattern)) => {
-            let rule = name_rule(&format!("{path}.matchPattern"), pattern, NameRule::Pattern)?;
-            Ok(Selector::Fqdn(selector_of(rule)))
-        }
-    }
+const fn cidr(prefix: IpNet, except: BTreeSet<IpNet>) -> Selector {
+    Selector::Cidr(CidrSelector {
+        prefix,
+        except,
+        nodes: false,
+    })
 }
 
-fn selector_of(rule: NameRule) -> FqdnSelector {
-    match rule {
+fn fqdn(field: &Field<'_>) -> Checked<Selector> {
+    only(field, &["matchName", "matchPattern"], &[])?;
+    let (name, pattern) = (field.get("matchName"), field.get("matchPattern"));
+    let rule = match (name.value, pattern.value) {
+        (Some(_), Some(_)) => {
+            let remedy = "make two elements of it: either one then selects";
+            return field.refuse("has both matchName and matchPattern", remedy);
+        }
+        (None, None) => {
+            let reason = "has neither matchName nor matchPattern";
+            return field.refuse(reason, "add one of them");
+        }
+        (Some(_), None) => name_rule(&name, NameRule::Name)?,
+        (None, Some(_)) => name_rule(&pattern, NameRule::Pattern)?,
+    };
+    Ok(Selector::Fqdn(match rule {
         NameRule::Name(text) => FqdnSelector::Name(text),
         NameRule::Pattern(text) => FqdnSelector::Pattern(text),
-    }
+    }))
 }
 
 /// What the author of these rules should know although they are valid.

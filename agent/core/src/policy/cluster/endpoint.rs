@@ -2,22 +2,17 @@
 
 use std::net::IpAddr;
 
+use netpol::field::{Checked, Field};
 use serde_json::Value;
 
 use super::{
     metadata,
-    read::{address, not_reserved, optional_text, port, protocol},
+    read::{label, optional_address, port, protocol},
 };
 use crate::{
     labels::{Label, LabelSet},
     named_port::NamedPorts,
-    policy::{
-        head::Head,
-        validate::{
-            fault::{Checked, Fault},
-            list, mapping, text,
-        },
-    },
+    policy::head::Head,
 };
 
 /// A pod as Cilium describes it.
@@ -36,32 +31,17 @@ pub struct CiliumEndpoint {
 
 /// Reads an endpoint. One without an identity or addresses yet has no labels or addresses.
 pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<CiliumEndpoint> {
-    let metadata = metadata::read(head, value)?;
-    let status = mapping("status", value.get("status"))?;
-    let field = |name: &str| status.and_then(|status| status.get(name));
-    let identity = mapping("status.identity", field("identity"))?;
-    let path = "status.identity.labels";
-    let mut labels = Vec::new();
-    let all = list(path, identity.and_then(|identity| identity.get("labels")))?;
-    for (n, item) in all.iter().enumerate() {
-        let path = format!("{path}[{n}]");
-        let label = Label::parse(text(&path, item)?).map_err(|error| {
-            let remedy = "write it as Cilium does";
-            Fault::new(&path, &error.to_string(), remedy)
-        })?;
-        not_reserved(&path, &label)?;
-        labels.push(label);
-    }
-    let networking = mapping("status.networking", field("networking"))?;
-    let path = "status.networking.addressing";
+    let top = Field::top(value);
+    let metadata = metadata::read(head, &top)?;
+    let status = top.get("status").mapping()?;
+    let labels = status.get("identity").mapping()?.get("labels").items()?;
+    let labels = labels.map(|item| label(&item, item.text()?, "write it as Cilium does"));
+    let labels = labels.collect::<Checked<Vec<Label>>>()?;
+    let networking = status.get("networking").mapping()?;
     let mut addresses = Vec::new();
-    let all = list(path, networking.and_then(|map| map.get("addressing")))?;
-    for (n, item) in all.iter().enumerate() {
+    for item in networking.get("addressing").items()? {
         for family in ["ipv4", "ipv6"] {
-            let path = format!("{path}[{n}].{family}");
-            if optional_text(&path, item.get(family))?.is_some() {
-                addresses.push(address(&path, item.get(family))?);
-            }
+            addresses.extend(optional_address(&item.get(family))?);
         }
     }
     Ok(CiliumEndpoint {
@@ -70,21 +50,19 @@ pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<CiliumEndpo
         labels: LabelSet::new(labels),
         addresses,
         created: metadata.created,
-        ports: named_ports(field("named-ports"))?,
+        ports: named_ports(&status.get("named-ports"))?,
     })
 }
 
-fn named_ports(value: Option<&Value>) -> Checked<NamedPorts> {
-    let path = "status.named-ports";
+fn named_ports(field: &Field<'_>) -> Checked<NamedPorts> {
     let mut texts = Vec::new();
-    for (n, item) in list(path, value)?.iter().enumerate() {
-        let path = format!("{path}[{n}]");
-        let number = port(&format!("{path}.port"), item.get("port"))?;
-        let protocol = protocol(&format!("{path}.protocol"), item.get("protocol"))?;
-        if let Some(name) = optional_text(&format!("{path}.name"), item.get("name"))? {
+    for item in field.items()? {
+        let number = port(&item.get("port"))?;
+        let protocol = protocol(&item.get("protocol"))?;
+        if let Some(name) = item.get("name").optional_text()? {
             texts.push(format!("{name}={number}/{}", protocol.as_str()));
         }
     }
     NamedPorts::parse(&texts)
-        .map_err(|error| Fault::new(path, &error.to_string(), "correct the named ports"))
+        .map_err(|error| field.fault(error.to_string(), "correct the named ports"))
 }

@@ -1,16 +1,11 @@
 //! `CiliumIdentity`: the number that a label set has in the whole cluster.
 
+use netpol::field::{Checked, Field};
 use serde_json::Value;
 use shared_maps::IdentityId;
 
-use super::read::not_reserved;
-use crate::{
-    labels::{Label, LabelSet},
-    policy::validate::{
-        fault::{Checked, Fault},
-        mapping, text,
-    },
-};
+use super::read::label;
+use crate::labels::{Label, LabelSet};
 
 /// Numbers from here on are this node's own: no document may have them.
 const NODE_LOCAL_MIN: u32 = 61_440;
@@ -30,27 +25,22 @@ pub(in crate::policy) fn read(name: &str, value: &Value) -> Checked<CiliumIdenti
         .filter(|number| number.to_string() == name)
         .map(IdentityId);
     let id = canonical.filter(|id| id.is_endpoint() && id.0 < NODE_LOCAL_MIN);
+    let top = Field::top(value);
     let id = id.ok_or_else(|| {
         let reason = format!("`{name}` is not the number of an identity of pods");
         let remedy = format!("use a number of {range}; the name of the document is the number");
-        Fault::new("metadata.name", &reason, &remedy)
+        top.get("metadata").get("name").fault(reason, remedy)
     })?;
-    let path = "security-labels";
-    let mut labels = Vec::new();
-    for (key, value) in mapping(path, value.get(path))?.into_iter().flatten() {
-        let field = format!("{path}.{key}");
-        let value = text(&field, value)?;
-        let label = Label::parse(&format!("{key}={value}"));
-        let label = label.map_err(|error| {
-            let remedy = "write the source before the key, as Cilium does";
-            Fault::new(&field, &error.to_string(), remedy)
-        })?;
-        not_reserved(&field, &label)?;
-        labels.push(label);
-    }
+    let written = top.get("security-labels").mapping()?;
+    let labels = written.entries().map(|(key, value)| {
+        let text = format!("{key}={}", value.text()?);
+        let remedy = "write the source before the key, as Cilium does";
+        label(&value, &text, remedy)
+    });
+    let labels = labels.collect::<Checked<Vec<Label>>>()?;
     if labels.is_empty() {
         let remedy = "add the labels that have this number, such as k8s:app: web";
-        return Err(Fault::new(path, "has no label", remedy));
+        return written.refuse("has no label", remedy);
     }
     Ok(CiliumIdentity {
         id,

@@ -1,14 +1,12 @@
 //! `DNSNameResolver` of OpenShift (`network.openshift.io/v1alpha1`): addresses of a name.
 
+use netpol::field::{Checked, Field};
 use serde_json::Value;
 
 pub(in crate::policy) use crate::name_objects::object::{API_VERSION, KIND};
 use crate::{
     name_objects::object::{ObjectError, Resolver},
-    policy::{
-        head::Head,
-        validate::fault::{Checked, Fault},
-    },
+    policy::head::Head,
 };
 
 /// Fields that have a meaning. A status is written to the version that it was decided on.
@@ -26,13 +24,14 @@ pub(in crate::policy) fn read(
 ) -> Checked<Resolver> {
     let namespace = head.namespace.as_deref().unwrap_or_default();
     let read = Resolver::read(value, namespace).map_err(|error| {
+        let top = Field::top(value);
         let field = match &error {
-            ObjectError::Name { .. } => "spec.name",
-            ObjectError::Kind { .. } => "kind",
-            ObjectError::Shape(_) => "spec",
+            ObjectError::Name { .. } => top.get("spec").get("name"),
+            ObjectError::Kind { .. } => top.get("kind"),
+            ObjectError::Shape(_) => top.get("spec"),
         };
         let remedy = "remove the object; the resolver makes it again if an EgressFirewall uses it";
-        Fault::new(field, &error.to_string(), remedy)
+        field.fault(error.to_string(), remedy)
     })?;
     warnings.extend(read.flaws);
     Ok(read.object)

@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use netpol::field::{Checked, Field};
 use serde_json::Value;
 
-use super::{metadata, read::optional_text};
-use crate::policy::{head::Head, validate::fault::Checked};
+use super::metadata;
+use crate::policy::head::Head;
 
 /// The label that the API server gives to every namespace: its name.
 const NAME: &str = "kubernetes.io/metadata.name";
@@ -21,15 +22,13 @@ pub struct Namespace {
 
 /// Reads a Namespace, and adds the label that has its name.
 pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<Namespace> {
-    let mut labels = metadata::read(head, value)?.labels;
+    let top = Field::top(value);
+    let mut labels = metadata::read(head, &top)?.labels;
     labels.insert(NAME.to_owned(), head.name.clone());
-    let written = value
-        .get("metadata")
-        .and_then(|metadata| metadata.get("uid"));
-    let uid = optional_text("metadata.uid", written)?;
+    let uid = top.get("metadata").get("uid");
     Ok(Namespace {
         name: head.name.clone(),
         labels,
-        uid: uid.map(Arc::from),
+        uid: uid.optional_text()?.map(Arc::from),
     })
 }

@@ -7,15 +7,13 @@ use std::{
 };
 
 use ipnet::IpNet;
-use serde_json::{Map, Value};
+use netpol::field::{Checked, Field};
+use serde_json::Value;
 
-use super::read::{address, optional_text};
+use super::read::address;
 use crate::{
     labels::{Label, LabelSet, NODE, RESERVED},
-    policy::validate::{
-        fault::{Checked, Fault},
-        list, mapping, object, prefix,
-    },
+    policy::validate::{only, prefix},
 };
 
 /// The widest block of one node's pods: private blocks of IPv4 are no wider.
@@ -94,9 +92,11 @@ pub(in crate::policy) fn read_cilium(
     value: &Value,
     warnings: &mut Vec<String>,
 ) -> Checked<Node> {
-    let Some(spec) = value.get("spec") else {
-        return Err(Fault::new("spec", "is missing", "add spec.addresses"));
-    };
+    let top = Field::top(value);
+    let spec = top.get("spec");
+    if spec.value.is_none() {
+        return spec.refuse("is missing", "add spec.addresses");
+    }
     let known = [
         "addresses",
         "health",
@@ -110,55 +110,48 @@ pub(in crate::policy) fn read_cilium(
         "ipam",
         "nodeidentity",
     ];
-    let spec = object("spec", spec, &known, &[])?;
+    only(&spec, &known, &[])?;
     let (mut addresses, mut outside) = (BTreeSet::new(), BTreeSet::new());
-    let all = list("spec.addresses", spec.get("addresses"))?;
-    for (n, item) in all.iter().enumerate() {
-        let path = format!("spec.addresses[{n}]");
-        let map = object(&path, item, &["type", "ip"], &[])?;
-        let address = address(&format!("{path}.ip"), map.get("ip"))?;
+    for item in spec.get("addresses").items()? {
+        only(&item, &["type", "ip"], &[])?;
+        let address = address(&item.get("ip"))?;
         addresses.insert(address);
         // CiliumInternalIP is an address of the node in the block of its pods.
-        let of_type = map.get("type").and_then(Value::as_str);
+        let of_type = item.get("type").as_str();
         if matches!(of_type, Some("InternalIP" | "ExternalIP")) {
             outside.insert(address);
         }
     }
-    let ipam = mapping("spec.ipam", spec.get("ipam"))?;
-    let blocks = ipam.and_then(|ipam| ipam.get("podCIDRs"));
-    let mut blocks = written_blocks("spec.ipam.podCIDRs", blocks)?;
+    let mut blocks = written_blocks(&spec.get("ipam").mapping()?.get("podCIDRs"))?;
     refuse_odd_blocks(&mut blocks, &outside, warnings);
     Ok(Node {
         name: name.to_owned(),
         addresses,
-        health: pair(spec, "health")?,
-        ingress: pair(spec, "ingress")?,
+        health: pair(&spec.get("health"))?,
+        ingress: pair(&spec.get("ingress"))?,
         pod_blocks: blocks.into_values().collect(),
-        labels: labels(value),
+        labels: labels(&top.get("metadata").get("labels")),
     })
 }
 
 /// Labels of the object. A value that is no text is left out: a node is read with whatever labels.
-fn labels(value: &Value) -> BTreeMap<String, String> {
-    let metadata = value
-        .get("metadata")
-        .and_then(|metadata| metadata.get("labels"));
-    let labels = metadata.and_then(Value::as_object).into_iter().flatten();
-    let texts = labels.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
-    texts.collect()
+fn labels(field: &Field<'_>) -> BTreeMap<String, String> {
+    let labels = field.entries();
+    labels
+        .filter_map(|(key, value)| Some((key.to_owned(), value.as_str()?.to_owned())))
+        .collect()
 }
 
 /// The IPv4 and the IPv6 address of a field.
-fn pair(spec: &Map<String, Value>, field: &str) -> Checked<BTreeSet<IpAddr>> {
+fn pair(field: &Field<'_>) -> Checked<BTreeSet<IpAddr>> {
     let mut found = BTreeSet::new();
-    let path = format!("spec.{field}");
-    if let Some(value) = spec.get(field) {
-        let map = object(&path, value, &["ipv4", "ipv6"], &[])?;
-        for (family, value) in map {
-            // Cilium writes an empty text where there is none.
-            if value.as_str() != Some("") {
-                found.insert(address(&format!("{path}.{family}"), Some(value))?);
-            }
+    if field.value.is_some() {
+        only(field, &["ipv4", "ipv6"], &[])?;
+    }
+    for (_, written) in field.entries() {
+        // Cilium writes an empty text where there is none.
+        if written.as_str() != Some("") {
+            found.insert(address(&written)?);
         }
     }
     Ok(found)
@@ -167,14 +160,12 @@ fn pair(spec: &Map<String, Value>, field: &str) -> Checked<BTreeSet<IpAddr>> {
 /// Blocks by the path of their field.
 type Blocks = BTreeMap<String, IpNet>;
 
-fn written_blocks(path: &str, value: Option<&Value>) -> Checked<Blocks> {
-    let all = list(path, value)?.iter().enumerate();
-    all.map(|(n, item)| {
-        let path = format!("{path}[{n}]");
-        let block = prefix(&path, item)?;
-        Ok((path, block))
-    })
-    .collect()
+fn written_blocks(field: &Field<'_>) -> Checked<Blocks> {
+    let blocks = field.items()?.map(|item| {
+        let block = prefix(&item)?;
+        Ok((item.path, block))
+    });
+    blocks.collect()
 }
 
 /// Leaves out blocks that cannot be those of one node's pods: nothing outside of the cluster would
@@ -208,24 +199,22 @@ pub(in crate::policy) fn read(
     value: &Value,
     warnings: &mut Vec<String>,
 ) -> Checked<Node> {
-    let status = mapping("status", value.get("status"))?;
-    let all = status.and_then(|status| status.get("addresses"));
+    let top = Field::top(value);
     let mut addresses = BTreeSet::new();
-    for (n, item) in list("status.addresses", all)?.iter().enumerate() {
-        let path = format!("status.addresses[{n}]");
-        let of_type = optional_text(&format!("{path}.type"), item.get("type"))?;
+    for item in top.get("status").mapping()?.get("addresses").items()? {
+        let of_type = item.get("type").optional_text()?;
         // The other types are names.
         if matches!(of_type, Some("InternalIP" | "ExternalIP")) {
-            addresses.insert(address(&format!("{path}.address"), item.get("address"))?);
+            addresses.insert(address(&item.get("address"))?);
         }
     }
-    let spec = mapping("spec", value.get("spec"))?;
-    let field = |name: &str| spec.and_then(|spec| spec.get(name));
-    let mut blocks = written_blocks("spec.podCIDRs", field("podCIDRs"))?;
-    if let Some(one) = field("podCIDR").filter(|one| one.as_str() != Some("")) {
-        let one = prefix("spec.podCIDR", one)?;
+    let spec = top.get("spec").mapping()?;
+    let mut blocks = written_blocks(&spec.get("podCIDRs"))?;
+    let single = spec.get("podCIDR");
+    if single.value.is_some_and(|one| one.as_str() != Some("")) {
+        let one = prefix(&single)?;
         if !blocks.values().any(|block| *block == one) {
-            blocks.insert("spec.podCIDR".to_owned(), one);
+            blocks.insert(single.path, one);
         }
     }
     refuse_odd_blocks(&mut blocks, &addresses, warnings);
@@ -235,6 +224,6 @@ pub(in crate::policy) fn read(
         health: BTreeSet::new(),
         ingress: BTreeSet::new(),
         pod_blocks: blocks.into_values().collect(),
-        labels: labels(value),
+        labels: labels(&top.get("metadata").get("labels")),
     })
 }

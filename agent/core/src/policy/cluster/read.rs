@@ -2,15 +2,10 @@
 
 use std::net::IpAddr;
 
+use netpol::field::{Checked, Field};
 use serde_json::Value;
 
-use crate::{
-    labels::Label,
-    policy::validate::{
-        fault::{Checked, Fault},
-        text,
-    },
-};
+use crate::labels::Label;
 
 /// A protocol that ports of Kubernetes objects may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,12 +56,11 @@ fn parse_address(written: &str) -> Option<IpAddr> {
 }
 
 /// The address of one machine or pod.
-pub(super) fn address(path: &str, value: Option<&Value>) -> Checked<IpAddr> {
-    let null = Value::Null;
-    let written = text(path, value.unwrap_or(&null))?;
+pub(super) fn address(field: &Field<'_>) -> Checked<IpAddr> {
+    let written = field.text()?;
     let fault = |reason: &str| {
         let remedy = "write the address alone, for example 192.0.2.1";
-        Fault::new(path, &format!("`{written}` {reason}"), remedy)
+        field.fault(format!("`{written}` {reason}"), remedy)
     };
     let address = parse_address(written).ok_or_else(|| fault("is not an address"))?;
     let odd = address.is_unspecified() || address.is_loopback() || address.is_multicast();
@@ -76,59 +70,55 @@ pub(super) fn address(path: &str, value: Option<&Value>) -> Checked<IpAddr> {
     Ok(address)
 }
 
-/// Refuses labels that only the agent gives: to nodes, the world, blocks and names.
-pub(super) fn not_reserved(path: &str, label: &Label) -> Checked<()> {
+/// An address; none if it is absent or empty.
+pub(super) fn optional_address(field: &Field<'_>) -> Checked<Option<IpAddr>> {
+    let written = field.optional_text()?;
+    written.map(|_| address(field)).transpose()
+}
+
+/// A label of pods. Labels that only the agent gives, to nodes, the world, blocks and names, are
+/// refused.
+pub(super) fn label(field: &Field<'_>, written: &str, remedy: &str) -> Checked<Label> {
+    let label = Label::parse(written).map_err(|error| field.fault(error.to_string(), remedy))?;
     if !label.is_given_by_agent() {
-        return Ok(());
+        return Ok(label);
     }
     let source = label.source();
-    let reason = format!("`{label}` is not a label of pods");
     let remedy = format!("remove the label; the agent gives {source}: labels itself");
-    Err(Fault::new(path, &reason, &remedy))
+    field.refuse(format!("`{label}` is not a label of pods"), remedy)
 }
 
 /// A port number, never 0.
-pub(super) fn port(path: &str, value: Option<&Value>) -> Checked<u16> {
-    let number = value.and_then(Value::as_u64);
+pub(super) fn port(field: &Field<'_>) -> Checked<u16> {
+    let number = field.value.and_then(Value::as_u64);
     let port = number.and_then(|number| u16::try_from(number).ok());
     port.filter(|port| *port != 0).ok_or_else(|| {
-        let written = value.map_or_else(|| "missing".to_owned(), |value| format!("`{value}`"));
-        let reason = format!("is {written}, not a port");
-        Fault::new(path, &reason, "write a number from 1 to 65535")
+        let written = field.value.map(|value| format!("`{value}`"));
+        let written = written.unwrap_or_else(|| "missing".to_owned());
+        let remedy = "write a number from 1 to 65535";
+        field.fault(format!("is {written}, not a port"), remedy)
     })
 }
 
 /// A protocol; TCP if there is none.
-pub(super) fn protocol(path: &str, value: Option<&Value>) -> Checked<Protocol> {
-    let written = optional_text(path, value)?.unwrap_or("TCP");
-    match written {
+pub(super) fn protocol(field: &Field<'_>) -> Checked<Protocol> {
+    match field.optional_text()?.unwrap_or("TCP") {
         "TCP" => Ok(Protocol::Tcp),
         "UDP" => Ok(Protocol::Udp),
         "SCTP" => Ok(Protocol::Sctp),
-        other => {
-            let reason = format!("`{other}` is not a protocol");
-            Err(Fault::new(path, &reason, "write TCP, UDP or SCTP"))
-        }
-    }
-}
-
-/// A text; none if it is absent or empty.
-pub(super) fn optional_text<'a>(path: &str, value: Option<&'a Value>) -> Checked<Option<&'a str>> {
-    match value {
-        None | Some(Value::Null) => Ok(None),
-        Some(value) => Ok(Some(text(path, value)?).filter(|text| !text.is_empty())),
+        other => field.refuse(
+            format!("`{other}` is not a protocol"),
+            "write TCP, UDP or SCTP",
+        ),
     }
 }
 
 /// True or false; none if it is absent.
-pub(super) fn optional_bool(path: &str, value: Option<&Value>) -> Checked<Option<bool>> {
-    match value {
+pub(super) fn optional_bool(field: &Field<'_>) -> Checked<Option<bool>> {
+    match field.value {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Bool(value)) => Ok(Some(*value)),
-        Some(_) => {
-            let reason = "is neither true nor false";
-            Err(Fault::new(path, reason, "write true or false"))
-        }
+        Some(_) => field.refuse("is neither true nor false", "write true or false"),
     }
 }
 
@@ -138,7 +128,7 @@ mod tests {
 
     #[test]
     fn addresses_are_read_as_the_api_server_reads_them() {
-        let read = |text: &str| address("a", Some(&Value::from(text))).ok();
+        let read = |text: &str| address(&Field::top(&Value::from(text))).ok();
         let plain: IpAddr = "10.2.0.10".parse().unwrap();
         for odd in [
             "10.2.0.10",

@@ -2,16 +2,14 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
+use netpol::field::{Checked, Field};
 use serde_json::Value;
 
 use super::{
     metadata,
-    read::{Protocol, address, optional_text, port, protocol},
+    read::{Protocol, address, port, protocol},
 };
-use crate::policy::{
-    head::Head,
-    validate::{fault::Checked, list, mapping, text},
-};
+use crate::policy::head::Head;
 
 /// Label of a Service whose traffic another program than kube-proxy translates.
 const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
@@ -45,72 +43,63 @@ pub struct ServicePort {
 }
 
 pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<Service> {
-    let metadata = metadata::read(head, value)?;
-    let spec = mapping("spec", value.get("spec"))?;
-    let field = |name: &str| spec.and_then(|spec| spec.get(name));
+    let top = Field::top(value);
+    let metadata = metadata::read(head, &top)?;
+    let spec = top.get("spec").mapping()?;
     let mut cluster_ips = Vec::new();
-    let single = optional_text("spec.clusterIP", field("clusterIP"))?;
-    if single.is_some_and(|text| text != "None") {
-        cluster_ips.push(address("spec.clusterIP", field("clusterIP"))?);
+    let single = spec.get("clusterIP");
+    if single.optional_text()?.is_some_and(|text| text != "None") {
+        cluster_ips.push(address(&single)?);
     }
-    cluster_ips.extend(addresses("spec.clusterIPs", field("clusterIPs"))?);
+    cluster_ips.extend(addresses(&spec.get("clusterIPs"))?);
     cluster_ips.sort_unstable();
     cluster_ips.dedup();
     let mut selector = BTreeMap::new();
-    for (key, value) in mapping("spec.selector", field("selector"))?
-        .into_iter()
-        .flatten()
-    {
-        let value = text(&format!("spec.selector.{key}"), value)?;
-        selector.insert(key.clone(), value.to_owned());
+    for (key, value) in spec.get("selector").mapping()?.entries() {
+        selector.insert(key.to_owned(), value.text()?.to_owned());
     }
     Ok(Service {
         namespace: head.namespace.clone().unwrap_or_default(),
         name: head.name.clone(),
         cluster_ips,
-        external_ips: addresses("spec.externalIPs", field("externalIPs"))?,
-        load_balancer_ips: load_balancer(value)?,
-        ports: ports(field("ports"))?,
+        external_ips: addresses(&spec.get("externalIPs"))?,
+        load_balancer_ips: load_balancer(top.get("status"))?,
+        ports: ports(&spec.get("ports"))?,
         selector,
         has_other_proxy: metadata.labels.contains_key(OTHER_PROXY),
     })
 }
 
-fn addresses(path: &str, value: Option<&Value>) -> Checked<Vec<IpAddr>> {
-    let all = list(path, value)?.iter().enumerate();
-    let all = all.filter(|(_, item)| !matches!(item.as_str(), Some("None" | "")));
-    all.map(|(n, item)| address(&format!("{path}[{n}]"), Some(item)))
-        .collect()
+fn addresses(field: &Field<'_>) -> Checked<Vec<IpAddr>> {
+    let all = field.items()?;
+    let all = all.filter(|item| !matches!(item.as_str(), Some("None" | "")));
+    all.map(|item| address(&item)).collect()
 }
 
-fn load_balancer(value: &Value) -> Checked<Vec<IpAddr>> {
-    let status = mapping("status", value.get("status"))?;
-    let status = status.and_then(|status| status.get("loadBalancer"));
-    let status = mapping("status.loadBalancer", status)?;
-    let path = "status.loadBalancer.ingress";
+fn load_balancer(status: Field<'_>) -> Checked<Vec<IpAddr>> {
+    let status = status.mapping()?.get("loadBalancer").mapping()?;
     let mut found = Vec::new();
-    let all = list(path, status.and_then(|status| status.get("ingress")))?;
-    for (n, item) in all.iter().enumerate() {
-        let path = format!("{path}[{n}]");
-        let mode = optional_text(&format!("{path}.ipMode"), item.get("ipMode"))?;
-        let has_address = optional_text(&format!("{path}.ip"), item.get("ip"))?.is_some();
-        if has_address && mode != Some("Proxy") {
-            found.push(address(&format!("{path}.ip"), item.get("ip"))?);
+    for item in status.get("ingress").items()? {
+        let mode = item.get("ipMode").optional_text()?;
+        let ip = item.get("ip");
+        if ip.optional_text()?.is_some() && mode != Some("Proxy") {
+            found.push(address(&ip)?);
         }
     }
     Ok(found)
 }
 
-fn ports(value: Option<&Value>) -> Checked<Vec<ServicePort>> {
-    let mut found = Vec::new();
-    for (n, item) in list("spec.ports", value)?.iter().enumerate() {
-        let path = format!("spec.ports[{n}]");
-        let name = optional_text(&format!("{path}.name"), item.get("name"))?;
-        found.push(ServicePort {
-            name: name.unwrap_or_default().to_owned(),
-            protocol: protocol(&format!("{path}.protocol"), item.get("protocol"))?,
-            port: port(&format!("{path}.port"), item.get("port"))?,
-        });
-    }
-    Ok(found)
+fn ports(field: &Field<'_>) -> Checked<Vec<ServicePort>> {
+    let ports = field.items()?.map(|item| {
+        Ok(ServicePort {
+            name: item
+                .get("name")
+                .optional_text()?
+                .unwrap_or_default()
+                .to_owned(),
+            protocol: protocol(&item.get("protocol"))?,
+            port: port(&item.get("port"))?,
+        })
+    });
+    ports.collect()
 }

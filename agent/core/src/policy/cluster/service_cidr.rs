@@ -3,14 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
+use netpol::field::{Checked, Field};
 use serde_json::Value;
 
 use crate::{
     labels::{Label, LabelSet, RESERVED},
-    policy::validate::{
-        fault::{Checked, Fault},
-        list, mapping, prefix,
-    },
+    policy::validate::prefix,
 };
 
 /// Blocks of Services. An address in them that no Service has is not the world.
@@ -30,15 +28,13 @@ impl ServiceCidr {
 
 /// Reads a ServiceCIDR; a block of every address is refused.
 pub(in crate::policy) fn read(value: &Value) -> Checked<ServiceCidr> {
-    let spec = mapping("spec", value.get("spec"))?;
-    let all = list("spec.cidrs", spec.and_then(|spec| spec.get("cidrs")))?;
+    let spec = Field::top(value).get("spec").mapping()?;
     let mut blocks = BTreeSet::new();
-    for (n, item) in all.iter().enumerate() {
-        let path = format!("spec.cidrs[{n}]");
-        let block = prefix(&path, item)?;
+    for item in spec.get("cidrs").items()? {
+        let block = prefix(&item)?;
         if block.prefix_len() == 0 {
             let remedy = "write the block of kube-apiserver's --service-cluster-ip-range";
-            return Err(Fault::new(&path, "is every address", remedy));
+            return item.refuse("is every address", remedy);
         }
         blocks.insert(block);
     }

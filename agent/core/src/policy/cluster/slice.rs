@@ -6,21 +6,16 @@ use std::{
 };
 
 use ipnet::IpNet;
+use netpol::field::{Checked, Field};
 use serde_json::Value;
 
 use super::{
     metadata,
-    read::{Protocol, address, optional_bool, optional_text, port, protocol},
+    read::{Protocol, address, optional_bool, port, protocol},
 };
 use crate::{
     labels::{Label, LabelSet, RESERVED},
-    policy::{
-        head::Head,
-        validate::{
-            fault::{Checked, Fault},
-            list, mapping,
-        },
-    },
+    policy::head::Head,
 };
 
 /// Label that names the Service.
@@ -88,7 +83,8 @@ pub(in crate::policy) fn read(
     value: &Value,
     warnings: &mut Vec<String>,
 ) -> Checked<EndpointSlice> {
-    let metadata = metadata::read(head, value)?;
+    let top = Field::top(value);
+    let metadata = metadata::read(head, &top)?;
     let service = metadata.labels.get(SERVICE);
     if service.is_none() {
         warnings.push(format!(
@@ -100,13 +96,14 @@ pub(in crate::policy) fn read(
         namespace: head.namespace.clone().unwrap_or_default(),
         name: head.name.clone(),
         service: service.cloned(),
-        backends: backends(value, warnings)?,
-        ports: ports(value, warnings)?,
+        backends: backends(&top, warnings)?,
+        ports: ports(&top.get("ports"), warnings)?,
     })
 }
 
-fn backends(value: &Value, warnings: &mut Vec<String>) -> Checked<Vec<Backend>> {
-    let family = optional_text("addressType", value.get("addressType"))?;
+fn backends(top: &Field<'_>, warnings: &mut Vec<String>) -> Checked<Vec<Backend>> {
+    let field = top.get("addressType");
+    let family = field.optional_text()?;
     match family {
         None | Some("IPv4" | "IPv6") => {}
         Some("FQDN") => {
@@ -117,59 +114,45 @@ fn backends(value: &Value, warnings: &mut Vec<String>) -> Checked<Vec<Backend>> 
         }
         Some(other) => {
             let reason = format!("`{other}` is not a type of address");
-            let remedy = "write IPv4, IPv6 or FQDN";
-            return Err(Fault::new("addressType", &reason, remedy));
+            return field.refuse(reason, "write IPv4, IPv6 or FQDN");
         }
     }
     let mut found = Vec::new();
-    let all = list("endpoints", value.get("endpoints"))?;
-    for (n, item) in all.iter().enumerate() {
-        let path = format!("endpoints[{n}]");
+    for item in top.get("endpoints").items()? {
         let mut addresses = Vec::new();
-        let within = format!("{path}.addresses");
-        for (n, item) in list(&within, item.get("addresses"))?.iter().enumerate() {
-            let field = format!("{within}[{n}]");
-            match address_of(family, &field, item) {
+        for written in item.get("addresses").items()? {
+            match address_of(family, &written) {
                 Ok(one) => addresses.push(one),
                 // The slice must not stay as it was: packets may go there all the same.
-                Err(Fault {
-                    field,
-                    reason,
-                    remedy,
-                }) => {
+                Err(refusal) => {
                     warnings.push(format!(
-                        "{field}: {reason}; {remedy}; until then the Service is closed to restricted \
-                         endpoints"
+                        "{refusal}; until then the Service is closed to restricted endpoints"
                     ));
                     addresses.extend(unreadable(family));
                 }
             }
         }
-        let conditions = format!("{path}.conditions");
-        let map = mapping(&conditions, item.get("conditions"))?;
-        let condition = |name: &str| {
-            let value = map.and_then(|map| map.get(name));
-            optional_bool(&format!("{conditions}.{name}"), value)
-        };
+        let conditions = item.get("conditions").mapping()?;
+        let condition = |name: &str| optional_bool(&conditions.get(name));
         let ready = condition("ready")?.unwrap_or(true);
         found.push(Backend {
             addresses,
             ready,
             serving: condition("serving")?.unwrap_or(ready),
             terminating: condition("terminating")?.unwrap_or(false),
-            pod: target(&format!("{path}.targetRef"), item.get("targetRef"))?,
+            pod: target(item.get("targetRef"))?,
         });
     }
     Ok(found)
 }
 
-fn address_of(family: Option<&str>, field: &str, item: &Value) -> Checked<IpAddr> {
-    let one = address(field, Some(item))?;
+fn address_of(family: Option<&str>, field: &Field<'_>) -> Checked<IpAddr> {
+    let one = address(field)?;
     let of = if one.is_ipv4() { "IPv4" } else { "IPv6" };
     if family.is_some_and(|family| family != of) {
         let reason = format!("`{one}` is not of the slice's addressType");
         let remedy = "put addresses of the other family into a slice of their own";
-        return Err(Fault::new(field, &reason, remedy));
+        return field.refuse(reason, remedy);
     }
     Ok(one)
 }
@@ -182,38 +165,32 @@ fn unreadable(family: Option<&str>) -> impl Iterator<Item = IpAddr> {
 }
 
 /// The pod that a backend refers to.
-fn target(path: &str, value: Option<&Value>) -> Checked<Option<String>> {
-    let map = mapping(path, value)?;
-    let text = |name: &str| {
-        let value = map.and_then(|map| map.get(name));
-        optional_text(&format!("{path}.{name}"), value)
-    };
+fn target(field: Field<'_>) -> Checked<Option<String>> {
+    let target = field.mapping()?;
+    let text = |name: &str| target.get(name).optional_text();
     Ok(match (text("kind")?, text("namespace")?, text("name")?) {
         (Some("Pod"), Some(namespace), Some(name)) => Some(format!("{namespace}/{name}")),
         _ => None,
     })
 }
 
-fn ports(value: &Value, warnings: &mut Vec<String>) -> Checked<Vec<SlicePort>> {
-    let mut found = Vec::new();
-    for (n, item) in list("ports", value.get("ports"))?.iter().enumerate() {
-        let path = format!("ports[{n}]");
-        let name = optional_text(&format!("{path}.name"), item.get("name"))?;
-        let number = item.get("port").filter(|port| !port.is_null());
-        found.push(SlicePort {
-            name: name.unwrap_or_default().to_owned(),
-            protocol: protocol(&format!("{path}.protocol"), item.get("protocol"))?,
+fn ports(field: &Field<'_>, warnings: &mut Vec<String>) -> Checked<Vec<SlicePort>> {
+    let ports = field.items()?.map(|item| {
+        let number = item.get("port").present();
+        Ok(SlicePort {
+            name: item
+                .get("name")
+                .optional_text()?
+                .unwrap_or_default()
+                .to_owned(),
+            protocol: protocol(&item.get("protocol"))?,
             port: number.map(|number| {
-                let read = port(&format!("{path}.port"), Some(number));
-                read.unwrap_or_else(|fault| {
-                    warnings.push(format!(
-                        "{}: {}; {}",
-                        fault.field, fault.reason, fault.remedy
-                    ));
+                port(&number).unwrap_or_else(|refusal| {
+                    warnings.push(refusal.to_string());
                     0
                 })
             }),
-        });
-    }
-    Ok(found)
+        })
+    });
+    ports.collect()
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::policy::validate::fault::{Checked, Fault};
+use netpol::field::{Checked, Field};
 
 /// Bytes of a name without its final dot.
 const MAX_NAME: usize = 253;
@@ -13,12 +13,12 @@ const LETTERS: &str = "labels have letters, digits and dashes between them; writ
                        www.example.com, or its form with xn-- for other letters";
 
 /// Checks a name, with `*.` before it or without, and with the final dot or without.
-pub(super) fn check(path: &str, written: &str) -> Checked<()> {
+pub(super) fn check(field: &Field<'_>, written: &str) -> Checked<()> {
     let name = written.strip_suffix('.').unwrap_or(written);
     let fault = |reason: &str, remedy: &str| {
         // A line break in a name would split the message.
         let shown = written.escape_debug();
-        Err(Fault::new(path, &format!("`{shown}` {reason}"), remedy))
+        field.refuse(format!("`{shown}` {reason}"), remedy)
     };
     if name.len() > MAX_NAME {
         return fault("is longer than 253 bytes", "shorten it");

@@ -1,31 +1,30 @@
 //! Label selectors.
 
-use serde_json::Value;
+use std::collections::BTreeSet;
 
-use super::field::{list, object, text};
+use netpol::field::{Checked, Field};
+
+use super::field::only;
 use crate::{
     labels::{CIDR_GROUP, K8S, NAMESPACE_KEY, NAMESPACE_LABELS, NAMESPACE_NAME, NODE, RESERVED},
-    policy::validate::{
-        fault::{Checked, Fault},
-        section::Scope,
-    },
+    policy::validate::section::Scope,
     selector::selector::{LabelSelector, Operator, Requirement},
 };
 
-pub(super) fn subject(path: &str, value: &Value, scope: &Scope) -> Checked<LabelSelector> {
-    let mut selector = labels(path, value)?;
+pub(super) fn subject(field: &Field<'_>, scope: &Scope) -> Checked<LabelSelector> {
+    let mut selector = labels(field)?;
     if let Some(namespace) = &scope.namespace {
         if selector.mentions(NAMESPACE_KEY) {
             let remedy = "set metadata.namespace, or use CiliumClusterwideNetworkPolicy";
-            return Err(Fault::new(path, "selects a namespace", remedy));
+            return field.refuse("selects a namespace", remedy);
         }
         selector.requirements.insert(in_namespace(namespace));
     }
     Ok(selector)
 }
 
-pub(super) fn peer_labels(path: &str, value: &Value, scope: &Scope) -> Checked<LabelSelector> {
-    let mut selector = labels(path, value)?;
+pub(super) fn peer_labels(field: &Field<'_>, scope: &Scope) -> Checked<LabelSelector> {
+    let mut selector = labels(field)?;
     let elsewhere = selector.requirements.iter().any(|requirement| {
         requirement.key == NAMESPACE_KEY
             || requirement.key.starts_with(NAMESPACE_LABELS)
@@ -39,12 +38,8 @@ pub(super) fn peer_labels(path: &str, value: &Value, scope: &Scope) -> Checked<L
 
 /// Peers of an allow rule. A requirement that a namespace without the label meets selects only pods
 /// whose namespace is known, as for a NetworkPolicy: each known namespace has its name as a label.
-pub(super) fn allowed_peer_labels(
-    path: &str,
-    value: &Value,
-    scope: &Scope,
-) -> Checked<LabelSelector> {
-    let mut selector = peer_labels(path, value, scope)?;
+pub(super) fn allowed_peer_labels(field: &Field<'_>, scope: &Scope) -> Checked<LabelSelector> {
+    let mut selector = peer_labels(field, scope)?;
     let is_about_absence = selector.requirements.iter().any(|requirement| {
         requirement.key.starts_with(NAMESPACE_LABELS)
             && matches!(
@@ -61,17 +56,17 @@ pub(super) fn allowed_peer_labels(
 }
 
 /// A selector of groups: keys are of the source of their labels.
-pub(super) fn group_labels(path: &str, value: &Value) -> Checked<LabelSelector> {
-    labels_of(CIDR_GROUP, path, value)
+pub(super) fn group_labels(field: &Field<'_>) -> Checked<LabelSelector> {
+    labels_of(CIDR_GROUP, field)
 }
 
 /// A selector of nodes: keys are of the source of their labels.
-pub(in crate::policy) fn node_labels(path: &str, value: &Value) -> Checked<LabelSelector> {
-    labels_of(NODE, path, value)
+pub(in crate::policy) fn node_labels(field: &Field<'_>) -> Checked<LabelSelector> {
+    labels_of(NODE, field)
 }
 
-fn labels_of(source: &str, path: &str, value: &Value) -> Checked<LabelSelector> {
-    let mut selector = labels(path, value)?;
+fn labels_of(source: &str, field: &Field<'_>) -> Checked<LabelSelector> {
+    let mut selector = labels(field)?;
     let requirements = std::mem::take(&mut selector.requirements).into_iter();
     let of_source = requirements.map(|requirement| Requirement {
         source: Some(source.to_owned()),
@@ -93,67 +88,51 @@ fn in_namespace(namespace: &str) -> Requirement {
     Requirement::new(&format!("{K8S}:{NAMESPACE_KEY}"), operator)
 }
 
-fn labels(path: &str, value: &Value) -> Checked<LabelSelector> {
-    let map = object(path, value, &["matchLabels", "matchExpressions"], &[])?;
-    let mut requirements = std::collections::BTreeSet::new();
-    let labels_path = format!("{path}.matchLabels");
-    match map.get("matchLabels") {
-        None | Some(Value::Null) => {}
-        Some(Value::Object(pairs)) => {
-            for (key, value) in pairs {
-                let wanted = text(&format!("{labels_path}.{key}"), value)?;
-                let operator = Operator::In([wanted.to_owned()].into());
-                requirements.insert(Requirement::new(key, operator));
-            }
-        }
-        Some(_) => {
-            return Err(Fault::new(
-                &labels_path,
-                "is not a mapping",
-                "write key: value pairs",
-            ));
-        }
+fn labels(field: &Field<'_>) -> Checked<LabelSelector> {
+    only(field, &["matchLabels", "matchExpressions"], &[])?;
+    let mut requirements = BTreeSet::new();
+    let pairs = field.get("matchLabels");
+    if !pairs.is_absent() && !pairs.is_mapping() {
+        return pairs.refuse("is not a mapping", "write key: value pairs");
     }
-    let path = format!("{path}.matchExpressions");
-    for (n, item) in list(&path, map.get("matchExpressions"))?.iter().enumerate() {
-        requirements.insert(expression(&format!("{path}[{n}]"), item)?);
+    for (key, value) in pairs.entries() {
+        let operator = Operator::In([value.text()?.to_owned()].into());
+        requirements.insert(Requirement::new(key, operator));
+    }
+    for item in field.get("matchExpressions").items()? {
+        requirements.insert(expression(&item)?);
     }
     Ok(LabelSelector { requirements })
 }
 
-fn expression(path: &str, value: &Value) -> Checked<Requirement> {
-    let map = object(path, value, &["key", "operator", "values"], &[])?;
-    let field = |name: &str| {
-        let path = format!("{path}.{name}");
-        match map.get(name) {
-            Some(value) => text(&path, value),
-            None => Err(Fault::new(&path, "is missing", "add it")),
-        }
+fn expression(field: &Field<'_>) -> Checked<Requirement> {
+    only(field, &["key", "operator", "values"], &[])?;
+    let required = |field: &Field<'_>| match field.value {
+        Some(_) => field.text().map(str::to_owned),
+        None => field.refuse("is missing", "add it"),
     };
-    let values_path = format!("{path}.values");
-    let mut values = std::collections::BTreeSet::new();
-    for (n, item) in list(&values_path, map.get("values"))?.iter().enumerate() {
-        values.insert(text(&format!("{values_path}[{n}]"), item)?.to_owned());
-    }
-    let operator = match field("operator")? {
-        "In" => Operator::In(values.clone()),
-        "NotIn" => Operator::NotIn(values.clone()),
+    let written = field.get("values");
+    let values = written.items()?.map(|item| item.text().map(str::to_owned));
+    let values = values.collect::<Checked<BTreeSet<String>>>()?;
+    let is_empty = values.is_empty();
+    let operator = field.get("operator");
+    let operator = match required(&operator)?.as_str() {
+        "In" => Operator::In(values),
+        "NotIn" => Operator::NotIn(values),
         "Exists" => Operator::Exists,
         "DoesNotExist" => Operator::DoesNotExist,
         other => {
             let remedy = "use In, NotIn, Exists or DoesNotExist";
-            let reason = format!("`{other}` is not an operator");
-            return Err(Fault::new(&format!("{path}.operator"), &reason, remedy));
+            return operator.refuse(format!("`{other}` is not an operator"), remedy);
         }
     };
-    let wants_values = matches!(operator, Operator::In(_) | Operator::NotIn(_));
-    if wants_values == values.is_empty() {
-        let (reason, remedy) = if wants_values {
-            ("is empty", "list at least one value")
-        } else {
-            ("is set", "remove it: this operator takes no values")
-        };
-        return Err(Fault::new(&values_path, reason, remedy));
+    match (&operator, is_empty) {
+        (Operator::In(_) | Operator::NotIn(_), true) => {
+            written.refuse("is empty", "list at least one value")
+        }
+        (Operator::Exists | Operator::DoesNotExist, false) => {
+            written.refuse("is set", "remove it: this operator takes no values")
+        }
+        _ => Ok(Requirement::new(&required(&field.get("key"))?, operator)),
     }
-    Ok(Requirement::new(field("key")?, operator))
 }

@@ -1,254 +1,182 @@
 //! Ports, ICMP types and DNS rules.
 
 use dns_policy::rule::NameRule;
-use serde_json::{Map, Value};
+use netpol::field::{Checked, Field};
+use serde_json::Value;
 
-use super::field::{list, object, text};
+use super::field::{name_rule, only};
 use crate::{
     named_port::PortName,
     policy::{
         rule::{DnsNames, PortRule, Ports, Protocol},
-        validate::{
-            fault::{Checked, Fault},
-            field::name_rule,
-            section::Section,
-        },
+        validate::section::Section,
     },
 };
 
 /// Ports and ICMP types; none if the rule names neither.
-pub(super) fn ports_of(
-    path: &str,
-    map: &Map<String, Value>,
-    section: &Section,
-) -> Checked<Option<Vec<PortRule>>> {
-    match (map.get("toPorts"), map.get("icmps")) {
+pub(super) fn ports_of(field: &Field<'_>, section: &Section) -> Checked<Option<Vec<PortRule>>> {
+    match (field.get("toPorts").written(), field.get("icmps").written()) {
         (None, None) => Ok(None),
-        (Some(_), Some(_)) => {
-            let path = format!("{path}.icmps");
-            Err(Fault::new(
-                &path,
-                "stands beside toPorts",
-                "put each into a rule of its own",
-            ))
+        (Some(_), Some(icmps)) => {
+            icmps.refuse("stands beside toPorts", "put each into a rule of its own")
         }
         (Some(ports), None) => {
-            let path = format!("{path}.toPorts");
             let mut found = Vec::new();
-            for (n, item) in list(&path, Some(ports))?.iter().enumerate() {
-                found.extend(port_rules(&format!("{path}[{n}]"), item, section)?);
+            for item in ports.items()? {
+                found.extend(port_rules(&item, section)?);
             }
             Ok((!found.is_empty()).then_some(found))
         }
-        (None, Some(icmps)) => icmp_rules(&format!("{path}.icmps"), icmps).map(Some),
+        (None, Some(icmps)) => icmp_rules(&icmps).map(Some),
     }
 }
 
-fn port_rules(path: &str, value: &Value, section: &Section) -> Checked<Vec<PortRule>> {
+fn port_rules(field: &Field<'_>, section: &Section) -> Checked<Vec<PortRule>> {
     let unsupported = [
         "terminatingTLS",
         "originatingTLS",
         "serverNames",
         "listener",
     ];
-    let map = object(path, value, &["ports", "rules"], &unsupported)?;
-    let dns = match map.get("rules") {
+    only(field, &["ports", "rules"], &unsupported)?;
+    let rules = field.get("rules").written();
+    let dns = match &rules {
         None => None,
-        Some(rules) => dns_names(&format!("{path}.rules"), rules)?,
+        Some(rules) => dns_names(rules)?,
     };
-    let rules_path = format!("{path}.rules.dns");
-    if dns.is_some() && section.deny {
-        return Err(Fault::new(
-            &rules_path,
-            "stands in a deny rule",
-            "put it under egress",
-        ));
-    }
-    if dns.is_some() && !section.egress {
-        return Err(Fault::new(
-            &rules_path,
-            "stands in an ingress rule",
-            "put it under egress",
-        ));
-    }
-    let ports_path = format!("{path}.ports");
-    let items = list(&ports_path, map.get("ports"))?;
-    if items.is_empty() {
-        return Err(Fault::new(
-            &ports_path,
-            "is empty",
-            "name a port, or remove toPorts",
-        ));
-    }
-    let mut found = Vec::new();
-    for (n, item) in items.iter().enumerate() {
-        let path = format!("{ports_path}[{n}]");
-        let mut port = port(&path, item)?;
-        if dns.is_some() {
-            if matches!(port.ports, Ports::Range(first, last) if first != last) {
-                let remedy = "list each DNS port by itself";
-                return Err(Fault::new(&path, "is a range with DNS rules", remedy));
-            }
-            if !matches!(port.protocol, Protocol::Any | Protocol::Udp | Protocol::Tcp) {
-                let remedy = "use protocol UDP, TCP or ANY";
-                return Err(Fault::new(
-                    &format!("{path}.protocol"),
-                    "carries no DNS",
-                    remedy,
-                ));
-            }
-            port.dns.clone_from(&dns);
+    if let (Some(rules), true) = (&rules, dns.is_some()) {
+        let remedy = "put it under egress";
+        if section.deny {
+            return rules.get("dns").refuse("stands in a deny rule", remedy);
         }
-        found.push(port);
+        if !section.egress {
+            return rules.get("dns").refuse("stands in an ingress rule", remedy);
+        }
     }
-    Ok(found)
+    let ports = field.get("ports");
+    let items = ports.items()?;
+    if items.len() == 0 {
+        return ports.refuse("is empty", "name a port, or remove toPorts");
+    }
+    items.map(|item| port_with(&item, dns.as_ref())).collect()
 }
 
-fn port(path: &str, value: &Value) -> Checked<PortRule> {
-    let map = object(path, value, &["port", "endPort", "protocol"], &[])?;
-    let protocol = protocol(path, map)?;
-    let port_path = format!("{path}.port");
-    let Some(first) = map.get("port") else {
-        return Err(Fault::new(
-            &port_path,
-            "is missing",
-            "name a port; \"0\" means every port",
-        ));
-    };
-    let end_path = format!("{path}.endPort");
-    let end = map
-        .get("endPort")
-        .map(|value| number(&end_path, value))
-        .transpose()?;
-    let end = end.filter(|end| *end > 0);
-    if let Some(name) = port_name(&port_path, first)? {
-        if matches!(protocol, Protocol::Icmp | Protocol::Icmpv6) {
-            let remedy = "write the number of the type";
-            return Err(Fault::new(
-                &port_path,
-                "is a name, which ICMP types have not",
-                remedy,
-            ));
+/// A port with DNS rules, or without.
+fn port_with(field: &Field<'_>, dns: Option<&DnsNames>) -> Checked<PortRule> {
+    let mut port = port(field)?;
+    if dns.is_some() {
+        if matches!(port.ports, Ports::Range(first, last) if first != last) {
+            let remedy = "list each DNS port by itself";
+            return field.refuse("is a range with DNS rules", remedy);
         }
-        if end.is_some() {
-            let remedy = "remove it: a name is one port";
-            return Err(Fault::new(&end_path, "stands beside a port name", remedy));
+        if !matches!(port.protocol, Protocol::Any | Protocol::Udp | Protocol::Tcp) {
+            let protocol = field.get("protocol");
+            return protocol.refuse("carries no DNS", "use protocol UDP, TCP or ANY");
         }
-        return Ok(PortRule {
-            protocol,
-            ports: Ports::Named(name),
-            dns: None,
-        });
     }
-    let first = number(&port_path, first)?;
-    let (first, last) = range(&end_path, first, end)?;
+    port.dns = dns.cloned();
+    Ok(port)
+}
+
+fn port(field: &Field<'_>) -> Checked<PortRule> {
+    only(field, &["port", "endPort", "protocol"], &[])?;
+    let protocol = protocol(&field.get("protocol"))?;
+    let (written, end_field) = (field.get("port"), field.get("endPort"));
+    if written.value.is_none() {
+        return written.refuse("is missing", "name a port; \"0\" means every port");
+    }
+    let end = match end_field.value {
+        Some(_) => Some(number(&end_field)?).filter(|end| *end > 0),
+        None => None,
+    };
+    let ports = match port_name(&written)? {
+        Some(_) if matches!(protocol, Protocol::Icmp | Protocol::Icmpv6) => {
+            let remedy = "write the number of the type";
+            return written.refuse("is a name, which ICMP types have not", remedy);
+        }
+        Some(_) if end.is_some() => {
+            let remedy = "remove it: a name is one port";
+            return end_field.refuse("stands beside a port name", remedy);
+        }
+        Some(name) => Ports::Named(name),
+        None => range(&end_field, number(&written)?, end)?,
+    };
     Ok(PortRule {
         protocol,
-        ports: Ports::Range(first, last),
+        ports,
         dns: None,
     })
 }
 
-fn protocol(path: &str, map: &Map<String, Value>) -> Checked<Protocol> {
-    let protocol_path = format!("{path}.protocol");
-    Ok(
-        match map
-            .get("protocol")
-            .map(|v| text(&protocol_path, v))
-            .transpose()?
-        {
-            None | Some("ANY" | "") => Protocol::Any,
-            Some("TCP") => Protocol::Tcp,
-            Some("UDP") => Protocol::Udp,
-            Some("SCTP") => Protocol::Sctp,
-            Some("ICMP") => Protocol::Icmp,
-            Some("ICMPv6" | "ICMPV6") => Protocol::Icmpv6,
-            Some(other) => {
-                let remedy = "use TCP, UDP, SCTP, ICMP, ICMPv6 or ANY";
-                return Err(Fault::new(
-                    &protocol_path,
-                    &format!("`{other}` is not supported"),
-                    remedy,
-                ));
-            }
-        },
-    )
+fn protocol(field: &Field<'_>) -> Checked<Protocol> {
+    if field.value.is_none() {
+        return Ok(Protocol::Any);
+    }
+    Ok(match field.text()? {
+        "ANY" | "" => Protocol::Any,
+        "TCP" => Protocol::Tcp,
+        "UDP" => Protocol::Udp,
+        "SCTP" => Protocol::Sctp,
+        "ICMP" => Protocol::Icmp,
+        "ICMPv6" | "ICMPV6" => Protocol::Icmpv6,
+        other => {
+            let remedy = "use TCP, UDP, SCTP, ICMP, ICMPv6 or ANY";
+            return field.refuse(format!("`{other}` is not supported"), remedy);
+        }
+    })
 }
 
-/// First and last port of a rule. Port 0 without an end means every port.
-fn range(end_path: &str, first: u16, end: Option<u16>) -> Checked<(u16, u16)> {
+/// The ports of a rule. Port 0 without an end means every port.
+fn range(end_field: &Field<'_>, first: u16, end: Option<u16>) -> Checked<Ports> {
     Ok(match (first, end) {
-        (0, None) => (0, u16::MAX),
+        (0, None) => Ports::Range(0, u16::MAX),
         (0, Some(_)) => {
-            return Err(Fault::new(
-                end_path,
-                "stands beside port 0",
-                "remove it: 0 is every port",
-            ));
+            return end_field.refuse("stands beside port 0", "remove it: 0 is every port");
         }
         (first, Some(last)) if last < first => {
             let remedy = "make it at least as high as port";
-            return Err(Fault::new(
-                end_path,
-                &format!("{last} is below port {first}"),
-                remedy,
-            ));
+            return end_field.refuse(format!("{last} is below port {first}"), remedy);
         }
-        (first, last) => (first, last.unwrap_or(first)),
+        (first, last) => Ports::Range(first, last.unwrap_or(first)),
     })
 }
 
 /// The name of a port; none if it is a number, or neither a number nor a text.
-fn port_name(path: &str, value: &Value) -> Checked<Option<PortName>> {
-    let Value::String(text) = value else {
-        return Ok(None);
+fn port_name(field: &Field<'_>) -> Checked<Option<PortName>> {
+    let text = match field.value {
+        Some(Value::String(text)) if !is_digits(text) => text,
+        _ => return Ok(None),
     };
-    if text.bytes().all(|b| b.is_ascii_digit()) {
-        return Ok(None);
-    }
-    match text.parse() {
-        Ok(name) => Ok(Some(name)),
-        Err(_) => Err(Fault::new(
-            path,
-            &format!("`{text}` is neither a number nor a port name"),
+    text.parse().map(Some).map_err(|_| {
+        field.fault(
+            format!("`{text}` is neither a number nor a port name"),
             "write a number from 0 to 65535, or a name of at most 15 letters, digits and single \
              dashes inside, at least one of them a letter",
-        )),
-    }
+        )
+    })
 }
 
-fn number(path: &str, value: &Value) -> Checked<u16> {
-    let parsed = match value {
-        Value::Number(number) => number.as_u64().and_then(|n| u16::try_from(n).ok()),
-        Value::String(text) if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
+fn is_digits(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_digit())
+}
+
+fn number(field: &Field<'_>) -> Checked<u16> {
+    let parsed = match field.value {
+        Some(Value::Number(number)) => number.as_u64().and_then(|n| u16::try_from(n).ok()),
+        Some(Value::String(text)) if is_digits(text) => text.parse().ok(),
         _ => None,
     };
-    parsed.ok_or_else(|| Fault::new(path, "is not a port", "write a number from 0 to 65535"))
+    parsed.ok_or_else(|| field.fault("is not a port", "write a number from 0 to 65535"))
 }
 
-fn icmp_rules(path: &str, value: &Value) -> Checked<Vec<PortRule>> {
+fn icmp_rules(icmps: &Field<'_>) -> Checked<Vec<PortRule>> {
     let mut found = Vec::new();
-    for (n, item) in list(path, Some(value))?.iter().enumerate() {
-        let path = format!("{path}[{n}]");
-        let map = object(&path, item, &["fields"], &[])?;
-        let path = format!("{path}.fields");
-        for (n, field) in list(&path, map.get("fields"))?.iter().enumerate() {
-            let path = format!("{path}[{n}]");
-            let map = object(&path, field, &["family", "type"], &[])?;
-            let family_path = format!("{path}.family");
-            let protocol = match map
-                .get("family")
-                .map(|v| text(&family_path, v))
-                .transpose()?
-            {
-                None | Some("IPv4") => Protocol::Icmp,
-                Some("IPv6") => Protocol::Icmpv6,
-                Some(other) => {
-                    let reason = format!("`{other}` is not a family");
-                    return Err(Fault::new(&family_path, &reason, "use IPv4 or IPv6"));
-                }
-            };
-            let kind = icmp_type(&format!("{path}.type"), map.get("type"), protocol)?;
+    for item in icmps.items()? {
+        only(&item, &["fields"], &[])?;
+        for field in item.get("fields").items()? {
+            only(&field, &["family", "type"], &[])?;
+            let protocol = icmp_protocol(&field.get("family"))?;
+            let kind = icmp_type(&field.get("type"), protocol)?;
             found.push(PortRule {
                 protocol,
                 ports: Ports::Range(kind, kind),
@@ -257,16 +185,23 @@ fn icmp_rules(path: &str, value: &Value) -> Checked<Vec<PortRule>> {
         }
     }
     if found.is_empty() {
-        return Err(Fault::new(
-            path,
-            "names no field",
-            "name an ICMP type, or remove icmps",
-        ));
+        return icmps.refuse("names no field", "name an ICMP type, or remove icmps");
     }
     Ok(found)
 }
 
-fn icmp_type(path: &str, value: Option<&Value>, protocol: Protocol) -> Checked<u16> {
+fn icmp_protocol(family: &Field<'_>) -> Checked<Protocol> {
+    if family.value.is_none() {
+        return Ok(Protocol::Icmp);
+    }
+    match family.text()? {
+        "IPv4" => Ok(Protocol::Icmp),
+        "IPv6" => Ok(Protocol::Icmpv6),
+        other => family.refuse(format!("`{other}` is not a family"), "use IPv4 or IPv6"),
+    }
+}
+
+fn icmp_type(field: &Field<'_>, protocol: Protocol) -> Checked<u16> {
     let named = |name: &str| match (protocol, name) {
         (Protocol::Icmp, "EchoReply") => Some(0),
         (Protocol::Icmp, "DestinationUnreachable") => Some(3),
@@ -279,53 +214,39 @@ fn icmp_type(path: &str, value: Option<&Value>, protocol: Protocol) -> Checked<u
         (Protocol::Icmpv6, "EchoReply") => Some(129),
         _ => None,
     };
-    let parsed = match value {
+    let parsed = match field.value {
         Some(Value::Number(number)) => number.as_u64().and_then(|n| u8::try_from(n).ok()),
         Some(Value::String(text)) => named(text).or_else(|| text.parse().ok()),
         _ => None,
     };
-    let fault = || Fault::new(path, "is not an ICMP type", "write its number, 0 to 255");
+    let fault = || field.fault("is not an ICMP type", "write its number, 0 to 255");
     parsed.map(u16::from).ok_or_else(fault)
 }
 
 /// The `rules` of a `toPorts` element; none if it has no DNS rules.
-fn dns_names(path: &str, value: &Value) -> Checked<Option<DnsNames>> {
-    let map = object(path, value, &["dns"], &["http", "kafka", "l7", "l7proto"])?;
-    let Some(dns) = map.get("dns") else {
+fn dns_names(rules: &Field<'_>) -> Checked<Option<DnsNames>> {
+    only(rules, &["dns"], &["http", "kafka", "l7", "l7proto"])?;
+    let dns = rules.get("dns");
+    if dns.value.is_none() {
         return Ok(None);
-    };
-    let path = format!("{path}.dns");
-    let items = list(&path, Some(dns))?;
-    if items.is_empty() {
-        return Ok(Some(DnsNames::All));
     }
     let mut names = Vec::new();
-    for (n, item) in items.iter().enumerate() {
-        let path = format!("{path}[{n}]");
-        let map = object(&path, item, &["matchName", "matchPattern"], &[])?;
+    for item in dns.items()? {
+        only(&item, &["matchName", "matchPattern"], &[])?;
         let before = names.len();
-        if let Some(name) = map.get("matchName") {
-            names.push(name_rule(
-                &format!("{path}.matchName"),
-                name,
-                NameRule::Name,
-            )?);
+        if let Some(name) = item.get("matchName").written() {
+            names.push(name_rule(&name, NameRule::Name)?);
         }
-        if let Some(pattern) = map.get("matchPattern") {
-            names.push(name_rule(
-                &format!("{path}.matchPattern"),
-                pattern,
-                NameRule::Pattern,
-            )?);
+        if let Some(pattern) = item.get("matchPattern").written() {
+            names.push(name_rule(&pattern, NameRule::Pattern)?);
         }
         if names.len() == before {
             let remedy = "add one of them; matchPattern: \"*\" allows every name";
-            return Err(Fault::new(
-                &path,
-                "has neither matchName nor matchPattern",
-                remedy,
-            ));
+            return item.refuse("has neither matchName nor matchPattern", remedy);
         }
     }
-    Ok(Some(DnsNames::Names(names)))
+    Ok(Some(match names.is_empty() {
+        true => DnsNames::All,
+        false => DnsNames::Names(names),
+    }))
 }

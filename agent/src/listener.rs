@@ -6,13 +6,14 @@
 use std::time::Duration;
 
 use daemon::{
-    guests::ConnectionCounts,
+    guests::{ConnectionCounts, Guests},
     http_server::{Admission, Limits, Users},
     label,
     metrics::Label as _,
+    peer::Peer,
 };
 
-use crate::grpc::{bounded::Places, holder};
+use crate::grpc::holder;
 
 /// Descriptors of the agent's own work, and of processes of proxies that are followed.
 const OWN: usize = 512 + holder::MAX_PROCESSES;
@@ -117,13 +118,10 @@ impl Listeners {
             .collect()
     }
 
-    /// Limit and counters of `listener`, for a gRPC server.
-    pub(crate) fn places(&self, listener: Listener) -> Places {
+    /// The connections of `listener`, for a gRPC server.
+    pub(crate) fn guests(&self, listener: Listener) -> Guests<Peer> {
         let (connections, counts) = self.of(listener);
-        Places {
-            connections,
-            counts,
-        }
+        Guests::counted(connections, counts)
     }
 
     /// For an HTTP server; over a unix socket, only root and the agent's own user are served.

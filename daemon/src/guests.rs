@@ -1,21 +1,26 @@
 //! The open connections of a socket, and the one to close for another.
 //!
 //! There is always room for one more peer: a connection of the peer with most of them is closed for it.
-//! The closed one has its descriptor until its task has run, so acceptors wait for [`Guests::room`].
+//! The closed one has its descriptor until its task has run, so [`Guests::accept`] waits for it.
 
 use std::{
     collections::BTreeMap,
     hash::Hash,
+    io,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use limits::quota::Quota;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
+
+/// Pause after a failed accept: the process has no descriptor, or the kernel has no memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// All connections of one socket. Clones are one.
 #[derive(Clone, Debug)]
@@ -73,8 +78,7 @@ impl ConnectionCounts {
         self.0.rejected.load(Ordering::Relaxed)
     }
 
-    /// Counts one more connection that was rejected.
-    pub fn reject(&self) {
+    fn reject(&self) {
         self.0.rejected.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -135,9 +139,30 @@ impl<P: Copy + Eq + Hash + Ord> Guests<P> {
 
     /// Waits until fewer than twice as many connections as may be exist. More exist while those
     /// that gave way are not closed yet.
-    pub async fn room(&self) {
+    async fn room(&self) {
         // Nothing closes the semaphore.
         drop(self.existing.acquire().await);
+    }
+
+    /// Waits for room and for the next connection. It reports each failure, and tries again after
+    /// a pause.
+    pub async fn accept<T, F>(&self, accept: impl Fn() -> F, failed: impl Fn(io::Error)) -> T
+    where
+        F: Future<Output = io::Result<T>>,
+    {
+        loop {
+            self.room().await;
+            match accept().await {
+                Ok(accepted) => return accepted,
+                Err(error) => failed(error),
+            }
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+        }
+    }
+
+    /// Counts one more connection that was rejected.
+    pub fn reject(&self) {
+        self.counts.reject();
     }
 
     /// Admits a connection. If there are as many as may be, another one is closed: the oldest

@@ -28,9 +28,6 @@ pub const TEXT: &str = "text/plain; charset=utf-8";
 /// Content type of metrics in OpenMetrics 1.0.
 pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Pause after a failed accept: the process is out of descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
 /// Binds the address of `--metrics-address`.
 ///
 /// # Errors
@@ -125,37 +122,32 @@ pub async fn serve<S, F>(
         users,
         counts,
     } = admission;
-    let guests = Guests::counted(limits.connections, counts.clone());
+    let guests = Guests::counted(limits.connections, counts);
     let owners = TcpOwners::open().ok();
     loop {
-        let accepted = async {
-            guests.room().await;
-            socket.accept(users, owners.as_ref()).await
-        };
+        let accepted = guests.accept(
+            || socket.accept(users, owners.as_ref()),
+            |error| tracing::debug!(%error, "cannot accept an HTTP connection"),
+        );
         let accepted = tokio::select! {
             accepted = accepted => accepted,
             () = stop.cancelled() => return,
         };
-        match accepted {
-            Ok(None) => counts.reject(),
-            Ok(Some((stream, peer))) => {
-                let guest = guests.admit(peer);
-                let (service, stop) = (Arc::clone(&service), stop.clone());
-                tasks.spawn(async move {
-                    let close = guest.close();
-                    tokio::select! {
-                        () = connection(stream, limits, service, &guest) => {}
-                        () = tokio::time::sleep(limits.life) => {}
-                        () = close.cancelled() => {}
-                        () = stop.cancelled() => {}
-                    }
-                });
+        let Some((stream, peer)) = accepted else {
+            guests.reject();
+            continue;
+        };
+        let guest = guests.admit(peer);
+        let (service, stop) = (Arc::clone(&service), stop.clone());
+        tasks.spawn(async move {
+            let close = guest.close();
+            tokio::select! {
+                () = connection(stream, limits, service, &guest) => {}
+                () = tokio::time::sleep(limits.life) => {}
+                () = close.cancelled() => {}
+                () = stop.cancelled() => {}
             }
-            Err(error) => {
-                tracing::debug!(%error, "cannot accept an HTTP connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
+        });
     }
 }
 

@@ -13,7 +13,6 @@
 mod bounds;
 mod connections;
 pub mod credentials;
-mod dial;
 mod follow;
 mod item;
 #[cfg(test)]

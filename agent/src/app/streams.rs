@@ -65,7 +65,7 @@ pub(super) async fn start(
         rim.tasks.clone(),
         rim.rim_stop.clone(),
     )
-    .with_places(limits.places(Listener::Sdp));
+    .with_guests(limits.guests(Listener::Sdp));
     let allowed = Allowed {
         group: Some(config.sdp_group),
     };
@@ -80,7 +80,7 @@ pub(super) async fn start(
             rim.tasks.clone(),
             rim.rim_stop.clone(),
         );
-        let service = service.await.with_places(limits.places(Listener::Fqdndata));
+        let service = service.await.with_guests(limits.guests(Listener::Fqdndata));
         rim.tasks.spawn(service.serve(listener));
     }
     Ok(streams)

@@ -11,7 +11,7 @@ use std::{
 };
 
 use daemon::{
-    guests::{Activity, ConnectionCounts, Guest, Guests},
+    guests::{Activity, Guest},
     peer::Peer,
 };
 use tokio::{
@@ -35,30 +35,8 @@ const TIMES: Times = Times {
     idle: Duration::from_secs(60),
 };
 
-/// How many connections a socket has at once.
-#[derive(Clone, Debug)]
-pub struct Places {
-    /// For one more, the oldest idle connection of the peer with most is closed.
-    pub connections: usize,
-    /// Counters of open and rejected connections, for metrics.
-    pub counts: ConnectionCounts,
-}
-
-impl Default for Places {
-    fn default() -> Self {
-        Self {
-            connections: 256,
-            counts: ConnectionCounts::default(),
-        }
-    }
-}
-
-impl Places {
-    /// Creates the registry that admits connections within this limit.
-    pub(super) fn guests(&self) -> Guests<Peer> {
-        Guests::counted(self.connections, self.counts.clone())
-    }
-}
+/// Connections of a socket at once, unless the agent's limits say otherwise.
+pub(super) const CONNECTIONS: usize = 256;
 
 /// A connection with a place, and its data for requests.
 pub(crate) struct Bounded<S, I> {
@@ -163,6 +141,7 @@ impl<S: AsyncWrite + Unpin, I: Unpin> AsyncWrite for Bounded<S, I> {
 
 #[cfg(test)]
 mod tests {
+    use daemon::guests::{ConnectionCounts, Guests};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 
     use super::*;
@@ -183,11 +162,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_that_gives_way_fails_at_every_use() {
-        let one_place = Places {
-            connections: 1,
-            ..Places::default()
-        };
-        let guests = one_place.guests();
+        let counts = ConnectionCounts::default();
+        let guests = Guests::counted(1, counts.clone());
         let (mut one, _theirs) = bounded(&guests, LONG, LONG);
         one.write_all(b"x").await.unwrap();
         let (mut other, _others) = bounded(&guests, LONG, LONG);
@@ -198,12 +174,12 @@ mod tests {
         ] {
             assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
         }
-        assert_eq!(one_place.counts.rejected(), 1);
+        assert_eq!(counts.rejected(), 1);
     }
 
     #[tokio::test]
     async fn a_connection_without_requests_ends_and_one_with_a_stream_does_not() {
-        let guests = Places::default().guests();
+        let guests = Guests::new(CONNECTIONS);
         let (mut unused, _theirs) = bounded(&guests, SHORT, LONG);
         let error = unused.read_u8().await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);

@@ -15,7 +15,11 @@ mod state;
 use std::{io, sync::Arc, time::Duration};
 
 use agent_core::core::Directory;
-use daemon::{guests::Activity, peer::Peer as Who, tcp_owner::TcpOwners};
+use daemon::{
+    guests::{Activity, Guests},
+    peer::Peer as Who,
+    tcp_owner::TcpOwners,
+};
 use dns_policy::boot_time::BootTime;
 use fqdn_proto::fqdndata::{
     FqdnMapping, PolicyState, PolicyStateResponse, ResponseCode, UpdateMappingResponse,
@@ -33,7 +37,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Response, Status, Streaming};
 
 use self::{reports::Reports, sent_rules::SentRules};
-use super::bounded::{Bounded, Places};
+use super::bounded::{Bounded, CONNECTIONS};
 use crate::{
     proxies::{Proxies, RulesTable, StreamGuard, StreamKind},
     runner::{CoreAway, CoreHandle},
@@ -52,8 +56,6 @@ const MAX_REQUEST: usize = 1 << 20;
 const MAX_STREAMS: u32 = 256;
 /// Connections waiting to be taken over by the server.
 const ACCEPTED: usize = 16;
-/// Pause after a failed accept: the process may be out of descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Looks until rules and directory are of one time, while much is learned.
 const TRIES: usize = 2;
 /// Directories in the time between two snapshots, whatever number of streams there is.
@@ -89,7 +91,7 @@ pub struct FqdnDataService {
     core: CoreHandle,
     proxies: Proxies,
     reports: Arc<Reports>,
-    places: Places,
+    guests: Guests<Who>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -127,16 +129,16 @@ impl FqdnDataService {
             core,
             proxies,
             reports,
-            places: Places::default(),
+            guests: Guests::new(CONNECTIONS),
             tasks,
             stop,
         }
     }
 
-    /// With other limits on connections.
+    /// With another limit on connections.
     #[must_use]
-    pub fn with_places(self, places: Places) -> Self {
-        Self { places, ..self }
+    pub fn with_guests(self, guests: Guests<Who>) -> Self {
+        Self { guests, ..self }
     }
 
     #[must_use]
@@ -149,10 +151,10 @@ impl FqdnDataService {
         let stop = self.stop.clone();
         let (sender, incoming) = mpsc::channel::<Incoming>(ACCEPTED);
         self.tasks.spawn({
-            let (places, stop) = (self.places.clone(), stop.clone());
+            let (guests, stop) = (self.guests.clone(), stop.clone());
             async move {
                 tokio::select! {
-                    () = accept(&listener, &places, &sender) => {}
+                    () = accept(&listener, &guests, &sender) => {}
                     () = stop.cancelled() => {}
                 }
             }
@@ -304,22 +306,15 @@ struct Client {
     activity: Activity,
 }
 
-async fn accept(listener: &TcpListener, places: &Places, sender: &mpsc::Sender<Incoming>) {
-    let guests = places.guests();
+async fn accept(listener: &TcpListener, guests: &Guests<Who>, sender: &mpsc::Sender<Incoming>) {
     let owners = TcpOwners::open().inspect_err(|error| {
         tracing::warn!(%error, "cannot find the users of connections: all of them share one limit");
     });
     let owners = owners.ok();
+    let failed =
+        |error: io::Error| tracing::warn!(%error, "cannot accept a connection of FQDNData");
     loop {
-        guests.room().await;
-        let (stream, from) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection of FQDNData");
-                sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
+        let (stream, from) = guests.accept(|| listener.accept(), failed).await;
         // Answers wait for each small message of these connections.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "a connection ended before it was served");

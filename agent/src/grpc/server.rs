@@ -4,6 +4,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use daemon::{
     guests::{Busy, Guests},
+    peer::Peer as Who,
     state_dir::StateDir,
 };
 use dns_policy::epoch::Epoch;
@@ -17,7 +18,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
-    bounded::Places,
+    bounded::CONNECTIONS,
     convert,
     holder::Holders,
     mappings,
@@ -57,7 +58,7 @@ pub struct Native {
     core: CoreHandle,
     proxies: Proxies,
     holders: Holders,
-    places: Places,
+    guests: Guests<Who>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -76,16 +77,16 @@ impl Native {
             holders: Holders::default(),
             core,
             proxies,
-            places: Places::default(),
+            guests: Guests::new(CONNECTIONS),
             tasks,
             stop,
         }
     }
 
-    /// With other limits on connections.
+    /// With another limit on connections.
     #[must_use]
-    pub fn with_places(self, places: Places) -> Self {
-        Self { places, ..self }
+    pub fn with_guests(self, guests: Guests<Who>) -> Self {
+        Self { guests, ..self }
     }
 
     /// Serves connections of `listener` until stopped.
@@ -97,10 +98,10 @@ impl Native {
             .spawn(holders.run(self.core.clone(), stop.clone()));
         self.tasks.spawn({
             let stop = stop.clone();
-            let places = self.places.clone();
+            let guests = self.guests.clone();
             async move {
                 tokio::select! {
-                    () = accept(&listener, allowed, &places, &sender) => {}
+                    () = accept(&listener, allowed, &guests, &sender) => {}
                     () = stop.cancelled() => {}
                 }
             }
@@ -123,29 +124,21 @@ type Incoming = std::io::Result<ProxyConnection>;
 async fn accept(
     listener: &UnixListener,
     allowed: Allowed,
-    places: &Places,
+    guests: &Guests<Who>,
     sender: &mpsc::Sender<Incoming>,
 ) {
-    let guests: Guests<_> = places.guests();
+    let failed =
+        |error: std::io::Error| tracing::warn!(%error, "cannot accept a proxy's connection");
     loop {
-        guests.room().await;
-        let checked = match listener.accept().await {
-            Ok((stream, _)) => Checked::new(stream, allowed),
-            Err(error) => {
-                // Out of descriptors: wait for one instead of spinning.
-                tracing::warn!(%error, "cannot accept a proxy's connection");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        match checked.and_then(|checked| checked.admit(&guests)) {
+        let (stream, _) = guests.accept(|| listener.accept(), failed).await;
+        match Checked::new(stream, allowed).and_then(|checked| checked.admit(guests)) {
             Ok(connection) => {
                 if sender.send(Ok(connection)).await.is_err() {
                     return;
                 }
             }
             Err(error) => {
-                places.counts.reject();
+                guests.reject();
                 tracing::warn!(%error, "connection to the gRPC socket refused");
             }
         }

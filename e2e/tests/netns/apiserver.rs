@@ -321,7 +321,8 @@ fn only_requests_that_a_role_allows_are_answered() -> Result<()> {
             server.put(own.clone())?;
             let path = format!("{leases}/kube-system/leases/{name}");
             ensure!(agent.get(&path).await?.code == code, "get {name}");
-            let mut replaced = server.get("leases", "kube-system", name)?;
+            let replaced = server.get("leases", "kube-system", name)?;
+            let mut replaced = replaced.context("the Lease is there")?;
             replaced["spec"]["holderIdentity"] = json!("agent");
             let answer = agent.put(&path, &replaced).await?;
             ensure!(answer.code == code, "put {name}: {answer:?}");

@@ -12,7 +12,10 @@ use tokio::{
 use tonic::{Status, Streaming as Messages, transport::Endpoint};
 
 use super::*;
-use crate::relay::lab::{Authority, Relay, Secret, follow, follow_with, pods, start, start_with};
+use crate::relay::{
+    bounds::Bounds,
+    lab::{Authority, Relay, Secret, follow, follow_with, pods, start, start_with},
+};
 
 /// Timeout of the waits in these tests, far longer than any of them takes.
 const LIMIT: Duration = Duration::from_secs(60);

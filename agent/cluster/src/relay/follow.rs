@@ -7,6 +7,7 @@ use std::{
     collections::BTreeMap,
     convert::Infallible,
     hash::{BuildHasher as _, RandomState},
+    io,
     pin::pin,
     sync::Arc,
     time::Duration,
@@ -14,7 +15,12 @@ use std::{
 
 use agent_core::policy::source::cluster::{Batch, Seen};
 use fqdn_proto::relay::{FollowRequest, cluster_relay_client::ClusterRelayClient};
-use tokio::sync::{mpsc, watch};
+use hyper::Uri;
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::TcpStream,
+    sync::{mpsc, watch},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{
     Status,
@@ -23,7 +29,6 @@ use tonic::{
 
 use super::{
     credentials::Credentials,
-    dial::Dial,
     progress::Progress,
     receive::{Received, Receiver},
     renewal,
@@ -206,7 +211,15 @@ impl Follower {
             let with_tls = endpoint.tls_config(credentials.client(&self.settings.server_name));
             endpoint = with_tls.map_err(|error| StreamError::Tls(chain(&error)))?;
         }
-        let dial = Dial::new(address.to_owned(), progress.clone());
+        let (address, progress) = (address.to_owned(), progress.clone());
+        let dial = tower::service_fn(move |_: Uri| {
+            let (address, progress) = (address.clone(), progress.clone());
+            async move {
+                let stream = TcpStream::connect(address).await?;
+                stream.set_nodelay(true)?;
+                Ok::<_, io::Error>(TokioIo::new(progress.count(stream)))
+            }
+        });
         let connected = endpoint.connect_with_connector(dial).await;
         connected.map_err(|error| broken(chain(&error)))
     }

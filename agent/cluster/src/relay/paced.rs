@@ -1,9 +1,6 @@
 //! Log lines that another side can cause: a bounded number in a time.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -12,9 +9,9 @@ const LINES: u64 = 50;
 /// The time after which a new count begins.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Lines of one kind. Clones are one.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Paced(Arc<Mutex<State>>);
+/// Lines of one kind.
+#[derive(Debug, Default)]
+pub(super) struct Paced(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {

@@ -7,9 +7,8 @@
 
 use std::{
     convert::Infallible,
-    pin::{Pin, pin},
-    sync::{Arc, OnceLock, atomic::Ordering},
-    task::{Context, Poll},
+    pin::pin,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -24,7 +23,7 @@ use tokio::{
     sync::{mpsc, watch},
     time::MissedTickBehavior,
 };
-use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Status};
 
@@ -34,7 +33,6 @@ use super::{
     metrics::{Counters, Refusal},
     paced::Paced,
     places::{NoPlace, Place, Places},
-    progress::Progress,
     record::{Item, Record, Snapshot},
     renewal,
 };
@@ -269,8 +267,8 @@ impl Ended {
 /// The way to one agent.
 #[derive(Debug)]
 struct Agent {
-    out: mpsc::Sender<EncodedFrame>,
-    progress: Progress,
+    out: mpsc::Sender<Result<EncodedFrame, Status>>,
+    connection: Arc<Connection>,
     place: Place,
 }
 
@@ -292,18 +290,18 @@ impl Agent {
             if is_outdated() {
                 return Ok(Sent::Outdated);
             }
-            let before = self.progress.written();
+            let before = self.connection.progress.written();
             tokio::select! {
                 permit = &mut reserved => break permit.map_err(|_| Ended::Gone)?,
                 () = tokio::time::sleep(shared.bounds.slow) => {}
                 () = shared.stop.cancelled() => return Err(Ended::Stopping),
                 () = self.place.lost().cancelled() => return Err(Ended::Displaced),
             }
-            if self.progress.written() - before < SLOW_BYTES {
+            if self.connection.progress.written() - before < SLOW_BYTES {
                 return Err(Ended::Slow);
             }
         };
-        permit.send(EncodedFrame(parts));
+        permit.send(Ok(EncodedFrame(parts)));
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         shared.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(Sent::All)
@@ -317,7 +315,7 @@ pub(super) struct Service(pub(super) Arc<Shared>);
 impl Service {
     fn place(&self, connection: &Connection) -> Result<Place, Status> {
         let shared = &self.0;
-        let who = connection.who();
+        let who = connection.who;
         shared.places.admit(who).map_err(|none| {
             shared.counters.refused.inc(Refusal::Agents);
             let limit = shared.places.limit();
@@ -344,16 +342,16 @@ impl Service {
 }
 
 impl Follow for Service {
-    type Frames = Frames;
+    type Frames = ReceiverStream<Result<EncodedFrame, Status>>;
 
-    fn follow(&self, request: Request<FollowRequest>) -> Result<Frames, Status> {
+    fn follow(&self, request: Request<FollowRequest>) -> Result<Self::Frames, Status> {
         let shared = &self.0;
         if let Some(awaited) = shared.awaited() {
             return Err(Status::unavailable(format!(
                 "the relay is not ready: {awaited}"
             )));
         }
-        let connection = request.extensions().get::<Connection>().cloned();
+        let connection = request.extensions().get::<Arc<Connection>>().cloned();
         let connection = connection.ok_or_else(|| Status::internal("no connection (a bug)"))?;
         let place = self.place(&connection)?;
         let request = request.into_inner();
@@ -362,29 +360,25 @@ impl Follow for Service {
         node.truncate(node.floor_char_boundary(NAME_MAX));
         let mut version = request.version;
         version.truncate(version.floor_char_boundary(NAME_MAX));
-        let peer = connection.peer();
+        let peer = connection.peer;
         if let Some(left_out) = shared.connected.line(Instant::now()) {
             let continues = sequence.is_some();
             tracing::info!(%peer, node, version, continues, left_out, "agent connected");
         }
-        let (out, receiver) = mpsc::channel(QUEUE);
-        let end = Arc::new(OnceLock::new());
-        let frames = Frames {
-            receiver,
-            end: Arc::clone(&end),
-            has_ended: false,
-        };
+        let (out, frames) = mpsc::channel(QUEUE + 1);
+        // Room for the status that ends the stream, also when the agent takes no frames.
+        let end = out.clone().try_reserve_owned();
+        let end = end.map_err(|_| Status::internal("no room in an empty queue (a bug)"))?;
         let shared = Arc::clone(shared);
         let streaming = connection.stream();
         self.0.tasks.spawn(async move {
             let mut agent = Agent {
                 out,
-                progress: connection.progress().clone(),
+                connection,
                 place,
             };
             let Err(ended) = shared.serve(&mut agent, sequence).await;
-            // Before the channel closes, so that the agent gets the reason.
-            let _first = end.set(ended);
+            end.send(Err(ended.status()));
             if ended == Ended::Slow {
                 shared.counters.cut.fetch_add(1, Ordering::Relaxed);
                 let slow = shared.bounds.slow;
@@ -393,33 +387,7 @@ impl Follow for Service {
             drop(agent);
             drop(streaming);
         });
-        Ok(frames)
-    }
-}
-
-/// The stream of frames to one agent. It ends with a status that says why.
-#[derive(Debug)]
-pub(super) struct Frames {
-    receiver: mpsc::Receiver<EncodedFrame>,
-    end: Arc<OnceLock<Ended>>,
-    has_ended: bool,
-}
-
-impl Stream for Frames {
-    type Item = Result<EncodedFrame, Status>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.has_ended {
-            return Poll::Ready(None);
-        }
-        let next = self.receiver.poll_recv(context);
-        next.map(|next| {
-            Some(next.map(Ok).unwrap_or_else(|| {
-                self.has_ended = true;
-                let ended = self.end.get().copied();
-                Err(ended.unwrap_or(Ended::Stopping).status())
-            }))
-        })
+        Ok(ReceiverStream::new(frames))
     }
 }
 

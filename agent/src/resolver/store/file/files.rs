@@ -8,8 +8,7 @@ use std::{
 };
 
 use agent_core::{checksum::Sum, name_objects::MAX_OBJECTS, source_event::SourceEvent};
-use agent_datapath::files::write_atomic;
-use daemon::lookup::Lookup;
+use daemon::{lookup::Lookup, state_file::write_atomic};
 use dns_policy::{name::Fqdn, wall_time};
 use limits::yaml;
 

@@ -75,7 +75,7 @@ impl LastGood {
         };
         for (number, path) in numbered_files(&store.dir)? {
             store.next = store.next.max(number.saturating_add(1));
-            store.read(number, path, damaged)?;
+            store.read(number, &path, damaged)?;
         }
         Ok(store)
     }
@@ -84,16 +84,16 @@ impl LastGood {
     fn read(
         &mut self,
         number: u32,
-        path: PathBuf,
+        path: &Path,
         damaged: &mut Vec<String>,
     ) -> Result<(), StateFileError> {
-        let failed = StateFileError::io(&path);
-        match state_file::read_versioned::<Stored>(&path, VERSION)? {
+        let failed = StateFileError::io(path);
+        match state_file::read_versioned::<Stored>(path, VERSION)? {
             Content::Found(stored) if stored.directory == self.of => {
                 self.numbers.insert(stored.file.clone(), number);
                 self.found.insert(stored.file, stored.documents);
             }
-            Content::Found(_) => fs::remove_file(&path).map_err(failed)?,
+            Content::Found(_) => fs::remove_file(path).map_err(failed)?,
             Content::Absent => {}
             Content::Damaged(damage) => {
                 let text = format!(

@@ -11,8 +11,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use agent_datapath::files::{set_aside, write_atomic};
-use daemon::{lookup::Lookup, regular_file};
+use daemon::{
+    lookup::Lookup,
+    state_file::{self, write_atomic},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::watched_dir;
@@ -94,18 +96,20 @@ impl DocumentDir {
     /// Of `dir`, with the identity that an earlier run stored in `file`. An unusable file is
     /// set aside and added to `damaged`; the next listing writes the file again.
     pub(crate) fn stored(dir: &Path, file: PathBuf, damaged: &mut Vec<String>) -> Self {
-        let read = match regular_file::look(&file) {
-            Lookup::Found(text) => serde_json::from_slice::<Content>(&text).map(Some),
-            Lookup::Gone => Ok(None),
-            Lookup::Unknown(error) => Err(serde_json::Error::io(error)),
+        let read = state_file::read(&file, |bytes| serde_json::from_slice::<Content>(bytes));
+        let why = match read {
+            Ok(state_file::Content::Found(content)) => Ok(Some(content)),
+            Ok(state_file::Content::Absent) => Ok(None),
+            Ok(state_file::Content::Damaged(damage)) => {
+                Err(damage.try_to_set_aside("; set aside as"))
+            }
+            Err(error) => Err(error.to_string()),
         };
-        let known = read.unwrap_or_else(|error| {
-            let aside = set_aside(&file).map(|aside| aside.display().to_string());
+        let known = why.unwrap_or_else(|why| {
             let text = format!(
-                "{}: which directory the documents were in: {error}; set aside as {}; at this start an empty \
+                "{}: which directory the documents were in: {why}; at this start an empty \
                  directory counts as one whose documents were removed",
                 file.display(),
-                aside.unwrap_or_else(|error| format!("nothing ({error})"))
             );
             tracing::error!("{text}");
             damaged.push(text);

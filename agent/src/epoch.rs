@@ -7,8 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use agent_datapath::files::{set_aside, write_atomic};
-use daemon::{lookup::Lookup, regular_file};
+use daemon::state_file::{self, Content, StateFileError, write_atomic};
 use dns_policy::epoch::Epoch;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -135,33 +134,21 @@ fn begin_on(
         path: path.clone(),
         source,
     };
-    let mut lost = |error: &dyn std::error::Error, aside: &str| {
-        let text = format!(
-            "{}: the number of starts is lost, and leases of earlier runs end: {error}{aside}",
-            path.display()
-        );
-        tracing::error!("{text}");
-        damaged.push(text);
-        shared_maps::user::boottime_ns()
-    };
-    let mut start = match regular_file::look(&path) {
-        Lookup::Gone => 1,
-        Lookup::Unknown(error) if regular_file::is_passing(&error) => return Err(failed(error)),
-        Lookup::Unknown(error) => {
-            let aside = set_aside(&path).map_err(failed)?;
-            lost(&error, &format!("; set aside as {}", aside.display()))
+    let read = state_file::read_versioned::<EpochFile>(&path, VERSION);
+    let mut start = match read.map_err(unusable)? {
+        Content::Absent => 1,
+        Content::Found(file) if file.boot_id == boot_id => file.start.saturating_add(1),
+        Content::Found(_) => 1,
+        Content::Damaged(damage) => {
+            let text = format!(
+                "{}: the number of starts is lost, and leases of earlier runs end: {}",
+                path.display(),
+                damage.set_aside("; set aside as").map_err(failed)?
+            );
+            tracing::error!("{text}");
+            damaged.push(text);
+            shared_maps::user::boottime_ns()
         }
-        Lookup::Found(bytes) => match serde_json::from_slice::<EpochFile>(&bytes) {
-            Ok(file) if file.version > VERSION => {
-                return Err(StateDirError::Newer {
-                    path,
-                    found: file.version,
-                });
-            }
-            Ok(file) if file.boot_id == boot_id => file.start.saturating_add(1),
-            Ok(_) => 1,
-            Err(error) => lost(&error, ""),
-        },
     };
     let file = EpochFile {
         version: VERSION,
@@ -177,6 +164,13 @@ fn begin_on(
         written => written.map_err(failed)?,
     }
     Ok(Epoch { boot_id, start })
+}
+
+fn unusable(error: StateFileError) -> StateDirError {
+    match error {
+        StateFileError::Io { path, source } => StateDirError::File { path, source },
+        StateFileError::Newer { path, found, .. } => StateDirError::Newer { path, found },
+    }
 }
 
 /// Whether the disk, or what its user may have of it, is full.

@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -24,10 +25,14 @@ use agent_core::{
     labels::LabelSet,
 };
 use agent_datapath::{
-    files::{self, ENDPOINT_FILE, StateFiles},
+    files::{ENDPOINT_FILE, StateFiles},
     hook,
 };
-use daemon::{lookup::Lookup, regular_file};
+use daemon::{
+    lookup::Lookup,
+    regular_file,
+    state_file::{self, Content},
+};
 use dns_policy::{boot_time::BootTime, wall_time};
 use shared_maps::{
     EndpointId, IdentityId, pin,
@@ -68,6 +73,12 @@ pub struct Found {
 }
 
 impl Found {
+    fn note_damage(&mut self, path: &Path, why: &str) {
+        let text = format!("{}: {why}", path.display());
+        tracing::error!("{text}");
+        self.damaged.push(text);
+    }
+
     /// Reads `--tofqdns-pre-cache`. Errors are reported and do not stop the start, because names
     /// also open when a pod looks them up.
     pub fn read_pre_cache(&mut self, path: &Path) {
@@ -130,24 +141,18 @@ pub fn read(files: &StateFiles, maps: &Globals, now: BootTime) -> Result<Found, 
 pub fn read_files(files: &StateFiles, found: &mut Found) -> Result<(), RestoreError> {
     found.restored.local_identities =
         identities(&files.checkpoint(), checkpoint::parse_local, found)?;
-    let added = text(&files.added_endpoint_identities(), found)?;
+    let added = files.added_endpoint_identities();
+    let whole = |text: &str| Ok::<_, Infallible>(text.to_owned());
+    let added = parsed(&added, found, |error| match *error {}, whole)?;
     let parse = |whole: &str| endpoint_checkpoint::parse(whole, added.as_deref());
     found.restored.endpoint_identities = identities(&files.endpoint_checkpoint(), parse, found)?;
-    if let Some(text) = text(&files.cleaned(), found)? {
-        let path = files.cleaned();
-        match cleaned::parse(&text) {
-            Ok(names) => found.restored.cleaned = names,
-            Err(error @ CleanedError::Newer(_)) => return Err(newer(path, &error)),
-            Err(error) => set_aside(&path, &error, found)?,
-        }
-    }
+    let is_newer = |error: &CleanedError| matches!(error, CleanedError::Newer(_));
+    let cleaned = parsed(&files.cleaned(), found, is_newer, cleaned::parse)?;
+    found.restored.cleaned = cleaned.unwrap_or_default();
     let dir = files.dir();
-    let failed = |source| RestoreError::File {
-        path: dir.to_owned(),
-        source,
-    };
-    for entry in fs::read_dir(dir).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
+    let failed = failed_at(dir);
+    for entry in fs::read_dir(dir).map_err(&failed)? {
+        let path = entry.map_err(&failed)?.path();
         let number = path.file_name().and_then(|name| name.to_str());
         if number.is_none_or(|number| number.parse::<u16>().is_err()) {
             continue;
@@ -155,31 +160,26 @@ pub fn read_files(files: &StateFiles, found: &mut Found) -> Result<(), RestoreEr
         if let Lookup::Found(entry) = Lookup::of_path(fs::metadata(&path))
             && !entry.is_dir()
         {
+            let aside = state_file::set_aside(&path).map_err(failed_at(&path))?;
             let error = io::Error::from(io::ErrorKind::NotADirectory);
-            set_aside(&path, &error, found)?;
+            let why = format!("{error}; set aside as {}", aside.display());
+            found.note_damage(&path, &why);
             continue;
         }
+        let is_newer = |error: &FileError| matches!(error, FileError::Newer(_));
         let path = path.join(ENDPOINT_FILE);
-        let Some(text) = text(&path, found)? else {
+        let Some(mut endpoint) = parsed(&path, found, is_newer, config_file::parse)? else {
             continue;
         };
-        match config_file::parse(&text) {
-            Ok(mut endpoint) => {
-                let left_out = endpoint.leave_out();
-                if !left_out.is_empty() {
-                    let left_out: Vec<&str> = left_out.iter().map(String::as_str).collect();
-                    let remedy = "give it labels of its own";
-                    let text = format!("endpoint {}: {}", endpoint.key, without(&left_out, remedy));
-                    tracing::error!("{text}");
-                    found.damaged.push(text);
-                }
-                found.restored.endpoints.push(endpoint);
-            }
-            Err(error @ FileError::Newer(_)) => {
-                return Err(newer(path, &error));
-            }
-            Err(error) => set_aside(&path, &error, found)?,
+        let left_out = endpoint.leave_out();
+        if !left_out.is_empty() {
+            let left_out: Vec<&str> = left_out.iter().map(String::as_str).collect();
+            let remedy = "give it labels of its own";
+            let text = format!("endpoint {}: {}", endpoint.key, without(&left_out, remedy));
+            tracing::error!("{text}");
+            found.damaged.push(text);
         }
+        found.restored.endpoints.push(endpoint);
     }
     found.restored.endpoints.sort_by_key(|endpoint| endpoint.id);
     Ok(())
@@ -192,62 +192,48 @@ fn identities(
     parse: impl Fn(&str) -> Result<Identities, CheckpointError>,
     found: &mut Found,
 ) -> Result<Identities, RestoreError> {
-    let Some(text) = text(path, found)? else {
-        return Ok(Vec::new());
+    let is_newer = |error: &CheckpointError| {
+        matches!(
+            error,
+            CheckpointError::Newer(_) | CheckpointError::NewerLogic(_)
+        )
     };
-    match parse(&text) {
-        Ok(identities) => Ok(identities),
-        Err(error @ (CheckpointError::Newer(_) | CheckpointError::NewerLogic(_))) => {
-            Err(newer(path.to_owned(), &error))
-        }
-        Err(error) => {
-            set_aside(path, &error, found)?;
-            Ok(Vec::new())
-        }
-    }
+    Ok(parsed(path, found, is_newer, parse)?.unwrap_or_default())
 }
 
-/// Text of a file; bytes that are no UTF-8 become text that parses as nothing. An unreadable file is
-/// set aside, unless the agent may be able to read it a moment later.
-fn text(path: &Path, found: &mut Found) -> Result<Option<String>, RestoreError> {
-    match regular_file::look(path) {
-        Lookup::Found(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
-        Lookup::Gone => Ok(None),
-        Lookup::Unknown(source) if regular_file::is_passing(&source) => Err(RestoreError::File {
+/// Reads a file; bytes that are not UTF-8 become text that parses as nothing. None if there is no
+/// file, or a damaged one, which is set aside.
+fn parsed<T, E: std::error::Error>(
+    path: &Path,
+    found: &mut Found,
+    is_newer: impl Fn(&E) -> bool,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<Option<T>, RestoreError> {
+    let read = state_file::read(path, |bytes| match parse(&String::from_utf8_lossy(bytes)) {
+        Err(error) if is_newer(&error) => Ok(Err(RestoreError::Newer {
             path: path.to_owned(),
-            source,
-        }),
-        Lookup::Unknown(error) => {
-            set_aside(path, &error, found)?;
+            reason: error.to_string(),
+        })),
+        parsed => parsed.map(Ok),
+    });
+    match read.map_err(failed_at(path))? {
+        Content::Found(content) => content.map(Some),
+        Content::Absent => Ok(None),
+        Content::Damaged(damage) => {
+            let why = damage
+                .set_aside("; set aside as")
+                .map_err(failed_at(path))?;
+            found.note_damage(path, &why);
             Ok(None)
         }
     }
 }
 
-fn newer(path: PathBuf, error: &dyn std::error::Error) -> RestoreError {
-    RestoreError::Newer {
-        path,
-        reason: error.to_string(),
-    }
-}
-
-fn set_aside(
-    path: &Path,
-    error: &dyn std::error::Error,
-    found: &mut Found,
-) -> Result<(), RestoreError> {
-    let aside = files::set_aside(path).map_err(|source| RestoreError::File {
+fn failed_at(path: &Path) -> impl Fn(io::Error) -> RestoreError {
+    |source| RestoreError::File {
         path: path.to_owned(),
         source,
-    })?;
-    let text = format!(
-        "{}: {error}; set aside as {}",
-        path.display(),
-        aside.display()
-    );
-    tracing::error!("{text}");
-    found.damaged.push(text);
-    Ok(())
+    }
 }
 
 fn read_maps(maps: &Globals, restored: &mut Restored) -> Result<(), RestoreError> {
@@ -279,13 +265,10 @@ pub fn policy_maps(maps: &Globals) -> Result<Vec<EndpointId>, RestoreError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other,
     };
-    let failed = |source| RestoreError::File {
-        path: dir.clone(),
-        source,
-    };
+    let failed = failed_at(&dir);
     let mut found = Vec::new();
-    for entry in listing.map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name();
+    for entry in listing.map_err(&failed)? {
+        let name = entry.map_err(&failed)?.file_name();
         let number = name
             .to_str()
             .and_then(|name| name.strip_prefix(policy::NAME_PREFIX));
@@ -305,10 +288,7 @@ fn programs(maps: &Globals) -> Result<BTreeMap<EndpointId, BTreeSet<u32>>, Resto
             continue;
         };
         for pin in entries(&path)? {
-            let place = hook::place(&pin).map_err(|source| RestoreError::File {
-                path: pin.clone(),
-                source,
-            })?;
+            let place = hook::place(&pin).map_err(failed_at(&pin))?;
             if let Some((ifindex, _)) = place {
                 found.entry(EndpointId(number)).or_default().insert(ifindex);
             }
@@ -319,15 +299,12 @@ fn programs(maps: &Globals) -> Result<BTreeMap<EndpointId, BTreeSet<u32>>, Resto
 
 /// What a directory has; nothing if there is none.
 fn entries(dir: &Path) -> Result<Vec<PathBuf>, RestoreError> {
-    let failed = |source| RestoreError::File {
-        path: dir.to_owned(),
-        source,
-    };
+    let failed = failed_at(dir);
     let listing = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        listing => listing.map_err(failed)?,
+        listing => listing.map_err(&failed)?,
     };
-    let paths = listing.map(|entry| Ok(entry.map_err(failed)?.path()));
+    let paths = listing.map(|entry| Ok(entry.map_err(&failed)?.path()));
     paths.collect()
 }
 

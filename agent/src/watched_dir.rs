@@ -2,7 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs::{self, Metadata},
+    io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -102,7 +103,7 @@ const LARGE: u64 = 1 << 20;
 /// A file that changed so recently may change again without another time of change.
 const CLOCK: Duration = Duration::from_secs(2);
 
-/// Which version of a large file is there.
+/// Which version of a file is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     device: u64,
@@ -116,13 +117,15 @@ impl Stamp {
     /// The stamp of the file at `path`; none if the file must be read to see whether it changed:
     /// it is small, or changed just now.
     pub(crate) fn of(path: &Path) -> Option<Self> {
-        let metadata = fs::metadata(path).ok()?;
+        let stamp = Self::settled(&fs::metadata(path).ok()?);
+        stamp.filter(|stamp| stamp.size > LARGE)
+    }
+
+    /// The stamp of a file; none if it changed just now, so that a later change may have the same one.
+    pub(crate) fn settled(metadata: &Metadata) -> Option<Self> {
         let changed = Duration::from_secs(u64::try_from(metadata.ctime()).ok()?);
         let age = Duration::from_nanos(wall_time::now()).checked_sub(changed)?;
-        if metadata.len() <= LARGE || age <= CLOCK {
-            return None;
-        }
-        Some(Self {
+        (age > CLOCK).then(|| Self {
             device: metadata.dev(),
             inode: metadata.ino(),
             size: metadata.size(),

@@ -20,6 +20,7 @@ pub mod pins;
 pub mod port_hold;
 pub mod regular_file;
 pub mod state_dir;
+pub mod state_file;
 pub mod steering_program;
 pub mod tcp_owner;
 pub mod unix_socket;

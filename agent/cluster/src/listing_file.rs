@@ -8,13 +8,12 @@ mod merge;
 mod read;
 
 use std::{
-    fs::{self, File},
-    io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use agent_core::policy::source::cluster::Changed;
-use daemon::regular_file;
+use daemon::{regular_file, state_file::rename_synced};
 use dns_policy::wall_time;
 
 pub use self::read::{Stored, read};
@@ -109,9 +108,8 @@ impl ListingFile {
     /// Stores the complete listing: the base with these changes.
     pub(crate) fn save(&mut self, changes: &Changed) -> io::Result<()> {
         let new = ending(&self.path, ".new");
-        merge::merge(self.base.as_deref(), changes, &self.origin, &new)?.sync_all()?;
-        fs::rename(&new, &self.path)?;
-        File::open(self.path.parent().unwrap_or(Path::new(".")))?.sync_all()?;
+        let file = merge::merge(self.base.as_deref(), changes, &self.origin, &new)?;
+        rename_synced(&file, &new, &self.path)?;
         if self.base.as_ref().is_some_and(|base| *base != self.path) {
             fs::remove_file(ending(&self.path, PARTIAL))?;
         }

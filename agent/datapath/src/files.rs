@@ -1,13 +1,11 @@
 //! The state directory: per-endpoint files and the identity checkpoint.
 //!
-//! A file is written whole to a temporary name, synced, renamed, and the
-//! directory synced: after a crash there is the old file or the new one. One file is appended to
-//! as well, and its reader expects a torn end.
+//! Files are replaced in one step. One is appended to as well, and its reader expects a torn end.
 
 pub mod background;
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, OpenOptions},
     io::{self, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
@@ -17,7 +15,10 @@ use agent_core::{
     datapath::plan::{Datapath, Step, StepError},
     identity::endpoint_checkpoint::EndpointWrite,
 };
-use daemon::regular_file::{NO_WAIT, create};
+use daemon::{
+    regular_file::NO_WAIT,
+    state_file::{sync_dir, write_atomic},
+};
 use shared_maps::EndpointId;
 
 /// Name of an endpoint's file in its directory.
@@ -30,8 +31,6 @@ pub(crate) const ENDPOINT_CHECKPOINT_FILE: &str = "endpoint_identities.json";
 pub(crate) const ADDED_ENDPOINTS_FILE: &str = "endpoint_identities.added";
 /// Name of what was asked to be forgotten.
 pub(crate) const CLEANED_FILE: &str = "cleaned_names.json";
-/// Ending of a temporary name; left over only by a crash.
-const TEMPORARY: &str = ".new";
 
 /// The directory `<state-dir>/state`: a directory for each endpoint, and the checkpoints of
 /// identities.
@@ -140,47 +139,6 @@ impl Datapath for StateFiles {
     }
 }
 
-/// Replaces the file at `path` in one step, with mode 0600.
-pub fn write_atomic(path: &Path, text: &[u8]) -> io::Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(TEMPORARY);
-    let temporary = PathBuf::from(temporary);
-    let mut file = create(&temporary)?;
-    file.write_all(text)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
-    sync_dir(dir)
-}
-
-/// Names that are tried for a file that is set aside.
-const ASIDES: u32 = 16;
-
-/// Moves an unusable file out of the way, to the path with `.corrupt`. Gives its new path. A file
-/// that was set aside before is replaced; a directory that was is not.
-pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
-    let mut last = None;
-    for number in 0..ASIDES {
-        let mut aside = path.as_os_str().to_owned();
-        aside.push(match number {
-            0 => ".corrupt".to_owned(),
-            number => format!(".corrupt.{number}"),
-        });
-        let aside = PathBuf::from(aside);
-        match fs::rename(path, &aside) {
-            Ok(()) => return Ok(aside),
-            Err(error) => match error.kind() {
-                io::ErrorKind::IsADirectory
-                | io::ErrorKind::NotADirectory
-                | io::ErrorKind::DirectoryNotEmpty
-                | io::ErrorKind::AlreadyExists => last = Some(error),
-                _ => return Err(error),
-            },
-        }
-    }
-    Err(last.unwrap_or_else(|| io::ErrorKind::AlreadyExists.into()))
-}
-
 /// Appends to a file that exists. After an error a part of the text may be there.
 fn append(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut options = OpenOptions::new();
@@ -199,53 +157,11 @@ fn written(path: &Path, text: &str) -> Result<(), StepError> {
     })
 }
 
-/// Makes the names in a directory durable.
-pub fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
-}
-
 #[cfg(test)]
 mod tests {
+    use nix::{sys::stat::Mode, unistd::mkfifo};
+
     use super::*;
-
-    #[test]
-    fn a_failed_write_leaves_the_old_file_intact() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("f");
-        write_atomic(&path, b"old").unwrap();
-        // A directory in the temporary's place: the write fails before the rename.
-        fs::create_dir(dir.path().join("f.new")).unwrap();
-        assert!(write_atomic(&path, b"new").is_err());
-        assert_eq!(fs::read(&path).unwrap(), b"old");
-        fs::remove_dir(dir.path().join("f.new")).unwrap();
-        // What a crash left behind is overwritten, shorter text included.
-        fs::write(dir.path().join("f.new"), b"half of something longer").unwrap();
-        write_atomic(&path, b"new").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"new");
-        assert!(!dir.path().join("f.new").exists());
-    }
-
-    #[test]
-    fn a_pipe_or_a_directory_in_the_way_neither_delays_a_write_nor_keeps_its_name() {
-        use nix::{sys::stat::Mode, unistd::mkfifo};
-
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("f");
-        for path in [&path, &dir.path().join("f.new")] {
-            mkfifo(path, Mode::S_IRWXU).unwrap();
-        }
-        assert!(append(&path, b"text").is_err(), "a pipe without a reader");
-        let aside = set_aside(&path).unwrap();
-        assert_eq!(aside, dir.path().join("f.corrupt"));
-        write_atomic(&path, b"text").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"text");
-        // A directory does not replace the pipe that was set aside.
-        fs::remove_file(&path).unwrap();
-        fs::create_dir(&path).unwrap();
-        assert_eq!(set_aside(&path).unwrap(), dir.path().join("f.corrupt.1"));
-        write_atomic(&path, b"text").unwrap();
-        assert_eq!(set_aside(&path).unwrap(), aside);
-    }
 
     #[test]
     fn steps_reach_the_files_and_removal_is_repeatable() {
@@ -283,6 +199,10 @@ mod tests {
         let more = EndpointWrite::Added("more\n".to_owned());
         write(EndpointWrite::Whole("[]".to_owned())).unwrap();
         assert!(write(more.clone()).is_err(), "nothing to append to");
+        let path = files.added_endpoint_identities();
+        mkfifo(&path, Mode::S_IRWXU).unwrap();
+        assert!(write(more.clone()).is_err(), "a pipe without a reader");
+        fs::remove_file(path).unwrap();
         write(EndpointWrite::FirstAdded("first\n".to_owned())).unwrap();
         write(more.clone()).unwrap();
         write(more).unwrap();

@@ -41,9 +41,7 @@ impl From<CoreAway> for Refusal {
 impl From<EndpointError> for Refusal {
     fn from(error: EndpointError) -> Self {
         let status = match &error {
-            EndpointError::File(_) | EndpointError::PodsFile(_) => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
+            EndpointError::File(_) => StatusCode::INTERNAL_SERVER_ERROR,
             EndpointError::NotAdded(_) => StatusCode::NOT_FOUND,
             EndpointError::Taken { .. } | EndpointError::OfPod { .. } => StatusCode::CONFLICT,
             _ => StatusCode::UNPROCESSABLE_ENTITY,

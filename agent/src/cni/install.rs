@@ -8,8 +8,11 @@ use std::{
     time::Duration,
 };
 
-use agent_datapath::files::write_atomic;
-use daemon::{lookup::Lookup, regular_file};
+use daemon::{
+    lookup::Lookup,
+    regular_file,
+    state_file::{rename_synced, sync_dir, write_atomic},
+};
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -176,9 +179,7 @@ fn install_plugin(dir: &Path) -> Result<(), InstallError> {
     let written = (|| {
         fs::write(&temporary, &wanted)?;
         fs::set_permissions(&temporary, fs::Permissions::from_mode(0o755))?;
-        fs::File::open(&temporary)?.sync_all()?;
-        fs::rename(&temporary, &to)?;
-        fs::File::open(dir)?.sync_all()
+        rename_synced(&fs::File::open(&temporary)?, &temporary, &to)
     })();
     written.map_err(failed(&to))?;
     tracing::info!(path = %to.display(), "installed the CNI plugin");
@@ -232,7 +233,7 @@ pub(crate) fn withdraw(dir: &Path) -> io::Result<bool> {
     };
     if ours {
         fs::remove_file(&own)?;
-        fs::File::open(dir)?.sync_all()?;
+        sync_dir(dir)?;
     }
     Ok(ours)
 }

@@ -91,7 +91,7 @@ impl From<AttachError> for Refusal {
     fn from(error: AttachError) -> Self {
         match &error {
             AttachError::Starting => Self::later(error.to_string()),
-            AttachError::Endpoint(EndpointError::PodsFile(_)) => Self::later(format!(
+            AttachError::Endpoint(EndpointError::File(_)) => Self::later(format!(
                 "the list of pods cannot be written: {error}; free space there"
             )),
             AttachError::Endpoint(inner) if inner.is_passing() => Self::later(error.to_string()),
@@ -106,7 +106,7 @@ impl From<AttachError> for Refusal {
 fn reason(error: &AttachError) -> AddFailure {
     match error {
         AttachError::Starting => AddFailure::Agent,
-        AttachError::Endpoint(EndpointError::PodsFile(_)) => AddFailure::Disk,
+        AttachError::Endpoint(EndpointError::File(_)) => AddFailure::Disk,
         _ => AddFailure::Interface,
     }
 }

@@ -10,8 +10,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use agent_datapath::files::{set_aside, write_atomic};
-use daemon::{lookup::Lookup, regular_file};
+use daemon::{
+    lookup::Lookup,
+    state_file::{self, Content, StateFileError, set_aside, write_atomic},
+};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -23,21 +25,6 @@ const VERSION: u32 = 1;
 const DIRECTORY: &str = "policies";
 /// Name of the file in it that says which directory the documents were read from.
 const READ_FROM: &str = "directory.json";
-
-/// Why a stored version cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum LastGoodError {
-    /// Written by a newer version.
-    #[error("{path} has version {found}; this program reads up to {VERSION}; run the newer release, or move the file away", path = .path.display())]
-    Newer {
-        path: PathBuf,
-        /// Version number in the file, larger than `VERSION`.
-        found: u32,
-    },
-    /// A file or the directory cannot be read, written or set aside.
-    #[error("{path}: {source}", path = .path.display())]
-    Io { path: PathBuf, source: io::Error },
-}
 
 /// The stored versions of the documents of one policy directory.
 #[derive(Debug)]
@@ -51,11 +38,6 @@ pub struct LastGood {
 }
 
 #[derive(Deserialize)]
-struct Versioned {
-    version: u32,
-}
-
-#[derive(Deserialize)]
 struct Stored {
     directory: String,
     file: String,
@@ -65,12 +47,16 @@ struct Stored {
 impl LastGood {
     /// Reads what the state directory has for the policy directory `of`. A damaged file is set
     /// aside, and what is wrong with it is added to `damaged`.
-    pub fn open(state: &Path, of: &Path, damaged: &mut Vec<String>) -> Result<Self, LastGoodError> {
+    pub fn open(
+        state: &Path,
+        of: &Path,
+        damaged: &mut Vec<String>,
+    ) -> Result<Self, StateFileError> {
         let dir = state.join(DIRECTORY);
         if let Lookup::Found(found) = Lookup::of_path(fs::metadata(&dir))
             && !found.is_dir()
         {
-            let aside = set_aside(&dir).map_err(|source| failed(&dir, source))?;
+            let aside = set_aside(&dir).map_err(StateFileError::io(&dir))?;
             damaged.push(format!(
                 "{}: is no directory: last good versions of policy documents are lost; set aside as {}; \
                  remove that file",
@@ -78,7 +64,7 @@ impl LastGood {
                 aside.display()
             ));
         }
-        fs::create_dir_all(&dir).map_err(|source| failed(&dir, source))?;
+        fs::create_dir_all(&dir).map_err(StateFileError::io(&dir))?;
         let mut store = Self {
             of: of.display().to_string(),
             numbers: BTreeMap::new(),
@@ -89,7 +75,7 @@ impl LastGood {
         };
         for (number, path) in numbered_files(&store.dir)? {
             store.next = store.next.max(number.saturating_add(1));
-            store.read(number, path, damaged)?;
+            store.read(number, &path, damaged)?;
         }
         Ok(store)
     }
@@ -98,36 +84,26 @@ impl LastGood {
     fn read(
         &mut self,
         number: u32,
-        path: PathBuf,
+        path: &Path,
         damaged: &mut Vec<String>,
-    ) -> Result<(), LastGoodError> {
-        let text = match regular_file::look(&path) {
-            Lookup::Found(text) => text,
-            Lookup::Gone => return Ok(()),
-            Lookup::Unknown(error) if regular_file::is_passing(&error) => {
-                return Err(failed(&path, error));
-            }
-            Lookup::Unknown(error) => {
-                damaged.push(put_aside(&path, &error)?);
-                return Ok(());
-            }
-        };
-        let version = serde_json::from_slice::<Versioned>(&text);
-        if let Ok(Versioned { version }) = version
-            && version > VERSION
-        {
-            return Err(LastGoodError::Newer {
-                path,
-                found: version,
-            });
-        }
-        match serde_json::from_slice::<Stored>(&text) {
-            Ok(stored) if stored.directory == self.of => {
+    ) -> Result<(), StateFileError> {
+        let failed = StateFileError::io(path);
+        match state_file::read_versioned::<Stored>(path, VERSION)? {
+            Content::Found(stored) if stored.directory == self.of => {
                 self.numbers.insert(stored.file.clone(), number);
                 self.found.insert(stored.file, stored.documents);
             }
-            Ok(_) => fs::remove_file(&path).map_err(|source| failed(&path, source))?,
-            Err(error) => damaged.push(put_aside(&path, &error)?),
+            Content::Found(_) => fs::remove_file(path).map_err(failed)?,
+            Content::Absent => {}
+            Content::Damaged(damage) => {
+                let text = format!(
+                    "{}: last good versions of policy documents: {}",
+                    path.display(),
+                    damage.set_aside("; set aside as").map_err(failed)?
+                );
+                tracing::error!("{text}");
+                damaged.push(text);
+            }
         }
         Ok(())
     }
@@ -147,7 +123,7 @@ impl LastGood {
         &mut self,
         file: &str,
         documents: impl Iterator<Item = &'a str>,
-    ) -> Result<(), LastGoodError> {
+    ) -> Result<(), StateFileError> {
         let number = self.numbers.get(file).copied().unwrap_or(self.next);
         let quoted = |text: &str| Value::from(text).to_string();
         let documents: Vec<&str> = documents.collect();
@@ -158,14 +134,14 @@ impl LastGood {
             documents.join(",")
         );
         let path = self.path(number);
-        write_atomic(&path, text.as_bytes()).map_err(|source| failed(&path, source))?;
+        write_atomic(&path, text.as_bytes()).map_err(StateFileError::io(&path))?;
         self.next = self.next.max(number.saturating_add(1));
         self.numbers.insert(file.to_owned(), number);
         Ok(())
     }
 
     /// Removes what is stored of files that are there no more.
-    pub(super) fn keep_only(&mut self, files: &BTreeSet<&str>) -> Result<(), LastGoodError> {
+    pub(super) fn keep_only(&mut self, files: &BTreeSet<&str>) -> Result<(), StateFileError> {
         let gone = |(file, _): &(&String, &u32)| !files.contains(file.as_str());
         let gone: Vec<_> = self.numbers.iter().filter(gone).collect();
         for (file, number) in gone
@@ -176,7 +152,7 @@ impl LastGood {
             let path = self.path(number);
             match fs::remove_file(&path) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                    return Err(failed(&path, source));
+                    return Err(StateFileError::io(&path)(source));
                 }
                 _ => self.numbers.remove(&file),
             };
@@ -189,18 +165,11 @@ impl LastGood {
     }
 }
 
-fn failed(path: &Path, source: io::Error) -> LastGoodError {
-    LastGoodError::Io {
-        path: path.to_owned(),
-        source,
-    }
-}
-
 /// The files of documents, by number.
-fn numbered_files(dir: &Path) -> Result<BTreeMap<u32, PathBuf>, LastGoodError> {
+fn numbered_files(dir: &Path) -> Result<BTreeMap<u32, PathBuf>, StateFileError> {
     let mut paths = BTreeMap::new();
-    for entry in fs::read_dir(dir).map_err(|source| failed(dir, source))? {
-        let path = entry.map_err(|source| failed(dir, source))?.path();
+    for entry in fs::read_dir(dir).map_err(StateFileError::io(dir))? {
+        let path = entry.map_err(StateFileError::io(dir))?.path();
         let name = path.file_name().and_then(|name| name.to_str());
         let number = name.and_then(|name| name.strip_suffix(".json"));
         if let Some(number) = number.and_then(|number| number.parse::<u32>().ok()) {
@@ -208,16 +177,4 @@ fn numbered_files(dir: &Path) -> Result<BTreeMap<u32, PathBuf>, LastGoodError> {
         }
     }
     Ok(paths)
-}
-
-/// Sets a file aside that cannot be used. Gives what to report.
-fn put_aside(path: &Path, error: &dyn std::error::Error) -> Result<String, LastGoodError> {
-    let aside = set_aside(path).map_err(|source| failed(path, source))?;
-    let text = format!(
-        "{}: last good versions of policy documents: {error}; set aside as {}",
-        path.display(),
-        aside.display()
-    );
-    tracing::error!("{text}");
-    Ok(text)
 }

@@ -128,7 +128,7 @@ fn a_listing_without_changes_is_confirmed_without_being_written() {
     file.save(&changed(&[("Namespace/shop", Some(NAMESPACE))]))
         .unwrap();
     let before = wall_time::of_file() - Duration::from_secs(7200);
-    let handle = File::options().append(true).open(&path).unwrap();
+    let handle = fs::File::options().append(true).open(&path).unwrap();
     handle.set_modified(before).unwrap();
     file.confirm().unwrap();
     let stored = read(&path, &origin(), None, wall_time::of_file())

@@ -12,8 +12,7 @@ use agent_core::{
     named_port::{NamedPorts, is_label},
     policy::mode::PolicyMode,
 };
-use agent_datapath::files::{set_aside, write_atomic};
-use daemon::{lookup::Lookup, regular_file};
+use daemon::state_file::{self, StateFileError, write_atomic};
 use serde::{Deserialize, Serialize};
 
 use super::EndpointDocument;
@@ -31,30 +30,6 @@ pub(super) fn key(netns: &Netns, ifname: &str) -> String {
 
 pub(super) fn is_key(key: &str) -> bool {
     key.starts_with(PREFIX)
-}
-
-/// Why the list of endpoints added by command cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum CliFileError {
-    #[error("{path}: {source}", path = .path.display())]
-    Io { path: PathBuf, source: io::Error },
-    /// It is of a later release.
-    #[error("{path} has version {found}; this program reads up to {VERSION}; run the newer release, or move the file away", path = .path.display())]
-    Newer {
-        path: PathBuf,
-        /// Version number in the file, larger than `VERSION`.
-        found: u32,
-    },
-}
-
-/// Content of the list of endpoints added by command.
-pub(super) enum Added {
-    /// Documents by key of the endpoint, `cli/<namespace>/<interface>`.
-    Documents(BTreeMap<String, EndpointDocument>),
-    /// There is no file: no endpoint was ever added, or the file is lost.
-    Absent,
-    /// Nothing that can be read, and why: the file is set aside.
-    Damaged(String),
 }
 
 /// Documents of endpoints that were added by command and are restored: their own list is lost.
@@ -146,15 +121,19 @@ impl CliFile {
         restored: &[EndpointSpec],
         stored: BTreeMap<String, EndpointDocument>,
         damaged: &mut Vec<String>,
-    ) -> Result<BTreeMap<String, EndpointDocument>, CliFileError> {
+    ) -> Result<BTreeMap<String, EndpointDocument>, StateFileError> {
         let of_last_run = restored.iter().filter(|spec| is_key(&spec.key)).count();
         let why = match self.read()? {
-            Added::Documents(documents) => return Ok(documents),
-            Added::Damaged(why) => Some(why),
+            state_file::Content::Found(content) => return Ok(content.endpoints),
+            state_file::Content::Damaged(damage) => {
+                let set_aside = damage.set_aside(", and was set aside as");
+                Some(set_aside.map_err(StateFileError::io(&self.path))?)
+            }
             // The last endpoint that is removed leaves a file with none.
-            Added::Absent if of_last_run > 0 => Some("is missing".to_owned()),
-            Added::Absent if stored.is_empty() => return Ok(stored),
-            Added::Absent => None,
+            state_file::Content::Absent if of_last_run > 0 => Some("is missing".to_owned()),
+            state_file::Content::Absent if stored.is_empty() => return Ok(stored),
+            // There was no endpoint, or the file is lost.
+            state_file::Content::Absent => None,
         };
         let from_store = stored.len();
         let mut documents = recovered(restored);
@@ -183,39 +162,14 @@ impl CliFile {
         Ok(documents)
     }
 
-    /// What the file says. A damaged one is set aside.
-    fn read(&self) -> Result<Added, CliFileError> {
-        let failed = |source| CliFileError::Io {
-            path: self.path.clone(),
-            source,
-        };
-        let put_aside = |error: &dyn std::error::Error| {
-            let aside = set_aside(&self.path).map_err(failed)?;
-            let why = format!("{error}, and was set aside as {}", aside.display());
-            Ok(Added::Damaged(why))
-        };
-        let bytes = match regular_file::look(&self.path) {
-            Lookup::Found(bytes) => bytes,
-            Lookup::Gone => return Ok(Added::Absent),
-            Lookup::Unknown(error) if regular_file::is_passing(&error) => {
-                return Err(failed(error));
-            }
-            Lookup::Unknown(error) => return put_aside(&error),
-        };
-        match serde_json::from_slice::<Content>(&bytes) {
-            Ok(content) if content.version > VERSION => Err(CliFileError::Newer {
-                path: self.path.clone(),
-                found: content.version,
-            }),
-            Ok(content) => Ok(Added::Documents(content.endpoints)),
-            Err(error) => put_aside(&error),
-        }
+    fn read(&self) -> Result<state_file::Content<Content>, StateFileError> {
+        state_file::read_versioned(&self.path, VERSION)
     }
 
     pub(super) fn write<'a>(
         &self,
         documents: impl Iterator<Item = (&'a String, &'a EndpointDocument)>,
-    ) -> Result<(), CliFileError> {
+    ) -> Result<(), StateFileError> {
         let endpoints: BTreeMap<_, _> = documents.map(|(k, d)| (k.clone(), d.clone())).collect();
         let has_labels_alone = |d: &EndpointDocument| {
             let is_bare = d.named_ports.is_empty() && d.addresses.is_empty();
@@ -231,10 +185,7 @@ impl CliFile {
         serde_json::to_vec_pretty(&content)
             .map_err(io::Error::from)
             .and_then(|text| write_atomic(&self.path, &text))
-            .map_err(|source| CliFileError::Io {
-                path: self.path.clone(),
-                source,
-            })
+            .map_err(StateFileError::io(&self.path))
     }
 }
 
@@ -245,17 +196,15 @@ mod tests {
     use super::*;
 
     fn documents(file: &CliFile) -> BTreeMap<String, EndpointDocument> {
-        match file.read().unwrap() {
-            Added::Documents(documents) => documents,
-            Added::Absent | Added::Damaged(_) => panic!("no documents"),
-        }
+        let read = file.read_or_recover(&[], BTreeMap::new(), &mut Vec::new());
+        read.unwrap()
     }
 
     #[test]
     fn written_files_are_read_back_and_damaged_ones_set_aside() {
         let dir = tempfile::tempdir().unwrap();
         let file = CliFile::in_dir(dir.path());
-        assert!(matches!(file.read(), Ok(Added::Absent)));
+        assert!(matches!(file.read(), Ok(state_file::Content::Absent)));
         let document = EndpointDocument {
             netns: Some("pod1".to_owned()),
             ifname: "eth0".to_owned(),
@@ -295,7 +244,7 @@ mod tests {
             assert_eq!(content.version, version);
         }
         fs::write(&file.path, "{\"version\":1,").unwrap();
-        assert!(matches!(file.read(), Ok(Added::Damaged(_))));
+        assert_eq!(documents(&file), BTreeMap::new());
         assert!(dir.path().join("added_endpoints.json.corrupt").exists());
     }
 

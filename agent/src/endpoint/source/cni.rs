@@ -10,8 +10,10 @@ use std::{
 };
 
 use agent_core::endpoint::spec::EndpointSpec;
-use agent_datapath::files::{set_aside, write_atomic};
-use daemon::{lookup::Lookup, regular_file};
+use daemon::{
+    lookup::Lookup,
+    state_file::{self, StateFileError, write_atomic},
+};
 use dns_policy::wall_time;
 use serde::{Deserialize, Serialize};
 
@@ -119,20 +121,6 @@ pub(crate) enum AttachError {
     Endpoint(#[from] EndpointError),
 }
 
-/// The file could not be used.
-#[derive(Debug, thiserror::Error)]
-pub enum CniFileError {
-    #[error("{path}: {source}", path = .path.display())]
-    Io { path: PathBuf, source: io::Error },
-    /// It is of a later release.
-    #[error("{path} has version {found}; this program reads up to {VERSION}; run the newer release, or move the file away", path = .path.display())]
-    Newer {
-        path: PathBuf,
-        /// Version number in the file, larger than `VERSION`.
-        found: u32,
-    },
-}
-
 /// The file with the list.
 #[derive(Clone, Debug)]
 pub(super) struct CniFile {
@@ -168,11 +156,7 @@ impl CniFile {
         &self,
         restored: &[EndpointSpec],
         damaged: &mut Vec<String>,
-    ) -> Result<BTreeMap<String, EndpointDocument>, CniFileError> {
-        let failed = |source| CniFileError::Io {
-            path: self.path.clone(),
-            source,
-        };
+    ) -> Result<BTreeMap<String, EndpointDocument>, StateFileError> {
         let mut recover = |why: &str| {
             let documents = recovered(restored);
             let text = format!(
@@ -189,36 +173,26 @@ impl CniFile {
             }
             documents
         };
-        let put_aside = |error: &dyn std::error::Error| {
-            let aside = set_aside(&self.path).map_err(failed)?;
-            Ok(format!("{error}, and was set aside as {}", aside.display()))
-        };
-        let bytes = match regular_file::look(&self.path) {
-            Lookup::Found(bytes) => bytes,
+        match state_file::read_versioned::<Content>(&self.path, VERSION)? {
+            state_file::Content::Found(content) => {
+                Ok(content.endpoints.into_iter().map(document).collect())
+            }
             // The last pod that ends leaves a file with none.
-            Lookup::Gone if !restored.iter().any(|spec| is_key(&spec.key)) => {
-                return Ok(BTreeMap::new());
+            state_file::Content::Absent if !restored.iter().any(|spec| is_key(&spec.key)) => {
+                Ok(BTreeMap::new())
             }
-            Lookup::Gone => return Ok(recover("is missing")),
-            Lookup::Unknown(error) if regular_file::is_passing(&error) => {
-                return Err(failed(error));
+            state_file::Content::Absent => Ok(recover("is missing")),
+            state_file::Content::Damaged(damage) => {
+                let why = damage.set_aside(", and was set aside as");
+                Ok(recover(&why.map_err(StateFileError::io(&self.path))?))
             }
-            Lookup::Unknown(error) => return Ok(recover(&put_aside(&error)?)),
-        };
-        match serde_json::from_slice::<Content>(&bytes) {
-            Ok(content) if content.version > VERSION => Err(CniFileError::Newer {
-                path: self.path.clone(),
-                found: content.version,
-            }),
-            Ok(content) => Ok(content.endpoints.into_iter().map(document).collect()),
-            Err(error) => Ok(recover(&put_aside(&error)?)),
         }
     }
 
     pub(super) fn write<'a>(
         &self,
         documents: impl Iterator<Item = (&'a String, &'a EndpointDocument)>,
-    ) -> Result<(), CniFileError> {
+    ) -> Result<(), StateFileError> {
         let endpoints = documents.map(|(key, document)| {
             let record = Record {
                 endpoint: document.clone(),
@@ -234,10 +208,7 @@ impl CniFile {
         serde_json::to_vec(&content)
             .map_err(io::Error::from)
             .and_then(|text| write_atomic(&self.path, &text))
-            .map_err(|source| CniFileError::Io {
-                path: self.path.clone(),
-                source,
-            })
+            .map_err(StateFileError::io(&self.path))
     }
 }
 

@@ -8,13 +8,10 @@ use agent_core::{
     named_port::{NamedPortError, NamedPorts, is_label},
     policy::mode::PolicyMode,
 };
+use daemon::state_file::StateFileError;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    cli::CliFileError,
-    cni::{self, CniFileError},
-    dir,
-};
+use super::{cni, dir};
 use crate::endpoint::discover::{Claims, DiscoverError, Discovered, Known, Netns, discover};
 
 /// An endpoint as people write it.
@@ -149,12 +146,9 @@ pub enum EndpointError {
     /// The interface was not found.
     #[error(transparent)]
     Discover(#[from] DiscoverError),
-    /// The list of added endpoints could not be written.
+    /// The list of added endpoints, or of pods, could not be written.
     #[error(transparent)]
-    File(#[from] CliFileError),
-    /// The list of pods could not be written.
-    #[error(transparent)]
-    PodsFile(#[from] CniFileError),
+    File(#[from] StateFileError),
     /// No endpoint of that key was added.
     #[error(
         "no endpoint {0} was added with `endpoint add`; `endpoint list` shows the keys, and one that \

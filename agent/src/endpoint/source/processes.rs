@@ -10,8 +10,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use agent_datapath::files::{set_aside, write_atomic};
-use daemon::{lookup::Lookup, regular_file};
+use daemon::{
+    lookup::Lookup,
+    state_file::{self, Content, write_atomic},
+};
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use shared_maps::user::boot_id;
@@ -168,19 +170,14 @@ impl Processes {
 
 /// None if there is no file, or none that can be used.
 fn read(path: &Path, damaged: &mut Vec<String>) -> Option<BTreeMap<String, Process>> {
-    let known = match regular_file::look(path) {
-        Lookup::Found(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
-        Lookup::Gone => return None,
-        Lookup::Unknown(error) => Err(error),
+    let why = match state_file::read(path, |bytes| serde_json::from_slice(bytes)) {
+        Ok(Content::Found(known)) => return Some(known),
+        Ok(Content::Absent) => return None,
+        Ok(Content::Damaged(damage)) => damage.try_to_set_aside("; set aside as"),
+        Err(error) => error.to_string(),
     };
-    let error = match known {
-        Ok(known) => return Some(known),
-        Err(error) => error,
-    };
-    let aside = set_aside(path).map(|aside| aside.display().to_string());
-    let aside = aside.unwrap_or_else(|_| "nothing".to_owned());
     let text = format!(
-        "{}: the file with the endpoints' processes: {error}; set aside as {aside}; if there is no copy \
+        "{}: the file with the endpoints' processes: {why}; if there is no copy \
          in --endpoint-store, an endpoint that was added by --pid is now of the process that has this \
          number",
         path.display()

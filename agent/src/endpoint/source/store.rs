@@ -18,11 +18,11 @@ use std::{
 };
 
 use agent_core::endpoint::spec::EndpointSpec;
-use agent_datapath::{
-    closed::DocumentHash,
-    files::{set_aside, sync_dir, write_atomic},
+use agent_datapath::closed::DocumentHash;
+use daemon::{
+    regular_file,
+    state_file::{self, Content, sync_dir, write_atomic},
 };
-use daemon::{lookup::Lookup, regular_file};
 use serde::{Deserialize, Serialize};
 use shared_maps::user::boot_id;
 
@@ -70,12 +70,6 @@ struct Record {
     endpoint: EndpointDocument,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     place: Option<Place>,
-}
-
-/// The version of a file, whatever else is in it.
-#[derive(Deserialize)]
-struct Versioned {
-    version: u32,
 }
 
 /// The files of one agent.
@@ -315,31 +309,15 @@ impl State {
 fn read(path: &Path) -> Result<Option<Record>, String> {
     let lost = "if `holdfast-agent endpoint list` lacks the endpoint in it, its pod is open: add it again \
                 (`holdfast-agent endpoint add`)";
-    let put_aside = |error: &dyn std::error::Error| {
-        let aside = set_aside(path).map(|aside| aside.display().to_string());
-        let aside = aside.unwrap_or_else(|_| "nothing".to_owned());
-        format!("{}: {error}, set aside as {aside}; {lost}", path.display())
-    };
-    let bytes = match regular_file::look(path) {
-        Lookup::Found(bytes) => bytes,
-        Lookup::Gone => return Ok(None),
-        Lookup::Unknown(error) if regular_file::is_passing(&error) => {
-            return Err(format!("{}: {error}; {lost}", path.display()));
+    match state_file::read_versioned(path, VERSION) {
+        Ok(Content::Found(record)) => Ok(Some(record)),
+        Ok(Content::Absent) => Ok(None),
+        Ok(Content::Damaged(damage)) => {
+            let why = damage.try_to_set_aside(", set aside as");
+            Err(format!("{}: {why}; {lost}", path.display()))
         }
-        Lookup::Unknown(error) => return Err(put_aside(&error)),
-    };
-    let version = serde_json::from_slice::<Versioned>(&bytes);
-    if let Ok(Versioned { version }) = version
-        && version > VERSION
-    {
-        return Err(format!(
-            "{} has version {version}, and this program reads up to {VERSION}; run the newer release, or \
-             move the file away; {lost}",
-            path.display()
-        ));
+        Err(error) => Err(format!("{error}; {lost}")),
     }
-    let record = serde_json::from_slice::<Record>(&bytes);
-    record.map(Some).map_err(|error| put_aside(&error))
 }
 
 fn write(dir: &Path, path: &Path, record: &Record) -> io::Result<()> {

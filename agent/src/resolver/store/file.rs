@@ -243,8 +243,7 @@ impl ResolverStore for FileStore {
 }
 
 impl FileStore {
-    /// This agent writes from now on: changes of the agent that led before are accepted, later ones
-    /// are undone.
+    /// This agent writes from now on, over what the agent that led before has written.
     async fn begin(&self) -> Result<(), StoreError> {
         let began = self.with(|files| {
             files.set_leads(false);

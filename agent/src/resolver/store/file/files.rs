@@ -3,14 +3,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
-use agent_core::{checksum::Sum, name_objects::MAX_OBJECTS, source_event::SourceEvent};
-use agent_datapath::files::write_atomic;
-use daemon::lookup::Lookup;
-use dns_policy::{name::Fqdn, wall_time};
+use agent_core::{name_objects::MAX_OBJECTS, source_event::SourceEvent};
+use daemon::{lookup::Lookup, state_file::write_atomic};
+use dns_policy::name::Fqdn;
 use limits::yaml;
 
 use super::Event;
@@ -21,7 +20,7 @@ use crate::{
         object::{ObjectKey, Read, Resolver, Status, Version},
         store::{Created, StoreError, Updated},
     },
-    watched_dir,
+    watched_dir::{self, Stamp},
 };
 
 const ENDING: &str = ".yaml";
@@ -33,7 +32,7 @@ const MAX_UNSEEN: usize = 16;
 const MAX_BYTES: u64 = 2 << 20;
 /// What ends the problem of a file that was set aside.
 const DONE_WITH: &str = "remove that file when you do not need it, or repair it and move it back";
-const HEADING: &str = "# Written by holdfast-agent, which undoes changes by hand.\n";
+const HEADING: &str = "# Written by holdfast-agent, which overwrites changes by hand.\n";
 
 /// The files of the directory.
 #[derive(Debug)]
@@ -58,43 +57,12 @@ pub(super) struct Files {
     leads: bool,
 }
 
-/// A file as it was read or written last.
+/// An object as it was read or written last.
 #[derive(Debug)]
 struct Known {
     object: Resolver,
-    stamp: Stamp,
-    /// A later change has another stamp.
-    is_settled: bool,
-    sum: String,
-}
-
-/// Which version of a file is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    inode: u64,
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-/// A file that changed so recently may change again without another stamp.
-const CLOCK: i64 = 2;
-
-impl Stamp {
-    fn is_settled(&self) -> bool {
-        let now = i64::try_from(wall_time::now() / 1_000_000_000).unwrap_or(i64::MAX);
-        now.saturating_sub(self.changed.0) > CLOCK
-    }
-
-    fn of(path: &Path) -> io::Result<Self> {
-        let metadata = fs::metadata(path)?;
-        Ok(Self {
-            inode: metadata.ino(),
-            size: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        })
-    }
+    /// None if the file may have changed since without another stamp.
+    stamp: Option<Stamp>,
 }
 
 impl Files {
@@ -177,8 +145,8 @@ impl Files {
 
     /// Reads the files that changed.
     ///
-    /// The agent that leads undoes changes by hand, and sets damaged files aside. Other agents
-    /// accept changes, and ignore damaged files: the agent that leads takes care of those.
+    /// The agent that leads is the only one that writes: it reads only files that it does not know,
+    /// and sets damaged ones aside. Other agents accept changes, and ignore damaged files.
     pub(super) fn scan(&mut self) -> Result<(), StoreError> {
         let dir = self.dir.clone();
         make(&dir).map_err(|error| failed(&dir, &error))?;
@@ -254,8 +222,12 @@ impl Files {
 
     fn restore_or_forget(&mut self, name: &str) -> Result<(), StoreError> {
         if self.leads {
+            // Agents that follow would close its addresses until the next write.
             tracing::warn!(file = %self.path(name).display(), "the file was removed by hand; it is written again");
-            return self.write_known(name);
+            return match self.known.get(name) {
+                Some(known) => self.write(known.object.clone()),
+                None => Ok(()),
+            };
         }
         if let Some(known) = self.known.remove(name) {
             let key = known.object.key.to_string();
@@ -264,56 +236,42 @@ impl Files {
         Ok(())
     }
 
-    /// Reads a file if it is not as it was read or written last.
+    /// Reads a file that may differ from what is known.
     fn look_at(&mut self, file: &str) -> Result<(), StoreError> {
         let name = file.strip_suffix(ENDING).unwrap_or(file);
+        let known = self.known.get(name);
+        // The next write overwrites changes by hand.
+        if self.leads && known.is_some() {
+            return Ok(());
+        }
         let path = self.path(name);
-        let stamp = match Stamp::of(&path) {
-            Ok(stamp) => stamp,
+        let metadata = match fs::metadata(&path) {
+            Ok(metadata) => metadata,
             // Removed since the directory was read.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(failed(&path, &error)),
         };
-        let known = self.known.get(name);
-        if known.is_some_and(|known| known.is_settled && known.stamp == stamp) {
+        let stamp = Stamp::settled(&metadata);
+        if stamp.is_some() && known.is_some_and(|known| known.stamp == stamp) {
             return Ok(());
         }
-        let is_settled = stamp.is_settled();
-        let read = self.read(&path, stamp);
-        let (read, sum) = match read {
+        let read = match self.read(&path, metadata.len()) {
             Ok(read) => read,
             Err(damage) => return self.damaged(name, &damage),
         };
-        match self.known.get_mut(name) {
-            Some(known) if known.sum == sum => {
-                (known.stamp, known.is_settled) = (stamp, is_settled);
-                if read.flaws.is_empty() {
-                    self.problems.remove(file);
-                }
-                return Ok(());
-            }
-            Some(_) if self.leads => {
-                tracing::warn!(file = %path.display(), "the file was changed by hand; its content is put back");
-                return self.write_known(name);
-            }
-            Some(known) => {
-                if let Err(error) = known.object.check_successor(&read.object) {
-                    let text = format!("{}: {error}; remove the file", path.display());
-                    self.problems.insert(file.to_owned(), text);
-                    return Ok(());
-                }
-            }
-            None => {}
+        if let Some(known) = known
+            && let Err(error) = known.object.check_successor(&read.object)
+        {
+            let text = format!("{}: {error}; remove the file", path.display());
+            self.problems.insert(file.to_owned(), text);
+            return Ok(());
+        }
+        if known.is_none_or(|known| known.object != read.object) {
+            self.changes.push(SourceEvent::Apply(read.object.clone()));
         }
         self.note_flaw(file, read.flaws.first());
-        self.changes.push(SourceEvent::Apply(read.object.clone()));
-        let known = Known {
-            object: read.object,
-            stamp,
-            is_settled,
-            sum,
-        };
-        self.known.insert(name.to_owned(), known);
+        let object = read.object;
+        self.known.insert(name.to_owned(), Known { object, stamp });
         Ok(())
     }
 
@@ -327,15 +285,16 @@ impl Files {
             "{}: {flaw}; this part is ignored until the file is written again",
             self.dir.join(file).display()
         );
-        tracing::warn!("{text}");
-        self.problems.insert(file.to_owned(), text);
+        if self.problems.get(file) != Some(&text) {
+            tracing::warn!("{text}");
+            self.problems.insert(file.to_owned(), text);
+        }
     }
 
-    fn read(&self, path: &Path, stamp: Stamp) -> Result<(Read, String), String> {
-        if stamp.size > MAX_BYTES {
+    fn read(&self, path: &Path, bytes: u64) -> Result<Read, String> {
+        if bytes > MAX_BYTES {
             return Err(format!(
-                "has {} bytes; a file of an object may have {MAX_BYTES}",
-                stamp.size
+                "has {bytes} bytes; a file of an object may have {MAX_BYTES}"
             ));
         }
         let text = watched_dir::read_file(path).map_err(|error| error.to_string())?;
@@ -354,7 +313,7 @@ impl Files {
                 self.namespace
             ));
         }
-        Ok((read, Sum::of(text.as_bytes()).hex()))
+        Ok(read)
     }
 
     /// A file that is not an object: the agent that leads sets it aside.
@@ -376,10 +335,7 @@ impl Files {
         tracing::error!("{text}");
         self.problems.remove(&file);
         self.aside.insert(format!("{file}{ASIDE}"), text);
-        match self.known.contains_key(name) {
-            true => self.write_known(name),
-            false => Ok(()),
-        }
+        Ok(())
     }
 
     pub(super) fn get(&mut self, key: &ObjectKey) -> Result<Option<Resolver>, StoreError> {
@@ -450,31 +406,17 @@ impl Files {
         }
     }
 
-    fn write_known(&mut self, name: &str) -> Result<(), StoreError> {
-        match self.known.get(name) {
-            Some(known) => self.write(known.object.clone()),
-            None => Ok(()),
-        }
-    }
-
     fn write(&mut self, object: Resolver) -> Result<(), StoreError> {
         let path = self.path(&object.key.name);
         let text = serde_yaml_ng::to_string(&object.document())
             .map_err(|error| StoreError::Refused(format!("{}: {error}", object.key)))?;
         let text = format!("{HEADING}{text}");
         write_atomic(&path, text.as_bytes()).map_err(|error| failed(&path, &error))?;
-        let stamp = Stamp::of(&path).map_err(|error| failed(&path, &error))?;
         self.changes.push(SourceEvent::Apply(object.clone()));
-        let sum = Sum::of(text.as_bytes()).hex();
         let name = object.key.name.clone();
         self.problems.remove(&format!("{name}{ENDING}"));
-        let known = Known {
-            object,
-            stamp,
-            is_settled: false,
-            sum,
-        };
-        self.known.insert(name, known);
+        let stamp = None;
+        self.known.insert(name, Known { object, stamp });
         Ok(())
     }
 

@@ -498,13 +498,13 @@ fn writes_are_checked_as_a_real_server_checks_them() -> Result<()> {
         let agent = Client::agent(&server)?;
         let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
         let mut lease = json!({
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "l"},
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "holdfast-refusals"},
             "spec": {"holderIdentity": "n1"},
         });
         let created = agent.post(leases, &lease).await?;
         ensure!(created.code == 201, "{created:?}");
         ensure!(agent.post(leases, &lease).await?.code == 409);
-        let path = format!("{leases}/l");
+        let path = format!("{leases}/holdfast-refusals");
         ensure!(agent.put(&path, &lease).await?.code == 422, "no revision");
         lease["metadata"]["resourceVersion"] = created.body["metadata"]["resourceVersion"].clone();
         lease["spec"]["holderIdentity"] = json!("n2");

@@ -236,7 +236,7 @@ impl Files {
         Ok(())
     }
 
-    /// Reads a file that may differ from what is known.
+    /// Reads a file that may differ from the object that this agent has of it.
     fn look_at(&mut self, file: &str) -> Result<(), StoreError> {
         let name = file.strip_suffix(ENDING).unwrap_or(file);
         let known = self.known.get(name);

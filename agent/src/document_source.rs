@@ -383,7 +383,7 @@ async fn read_stored(
             let age = stored.age.as_secs();
             tracing::warn!(
                 age,
-                "the API server does not answer; the stored list of the cluster stands in"
+                "not all objects of the cluster were listed in time; the stored list is used for the missing kinds"
             );
             Some(stored)
         }

@@ -18,7 +18,8 @@ use crate::{
     regular_file::{self, create},
 };
 
-/// Ending of a temporary name; left over only by a crash.
+/// Ending of a temporary name. A crash or a failed write leaves the file behind, and the next
+/// write replaces it.
 const TEMPORARY: &str = ".new";
 /// Names that are tried for a file that is set aside.
 const ASIDES: u32 = 16;
@@ -81,12 +82,13 @@ impl Damage {
         Ok(format!("{}{how} {}", self.error, aside.display()))
     }
 
-    /// As [`Self::set_aside`], for a file that does not stop the start.
+    /// As [`Self::set_aside`], but a failure is part of the text: the start goes on with the file in
+    /// its place.
     pub fn try_to_set_aside(self, how: &str) -> String {
         let Self { path, error } = self;
         match set_aside(&path) {
             Ok(aside) => format!("{error}{how} {}", aside.display()),
-            Err(failed) => format!("{error}{how} nothing ({failed})"),
+            Err(failed) => format!("{error}; it could not be set aside ({failed})"),
         }
     }
 }

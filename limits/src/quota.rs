@@ -53,10 +53,10 @@ pub fn may_take(held: usize, free: usize) -> bool {
 /// Units of one limit, counted by holder.
 ///
 /// **The rule.** A holder may take one more unit while it holds fewer than are free. A holder
-/// that is alone gets half of the limit. `n` holders that take all they can get `1 / (n + 1)`
-/// of the limit each, and as much stays free. So a holder with nothing finds a unit as long as
-/// fewer holders than the limit compete, however greedy they are, and no holder is limited
-/// because of holders that take nothing.
+/// that is alone gets half of the limit. `n` holders that take units in turn, all they can, get
+/// `1 / (n + 1)` of the limit each, and as much stays free. Holders that fill up one after
+/// another and keep their units get 1/2, 1/4, 1/8 and so on: as many as the limit has binary
+/// digits use it up. No holder is limited because of holders that take nothing.
 ///
 /// A unit is whatever the caller counts: queries, connections, bytes. Counts per period follow
 /// the same rule with [`Quota::clear`] at the start of each period.

@@ -132,8 +132,15 @@ impl<'a> Field<'a> {
     pub fn text(&self) -> Checked<&'a str> {
         self.as_str().ok_or_else(|| {
             let reason = format!("is {}, not a text", self.kind());
-            self.fault(reason, "put it in quotes")
+            self.fault(reason, self.remedy_of_text())
         })
+    }
+
+    fn remedy_of_text(&self) -> &'static str {
+        match self.value {
+            Some(Value::Bool(_) | Value::Number(_)) => "put it in quotes",
+            _ => "write a text",
+        }
     }
 
     /// The text of a field; none if it is absent, null or empty.

@@ -269,7 +269,7 @@ fn put_filter(
         .map_err(|error| failed(hook, ifindex, &error))?;
     pin_program(path, fd.as_fd()).map_err(|error| pinned(path, &error))?;
     match before {
-        // Answers for proxies are no pod's to hide.
+        // `to_proxy` enforces no policy: a filter before it bypasses none.
         Some(before) if hook.program != TO_PROXY.program => {
             let reason = format!(
                 "{before} runs before it and may pass packets without a policy verdict; remove that \

@@ -194,8 +194,8 @@ impl State {
         Note::Learned(mapping, lasts)
     }
 
-    /// An agent has connected. Of a new epoch: everything kept is sent again; of the same: what it
-    /// has not made durable.
+    /// An agent connected. If its epoch is new, all stored pairs are sent again. Otherwise only those
+    /// are that it has not made durable.
     pub(super) fn agent_up(&mut self, epoch: Epoch, min_ttl: Option<u32>) {
         self.leases.clear();
         let all = self.agent.connected(epoch);
@@ -204,7 +204,8 @@ impl State {
         self.min_ttl = min_ttl.unwrap_or(self.min_ttl);
     }
 
-    /// The agent went: what a disk may have been behind with is written now. Leases are void,
+    /// The connection to the agent ended. Writes to the journal the pairs that it lacks, or has with
+    /// an earlier expiry. Leases are void,
     /// because no revocation can reach this proxy. Held answers are added to `calls`.
     pub(super) fn agent_down(&mut self, calls: &mut Calls) {
         if self.agent.disconnected() {
@@ -240,8 +241,8 @@ impl State {
         }
     }
 
-    /// Has what is kept of the name sent soon: of two answers the longer one counts, address
-    /// by address, whichever came last.
+    /// Queues the stored pairs of the name. For each address the answer with the later expiry counts,
+    /// even if it came first.
     fn refresh(&mut self, mapping: &Mapping, now: BootTime) {
         self.queues.refreshes.push(Key::of(mapping), now);
     }
@@ -347,8 +348,8 @@ impl State {
             .note_later(Note::Settled(sent.key, sent.addresses, sent.ack));
     }
 
-    /// Forgets pairs: without a name all, without addresses all of the name.
-    /// Keys in the queues of what is sent again find nothing then.
+    /// Forgets the pairs of `name` (`None`: of every name) with these `addresses` (empty: with any
+    /// address). Keys of forgotten pairs that are queued are skipped later.
     pub(super) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let named = |of: &Fqdn| name.is_none_or(|name| name == of);
         // Answers wait for these; an agent that stops now has not accepted them.

@@ -134,7 +134,7 @@ enum Closed {
     NoRequest(Duration),
     #[error("there are too many connections without a request, most of them from its address")]
     Crowded,
-    #[error("nothing came, and nothing was taken, within {0:?}")]
+    #[error("the agent sent nothing, and accepted less than 2 KiB, within {0:?}")]
     Silent(Duration),
     #[error("the renewed CA of --client-ca did not sign its certificate")]
     NotAccepted,

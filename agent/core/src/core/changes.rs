@@ -77,7 +77,7 @@ impl State {
             || !matches!(changes.files, Files::Written)
     }
 
-    /// Revision that what is realised now counts for.
+    /// The revision in force: during a change, the one before the change.
     pub(super) fn revision_in_force(&self) -> u64 {
         self.policy
             .changes()
@@ -91,7 +91,7 @@ impl State {
         rendered.unwrap_or_else(|| self.revision_in_force())
     }
 
-    /// Notes how a plan ended. Gives how all parts ended; none while parts are left.
+    /// Notes how a plan ended. Gives the result of all parts after the last one, and `None` before.
     pub(super) fn part_ended(&mut self, result: PlanResult) -> Option<PlanResult> {
         if result == PlanResult::Failed {
             self.policy.changes_mut().result = result;
@@ -151,7 +151,8 @@ impl State {
         })
     }
 
-    /// Goes on as far as there is room, at most to the end of the stage. None at the last's.
+    /// Works on the change until the budget is used up or the stage ends. `None` after the last
+    /// stage.
     fn advance(&mut self, plan: &mut Plan, mut change: Change) -> Option<Change> {
         if matches!(change.stage, Stage::Leftovers(0)) && change.moves.prefixes.is_empty() {
             self.unclaim_blocks(&change);
@@ -190,7 +191,7 @@ impl State {
         Some(change)
     }
 
-    /// Has the selectors of a document come or go. True at the last.
+    /// Adds or removes selectors of a document. True after the last one.
     fn each_selector(
         &mut self,
         document: Option<&Arc<PolicyDocument>>,

@@ -268,7 +268,8 @@ impl State {
         let mut expires = seen.plus_secs(u64::from(ttl));
         let lease_end = expires.plus(self.config.lease_slack);
         let lease_end = lease_end.min(self.now.plus(LONGEST_LEASE));
-        // An agent that hung finds live ones that have waited for it as replays do.
+        // While an agent hangs, a live mapping may wait as long as a replayed one. Both are valid for
+        // at least `AWAY` seconds from now.
         if mapping.replayed || lease_end <= self.now {
             expires = expires.max(self.now.plus_secs(AWAY));
         }
@@ -280,8 +281,8 @@ impl State {
         }
     }
 
-    /// Whether so little of the node's room is left that nothing is promised: pairs under a
-    /// lease outlive the endpoints and names that they are counted for.
+    /// Whether so little of the ipcache is free that no lease is given: a leased pair stays after
+    /// its endpoint is removed.
     fn is_crowded(&self) -> bool {
         let max = self.config.ipcache_max;
         let used = self.learned.names.pairs().max(self.ipcache.realised());
@@ -458,7 +459,8 @@ impl State {
         self.end_held_scan(gc_start);
     }
 
-    /// Removes expired pairs, unless the inbox has a mapping that renews them.
+    /// Removes expired pairs. It runs after the event is handled, because a mapping in it may
+    /// extend them.
     pub(super) fn expire(&mut self) {
         let expired = self.learned.names.expire(self.now);
         self.release(expired);

@@ -26,7 +26,7 @@ use crate::labels::LabelSet;
 /// A pair stays this long after its lease ended, seconds (design: Leases).
 const AFTER_LEASE: u64 = 5;
 
-/// Until when a pair stays whose lease, or whose last answer, ends then.
+/// The time until which a pair stays if its lease, or its last answer, ends at `end`.
 pub(crate) fn after_lease(end: BootTime) -> BootTime {
     end.plus_secs(AFTER_LEASE)
 }
@@ -166,7 +166,8 @@ impl NameCache {
         true
     }
 
-    /// The endpoint holds the pair no more. Gives it if nothing else keeps it.
+    /// Ends the endpoint's hold of the pair. Gives the pair if it was removed, because nothing else
+    /// keeps it.
     fn disown(
         &mut self,
         endpoint: EndpointId,
@@ -403,7 +404,7 @@ impl NameCache {
         free
     }
 
-    /// Gives the pair, which is gone now, if nothing keeps it.
+    /// Removes the pair if nothing keeps it, and gives the removed pair.
     pub(crate) fn release(
         &mut self,
         name: &Fqdn,

@@ -103,7 +103,7 @@ impl DocumentDir {
             Ok(state_file::Content::Damaged(damage)) => {
                 Err(damage.try_to_set_aside("; set aside as"))
             }
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(state_file::keep_unread(&file, &error)),
         };
         let known = why.unwrap_or_else(|why| {
             let text = format!(

@@ -143,7 +143,7 @@ fn begin_on(
             let text = format!(
                 "{}: the number of starts is lost, and leases of earlier runs end: {}",
                 path.display(),
-                damage.set_aside("; set aside as").map_err(failed)?
+                damage.try_to_set_aside("; set aside as")
             );
             tracing::error!("{text}");
             damaged.push(text);

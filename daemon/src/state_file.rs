@@ -93,6 +93,13 @@ impl Damage {
     }
 }
 
+/// Sets a file aside that could not be read for now, so that the next write does not replace it. Gives
+/// `error` and where the file is.
+pub fn keep_unread(path: &Path, error: &io::Error) -> String {
+    let (path, error) = (path.to_owned(), error.to_string());
+    Damage { path, error }.try_to_set_aside("; set aside as")
+}
+
 /// Reads a file. It is an error, and no damage, if the same file may be readable a moment later.
 pub fn read<T, E: Display>(
     path: &Path,

@@ -58,9 +58,11 @@ pub(super) async fn prepare(
         &kernel_config(&config),
         Box::new(written),
     )?);
-    config.map_sizes.ipcache = datapath.ipcache_max();
+    // The map of an earlier run keeps its size.
+    let ipcache_max = datapath.ipcache_max();
+    config.core.ipcache_max = usize::try_from(ipcache_max).unwrap_or(usize::MAX);
     if let Some(path) = &config.pre_cache {
-        found.bound_pre_cache(path, config.map_sizes.ipcache);
+        found.bound_pre_cache(path, ipcache_max);
     }
     let mut gate = ClosedInterfaces::new(datapath.programs().clone(), maps.clone());
     gate.load()?;

@@ -92,7 +92,7 @@ impl From<AttachError> for Refusal {
         match &error {
             AttachError::Starting => Self::later(error.to_string()),
             AttachError::Endpoint(EndpointError::File(_)) => Self::later(format!(
-                "the list of pods cannot be written: {error}; free space there"
+                "the list with this pod cannot be written: {error}; free space there"
             )),
             AttachError::Endpoint(inner) if inner.is_passing() => Self::later(error.to_string()),
             _ => Self {

@@ -69,6 +69,18 @@ fn an_address_without_room_is_answered_and_stays_closed_until_there_is() {
 }
 
 #[test]
+fn an_agent_counts_by_the_size_that_the_map_was_made_with() {
+    with_lab(|lab| {
+        for flag in ["--bpf-ipcache-map-max=64", "--bpf-ipcache-map-max=4096"] {
+            let _agent = lab.start_agent(&AgentOptions::default().flag(flag))?;
+            let max = lab.metric(9962, "holdfast_ipcache_max_entries", "")?;
+            ensure!(max == 64.0, "{flag}: {max}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn a_policy_without_room_leaves_the_old_one_in_force() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);

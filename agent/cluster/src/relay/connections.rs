@@ -289,8 +289,9 @@ impl Connections {
             request.extensions_mut().insert(Arc::clone(&connection));
             server.clone().call(request)
         });
-        let mut http = pin!(http(&self.tasks).serve_connection(TokioIo::new(stream), service));
+        // Dropped last: the socket is closed before the connection's room is free.
         let mut end = pin!(end);
+        let mut http = pin!(http(&self.tasks).serve_connection(TokioIo::new(stream), service));
         let mut is_stopping = false;
         loop {
             tokio::select! {

@@ -23,7 +23,7 @@ use tokio::{
     sync::{mpsc, watch},
     time::MissedTickBehavior,
 };
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Once, StreamExt as _, adapters::Chain, wrappers::ReceiverStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Status};
 
@@ -239,6 +239,9 @@ enum Sent {
     Outdated,
 }
 
+/// What a stream carries: frames, and at last the status that ends it.
+type Frame = Result<EncodedFrame, Status>;
+
 /// Why the stream of an agent ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
@@ -267,7 +270,7 @@ impl Ended {
 /// The way to one agent.
 #[derive(Debug)]
 struct Agent {
-    out: mpsc::Sender<Result<EncodedFrame, Status>>,
+    out: mpsc::Sender<Frame>,
     connection: Arc<Connection>,
     place: Place,
 }
@@ -342,7 +345,7 @@ impl Service {
 }
 
 impl Follow for Service {
-    type Frames = ReceiverStream<Result<EncodedFrame, Status>>;
+    type Frames = Chain<ReceiverStream<Frame>, Once<Frame>>;
 
     fn follow(&self, request: Request<FollowRequest>) -> Result<Self::Frames, Status> {
         let shared = &self.0;
@@ -387,7 +390,9 @@ impl Follow for Service {
             drop(agent);
             drop(streaming);
         });
-        Ok(ReceiverStream::new(frames))
+        // Frames that end without a status are those of a task that panicked.
+        let last = tokio_stream::once(Err(Ended::Stopping.status()));
+        Ok(ReceiverStream::new(frames).chain(last))
     }
 }
 

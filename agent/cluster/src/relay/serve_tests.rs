@@ -102,7 +102,7 @@ async fn a_relay_that_has_not_read_everything_or_is_full_says_so() {
         .health
         .set_stale(&RESOURCES[0], "403: forbidden".to_owned());
     let refused = Service(Arc::new(shared)).follow(Request::new(FollowRequest::default()));
-    let refused = refused.unwrap_err().message().to_owned();
+    let refused = refused.err().unwrap().message().to_owned();
     assert!(refused.starts_with("the relay is not ready: "), "{refused}");
 }
 

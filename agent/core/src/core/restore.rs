@@ -316,11 +316,13 @@ impl State {
             false => entry.expires,
         };
         let expires = self.instant(expires).max(at_least).min(longest);
-        let trusted_until = self.instant_if_any(entry.trusted_until).map(|at| {
+        let is_trusted = entry.trusted_until > 0;
+        let trusted = is_trusted.then(|| self.instant(entry.trusted_until));
+        let trusted_until = trusted.and_then(|at| {
             match entry.trusted_until < entry.expires {
                 // An answer of another server keeps the pair for longer.
-                true => at.min(longest),
-                false => at.max(at_least).min(longest.plus(self.config.lease_slack)),
+                true => (at > BootTime(0)).then(|| at.min(longest)),
+                false => Some(at.max(at_least).min(longest.plus(self.config.lease_slack))),
             }
         });
         for address in entry.addresses.iter().copied() {

@@ -174,7 +174,7 @@ fn read(path: &Path, damaged: &mut Vec<String>) -> Option<BTreeMap<String, Proce
         Ok(Content::Found(known)) => return Some(known),
         Ok(Content::Absent) => return None,
         Ok(Content::Damaged(damage)) => damage.try_to_set_aside("; set aside as"),
-        Err(error) => error.to_string(),
+        Err(error) => state_file::keep_unread(path, &error),
     };
     let text = format!(
         "{}: the file with the endpoints' processes: {why}; if there is no copy \

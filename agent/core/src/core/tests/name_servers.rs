@@ -252,6 +252,28 @@ fn a_restart_with_trusted_servers_keeps_connections_of_trusted_answers_alone() {
     assert!(is_open(&node, GOOD) && !is_open(&node, EVIL));
 }
 
+/// The wall clock went on by more than the uptime while the agent was away: every time in a file is
+/// before the boot.
+#[test]
+fn a_clock_that_jumps_leaves_an_answer_trusted() {
+    const YEAR: u64 = 31_536_000_000_000_000;
+    let at = |boot_unix_ns| CoreConfig {
+        boot_unix_ns,
+        ..config(NameServers::Trusted)
+    };
+    let mut node = tenants(at(YEAR));
+    let one = answer(&node, "b", GOOD);
+    node.mapping(one);
+    node.tick(node.now.plus_secs(6));
+    for boot in [2 * YEAR, 3 * YEAR] {
+        node = again(&node, at(boot), &[107, 108]);
+        sync(&mut node);
+        let names = node.core.snapshot().names;
+        assert!(names.iter().any(|view| view.address == GOOD), "{names:?}");
+        node.tick(node.now.plus_secs(6));
+    }
+}
+
 #[test]
 fn servers_by_address_count_beside_the_dns_service_if_cluster_is_given() {
     let dns = service(

@@ -240,10 +240,6 @@ impl Files {
     fn look_at(&mut self, file: &str) -> Result<(), StoreError> {
         let name = file.strip_suffix(ENDING).unwrap_or(file);
         let known = self.known.get(name);
-        // The next write overwrites changes by hand.
-        if self.leads && known.is_some() {
-            return Ok(());
-        }
         let path = self.path(name);
         let metadata = match fs::metadata(&path) {
             Ok(metadata) => metadata,
@@ -259,6 +255,15 @@ impl Files {
             Ok(read) => read,
             Err(damage) => return self.damaged(name, &damage),
         };
+        if self.leads
+            && let Some(known) = self.known.get_mut(name)
+        {
+            // The next write overwrites changes by hand.
+            known.stamp = stamp;
+            self.problems.remove(file);
+            return Ok(());
+        }
+        let known = self.known.get(name);
         if let Some(known) = known
             && let Err(error) = known.object.check_successor(&read.object)
         {
@@ -316,7 +321,8 @@ impl Files {
         Ok(read)
     }
 
-    /// A file that is not an object: the agent that leads sets it aside.
+    /// A file that is not an object: the agent that leads sets it aside, and writes the object again if
+    /// it has it.
     fn damaged(&mut self, name: &str, damage: &str) -> Result<(), StoreError> {
         let file = format!("{name}{ENDING}");
         let path = self.path(name);
@@ -335,7 +341,10 @@ impl Files {
         tracing::error!("{text}");
         self.problems.remove(&file);
         self.aside.insert(format!("{file}{ASIDE}"), text);
-        Ok(())
+        match self.known.get(name) {
+            Some(known) => self.write(known.object.clone()),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn get(&mut self, key: &ObjectKey) -> Result<Option<Resolver>, StoreError> {

@@ -220,6 +220,23 @@ async fn a_change_by_hand_is_overwritten_by_the_next_write_and_a_removed_file_is
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_torn_file_of_a_known_object_is_set_aside_and_written_again() {
+    let mut lab = Lab::start(tempfile::tempdir().unwrap());
+    lab.leads().await;
+    let name = Fqdn::normalise("www.example.com");
+    lab.store.create(&key("a"), &name).await.unwrap();
+    let good = lab.read("a.yaml");
+    fs::write(lab.file("a.yaml"), &good[..good.len() / 2]).unwrap();
+    lab.problem("a.yaml.corrupt").await;
+    until_async(
+        "the object is written again",
+        || lab.read("a.yaml"),
+        |text| *text == good,
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_is_not_an_object_is_set_aside_and_named() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join(DIRECTORY)).unwrap();

@@ -23,6 +23,7 @@ pub mod own_interfaces;
 pub mod refusals;
 #[cfg(feature = "kubernetes")]
 pub mod relay;
+pub mod relay_refusal;
 pub mod relay_settings;
 pub mod resource;
 

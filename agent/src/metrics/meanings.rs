@@ -1,6 +1,6 @@
 //! What label values mean, for the documentation.
 
-use agent_cluster::relay::metrics::Refusal;
+use agent_cluster::relay_refusal::Refusal;
 use daemon::{label, metrics::meanings};
 use shared_maps::event::Reason;
 

@@ -11,14 +11,14 @@ use clap::Args;
 use holdfast_e2e::bench::usage;
 
 mod changes;
-mod cluster;
 mod objects;
 mod report;
 mod soak;
+mod watched;
 
-use cluster::Cluster;
 use objects::Size;
 use report::Report;
+use watched::Cluster;
 
 /// First synchronisation, memory, and the cost of changes.
 #[derive(Debug, Args)]

@@ -91,7 +91,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         lab: &lab,
         servers: &servers,
         programs: &programs,
-        options: options,
+        options,
         transparent,
     };
     let resident = usage::resident(programs.sdp.id())?;

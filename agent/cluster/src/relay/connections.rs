@@ -41,12 +41,12 @@ use tonic::codegen::Service as _;
 
 use super::{
     credentials::Credentials,
-    metrics::Refusal,
     paced::Paced,
     places::{Certificate, Who},
     progress::Progress,
     serve::{Service, Shared},
 };
+use crate::relay_refusal::Refusal;
 
 /// Between two pings. What comes back shows that the other side lives; how soon does not matter,
 /// because a ping may wait behind a snapshot.

@@ -30,12 +30,13 @@ use tonic::{Request, Status};
 use super::{
     bounds::Bounds,
     connections::Connection,
-    metrics::{Counters, Refusal},
+    metrics::Counters,
     paced::Paced,
     places::{NoPlace, Place, Places},
     record::{Item, Record, Snapshot},
     renewal,
 };
+use crate::relay_refusal::Refusal;
 use crate::{health::ClusterHealth, resource::RESOURCES};
 
 /// Frames that wait for a connection.

@@ -179,18 +179,18 @@ async fn two_hundred_answers_at_two_agents_reach_the_store_although_writes_confl
     assert!(conflicts > 0, "no write met another one");
     // The agents agree with the store.
     for agent in [&first, &second] {
+        // A last write may still be under way: both sides are read each time.
         let seen = async || {
             let objects = agent.handle.objects().await.unwrap_or_default();
-            count_addresses(&objects)
+            let there = memory.objects();
+            let there: usize = there.iter().map(|object| object.status.count()).sum();
+            (count_addresses(&objects), there)
         };
-        let names: usize = memory
-            .objects()
-            .iter()
-            .map(|object| object.status.count())
-            .sum();
-        until_awaited("the store's addresses at each agent", seen, |count| {
-            *count == names
-        })
+        until_awaited(
+            "the store's addresses at each agent",
+            seen,
+            |(known, there)| known == there,
+        )
         .await;
     }
     let before = memory.writes();

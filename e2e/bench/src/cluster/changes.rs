@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::cluster::{Agent, Cluster};
 use super::objects;
+use super::watched::{Agent, Cluster};
 
 /// Changes that come one after another, each when the one before is in force.
 const ALONE: usize = 100;

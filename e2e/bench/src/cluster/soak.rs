@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::cluster::{Agent, Cluster};
 use super::objects::{self, Size};
 use super::report::Report;
+use super::watched::{Agent, Cluster};
 
 /// Changes of a day at 50 a second.
 const DAY: usize = 50 * 24 * 3600;

@@ -13,7 +13,7 @@ use std::{
 
 use daemon::{
     lookup::Lookup,
-    state_file::{self, write_atomic},
+    state_file::{read_or_set_aside, write_atomic},
 };
 use serde::{Deserialize, Serialize};
 
@@ -96,16 +96,8 @@ impl DocumentDir {
     /// Of `dir`, with the identity that an earlier run stored in `file`. An unusable file is
     /// set aside and added to `damaged`; the next listing writes the file again.
     pub(crate) fn stored(dir: &Path, file: PathBuf, damaged: &mut Vec<String>) -> Self {
-        let read = state_file::read(&file, |bytes| serde_json::from_slice::<Content>(bytes));
-        let why = match read {
-            Ok(state_file::Content::Found(content)) => Ok(Some(content)),
-            Ok(state_file::Content::Absent) => Ok(None),
-            Ok(state_file::Content::Damaged(damage)) => {
-                Err(damage.try_to_set_aside("; set aside as"))
-            }
-            Err(error) => Err(state_file::keep_unread(&file, &error)),
-        };
-        let known = why.unwrap_or_else(|why| {
+        let read = read_or_set_aside(&file, |bytes| serde_json::from_slice::<Content>(bytes));
+        let known = read.unwrap_or_else(|why| {
             let text = format!(
                 "{}: which directory the documents were in: {why}; at this start an empty \
                  directory counts as one whose documents were removed",

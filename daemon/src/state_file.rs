@@ -93,13 +93,6 @@ impl Damage {
     }
 }
 
-/// Sets a file aside that could not be read for now, so that the next write does not replace it. Gives
-/// `error` and where the file is.
-pub fn keep_unread(path: &Path, error: &io::Error) -> String {
-    let (path, error) = (path.to_owned(), error.to_string());
-    Damage { path, error }.try_to_set_aside("; set aside as")
-}
-
 /// Reads a file. It is an error, and no damage, if the same file may be readable a moment later.
 pub fn read<T, E: Display>(
     path: &Path,
@@ -118,6 +111,27 @@ pub fn read<T, E: Display>(
         Lookup::Unknown(error) if regular_file::is_passing(&error) => Err(error),
         Lookup::Unknown(error) => Ok(damaged(error.to_string())),
     }
+}
+
+/// As [`read`], for a file without which the start goes on: one that cannot be used or read is set
+/// aside, so that the next write does not replace it.
+///
+/// # Errors
+/// What is wrong with the file, and where it is now.
+pub fn read_or_set_aside<T, E: Display>(
+    path: &Path,
+    parse: impl FnOnce(&[u8]) -> Result<T, E>,
+) -> Result<Option<T>, String> {
+    let damage = match read(path, parse) {
+        Ok(Content::Found(content)) => return Ok(Some(content)),
+        Ok(Content::Absent) => return Ok(None),
+        Ok(Content::Damaged(damage)) => damage,
+        Err(error) => Damage {
+            path: path.to_owned(),
+            error: error.to_string(),
+        },
+    };
+    Err(damage.try_to_set_aside("; set aside as"))
 }
 
 /// Reads a JSON file with a field `version`, which is `newest` at most.

@@ -12,7 +12,7 @@ use std::{
 
 use daemon::{
     lookup::Lookup,
-    state_file::{self, Content, write_atomic},
+    state_file::{read_or_set_aside, write_atomic},
 };
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
@@ -170,11 +170,9 @@ impl Processes {
 
 /// None if there is no file, or none that can be used.
 fn read(path: &Path, damaged: &mut Vec<String>) -> Option<BTreeMap<String, Process>> {
-    let why = match state_file::read(path, |bytes| serde_json::from_slice(bytes)) {
-        Ok(Content::Found(known)) => return Some(known),
-        Ok(Content::Absent) => return None,
-        Ok(Content::Damaged(damage)) => damage.try_to_set_aside("; set aside as"),
-        Err(error) => state_file::keep_unread(path, &error),
+    let why = match read_or_set_aside(path, |bytes| serde_json::from_slice(bytes)) {
+        Ok(known) => return known,
+        Err(why) => why,
     };
     let text = format!(
         "{}: the file with the endpoints' processes: {why}; if there is no copy \

@@ -321,6 +321,27 @@ impl Lab {
             .collect()
     }
 
+    /// Waits until `holdfast-agent status` has each of `texts`.
+    pub fn status_has(&self, limit: Duration, texts: &[&str]) -> Result<()> {
+        eventually(&format!("status names {texts:?}"), limit, || {
+            let status = self.agent(&["status"])?;
+            let missing = texts.iter().find(|text| !status.contains(**text));
+            ensure!(missing.is_none(), "{status}");
+            Ok(())
+        })
+    }
+
+    /// Waits until every watch of the agent follows its source.
+    pub fn watches_follow(&self, limit: Duration) -> Result<()> {
+        eventually("every watch follows", limit, || {
+            let status = self.agent_json(&["status"])?;
+            let watches = status["cluster"]["watches"].as_array().context("watches")?;
+            let stale = watches.iter().find(|watch| watch["stale_seconds"] != 0);
+            ensure!(stale.is_none(), "{stale:?}");
+            Ok(())
+        })
+    }
+
     /// Runs a client verb of the agent.
     pub fn agent(&self, arguments: &[&str]) -> Result<String> {
         let of_same_build = self.client.lock().clone();

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -36,7 +37,31 @@ pub struct Pod {
     pub answers: ReceivedAnswers,
 }
 
+/// A process in a pod's namespace, which ends when this is dropped.
+#[derive(Debug)]
+pub struct PodProcess(Child);
+
+impl PodProcess {
+    pub fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for PodProcess {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _gone = self.0.wait();
+    }
+}
+
 impl Pod {
+    /// Starts a process that does nothing.
+    pub fn process(&self) -> Result<PodProcess> {
+        let mut sleep = self.netns.command("sleep");
+        let sleep = sleep.arg("600").stdin(Stdio::null()).spawn()?;
+        Ok(PodProcess(sleep))
+    }
+
     /// Sends a query from inside.
     pub fn ask(&self, query: &Query) -> Result<Reply> {
         let reply = self.netns.enter(|| query.send())??;

@@ -3,12 +3,12 @@
 //! again.
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use agent_datapath::nftables::{self, Family};
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::lab::{at, web4};
+use holdfast_e2e::pod::PodProcess;
 use holdfast_e2e::policy::{WEB, cidr, egress};
 use holdfast_e2e::{AgentOptions, Lab, Pod, eventually, with_lab};
 
@@ -16,28 +16,6 @@ const SOON: Duration = Duration::from_secs(20);
 const OPEN: u8 = 10;
 const DENIED: u8 = 12;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
-/// A process of a pod; it ends with the test.
-struct Process(Child);
-
-impl Process {
-    fn start(pod: &Pod) -> Result<Self> {
-        let mut sleep = pod.netns.command("sleep");
-        let sleep = sleep.arg("600").stdin(Stdio::null()).spawn()?;
-        Ok(Self(sleep))
-    }
-
-    fn pid(&self) -> String {
-        self.0.id().to_string()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _gone = self.0.wait();
-    }
-}
 
 fn problems(lab: &Lab) -> Result<String> {
     let status = lab.agent_json(&["status"])?;
@@ -92,7 +70,7 @@ fn stored(lab: &Lab) -> Result<Vec<PathBuf>> {
 
 /// An agent with policy for pods that have the labels of the web, which are endpoints: pod a by the
 /// name of its namespace, pod b by the process.
-fn start(lab: &Lab, process: &Process) -> Result<()> {
+fn start(lab: &Lab, process: &PodProcess) -> Result<()> {
     lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
     let agent = lab.start_agent(&AgentOptions::default())?;
     lab.agent(&["endpoint", "add", "--pid", &process.pid(), "--labels", WEB])?;
@@ -108,7 +86,7 @@ fn start(lab: &Lab, process: &Process) -> Result<()> {
 #[test]
 fn added_endpoints_are_under_policy_again_after_run_was_emptied() {
     with_lab(|lab| {
-        let process = Process::start(&lab.b)?;
+        let process = lab.b.process()?;
         start(lab, &process)?;
         let state = lab.directory().join("state");
         for with_pins in [true, false] {
@@ -147,7 +125,7 @@ fn added_endpoints_are_under_policy_again_after_run_was_emptied() {
 #[test]
 fn status_says_after_a_boot_which_endpoints_to_add_again() {
     with_lab(|lab| {
-        let process = Process::start(&lab.b)?;
+        let process = lab.b.process()?;
         lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
         let c = lab.add_pod("c", 13)?;
         let agent = lab.start_agent(&AgentOptions::default())?;
@@ -196,7 +174,7 @@ fn status_says_after_a_boot_which_endpoints_to_add_again() {
 #[test]
 fn a_stored_endpoint_that_is_damaged_is_named_and_the_others_are_read() {
     with_lab(|lab| {
-        let process = Process::start(&lab.b)?;
+        let process = lab.b.process()?;
         start(lab, &process)?;
         empty(&lab.directory().join("state"))?;
         let files = stored(lab)?;

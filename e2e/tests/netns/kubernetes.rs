@@ -109,25 +109,6 @@ fn start(lab: &Lab, options: &AgentOptions) -> Result<Program> {
     Program::start("holdfast-agent", lab.agent_command(options)?, &log)
 }
 
-fn status_has(lab: &Lab, limit: Duration, texts: &[&str]) -> Result<()> {
-    eventually(&format!("status names {texts:?}"), limit, || {
-        let status = lab.agent(&["status"])?;
-        let missing = texts.iter().find(|text| !status.contains(**text));
-        ensure!(missing.is_none(), "{status}");
-        Ok(())
-    })
-}
-
-fn follows(lab: &Lab) -> Result<()> {
-    eventually("every watch follows", FOLLOWS, || {
-        let status = lab.agent_json(&["status"])?;
-        let watches = status["cluster"]["watches"].as_array().context("watches")?;
-        let stale = watches.iter().find(|watch| watch["stale_seconds"] != 0);
-        ensure!(stale.is_none(), "{stale:?}");
-        Ok(())
-    })
-}
-
 fn opens(lab: &Lab, to: IpAddr) -> Result<()> {
     eventually(&format!("{to} is open"), FOLLOWS, || {
         lab.a.expect_open(at(to, 80))
@@ -146,7 +127,7 @@ fn nothing_is_in_force_before_every_kind_was_listed_and_then_policy_of_the_clust
         let api = cluster(lab)?;
         api.hold("endpointslices")?;
         let mut agent = start(lab, &options(&api.files().kubeconfig))?;
-        status_has(lab, SOON, &["EndpointSlice"])?;
+        lab.status_has(SOON, &["EndpointSlice"])?;
         eventually("the other kinds are listed", SOON, || {
             let listed = api.answered();
             let mut lists = listed.iter().filter(|a| a.verb == "watch");
@@ -218,13 +199,12 @@ fn enforcement_stays_and_status_says_why_while_the_server_is_away_or_refuses() {
         // The server is away, also for an agent that starts.
         api.away();
         let all = "watches of Namespace, Pod, Service, ServiceCIDR, EndpointSlice, NetworkPolicy, ";
-        status_has(lab, SOON, &[all, "what was read before stays in force"])?;
+        lab.status_has(SOON, &[all, "what was read before stays in force"])?;
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(12), 80))?;
         agent.kill_9()?;
         let _agent = start(lab, &options(&api.files().kubeconfig))?;
-        status_has(
-            lab,
+        lab.status_has(
             SOON,
             &[
                 all,
@@ -237,7 +217,7 @@ fn enforcement_stays_and_status_says_why_while_the_server_is_away_or_refuses() {
         stays.expect_alive()?;
         // It is back, with 429 for custom resources at first.
         api.back()?;
-        follows(lab)?;
+        lab.watches_follow(FOLLOWS)?;
         let busy = api.answered().iter().filter(|a| a.code == 429).count();
         ensure!(busy > 0, "no 429 was seen");
         api.put(remote("db-2", "db", &[web4(12)]))?;
@@ -251,29 +231,25 @@ fn enforcement_stays_and_status_says_why_while_the_server_is_away_or_refuses() {
         ] {
             api.refuse("pods", refusal)?;
             api.break_streams("pods")?;
-            status_has(lab, SOON, &["watch of Pod", text])?;
+            lab.status_has(SOON, &["watch of Pod", text])?;
             lab.a.expect_open(at(web4(12), 80))?;
             lab.a.expect_closed(at(web4(11), 80))?;
             api.allow("pods")?;
         }
-        follows(lab)?;
+        lab.watches_follow(FOLLOWS)?;
         // Lists that are null, and answers that never come.
         api.null_items("ciliumcidrgroups", true)?;
         api.expire("ciliumcidrgroups")?;
-        follows(lab)?;
+        lab.watches_follow(FOLLOWS)?;
         api.expire_token();
         api.break_streams("namespaces")?;
-        status_has(
-            lab,
-            SOON,
-            &["watch of Namespace", "does not accept the token"],
-        )?;
+        lab.status_has(SOON, &["watch of Namespace", "does not accept the token"])?;
         lab.a.expect_open(at(web4(12), 80))?;
         stays.expect_alive()?;
         // The kubelet writes a new token to the file: the agent reads it again each minute.
         api.rotate_token(2)?;
         eventually("the watch follows with the new token", ROTATED, || {
-            follows(lab)
+            lab.watches_follow(FOLLOWS)
         })?;
         api.put(remote("db-4", "db", &[web4(14)]))?;
         opens(lab, web4(14))
@@ -303,8 +279,7 @@ fn an_agent_that_starts_without_the_server_uses_the_list_of_the_last_run() {
         // It stands in, also for an endpoint that is added then.
         api.away();
         let _agent = start(lab, &options)?;
-        status_has(
-            lab,
+        lab.status_has(
             STANDS_IN,
             &[
                 "watches of Namespace, Pod, ",
@@ -353,7 +328,7 @@ fn an_agent_that_starts_without_the_server_uses_the_list_of_the_last_run() {
         api.delete("pods", "default", "db")?;
         api.put(remote("db-2", "db", &[web4(12)]))?;
         api.back()?;
-        follows(lab)?;
+        lab.watches_follow(FOLLOWS)?;
         opens(lab, web4(11))?;
         opens(lab, web4(12))?;
         closes(lab, web4(10))?;
@@ -428,10 +403,9 @@ fn odd_objects_are_named_and_disturb_no_other() {
                 "spec": {"clusterIPs": ["10.96.0.10"], "ports": [{"port": 80, "protocol": "TCP"}]},
             }))?;
         }
-        status_has(lab, SOON, &["10.96.0.10", "default/one", "default/two"])?;
+        lab.status_has(SOON, &["10.96.0.10", "default/one", "default/two"])?;
         api.put(remote("thief", "other", &[web4(10)]))?;
-        status_has(
-            lab,
+        lab.status_has(
             SOON,
             &[&web4(10).to_string(), "default/db", "default/thief"],
         )
@@ -451,8 +425,7 @@ fn a_kind_without_its_crd_is_empty_after_a_while_and_named() {
             ensure!(status["ready"] == true, "{status}");
             Ok(())
         })?;
-        status_has(
-            lab,
+        lab.status_has(
             SOON,
             &["CiliumCIDRGroup", "install the CRDs", "crds.install"],
         )?;

@@ -99,25 +99,6 @@ fn start(lab: &Lab, options: &AgentOptions) -> Result<Program> {
     Program::start("holdfast-agent", lab.agent_command(options)?, &log)
 }
 
-fn status_has(lab: &Lab, texts: &[&str]) -> Result<()> {
-    eventually(&format!("status names {texts:?}"), SOON, || {
-        let status = lab.agent(&["status"])?;
-        let missing = texts.iter().find(|text| !status.contains(**text));
-        ensure!(missing.is_none(), "{status}");
-        Ok(())
-    })
-}
-
-fn follows(lab: &Lab) -> Result<()> {
-    eventually("every kind follows", FOLLOWS, || {
-        let status = lab.agent_json(&["status"])?;
-        let watches = status["cluster"]["watches"].as_array().context("watches")?;
-        let stale = watches.iter().find(|watch| watch["stale_seconds"] != 0);
-        ensure!(stale.is_none(), "{stale:?}");
-        Ok(())
-    })
-}
-
 fn opens(lab: &Lab, to: IpAddr) -> Result<()> {
     eventually(&format!("{to} is open"), FOLLOWS, || {
         lab.a.expect_open(at(to, 80))
@@ -157,8 +138,8 @@ fn policy_of_the_cluster_is_in_force_by_relays_and_stays_while_they_are_away() {
         opens(lab, web4(12))?;
         api.delete("pods", "default", "db-2")?;
         closes(lab, web4(12))?;
-        follows(lab)?;
-        status_has(lab, &["by relay 127.0.0.1:9971"])?;
+        lab.watches_follow(FOLLOWS)?;
+        lab.status_has(SOON, &["by relay 127.0.0.1:9971"])?;
         // The agent itself asked for nothing but its own node's matters.
         let lists = api.answered();
         let pods = lists
@@ -176,8 +157,8 @@ fn policy_of_the_cluster_is_in_force_by_relays_and_stays_while_they_are_away() {
         // No relay: everything stays.
         let stays = lab.a.stream(at(web4(10), 80))?;
         relay.kill_9()?;
-        status_has(
-            lab,
+        lab.status_has(
+            SOON,
             &[
                 "watches of Namespace, Pod, ",
                 "relay 127.0.0.1:997",
@@ -195,18 +176,18 @@ fn policy_of_the_cluster_is_in_force_by_relays_and_stays_while_they_are_away() {
         let _relay = start_relay(lab, &api, &of_relay, 9973)?;
         opens(lab, web4(13))?;
         closes(lab, web4(10))?;
-        follows(lab)?;
-        status_has(lab, &["by relay 127.0.0.1:9973"])?;
+        lab.watches_follow(FOLLOWS)?;
+        lab.status_has(SOON, &["by relay 127.0.0.1:9973"])?;
 
         // The relay's API server is away.
         api.away();
-        status_has(
-            lab,
+        lab.status_has(
+            SOON,
             &["watches of Namespace, Pod, ", "relay 127.0.0.1:9973: "],
         )?;
         lab.a.expect_open(at(web4(13), 80))?;
         api.back()?;
-        follows(lab)?;
+        lab.watches_follow(FOLLOWS)?;
         api.put(db("db-2", web4(12)))?;
         opens(lab, web4(12))
     });
@@ -227,8 +208,8 @@ fn a_certificate_that_cannot_be_used_is_named_with_a_remedy() {
             ..of_agent.clone()
         };
         let mut agent = start(lab, &options(kubeconfig, relay, &strangers))?;
-        status_has(
-            lab,
+        lab.status_has(
+            SOON,
             &[
                 "relay 127.0.0.1:9971: its certificate is not trusted",
                 "--k8s-relay-ca",
@@ -242,8 +223,8 @@ fn a_certificate_that_cannot_be_used_is_named_with_a_remedy() {
             ..of_other_agent
         };
         let agent = start(lab, &options(kubeconfig, relay, &stranger))?;
-        status_has(
-            lab,
+        lab.status_has(
+            SOON,
             &[
                 "it does not accept the agent's certificate",
                 "--k8s-relay-cert",
@@ -253,8 +234,8 @@ fn a_certificate_that_cannot_be_used_is_named_with_a_remedy() {
 
         let misnamed = options(kubeconfig, relay, &of_agent).flag("--k8s-relay-server-name=other");
         let agent = start(lab, &misnamed)?;
-        status_has(
-            lab,
+        lab.status_has(
+            SOON,
             &["its certificate is not trusted", "--k8s-relay-server-name"],
         )?;
         agent.kill_9()?;

@@ -1,7 +1,6 @@
 //! A restart of the agent opens nothing and gives no address to another pod, even if processes,
 //! interfaces, addresses or documents were removed or damaged before it.
 use std::path::Path;
-use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -14,24 +13,6 @@ const SOON: Duration = Duration::from_secs(20);
 
 /// Server that no policy here allows.
 const DENIED: u8 = 12;
-
-/// A process of a pod; it ends with the test.
-struct Process(Child);
-
-impl Process {
-    fn start(pod: &Pod) -> Result<Self> {
-        let mut sleep = pod.netns.command("sleep");
-        let sleep = sleep.arg("600").stdin(Stdio::null()).spawn()?;
-        Ok(Self(sleep))
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _gone = self.0.wait();
-    }
-}
 
 /// Cuts a file off after `bytes`, as a crash of its writer does.
 fn tear(file: &Path, bytes: impl FnOnce(usize) -> usize) -> Result<()> {
@@ -79,8 +60,8 @@ fn a_pod_keeps_its_policy_when_its_process_interface_or_document_is_gone_at_a_re
         let both = document(&lab.b, "eth0") + &document(&c, "eth0");
         std::fs::write(&endpoints, &both)?;
         let agent = lab.start_agent(&AgentOptions::default())?;
-        let process = Process::start(&lab.a)?;
-        let pid = process.0.id().to_string();
+        let process = lab.a.process()?;
+        let pid = process.pid();
         lab.agent(&["endpoint", "add", "--pid", &pid, "--labels", WEB])?;
         let pods = [(&lab.a, 10), (&lab.b, 11), (&c, 11)];
         for (pod, _) in pods {

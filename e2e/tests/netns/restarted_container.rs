@@ -1,7 +1,6 @@
 //! A container that is started again has another network namespace and another interface. That
 //! interface is closed if it takes the place of the endpoint's, until it is an endpoint. `status` says
 //! what is closed, what is open, and which command adds it.
-use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -13,28 +12,6 @@ use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually, with_lab};
 const SOON: Duration = Duration::from_secs(20);
 const OPEN: u8 = 10;
 const DENIED: u8 = 12;
-
-/// A process of a pod; it ends with the test.
-struct Process(Child);
-
-impl Process {
-    fn start(pod: &Pod) -> Result<Self> {
-        let mut sleep = pod.netns.command("sleep");
-        let sleep = sleep.arg("600").stdin(Stdio::null()).spawn()?;
-        Ok(Self(sleep))
-    }
-
-    fn pid(&self) -> String {
-        self.0.id().to_string()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _gone = self.0.wait();
-    }
-}
 
 fn start(lab: &Lab) -> Result<Program> {
     lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
@@ -95,7 +72,7 @@ fn a_container_that_gets_its_interfaces_name_again_is_closed_until_it_is_added_a
     with_lab(|lab| {
         let agent = start(lab)?;
         let first = lab.add_pod("c", 13)?;
-        let process = Process::start(&first)?;
+        let process = first.process()?;
         let host_side = first.host_side.clone();
         let key = format!("cli/pid-{}/eth0", process.pid());
         lab.agent(&["endpoint", "add", "--pid", &process.pid(), "--labels", WEB])?;
@@ -117,7 +94,7 @@ fn a_container_that_gets_its_interfaces_name_again_is_closed_until_it_is_added_a
         says(lab, &[&format!("nothing passes {host_side}"), &add])?;
         is_closed(&second)?;
 
-        let process = Process::start(&second)?;
+        let process = second.process()?;
         lab.agent(&["endpoint", "add", "--pid", &process.pid(), "--labels", WEB])?;
         is_under_policy(lab, &second)?;
         says_nothing_of(lab, &key)

@@ -2,6 +2,7 @@
 
 mod answers;
 mod client;
+mod memory;
 mod queries;
 
 use std::{
@@ -12,10 +13,10 @@ use std::{
 };
 
 use dns_policy::mapping::Realised;
-use limits::quota::{Holder, Permit};
+use limits::quota::Holder;
 use tokio::{net::TcpStream, sync::Semaphore};
 
-use self::{client::Client, queries::Unsent};
+use self::{client::Client, memory::Memory, queries::Unsent};
 use super::{
     Shared,
     flight::Waiting,
@@ -40,8 +41,6 @@ const MAX_OUT: usize = 128 * 1024;
 /// Bytes of memory for messages that each connection may use. Memory above it counts for the
 /// endpoint's share.
 pub(crate) const ALLOWANCE: usize = 16 * 1024;
-/// Step in bytes in which a connection's part of the share grows and shrinks.
-const CHARGE: usize = 16 * 1024;
 /// Largest buffer in bytes that is kept while no message waits.
 const KEPT: usize = 2 * 1024;
 /// Most reads without a query during a drain, before the connection ends.
@@ -69,7 +68,7 @@ pub(super) struct Connection {
     /// The same for a query that waits for a connection to the server.
     unsent: Option<Unsent>,
     /// Memory that counts as the endpoint's share.
-    memory: Permit,
+    memory: Memory,
     results: Results,
     /// Deadline for one more query during a drain.
     last_query: Option<Instant>,
@@ -172,7 +171,10 @@ impl Connection {
         let now = Instant::now();
         let links = Links::new(server, Arc::clone(&shared.servers));
         Self {
-            memory: shared.memory.empty(holder),
+            memory: Memory::new(
+                shared.memory.empty(holder),
+                shared.proxy.stats().tcp_bytes.clone(),
+            ),
             turn: Turn {
                 taken: 0,
                 permits: shared.turns.of(holder),
@@ -392,16 +394,8 @@ impl Connection {
         let delayed = self.delayed.as_ref().map_or(0, Postponed::units)
             + self.unsent.as_ref().map_or(0, Unsent::units);
         let waiting = self.waiting.asked_bytes() + self.waiting.held_bytes() + delayed;
-        let beyond = (scratch + buffers + waiting).saturating_sub(ALLOWANCE);
-        let (had, has) = (self.memory.units(), beyond.next_multiple_of(CHARGE));
-        if has == had {
-            return true;
-        }
-        if !self.memory.resize(has) {
-            return false;
-        }
-        self.shared.proxy.stats().tcp_bytes.change(had, has);
-        true
+        let used = scratch + buffers + waiting;
+        self.memory.charge(used.saturating_sub(ALLOWANCE))
     }
 
     /// Frees buffers that large messages have left behind.
@@ -522,7 +516,6 @@ impl Connection {
         for mut held in self.waiting.remove_all_held(|_| true) {
             observer.cut_held(&mut held.answer, now);
         }
-        proxy.stats().tcp_bytes.change(self.memory.units(), 0);
         if matches!(over, EndReason::Cut) && unanswered && self.shared.stop.is_cancelled() {
             self.shared.cut.fetch_add(1, Ordering::AcqRel);
         }

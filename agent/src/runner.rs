@@ -337,7 +337,9 @@ impl Runner {
         } = &mut self.inbox;
         let mut input = None;
         if let Some(wakes_at) = shared.rest() {
-            let left = |at: BootTime| Duration::from_nanos(at.0.saturating_sub(BootTime::now().0));
+            let left = |at: BootTime| {
+                Duration::from_nanos(at.nanos().saturating_sub(BootTime::now().nanos()))
+            };
             let wait = wakes_at.map(left);
             let woken = async {
                 tokio::select! {

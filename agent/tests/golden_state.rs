@@ -62,12 +62,12 @@ fn cleanings() -> Vec<Cleaning> {
     let of_all = Cleaning {
         endpoint: None,
         pattern: Some("*.cilium.io".to_owned()),
-        at: BootTime(7_000_000_001),
+        at: BootTime::from_nanos(7_000_000_001),
     };
     let of_one = Cleaning {
         endpoint: Some(EndpointId(7)),
         pattern: None,
-        at: BootTime(8_000_000_001),
+        at: BootTime::from_nanos(8_000_000_001),
     };
     vec![of_all, of_one]
 }

@@ -80,7 +80,7 @@ impl Node {
         policies: &[PolicyDocument],
         endpoints: &[Vec<String>],
     ) -> Result<Self> {
-        let now = BootTime(0).plus_secs(1000);
+        let now = BootTime::START.plus_secs(1000);
         let restored = Restored {
             now,
             ..Restored::default()

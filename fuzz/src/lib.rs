@@ -167,7 +167,9 @@ pub fn answer(data: &[u8]) {
     };
     stage
         .proxy
-        .answer(&query, data, (from.at, BootTime(1)), || Box::new(|_| {}));
+        .answer(&query, data, (from.at, BootTime::from_nanos(1)), || {
+            Box::new(|_| {})
+        });
 }
 
 /// Parses a file `ep_config.json` of an endpoint.
@@ -180,14 +182,14 @@ pub fn journal(data: &[u8]) {
     let Ok((ledger, _torn)) = Ledger::read(data, BOOT, 64) else {
         return;
     };
-    let image = ledger.image(BOOT, BootTime(0));
+    let image = ledger.image(BOOT, BootTime::START);
     let (again, torn) = Ledger::read(&image, BOOT, 64).expect("what is written can be read");
     assert!(!torn, "what is written is whole");
     assert_eq!(sorted(&again), sorted(&ledger));
 }
 
 fn sorted(ledger: &Ledger) -> Vec<String> {
-    let all = ledger.mappings(BootTime(0)).into_iter();
+    let all = ledger.mappings(BootTime::START).into_iter();
     let mut all: Vec<String> = all.map(|written| format!("{written:?}")).collect();
     all.sort_unstable();
     all

@@ -45,18 +45,27 @@ impl From<EndpointInstance> for Holder {
     }
 }
 
+/// The part of a limit that is kept for holders with few units: one in so many.
+const KEPT: usize = 4;
+/// Few are fewer than one unit in so many of the limit, and none in any case.
+const FEW: usize = 1024;
+
 /// The rule of [`Quota`], for holders whose units are counted elsewhere.
-pub fn may_take(held: usize, free: usize) -> bool {
-    held < free
+pub fn may_take(held: usize, free: usize, limit: usize) -> bool {
+    held < free && (free > limit / KEPT || held < (limit / FEW).max(1))
 }
 
 /// Units of one limit, counted by holder.
 ///
-/// **The rule.** A holder may take one more unit while it holds fewer than are free. A holder
-/// that is alone gets half of the limit. `n` holders that take units in turn, all they can, get
-/// `1 / (n + 1)` of the limit each, and as much stays free. Holders that fill up one after
-/// another and keep their units get 1/2, 1/4, 1/8 and so on: as many as the limit has binary
-/// digits use it up. No holder is limited because of holders that take nothing.
+/// **The rule.** A holder may take one more unit while it holds fewer than are free. The last
+/// quarter of the limit is kept for holders that have less than 1/1024 of it.
+///
+/// - A holder that is alone gets half of the limit.
+/// - `n` holders that take units in turn, all they can, get `1 / (n + 1)` of the limit each, or
+///   together three quarters of it if that is less.
+/// - Holders that fill up one after another and keep their units get 1/2 and 1/4. Each of the
+///   next ones gets 1/1024, at least one unit; the kept quarter is enough for 256 of them.
+/// - No holder is limited because of holders that take nothing.
 ///
 /// A unit is whatever the caller counts: queries, connections, bytes. Counts per period follow
 /// the same rule with [`Quota::clear`] at the start of each period.
@@ -106,7 +115,7 @@ impl<K: Copy + Eq + Hash + Ord> Quota<K> {
         };
         let held = self.held_by(holder).saturating_add(more);
         let free = self.limit.saturating_sub(self.used).saturating_sub(more);
-        may_take(held, free)
+        may_take(held, free, self.limit)
     }
 
     /// Takes `units` if the rule allows all of them; otherwise takes none and returns `false`.
@@ -198,11 +207,12 @@ mod tests {
     }
 
     #[test]
-    fn greedy_endpoints_get_equal_shares_and_leave_one_share_free() {
+    fn greedy_endpoints_get_equal_shares_and_leave_a_quarter_or_a_share_free() {
         for holders in [1, 2, 3, 10, 110] {
             let limit = 4096;
             let mut quota = all_greedy(limit, holders);
-            let share = limit / (usize::from(holders) + 1);
+            let others = usize::from(holders);
+            let share = (limit / (others + 1)).min(limit * 3 / 4 / others);
             for id in 0..holders {
                 let held = quota.held_by(endpoint(id));
                 assert!(held.abs_diff(share) <= 1, "{holders} holders: {held}");
@@ -217,6 +227,28 @@ mod tests {
         while quota.take(endpoint(1), 1) {}
         let one_query_each = (2..1000).all(|id| quota.take(endpoint(id), 1));
         assert!(one_query_each);
+    }
+
+    #[test]
+    fn endpoints_that_fill_up_one_after_another_leave_some_for_each_of_256() {
+        for (limit, least) in [(4096, 4), (65_536, 64), (1024, 1), (600, 1)] {
+            let mut quota = Quota::new(limit);
+            let shares: Vec<usize> = (0..120)
+                .map(|id| {
+                    while quota.take(endpoint(id), 1) {}
+                    quota.held_by(endpoint(id))
+                })
+                .collect();
+            assert_eq!(shares[..2], [limit / 2, limit / 4], "{limit}");
+            assert!(shares[2..].iter().all(|share| *share == least), "{limit}");
+        }
+        let mut quota = Quota::new(4096);
+        let all_have_some = (0..258).all(|id| {
+            while quota.take(endpoint(id), 1) {}
+            quota.held_by(endpoint(id)) >= 4
+        });
+        assert!(all_have_some);
+        assert_eq!(quota.used(), 4096);
     }
 
     #[test]
@@ -292,7 +324,8 @@ mod tests {
                     let mut after = model;
                     let one_by_one = (0..units).all(|_| {
                         let free = limit - after.iter().sum::<usize>();
-                        let allowed = after[own] < free;
+                        let allowed = after[own] < free
+                            && (free > limit / 4 || after[own] == 0);
                         after[own] += usize::from(allowed);
                         allowed
                     });

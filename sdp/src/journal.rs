@@ -225,7 +225,8 @@ impl Journal {
     /// Whether an answer may wait for its write: the file can be written, and the disk takes it.
     pub fn may_wait(&self, now: BootTime, max_delay: Duration) -> bool {
         let since = self.busy_since.load(Ordering::Acquire);
-        self.works.load(Ordering::Acquire) && (since == 0 || BootTime(since).plus(max_delay) > now)
+        self.works.load(Ordering::Acquire)
+            && (since == 0 || BootTime::from_nanos(since).plus(max_delay) > now)
     }
 
     /// Has something written at once, and `done` called then. Gives `done` back if too many wait.
@@ -328,7 +329,8 @@ impl Journal {
         if queue.waiting.is_empty() && !queue.notes.is_empty() && !queue.closing {
             self.wake.wait_for(&mut queue, TOGETHER);
         }
-        self.busy_since.store(BootTime::now().0, Ordering::Release);
+        self.busy_since
+            .store(BootTime::now().nanos(), Ordering::Release);
         queue.closing
     }
 

@@ -105,7 +105,7 @@ impl FqdnPolicy for Agent {
                         sequence: mapping.sequence,
                         realised: true,
                         durable,
-                        lease_end: BootTime::now().plus_secs(3600).0,
+                        lease_end: BootTime::now().plus_secs(3600).nanos(),
                         revision: 1,
                         refusal: 0,
                     };
@@ -534,7 +534,7 @@ async fn mappings_learned_without_an_agent_reach_the_next_one() {
         .find(|mapping| mapping.name == "away.com.")
         .unwrap();
     assert!(
-        (before.0..=after.0).contains(&away.seen_at),
+        (before.nanos()..=after.nanos()).contains(&away.seen_at),
         "the instant is the original one"
     );
 }

@@ -52,7 +52,7 @@ pub(super) fn done(forgot: String, left: &[Unrevoked], proxies: &[ProxyView]) ->
 /// An instant of this boot as wall time, to the second.
 fn at(instant: BootTime) -> String {
     const SECOND: u64 = 1_000_000_000;
-    let left = instant.0.saturating_sub(BootTime::now().0);
+    let left = instant.nanos().saturating_sub(BootTime::now().nanos());
     wall_time::render(wall_time::now().saturating_add(left) / SECOND * SECOND)
 }
 

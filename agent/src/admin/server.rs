@@ -224,7 +224,7 @@ impl Admin {
         let spec = tokio::task::spawn_blocking(move || endpoints.add(document))
             .await
             .map_err(|e| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))??;
-        let deadline = BootTime::now().0 + nanoseconds(SETTLE);
+        let deadline = BootTime::now().nanos() + nanoseconds(SETTLE);
         loop {
             let snapshot = self.core.snapshot().await?;
             let refused = snapshot.rejected.into_iter().find(|refused| {
@@ -256,7 +256,7 @@ impl Admin {
                         )),
                     };
                 }
-                None if BootTime::now().0 > deadline => {
+                None if BootTime::now().nanos() > deadline => {
                     return Err(Refusal::new(
                         StatusCode::GATEWAY_TIMEOUT,
                         format!(
@@ -318,12 +318,12 @@ impl Admin {
 
     /// Cleaned pairs that are still open after the proxies had time to return their leases.
     async fn unrevoked(&self, pattern: Option<String>) -> Result<Vec<Unrevoked>, CoreAway> {
-        let deadline = BootTime::now().0 + nanoseconds(GIVE_BACK);
+        let deadline = BootTime::now().nanos() + nanoseconds(GIVE_BACK);
         loop {
             let pattern = pattern.clone();
             let unrevoked = move |core: &Core| core.unrevoked(pattern.as_deref());
             let left = self.core.inspect(unrevoked).await?;
-            if left.is_empty() || BootTime::now().0 > deadline {
+            if left.is_empty() || BootTime::now().nanos() > deadline {
                 return Ok(left);
             }
             tokio::time::sleep(POLL).await;

@@ -17,7 +17,7 @@ pub(super) fn of(config: &Config, epoch: &Epoch) -> CoreConfig {
 
 /// Unix time at CLOCK_BOOTTIME 0.
 fn boot_unix_ns() -> u64 {
-    wall_time::now().saturating_sub(BootTime::now().0)
+    wall_time::now().saturating_sub(BootTime::now().nanos())
 }
 
 /// DNS rules in the files of the last run.

@@ -60,7 +60,7 @@ pub fn mapping(message: &FqdnMapping) -> Option<Mapping> {
         name: Fqdn::normalise(&message.name),
         addresses,
         ttl: message.ttl,
-        seen_at: BootTime(message.seen_at),
+        seen_at: BootTime::from_nanos(message.seen_at),
         rcode: u8::try_from(message.rcode).ok()?,
         server: SocketAddr::new(
             address(&message.server_ip)?,
@@ -111,7 +111,7 @@ pub fn result(result: &event::MappingResult) -> MappingResult {
         sequence: result.sequence,
         realised: result.realised == Realised::Yes,
         durable: result.durable,
-        lease_end: result.lease_end.map_or(0, |end| end.0),
+        lease_end: result.lease_end.map_or(0, |end| end.nanos()),
         revision: result.revision,
         refusal: refusal.into(),
     }

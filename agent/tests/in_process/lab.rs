@@ -389,7 +389,7 @@ pub(crate) fn mapping(endpoint: u32, sequence: u64, name: &str, address: [u8; 4]
         name: name.to_owned(),
         addresses: vec![address.to_vec()],
         ttl: 300,
-        seen_at: BootTime::now().0,
+        seen_at: BootTime::now().nanos(),
         server_ip: vec![9, 9, 9, 9],
         server_port: 53,
         protocol: 17,

@@ -232,7 +232,7 @@ async fn an_allowed_answer_is_realised_in_the_ipcache_and_leased() {
         .await;
     let result = stream.result(1).await;
     assert!(result.realised, "{result:?}");
-    assert!(result.lease_end > dns_policy::boot_time::BootTime::now().0);
+    assert!(result.lease_end > dns_policy::boot_time::BootTime::now().nanos());
     let memory = lab.datapath.memory.lock();
     let value = memory.ipcache[&ipcache_key(address.into(), 32)];
     let identity = shared_maps::IdentityId(value.sec_identity);

@@ -139,7 +139,7 @@ struct Plumbing<'k> {
 impl<'k> Plumbing<'k> {
     fn new(kernel: &'k mut Kernel) -> Result<Self> {
         shell::run("ip", &["link", "add", "hf0", "type", "veth", "peer", "hf1"])?;
-        let now = BootTime(0).plus_secs(1000);
+        let now = BootTime::START.plus_secs(1000);
         let restored = Restored {
             now,
             ..Restored::default()

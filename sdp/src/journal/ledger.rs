@@ -138,7 +138,7 @@ mod tests {
     const BOOT: &str = "0d3f1c9e-53a1-4c0e-9d52-0123456789ab";
 
     fn at(secs: u64) -> BootTime {
-        BootTime(0).plus_secs(secs)
+        BootTime::START.plus_secs(secs)
     }
 
     fn learned(name: &str, addresses: &[u8], seen: u64) -> Note {

@@ -83,7 +83,7 @@ pub(super) fn put_learned(out: &mut Vec<u8>, mapping: &Mapping, kept_for: u32) {
         out.extend_from_slice(&mapping.endpoint.id.0.to_le_bytes());
         out.extend_from_slice(&mapping.endpoint.ifindex.to_le_bytes());
         out.push(mapping.transport.number());
-        out.extend_from_slice(&mapping.seen_at.0.to_le_bytes());
+        out.extend_from_slice(&mapping.seen_at.nanos().to_le_bytes());
         out.extend_from_slice(&mapping.ttl.to_le_bytes());
         out.extend_from_slice(&kept_for.to_le_bytes());
         put_address(out, mapping.endpoint.client);
@@ -248,7 +248,7 @@ impl<'a> Cursor<'a> {
         let id = EndpointId(self.u16()?);
         let ifindex = self.u32()?;
         let transport = Transport::from_number(self.u8()?)?;
-        let seen_at = BootTime(self.u64()?);
+        let seen_at = BootTime::from_nanos(self.u64()?);
         let (ttl, kept_for) = (self.u32()?, self.u32()?);
         let client = self.address()?;
         let server = SocketAddr::new(self.address()?, self.u16()?);
@@ -442,7 +442,7 @@ mod tests {
                 name: Fqdn::normalise(&name),
                 addresses,
                 ttl,
-                seen_at: BootTime(seen),
+                seen_at: BootTime::from_nanos(seen),
                 rcode: 0,
                 server: SocketAddr::new(server, port),
                 transport: if tcp { Transport::Tcp } else { Transport::Udp },

@@ -59,8 +59,8 @@ impl Writer {
             behind: true,
             taken: Vec::new(),
             rewrite_at: SMALL,
-            retry_at: BootTime(0),
-            expire_at: BootTime(0),
+            retry_at: BootTime::START,
+            expire_at: BootTime::START,
         }
     }
 

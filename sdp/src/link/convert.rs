@@ -215,7 +215,7 @@ fn mapping_out(out: Outgoing) -> wire::FqdnMapping {
         name: name.as_str().to_owned(),
         addresses: addresses.into_iter().map(ip_out).collect(),
         ttl,
-        seen_at: seen_at.0,
+        seen_at: seen_at.nanos(),
         rcode: rcode.into(),
         server_ip: ip_out(server.ip()),
         server_port: SocketAddr::port(&server).into(),
@@ -249,7 +249,7 @@ pub(super) fn ip(bytes: &[u8]) -> Option<IpAddr> {
 
 pub(super) fn result(message: &wire::MappingResult) -> MappingResult {
     // A lease that ends at 0 is none.
-    let lease_end = (message.lease_end > 0).then_some(BootTime(message.lease_end));
+    let lease_end = (message.lease_end > 0).then_some(BootTime::from_nanos(message.lease_end));
     let grant = Grant {
         durable: message.durable,
         promise: Promise::of_lease(lease_end),

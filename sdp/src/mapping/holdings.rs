@@ -182,11 +182,11 @@ mod tests {
         let table = RefCell::new(HashMap::<u64, Serial>::new());
         let end_of = |key: &u64, serial| {
             let found = table.borrow().get(key).copied();
-            (found == Some(serial)).then_some(BootTime(100))
+            (found == Some(serial)).then_some(BootTime::from_nanos(100))
         };
         let mut holdings = Holdings::new(1000);
         for key in 0..10_000_u64 {
-            let serial = holdings.enter(POD, BootTime(100), key);
+            let serial = holdings.enter(POD, BootTime::from_nanos(100), key);
             table.borrow_mut().insert(key, serial);
             if key >= 10 {
                 table.borrow_mut().remove(&(key - 10));
@@ -196,7 +196,7 @@ mod tests {
             assert!(holdings.order[&POD].len() <= 2 * 10 + OUTDATED);
         }
         assert_eq!(holdings.len(), 10);
-        let mut left = holdings.ended(BootTime(100), end_of);
+        let mut left = holdings.ended(BootTime::from_nanos(100), end_of);
         left.sort_unstable();
         assert_eq!(left, (9_990..10_000).collect::<Vec<_>>());
         left.iter().for_each(|_| holdings.leave(POD));
@@ -206,13 +206,13 @@ mod tests {
     #[test]
     fn an_extended_entry_is_removed_after_one_that_was_not_extended() {
         let mut holdings = Holdings::new(10);
-        let first = holdings.enter(POD, BootTime(100), 'a');
-        holdings.enter(POD, BootTime(200), 'b');
+        let first = holdings.enter(POD, BootTime::from_nanos(100), 'a');
+        holdings.enter(POD, BootTime::from_nanos(200), 'b');
         let end_of = |_: &char, serial| {
             let end = if serial == first { 300 } else { 200 };
-            Some(BootTime(end))
+            Some(BootTime::from_nanos(end))
         };
-        assert!(holdings.ended(BootTime(150), end_of).is_empty());
+        assert!(holdings.ended(BootTime::from_nanos(150), end_of).is_empty());
         assert_eq!(holdings.of_largest(1, end_of), ['b']);
         assert_eq!(holdings.of_largest(1, end_of), ['a']);
     }

@@ -220,15 +220,15 @@ mod tests {
     #[test]
     fn a_lease_outlasts_a_short_answer_and_is_renewed_for_a_long_one() {
         let minute = Duration::from_secs(60);
-        let short = needed(BootTime(0), minute);
+        let short = needed(BootTime::START, minute);
         assert_eq!(
             (short.until, short.renewed),
-            (BootTime(0).plus_secs(60), None)
+            (BootTime::START.plus_secs(60), None)
         );
         for lasts in [3541, 86_400, 604_800] {
-            let long = needed(BootTime(0), Duration::from_secs(lasts));
-            assert_eq!(long.until, BootTime(0).plus(LONGEST_LEASE - MARGIN));
-            assert_eq!(long.renewed, Some(BootTime(0).plus_secs(3570)));
+            let long = needed(BootTime::START, Duration::from_secs(lasts));
+            assert_eq!(long.until, BootTime::START.plus(LONGEST_LEASE - MARGIN));
+            assert_eq!(long.renewed, Some(BootTime::START.plus_secs(3570)));
         }
     }
 
@@ -243,17 +243,17 @@ mod tests {
     fn a_lease_holds_for_its_name_time_and_revision_only() {
         let (name, other) = (Fqdn::normalise("a."), Fqdn::normalise("b."));
         let mut leases = LeaseTable::default();
-        leases.grant(POD, &name, &[A], BootTime(100), 5);
-        assert!(leases.covers(&name, &[A], BootTime(100), 5));
-        assert!(leases.covers(&name, &[A], BootTime(100), 4));
-        assert!(!leases.covers(&name, &[A], BootTime(101), 5));
-        assert!(!leases.covers(&name, &[A], BootTime(100), 6));
-        assert!(!leases.covers(&name, &[A, B], BootTime(1), 5));
-        assert!(!leases.covers(&other, &[A], BootTime(1), 5));
-        leases.grant(POD, &name, &[A], BootTime(90), 6);
-        assert!(leases.covers(&name, &[A], BootTime(90), 6));
+        leases.grant(POD, &name, &[A], BootTime::from_nanos(100), 5);
+        assert!(leases.covers(&name, &[A], BootTime::from_nanos(100), 5));
+        assert!(leases.covers(&name, &[A], BootTime::from_nanos(100), 4));
+        assert!(!leases.covers(&name, &[A], BootTime::from_nanos(101), 5));
+        assert!(!leases.covers(&name, &[A], BootTime::from_nanos(100), 6));
+        assert!(!leases.covers(&name, &[A, B], BootTime::from_nanos(1), 5));
+        assert!(!leases.covers(&other, &[A], BootTime::from_nanos(1), 5));
+        leases.grant(POD, &name, &[A], BootTime::from_nanos(90), 6);
+        assert!(leases.covers(&name, &[A], BootTime::from_nanos(90), 6));
         assert!(
-            !leases.covers(&name, &[A], BootTime(100), 5),
+            !leases.covers(&name, &[A], BootTime::from_nanos(100), 5),
             "the later revision counts"
         );
     }
@@ -262,11 +262,11 @@ mod tests {
     fn a_revocation_removes_the_names_that_it_lists() {
         let (name, other) = (Fqdn::normalise("a."), Fqdn::normalise("b."));
         let mut leases = LeaseTable::default();
-        leases.grant(POD, &name, &[A, B], BootTime(100), 1);
-        leases.grant(POD, &other, &[A], BootTime(100), 1);
+        leases.grant(POD, &name, &[A, B], BootTime::from_nanos(100), 1);
+        leases.grant(POD, &other, &[A], BootTime::from_nanos(100), 1);
         leases.revoke(Some(&name), &[A]);
-        assert!(!leases.covers(&name, &[A], BootTime(1), 1));
-        assert!(leases.covers(&name, &[B], BootTime(1), 1));
+        assert!(!leases.covers(&name, &[A], BootTime::from_nanos(1), 1));
+        assert!(leases.covers(&name, &[B], BootTime::from_nanos(1), 1));
         leases.revoke(Some(&name), &[]);
         assert_eq!(leases.len(), 1);
         leases.revoke(None, &[]);
@@ -277,11 +277,11 @@ mod tests {
     fn expiry_drops_what_has_ended() {
         let name = Fqdn::normalise("a.");
         let mut leases = LeaseTable::default();
-        leases.grant(POD, &name, &[A], BootTime(100), 1);
-        leases.grant(POD, &name, &[B], BootTime(200), 1);
-        leases.expire(BootTime(100));
+        leases.grant(POD, &name, &[A], BootTime::from_nanos(100), 1);
+        leases.grant(POD, &name, &[B], BootTime::from_nanos(200), 1);
+        leases.expire(BootTime::from_nanos(100));
         assert_eq!(leases.len(), 1);
-        assert!(leases.covers(&name, &[B], BootTime(200), 1));
+        assert!(leases.covers(&name, &[B], BootTime::from_nanos(200), 1));
     }
 
     #[test]
@@ -293,14 +293,14 @@ mod tests {
         let name = |pod: &str, n: u32| Fqdn::normalise(&format!("{pod}{n}."));
         let mut leases = LeaseTable::new(100);
         for n in 0..10 {
-            leases.grant(POD, &name("a", n), &[A], BootTime(100), 1);
+            leases.grant(POD, &name("a", n), &[A], BootTime::from_nanos(100), 1);
         }
         for n in 0..1000_u32 {
-            let end = BootTime(1000 + u64::from(n));
+            let end = BootTime::from_nanos(1000 + u64::from(n));
             leases.grant(other, &name("b", n), &[A, B], end, 1);
             assert!(leases.len() <= 100);
         }
-        let is_leased = |name: &Fqdn| leases.covers(name, &[A], BootTime(100), 1);
+        let is_leased = |name: &Fqdn| leases.covers(name, &[A], BootTime::from_nanos(100), 1);
         assert!((0..10).all(|n| is_leased(&name("a", n))));
         assert!(is_leased(&name("b", 999)), "the latest to end stays");
         assert!(!is_leased(&name("b", 0)));

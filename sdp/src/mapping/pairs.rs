@@ -187,10 +187,12 @@ impl PairTable {
             let Some(pair) = name.pairs.get(address).filter(|pair| !pair.is_settled()) else {
                 continue;
             };
-            let lasts = pair.expires.0.saturating_sub(pair.seen_at.0);
+            let lasts = pair.expires.nanos().saturating_sub(pair.seen_at.nanos());
             let slack = if away { BEHIND_AWAY } else { lasts / BEHIND };
-            let behind = |written: BootTime, now: BootTime| written.0.saturating_add(slack) < now.0;
-            if pair.written == BootTime(0) {
+            let behind = |written: BootTime, now: BootTime| {
+                written.nanos().saturating_add(slack) < now.nanos()
+            };
+            if pair.written == BootTime::START {
                 found = Unwritten::Pair;
                 break;
             }
@@ -226,7 +228,7 @@ impl PairTable {
             };
             if name.pairs.values().any(behind) {
                 name.pairs.values_mut().for_each(Pair::note_written);
-                found.extend(self.unexpired(&key, BootTime(0)));
+                found.extend(self.unexpired(&key, BootTime::START));
             }
         }
         found

@@ -86,7 +86,7 @@ mod tests {
         let (endpoint, server) = (of.endpoint, of.server);
         let mut repeats = Repeats::new();
         let print = repeats.print(endpoint, server, b"\x01\x02answer");
-        let now = BootTime(1_000);
+        let now = BootTime::from_nanos(1_000);
         assert!(!repeats.is_leased(print, Some(7), now));
         repeats.leased(print, Some(7), now);
         assert!(repeats.is_leased(print, Some(7), now));

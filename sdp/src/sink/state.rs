@@ -88,7 +88,7 @@ impl State {
 
     /// Walks both tables, so not on every tick.
     pub(super) fn expire(&mut self, now: BootTime) {
-        if now.0.saturating_sub(self.expired_at.0) < nanos(EXPIRE_EVERY) {
+        if now.nanos().saturating_sub(self.expired_at.nanos()) < nanos(EXPIRE_EVERY) {
             return;
         }
         self.expired_at = now;

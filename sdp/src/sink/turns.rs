@@ -31,7 +31,7 @@ impl<T> Turns<T> {
     /// Returns the item if the share of `holder` is used up.
     pub(super) fn push(&mut self, holder: Holder, item: T) -> Result<(), T> {
         let held = self.queues.get(&holder).map_or(0, VecDeque::len);
-        if !quota::may_take(held, self.limit - self.len) {
+        if !quota::may_take(held, self.limit - self.len, self.limit) {
             return Err(item);
         }
         if held == 0 {

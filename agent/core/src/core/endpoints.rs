@@ -297,7 +297,7 @@ impl State {
                 self.endpoints.forget_map_size(id);
                 self.now
             }
-            Origin::EarlierRun => BootTime(0),
+            Origin::EarlierRun => BootTime::START,
         };
         let (mut ipv4, mut ipv6) = (None, None);
         for address in pick(&spec.addresses) {

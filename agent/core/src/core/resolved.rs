@@ -222,7 +222,7 @@ impl State {
             }
             (true, true) => {
                 observations.taken += 1;
-                let at = self.config.boot_unix_ns.saturating_add(seen.0);
+                let at = self.config.boot_unix_ns.saturating_add(seen.nanos());
                 let at = SystemTime::UNIX_EPOCH + Duration::from_nanos(at);
                 self.resolved.observe(mapping, ttl, at);
                 Relevance::Counts

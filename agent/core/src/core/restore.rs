@@ -321,7 +321,7 @@ impl State {
         let trusted_until = trusted.and_then(|at| {
             match entry.trusted_until < entry.expires {
                 // An answer of another server keeps the pair for longer.
-                true => (at > BootTime(0)).then(|| at.min(longest)),
+                true => (at > BootTime::START).then(|| at.min(longest)),
                 false => Some(at.max(at_least).min(longest.plus(self.config.lease_slack))),
             }
         });
@@ -372,12 +372,12 @@ impl State {
     /// An instant of a file. `None` if the file has none, or one before the node started.
     fn instant_if_any(&self, unix_ns: u64) -> Option<BootTime> {
         let at = self.instant(unix_ns);
-        (at > BootTime(0)).then_some(at)
+        (at > BootTime::START).then_some(at)
     }
 
     /// An instant of a file.
     fn instant(&self, unix_ns: u64) -> BootTime {
-        BootTime(unix_ns.saturating_sub(self.config.boot_unix_ns))
+        BootTime::from_nanos(unix_ns.saturating_sub(self.config.boot_unix_ns))
     }
 
     /// The first plan: entries of removed interfaces are removed now, before they are published.

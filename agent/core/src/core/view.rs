@@ -333,7 +333,8 @@ impl State {
                     .names
                     .name(name)
                     .and_then(|entry| entry.pairs.get(address));
-                pair.and_then(|pair| pair.lease_end).map_or(0, |end| end.0)
+                pair.and_then(|pair| pair.lease_end)
+                    .map_or(0, |end| end.nanos())
             };
             for (name, addresses) in &names.names {
                 let addresses = addresses.iter();
@@ -344,8 +345,8 @@ impl State {
                     address: address.to_string(),
                     source: "lookup".to_owned(),
                     ttl: lookup.ttl,
-                    seen_at: lookup.seen.0,
-                    expires_at: lookup.expires.0,
+                    seen_at: lookup.seen.nanos(),
+                    expires_at: lookup.expires.nanos(),
                     lease_end: lease(name, address),
                 }));
             }
@@ -358,7 +359,7 @@ impl State {
                     source: "connection".to_owned(),
                     ttl: 0,
                     seen_at: 0,
-                    expires_at: zombie.delete_pending.0,
+                    expires_at: zombie.delete_pending.nanos(),
                     lease_end: lease(name, address),
                 }));
             }

@@ -69,7 +69,7 @@ struct Versioned {
 /// The text of `cleaned_names.json` with these cleanings.
 pub fn render<'a>(boot_id: &str, cleanings: impl Iterator<Item = &'a Cleaning>) -> String {
     let cleaned = cleanings.map(|cleaning| Entry {
-        at: cleaning.at.0,
+        at: cleaning.at.nanos(),
         pattern: cleaning.pattern.clone(),
         endpoint: cleaning.endpoint.map(|id| id.0),
     });
@@ -91,7 +91,7 @@ pub fn parse(text: &str) -> Result<CleanedNames, CleanedError> {
     let cleaned = document.cleaned.into_iter().map(|entry| Cleaning {
         endpoint: entry.endpoint.map(EndpointId),
         pattern: entry.pattern,
-        at: BootTime(entry.at),
+        at: BootTime::from_nanos(entry.at),
     });
     Ok(CleanedNames {
         boot_id: document.boot_id,
@@ -109,12 +109,12 @@ mod tests {
             Cleaning {
                 endpoint: None,
                 pattern: Some("*.cilium.io".to_owned()),
-                at: BootTime(7),
+                at: BootTime::from_nanos(7),
             },
             Cleaning {
                 endpoint: Some(EndpointId(3)),
                 pattern: None,
-                at: BootTime(9),
+                at: BootTime::from_nanos(9),
             },
         ];
         let text = render("a", cleanings.iter());

@@ -107,8 +107,8 @@ mod tests {
     fn zombie(name: &str, alive_at: u64, delete_pending: u64) -> Zombie {
         Zombie {
             names: [Fqdn::normalise(name)].into(),
-            alive_at: (alive_at > 0).then_some(BootTime(alive_at)),
-            delete_pending: BootTime(delete_pending),
+            alive_at: (alive_at > 0).then_some(BootTime::from_nanos(alive_at)),
+            delete_pending: BootTime::from_nanos(delete_pending),
             born: 0,
         }
     }
@@ -120,7 +120,7 @@ mod tests {
             &z,
             ConntrackScans {
                 count: 1,
-                last: BootTime(200)
+                last: BootTime::from_nanos(200)
             },
             Duration::ZERO
         ));
@@ -128,7 +128,7 @@ mod tests {
             &z,
             ConntrackScans {
                 count: 2,
-                last: BootTime(200)
+                last: BootTime::from_nanos(200)
             },
             Duration::ZERO
         ));
@@ -136,7 +136,7 @@ mod tests {
             &z,
             ConntrackScans {
                 count: 2,
-                last: BootTime(100)
+                last: BootTime::from_nanos(100)
             },
             Duration::ZERO
         ));
@@ -145,7 +145,7 @@ mod tests {
             &alive,
             ConntrackScans {
                 count: 9,
-                last: BootTime(300)
+                last: BootTime::from_nanos(300)
             },
             Duration::ZERO
         ));
@@ -153,7 +153,7 @@ mod tests {
             &alive,
             ConntrackScans {
                 count: 9,
-                last: BootTime(301)
+                last: BootTime::from_nanos(301)
             },
             Duration::ZERO
         ));
@@ -165,7 +165,7 @@ mod tests {
         let other: IpAddr = "2.2.2.2".parse().unwrap();
         let scans = ConntrackScans {
             count: 9,
-            last: BootTime(500),
+            last: BootTime::from_nanos(500),
         };
         let zombies =
             HashMap::from_iter([(one, zombie("a", 0, 100)), (other, zombie("a", 900, 100))]);

@@ -84,7 +84,7 @@ impl ResolvedPairs {
         Self {
             limits,
             most,
-            last_scan: BootTime(0),
+            last_scan: BootTime::START,
             names: HashMap::default(),
             addresses: HashMap::default(),
             due: BinaryHeap::new(),

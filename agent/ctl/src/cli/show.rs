@@ -252,7 +252,7 @@ pub(crate) fn selectors(selectors: &[SelectorView]) -> String {
 
 /// The table of `fqdn cache list`.
 pub(crate) fn names(names: &[NameView]) -> String {
-    let now = BootTime::now().0;
+    let now = BootTime::now().nanos();
     let left = |at: u64| match at {
         0 => "-".to_owned(),
         at if at <= now => "over".to_owned(),

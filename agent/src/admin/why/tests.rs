@@ -171,7 +171,7 @@ fn why_with(
         read,
         outside: &outside,
         learning,
-        now: BootTime(0),
+        now: BootTime::START,
     }
     .why()
 }

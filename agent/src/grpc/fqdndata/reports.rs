@@ -193,7 +193,7 @@ impl Reports {
     async fn report(&self, request: &FqdnMapping) -> Result<(), Status> {
         let client = mapping::client(request)?;
         let begun = BootTime::now();
-        let oldest = BootTime(begun.0.saturating_sub(CURRENT * 1_000_000_000));
+        let oldest = BootTime::from_nanos(begun.nanos().saturating_sub(CURRENT * 1_000_000_000));
         let (asked, locations) = self.locations(oldest).await?;
         let mut realised = self.realise(request, client, &locations).await?;
         if realised == Realised::No(Refusal::EndpointUnknown) && asked < begun {

@@ -9,7 +9,7 @@ use shared_maps::EndpointId;
 
 use super::*;
 
-const NOW: BootTime = BootTime(1_000_000_000_000);
+const NOW: BootTime = BootTime::from_nanos(1_000_000_000_000);
 
 fn table(servers: Servers, names: NameRules) -> RulesTable {
     let rules = EndpointRules {

@@ -289,7 +289,7 @@ fn ttl_left(mapping: &Mapping, now: BootTime) -> u32 {
     if !mapping.replayed {
         return mapping.ttl;
     }
-    let passed = now.0.saturating_sub(mapping.seen_at.0) / 1_000_000_000;
+    let passed = now.nanos().saturating_sub(mapping.seen_at.nanos()) / 1_000_000_000;
     let left = u64::from(mapping.ttl).saturating_sub(passed);
     let left = if left == 0 { EXPIRED_REPLAY_SECS } else { left };
     u32::try_from(left).unwrap_or(u32::MAX)
@@ -392,7 +392,7 @@ mod tests {
             &mapping("a.com", &[1], 60, 0),
             IdentityId(400),
             IdentityId(500),
-            BootTime(0).plus_secs(50),
+            BootTime::START.plus_secs(50),
         );
         assert_eq!((out.ttl, out.fqdn.as_str()), (60, "a.com."));
         assert_eq!(
@@ -461,7 +461,7 @@ mod tests {
             replayed: true,
             ..mapping("a.com", &[1], 60, 0)
         };
-        assert_eq!(ttl_left(&replay, BootTime(0).plus_secs(50)), 10);
-        assert_eq!(ttl_left(&replay, BootTime(0).plus_secs(600)), 30);
+        assert_eq!(ttl_left(&replay, BootTime::START.plus_secs(50)), 10);
+        assert_eq!(ttl_left(&replay, BootTime::START.plus_secs(600)), 30);
     }
 }

@@ -52,7 +52,7 @@ impl Pair {
     ) -> Self {
         let on_disk = |instant| match source {
             Source::Journal => instant,
-            Source::Answer | Source::Leased => BootTime(0),
+            Source::Answer | Source::Leased => BootTime::START,
         };
         Self {
             serial,
@@ -115,6 +115,9 @@ impl Pair {
 
 /// Rounded up: a pair that is sent again must not end sooner.
 fn seconds_between(from: BootTime, to: BootTime) -> u32 {
-    let seconds = to.0.saturating_sub(from.0).div_ceil(1_000_000_000);
+    let seconds = to
+        .nanos()
+        .saturating_sub(from.nanos())
+        .div_ceil(1_000_000_000);
     u32::try_from(seconds).unwrap_or(u32::MAX)
 }

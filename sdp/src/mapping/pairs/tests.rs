@@ -18,7 +18,7 @@ pub(crate) fn mapping(name: &str, addresses: &[u8], ttl: u32, seen: u64) -> Mapp
             .map(|last| IpAddr::from([192, 0, 2, *last]))
             .collect(),
         ttl,
-        seen_at: BootTime(0).plus_secs(seen),
+        seen_at: BootTime::START.plus_secs(seen),
         rcode: 0,
         server: ([10, 0, 0, 53], 53).into(),
         transport: Transport::Udp,
@@ -31,7 +31,7 @@ fn key(mapping: &Mapping) -> Key {
 }
 
 fn at(secs: u64) -> BootTime {
-    BootTime(0).plus_secs(secs)
+    BootTime::START.plus_secs(secs)
 }
 
 pub(crate) fn ack(seen: u64, until: u64) -> AgentAck {

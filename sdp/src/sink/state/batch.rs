@@ -31,7 +31,7 @@ impl State {
         let end = live + most;
         self.take_released(&mut batch, end, now);
         let at = if self.flushing {
-            BootTime(u64::MAX)
+            BootTime::from_nanos(u64::MAX)
         } else {
             now
         };

@@ -98,7 +98,7 @@ impl State {
     /// them before it has. One that took half of ours has plumbed them, unless its setting is
     /// less than half of ours.
     pub(super) fn acknowledged(&mut self, sent: &InFlight, at: HoldWindow) {
-        let took = at.now.0.saturating_sub(sent.sent.0);
+        let took = at.now.nanos().saturating_sub(sent.sent.nanos());
         let is_prompt = took <= nanos(at.max_delay) / 2;
         if is_prompt && self.agent.acknowledgements == Acknowledgements::Reused {
             let acknowledged = Acknowledged::new(sent.runs_until, self.agent.session);

@@ -50,7 +50,7 @@ impl Lateness {
         let read_until = self.read_at.plus(RESULT_WITHIN);
         let mut late = 0;
         for (sequence, held) in held.range(self.until + 1..) {
-            let due = BootTime(held.sent.0.saturating_add(is_late));
+            let due = BootTime::from_nanos(held.sent.nanos().saturating_add(is_late));
             if now < due || read_until < due {
                 break;
             }
@@ -107,5 +107,5 @@ impl State {
 /// The listener has its own, exact timer; here only the count is kept.
 fn is_over(since: BootTime, now: BootTime, max_delay: Duration) -> bool {
     let bound = nanos(max_delay).saturating_add(nanos(GIVE_UP_AFTER));
-    now.0.saturating_sub(since.0) > bound
+    now.nanos().saturating_sub(since.nanos()) > bound
 }

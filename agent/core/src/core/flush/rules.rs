@@ -177,7 +177,7 @@ impl State {
 
     /// Unix time of a boot time, in nanoseconds.
     fn wall(&self, at: BootTime) -> u64 {
-        at.0.saturating_add(self.config.boot_unix_ns)
+        at.nanos().saturating_add(self.config.boot_unix_ns)
     }
 
     fn pairs_of(&self, endpoint: EndpointId) -> Vec<LearnedPair> {

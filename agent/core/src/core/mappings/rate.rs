@@ -55,7 +55,7 @@ impl MappingRate {
     }
 
     fn pay_off(&mut self, rate: f64, now: BootTime) {
-        let elapsed = Duration::from_nanos(now.0.saturating_sub(self.at.0));
+        let elapsed = Duration::from_nanos(now.nanos().saturating_sub(self.at.nanos()));
         if elapsed.is_zero() {
             return;
         }
@@ -82,10 +82,10 @@ mod tests {
     /// Has endpoint 1 ask for `flood` addresses every 10 ms for a minute, and endpoint 2 for 5.
     /// Says what of each passes.
     fn a_minute(flood: usize) -> [usize; 2] {
-        let mut rate = MappingRate::new(BootTime(0));
+        let mut rate = MappingRate::new(BootTime::START);
         let mut passed = [0; 2];
         for turn in 0..6000 {
-            let now = BootTime(turn * 10_000_000);
+            let now = BootTime::from_nanos(turn * 10_000_000);
             let mut take = |id, count| {
                 let all = (0..count).filter(|_| rate.take(EndpointId(id), 1, RATE, now));
                 all.count()
@@ -108,10 +108,10 @@ mod tests {
 
     #[test]
     fn endpoints_that_ask_for_all_get_equal_shares() {
-        let mut rate = MappingRate::new(BootTime(0));
+        let mut rate = MappingRate::new(BootTime::START);
         let mut passed = [0_u32; 4];
         for turn in 0..6000 {
-            let now = BootTime(turn * 10_000_000);
+            let now = BootTime::from_nanos(turn * 10_000_000);
             for _ in 0..200 {
                 for (id, passed) in (0..).zip(&mut passed) {
                     *passed += u32::from(rate.take(EndpointId(id), 1, RATE, now));
@@ -124,9 +124,9 @@ mod tests {
 
     #[test]
     fn an_endpoint_that_asks_no_more_is_forgotten() {
-        let mut rate = MappingRate::new(BootTime(0));
-        assert!(rate.take(EndpointId(1), 1000, RATE, BootTime(0)));
-        assert!(rate.take(EndpointId(2), 1, RATE, BootTime(0).plus_secs(1)));
+        let mut rate = MappingRate::new(BootTime::START);
+        assert!(rate.take(EndpointId(1), 1000, RATE, BootTime::START));
+        assert!(rate.take(EndpointId(2), 1, RATE, BootTime::START.plus_secs(1)));
         assert_eq!(rate.owed.len(), 1);
     }
 }

@@ -322,5 +322,5 @@ impl EndpointFiles {
 
 /// When names that came now have waited for others.
 fn gathered(now: BootTime) -> BootTime {
-    BootTime(now.0.saturating_add(GATHER_TIME))
+    BootTime::from_nanos(now.nanos().saturating_add(GATHER_TIME))
 }

@@ -85,14 +85,14 @@ impl Revocations {
 mod tests {
     use super::*;
 
-    const NOW: BootTime = BootTime(1);
+    const NOW: BootTime = BootTime::from_nanos(1);
 
     fn revocation(streams: &[u64], until: u64) -> PendingRevocation {
         PendingRevocation {
             waiting: streams.iter().map(|id| StreamId(*id)).collect(),
             name: Fqdn::normalise("foo.com"),
             addresses: Vec::new(),
-            until: BootTime(until),
+            until: BootTime::from_nanos(until),
         }
     }
 
@@ -115,10 +115,10 @@ mod tests {
         );
         all.forget_stream(StreamId(8));
         assert_eq!(all.take_ended(NOW).len(), 1);
-        assert_eq!(all.next_end(), Some(BootTime(13)));
-        assert!(all.take_ended(BootTime(12)).is_empty());
+        assert_eq!(all.next_end(), Some(BootTime::from_nanos(13)));
+        assert!(all.take_ended(BootTime::from_nanos(12)).is_empty());
         all.acked(StreamId(9), 4);
-        assert_eq!(all.take_ended(BootTime(13)).len(), 1, "once");
+        assert_eq!(all.take_ended(BootTime::from_nanos(13)).len(), 1, "once");
         assert_eq!((all.iter().count(), all.next_end()), (0, None));
     }
 

@@ -55,7 +55,7 @@ impl Node {
     }
 
     pub fn with(config: CoreConfig, restored: Restored, datapath: MemoryDatapath) -> Self {
-        let now = restored.now.max(BootTime(0).plus_secs(1000));
+        let now = restored.now.max(BootTime::START.plus_secs(1000));
         let core = Core::new(config, Restored { now, ..restored });
         Self {
             core,

@@ -24,7 +24,7 @@ fn known(name: &str, address: &str, expires: u64) -> PreCached {
 /// A start with what is left in `datapath`, as far as the sources are synced.
 fn start(datapath: MemoryDatapath, secs: u64, pre_cache: &[PreCached]) -> Node {
     let restored = Restored {
-        now: BootTime(0).plus_secs(secs),
+        now: BootTime::START.plus_secs(secs),
         pre_cache: pre_cache.to_vec(),
         ..left_behind(&datapath, &[107])
     };
@@ -59,9 +59,9 @@ fn it_is_open_unasked_until_it_expires() {
         &|step| matches!(step, Step::SetIpcache(_, value) if Some(value.sec_identity) == number),
     );
     assert!(policy.unwrap() < ipcache.unwrap());
-    node.tick(BootTime(0).plus_secs(1399));
+    node.tick(BootTime::START.plus_secs(1399));
     assert!(node.identity("1.1.1.1").is_some());
-    node.tick(BootTime(0).plus_secs(1400));
+    node.tick(BootTime::START.plus_secs(1400));
     assert_eq!(node.identity("1.1.1.1"), None);
 }
 

@@ -243,7 +243,7 @@ struct Checked {
 
 impl Checked {
     fn new(config: CoreConfig) -> Self {
-        let now = BootTime(0).plus_secs(1000);
+        let now = BootTime::START.plus_secs(1000);
         let restored = Restored {
             now,
             ..Restored::default()

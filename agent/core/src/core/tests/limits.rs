@@ -118,7 +118,10 @@ fn lease_and_restore_grace_are_exact() {
     let now = node.now;
     assert_eq!(node.core.next_deadline(), Some(now.plus(half)));
     let (_, result) = node.learn("www.cilium.io", &["1.1.1.1"]);
-    assert_eq!(result.lease_end, Some(BootTime(now.0 + 60_500_000_000)));
+    assert_eq!(
+        result.lease_end,
+        Some(BootTime::from_nanos(now.nanos() + 60_500_000_000))
+    );
 }
 
 #[test]

@@ -159,7 +159,7 @@ fn event(node: &Node, item: &Reported) -> MappingEvent {
     mapping.endpoint.ifindex = 100 + u32::from(item.host);
     mapping.endpoint.client = IpAddr::from([10, 0, 0, item.host]);
     mapping.ttl = item.ttl;
-    mapping.seen_at = BootTime(node.now.0 - item.seen * 1_000_000_000);
+    mapping.seen_at = BootTime::from_nanos(node.now.nanos() - item.seen * 1_000_000_000);
     mapping.replayed = item.replayed;
     MappingEvent {
         stream: StreamId(item.stream),

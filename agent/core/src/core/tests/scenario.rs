@@ -148,7 +148,10 @@ fn believes_only_what_policy_allows_and_what_is_not_of_this_node() {
             "10.0.0.8".parse().unwrap()),
         unknown
     );
-    assert_eq!(refused(&mut node, &|m| m.seen_at = BootTime(1)), unknown);
+    assert_eq!(
+        refused(&mut node, &|m| m.seen_at = BootTime::from_nanos(1)),
+        unknown
+    );
     let denied = Realised::No(Refusal::NotAllowed);
     assert_eq!(
         refused(&mut node, &|m| m.server = "10.9.0.54:53".parse().unwrap()),

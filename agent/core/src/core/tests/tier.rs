@@ -412,7 +412,7 @@ fn writes_of_a_table_that_fail_leave_the_old_verdict() {
         });
         node.datapath.fail = None;
         for _ in 0..3 {
-            let next = node.core.next_deadline().unwrap_or(BootTime(0));
+            let next = node.core.next_deadline().unwrap_or(BootTime::START);
             node.tick(next.max(node.now.plus_secs(2)));
         }
         assert_eq!(fates(&node.datapath), new);

@@ -46,7 +46,7 @@ impl UnrenderedFile {
     }
 
     fn history(&self) -> Vec<HistoryEntry> {
-        let wall = |at: BootTime| at.0.saturating_add(self.boot_unix_ns);
+        let wall = |at: BootTime| at.nanos().saturating_add(self.boot_unix_ns);
         let mut history = Vec::new();
         for pairs in self.pairs.chunk_by(|one, other| one.name == other.name) {
             // Addresses of one answer go together: most of them still are.

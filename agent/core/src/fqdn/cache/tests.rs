@@ -16,7 +16,7 @@ fn cache(per_name: usize, zombies: usize) -> NameCache {
 }
 
 fn secs(n: u64) -> BootTime {
-    BootTime(0).plus_secs(n)
+    BootTime::START.plus_secs(n)
 }
 
 fn learn(
@@ -220,10 +220,10 @@ fn an_idle_grace_of_less_than_a_second_counts() {
     cache.limits.idle_grace = Duration::from_millis(500);
     learn(&mut cache, EP, "1.1.1.1", 0, 10, 0);
     cache.expire(secs(10));
-    let early = BootTime(10_400_000_000);
+    let early = BootTime::from_nanos(10_400_000_000);
     for _ in 0..3 {
         assert!(cache.scanned(early, early).pairs.is_empty());
     }
-    let late = BootTime(10_600_000_000);
+    let late = BootTime::from_nanos(10_600_000_000);
     assert_eq!(cache.scanned(late, late).pairs.len(), 1);
 }

@@ -15,7 +15,7 @@ fn pairs() -> ResolvedPairs {
 }
 
 fn at(seconds: u64) -> BootTime {
-    BootTime(0).plus_secs(seconds)
+    BootTime::START.plus_secs(seconds)
 }
 
 fn name(text: &str) -> Fqdn {
@@ -168,7 +168,12 @@ fn answers_take_no_room_from_objects_of_the_store() {
     pairs.most = 2;
     for n in 1..=3 {
         let random = name(&format!("n{n}.example.com"));
-        pairs.learn((&random, address(n)), Openness::Open, BootTime(1), None);
+        pairs.learn(
+            (&random, address(n)),
+            Openness::Open,
+            BootTime::from_nanos(1),
+            None,
+        );
     }
     let known = name("www.example.com");
     for n in 1..=2 {
@@ -178,9 +183,9 @@ fn answers_take_no_room_from_objects_of_the_store() {
     }
     let learned = name("n1.example.com");
     assert!(!pairs.may_hold(&learned, address(1), Openness::Open));
-    pairs.release(&known, address(1), BootTime(2));
+    pairs.release(&known, address(1), BootTime::from_nanos(2));
     assert!(!pairs.may_hold(&learned, address(1), Openness::Open));
-    pairs.release(&known, address(1), BootTime(2));
+    pairs.release(&known, address(1), BootTime::from_nanos(2));
     assert!(pairs.may_hold(&learned, address(1), Openness::Open));
     pairs.hold(&learned, address(1), Openness::Open);
     pairs.forget(&known, address(2));

@@ -279,11 +279,11 @@ impl Walk<'_> {
     }
 
     fn addresses_of(&self, name: &str) -> Hop {
-        let left = |at: u64| at.saturating_sub(self.now.0) / 1_000_000_000;
+        let left = |at: u64| at.saturating_sub(self.now.nanos()) / 1_000_000_000;
         let hop = |state, text: String, remedy: &str| hop("names", None, state, text, remedy);
         let known = |view: &NameView| match view.source.as_str() {
             "connection" => format!("{} (expired, kept for a connection)", view.address),
-            _ if view.expires_at <= self.now.0 => format!("{} (expired)", view.address),
+            _ if view.expires_at <= self.now.nanos() => format!("{} (expired)", view.address),
             _ => format!("{} ({} s left)", view.address, left(view.expires_at)),
         };
         let list = |views: &[NameView]| views.iter().map(known).collect::<Vec<_>>().join(", ");

@@ -65,7 +65,7 @@ impl Graces {
                 .retain(|address, since| is_young(since) || is_named(address));
         }
         if self.0.len() >= MAX_GRACES {
-            return BootTime(now.0.saturating_sub(SKEW * 1_000_000_000));
+            return BootTime::from_nanos(now.nanos().saturating_sub(SKEW * 1_000_000_000));
         }
         self.0.insert(address, now);
         now

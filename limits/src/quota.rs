@@ -52,7 +52,8 @@ const FEW: usize = 1024;
 
 /// The rule of [`Quota`], for holders whose units are counted elsewhere.
 pub fn may_take(held: usize, free: usize, limit: usize) -> bool {
-    held < free && (free > limit / KEPT || held < (limit / FEW).max(1))
+    let has_few = held < (limit / FEW).max(1);
+    (has_few && free > 0) || (held < free && free > limit / KEPT)
 }
 
 /// Units of one limit, counted by holder.

@@ -72,6 +72,8 @@ fn a_refused_policy_says_so_in_its_conditions_and_a_corrected_one_that_it_is_acc
             let message = condition(&api, plural, namespace, "False")?;
             ensure!(message.contains(FIELD), "{message}");
         }
+        api.put(policy("CiliumNetworkPolicy", Some("right"), &json!([{}])))?;
+        condition(&api, "ciliumnetworkpolicies", "right", "True")?;
         let events = eventually("an Event for each object", SOON, || {
             let events = api.all(EVENTS)?;
             ensure!(events.len() == 3, "{events:?}");

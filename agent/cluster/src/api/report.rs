@@ -1,5 +1,5 @@
-//! Reports refused objects of the cluster in the cluster: in the status of policies, and as Events. An
-//! EgressFirewall that is accepted says so as well.
+//! Reports in the cluster which of its objects are refused: in the status of policies, and as Events.
+//! The status of an accepted policy says so as well.
 //!
 //! ```text
 //!  documents ─► refusals ─► plan (what, and when) ─► condition / event ─► API server

@@ -1,8 +1,7 @@
 //! The condition `Valid` in the status of a policy, as Cilium's operator writes it.
 //!
-//! A refused policy gets `False`. A policy that is accepted again gets `True`; one that was never
-//! refused gets nothing. The reason marks a condition as one of ours: those of other writers are
-//! never set to `True`.
+//! A refused policy gets `False`, and an accepted one `True`. The reason marks a condition as one of
+//! ours: one that another writer set to `False` is never set to `True`.
 
 use serde_json::{Value, json};
 
@@ -10,18 +9,20 @@ use serde_json::{Value, json};
 const VALID: &str = "Valid";
 /// Reason of a policy that is refused.
 const REFUSED: &str = "Refused";
-/// Reason and message of one that is accepted again.
+/// Reason and message of one that is accepted.
 const ACCEPTED: (&str, &str) = ("Accepted", "Policy validation succeeded");
 
-/// Whether a status says that we refused the policy.
+/// Whether the status changes if the policy is accepted: it says that we refused the policy, or
+/// nothing about its validity.
 pub(crate) fn is_marked(status: Option<&Value>) -> bool {
     let conditions = status.and_then(|status| status.get("conditions"));
     let mut conditions = conditions.and_then(Value::as_array).into_iter().flatten();
-    conditions.any(is_ours)
+    says_otherwise(conditions.find(|condition| condition["type"] == VALID))
 }
 
-fn is_ours(condition: &Value) -> bool {
-    condition["type"] == VALID && condition["status"] == "False" && condition["reason"] == REFUSED
+/// Whether the condition `Valid` is missing, or is our refusal.
+fn says_otherwise(valid: Option<&Value>) -> bool {
+    valid.is_none_or(|valid| valid["status"] == "False" && valid["reason"] == REFUSED)
 }
 
 /// The patch of the status: `refusal` as message, or accepted if there is none. `now` is the time of
@@ -33,7 +34,7 @@ pub(super) fn patch(object: &Value, refusal: Option<&str>, now: &str) -> Option<
     let mut conditions = conditions.cloned().unwrap_or_default();
     let old = conditions.iter().position(|one| one["type"] == VALID);
     let old = old.map(|at| conditions.remove(at));
-    if refusal.is_none() && !old.as_ref().is_some_and(is_ours) {
+    if refusal.is_none() && !says_otherwise(old.as_ref()) {
         return None;
     }
     let (status, reason, message) = match refusal {
@@ -95,22 +96,20 @@ mod tests {
     }
 
     #[test]
-    fn only_a_policy_that_we_refused_is_accepted_again() {
-        let again = patch(&object(&json!([refused("a")])), None, "now").unwrap();
-        let condition = &again["status"]["conditions"][0];
-        assert_eq!(condition["status"], "True");
-        assert_eq!(condition["lastTransitionTime"], "now");
-        let of_cilium = json!({"type": "Valid", "status": "False", "message": "x"});
-        for conditions in [json!([]), json!(null), json!([of_cilium]), json!("odd")] {
-            assert_eq!(
-                patch(&object(&conditions), None, "now"),
-                None,
-                "{conditions}"
-            );
-            assert!(!is_marked(Some(&json!({"conditions": conditions}))));
+    fn a_policy_that_another_writer_refuses_is_not_accepted() {
+        for conditions in [json!([refused("a")]), json!([]), json!(null), json!("odd")] {
+            let accepted = patch(&object(&conditions), None, "now").unwrap();
+            let condition = &accepted["status"]["conditions"][0];
+            assert_eq!(condition["status"], "True", "{conditions}");
+            assert_eq!(condition["lastTransitionTime"], "now");
+            assert!(is_marked(Some(&json!({"conditions": conditions}))));
+            assert!(!is_marked(Some(&accepted["status"])), "{conditions}");
+            assert_eq!(patch(&accepted, None, "later"), None);
         }
-        assert_eq!(patch(&json!({}), None, "now"), None);
-        assert!(is_marked(Some(&json!({"conditions": [refused("a")]}))));
-        assert!(!is_marked(None));
+        let of_cilium = json!({"type": "Valid", "status": "False", "message": "x"});
+        let conditions = json!([of_cilium]);
+        assert_eq!(patch(&object(&conditions), None, "now"), None);
+        assert!(!is_marked(Some(&json!({"conditions": conditions}))));
+        assert!(is_marked(None));
     }
 }

@@ -117,12 +117,12 @@ fn ipcache_value() {
         sec_identity: 1000,
         tunnel_endpoint: ipcache::widen([192, 0, 2, 1]),
         key: 3,
-        flags: ipcache::FLAG_HAS_TUNNEL,
+        flags: ipcache::FLAG_SKIP_TUNNEL | ipcache::FLAG_HAS_TUNNEL,
         ..IpcacheValue::default()
     };
     golden(
         tunnelled,
-        &["e8030000", "c0000201", ZERO12, "0000", "03", "02"],
+        &["e8030000", "c0000201", ZERO12, "0000", "03", "03"],
     );
 }
 

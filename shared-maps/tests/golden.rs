@@ -285,7 +285,7 @@ fn conntrack_value() {
             "0100000000000000",
             "3c00000000000000", // packets, bytes
             "03020100",
-            "5000",
+            "1001",
             "0000",
             "0000", // lifetime, flags, reverse NAT, NAT port
             "02",

@@ -312,7 +312,7 @@ mod tests {
         fs::create_dir_all(&globals).unwrap();
         fs::create_dir_all(state.join("state/7")).unwrap();
         fs::create_dir_all(state.join(PROXIES)).unwrap();
-        let ours = ["cilium_lxc", "hf_redirect_v2", "cilium_policy_v2_00007"];
+        let ours = ["cilium_lxc", "hf_redirect_v1", "cilium_policy_v2_00007"];
         for map in ours.iter().chain(&["cilium_lb4_services_v2"]) {
             fs::write(globals.join(map), "").unwrap();
         }

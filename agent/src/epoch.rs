@@ -3,7 +3,7 @@
 use std::{
     fs::{self, OpenOptions},
     io::{self, Read as _, Seek as _, Write as _},
-    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -68,9 +68,6 @@ impl StateDirLock {
             .truncate(false)
             .mode(OWNER_ONLY)
             .open(&path)
-            .map_err(failed)?;
-        // Who may open it may lock it; an earlier release let everyone.
-        file.set_permissions(fs::Permissions::from_mode(OWNER_ONLY))
             .map_err(failed)?;
         let mut file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(file) => file,
@@ -183,6 +180,8 @@ fn is_full(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]

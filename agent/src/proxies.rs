@@ -113,7 +113,6 @@ pub struct ProxyView {
     /// Revision of the rules that was acknowledged last; 0 for streams without rules.
     pub acked_revision: u64,
     /// Mappings of it that have no result yet: at most as many answers are held for them.
-    #[serde(default)]
     pub waiting: u64,
     /// Why the proxy refused the revision it was sent last.
     pub nack: Option<String>,

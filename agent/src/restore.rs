@@ -40,8 +40,6 @@ use shared_maps::{
     user::{Access, Entries, Globals, MapError},
 };
 
-use crate::endpoint::source::without;
-
 /// Why the agent must not start on what it found.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
@@ -168,18 +166,8 @@ pub fn read_files(files: &StateFiles, found: &mut Found) -> Result<(), RestoreEr
         }
         let is_newer = |error: &FileError| matches!(error, FileError::Newer(_));
         let path = path.join(ENDPOINT_FILE);
-        let Some(mut endpoint) = parsed(&path, found, is_newer, config_file::parse)? else {
-            continue;
-        };
-        let left_out = endpoint.leave_out();
-        if !left_out.is_empty() {
-            let left_out: Vec<&str> = left_out.iter().map(String::as_str).collect();
-            let remedy = "give it labels of its own";
-            let text = format!("endpoint {}: {}", endpoint.key, without(&left_out, remedy));
-            tracing::error!("{text}");
-            found.damaged.push(text);
-        }
-        found.restored.endpoints.push(endpoint);
+        let endpoint = parsed(&path, found, is_newer, config_file::parse)?;
+        found.restored.endpoints.extend(endpoint);
     }
     found.restored.endpoints.sort_by_key(|endpoint| endpoint.id);
     Ok(())
@@ -239,10 +227,6 @@ fn failed_at(path: &Path) -> impl Fn(io::Error) -> RestoreError {
 fn read_maps(maps: &Globals, restored: &mut Restored) -> Result<(), RestoreError> {
     if let Some(map) = there(maps.ipcache(Access::ReadOnly))? {
         restored.ipcache = whole("ipcache", map.entries()?);
-    } else if let Some(map) = there(maps.ipcache_v1(Access::ReadOnly))? {
-        let entries = whole("older ipcache", map.entries()?).into_iter();
-        let entries = entries.map(|(key, value)| (key, IdentityId(value.sec_identity)));
-        restored.older_ipcache = entries.collect();
     }
     if let Some(map) = there(maps.lxc(Access::ReadOnly))? {
         restored.lxc = whole("lxc", map.entries()?);

@@ -9,9 +9,9 @@ use aya_ebpf::helpers::bpf_ktime_get_ns;
 use shared_maps::{
     Be16, FAMILY_IPV4, IdentityId,
     conntrack::{
-        CtKey4, CtKey6, CtValue, DIR_IN, DIR_OUT, FLAG_ANSWERED, FLAG_FROM_PROXY,
-        FLAG_PROXY_REDIRECT, FLAG_RX_CLOSING, FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING, LIFETIME_ANY,
-        LIFETIME_CLOSE, LIFETIME_SYN, LIFETIME_TCP, REFUSED,
+        CtKey4, CtKey6, CtValue, DIR_IN, DIR_OUT, FLAG_ANSWERED, FLAG_FROM_PROXY, FLAG_RX_CLOSING,
+        FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_SYN,
+        LIFETIME_TCP, REFUSED,
     },
     policy::{EGRESS, INGRESS},
 };
@@ -24,8 +24,6 @@ use crate::{
 };
 
 pub(crate) const CLOSED: u16 = FLAG_RX_CLOSING | FLAG_TX_CLOSING;
-/// Flags that say who opened the flow and where it goes.
-const KIND: u16 = FLAG_PROXY_REDIRECT | FLAG_FROM_PROXY;
 
 /// Seconds of the clock that lifetimes are in.
 #[inline(always)]
@@ -133,20 +131,15 @@ pub(crate) fn look(packet: &Packet, direction: u8, role: As, now: u32) -> Tracke
     if lifetime < now {
         return Tracked::No;
     }
-    let own = u32::from(config::id());
-    if owner == own && judged == now {
-        return Tracked::Live(value);
-    }
-    // Programs of an earlier release wrote no owner.
-    if owner != own && owner != 0 {
+    if owner != u32::from(config::id()) {
         return Tracked::No;
+    }
+    if judged == now {
+        return Tracked::Live(value);
     }
     if !is_still_allowed(value, packet, direction, role) {
         // SAFETY: as above.
-        unsafe {
-            (*value).last_tx_report = REFUSED;
-            (*value).last_rx_report = own;
-        }
+        unsafe { (*value).last_tx_report = REFUSED };
         return Tracked::Refused(value);
     }
     judged_now(value, now);
@@ -184,10 +177,7 @@ fn is_still_allowed(value: *mut CtValue, packet: &Packet, direction: u8, role: A
     };
     let identity = maps::identity_or_world(remote, packet.family);
     if direction == DIR_OUT {
-        let allowed = policy::allows(packet.protocol, port, identity, EGRESS);
-        // SAFETY: as in `find`.
-        let redirected = unsafe { (*value).flags & FLAG_PROXY_REDIRECT != 0 };
-        return allowed || (redirected && policy::redirects_to(packet.protocol, port, identity));
+        return policy::allows(packet.protocol, port, identity, EGRESS);
     }
     // SAFETY: as in `find`.
     let (flags, opened_by) = unsafe { ((*value).flags, (*value).src_sec_id) };
@@ -199,13 +189,6 @@ fn is_still_allowed(value: *mut CtValue, packet: &Packet, direction: u8, role: A
     let of_node = flags & FLAG_FROM_PROXY != 0 || identity == IdentityId::HOST.0;
     let identity = if of_node { opened_by } else { identity };
     policy::allows(packet.protocol, port, identity, INGRESS)
-}
-
-/// Whether a program of an earlier release redirected the flow of `value` to the proxy.
-#[inline(always)]
-pub(crate) fn is_redirected(value: *mut CtValue) -> bool {
-    // SAFETY: as in `find`.
-    unsafe { (*value).flags & FLAG_PROXY_REDIRECT != 0 }
 }
 
 /// Whether the other side opened the connection of `value`. Packets of the pod are then replies,
@@ -343,8 +326,7 @@ pub(crate) fn forward(
         // SAFETY: as in `find`.
         unsafe {
             let flags = (*value).flags;
-            let owner = (*value).last_rx_report;
-            let inherited = owner != 0 && owner != u32::from(config::id());
+            let inherited = (*value).last_rx_report != u32::from(config::id());
             let ended = inherited
                 || (*value).lifetime < now
                 || (packet.is_syn() && flags & (FLAG_RX_CLOSING | FLAG_TX_CLOSING) != 0);
@@ -368,8 +350,8 @@ pub(crate) fn forward(
                 (*value).rx_flags_seen = 0;
                 (*value).packets = 0;
                 (*value).bytes = 0;
-            } else if flags & KIND != kind {
-                (*value).flags = flags & !KIND | kind;
+            } else if flags & FLAG_FROM_PROXY != kind {
+                (*value).flags = flags & !FLAG_FROM_PROXY | kind;
             }
             (*value).src_sec_id = source_identity;
             judged_now(value, now);

@@ -99,8 +99,6 @@ pub(crate) fn is_to_pod_related(ctx: &TcContext, packet: &Packet, local: bool) -
         return true;
     }
     let now = conntrack::now();
-    if let Some(value) = conntrack::find(quoted, DIR_OUT, As::Forward, now) {
-        return local || !conntrack::is_redirected(value);
-    }
-    conntrack::find(quoted, DIR_IN, As::Reply, now).is_some()
+    conntrack::find(quoted, DIR_OUT, As::Forward, now).is_some()
+        || conntrack::find(quoted, DIR_IN, As::Reply, now).is_some()
 }

@@ -18,7 +18,7 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
     policystats::{self, PolicyStatsKey, PolicyStatsValue},
     quota::{self, QuotaKey},
-    redirect::{self, RedirectKey, RedirectValue, v1},
+    redirect::{self, RedirectKey, RedirectValue},
 };
 
 use crate::{address::Address, config, packet::Packet, policy_trie::PolicyTrie, unanswered::Flow};
@@ -84,11 +84,6 @@ pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue> =
 
 #[map(name = "hf_redirect_v2")]
 pub(crate) static REDIRECTS: LruHashMap<RedirectKey, RedirectValue> =
-    LruHashMap::pinned(redirect::MAX_ENTRIES, 0);
-
-/// For programs of the previous release.
-#[map(name = "hf_redirect_v1")]
-pub(crate) static REDIRECTS_V1: LruHashMap<v1::RedirectKey, v1::RedirectValue> =
     LruHashMap::pinned(redirect::MAX_ENTRIES, 0);
 
 #[map(name = "hf_events_v1")]

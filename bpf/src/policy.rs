@@ -51,7 +51,7 @@ pub(crate) fn allows(protocol: u8, port: u16, identity: u32, egress: u8) -> bool
 
 /// Whether policy redirects packets of a flow that the pod sends. It counts nothing.
 #[inline(never)]
-pub(crate) fn redirects_to(protocol: u8, port: u16, identity: u32) -> bool {
+fn redirects_to(protocol: u8, port: u16, identity: u32) -> bool {
     decides(protocol, port, identity, EGRESS)
         .1
         .is_some_and(|entry| !entry.is_deny() && entry.proxy_port.to_wire() != 0)

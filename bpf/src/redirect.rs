@@ -1,4 +1,4 @@
-//! `hf_redirect_v2`, and `hf_redirect_v1` for programs of the previous release.
+//! `hf_redirect_v2`: which packets of the pod go to the proxy.
 
 use aya_ebpf::programs::TcContext;
 use shared_maps::{
@@ -6,16 +6,10 @@ use shared_maps::{
     endpoint::Queue,
     event::Reason,
     quota::Limit,
-    redirect::{RedirectKey, RedirectValue, v1},
+    redirect::{RedirectKey, RedirectValue},
 };
 
-use crate::{
-    address::Address,
-    config,
-    maps::{REDIRECTS, REDIRECTS_V1},
-    packet::Packet,
-    quota,
-};
+use crate::{address::Address, config, maps::REDIRECTS, packet::Packet, quota};
 
 /// `PACKET_HOST`: for this node.
 const PACKET_HOST: u32 = 0;
@@ -62,17 +56,6 @@ impl Server {
             family: self.family,
         }
     }
-
-    #[inline(always)]
-    fn key_v1(&self, ifindex: u32) -> v1::RedirectKey {
-        v1::RedirectKey {
-            daddr: self.address.bytes(),
-            ifindex,
-            dport: Be16::from_wire(self.port),
-            protocol: self.protocol,
-            family: self.family,
-        }
-    }
 }
 
 /// Updates the entry of a packet's destination as policy requires. `proxy` is the proxy port in
@@ -80,16 +63,12 @@ impl Server {
 /// deliver the packet to a server of its own and not to the proxy.
 #[inline(never)]
 pub(crate) fn set(packet: &Packet, proxy: u16) -> bool {
-    let server = Server::destination(packet);
-    if config::is_bridge_port() {
-        return set_v2(&server, packet.saddr, proxy, 0);
-    }
-    set_v2(&server, packet.saddr, proxy, config::ifindex()) && set_v1(&server, proxy)
-}
-
-#[inline(never)]
-fn set_v2(server: &Server, pod: Address, proxy: u16, ifindex: u32) -> bool {
-    let key = server.key(pod);
+    let ifindex = if config::is_bridge_port() {
+        0
+    } else {
+        config::ifindex()
+    };
+    let key = Server::destination(packet).key(packet.saddr);
     if let Some(value) = REDIRECTS.get_ptr_mut(key) {
         // SAFETY: racing writers leave an old or a new port and interface.
         unsafe {
@@ -119,40 +98,6 @@ fn displace(key: &RedirectKey) {
     if REDIRECTS.remove(*key).is_ok() {
         quota::displaced(Limit::Servers);
     }
-    let older = v1::RedirectKey {
-        daddr: key.server,
-        ifindex: config::ifindex(),
-        dport: key.port,
-        protocol: key.protocol,
-        family: key.family,
-    };
-    // At a bridge port there is none.
-    let _ = REDIRECTS_V1.remove(older);
-}
-
-/// Updates the entry of `hf_redirect_v1`. It is removed when policy no longer redirects, because the
-/// previous release's `steer` drops packets for an entry without a port.
-#[inline(never)]
-fn set_v1(server: &Server, proxy: u16) -> bool {
-    let key = server.key_v1(config::ifindex());
-    let now = REDIRECTS_V1.get_ptr(key);
-    if proxy == 0 {
-        if now.is_some() {
-            // Gone already is as good.
-            let _ = REDIRECTS_V1.remove(key);
-        }
-        return true;
-    }
-    // SAFETY: racing writers leave an old or a new port.
-    let same = now.is_some_and(|value| unsafe { (*value).proxy_port.to_wire() } == proxy);
-    if same {
-        return true;
-    }
-    let value = v1::RedirectValue {
-        proxy_port: Be16::from_wire(proxy),
-        pad: 0,
-    };
-    REDIRECTS_V1.insert(key, value, 0).is_ok()
 }
 
 /// The note about the packet's sender.
@@ -167,7 +112,7 @@ pub(crate) fn of_sender(packet: &Packet) -> Note {
         protocol: packet.protocol,
         family: packet.family,
     };
-    look(&server, own(packet.daddr, packet.family), config::ifindex())
+    look(&server, own(packet.daddr, packet.family))
 }
 
 /// The note about the packet's destination.
@@ -177,7 +122,7 @@ pub(crate) fn of_destination(packet: &Packet) -> Note {
         return Note::None;
     }
     let server = Server::destination(packet);
-    look(&server, own(packet.saddr, packet.family), config::ifindex())
+    look(&server, own(packet.saddr, packet.family))
 }
 
 /// The pod's own address where a packet has `end`. Not `end` itself: that may be one of many
@@ -193,22 +138,17 @@ fn own(end: Address, family: u8) -> Address {
     }
 }
 
-/// The entry for packets from `pod`, behind interface `ifindex`, to `server`.
+/// The entry for packets from `pod` to `server`.
 #[inline(never)]
-pub(crate) fn look(server: &Server, pod: Address, ifindex: u32) -> Note {
-    if let Some(value) = REDIRECTS.get_ptr(server.key(pod)) {
-        // SAFETY: racing writers leave an old or a new port.
-        return if unsafe { (*value).proxy_port.to_wire() } == 0 {
-            Note::Former
-        } else {
-            Note::Redirected
-        };
-    }
-    // Made by a program of the previous release.
-    if REDIRECTS_V1.get_ptr(server.key_v1(ifindex)).is_some() {
-        Note::Redirected
+pub(crate) fn look(server: &Server, pod: Address) -> Note {
+    let Some(value) = REDIRECTS.get_ptr(server.key(pod)) else {
+        return Note::None;
+    };
+    // SAFETY: racing writers leave an old or a new port.
+    if unsafe { (*value).proxy_port.to_wire() } == 0 {
+        Note::Former
     } else {
-        Note::None
+        Note::Redirected
     }
 }
 

@@ -5,18 +5,13 @@ use aya_ebpf::{
     maps::{Array, LruHashMap, PerCpuArray, SockMap},
 };
 use shared_maps::{
-    redirect::{self, RedirectKey, RedirectValue, v1},
+    redirect::{self, RedirectKey, RedirectValue},
     steering::{self, SOCKS_PER_SLOT, Slot},
 };
 
 /// Pairs of pod and server that are or were redirected to the proxy. `from_pod` writes them.
 #[map(name = "hf_redirect_v2")]
 pub(crate) static REDIRECTS: LruHashMap<RedirectKey, RedirectValue> =
-    LruHashMap::pinned(redirect::MAX_ENTRIES, 0);
-
-/// Written by `from_pod` of the previous release.
-#[map(name = "hf_redirect_v1")]
-pub(crate) static REDIRECTS_V1: LruHashMap<v1::RedirectKey, v1::RedirectValue> =
     LruHashMap::pinned(redirect::MAX_ENTRIES, 0);
 
 #[map(name = "hf_steer_slots_v1")]

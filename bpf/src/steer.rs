@@ -22,7 +22,7 @@ use aya_ebpf::{
 };
 use shared_maps::{
     Be16, FAMILY_IPV4, FAMILY_IPV6,
-    redirect::{RedirectKey, v1},
+    redirect::RedirectKey,
     steering::{
         HEARTBEAT_DEAD_NS, KIND_FALLBACK, KIND_FREE, KIND_SDP, SLOTS as SLOT_COUNT, socket_index,
     },
@@ -30,7 +30,7 @@ use shared_maps::{
 
 use crate::{
     address::Address,
-    slots::{RANKS, REDIRECTS, REDIRECTS_V1, Ranks, SLOTS, SOCKS},
+    slots::{RANKS, REDIRECTS, Ranks, SLOTS, SOCKS},
 };
 
 const TCP: u32 = 6;
@@ -240,25 +240,12 @@ impl Flow {
     /// Port of the proxy for a flow that is redirected and arrived by this interface.
     #[inline(always)]
     fn redirected_to(&self, ifindex: u32) -> Option<u32> {
-        if let Some(value) = REDIRECTS.get_ptr(self.key()) {
-            // SAFETY: racing writers leave an old or a new value.
-            let (port, from) = unsafe { ((*value).proxy_port, (*value).ifindex) };
-            if from == 0 || from == ifindex {
-                // Zero: policy no longer redirects the flow.
-                return Some(u32::from(port.get())).filter(|port| *port != 0);
-            }
-        }
-        // Made by a program of the previous release.
-        let key = v1::RedirectKey {
-            daddr: self.server.bytes(),
-            ifindex,
-            dport: Be16::new(self.port),
-            protocol: self.protocol,
-            family: self.family,
-        };
-        let value = REDIRECTS_V1.get_ptr(key)?;
-        // SAFETY: as above.
-        Some(u32::from(unsafe { (*value).proxy_port }.get()))
+        let value = REDIRECTS.get_ptr(self.key())?;
+        // SAFETY: racing writers leave an old or a new value.
+        let (port, from) = unsafe { ((*value).proxy_port, (*value).ifindex) };
+        // Zero: policy no longer redirects the flow.
+        let redirected = port.get() != 0 && (from == 0 || from == ifindex);
+        redirected.then(|| u32::from(port.get()))
     }
 }
 

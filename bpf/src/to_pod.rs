@@ -187,10 +187,6 @@ fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Rea
             let now = conntrack::now();
             let tracked = conntrack::look(packet, DIR_OUT, As::Reply, now);
             if let Tracked::Live(value) | Tracked::Refused(value) = tracked {
-                // Only programs of earlier releases made entries of redirected flows.
-                if conntrack::is_redirected(value) && !origin.is_proxy() {
-                    return Err(Reason::ForgedAnswer);
-                }
                 if matches!(tracked, Tracked::Refused(_)) {
                     return Err(Reason::PolicyDenied);
                 }

@@ -100,9 +100,9 @@ pub(crate) fn is_for_proxy(ctx: &TcContext, packet: &Packet) -> bool {
             return false;
         };
         return quoted.saddr.is(packet.daddr)
-            && has_socket(ctx, quoted.protocol, pod.ifindex, &Flow::sent(quoted));
+            && has_socket(ctx, quoted.protocol, &Flow::sent(quoted));
     }
-    has_socket(ctx, packet.protocol, pod.ifindex, &Flow::received(packet))
+    has_socket(ctx, packet.protocol, &Flow::received(packet))
 }
 
 /// A flow as seen from this node. Ports in network order.
@@ -139,7 +139,7 @@ impl Flow {
 }
 
 #[inline(always)]
-fn has_socket(ctx: &TcContext, protocol: u8, ifindex: u32, flow: &Flow) -> bool {
+fn has_socket(ctx: &TcContext, protocol: u8, flow: &Flow) -> bool {
     if protocol != TCP && protocol != UDP {
         return false;
     }
@@ -149,7 +149,7 @@ fn has_socket(ctx: &TcContext, protocol: u8, ifindex: u32, flow: &Flow) -> bool 
         protocol,
         family: flow.family,
     };
-    if redirect::look(&server, flow.local, ifindex) == Note::None {
+    if redirect::look(&server, flow.local) == Note::None {
         return false;
     }
     if protocol == TCP {

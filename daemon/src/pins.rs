@@ -94,12 +94,11 @@ pub fn make(root: &Path, below: &str, may_open: MayOpen) -> Result<File, PinDirE
     Ok(at)
 }
 
-/// Opens a directory that an agent or a proxy made as root; `None` if it does not exist.
-pub fn open(root: &Path, below: &str) -> Result<Option<File>, PinDirError> {
+/// Opens a directory that an agent or a proxy made as root.
+pub fn open(root: &Path, below: &str) -> Result<File, PinDirError> {
     let path = root.join(below);
     match File::open(&path) {
-        Ok(dir) => check(&dir, &path).map(|()| Some(dir)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Ok(dir) => check(&dir, &path).map(|()| dir),
         Err(source) => Err(PinDirError::Io { path, source }),
     }
 }

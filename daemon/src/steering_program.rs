@@ -23,7 +23,7 @@ use aya::{
 use nix::fcntl::Flock;
 use shared_maps::{
     fragment, pin,
-    redirect::{self, RedirectKey, RedirectValue, v1},
+    redirect::{self, RedirectKey, RedirectValue},
     steering::{LINK_NAME, SHOWS_INTERFACE, SLOTS, SLOTS_NAME, SOCKS_NAME, SOCKS_PER_SLOT, Slot},
     user::{Globals, LinkPlace, Map, MapError, MapKind, PinnedLink},
 };
@@ -121,7 +121,7 @@ pub fn link_pin(globals: &Globals) -> PathBuf {
 /// the code of `ours`.
 fn is_good(
     path: &Path,
-    (ours, maps): (&SkLookup, [u32; 4]),
+    (ours, maps): (&SkLookup, [u32; 3]),
     any_code: bool,
 ) -> Result<bool, Box<dyn Error>> {
     let link = FdLink::from(LinkPin::from_pin(path)?);
@@ -190,26 +190,19 @@ pub fn make_maps(globals: &Globals) -> Result<(), MapError> {
     ids_of_maps(globals).map(|_| ())
 }
 
-/// Makes the maps of steering that are missing. The result has the ids of all four.
-fn ids_of_maps(globals: &Globals) -> Result<[u32; 4], MapError> {
+/// Makes the maps of steering that are missing. The result has the ids of all three.
+fn ids_of_maps(globals: &Globals) -> Result<[u32; 3], MapError> {
     let entries = redirect::MAX_ENTRIES;
     let path = globals.path(redirect::NAME);
     let redirect =
         Map::<RedirectKey, RedirectValue>::open_or_create(&path, MapKind::LruHash, entries, 0)?;
-    let path = globals.path(v1::NAME);
-    let redirect_v1 = Map::<v1::RedirectKey, v1::RedirectValue>::open_or_create(
-        &path,
-        MapKind::LruHash,
-        entries,
-        0,
-    )?;
     let path = globals.path(SLOTS_NAME);
     let slots = Map::<u32, Slot>::open_or_create(&path, MapKind::Array, SLOTS, 0)?;
     // The value of a sockmap is a descriptor on update, a cookie on lookup.
     let path = globals.path(SOCKS_NAME);
     let sockets = SLOTS * SOCKS_PER_SLOT;
     let socks = Map::<u32, u32>::open_or_create(&path, MapKind::SockMap, sockets, 0)?;
-    Ok([redirect.id(), redirect_v1.id(), slots.id(), socks.id()])
+    Ok([redirect.id(), slots.id(), socks.id()])
 }
 
 /// Lets the proxies' group take slots.

@@ -174,7 +174,6 @@ impl From<&Counts> for Tally {
 const NONE_LOST: &str = "none lost, none wrong";
 const LOST_AT_ONCE: &str = "lost only its own queries, nothing sent later than 1 s after";
 const LOST_IN_FLIGHT: &str = "lost only its own queries, nothing sent later than 500 ms after";
-const LOST_BY_PREVIOUS: &str = "none lost over UDP; over TCP only as the previous version leaves";
 const COUNTED: &str = "the caused faults are counted as lost and as wrong";
 const FIRST_ANSWER: &str = "first right answer within 250 ms of exec";
 

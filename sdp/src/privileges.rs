@@ -112,7 +112,6 @@ pub struct Privileges {
     pub calls: bool,
     /// Those of them that only older kernels need: CAP_BPF to open a pinned map (before Linux 5.19),
     /// CAP_NET_ADMIN to mark a socket (before 5.17).
-    #[serde(default)]
     pub for_kernel: Vec<String>,
 }
 

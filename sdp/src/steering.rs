@@ -239,7 +239,7 @@ impl Member {
             Access::ReadWrite,
         )?;
         // Two members that join at once must not use the same slot.
-        let _locks = self.lock(&globals, now)?;
+        let _lock = self.lock(&globals, now)?;
         let now_ns = monotonic_ns();
         let mut number = None;
         for candidate in 0..SLOTS.min(slots.max_entries()) {
@@ -280,38 +280,25 @@ impl Member {
     /// Locks the slots without waiting: a refused member tries again with its next heartbeat.
     /// After [`LOCKED_FOR`] it continues without the lock, because the holder hangs. If two
     /// members then use one slot, their next heartbeats show it and one of them leaves.
-    fn lock(&mut self, globals: &Globals, now: Instant) -> Result<Vec<Flock<File>>, JoinError> {
-        let at = |path: PathBuf| {
-            move |source| JoinError::Lock {
-                path: path.display().to_string(),
-                source,
-            }
-        };
-        let own = pins::open(globals.root(), pin::SLOTS_LOCK)?;
-        // Members of earlier releases lock this one, which every local user can open.
-        let common = File::open(globals.dir()).map_err(at(globals.dir()))?;
-        let (first, path, second) = match own {
-            Some(own) => (own, globals.root().join(pin::SLOTS_LOCK), Some(common)),
-            None => (common, globals.dir(), None),
-        };
-        let mut locks = Vec::new();
-        match Flock::lock(first, FlockArg::LockExclusiveNonblock) {
+    fn lock(&mut self, globals: &Globals, now: Instant) -> Result<Option<Flock<File>>, JoinError> {
+        let dir = pins::open(globals.root(), pin::SLOTS_LOCK)?;
+        let path = globals.root().join(pin::SLOTS_LOCK);
+        let errno = match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
             Ok(locked) => {
                 self.refused_since = None;
-                locks.push(locked);
+                return Ok(Some(locked));
             }
-            Err((_, Errno::EWOULDBLOCK)) => {
-                let since = *self.refused_since.get_or_insert(now);
-                if now.saturating_duration_since(since) < LOCKED_FOR {
-                    return Err(at(path)(Errno::EWOULDBLOCK.into()));
-                }
-                tracing::warn!(path = %path.display(), "another process holds the lock of the steering slots for too long; joining without it");
-            }
-            Err((_, errno)) => return Err(at(path)(errno.into())),
+            Err((_, errno)) => errno,
+        };
+        let since = *self.refused_since.get_or_insert(now);
+        if errno != Errno::EWOULDBLOCK || now.saturating_duration_since(since) < LOCKED_FOR {
+            return Err(JoinError::Lock {
+                path: path.display().to_string(),
+                source: errno.into(),
+            });
         }
-        let second = second.map(|dir| Flock::lock(dir, FlockArg::LockExclusiveNonblock));
-        locks.extend(second.and_then(Result::ok));
-        Ok(locks)
+        tracing::warn!(path = %path.display(), "another process holds the lock of the steering slots for too long; joining without it");
+        Ok(None)
     }
 
     /// A slot without sockets: its owner was killed a moment ago, and the kernel removed them.

@@ -34,9 +34,6 @@ pub const FLAG_RX_CLOSING: u16 = 1 << 0;
 pub const FLAG_TX_CLOSING: u16 = 1 << 1;
 /// Value flag: a segment other than the SYN was seen.
 pub const FLAG_SEEN_NON_SYN: u16 = 1 << 4;
-/// Value flag: the flow is redirected to a proxy. Only programs of the first release made entries
-/// for such flows.
-pub const FLAG_PROXY_REDIRECT: u16 = 1 << 6;
 /// Value flag of a [`DIR_IN`] entry: a proxy of this node opened the flow (Cilium's `from_l7lb`).
 pub const FLAG_FROM_PROXY: u16 = 1 << 8;
 /// Value flag of Holdfast, in a bit that Cilium reserves: the other side answered. For TCP: both
@@ -116,10 +113,10 @@ pub struct CtValue {
     /// Identity of the side that opened the connection.
     pub src_sec_id: u32,
     /// When policy last allowed the direction that opened the connection, in the clock of
-    /// `lifetime`. [`REFUSED`]: policy refused it at the last look, or the entry was made by programs
-    /// of an earlier release. (Cilium: time of the last report of the local side.)
+    /// `lifetime`. [`REFUSED`]: policy refused it at the last look. (Cilium: time of the last report
+    /// of the local side.)
     pub last_tx_report: u32,
-    /// Number of the endpoint that the entry belongs to. 0: made by programs of an earlier
-    /// release. (Cilium: time of the last report of the remote side.)
+    /// Number of the endpoint that the entry belongs to. (Cilium: time of the last report of the
+    /// remote side.)
     pub last_rx_report: u32,
 }

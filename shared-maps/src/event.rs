@@ -184,6 +184,5 @@ pub struct Event {
 /// In [`Event::family`]: the packet is ARP. The addresses are those of sender and target, as of IPv4.
 pub const FAMILY_ARP: u8 = 3;
 
-/// In [`Event::flags`]: the packet is ICMP, and [`Event::icmp_type`] is its type. Programs of
-/// earlier releases do not set it.
+/// In [`Event::flags`]: the packet is ICMP, and [`Event::icmp_type`] is its type.
 pub const HAS_ICMP_TYPE: u8 = 1;

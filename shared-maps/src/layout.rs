@@ -7,12 +7,12 @@ use crate::{
     endpoint::EndpointConfig,
     event::{Counter, Event},
     fragment::{FragmentKey, FragmentValue},
-    ipcache::{IpcacheKey, IpcacheValue, IpcacheValueV1},
+    ipcache::{IpcacheKey, IpcacheValue},
     lxc::{LxcKey, LxcValue},
     policy::{PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
     quota::QuotaKey,
-    redirect::{RedirectKey, RedirectValue, v1},
+    redirect::{RedirectKey, RedirectValue},
     steering::Slot,
 };
 
@@ -31,7 +31,6 @@ layout!(LxcValue, size 48, ifindex @ 0, unused @ 4, lxc_id @ 6, flags @ 8, rt_in
     mac @ 16, node_mac @ 24, sec_id @ 32, parent_ifindex @ 36, pad @ 40);
 layout!(IpcacheKey, size 24, prefix_len @ 0, cluster_id @ 4, pad1 @ 6, family @ 7, ip @ 8);
 layout!(IpcacheValue, size 24, sec_identity @ 0, tunnel_endpoint @ 4, pad @ 20, key @ 22, flags @ 23);
-layout!(IpcacheValueV1, size 12, sec_identity @ 0, tunnel_endpoint @ 4, pad @ 8, key @ 10, flags @ 11);
 layout!(PolicyKey, size 12, prefix_len @ 0, sec_label @ 4, egress @ 8, protocol @ 9, dport @ 10);
 layout!(PolicyValue, size 12, proxy_port @ 0, flags @ 2, auth @ 3, precedence @ 4, cookie @ 8);
 layout!(PolicyStatsKey, size 12, endpoint_id @ 0, pad @ 2, prefix_len @ 3, sec_label @ 4,
@@ -48,8 +47,6 @@ layout!(FragmentValue, size 16, seen_at @ 0, mark @ 8, pass @ 12);
 layout!(QuotaKey, size 4, endpoint @ 0, limit @ 2, pad @ 3);
 layout!(RedirectKey, size 36, pod @ 0, server @ 16, port @ 32, protocol @ 34, family @ 35);
 layout!(RedirectValue, size 8, proxy_port @ 0, pad @ 2, ifindex @ 4);
-layout!(v1::RedirectKey, size 24, daddr @ 0, ifindex @ 16, dport @ 20, protocol @ 22, family @ 23);
-layout!(v1::RedirectValue, size 4, proxy_port @ 0, pad @ 2);
 layout!(Slot, size 24, heartbeat @ 0, kind @ 8, owner @ 12, sockets @ 16, proxy_port @ 20);
 layout!(Event, size 72, time @ 0, saddr @ 8, daddr @ 24, remote_identity @ 40, ifindex @ 44,
     len @ 48, sport @ 52, dport @ 54, endpoint @ 56, reason @ 58, family @ 59, protocol @ 60,

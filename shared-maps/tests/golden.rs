@@ -10,11 +10,11 @@ use shared_maps::{
     endpoint::{self, EndpointConfig},
     event::{Counter, Event, HAS_ICMP_TYPE, Reason},
     fragment::{FragmentKey, FragmentValue},
-    ipcache::{self, IpcacheKey, IpcacheValue, IpcacheValueV1},
+    ipcache::{self, IpcacheKey, IpcacheValue},
     lxc::{self, LxcKey, LxcValue, pack_mac},
     policy::{self, PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
-    redirect::{RedirectKey, RedirectValue, v1},
+    redirect::{RedirectKey, RedirectValue},
     steering::{self, Slot},
     user::Record,
 };
@@ -117,30 +117,13 @@ fn ipcache_value() {
         sec_identity: 1000,
         tunnel_endpoint: ipcache::widen([192, 0, 2, 1]),
         key: 3,
-        flags: ipcache::FLAG_HAS_TUNNEL,
+        flags: ipcache::FLAG_SKIP_TUNNEL | ipcache::FLAG_HAS_TUNNEL,
         ..IpcacheValue::default()
     };
     golden(
         tunnelled,
-        &["e8030000", "c0000201", ZERO12, "0000", "03", "02"],
+        &["e8030000", "c0000201", ZERO12, "0000", "03", "03"],
     );
-}
-
-#[test]
-fn ipcache_value_of_the_older_map() {
-    let value = IpcacheValueV1 {
-        sec_identity: 16_777_217,
-        ..IpcacheValueV1::default()
-    };
-    golden(value, &["01000001", "00000000", "0000", "00", "00"]);
-    let tunnelled = IpcacheValueV1 {
-        sec_identity: 1000,
-        tunnel_endpoint: [192, 0, 2, 1],
-        key: 3,
-        flags: ipcache::FLAG_SKIP_TUNNEL,
-        ..IpcacheValueV1::default()
-    };
-    golden(tunnelled, &["e8030000", "c0000201", "0000", "03", "01"]);
 }
 
 #[test]
@@ -287,7 +270,7 @@ fn conntrack_value() {
         packets: 1,
         bytes: 60,
         lifetime: 0x0001_0203,
-        flags: conntrack::FLAG_PROXY_REDIRECT | conntrack::FLAG_SEEN_NON_SYN,
+        flags: conntrack::FLAG_FROM_PROXY | conntrack::FLAG_SEEN_NON_SYN,
         tx_flags_seen: 0x02,
         rx_flags_seen: 0x12,
         src_sec_id: 1000,
@@ -302,7 +285,7 @@ fn conntrack_value() {
             "0100000000000000",
             "3c00000000000000", // packets, bytes
             "03020100",
-            "5000",
+            "1001",
             "0000",
             "0000", // lifetime, flags, reverse NAT, NAT port
             "02",
@@ -359,23 +342,6 @@ fn redirects() {
         ifindex: 9,
     };
     golden(value, &["276e", "0000", "09000000"]);
-}
-
-#[test]
-fn redirects_of_the_previous_release() {
-    let key = v1::RedirectKey {
-        daddr: ipcache::widen([192, 0, 2, 53]),
-        ifindex: 9,
-        dport: Be16::new(53),
-        protocol: 17,
-        family: shared_maps::FAMILY_IPV4,
-    };
-    golden(key, &["c0000235", ZERO12, "09000000", "0035", "11", "01"]);
-    let value = v1::RedirectValue {
-        proxy_port: Be16::new(10094),
-        pad: 0,
-    };
-    golden(value, &["276e", "0000"]);
 }
 
 #[test]

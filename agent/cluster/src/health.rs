@@ -66,7 +66,6 @@ pub struct ClusterView {
     /// One entry for each kind in [`RESOURCES`].
     pub watches: Vec<WatchHealth>,
     /// Why the object about this node cannot be written; none = it is written.
-    #[serde(default)]
     pub own_node: Option<String>,
     /// Why the startup taint of this node cannot be removed; none = it is not there, or the agent
     /// is not ready yet.
@@ -76,10 +75,8 @@ pub struct ClusterView {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes_without_agent: Vec<NodeWithoutAgent>,
     /// Why refused objects are not reported in the cluster; none = they are, or there are none.
-    #[serde(default)]
     pub report_problem: Option<String>,
     /// Why the stored list of the cluster does not stand in; none = there is none, or it does.
-    #[serde(default)]
     pub stored_problem: Option<String>,
 }
 
@@ -104,7 +101,6 @@ pub struct WatchHealth {
     pub reason: Option<String>,
     /// A stored listing stands in until the watch has listed: how long ago it was right, seconds;
     /// none = the watch has listed, or there is no stored listing.
-    #[serde(default)]
     pub stored_seconds: Option<u64>,
 }
 

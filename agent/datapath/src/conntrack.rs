@@ -207,20 +207,16 @@ impl Addresses {
     }
 
     /// Whether the connection belongs to an endpoint that is gone, or that has the address no
-    /// longer. An entry of an earlier release does not name its endpoint, and link-local addresses
-    /// are in no table.
+    /// longer. Link-local addresses are in no table.
     /// Without any endpoint nothing is lost: the table may be another one.
     fn have_lost(&self, endpoint: IpAddr, value: &CtValue) -> bool {
         if self.ids.is_empty() {
             return false;
         }
-        let owner = value.last_rx_report;
-        let is_known = |id: u16| owner == 0 || owner == u32::from(id);
+        let is_owner = |id: &u16| value.last_rx_report == u32::from(*id);
         match endpoint {
-            IpAddr::V6(ip) if ip.is_unicast_link_local() => {
-                owner != 0 && !self.ids.iter().any(|id| owner == u32::from(*id))
-            }
-            _ => !self.of.get(&endpoint).is_some_and(|id| is_known(*id)),
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => !self.ids.iter().any(is_owner),
+            _ => !self.of.get(&endpoint).is_some_and(is_owner),
         }
     }
 }
@@ -262,14 +258,11 @@ mod tests {
             of: HashMap::from([(pod, 7)]),
             ids: HashSet::from([7]),
         };
-        // Address, owner, whether it is lost. Owner 0: of an earlier release.
+        // Address, owner, whether it is lost.
         let rows = [
             (pod, 7, false),
-            (pod, 0, false),
             (pod, 8, true),
-            (IpAddr::from([10, 0, 0, 2]), 0, true),
             (IpAddr::from([10, 0, 0, 2]), 7, true),
-            (near, 0, false),
             (near, 7, false),
             (near, 8, true),
         ];

@@ -25,13 +25,10 @@ pub struct KernelView {
     /// `TCX links` or `tc filters`.
     pub attachment: String,
     /// What it lacks; empty if there is nothing.
-    #[serde(default)]
     pub lacks: Vec<Lack>,
     /// Programs and filters of others on interfaces of endpoints.
-    #[serde(default)]
     pub others: Vec<String>,
     /// Interfaces that send nothing because they were an endpoint's, and no agent knows it any more.
-    #[serde(default)]
     pub left: Vec<String>,
 }
 

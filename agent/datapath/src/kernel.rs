@@ -42,7 +42,7 @@ const SWEEP_AGAIN: Duration = Duration::from_secs(2);
 
 /// Maps that the programs of all endpoints share. A pin that goes missing would part endpoints
 /// attached later from those before.
-pub const SHARED_PINS: [&str; 16] = [
+pub const SHARED_PINS: [&str; 15] = [
     lxc::NAME,
     ipcache::NAME,
     conntrack::NAME_TCP4,
@@ -54,7 +54,6 @@ pub const SHARED_PINS: [&str; 16] = [
     event::COUNTERS_NAME,
     event::NAME,
     redirect::NAME,
-    redirect::v1::NAME,
     steering::SLOTS_NAME,
     steering::SOCKS_NAME,
     quota::NAME,

@@ -202,13 +202,6 @@ pub fn install_missing() -> Result<(), NftablesError> {
     Ok(())
 }
 
-/// Whether packets without a mark are dropped. Otherwise an older agent may have run last, whose programs
-/// set none.
-pub fn is_judging() -> Result<bool, NftablesError> {
-    let chain = Message::get_chain(Family::Inet, JUDGED_PACKETS.name);
-    Ok(Netfilter::open()?.get(&chain)?.is_some())
-}
-
 /// Removes the table of a family, as an uninstall does. Gives whether it was there.
 pub fn remove(family: Family) -> Result<bool, NftablesError> {
     let mut netfilter = Netfilter::open()?;

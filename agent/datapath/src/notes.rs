@@ -8,18 +8,14 @@ use std::{collections::HashSet, net::Ipv6Addr};
 use shared_maps::{
     FAMILY_IPV6,
     lxc::{LxcKey, LxcValue},
-    redirect::{self, RedirectKey, RedirectValue, v1},
+    redirect::{self, RedirectKey, RedirectValue},
     user::{Access, Globals, Map, MapError, MapKind},
 };
 
 /// Removes the notes of pods that are in `lxc` no longer.
 pub(super) fn sweep(globals: &Globals, lxc: &Map<LxcKey, LxcValue>) -> Result<(), MapError> {
-    let mut addresses = HashSet::new();
-    let mut interfaces = HashSet::new();
-    for (key, value) in lxc.entries()?.found {
-        addresses.insert((key.ip, key.family));
-        interfaces.insert(value.ifindex);
-    }
+    let endpoints = lxc.entries()?.found.into_iter();
+    let addresses: HashSet<_> = endpoints.map(|(key, _)| (key.ip, key.family)).collect();
     let notes: Map<RedirectKey, RedirectValue> = Map::open(
         &globals.path(redirect::NAME),
         MapKind::LruHash,
@@ -27,13 +23,6 @@ pub(super) fn sweep(globals: &Globals, lxc: &Map<LxcKey, LxcValue>) -> Result<()
     )?;
     for (key, _) in notes.entries()?.found {
         if !addresses.contains(&(key.pod, key.family)) && !is_link_local(&key) {
-            notes.remove(&key)?;
-        }
-    }
-    let notes: Map<v1::RedirectKey, v1::RedirectValue> =
-        Map::open(&globals.path(v1::NAME), MapKind::LruHash, Access::ReadWrite)?;
-    for (key, _) in notes.entries()?.found {
-        if !interfaces.contains(&key.ifindex) {
             notes.remove(&key)?;
         }
     }

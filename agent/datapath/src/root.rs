@@ -1,7 +1,7 @@
 //! The BPF root: its directories, and the lock of the one agent that owns them.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io,
     path::{Path, PathBuf},
     time::Duration,
@@ -12,13 +12,7 @@ use nix::{
     fcntl::Flock,
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
-use shared_maps::{
-    pin,
-    user::{Access, Globals},
-};
-
-/// Beginning of the agent's process name.
-const AGENT: &str = "holdfast-agent";
+use shared_maps::pin;
 
 /// Why the BPF root cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -70,10 +64,7 @@ impl BpfRootLock {
         let Some(dir) = pins::lock(dir, Duration::ZERO).map_err(failed)? else {
             return Err(busy(root, pins::holder(&holder)));
         };
-        match writer_without_lock(root) {
-            Some(pid) => Err(busy(root, Some(pid))),
-            None => Ok(Self { _dir: dir }),
-        }
+        Ok(Self { _dir: dir })
     }
 }
 
@@ -99,41 +90,6 @@ fn busy(root: &Path, pid: Option<u32>) -> RootError {
     }
 }
 
-/// An agent of a release that did not lock the BPF root: it holds `cilium_lxc` open for writing,
-/// which clients and proxies do not.
-fn writer_without_lock(root: &Path) -> Option<u32> {
-    let map = Globals::new(root).lxc(Access::ReadOnly).ok()?;
-    let agents = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
-        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-        let name = fs::read_to_string(entry.path().join("comm")).ok()?;
-        (pid != std::process::id() && name.starts_with(AGENT)).then_some(pid)
-    });
-    agents.into_iter().find(|pid| writes(*pid, map.id()))
-}
-
-/// Whether a process has a descriptor of this map for writing.
-fn writes(pid: u32, map: u32) -> bool {
-    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fdinfo")) else {
-        return false;
-    };
-    let mut infos = descriptors
-        .flatten()
-        .filter_map(|entry| fs::read_to_string(entry.path()).ok());
-    infos.any(|info| is_writer(&info, map))
-}
-
-/// Reads `fdinfo` of proc(5): `flags` in octal, and of a BPF map its `map_id`.
-fn is_writer(info: &str, map: u32) -> bool {
-    let field = |name: &str| {
-        let mut lines = info.lines();
-        lines.find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
-    };
-    let is_map = field("map_id:").is_some_and(|id| id == map.to_string());
-    let flags = field("flags:").and_then(|flags| u32::from_str_radix(&flags, 8).ok());
-    // The access mode: 0 is reading alone.
-    is_map && flags.is_some_and(|flags| flags & 0o3 != 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,15 +99,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let error = BpfRootLock::take(dir.path()).unwrap_err();
         assert!(error.to_string().contains("mount -t bpf"), "{error}");
-    }
-
-    #[test]
-    fn the_writers_of_a_map_are_read_from_its_descriptors() {
-        let info = "pos:\t0\nflags:\t02000002\nmnt_id:\t16\nino:\t5\nmap_type:\t1\nmap_id:\t77\n";
-        assert!(is_writer(info, 77));
-        assert!(!is_writer(info, 7));
-        assert!(!is_writer(&info.replace("02000002", "02000000"), 77));
-        assert!(!is_writer("pos:\t0\nflags:\t02000002\n", 77));
     }
 
     #[test]

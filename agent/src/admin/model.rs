@@ -38,24 +38,18 @@ pub struct Status {
     pub problems: Vec<String>,
     /// Documents that are valid and may not mean what their authors think, as text. They are no
     /// problems of the agent.
-    #[serde(default)]
     pub warnings: Vec<String>,
     /// How far limits are used up.
     pub limits: Vec<LimitView>,
     /// Quotas of the datapath that endpoints reached.
-    #[serde(default)]
     pub quotas: Vec<QuotaView>,
     /// Repairs of the node's part of the datapath.
-    #[serde(default)]
     pub repairs: Vec<RepairsView>,
     /// How programs are attached, and what the kernel lacks.
-    #[serde(default)]
     pub kernel: KernelView,
     /// The cluster that objects and policies are read from.
-    #[serde(default)]
     pub cluster: Option<ClusterView>,
     /// Where names of EgressFirewalls are refreshed.
-    #[serde(default)]
     pub resolver: Option<ResolverView>,
     /// Pods of this node that ran before they were under policy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -8,7 +8,6 @@ use agent_datapath::{
     closed::ClosedInterfaces,
     features::KernelView,
     files::{StateFiles, background::BackgroundFiles},
-    group,
     interfaces::Interfaces,
     kernel::{KernelConfig, KernelDatapath},
     nftables, routing,
@@ -51,7 +50,7 @@ pub(super) async fn prepare(
     let channel = runner::channel();
     let written = write_names(&files, &channel.0)?;
     // Before the programs, which need the types of connection tracking: the rules load that module.
-    if let Err(error) = install_rules() {
+    if let Err(error) = nftables::install_missing() {
         tracing::error!(%error, "cannot install the nftables rules: DNS queries to addresses that this node translates time out, and a pod with NET_ADMIN and an ifb device can bypass its policy");
     }
     let datapath = Box::new(KernelDatapath::prepare(
@@ -96,15 +95,6 @@ fn write_names(files: &StateFiles, core: &CoreHandle) -> Result<BackgroundFiles>
         let _gone = core.send_blocking(Event::NamesKept(result));
     };
     BackgroundFiles::start(files.clone(), send).context("starting the files' thread")
-}
-
-fn install_rules() -> Result<(), nftables::NftablesError> {
-    if !nftables::is_judging()? {
-        // The attached programs may be an older agent's, until they are replaced.
-        let left = group::leave_all();
-        left.unwrap_or_else(|error| tracing::error!(%error, "cannot change interfaces' groups"));
-    }
-    nftables::install_missing()
 }
 
 fn upkeep(

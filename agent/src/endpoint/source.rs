@@ -78,8 +78,6 @@ const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 const ENDED: &str = "the process or the interface that it was added by is gone, and another process \
     may have that number now";
 
-const ADD_AGAIN: &str = "add it again with labels of its own (`holdfast-agent endpoint add`)";
-
 type Deliver = dyn Fn(SourceEvent<EndpointSpec>) + Send + Sync;
 
 /// All endpoint documents with what became of each. One event stream for both
@@ -365,26 +363,12 @@ impl EndpointBook {
     pub fn unresolved(&self) -> Vec<Unresolved> {
         let state = self.state.lock();
         let unresolved = state.problems.unresolved.iter();
-        let unresolved = unresolved.map(|(key, reason)| (key.clone(), reason.clone()));
-        let in_part = state.documents.iter().filter_map(|(key, document)| {
-            let left_out = document.left_out();
-            let reason = (!left_out.is_empty()).then(|| without(&left_out, ADD_AGAIN))?;
-            Some((key.clone(), reason))
+        let unresolved = unresolved.map(|(key, reason)| Unresolved {
+            key: key.clone(),
+            reason: reason.clone(),
         });
-        let all = unresolved.chain(in_part);
-        let all = all.map(|(key, reason)| Unresolved { key, reason });
-        all.collect()
+        unresolved.collect()
     }
-}
-
-/// Why an endpoint does not have labels that an earlier release accepted. `remedy` gives it others.
-pub(crate) fn without(left_out: &[&str], remedy: &str) -> String {
-    format!(
-        "only the agent gives {}, which an earlier release accepted: the endpoint does not have it, and \
-         is restricted in both directions as with enable-policy: always, unless it has a mode of its \
-         own; {remedy}",
-        left_out.join(", ")
-    )
 }
 
 impl State {

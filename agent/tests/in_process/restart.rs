@@ -43,37 +43,6 @@ async fn numbers_and_learned_addresses_survive() {
 }
 
 #[tokio::test]
-async fn an_endpoint_with_a_label_that_only_the_agent_gives_is_restricted_after_a_restart() {
-    let lab = Lab::start();
-    let mut host = pod();
-    host.labels = vec!["reserved:host".to_owned()];
-    lab.sync(Vec::new(), vec![host]).await;
-    let before = lab.core.snapshot().await.unwrap().endpoints.remove(0);
-    assert!(!before.egress_enforced && !before.ingress_enforced);
-    let (dir, memory) = lab.stop().await;
-
-    let files = StateFiles::open(&dir.path().join("state")).unwrap();
-    let found = lab::found(&files, &memory);
-    let spec = found.restored.endpoints[0].spec();
-    let reserved = |label: &String| label.starts_with("reserved:");
-    assert!(!spec.labels.iter().any(reserved), "{:?}", spec.labels);
-    let [text] = &found.damaged[..] else {
-        panic!("{:?}", found.damaged);
-    };
-    for part in ["dir/pod.yaml", "reserved:host", "labels of its own"] {
-        assert!(text.contains(part), "{text}");
-    }
-    // Its document is refused now: its source delivers the endpoint of the last run.
-    let lab = Lab::start_in(dir, memory);
-    lab.sync(Vec::new(), vec![spec]).await;
-    let after = lab.core.snapshot().await.unwrap().endpoints.remove(0);
-    assert_eq!(after.id, before.id);
-    assert!(after.egress_enforced && after.ingress_enforced, "{after:?}");
-    assert!(!after.labels.iter().any(reserved), "{:?}", after.labels);
-    assert_ne!(after.identity, before.identity);
-}
-
-#[tokio::test]
 async fn damaged_files_are_set_aside_and_the_start_continues() {
     let lab = Lab::start_synced().await;
     let endpoint = lab.endpoint().await;

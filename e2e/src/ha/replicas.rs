@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use shared_maps::{ipcache, lxc};
 
 use super::setup::{LEAVES, Running, Setup, now, replica_name};
-use super::{LOST_BY_PREVIOUS, Redirect, Row, in_flight};
+use super::{Redirect, Row, in_flight};
 use crate::node::SdpOptions;
 use crate::process::Program;
 use crate::shell;
@@ -26,11 +26,9 @@ pub(super) fn rolled(setup: &Setup, other: Option<&Path>) -> Result<Vec<Row>> {
     let _agent = setup.agent(&setup.agent_options())?;
     let start = |setup: &Setup, number| surge(setup, number, other);
     let replicas = [start(setup, 0)?, start(setup, 1)?];
-    // The previous version closes connections between two queries.
-    let ends = other.map_or(Ends::WithAnAnswer, |_| Ends::AtAnyTime);
     let load = setup.load()?;
     let rolled = roll(setup, &load, replicas, start)?;
-    finish(load, &rolled, ends)
+    finish(load, &rolled)
 }
 
 /// Kills the agent first, and starts it again when all replicas are replaced.
@@ -44,7 +42,7 @@ pub(super) fn without_agent(setup: &Setup) -> Result<Vec<Row>> {
     let rolled = roll(setup, &load, replicas, start)?;
     let _agent = setup.lab.start_agent(&setup.agent_options())?;
     setup.lab.proxies_in_step()?;
-    finish(load, &rolled, Ends::WithAnAnswer)
+    finish(load, &rolled)
 }
 
 /// The same between the previous version and this one.
@@ -76,14 +74,7 @@ pub(super) fn without_maps(setup: &Setup) -> Result<Vec<Row>> {
     );
     let load = setup.load()?;
     let rolled = roll(setup, &load, replicas, unsteered)?;
-    finish(load, &rolled, Ends::WithAnAnswer)
-}
-
-/// When a proxy that leaves ends lasting connections.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Ends {
-    WithAnAnswer,
-    AtAnyTime,
+    finish(load, &rolled)
 }
 
 /// Observations while replicas were replaced.
@@ -116,12 +107,6 @@ impl Rolled {
             Some(leave) => format!("while replica {} left", leave.number),
             None => "while no replica left".to_owned(),
         }
-    }
-
-    /// Whether the previous version's replica was leaving then.
-    fn is_of_previous(&self, sent: u64) -> bool {
-        let mut of_previous = self.leaves.iter().filter(|leave| is_previous(leave.number));
-        of_previous.any(|leave| leave.within.contains(&sent))
     }
 }
 
@@ -172,12 +157,12 @@ fn roll(
     })
 }
 
-fn finish(load: Running<'_>, rolled: &Rolled, ends: Ends) -> Result<Vec<Row>> {
+fn finish(load: Running<'_>, rolled: &Rolled) -> Result<Vec<Row>> {
     let report = load.finish()?;
     let closed = report.tcp.reopened;
     let crossed = report.tcp.crossed;
     ensure!(
-        ends == Ends::AtAnyTime || crossed == 0,
+        crossed == 0,
         "{crossed} queries met the closing of their connection"
     );
     let note = format!(
@@ -193,13 +178,6 @@ fn finish(load: Running<'_>, rolled: &Rolled, ends: Ends) -> Result<Vec<Row>> {
     let mut row = Row::none_lost(String::new(), &report, note);
     for (when, number) in losses {
         row.note += &format!("; {number} lost {when}");
-    }
-    if ends == Ends::AtAnyTime {
-        // It may close a connection on which a query is arriving. Its kernel then resets the
-        // connection.
-        let of_previous = lost_at.iter().all(|sent| rolled.is_of_previous(*sent));
-        row.holds = row.wrong == 0 && row.right > 0 && report.udp.lost == 0 && of_previous;
-        row.promise = LOST_BY_PREVIOUS;
     }
     Ok(vec![row])
 }

@@ -265,36 +265,6 @@ fn a_query_of_the_proxy_is_judged_by_its_client() {
 }
 
 #[test]
-fn an_entry_of_an_earlier_release_is_judged_and_not_cut() {
-    with_kernel(|k| {
-        k.allow(PEER, INGRESS, UDP, 90)?;
-        for (pod, peer, _) in FAMILIES {
-            k.receive(&frame(peer, pod, udp(5000, 90)), From::Outside)?;
-        }
-        let older = |value: &mut CtValue| {
-            value.last_tx_report = 0;
-            value.last_rx_report = 0;
-        };
-        rewrite(k, older)?;
-        for (pod, peer, _) in FAMILIES {
-            let reply = frame(pod, peer, udp(90, 5000));
-            assert_eq!(k.send(&reply)?.reason, Reason::Reply, "not cut");
-        }
-        rewrite(k, |value| {
-            assert_eq!(value.last_rx_report, u32::from(ENDPOINT.0));
-            assert_ne!(value.last_tx_report, 0);
-            older(value);
-        })?;
-        k.forget(PolicyKey::new(PEER, INGRESS, UDP, 90, 16))?;
-        for (pod, peer, _) in FAMILIES {
-            let reply = frame(pod, peer, udp(90, 5000));
-            assert_eq!(k.send(&reply)?.reason, Reason::PolicyDenied, "judged");
-        }
-        Ok(())
-    });
-}
-
-#[test]
 fn a_pod_inherits_no_connection_of_an_earlier_pod_with_its_address() {
     with_kernel(|k| {
         // Policy lets everyone open connections to both pods.

@@ -4,21 +4,18 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use agent_datapath::events::EventReader;
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use holdfast_e2e::kernel::{
     From, IFINDEX, Kernel, PEER, PEER4, PEER6, POD4, POD6, PROXY_PORT, STRANGER4, STRANGER6,
     attachment, with_kernel,
 };
 use holdfast_e2e::packet::{ACK, FIN, Packet, SYN, Transport, tcp, udp, unreachable};
-use shared_maps::conntrack::{
-    CtKey4, CtValue, DIR_OUT, FLAG_PROXY_REDIRECT, FLAG_SEEN_NON_SYN, LIFETIME_TCP,
-};
+use shared_maps::IdentityId;
 use shared_maps::event::Reason;
 use shared_maps::mark::{self, JUDGED, MAGIC_FROM_EGRESS_PROXY, MAGIC_TO_PROXY, to_proxy};
 use shared_maps::policy::{EGRESS, INGRESS, PolicyKey, PolicyValue};
-use shared_maps::redirect::{self, RedirectKey, RedirectValue, v1};
+use shared_maps::redirect::{self, RedirectKey, RedirectValue};
 use shared_maps::user::{MapKind, monotonic_ns};
-use shared_maps::{Be16, IdentityId};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -71,10 +68,6 @@ fn forget_notes(k: &Kernel) -> Result<()> {
     let notes = k.open::<RedirectKey, RedirectValue>(redirect::NAME, MapKind::LruHash)?;
     for (key, _) in notes.entries()?.found {
         notes.remove(&key)?;
-    }
-    let older = k.open::<v1::RedirectKey, v1::RedirectValue>(v1::NAME, MapKind::LruHash)?;
-    for (key, _) in older.entries()?.found {
-        older.remove(&key)?;
     }
     Ok(())
 }
@@ -194,36 +187,6 @@ fn direct_answers_in_flight_pass_in_the_second_in_which_policy_begins_to_redirec
             expect(k, &redirected, From::Outside, false, forged)?;
             expect(k, &redirected, PROXY, true, Reason::Reply)?;
         }
-        Ok(())
-    });
-}
-
-#[test]
-fn entries_of_an_earlier_release_still_identify_its_flows() {
-    with_kernel(|k| {
-        k.redirect_dns()?;
-        let key = CtKey4 {
-            daddr: [10, 9, 1, 2],
-            saddr: [192, 0, 2, 53],
-            dport: Be16::new(53),
-            sport: Be16::new(4000),
-            nexthdr: TCP,
-            flags: DIR_OUT,
-        };
-        let value = CtValue {
-            lifetime: u32::try_from(monotonic_ns() / 1_000_000_000)? + LIFETIME_TCP,
-            flags: FLAG_PROXY_REDIRECT | FLAG_SEEN_NON_SYN,
-            ..CtValue::default()
-        };
-        k.conntrack4(true)?.set(&key, &value)?;
-        let answer = frame(PEER4, POD4, tcp(53, 4000, ACK));
-        expect(k, &answer, From::Outside, false, Reason::ForgedAnswer)?;
-        expect(k, &answer, PROXY, true, Reason::Reply)?;
-        // Its next packet removes the entry, which closing would not do.
-        asks(k, &frame(POD4, PEER4, tcp(4000, 53, FIN | ACK)))?;
-        expect(k, &answer, PROXY, true, Reason::Reply)?;
-        let ended = k.conntrack4(true)?.get(&key)?.context("entry")?;
-        assert_eq!(ended.lifetime, 0);
         Ok(())
     });
 }

@@ -177,16 +177,6 @@ fn a_lost_redirect_entry_admits_no_direct_answer() {
         for (key, _) in map.entries()?.found {
             map.remove(&key)?;
         }
-        let older: shared_maps::user::Map<
-            shared_maps::redirect::v1::RedirectKey,
-            shared_maps::redirect::v1::RedirectValue,
-        > = k.open(
-            shared_maps::redirect::v1::NAME,
-            shared_maps::user::MapKind::LruHash,
-        )?;
-        for (key, _) in older.entries()?.found {
-            older.remove(&key)?;
-        }
         let answer = frame(PEER4, POD4, udp(53, 4000));
         drops(k, "direct", &answer, From::Outside, Reason::ForgedAnswer)?;
         let proxy = From::Local(MAGIC_FROM_EGRESS_PROXY);

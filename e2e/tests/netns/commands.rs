@@ -218,8 +218,7 @@ fn maps(asked: &mut Asked<'_>, id: u64) {
         &["bpf", "ct", "list", "--bpf-root", &root],
         &["TCP", "out", "203.0.113.10:80", "198.51.100.10:80"],
         &[
-            json!({"protocol": "TCP", "direction": "out", "to": "203.0.113.10:80",
-                   "redirected": false}),
+            json!({"protocol": "TCP", "direction": "out", "to": "203.0.113.10:80"}),
             json!({"protocol": "TCP", "to": "198.51.100.10:80"}),
             json!({"protocol": "TCP", "to": "[2001:db8:113::a]:80"}),
         ],

@@ -50,8 +50,7 @@ fn the_previous_agent_and_this_one_continue_with_each_others_state() {
         let mut agent = lab.start_agent(&options(Some(previous.clone())))?;
         lab.add_endpoint(&lab.a, WEB)?;
         lab.add_endpoint(&lab.b, CLIENT)?;
-        // The user that may read an agent's socket and maps has changed since.
-        let _sdp = lab.start_sdp(&SdpOptions::default().flag("--user=root"))?;
+        let _sdp = lab.start_sdp(&SdpOptions::default())?;
         lab.connected("one")?;
         for pod in [&lab.a, &lab.b] {
             pod.ask(&Query::a("www.good.test", DNS4))?
@@ -75,13 +74,6 @@ fn the_previous_agent_and_this_one_continue_with_each_others_state() {
                 agent.kill_9()?;
             } else {
                 agent.terminate(SOON)?;
-            }
-            if program.is_some() {
-                // Its programs set no mark, and it does not know these tables: docs/src/restart.md.
-                for family in ["inet", "bridge", "arp"] {
-                    let table = ["delete", "table", family, "holdfast_v1"];
-                    lab.node.run("nft", &table)?;
-                }
             }
             agent = lab.start_agent(&options(program))?;
             let step = format!("start {number}");

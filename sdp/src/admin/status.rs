@@ -40,16 +40,12 @@ pub(crate) struct Status {
     pub missing: Vec<Missing>,
     /// Whether it is on its way out.
     pub leaving: bool,
-    #[serde(default)]
     pub drain: Draining,
     pub proxy_port: u16,
     /// Addresses of the listeners, UDP and TCP each.
-    #[serde(default)]
     pub listeners: Vec<SocketAddr>,
     /// Number of UDP workers, each with a thread of its own.
-    #[serde(default)]
     pub workers: usize,
-    #[serde(default)]
     pub under_way: Work,
     pub agent: LinkStatus,
     /// Endpoints that have DNS rules.
@@ -59,10 +55,8 @@ pub(crate) struct Status {
     /// How packets are steered to this proxy.
     pub steering: Steering,
     /// Every proxy of this node that has steering slots.
-    #[serde(default)]
     pub replicas: Vec<Replica>,
     /// Source address of queries to servers.
-    #[serde(default)]
     pub transparent: Mode,
     /// Remaining rights of the process.
     pub privileges: Privileges,
@@ -71,7 +65,6 @@ pub(crate) struct Status {
     /// State of the journal, which stores mappings that are not durable.
     pub journal: JournalStatus,
     /// State of the file with a Cilium agent's rules for a start without it.
-    #[serde(default)]
     pub rules_journal: RulesJournalStatus,
     /// The query log, if it is on.
     pub query_log: Option<QueryLogStatus>,
@@ -80,7 +73,6 @@ pub(crate) struct Status {
     /// Answers by outcome; outcomes that did not occur are left out.
     pub answers: Vec<Counted>,
     /// Warnings and errors of late, the latest first.
-    #[serde(default)]
     pub troubles: Vec<RecentWarning>,
 }
 

@@ -13,7 +13,6 @@ const MIGRATE: &str = "/proc/sys/net/ipv4/tcp_migrate_req";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Steering {
     /// Whether slots decide which packets come here.
-    #[serde(default)]
     pub on: bool,
     /// Slots that are ours; empty where the kernel's hash spreads packets.
     pub slots: Vec<u32>,

@@ -83,10 +83,8 @@ pub struct LinkStatus {
     /// The last revision that was refused, and why.
     pub refused_rules: Option<String>,
     /// Endpoints whose rules are in force although the agent has not said them in this session.
-    #[serde(default)]
     pub kept_endpoints: usize,
     /// Rows of Cilium's rules that were passed over: they are of no transport that DNS has here.
-    #[serde(default)]
     pub skipped_rows: u64,
 }
 

@@ -40,8 +40,6 @@ struct Head {
     version: u64,
     server: Option<String>,
     cluster: Option<String>,
-    /// Files of releases before have none.
-    #[serde(default)]
     authorities: Vec<String>,
 }
 
@@ -121,7 +119,7 @@ fn next(lines: &mut Lines<BufReader<File>>) -> io::Result<Option<String>> {
 }
 
 /// Whether the objects are of this cluster: by its uid, and as long as that is unknown by the
-/// certificates of its authorities. A file that does not name them is accepted.
+/// certificates of its authorities. A file that names none is accepted.
 fn identify(
     path: &Path,
     origin: &Origin,

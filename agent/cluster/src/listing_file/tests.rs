@@ -217,9 +217,13 @@ fn the_list_of_another_cluster_at_the_same_address_is_refused_by_its_uid_or_its_
     assert_eq!(refused(&both, None), None);
     assert_eq!(refused(&none, None), None);
 
-    // A file of the releases that stored no fingerprints.
+    // A file that was written without a CA.
     let text = fs::read_to_string(&path).unwrap();
-    fs::write(&path, text.replace(r#""authorities":["0a"],"#, "")).unwrap();
+    fs::write(
+        &path,
+        text.replace(r#""authorities":["0a"]"#, r#""authorities":[]"#),
+    )
+    .unwrap();
     assert_eq!(refused(&blue, None), None);
     assert!(refused(&blue, uid("blue")).is_some());
 

@@ -160,9 +160,6 @@ pub struct Restored {
     /// Every readable `ep_config.json` ([`crate::endpoint::config_file::parse`]).
     pub endpoints: Vec<EndpointFile>,
     pub ipcache: Vec<(IpcacheKey, IpcacheValue)>,
-    /// Dump of the ipcache of an older release, if there is none of this one: numbers to ask
-    /// for again, in no map that programs of this release read.
-    pub older_ipcache: Vec<(IpcacheKey, IdentityId)>,
     pub lxc: Vec<(LxcKey, LxcValue)>,
     /// Dumps of the policy maps that are pinned.
     pub policy_maps: Vec<(EndpointId, Vec<(PolicyKey, PolicyValue)>)>,

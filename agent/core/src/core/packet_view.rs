@@ -22,10 +22,8 @@ pub struct PacketView {
     /// IP protocol number; 0 = not IP.
     pub protocol: u8,
     /// Whether it is ARP: `source` is the sender, and `destination` the target.
-    #[serde(default)]
     pub arp: bool,
     /// ICMP type, of ICMP packets that have one.
-    #[serde(default)]
     pub icmp_type: Option<u8>,
     /// Source address and port; empty = neither IP nor ARP.
     pub source: String,
@@ -36,13 +34,10 @@ pub struct PacketView {
     /// Length of the packet, bytes.
     pub length: u32,
     /// Identity of the endpoint; 0 = it is gone.
-    #[serde(default)]
     pub identity: u32,
     /// Key of the endpoint at its source; empty if the endpoint is gone.
-    #[serde(default)]
     pub key: String,
     /// Names that the endpoint learned the remote address for.
-    #[serde(default)]
     pub names: Vec<String>,
     /// The pod or the Service that has the remote address, for example `Pod/shop/web-1`; none if the
     /// cluster's documents describe none there.
@@ -50,7 +45,6 @@ pub struct PacketView {
     pub object: Option<String>,
     /// Rules that decide, by the policy in force when this was asked for. Without any: no rule
     /// allows it, or nothing is restricted, or policy has no say.
-    #[serde(default)]
     pub rules: Vec<RuleView>,
 }
 

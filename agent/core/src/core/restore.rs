@@ -444,11 +444,7 @@ fn former_rules(restored: &Restored) -> BTreeSet<RuleKey> {
 /// What prefixes had before the start.
 fn numbers(restored: &Restored) -> impl Iterator<Item = (IpNet, IdentityId)> {
     let ipcache = restored.ipcache.iter();
-    let ipcache = ipcache.map(|(key, value)| (key, IdentityId(value.sec_identity)));
-    let older = restored.older_ipcache.iter().map(|(key, id)| (key, *id));
-    ipcache
-        .chain(older)
-        .filter_map(|(key, id)| Some((prefix_of(key)?, id)))
+    ipcache.filter_map(|(key, value)| Some((prefix_of(key)?, IdentityId(value.sec_identity))))
 }
 
 /// Numbers of pods that are in the maps and that neither the checkpoint nor a file has: no other

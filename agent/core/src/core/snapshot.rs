@@ -30,10 +30,8 @@ pub struct Summary {
     pub synced: bool,
     pub endpoints: usize,
     /// Those of them that no direction is restricted of.
-    #[serde(default)]
     pub endpoints_unrestricted: usize,
     /// The first few of these: the pod, `namespace/name`, or the key of one that is no pod.
-    #[serde(default)]
     pub unrestricted: Vec<String>,
     /// Policies in force; documents of other kinds do not count.
     pub policies: usize,
@@ -43,7 +41,6 @@ pub struct Summary {
     /// Those of them with the label of a name.
     pub fqdn_identities: usize,
     /// Those of them with the labels of several names' selectors.
-    #[serde(default)]
     pub fqdn_combinations: usize,
     /// Most combinations, if they are limited.
     pub fqdn_identities_max: Option<usize>,
@@ -51,31 +48,22 @@ pub struct Summary {
     pub addresses_limited: usize,
     pub endpoint_identities: usize,
     /// Pods that the cluster's objects name.
-    #[serde(default)]
     pub pods: usize,
     /// Those of them without an identity, because no number is free.
-    #[serde(default)]
     pub pods_without_identity: usize,
     /// Namespaces that have an object.
-    #[serde(default)]
     pub namespaces: usize,
     /// NetworkPolicies of Kubernetes in force.
-    #[serde(default)]
     pub network_policies: usize,
-    #[serde(default)]
     pub firewalls: FirewallSummary,
     /// Names and patterns that `toFQDNs` rules have.
-    #[serde(default)]
     pub fqdn_selectors: usize,
     /// Only answers of trusted DNS servers count for these.
-    #[serde(default)]
     pub only_trusted_names: bool,
     /// Services that the cluster's objects name.
-    #[serde(default)]
     pub services: usize,
     /// Those of them that are closed to an endpoint because policy treats their backends
     /// differently.
-    #[serde(default)]
     pub services_mixed: usize,
     /// Prefixes that the ipcache map has, as far as the plans say.
     pub ipcache_entries: usize,
@@ -95,7 +83,6 @@ pub struct Summary {
     /// Endpoints whose policy or programs are not in force, and why; the first few.
     pub endpoint_problems: Vec<String>,
     /// Why the first of them failed.
-    #[serde(default)]
     pub trouble: Option<String>,
     pub counters: Counters,
 }
@@ -130,7 +117,6 @@ pub struct Counters {
     /// Addresses in mappings that got no label because of `--tofqdns-refuse-prefix`.
     pub addresses_refused: u64,
     /// Answers for names that `toFQDNs` rules select, from DNS servers that are not trusted.
-    #[serde(default)]
     pub answers_untrusted: u64,
     /// Prefixes whose labels were looked at, because they or those of a prefix that covers
     /// them changed.
@@ -148,7 +134,6 @@ pub struct Counters {
     /// Revocations that were begun; one may cover several addresses of a name.
     pub revocations: u64,
     /// Answers, by what they meant for EgressFirewalls.
-    #[serde(default)]
     pub observations: Observations,
     /// What comparing the datapath with the model found.
     pub reconciled: Reconciled,
@@ -164,7 +149,6 @@ pub struct FirewallSummary {
     /// Pairs (name, address) whose address has a label of such a name.
     pub addresses: usize,
     /// DNSNameResolver objects that are not read, because there are too many.
-    #[serde(default)]
     pub objects_left_out: usize,
     /// DNS servers whose answers count, as pods ask them.
     pub trusted_dns: Vec<String>,
@@ -201,7 +185,6 @@ pub struct Reconciled {
     /// Names of which an address did not carry the labels that it should.
     pub names: u64,
     /// Endpoints whose programs were not attached, not the first, or not the right ones.
-    #[serde(default)]
     pub programs: u64,
 }
 
@@ -217,7 +200,6 @@ pub struct EndpointView {
     pub identity: u32,
     pub labels: Vec<String>,
     /// Named ports, each as `name=port/protocol`.
-    #[serde(default)]
     pub named_ports: Vec<String>,
     pub ipv4: Option<String>,
     pub ipv6: Option<String>,
@@ -234,12 +216,10 @@ pub struct EndpointView {
     /// Policy restricts what it may receive.
     pub ingress_enforced: bool,
     /// When it is restricted: `default`, `always` or `never`.
-    #[serde(default)]
     pub enable_policy: String,
     /// Policy documents that select it.
     pub policies: Vec<String>,
     /// EgressFirewalls that restrict what it may send, `EgressFirewall/namespace/name`.
-    #[serde(default)]
     pub firewalls: Vec<String>,
     /// Entries of its policy map in force.
     pub policy_entries: usize,

@@ -9,12 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use dns_policy::{name::Fqdn, rule::EndpointRules};
 use shared_maps::{EndpointId, IdentityId};
 
-use crate::{
-    datapath::link::Link,
-    endpoint::spec::EndpointSpec,
-    labels::{Label, LabelSet},
-    policy::mode::PolicyMode,
-};
+use crate::{datapath::link::Link, endpoint::spec::EndpointSpec, labels::LabelSet};
 
 /// An endpoint as its file has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,29 +61,6 @@ impl EndpointFile {
             pod: None,
             pod_uid: None,
         }
-    }
-
-    /// Leaves out labels that only the agent gives, which an earlier release accepted, and returns them.
-    /// Without them the endpoint is restricted in both directions, unless it has a mode of its own.
-    /// Files of other writers stay as they are: they also describe the node.
-    pub fn leave_out(&mut self) -> Vec<String> {
-        if self.key.is_empty() {
-            return Vec::new();
-        }
-        let (left_out, mut own): (Vec<Label>, Vec<Label>) = self
-            .labels
-            .iter()
-            .cloned()
-            .partition(Label::is_given_by_agent);
-        if !left_out.is_empty() {
-            own.extend(
-                PolicyMode::of(&self.labels)
-                    .is_none()
-                    .then(|| PolicyMode::Always.label()),
-            );
-            self.labels = LabelSet::new(own);
-        }
-        left_out.iter().map(ToString::to_string).collect()
     }
 
     /// Whether this agent wrote it since the machine booted: interfaces have the numbers that

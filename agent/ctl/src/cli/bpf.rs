@@ -9,8 +9,7 @@ use serde::Serialize;
 use shared_maps::{
     EndpointId, FAMILY_IPV4,
     conntrack::{
-        CtKey4, CtKey6, CtValue, DIR_IN, FLAG_PROXY_REDIRECT, NAME_ANY4, NAME_ANY6, NAME_TCP4,
-        NAME_TCP6, RELATED,
+        CtKey4, CtKey6, CtValue, DIR_IN, NAME_ANY4, NAME_ANY6, NAME_TCP4, NAME_TCP6, RELATED,
     },
     policy::EGRESS,
     user::{Access, Globals, Map, MapError, MapKind, Record, monotonic_ns},
@@ -196,7 +195,6 @@ struct CtLine {
     expires_in_seconds: u64,
     packets: u64,
     bytes: u64,
-    redirected: bool,
     source_identity: u32,
 }
 
@@ -276,7 +274,6 @@ fn conntrack(args: &BpfArgs) -> Result<()> {
                     format!("{} s", l.expires_in_seconds),
                     l.packets.to_string(),
                     l.bytes.to_string(),
-                    if l.redirected { "yes" } else { "no" }.to_owned(),
                     l.source_identity.to_string(),
                 ]
             })
@@ -290,7 +287,6 @@ fn conntrack(args: &BpfArgs) -> Result<()> {
                 "EXPIRES",
                 "PACKETS",
                 "BYTES",
-                "PROXY",
                 "IDENTITY",
             ],
             &rows,
@@ -315,7 +311,6 @@ fn read<K: CtKey>(maps: &Globals, name: &str, lines: &mut Vec<CtLine>) -> Result
             expires_in_seconds: u64::from(value.lifetime).saturating_sub(now),
             packets: value.packets,
             bytes: value.bytes,
-            redirected: value.flags & FLAG_PROXY_REDIRECT != 0,
             source_identity: value.src_sec_id,
         });
     }

@@ -18,8 +18,6 @@ use serde::{Deserialize, Serialize};
 use super::EndpointDocument;
 use crate::endpoint::discover::Netns;
 
-/// Version of a file in which an endpoint has more than labels. Without such an endpoint it is 1, so
-/// that the build before can read the file.
 const VERSION: u32 = 4;
 const PREFIX: &str = "cli/";
 
@@ -171,15 +169,8 @@ impl CliFile {
         documents: impl Iterator<Item = (&'a String, &'a EndpointDocument)>,
     ) -> Result<(), StateFileError> {
         let endpoints: BTreeMap<_, _> = documents.map(|(k, d)| (k.clone(), d.clone())).collect();
-        let has_labels_alone = |d: &EndpointDocument| {
-            let is_bare = d.named_ports.is_empty() && d.addresses.is_empty();
-            is_bare && d.enable_policy.is_none() && d.pod.is_none()
-        };
         let content = Content {
-            version: match endpoints.values().all(has_labels_alone) {
-                true => 1,
-                false => VERSION,
-            },
+            version: VERSION,
             endpoints,
         };
         serde_json::to_vec_pretty(&content)
@@ -229,19 +220,9 @@ mod tests {
             ..document.clone()
         };
         let key = key(&Netns::Name("pod1".to_owned()), "eth0");
-        // An older release must not drop what it does not know.
-        for (document, version) in [
-            (document, 1),
-            (named, VERSION),
-            (addressed, VERSION),
-            (always, VERSION),
-            (of_pod, VERSION),
-        ] {
+        for document in [document, named, addressed, always, of_pod] {
             file.write([(&key, &document)].into_iter()).unwrap();
             assert_eq!(documents(&file)[&key], document);
-            let text = fs::read(&file.path).unwrap();
-            let content = serde_json::from_slice::<Content>(&text).unwrap();
-            assert_eq!(content.version, version);
         }
         fs::write(&file.path, "{\"version\":1,").unwrap();
         assert_eq!(documents(&file), BTreeMap::new());

@@ -206,16 +206,6 @@ impl EndpointDocument {
 
     /// Checks what can be checked without the kernel.
     pub(super) fn check(&self) -> Result<Netns, EndpointError> {
-        let netns = self.check_stored()?;
-        for label in &self.labels {
-            own_label(label)?;
-        }
-        Ok(netns)
-    }
-
-    /// As [`Self::check`] of a document that an earlier release accepted: labels that only the agent
-    /// gives are left out (see [`Self::left_out`]).
-    fn check_stored(&self) -> Result<Netns, EndpointError> {
         match &self.pod {
             Some(_) if !self.labels.is_empty() => return Err(EndpointError::BesidePod("labels")),
             Some(_) if !self.named_ports.is_empty() => {
@@ -226,7 +216,7 @@ impl EndpointDocument {
             Some(_) | None => {}
         }
         for label in &self.labels {
-            Label::parse(label)?;
+            own_label(label)?;
         }
         NamedPorts::parse(&self.named_ports)?;
         self.namespace()
@@ -249,7 +239,7 @@ impl EndpointDocument {
         before: Option<&EndpointSpec>,
         addresses: Addresses,
     ) -> Result<Resolved, EndpointError> {
-        let netns = self.check_stored()?;
+        let netns = self.check()?;
         let claims = Claims {
             named: self.addresses.clone(),
             known: before
@@ -303,7 +293,7 @@ impl EndpointDocument {
 
     /// An endpoint that cannot be found again, with the labels that this document gives it.
     pub(super) fn relabelled(&self, before: EndpointSpec) -> Result<EndpointSpec, EndpointError> {
-        if self.check_stored()?.to_string() != before.netns {
+        if self.check()?.to_string() != before.netns {
             return Ok(before);
         }
         Ok(EndpointSpec {
@@ -314,24 +304,12 @@ impl EndpointDocument {
         })
     }
 
-    /// Labels that only the agent gives: an earlier release accepted them. Without them the endpoint is
-    /// restricted in both directions, unless the document has a mode.
-    pub(super) fn left_out(&self) -> Vec<&str> {
-        let labels = self.labels.iter().map(String::as_str);
-        labels.filter(|label| own_label(label).is_err()).collect()
-    }
-
     /// Its labels with those that the agent makes.
     fn all_labels(&self) -> Result<Vec<String>, EndpointError> {
-        let own = self.labels.iter().filter(|label| own_label(label).is_ok());
-        let own: Vec<String> = own.cloned().collect();
-        let is_whole = own.len() == self.labels.len();
-        let mode = self.enable_policy;
-        let mode = mode.or_else(|| (!is_whole).then_some(PolicyMode::Always));
         let mut made = NamedPorts::parse(&self.named_ports)?.labels();
-        made.extend(mode.map(PolicyMode::label));
+        made.extend(self.enable_policy.map(PolicyMode::label));
         let made = made.iter().map(ToString::to_string);
-        Ok(own.into_iter().chain(made).collect())
+        Ok(self.labels.iter().cloned().chain(made).collect())
     }
 }
 

@@ -1,8 +1,8 @@
 //! Endpoints that commands added, one file each, in a directory that a boot does not empty.
 //!
-//! The list in the state directory is the one that counts while it is there: earlier releases read
-//! and write it. The state directory is usually below /run, and is empty after a boot, or when the
-//! service manager removed it: then these files are the list.
+//! The list in the state directory is the one that counts while it is there. The state directory is
+//! usually below /run, and is empty after a boot, or when the service manager removed it: then these
+//! files are the list.
 //!
 //! An endpoint of a document in a directory has a file while its interface is gone, because of its
 //! place.
@@ -294,7 +294,7 @@ impl State {
         }
     }
 
-    /// The list of the last run is the one that counts: an earlier release may have changed it.
+    /// The list of the last run is the one that counts.
     pub(super) fn store_all(&mut self) {
         let mut keys: BTreeSet<String> = self.documents.keys().cloned().collect();
         keys.extend(self.store.documents().into_keys());

@@ -65,8 +65,7 @@ pub(crate) struct Unmanaged {
 pub struct StartedOpen {
     /// `namespace/name`.
     pub pod: String,
-    /// When the agent put it under policy, RFC 3339; none = it is not under policy yet, or an earlier
-    /// release of the agent did.
+    /// When the agent put it under policy, RFC 3339; none = it is not under policy yet.
     pub until: Option<String>,
 }
 

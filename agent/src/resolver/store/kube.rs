@@ -224,7 +224,7 @@ impl KubeStore {
         });
     }
 
-    /// Reads an object that the server sent. One of a release before may not be readable.
+    /// Reads an object that the server sent.
     fn read(&self, mut object: Value) -> Result<Resolver, StoreError> {
         if let Some(fields) = object.as_object_mut() {
             fields.insert("apiVersion".to_owned(), API_VERSION.into());

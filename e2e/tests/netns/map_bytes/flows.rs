@@ -233,7 +233,6 @@ fn redirects_and_fragments_show_the_documented_bytes() {
     with_lab(|lab| {
         let _running = two_pods(lab)?;
         shape(lab, "hf_redirect_v2", "lru_hash", 36, 8, 65_536, 0)?;
-        shape(lab, "hf_redirect_v1", "lru_hash", 24, 4, 65_536, 0)?;
         shape(lab, "hf_frag_v1", "lru_hash", 44, 16, 8192, 0)?;
         let ifindex = link(&lab.node, &lab.a.host_side)?.index.to_ne_bytes();
         let begun = monotonic_ns();
@@ -245,10 +244,8 @@ fn redirects_and_fragments_show_the_documented_bytes() {
         large(&lab.a, at(other4(12), UDP_PORT))?;
         large(&lab.a, at(other4(11), UDP_PORT))?;
 
-        // Pod, server, port, protocol, family; proxy port, 0, interface. And as the previous
-        // release has it: server, interface, port, protocol, family; proxy port, 0.
+        // Pod, server, port, protocol, family; proxy port, 0, interface.
         let redirects = dump(lab, "hf_redirect_v2")?;
-        let older = dump(lab, "hf_redirect_v1")?;
         for (pod, server, family) in [(lab.a.v4.into(), DNS4, 1), (lab.a.v6.into(), DNS6, 2)] {
             for protocol in [TCP, UDP] {
                 let end = [&53_u16.to_be_bytes()[..], &[protocol, family]].concat();
@@ -258,16 +255,9 @@ fn redirects_and_fragments_show_the_documented_bytes() {
                     redirects.get(&key) == Some(&value),
                     "{key:02x?} is not in {redirects:02x?}"
                 );
-                let key = joined(&[&wide(server), &ifindex, &end]);
-                ensure!(
-                    older.get(&key) == Some(&vec![0x27, 0x6e, 0, 0]),
-                    "{key:02x?} is not in {older:02x?}"
-                );
             }
         }
-        for redirects in [redirects, older] {
-            ensure!(redirects.len() == 4, "more than asked: {redirects:02x?}");
-        }
+        ensure!(redirects.len() == 4, "more than asked: {redirects:02x?}");
 
         // Source, destination, IP id, interface, protocol, family, direction, 0;
         // time, mark, whether it passed. IPv6 fragments may disagree on the protocol.

@@ -28,7 +28,6 @@ pub fn left_behind(datapath: &MemoryDatapath, interfaces: &[u32]) -> Restored {
             .iter()
             .map(|(key, value)| (*key, *value))
             .collect(),
-        older_ipcache: Vec::new(),
         lxc: datapath
             .lxc
             .iter()

@@ -161,31 +161,6 @@ fn shared_numbers_outlive_a_lost_checkpoint() {
     settles(&mut node, &before);
 }
 
-/// Programs of this release do not read the older map: its numbers are asked for, nothing more.
-#[test]
-fn numbers_of_an_older_ipcache_are_asked_for_again() {
-    let mut node = learned();
-    one_number_each(&mut node.datapath);
-    let had = numbers(&node.datapath);
-    let found = left_behind(&node.datapath, &[107]);
-    let older = found.ipcache.iter();
-    let older = older.map(|(key, value)| (*key, IdentityId(value.sec_identity)));
-    let restored = Restored {
-        now: node.now.plus_secs(2),
-        older_ipcache: older.collect(),
-        ipcache: Vec::new(),
-        policy_maps: Vec::new(),
-        ..found
-    };
-    let config = CoreConfig {
-        start: 2,
-        ..CoreConfig::default()
-    };
-    let mut node = Node::with(config, restored, MemoryDatapath::default());
-    start(&mut node);
-    assert_eq!(numbers(&node.datapath), had);
-}
-
 /// Two addresses shared a number whose meaning is lost, and mean different things now.
 #[test]
 fn a_number_that_would_mean_two_things_goes_to_neither() {

@@ -1,5 +1,10 @@
 {{/* Charts holdfast and holdfast-sdp have the same file: `cargo xtask charts --write` copies it. */}}
 
+{{/* Begins the name of every object. */}}
+{{- define "holdfast.fullname" -}}
+{{- .Values.fullnameOverride | default "holdfast" -}}
+{{- end }}
+
 {{/* Labels that select the pods of a program. They never change: a DaemonSet's selector cannot. */}}
 {{- define "holdfast.selector" -}}
 app.kubernetes.io/name: {{ .name }}
@@ -12,12 +17,22 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/part-of: holdfast
 {{- end }}
 
+{{/* Further labels of pods: those of a program win over those of all objects. */}}
+{{- define "holdfast.furtherPodLabels" -}}
+{{- with merge (dict) .podLabels .root.Values.commonLabels }}
+{{- toYaml . }}
+{{- end }}
+{{- end }}
+
 {{/* Labels of every object of a program. */}}
 {{- define "holdfast.labels" -}}
 {{ include "holdfast.podLabels" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* The pods run on a node that no other pod is scheduled to yet. */}}

@@ -11,3 +11,12 @@
   namespace: {{ .Release.Namespace }}
 {{- end }}
 {{- end }}
+
+{{/* Names of these accounts in requests, as a list of CEL. */}}
+{{- define "holdfast.readers.usernames" -}}
+{{- $names := list -}}
+{{- range include "holdfast.readers" . | fromYamlArray -}}
+{{- $names = append $names (printf "system:serviceaccount:%s:%s" .namespace .name) -}}
+{{- end -}}
+{{- toJson $names -}}
+{{- end }}

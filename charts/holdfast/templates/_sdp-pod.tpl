@@ -18,8 +18,8 @@ pod would stay Pending beside the one that it replaces.
 metadata:
   labels:
     {{- include "holdfast.podLabels" (dict "name" "holdfast-sdp" "root" .root) | nindent 4 }}
-    {{- with $sdp.podLabels }}
-    {{- toYaml . | nindent 4 }}
+    {{- with include "holdfast.furtherPodLabels" (dict "podLabels" $sdp.podLabels "root" .root) }}
+    {{- . | nindent 4 }}
     {{- end }}
   annotations:
     kubectl.kubernetes.io/default-container: holdfast-sdp
@@ -51,6 +51,10 @@ spec:
   {{- end }}
   {{- with concat (include "holdfast.startupToleration" .root | fromYamlArray) $sdp.tolerations }}
   tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $sdp.hostAliases }}
+  hostAliases:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   securityContext:
@@ -126,6 +130,9 @@ spec:
           mountPath: /run/holdfast/sdp
         - name: journal
           mountPath: /var/lib/holdfast/sdp
+        {{- with $sdp.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
   volumes:
     - name: config
       configMap:
@@ -146,4 +153,7 @@ spec:
       hostPath:
         path: /var/lib/holdfast/sdp
         type: DirectoryOrCreate
+    {{- with $sdp.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end }}

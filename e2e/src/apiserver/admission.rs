@@ -37,6 +37,7 @@ struct Validation {
 pub(super) struct Writing<'a> {
     pub(super) user: &'a User,
     pub(super) kind: &'a Kind,
+    pub(super) subresource: Option<&'a str>,
     pub(super) old: Option<&'a Value>,
     pub(super) new: &'a Value,
 }
@@ -108,10 +109,14 @@ impl Policy {
             let mut values = rule[field].as_array().into_iter().flatten();
             values.any(|one| one == value || one == "*")
         };
+        let resource = match writing.subresource {
+            Some(part) => format!("{}/{part}", writing.kind.plural),
+            None => writing.kind.plural.clone(),
+        };
         self.rules.iter().any(|rule| {
             has(rule, "apiGroups", &writing.kind.group)
                 && has(rule, "apiVersions", &writing.kind.version)
-                && has(rule, "resources", &writing.kind.plural)
+                && has(rule, "resources", &resource)
                 && has(rule, "operations", operation)
         })
     }

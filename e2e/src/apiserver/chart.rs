@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::documents;
 
-/// Templates of roles and bindings.
-const ROLES: [&str; 9] = [
+/// Templates of roles, bindings and admission policies.
+const ROLES: [&str; 11] = [
     include_str!("../../../charts/holdfast/templates/agent-clusterrole.yaml"),
     include_str!("../../../charts/holdfast/templates/agent-clusterrolebinding.yaml"),
     include_str!("../../../charts/holdfast/templates/agent-role.yaml"),
@@ -17,15 +17,26 @@ const ROLES: [&str; 9] = [
     include_str!("../../../charts/holdfast/templates/reader-role.yaml"),
     include_str!("../../../charts/holdfast/templates/reader-rolebinding.yaml"),
     include_str!("../../../charts/holdfast/templates/resolver-clusterrole.yaml"),
+    include_str!("../../../charts/holdfast/templates/reader-admission.yaml"),
+    include_str!("../../../charts/holdfast/templates/lease-admission.yaml"),
 ];
 
-/// Binding of the resolver's role, and the condition around it.
+/// Conditions around whole templates, which hold here.
+const CONDITIONS: [&str; 4] = [
+    "{{- if include \"holdfast.removesTaint\" . }}",
+    "{{- if include \"holdfast.admission\" . }}",
+    "{{- if eq .Values.resolver.mode \"kube\" }}",
+    "{{- end }}",
+];
+
+/// Binding of the resolver's role.
 const RESOLVER: &str = include_str!("../../../charts/holdfast/templates/resolver-rolebinding.yaml");
-const RESOLVER_CONDITION: [&str; 2] = ["{{- if eq .Values.resolver.mode \"kube\" }}", "{{- end }}"];
 const RESOLVER_NAMESPACE: &str = "{{ include \"holdfast.resolver.namespace\" . }}";
 
 /// The subjects of bindings of `holdfast-reader`.
 const READERS: &str = "{{- include \"holdfast.readers\" . | trim | nindent 2 }}";
+/// Their names in requests.
+const READERS_NAMES: &str = "{{ include \"holdfast.readers.usernames\" . }}";
 
 /// The right to remove the startup taint, and the policies that forbid other changes.
 const STARTUP_TAINT: [&str; 4] = [
@@ -33,11 +44,6 @@ const STARTUP_TAINT: [&str; 4] = [
     include_str!("../../../charts/holdfast/templates/node-clusterrolebinding.yaml"),
     include_str!("../../../charts/holdfast/templates/node-admission.yaml"),
     include_str!("../../../charts/holdfast/templates/ciliumnode-admission.yaml"),
-];
-const STARTUP_TAINT_CONDITIONS: [&str; 3] = [
-    "{{- if include \"holdfast.removesTaint\" . }}",
-    "{{- if include \"holdfast.admission\" . }}",
-    "{{- end }}",
 ];
 
 const CRDS: [&str; 6] = [
@@ -70,16 +76,15 @@ pub(super) fn of_release(
     resolver: ResolverRole,
 ) -> Result<Vec<Value>> {
     let readers = format!("- {{kind: ServiceAccount, name: {reader}, namespace: {namespace}}}");
+    let readers_names = format!("[\"system:serviceaccount:{namespace}:{reader}\"]");
     let mut templates: Vec<String> = ROLES.iter().map(|text| (*text).to_owned()).collect();
     if resolver == ResolverRole::Bound {
-        let lines = RESOLVER.lines();
-        let lines = lines.filter(|line| !RESOLVER_CONDITION.contains(line));
-        let lines: Vec<&str> = lines.collect();
-        templates.push(lines.join("\n").replace(RESOLVER_NAMESPACE, namespace));
+        templates.push(RESOLVER.replace(RESOLVER_NAMESPACE, namespace));
     }
     let mut all = Vec::new();
     for template in templates {
         let text = template.replace(READERS, &readers);
+        let text = text.replace(READERS_NAMES, &readers_names);
         all.extend(rendered(&text, namespace, account)?);
     }
     for crd in CRDS {
@@ -92,12 +97,7 @@ pub(super) fn of_release(
 pub(super) fn of_startup_taint(namespace: &str, account: &str, key: &str) -> Result<Vec<Value>> {
     let mut all = Vec::new();
     for template in STARTUP_TAINT {
-        let lines = template.lines();
-        let lines = lines.filter(|line| !STARTUP_TAINT_CONDITIONS.contains(line));
-        let text: Vec<&str> = lines.collect();
-        let text = text
-            .join("\n")
-            .replace("{{ .Values.agentNotReadyTaintKey }}", key);
+        let text = template.replace("{{ .Values.agentNotReadyTaintKey }}", key);
         all.extend(rendered(&text, namespace, account)?);
     }
     Ok(all)
@@ -105,10 +105,11 @@ pub(super) fn of_startup_taint(namespace: &str, account: &str, key: &str) -> Res
 
 fn rendered(template: &str, namespace: &str, account: &str) -> Result<Vec<Value>> {
     let text = template.replace("{{ .Release.Namespace }}", namespace);
+    let text = text.replace("{{ include \"holdfast.fullname\" $ }}", "holdfast");
     let text = text.replace("{{ .Values.agent.serviceAccount.name }}", account);
     let lines = text
         .lines()
-        .filter(|line| !line.contains("holdfast.labels"));
+        .filter(|line| !line.contains("holdfast.labels") && !CONDITIONS.contains(line));
     let text: Vec<&str> = lines.collect();
     let text = text.join("\n");
     ensure!(

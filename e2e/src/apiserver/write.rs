@@ -44,11 +44,17 @@ pub(super) struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    fn check(&self, kind: &Kind, old: Option<&Value>, new: &Value) -> Result<(), Failure> {
-        let user = self.user;
+    fn check(
+        &self,
+        kind: &Kind,
+        target: &Target,
+        old: Option<&Value>,
+        new: &Value,
+    ) -> Result<(), Failure> {
         self.admission.check(Writing {
-            user,
+            user: self.user,
             kind,
+            subresource: target.subresource.as_deref(),
             old,
             new,
         })
@@ -86,7 +92,7 @@ pub(super) fn create(
         return Err(Failure::exists(kind, &name));
     }
     let warnings = admit(kind, target, None, &mut object)?;
-    writer.check(kind, None, &object)?;
+    writer.check(kind, target, None, &object)?;
     if kind.status
         && let Some(fields) = object.as_object_mut()
     {
@@ -144,7 +150,7 @@ pub(super) fn change(
         new["metadata"][field] = old["metadata"][field].clone();
     }
     let warnings = admit(kind, target, Some(&old), &mut new)?;
-    writer.check(kind, Some(&old), &new)?;
+    writer.check(kind, target, Some(&old), &new)?;
     if new == *old {
         return Ok(Written {
             code: 200,

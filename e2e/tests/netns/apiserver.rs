@@ -179,7 +179,7 @@ fn observed_4_status_is_written_only_through_its_subresource_and_is_no_new_gener
         );
         let first = revision(&created.body)?;
 
-        let condition = json!({"type": "Valid", "status": "False"});
+        let condition = json!({"type": "Valid", "status": "False", "reason": "Refused"});
         let patch = json!({"status": {"conditions": [condition]}});
         let path = format!("{POLICIES}/web");
         let ignored = admin.patch(&path, &patch).await?;
@@ -294,7 +294,8 @@ fn only_requests_that_a_role_allows_are_answered() -> Result<()> {
         ensure!(agent.get(named).await?.code == 404);
         // Allowed in one namespace.
         let lease = json!({
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "l"},
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": "holdfast-resolver"},
         });
         let leases = "/apis/coordination.k8s.io/v1/namespaces";
         ensure!(
@@ -519,7 +520,8 @@ fn writes_are_checked_as_a_real_server_checks_them() -> Result<()> {
         let event = json!({
             "apiVersion": "events.k8s.io/v1", "kind": "Event",
             "metadata": {"generateName": "web."}, "eventTime": "2026-01-01T00:00:00.000000Z",
-            "reportingController": "c", "reportingInstance": "n1", "action": "a", "reason": "r",
+            "reportingController": "holdfast-agent", "reportingInstance": "n1", "action": "Validate",
+            "reason": "Refused",
             "type": "Warning", "regarding": {"kind": "CiliumClusterwideNetworkPolicy", "name": "web"},
         });
         let events = "/apis/events.k8s.io/v1/namespaces";

@@ -15,6 +15,37 @@ const SOON: Duration = Duration::from_secs(10);
 const CAPABILITIES: &str = "--bounding-set=-all,+net_raw,+net_bind_service,+dac_read_search,\
                             +setuid,+setgid,+setpcap,+chown,+sys_admin,+bpf,+net_admin";
 
+/// Calls that default profiles of container runtimes refuse to a container with SYS_ADMIN and the
+/// other capabilities of the agent.
+const REFUSED_BY_DEFAULT: [libc::c_long; 26] = [
+    libc::SYS_acct,
+    libc::SYS_add_key,
+    libc::SYS_chroot,
+    libc::SYS_clock_settime,
+    libc::SYS_delete_module,
+    libc::SYS_finit_module,
+    libc::SYS_init_module,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
+    libc::SYS_kcmp,
+    libc::SYS_kexec_file_load,
+    libc::SYS_kexec_load,
+    libc::SYS_keyctl,
+    libc::SYS_mbind,
+    libc::SYS_move_pages,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_pivot_root,
+    libc::SYS_reboot,
+    libc::SYS_request_key,
+    libc::SYS_set_mempolicy,
+    libc::SYS_settimeofday,
+    libc::SYS_swapoff,
+    libc::SYS_swapon,
+    libc::SYS_userfaultfd,
+];
+
 /// A command line in the node's namespace, run by another program there.
 fn behind(plain: &Command, wrapper: &[&str]) -> Result<Command> {
     let arguments: Vec<_> = plain.get_args().map(ToOwned::to_owned).collect();
@@ -66,7 +97,8 @@ fn a_proxy_that_may_not_call_bpf_names_the_remedy() {
         let _agent = agent(lab)?;
         let wrapper = config::program("lab")?;
         let wrapper = wrapper.to_str().context("a path of UTF-8")?;
-        let mut sdp = start(lab, &[wrapper, "without-bpf"])?;
+        let bpf = libc::SYS_bpf.to_string();
+        let mut sdp = start(lab, &[wrapper, "without", &bpf])?;
         eventually("status and /readyz say why", SOON, || {
             sdp.check_alive()?;
             let status = lab.sdp_json("one", &["status"])?;
@@ -112,7 +144,7 @@ fn capabilities(values: &str) -> Result<String> {
 }
 
 #[test]
-fn the_agent_works_with_the_capabilities_of_the_chart() {
+fn the_agent_works_with_the_capabilities_and_the_seccomp_profile_of_the_chart() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 60);
         lab.write_policy("web.yaml", &good_names())?;
@@ -125,7 +157,19 @@ fn the_agent_works_with_the_capabilities_of_the_chart() {
         };
         let plain = lab.agent_command(&options)?;
         let log = lab.directory().join("log/agent.log");
-        let command = behind(&plain, &["setpriv", &capabilities])?;
+        let values = values_of("holdfast")?;
+        ensure!(values.contains("type: RuntimeDefault"), "another profile");
+        let refused: Vec<String> = REFUSED_BY_DEFAULT.map(|call| call.to_string()).into();
+        let lab_program = config::program("lab")?;
+        let lab_program = lab_program.to_str().context("a path of UTF-8")?;
+        let wrapper = [
+            "setpriv",
+            &capabilities,
+            lab_program,
+            "without",
+            &refused.join(","),
+        ];
+        let command = behind(&plain, &wrapper)?;
         let mut agent = Program::start("holdfast-agent", command, &log)?;
         eventually("the agent is ready", SOON, || {
             agent.check_alive()?;

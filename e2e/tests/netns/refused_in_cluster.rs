@@ -159,7 +159,7 @@ fn an_egress_firewall_says_whether_it_is_accepted_once_for_all_nodes() {
         let of_ovn = "zone-1: EgressFirewall Rules applied";
         let applied = "EgressFirewall Rules applied";
         let refused = "EgressFirewall Rules not correctly applied";
-        api.put(firewall("good", "0.0.0.0/0", Value::Null))?;
+        api.put(firewall("good", "0.0.0.0/0", json!({})))?;
         api.put(firewall(
             "bad",
             "0.0.0.0/99",

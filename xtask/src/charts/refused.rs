@@ -12,6 +12,17 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ("holdfast", "nosuch: 1", &["nosuch"]),
     (
         "holdfast",
+        "commonLabels: {app.kubernetes.io/instance: x}",
+        &["app.kubernetes.io/instance"],
+    ),
+    ("holdfast", "fullnameOverride: A_b", &["/fullnameOverride"]),
+    (
+        "holdfast",
+        "agent: {updateStrategy: {type: Recreate}}",
+        &["/agent/updateStrategy/type", "OnDelete"],
+    ),
+    (
+        "holdfast",
         "agent: {image: {tga: x}}",
         &["/agent/image", "tga"],
     ),

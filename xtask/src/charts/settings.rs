@@ -32,6 +32,13 @@ pub(super) fn problems(rendered: &[Rendered]) -> Result<Vec<String>> {
         for workload in set.of_kind("DaemonSet").chain(set.of_kind("Deployment")) {
             container(set, workload, &mut problems)?;
         }
+        // Of "helm test".
+        for pod in set.of_kind("Pod") {
+            let args: Vec<&str> = texts(&pod["spec"]["containers"][0]["args"]).collect();
+            if let Err(reason) = accepts(PROGRAMS[0].0, &args)? {
+                problems.insert(format!("charts/{}: test: {reason}", set.name));
+            }
+        }
         for map in set.of_kind("ConfigMap") {
             if map["metadata"]["name"] == "holdfast-config" {
                 keys(set, map, &mut problems)?;

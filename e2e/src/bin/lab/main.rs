@@ -5,7 +5,7 @@ mod demo;
 mod hold_connections;
 mod raw_forwarder;
 mod traffic;
-mod without_bpf;
+mod without;
 
 use anyhow::Result;
 use clap::Parser;
@@ -21,8 +21,8 @@ enum Command {
     RawForwarder(raw_forwarder::Options),
     /// Sends packets until standard input ends, and reports what was lost
     Traffic(traffic::Options),
-    /// Runs a program for which bpf() fails with EPERM
-    WithoutBpf(without_bpf::Options),
+    /// Runs a program for which some system calls fail with EPERM
+    Without(without::Options),
 }
 
 fn main() -> Result<()> {
@@ -32,6 +32,6 @@ fn main() -> Result<()> {
         Command::HoldConnections(options) => hold_connections::run(&options),
         Command::RawForwarder(options) => raw_forwarder::run(&options),
         Command::Traffic(options) => traffic::run(&options),
-        Command::WithoutBpf(options) => without_bpf::run(&options),
+        Command::Without(options) => without::run(&options),
     }
 }

@@ -201,7 +201,9 @@ fn an_egress_firewall_is_checked_by_its_definition() -> Result<()> {
         let patch = json!({"status": {"status": "s", "messages": ["n1: a", "n1: a"]}});
         let path = format!("{FIREWALLS}/default/status");
         ensure!(agent.patch(&path, &patch).await?.code == 422, "twice");
-        let patch = json!({"status": {"messages": ["n1: a"]}});
+        let patch = json!({"status": {
+            "status": "EgressFirewall Rules applied", "messages": ["holdfast: EgressFirewall Rules applied"],
+        }});
         ensure!(agent.patch(&path, &patch).await?.code == 200);
         Ok(())
     })

@@ -1,4 +1,4 @@
-//! Runs a program as a container's seccomp profile would: bpf() fails with EPERM.
+//! Runs a program as a container's seccomp profile would: some system calls fail with EPERM.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -8,8 +8,15 @@ use anyhow::{Result, bail};
 use clap::Args;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
+/// Numbers with commas between them.
+#[derive(Clone, Debug)]
+struct Numbers(Vec<i64>);
+
 #[derive(Debug, Args)]
 pub(crate) struct Options {
+    /// Numbers of the system calls
+    #[arg(value_parser = numbers)]
+    calls: Numbers,
     /// The program
     program: OsString,
     /// Its arguments
@@ -19,7 +26,12 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let filter = SeccompFilter::new(
-        [(libc::SYS_bpf, Vec::new())].into_iter().collect(),
+        options
+            .calls
+            .0
+            .iter()
+            .map(|call| (*call, Vec::new()))
+            .collect(),
         SeccompAction::Allow,
         SeccompAction::Errno(u32::try_from(libc::EPERM)?),
         std::env::consts::ARCH.try_into()?,
@@ -30,4 +42,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .args(&options.arguments)
         .exec();
     bail!("{}: {error}", options.program.to_string_lossy());
+}
+
+fn numbers(text: &str) -> Result<Numbers, std::num::ParseIntError> {
+    text.split(',')
+        .map(str::parse)
+        .collect::<Result<_, _>>()
+        .map(Numbers)
 }

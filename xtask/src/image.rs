@@ -12,10 +12,12 @@ mod container;
 mod contents;
 mod crates;
 mod debian;
-pub(crate) mod inventory;
+mod inventory;
 mod layout;
 mod licences;
+pub(crate) mod records;
 mod sbom;
+mod scanner;
 
 use std::{
     fs,
@@ -97,8 +99,12 @@ pub(crate) fn run(profile: Profile) -> Result<Vec<String>> {
     let containerd = Containerd::start(&home.join("containerd"))?;
     let mut passed = Vec::new();
     for (image, archive) in archives {
-        let checks = check(&containerd, &home, image, &archive, profile)
-            .and_then(|passed| Ok([passed, check_contents(&home, image, &programs)?].concat()));
+        // Only tests need the registry that has the scanner.
+        let scanned = (profile == Profile::Debug).then_some(&*archive);
+        let checks = check(&containerd, &home, image, &archive, profile).and_then(|passed| {
+            let contents = check_contents(&home, image, &programs, scanned)?;
+            Ok([passed, contents].concat())
+        });
         passed.extend(checks.with_context(|| format!("image {}", image.program))?);
     }
     Ok(passed)
@@ -158,7 +164,7 @@ fn make(home: &Path, base: &Path, programs: &[PathBuf; 2], image: Image) -> Resu
             strip(&path, &root)?;
         }
     }
-    inventory::write(image.program, &root)?;
+    records::write(image.program, &root)?;
     let list = sbom::name(image.program);
     fs::copy(root.join(sbom::PLACE).join(&list), home.join(&list))?;
     layout::archive(home, &root, image.program)
@@ -200,11 +206,17 @@ fn check(
 }
 
 /// Checks the list of the image's components.
-fn check_contents(home: &Path, image: Image, programs: &[PathBuf; 2]) -> Result<Vec<String>> {
+fn check_contents(
+    home: &Path,
+    image: Image,
+    programs: &[PathBuf; 2],
+    scanned: Option<&Path>,
+) -> Result<Vec<String>> {
     let [dynamic, static_] = programs;
     let mut built = vec![dynamic.join(image.program)];
     built.extend(image.also.iter().map(|program| static_.join(program)));
-    let passed = contents::check(&root(home, image), image.program, &built)?.into_iter();
+    let root = root(home, image);
+    let passed = contents::check(&root, image.program, &built, scanned)?.into_iter();
     let name = layout::name(image.program);
     Ok(passed.map(|check| format!("{name}: {check}")).collect())
 }

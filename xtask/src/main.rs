@@ -20,6 +20,7 @@ mod play;
 mod previous;
 mod process;
 mod progress;
+mod python;
 mod repository;
 mod setup;
 mod style;
@@ -153,7 +154,7 @@ fn run(task: Task) -> Result<()> {
         Task::Docs => docs::write(),
         Task::Charts { write: true } => charts::run(charts::Derived::Write),
         Task::Charts { write: false } => charts::run(charts::Derived::Check),
-        Task::Inventory { image, root } => image::inventory::write(&image, &root),
+        Task::Inventory { image, root } => image::records::write(&image, &root),
         Task::Image { profile } => {
             for check in image::run(profile)? {
                 println!("  ok: {check}");

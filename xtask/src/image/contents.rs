@@ -12,8 +12,8 @@ use serde_json::Value;
 use super::{
     crates::Crate,
     debian::{self, GENERATED, STATUS, SUMS},
-    inventory::{self, PROGRAMS},
-    licences, sbom,
+    inventory::PROGRAMS,
+    licences, records, sbom, scanner,
 };
 use crate::{process, repository, workspace};
 
@@ -22,17 +22,34 @@ const COMPILER: &str = "__rustc";
 /// Settings of the C library, written by this build.
 const SETTINGS: &str = "etc/nsswitch.conf";
 
-/// Checks the list of an image whose programs were built as `programs`.
-pub(super) fn check(root: &Path, image: &str, programs: &[PathBuf]) -> Result<Vec<String>> {
+/// Checks the list of an image whose programs were built as `programs`; with the scanner, if there
+/// is an archive to scan.
+pub(super) fn check(
+    root: &Path,
+    image: &str,
+    programs: &[PathBuf],
+    archive: Option<&Path>,
+) -> Result<Vec<String>> {
     let path = root.join(sbom::PLACE).join(sbom::name(image));
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let list: Value = serde_json::from_str(&text)?;
-    let passed = vec![
+    let mut passed = vec![
         check_crates(&list, programs)?,
         check_debian(root, &list)?,
         check_files(root, image, &list)?,
     ];
-    inventory::write(image, root)?;
+    if let Some(archive) = archive {
+        let debian = debian::packages(root)?.into_iter();
+        let debian = debian.map(|package| (package.name, package.version));
+        let crates = crates(&list).into_iter();
+        let crates = crates.filter_map(|(one, checksum)| checksum.map(|_| one));
+        passed.push(scanner::check(
+            archive,
+            &debian.collect(),
+            &crates.collect(),
+        )?);
+    }
+    records::write(image, root)?;
     let again = fs::read_to_string(&path)?;
     ensure!(again == text, "{} differs when made again", path.display());
     Ok(passed)

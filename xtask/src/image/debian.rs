@@ -71,11 +71,16 @@ impl Package {
     }
 }
 
-/// Debian's version in a root file system, such as `12.11`.
+/// Debian's version in a root file system, such as `12`.
 pub(super) fn version(root: &Path) -> Result<String> {
-    let path = root.join("etc/debian_version");
-    let version = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    Ok(version.trim().to_owned())
+    let path = root.join("usr/lib/os-release");
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let mut lines = text.lines();
+    let version = lines.find_map(|line| line.strip_prefix("VERSION_ID="));
+    Ok(version
+        .context("no VERSION_ID")?
+        .trim_matches('"')
+        .to_owned())
 }
 
 /// Packages in a root file system, by its [`STATUS`].
@@ -95,7 +100,8 @@ pub(super) fn packages(root: &Path) -> Result<Vec<Package>> {
         let mut package = Package::parse(&fs::read_to_string(&path)?, root)?;
         let sums = fs::read_to_string(format!("{path}{SUMS}")).unwrap_or_default();
         let files = sums.lines().filter_map(|line| line.split_once("  "));
-        package.files = files.map(|(_, file)| file.to_owned()).collect();
+        let files = files.map(|(_, file)| file.strip_prefix("./").unwrap_or(file));
+        package.files = files.map(ToOwned::to_owned).collect();
         for (file, of) in GENERATED {
             if of == package.name {
                 package.files.insert(file.to_owned());

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    env, fs,
+    fs,
     path::Path,
 };
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{
     IMAGES,
     crates::{self, Crate, Graph},
-    debian, licences, sbom,
+    debian,
 };
 use crate::{process, repository, workspace};
 
@@ -41,14 +41,6 @@ pub(super) struct Inventory {
     pub(super) checksums: HashMap<Crate, String>,
     /// Packages as `cargo metadata` lists them.
     packages: HashMap<Crate, Value>,
-}
-
-/// Writes the licences and the SBOM of the image into its root file system, which has the programs
-/// and Debian's packages already.
-pub(crate) fn write(image: &str, root: &Path) -> Result<()> {
-    let inventory = Inventory::of(root)?;
-    licences::write(root, &inventory)?;
-    sbom::write(root, image, &inventory, &date()?)
 }
 
 impl Inventory {
@@ -107,20 +99,4 @@ pub(super) fn is_static(program: &str) -> bool {
 fn release(text: &str) -> Result<String> {
     let release = text.lines().find_map(|line| line.strip_prefix("release: "));
     Ok(release.context("a compiler's release")?.to_owned())
-}
-
-/// Time of the commit, or SOURCE_DATE_EPOCH, so that the same sources make the same bytes.
-fn date() -> Result<String> {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the convention of reproducible builds"
-    )]
-    let seconds = match env::var("SOURCE_DATE_EPOCH") {
-        Ok(seconds) => seconds,
-        Err(_) => process::output(process::command("git", &["show", "-s", "--format=%ct"]))
-            .context("the time of the commit; without git, set SOURCE_DATE_EPOCH")?,
-    };
-    let at = format!("--date=@{}", seconds.trim());
-    let date = process::command("date", &["--utc", &at, "+%Y-%m-%dT%H:%M:%SZ"]);
-    Ok(process::output(date)?.trim().to_owned())
 }

@@ -178,9 +178,8 @@ impl Document<'_> {
             }));
         }
         let mut package = package(&id, &one.name, &one.version, &licence);
-        let major = system.split('.').next().unwrap_or_default();
         package["externalRefs"] = purl(&format!(
-            "pkg:deb/debian/{}@{}?arch={}&distro=debian-{major}&upstream={}",
+            "pkg:deb/debian/{}@{}?arch={}&distro=debian-{system}&upstream={}",
             encoded(&one.name),
             encoded(&one.version),
             one.architecture,

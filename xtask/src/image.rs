@@ -3,14 +3,21 @@
 //! ```text
 //!  cargo build ─► binaries ─┐
 //!  Debian packages ─► libc ─┼─► root file system ─ umoci ─► OCI layout ─ skopeo ─► archive
-//!  licences ────────────────┘                                                        │
+//!  licences, components ────┘                                                        │
 //!                                         checks ◄─ ctr run ◄─ containerd ◄─ import ─┘
 //! ```
 
 mod base;
 mod container;
+mod contents;
+mod crates;
+mod debian;
+mod inventory;
 mod layout;
-pub(crate) mod licences;
+mod licences;
+pub(crate) mod records;
+mod sbom;
+mod scanner;
 
 use std::{
     fs,
@@ -24,8 +31,9 @@ pub(crate) use container::Containerd;
 
 /// Largest image of release builds, unpacked.
 const LARGEST_MIB: u64 = 40;
-/// Target of the CNI plugin: it runs on the node itself, whose C library may be another one.
-const STATIC_TARGET: &str = "x86_64-unknown-linux-gnu";
+/// Target of the programs. For the CNI plugin cargo gets it as an argument, so that only the plugin is
+/// static: it runs on the node itself, whose C library may be another one.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// A container image and the programs in it.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +73,14 @@ impl Profile {
     }
 }
 
+/// Names of the programs in the image of a program.
+fn programs_of(program: &str) -> impl Iterator<Item = &'static str> {
+    let image = IMAGES.into_iter().find(|image| image.program == program);
+    image
+        .into_iter()
+        .flat_map(|image| image.also.iter().copied().chain([image.program]))
+}
+
 /// Builds the images and runs them; the checks that they passed.
 pub(crate) fn run(profile: Profile) -> Result<Vec<String>> {
     process::require_root("`cargo xtask image`")?;
@@ -83,7 +99,12 @@ pub(crate) fn run(profile: Profile) -> Result<Vec<String>> {
     let containerd = Containerd::start(&home.join("containerd"))?;
     let mut passed = Vec::new();
     for (image, archive) in archives {
-        let checks = check(&containerd, &home, image, &archive, profile);
+        // Only tests need the registry that has the scanner.
+        let scanned = (profile == Profile::Debug).then_some(&*archive);
+        let checks = check(&containerd, &home, image, &archive, profile).and_then(|passed| {
+            let contents = check_contents(&home, image, &programs, scanned)?;
+            Ok([passed, contents].concat())
+        });
         passed.extend(checks.with_context(|| format!("image {}", image.program))?);
     }
     Ok(passed)
@@ -113,12 +134,12 @@ fn build(profile: Profile) -> Result<[PathBuf; 2]> {
         .copied()
         .collect();
     if !also.is_empty() {
-        cargo(also, Some(STATIC_TARGET))?;
+        cargo(also, Some(TARGET))?;
     }
     let target = workspace::target_dir()?;
     Ok([
         target.join(profile.directory()),
-        target.join(STATIC_TARGET).join(profile.directory()),
+        target.join(TARGET).join(profile.directory()),
     ])
 }
 
@@ -143,7 +164,9 @@ fn make(home: &Path, base: &Path, programs: &[PathBuf; 2], image: Image) -> Resu
             strip(&path, &root)?;
         }
     }
-    licences::write(&root.join("usr/share/doc/holdfast"), image.program)?;
+    records::write(image.program, &root)?;
+    let list = sbom::name(image.program);
+    fs::copy(root.join(sbom::PLACE).join(&list), home.join(&list))?;
     layout::archive(home, &root, image.program)
 }
 
@@ -182,6 +205,22 @@ fn check(
     Ok(passed.map(|check| format!("{name}: {check}")).collect())
 }
 
+/// Checks the list of the image's components.
+fn check_contents(
+    home: &Path,
+    image: Image,
+    programs: &[PathBuf; 2],
+    scanned: Option<&Path>,
+) -> Result<Vec<String>> {
+    let [dynamic, static_] = programs;
+    let mut built = vec![dynamic.join(image.program)];
+    built.extend(image.also.iter().map(|program| static_.join(program)));
+    let root = root(home, image);
+    let passed = contents::check(&root, image.program, &built, scanned)?.into_iter();
+    let name = layout::name(image.program);
+    Ok(passed.map(|check| format!("{name}: {check}")).collect())
+}
+
 fn check_version(containerd: &Containerd, name: &str, program: &str) -> Result<String> {
     let version = containerd.run(name, &[program, "--version"])?;
     ensure!(
@@ -214,8 +253,8 @@ fn check_config(home: &Path, program: &str) -> Result<String> {
 }
 
 fn check_licences(root: &Path) -> Result<String> {
-    for file in ["LICENSE", "third-party.txt"] {
-        let path = root.join("usr/share/doc/holdfast").join(file);
+    for file in licences::FILES {
+        let path = root.join(licences::PLACE).join(file);
         ensure!(
             fs::metadata(&path)?.len() > 1000,
             "{file} is missing or short"

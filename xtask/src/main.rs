@@ -20,6 +20,7 @@ mod play;
 mod previous;
 mod process;
 mod progress;
+mod python;
 mod repository;
 mod setup;
 mod style;
@@ -107,12 +108,12 @@ enum Task {
     },
     /// Boot older and newer kernels in qemu and run a script on each; needs root
     Kernels(kernels::Args),
-    /// Write the licence texts that an image with a program needs: ours, and those of its crates
-    Licences {
-        /// Name of the program
-        program: String,
-        /// Directory for LICENSE and third-party.txt
-        to: std::path::PathBuf,
+    /// Write the licences and the list of components (SBOM) into the root directory of an image
+    Inventory {
+        /// Name of the image
+        image: String,
+        /// The directory, which has the programs and Debian's packages already
+        root: std::path::PathBuf,
     },
     /// Build the committed eBPF objects
     Bpf {
@@ -153,7 +154,7 @@ fn run(task: Task) -> Result<()> {
         Task::Docs => docs::write(),
         Task::Charts { write: true } => charts::run(charts::Derived::Write),
         Task::Charts { write: false } => charts::run(charts::Derived::Check),
-        Task::Licences { program, to } => image::licences::write(&to, &program),
+        Task::Inventory { image, root } => image::records::write(&image, &root),
         Task::Image { profile } => {
             for check in image::run(profile)? {
                 println!("  ok: {check}");

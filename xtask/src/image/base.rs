@@ -1,4 +1,5 @@
-//! The root file system below the programs: the C library and the CA certificates of Debian.
+//! The root file system below the programs: the C library and the CA certificates of Debian,
+//! and the records of its packages.
 
 use std::{
     fs,
@@ -8,32 +9,64 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use super::{Profile, text};
+use super::{
+    Profile,
+    debian::{self, STATUS, SUMS},
+    text,
+};
 use crate::{packages, process};
 
-/// The last one has the licence of libgcc-s1.
-const PACKAGES: [&str; 4] = ["libc6", "libgcc-s1", "ca-certificates", "gcc-12-base"];
-/// Directory of the libraries below `lib`.
-const LIBRARIES: &str = "x86_64-linux-gnu";
-/// Libraries of [`PACKAGES`] that programs need; the others are for debugging.
-const WANTED: [&str; 10] = [
-    "ld-linux-x86-64.so.2",
-    "libc.so.6",
-    "libdl.so.2",
-    "libgcc_s.so.1",
-    "libm.so.6",
-    "libnss_dns.so.2",
-    "libnss_files.so.2",
-    "libpthread.so.0",
-    "libresolv.so.2",
-    "librt.so.1",
+/// Directory of a package's control data when it is unpacked.
+const CONTROL: &str = "DEBIAN";
+/// Packages, and what programs need of them. Scanners need the version of Debian.
+const WANTED: [(&str, &[&str]); 5] = [
+    (
+        "base-files",
+        &[
+            "etc/debian_version",
+            "etc/os-release",
+            "usr/lib/os-release",
+            "usr/share/common-licenses",
+            "usr/share/doc/base-files/copyright",
+        ],
+    ),
+    (
+        "ca-certificates",
+        &["usr/share/doc/ca-certificates/copyright"],
+    ),
+    // The licence of libgcc-s1 is a link to it.
+    ("gcc-12-base", &["usr/share/doc/gcc-12-base/copyright"]),
+    (
+        "libc6",
+        &[
+            "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
+            "lib/x86_64-linux-gnu/libc.so.6",
+            "lib/x86_64-linux-gnu/libdl.so.2",
+            "lib/x86_64-linux-gnu/libm.so.6",
+            "lib/x86_64-linux-gnu/libnss_dns.so.2",
+            "lib/x86_64-linux-gnu/libnss_files.so.2",
+            "lib/x86_64-linux-gnu/libpthread.so.0",
+            "lib/x86_64-linux-gnu/libresolv.so.2",
+            "lib/x86_64-linux-gnu/librt.so.1",
+            "lib64/ld-linux-x86-64.so.2",
+            "usr/share/doc/libc6/copyright",
+        ],
+    ),
+    (
+        "libgcc-s1",
+        &[
+            "lib/x86_64-linux-gnu/libgcc_s.so.1",
+            "usr/share/doc/libgcc-s1",
+        ],
+    ),
 ];
 
-/// Makes it in `home`. For tests, that of an earlier run will do.
+/// Makes it in `home`. For tests, that of an earlier run with the same packages will do.
 pub(super) fn root(home: &Path, profile: Profile) -> Result<PathBuf> {
     let base = home.join("base");
     if base.exists() {
-        if profile == Profile::Debug {
+        let complete = |(name, _): &(&str, _)| base.join(STATUS).join(name).exists();
+        if profile == Profile::Debug && WANTED.iter().all(complete) {
             return Ok(base);
         }
         fs::remove_dir_all(&base)?;
@@ -42,67 +75,75 @@ pub(super) fn root(home: &Path, profile: Profile) -> Result<PathBuf> {
     let part = home.join("base.part");
     fresh(&part)?;
     for dir in [
-        "lib64",
         "etc/ssl/certs",
         "usr/local/bin",
         "run",
         "var",
         "tmp",
+        STATUS,
     ] {
         fs::create_dir_all(part.join(dir))?;
     }
     // As on a node: CNI plugins get paths below /var/run.
     symlink("../run", part.join("var/run"))?;
-    let libraries = Path::new("lib").join(LIBRARIES);
-    fs::create_dir_all(part.join(&libraries))?;
-    for library in WANTED {
-        let file = libraries.join(library);
-        fs::copy(debian.join(&file), part.join(&file)).with_context(|| library.to_owned())?;
-    }
-    let loader = Path::new("/lib").join(LIBRARIES).join(WANTED[0]);
-    symlink(loader, part.join("lib64").join(WANTED[0]))?;
     fs::write(part.join("etc/nsswitch.conf"), "hosts: files dns\n")?;
-    certificates(&debian, &part.join("etc/ssl/certs/ca-certificates.crt"))?;
-    for package in PACKAGES {
-        let doc = part.join("usr/share/doc").join(package);
-        fs::create_dir_all(&doc)?;
-        let copyright = Path::new("usr/share/doc").join(package).join("copyright");
-        // Some are links to another package's.
-        let from = fs::canonicalize(debian.join(&copyright))
-            .with_context(|| copyright.display().to_string())?;
-        fs::copy(from, doc.join("copyright"))?;
+    for (package, files) in WANTED {
+        let of = debian.join(package);
+        let mut copy = process::command("cp", &["-a", "--parents"]);
+        copy.args(files).arg(&part).current_dir(&of);
+        process::output(copy)?;
+        status(&part, &of, package).with_context(|| package.to_owned())?;
     }
+    let certificates = part.join("etc/ssl/certs/ca-certificates.crt");
+    bundle(&debian.join("ca-certificates"), &certificates)?;
     fs::rename(part, &base)?;
     Ok(base)
 }
 
-/// The packages, unpacked without their scripts.
+/// Records the package for scanners, with the sums of those of its files that are there.
+fn status(part: &Path, of: &Path, package: &str) -> Result<()> {
+    let status = part.join(STATUS).join(package);
+    fs::copy(of.join(CONTROL).join("control"), &status)?;
+    let mut files = debian::files(of)?;
+    files.retain(|file| part.join(file).is_file() && !part.join(file).is_symlink());
+    let mut sums = process::command("md5sum", &["--"]);
+    sums.args(files).current_dir(part);
+    Ok(fs::write(
+        format!("{}{SUMS}", text(&status)?),
+        process::output(sums)?,
+    )?)
+}
+
+/// The packages, unpacked without their scripts, each in a directory of its name.
 fn unpacked(home: &Path) -> Result<PathBuf> {
     let debian = home.join("debian");
     fresh(&debian)?;
     let download = || {
         let mut command = process::command("apt-get", &["download", "-qq"]);
-        command.args(PACKAGES).current_dir(&debian);
+        command
+            .args(WANTED.iter().map(|(name, _)| name))
+            .current_dir(&debian);
         command
     };
     if process::output(download()).is_err() {
         packages::update()?;
         process::output(download())?;
     }
-    for entry in fs::read_dir(&debian)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|ext| ext == "deb") {
-            let args = ["-x", &text(&path)?, &text(&debian)?];
-            process::output(process::command("dpkg-deb", &args))?;
-        }
+    let files: Vec<_> = fs::read_dir(&debian)?.collect::<Result<_, _>>()?;
+    for file in files {
+        let name = file.file_name().to_string_lossy().into_owned();
+        let package = name.split('_').next().unwrap_or_default();
+        let to = text(&debian.join(package))?;
+        let args = ["--raw-extract", &text(&file.path())?, &to];
+        process::output(process::command("dpkg-deb", &args))?;
     }
     Ok(debian)
 }
 
 /// One file of all certificates, as the script of ca-certificates makes it.
-fn certificates(debian: &Path, to: &Path) -> Result<()> {
+fn bundle(package: &Path, to: &Path) -> Result<()> {
     let mut paths = Vec::new();
-    for entry in fs::read_dir(debian.join("usr/share/ca-certificates/mozilla"))? {
+    for entry in fs::read_dir(package.join("usr/share/ca-certificates/mozilla"))? {
         paths.push(entry?.path());
     }
     paths.sort();

@@ -1,7 +1,7 @@
-//! Licence texts of a program: our own, and those of the crates that are linked into it.
+//! Licences by component: our own text, those of the crates, and where those of the others are.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     fs,
     path::Path,
@@ -10,117 +10,76 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use crate::{repository, workspace};
+use super::{debian, inventory::Inventory};
+use crate::{process, repository};
 
 /// Beginnings of the names of files with licence texts.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
+/// Copyright of the standard library and of the crates in it, below the compiler's directory.
+const LIBRARY: &str = "share/doc/rust/COPYRIGHT-library.html";
+/// Directory of these files in an image.
+pub(super) const PLACE: &str = "usr/share/doc/holdfast";
+/// What is in it.
+pub(super) const FILES: [&str; 3] = ["LICENSE", "rust-library.html", "third-party.txt"];
 
-/// Writes `LICENSE` and `third-party.txt` into `to`.
-pub(crate) fn write(to: &Path, program: &str) -> Result<()> {
-    fs::create_dir_all(to)?;
-    fs::copy(repository::root().join("LICENSE"), to.join("LICENSE"))?;
-    let metadata = workspace::metadata(true)?;
-    let mut text = format!(
-        "Crates in {program}, with their licences. The eBPF programs in it are under MIT OR \
-         GPL-2.0-only.\n\n"
-    );
+/// Writes [`FILES`] into the root file system.
+pub(super) fn write(root: &Path, inventory: &Inventory) -> Result<()> {
+    let to = root.join(PLACE);
+    fs::create_dir_all(&to)?;
+    fs::copy(repository::root().join("LICENSE"), to.join(FILES[0]))?;
+    let compiler = process::output(process::command("rustc", &["--print", "sysroot"]))?;
+    let library = Path::new(compiler.trim()).join(LIBRARY);
+    fs::copy(&library, to.join(FILES[1])).with_context(|| library.display().to_string())?;
+    Ok(fs::write(to.join(FILES[2]), third_party(inventory)?)?)
+}
+
+fn third_party(inventory: &Inventory) -> Result<String> {
+    let mut text = "Components of this image, with their licences.\n\n".to_owned();
+    for debian::Package { name, version, .. } in &inventory.debian {
+        writeln!(text, "{name} {version}: /usr/share/doc/{name}/copyright")?;
+    }
+    for debian::Package { name, version, .. } in &inventory.linked {
+        writeln!(text, "{name} {version}, in holdfast-cni: texts below")?;
+    }
+    let library = &inventory.library;
+    writeln!(text, "Rust standard library {library}: rust-library.html\n")?;
     // Many crates have the same text.
     let mut texts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for package in linked(&metadata, program)? {
-        let field = |name: &str| package[name].as_str().unwrap_or("?").to_owned();
-        let name = format!("{} {}", field("name"), field("version"));
-        writeln!(text, "{name}: {}", field("license"))?;
-        let manifest = field("manifest_path");
-        let dir = Path::new(&manifest)
-            .parent()
-            .context("a crate's directory")?;
-        for entry in fs::read_dir(dir)? {
-            let entry = entry?;
-            let file = entry.file_name().to_string_lossy().to_uppercase();
-            if NAMES.iter().any(|beginning| file.starts_with(beginning)) && entry.path().is_file() {
-                let found = String::from_utf8_lossy(&fs::read(entry.path())?).into_owned();
-                texts.entry(found).or_default().insert(name.clone());
-            }
-        }
+    for package in &inventory.linked {
+        let of = texts.entry(package.copyright.clone().unwrap_or_default());
+        of.or_default().insert(package.name.clone());
     }
-    for (found, crates) in texts {
-        let crates: Vec<String> = crates.into_iter().collect();
-        write!(
-            text,
-            "\n---- {} ----\n\n{}\n",
-            crates.join(", "),
-            found.trim()
-        )?;
-    }
-    Ok(fs::write(to.join("third-party.txt"), text)?)
-}
-
-/// Packages of other authors on which the program depends, except for build and tests.
-fn linked<'m>(metadata: &'m Value, program: &str) -> Result<Vec<&'m Value>> {
-    let packages: HashMap<&str, &Value> = workspace::packages(metadata)
-        .filter_map(|package| Some((package["id"].as_str()?, package)))
-        .collect();
-    let nodes: HashMap<&str, &Value> = metadata["resolve"]["nodes"]
-        .as_array()
-        .context("`cargo metadata` resolves no dependencies")?
-        .iter()
-        .filter_map(|node| Some((node["id"].as_str()?, node)))
-        .collect();
-    let first = packages
-        .iter()
-        .find(|(_, package)| package["name"] == *program);
-    let mut waiting = vec![
-        *first
-            .with_context(|| format!("the workspace has no package `{program}`"))?
-            .0,
-    ];
-    let mut seen = BTreeSet::new();
-    while let Some(id) = waiting.pop() {
-        if !seen.insert(id) {
+    let mut crates = inventory.crates();
+    crates.extend(&inventory.macros);
+    for one in crates {
+        let package = inventory.package(one)?;
+        let name = format!("{} {}", one.0, one.1);
+        let licence = package["license"].as_str().unwrap_or("?");
+        writeln!(text, "{name}: {licence}")?;
+        if package["source"].is_null() {
             continue;
         }
-        let deps = nodes.get(id).map(|node| &node["deps"]);
-        for dep in deps.and_then(Value::as_array).into_iter().flatten() {
-            let kinds = dep["dep_kinds"].as_array().into_iter().flatten();
-            if kinds.into_iter().any(|kind| kind["kind"].is_null()) {
-                waiting.extend(dep["pkg"].as_str());
-            }
+        for found in licence_texts(package)? {
+            texts.entry(found).or_default().insert(name.clone());
         }
     }
-    let mut found: Vec<&Value> = seen
-        .into_iter()
-        .filter_map(|id| packages.get(id).copied())
-        .filter(|package| !package["source"].is_null())
-        .collect();
-    found.sort_by_key(|package| package["name"].as_str());
-    Ok(found)
+    for (found, of) in texts {
+        let of: Vec<String> = of.into_iter().collect();
+        write!(text, "\n---- {} ----\n\n{}\n", of.join(", "), found.trim())?;
+    }
+    Ok(text)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn crates_of_the_build_are_left_out() {
-        let metadata = serde_json::json!({
-            "packages": [
-                {"id": "a", "name": "a", "source": null},
-                {"id": "b", "name": "b", "source": "registry"},
-                {"id": "c", "name": "c", "source": "registry"},
-            ],
-            "resolve": {"nodes": [
-                {"id": "a", "deps": [
-                    {"pkg": "b", "dep_kinds": [{"kind": null}]},
-                    {"pkg": "c", "dep_kinds": [{"kind": "build"}]},
-                ]},
-                {"id": "b", "deps": []},
-            ]},
-        });
-        let names: Vec<_> = linked(&metadata, "a")
-            .unwrap()
-            .iter()
-            .map(|p| &p["name"])
-            .collect();
-        assert_eq!(names, ["b"]);
+fn licence_texts(package: &Value) -> Result<Vec<String>> {
+    let manifest = package["manifest_path"].as_str().unwrap_or_default();
+    let dir = Path::new(manifest).parent();
+    let mut texts = Vec::new();
+    for entry in fs::read_dir(dir.context("a crate's directory")?)? {
+        let entry = entry?;
+        let file = entry.file_name().to_string_lossy().to_uppercase();
+        if NAMES.iter().any(|beginning| file.starts_with(beginning)) && entry.path().is_file() {
+            texts.push(String::from_utf8_lossy(&fs::read(entry.path())?).into_owned());
+        }
     }
+    Ok(texts)
 }

@@ -84,7 +84,7 @@ pub struct MapsStatus {
     pub root: String,
     /// Why `cilium_lxc` cannot be read, if so.
     pub lxc_problem: Option<String>,
-    /// Name of the ipcache map, if it is read.
+    /// Which of the two ipcache maps is read.
     pub ipcache: Option<String>,
     /// Why the ipcache cannot be read, if so.
     pub ipcache_problem: Option<String>,
@@ -298,7 +298,7 @@ impl PinnedMaps {
         MapsStatus {
             root: self.globals.root().display().to_string(),
             lxc_problem: open.lxc.problem.clone(),
-            ipcache: open.ipcache.map.as_ref().map(|_| ipcache::NAME.to_owned()),
+            ipcache: open.ipcache.map.as_deref().map(|map| map.name().to_owned()),
             ipcache_problem: open.ipcache.problem.clone(),
             agent_tables: self.tables.load().is_some(),
             former_entries: self

@@ -2,6 +2,8 @@
 
 /// Name of the map and its pin.
 pub const NAME: &str = "cilium_ipcache_v2";
+/// Name of the older map: same key, and the same identity at offset 0 of a shorter value.
+pub const NAME_V1: &str = "cilium_ipcache";
 /// Entries of the map by default, as in Cilium.
 pub const MAX_ENTRIES: u32 = 512_000;
 /// Flags with which the map is created.
@@ -69,6 +71,22 @@ pub struct IpcacheValue {
     /// Index of an IPsec key. Holdfast leaves it zero.
     pub key: u8,
     /// [`FLAG_SKIP_TUNNEL`] and [`FLAG_HAS_TUNNEL`]. Holdfast sets neither.
+    pub flags: u8,
+}
+
+/// Value of the older map ([`NAME_V1`]).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IpcacheValueV1 {
+    /// Identity of the addresses in the prefix.
+    pub sec_identity: u32,
+    /// IPv4 node to tunnel to, or zero.
+    pub tunnel_endpoint: [u8; 4],
+    /// Padding, which is always zero.
+    pub pad: [u8; 2],
+    /// Index of an IPsec key, as in [`IpcacheValue::key`].
+    pub key: u8,
+    /// The same flags as in [`IpcacheValue::flags`].
     pub flags: u8,
 }
 

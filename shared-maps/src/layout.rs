@@ -7,7 +7,7 @@ use crate::{
     endpoint::EndpointConfig,
     event::{Counter, Event},
     fragment::{FragmentKey, FragmentValue},
-    ipcache::{IpcacheKey, IpcacheValue},
+    ipcache::{IpcacheKey, IpcacheValue, IpcacheValueV1},
     lxc::{LxcKey, LxcValue},
     policy::{PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
@@ -31,6 +31,7 @@ layout!(LxcValue, size 48, ifindex @ 0, unused @ 4, lxc_id @ 6, flags @ 8, rt_in
     mac @ 16, node_mac @ 24, sec_id @ 32, parent_ifindex @ 36, pad @ 40);
 layout!(IpcacheKey, size 24, prefix_len @ 0, cluster_id @ 4, pad1 @ 6, family @ 7, ip @ 8);
 layout!(IpcacheValue, size 24, sec_identity @ 0, tunnel_endpoint @ 4, pad @ 20, key @ 22, flags @ 23);
+layout!(IpcacheValueV1, size 12, sec_identity @ 0, tunnel_endpoint @ 4, pad @ 8, key @ 10, flags @ 11);
 layout!(PolicyKey, size 12, prefix_len @ 0, sec_label @ 4, egress @ 8, protocol @ 9, dport @ 10);
 layout!(PolicyValue, size 12, proxy_port @ 0, flags @ 2, auth @ 3, precedence @ 4, cookie @ 8);
 layout!(PolicyStatsKey, size 12, endpoint_id @ 0, pad @ 2, prefix_len @ 3, sec_label @ 4,

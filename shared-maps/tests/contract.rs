@@ -13,8 +13,13 @@ fn names_sizes_and_flags_are_those_of_cilium() {
         ("cilium_lxc", 65535, 0x81)
     );
     assert_eq!(
-        (ipcache::NAME, ipcache::MAX_ENTRIES, ipcache::FLAGS),
-        ("cilium_ipcache_v2", 512_000, 0x81)
+        (
+            ipcache::NAME,
+            ipcache::NAME_V1,
+            ipcache::MAX_ENTRIES,
+            ipcache::FLAGS
+        ),
+        ("cilium_ipcache_v2", "cilium_ipcache", 512_000, 0x81)
     );
     assert_eq!(
         (policy::NAME_PREFIX, policy::MAX_ENTRIES, policy::FLAGS),

@@ -10,7 +10,7 @@ use shared_maps::{
     endpoint::{self, EndpointConfig},
     event::{Counter, Event, HAS_ICMP_TYPE, Reason},
     fragment::{FragmentKey, FragmentValue},
-    ipcache::{self, IpcacheKey, IpcacheValue},
+    ipcache::{self, IpcacheKey, IpcacheValue, IpcacheValueV1},
     lxc::{self, LxcKey, LxcValue, pack_mac},
     policy::{self, PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
@@ -124,6 +124,23 @@ fn ipcache_value() {
         tunnelled,
         &["e8030000", "c0000201", ZERO12, "0000", "03", "03"],
     );
+}
+
+#[test]
+fn ipcache_value_of_the_older_map() {
+    let value = IpcacheValueV1 {
+        sec_identity: 16_777_217,
+        ..IpcacheValueV1::default()
+    };
+    golden(value, &["01000001", "00000000", "0000", "00", "00"]);
+    let tunnelled = IpcacheValueV1 {
+        sec_identity: 1000,
+        tunnel_endpoint: [192, 0, 2, 1],
+        key: 3,
+        flags: ipcache::FLAG_SKIP_TUNNEL,
+        ..IpcacheValueV1::default()
+    };
+    golden(tunnelled, &["e8030000", "c0000201", "0000", "03", "01"]);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use holdfast_sdp::{
 use serde_json::Value;
 use shared_maps::{
     EndpointId, IdentityId, ipcache,
-    ipcache::{IpcacheKey, IpcacheValue},
+    ipcache::{IpcacheKey, IpcacheValue, IpcacheValueV1},
     lxc,
     lxc::{FLAG_HOST, LxcKey, LxcValue},
     user::{Globals, Map, MapKind, boot_id, ipcache_key, lxc_key},
@@ -154,6 +154,22 @@ fn the_nodes_own_addresses_are_the_host_and_longer_prefixes_win() {
     assert_eq!(maps.client(POD), QueryClient::Host);
     assert_eq!(maps.server(SERVER), IdentityId(600));
     assert_eq!(maps.server(IpAddr::from([192, 9, 9, 9])), IdentityId(2));
+}
+
+#[test]
+fn the_older_ipcache_is_read_where_only_that_exists() {
+    let root = TestRoot::new("older");
+    let path = root.globals().path(ipcache::NAME_V1);
+    let older: Map<IpcacheKey, IpcacheValueV1> =
+        Map::open_or_create(&path, MapKind::LpmTrie, 64, ipcache::FLAGS).unwrap();
+    let value = IpcacheValueV1 {
+        sec_identity: 700,
+        ..IpcacheValueV1::default()
+    };
+    older.set(&ipcache_key(SERVER, 32), &value).unwrap();
+    let maps = PinnedMaps::open(&root.bpf, true);
+    assert_eq!(maps.server(SERVER), IdentityId(700));
+    assert_eq!(maps.status().ipcache.as_deref(), Some(ipcache::NAME_V1));
 }
 
 #[test]

@@ -1,45 +1,82 @@
-//! The pinned ipcache.
+//! The pinned ipcache, in either layout.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use shared_maps::{
-    FAMILY_IPV4, FAMILY_IPV6, IdentityId,
-    ipcache::{IpcacheKey, IpcacheValue, STATIC_PREFIX_BITS},
+    FAMILY_IPV4, FAMILY_IPV6, IdentityId, ipcache,
+    ipcache::{IpcacheKey, IpcacheValue, IpcacheValueV1, STATIC_PREFIX_BITS},
     user::{Access, Globals, Map, MapError},
 };
 
-pub(super) use shared_maps::ipcache::NAME;
-
 use super::tables::AgentTables;
 
-/// The map `cilium_ipcache_v2`.
+/// The map of this release, or the one of earlier releases.
 #[derive(Debug)]
-pub(super) struct Ipcache(Map<IpcacheKey, IpcacheValue>);
+pub(super) enum Ipcache {
+    V2(Map<IpcacheKey, IpcacheValue>),
+    V1(Map<IpcacheKey, IpcacheValueV1>),
+}
 
 impl Ipcache {
+    /// Opens whichever of the two is pinned.
     pub(super) fn open(globals: &Globals) -> Result<Self, MapError> {
-        globals.ipcache(Access::ReadOnly).map(Self)
+        match globals.ipcache(Access::ReadOnly) {
+            Err(MapError::NotPinned(path)) => match globals.ipcache_v1(Access::ReadOnly) {
+                Ok(map) => Ok(Self::V1(map)),
+                Err(MapError::NotPinned(_)) => Err(MapError::NotPinned(path)),
+                Err(error) => Err(error),
+            },
+            other => other.map(Self::V2),
+        }
     }
 
     pub(super) fn id(&self) -> u32 {
-        self.0.id()
+        match self {
+            Self::V2(map) => map.id(),
+            Self::V1(map) => map.id(),
+        }
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::V2(_) => ipcache::NAME,
+            Self::V1(_) => ipcache::NAME_V1,
+        }
     }
 
     pub(super) fn identity(&self, key: &IpcacheKey) -> Option<IdentityId> {
-        let found = self.0.get(key).inspect_err(
-            |error| tracing::debug!(%error, "cannot look up an address in the ipcache"),
-        );
-        let value = found.ok().flatten();
-        value.map(|value| IdentityId(value.sec_identity))
+        let found = match self {
+            Self::V2(map) => map.get(key).map(|found| found.map(|v| v.sec_identity)),
+            Self::V1(map) => map.get(key).map(|found| found.map(|v| v.sec_identity)),
+        };
+        found
+            .inspect_err(
+                |error| tracing::debug!(%error, "cannot look up an address in the ipcache"),
+            )
+            .ok()
+            .flatten()
+            .map(IdentityId)
     }
 
     /// Every prefix of the local cluster.
     pub(super) fn read_whole(&self) -> Result<AgentTables, MapError> {
         let mut whole = AgentTables::default();
-        for (key, value) in self.0.entries()?.found {
-            if let Some(prefix) = prefix_of(&key) {
-                whole.add_prefix(prefix, IdentityId(value.sec_identity));
+        let mut add = |key: &IpcacheKey, identity: u32| {
+            if let Some(prefix) = prefix_of(key) {
+                whole.add_prefix(prefix, IdentityId(identity));
+            }
+        };
+        match self {
+            Self::V2(map) => {
+                for (key, value) in map.entries()?.found {
+                    add(&key, value.sec_identity);
+                }
+            }
+            Self::V1(map) => {
+                for (key, value) in map.entries()?.found {
+                    add(&key, value.sec_identity);
+                }
             }
         }
         Ok(whole)

@@ -8,7 +8,7 @@ use std::{
 use super::{Access, Map, MapError, MapKind};
 use crate::{
     EndpointId, ipcache,
-    ipcache::{IpcacheKey, IpcacheValue},
+    ipcache::{IpcacheKey, IpcacheValue, IpcacheValueV1},
     lxc,
     lxc::{LxcKey, LxcValue},
     pin, policy,
@@ -82,6 +82,11 @@ impl Globals {
     /// Opens the map `cilium_ipcache_v2` and checks its layout.
     pub fn ipcache(&self, access: Access) -> Result<Map<IpcacheKey, IpcacheValue>, MapError> {
         Map::open(&self.path(ipcache::NAME), MapKind::LpmTrie, access)
+    }
+
+    /// Opens the older map `cilium_ipcache` and checks its layout.
+    pub fn ipcache_v1(&self, access: Access) -> Result<Map<IpcacheKey, IpcacheValueV1>, MapError> {
+        Map::open(&self.path(ipcache::NAME_V1), MapKind::LpmTrie, access)
     }
 
     /// Opens an endpoint's policy map.

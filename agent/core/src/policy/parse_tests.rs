@@ -395,8 +395,8 @@ fn refuses_with_the_field_and_what_to_do() {
         "spec.egress[0].toCIDR[0]",
     );
     refused(
-        "endpointSelector: {}\negress:\n- toCIDRSet:\n  - {cidr: 10.0.0.0/8, except: [11.0.0.0/8]}",
-        "spec.egress[0].toCIDRSet[0].except[0]",
+        "endpointSelector: {}\negress:\n- toCIDRSet:\n  - {cidr: 10.0.0.0/8, except: [10.1.0.0/16, 9.0.0.0/8]}",
+        "spec.egress[0].toCIDRSet[0].except[1]",
     );
     refused(
         "endpointSelector: {}\negress:\n- toPorts:\n  - ports: [{port: http_, protocol: TCP}]",

@@ -510,7 +510,12 @@ mod warnings;
 
 #[test]
 fn a_network_policy_is_a_document_with_its_namespace_in_its_key() {
-    let text = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}]}]}";
+    let text = r"
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web, namespace: shop}
+spec: {podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}]}]}
+";
     let document = one(text).unwrap();
     assert_eq!(document.key, "NetworkPolicy/shop/web");
     assert_eq!(document.rules().len(), 1);

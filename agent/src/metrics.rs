@@ -82,10 +82,10 @@ pub fn text(
         scrape,
     };
     let mut registry = prometheus_client::registry::Registry::with_prefix("holdfast");
-    registry.register_collector(Box::new(sample));
     if let Some(stats) = builtin {
-        stats.register(&mut registry);
+        registry.register_collector(Box::new(stats.clone()));
     }
+    registry.register_collector(Box::new(sample));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
     Ok(text)

@@ -98,6 +98,13 @@ impl Families<'_, '_> {
         metric.encode(self.begin(name, help, metric.metric_type())?)
     }
 
+    /// Histograms of durations; the name ends in `_seconds`.
+    pub fn durations(&mut self, name: &str, help: &str, metric: &impl EncodeMetric) -> fmt::Result {
+        let name = name.strip_suffix("_seconds").unwrap_or(name);
+        let (unit, kind) = (Some(&Unit::Seconds), metric.metric_type());
+        metric.encode(self.0.encode_descriptor(name, help, unit, kind)?)
+    }
+
     /// A level, or 1 while something holds.
     pub fn gauge(&mut self, name: &str, help: &str, value: impl TryInto<i64>) -> fmt::Result {
         self.metric(name, help, &gauge(value))

@@ -9,13 +9,36 @@ pub const CLIENT: &str = "k8s:app=client,k8s:io.kubernetes.pod.namespace=default
 /// rules (YAML list items at no indentation).
 pub fn egress(name: &str, app: &str, rules: &str) -> String {
     format!(
-        "apiVersion: cilium.io/v2\n\
-         kind: CiliumNetworkPolicy\n\
-         metadata: {{name: {name}, namespace: default}}\n\
-         spec:\n\
-         \x20 endpointSelector: {{matchLabels: {{app: {app}}}}}\n\
-         \x20 egress:\n{}",
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: {name}, namespace: default}}
+spec:
+  endpointSelector: {{matchLabels: {{app: {app}}}}}
+  egress:
+{}",
         indent(rules)
+    )
+}
+
+/// A rule of an EgressFirewall: queries over UDP to the lab's first DNS server, which is outside.
+pub const TO_DNS: &str =
+    "{type: Allow, to: {cidrSelector: 192.0.2.53/32}, ports: [{protocol: UDP, port: 53}]}";
+/// The last rule of an EgressFirewall that denies everything which no rule before it allows.
+pub const NOTHING_ELSE: &str = "{type: Deny, to: {cidrSelector: 0.0.0.0/0}}";
+
+/// The EgressFirewall of a namespace with these rules, each of them a YAML mapping.
+pub fn firewall(namespace: &str, rules: &[&str]) -> String {
+    let rules: String = rules.iter().map(|rule| format!("  - {rule}\n")).collect();
+    format!(
+        r"
+---
+apiVersion: k8s.ovn.org/v1
+kind: EgressFirewall
+metadata: {{name: default, namespace: {namespace}}}
+spec:
+  egress:
+{rules}"
     )
 }
 
@@ -28,10 +51,12 @@ pub fn dns(pattern: &str) -> String {
 /// DNS queries to these prefixes for names of `pattern`.
 pub fn dns_to(pattern: &str, servers: &[&str]) -> String {
     format!(
-        "- toCIDR: [{}]\n\
-         \x20 toPorts:\n\
-         \x20 - ports: [{{port: \"53\", protocol: ANY}}]\n\
-         \x20   rules: {{dns: [{{matchPattern: \"{pattern}\"}}]}}\n",
+        r#"
+- toCIDR: [{}]
+  toPorts:
+  - ports: [{{port: "53", protocol: ANY}}]
+    rules: {{dns: [{{matchPattern: "{pattern}"}}]}}
+"#,
         servers
             .iter()
             .map(|s| format!("\"{s}\""))
@@ -43,18 +68,22 @@ pub fn dns_to(pattern: &str, servers: &[&str]) -> String {
 /// Traffic to the addresses of names of `pattern`: TCP port 80 and the UDP echo.
 pub fn names(pattern: &str) -> String {
     format!(
-        "- toFQDNs: [{{matchPattern: \"{pattern}\"}}]\n\
-         \x20 toPorts:\n\
-         \x20 - ports: [{{port: \"80\", protocol: TCP}}, {{port: \"7777\", protocol: UDP}}]\n"
+        r#"
+- toFQDNs: [{{matchPattern: "{pattern}"}}]
+  toPorts:
+  - ports: [{{port: "80", protocol: TCP}}, {{port: "7777", protocol: UDP}}]
+"#
     )
 }
 
 /// Traffic to a prefix: TCP port 80.
 pub fn cidr(prefix: &str) -> String {
     format!(
-        "- toCIDR: [\"{prefix}\"]\n\
-         \x20 toPorts:\n\
-         \x20 - ports: [{{port: \"80\", protocol: TCP}}]\n"
+        r#"
+- toCIDR: ["{prefix}"]
+  toPorts:
+  - ports: [{{port: "80", protocol: TCP}}]
+"#
     )
 }
 

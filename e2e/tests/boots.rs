@@ -47,8 +47,11 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 fn configure(lab: &Lab) -> Result<()> {
     let rules = format!("- toCIDR: [\"{}/32\"]\n", web4(OPEN));
     lab.write_policy("web.yaml", &egress("web", "web", &rules))?;
-    let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: default, uid: uid-p, \
-               labels: {app: web}}\n";
+    let pod = r"
+apiVersion: v1
+kind: Pod
+metadata: {name: p, namespace: default, uid: uid-p, labels: {app: web}}
+";
     lab.write_policy("pods.yaml", pod)
 }
 

@@ -45,9 +45,9 @@ pub enum YamlError {
     /// An item of a list, of too many bytes.
     #[error("has {0} bytes; an item of a list may have {MAX_ITEM}")]
     LongItem(usize),
-    /// The document is too large once its aliases are written out.
-    #[error("is more than {MAX_OBJECT} bytes once its aliases are written out")]
-    Aliases,
+    /// The document has more bytes than this once its aliases are written out.
+    #[error("is more than {0} bytes once its aliases are written out")]
+    Aliases(usize),
 }
 
 impl YamlError {
@@ -60,7 +60,7 @@ impl YamlError {
             Self::Large(_) | Self::LongItem(_) => {
                 "divide the object into several with names of their own"
             }
-            Self::Aliases => "write out what the aliases (*name) stand for where it is needed",
+            Self::Aliases(_) => "write out what the aliases (*name) stand for where it is needed",
         }
     }
 }
@@ -173,8 +173,10 @@ impl Document<'_> {
             return Err(YamlError::Deep);
         }
         // Without aliases no value is larger than its text.
+        let limit = MAX_OBJECT.max(length.saturating_mul(2));
         let budget = Budget {
-            left: Cell::new(MAX_OBJECT.max(length.saturating_mul(2))),
+            limit,
+            left: Cell::new(limit),
             fault: Cell::new(None),
         };
         let seed = Seed {
@@ -302,6 +304,7 @@ fn size(value: &Value) -> usize {
 
 /// Remaining size of the document, and the reason of an early end.
 struct Budget {
+    limit: usize,
     left: Cell<usize>,
     fault: Cell<Option<YamlError>>,
 }
@@ -319,7 +322,7 @@ impl Budget {
                 self.left.set(left);
                 Ok(())
             }
-            None => Err(self.fail(YamlError::Aliases)),
+            None => Err(self.fail(YamlError::Aliases(self.limit))),
         }
     }
 }

@@ -48,9 +48,9 @@ pub enum SocketOptions {
 /// Settings of the listeners and their workers.
 #[derive(Clone, Debug)]
 pub struct ListenConfig {
-    /// Proxy port; 0 lets the kernel choose.
-    pub port: u16,
     /// Proxy port; 0: the kernel selects one.
+    pub port: u16,
+    /// Whether to listen on 127.0.0.1.
     pub ipv4: bool,
     /// Whether to listen on ::1.
     pub ipv6: bool,

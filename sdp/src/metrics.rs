@@ -28,12 +28,7 @@ impl Metrics {
     /// Registers all counters of `shared`.
     pub fn new(shared: &Arc<Shared>) -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
-        shared.stats.register(&mut registry);
-        let who = Info::new(vec![
-            ("name", shared.config.name.clone()),
-            ("version", env!("CARGO_PKG_VERSION").to_owned()),
-        ]);
-        registry.register("sdp", "The proxy that answered this scrape", who);
+        registry.register_collector(Box::new(shared.stats.clone()));
         registry.register_collector(Box::new(Levels {
             shared: Arc::clone(shared),
         }));
@@ -69,6 +64,7 @@ struct Levels {
 impl Collector for Levels {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Families(&mut encoder);
+        self.program(&mut out)?;
         self.agent(&mut out)?;
         self.outcomes(&mut out)?;
         self.files(&mut out)?;
@@ -80,21 +76,32 @@ impl Collector for Levels {
 }
 
 impl Levels {
+    fn program(&self, out: &mut Families<'_, '_>) -> fmt::Result {
+        let program = Info::new(vec![
+            ("name", self.shared.config.name.clone()),
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ]);
+        families! { out;
+            /// The proxy that answered this scrape.
+            metric sdp = &program;
+        }
+    }
+
     fn agent(&self, out: &mut Families<'_, '_>) -> fmt::Result {
         let link = self.shared.agent.link.stats();
         families! { out;
             /// Failed attempts to connect to an agent, for each of its addresses.
-            metric agent_connection_errors = &link.connection_errors;
+            counter agent_connection_errors = link.connection_errors.get();
             /// Sessions with an agent; more than one means that a session was lost.
-            metric agent_sessions = &link.sessions;
+            counter agent_sessions = link.sessions.get();
             /// Revisions of DNS rules from the agent that were put in force.
-            metric dns_rules_applied = &link.rules_applied;
+            counter dns_rules_applied = link.rules_applied.get();
             /// Revisions of DNS rules from the agent that were refused; the ones before stay in
             /// force. With FQDNData also revisions with rows that allow nothing.
-            metric retrieve_dns_rules_errors = &link.rules_refused;
+            counter retrieve_dns_rules_errors = link.rules_refused.get();
             /// Rows of Cilium's rules that were skipped: for another transport than UDP and TCP
             /// (protocol ANY includes SCTP), or malformed; counted when their number changes.
-            metric rule_rows_skipped = &link.rows_skipped;
+            counter rule_rows_skipped = link.rows_skipped.get();
         }
     }
 
@@ -105,33 +112,33 @@ impl Levels {
             /// Answers released at once because the agent had given a lease for each address, or a
             /// Cilium agent had acknowledged it; the same answer again within a second is not
             /// counted.
-            metric mapping_leased = &sink.leased;
+            counter mapping_leased = sink.leased.get();
             /// Answers that waited until the agent had opened their addresses.
-            metric mapping_held = &sink.held;
+            counter mapping_held = sink.held.get();
             /// Answers released without an agent; their addresses open when it is back.
-            metric mapping_agent_away = &sink.agent_away;
+            counter mapping_agent_away = sink.agent_away.get();
             /// Answers released without waiting for an agent that was late three times in a row;
             /// results that the proxy had no CPU to read do not count as late.
-            metric mapping_agent_hung = &sink.agent_hung;
+            counter mapping_agent_hung = sink.agent_hung.get();
             /// Answers released before their addresses were open because too many of their pod
             /// waited for the agent.
-            metric mapping_queue_full = &sink.queue_full;
+            counter mapping_queue_full = sink.queue_full.get();
             /// Answers for which the agent took longer than the response max delay: released, their
             /// addresses open a moment later.
-            metric mapping_late = &sink.late;
+            counter mapping_late = sink.late.get();
             /// Mappings whose addresses the agent has opened.
-            metric mapping_realised = &sink.realised;
+            counter mapping_realised = sink.realised.get();
             /// Mappings that the agent refused, could not realise or, with FQDNData, did not answer
             /// within 5 s.
-            metric fqdn_mapping_sync_errors = &sink.refused;
+            counter fqdn_mapping_sync_errors = sink.refused.get();
             /// Mappings sent again to an agent that came back.
-            metric mapping_replayed = &sink.replayed;
+            counter mapping_replayed = sink.replayed.get();
             /// Leases that the agent revoked.
-            metric mapping_revocations = &sink.revocations;
+            counter mapping_revocations = sink.revocations.get();
             /// Queries, answers and failures reported to a Cilium agent for its log and metrics.
-            metric agent_notices = &reports.sent;
+            counter agent_notices = reports.sent.get();
             /// Reports dropped because too many waited for the agent, or came in a second.
-            metric agent_notices_dropped = &reports.dropped;
+            counter agent_notices_dropped = reports.dropped.get();
         }
     }
 
@@ -140,23 +147,23 @@ impl Levels {
         let log = &self.shared.logs.query_stats;
         families! { out;
             /// Journals of ended proxies that were adopted.
-            metric journal_adopted_files = &journal.adopted_files;
+            counter journal_adopted_files = journal.adopted_files.get();
             /// Pairs of name and address in adopted journals.
-            metric journal_adopted_pairs = &journal.adopted_pairs;
+            counter journal_adopted_pairs = journal.adopted_pairs.get();
             /// Journals with an incomplete last record: their proxy was killed during a write.
-            metric journal_torn_files = &journal.torn;
+            counter journal_torn_files = journal.torn.get();
             /// Journals set aside because they could not be read.
-            metric journal_damaged_files = &journal.damaged;
+            counter journal_damaged_files = journal.damaged.get();
             /// Operations on journals that failed: a full disk, a directory that cannot be written.
-            metric journal_errors = &journal.errors;
+            counter journal_errors = journal.errors.get();
             /// Pairs not written to the journal because too many of their pod waited for the disk.
-            metric journal_skipped = &journal.skipped;
+            counter journal_skipped = journal.skipped.get();
             /// Lines written to the query log.
-            metric query_log_lines = &log.lines;
+            counter query_log_lines = log.lines.get();
             /// Lines missing in the query log: it could not be written, or not fast enough.
-            metric query_log_dropped = &log.dropped;
+            counter query_log_dropped = log.dropped.get();
             /// Failed attempts to write or open the query log.
-            metric query_log_errors = &log.errors;
+            counter query_log_errors = log.errors.get();
         }
     }
 

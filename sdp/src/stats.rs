@@ -6,12 +6,11 @@ mod labels;
 
 use std::{fmt, marker::PhantomData};
 
-use daemon::metrics::meanings;
-use prometheus_client::{
-    encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
-    metrics::MetricType,
-    registry::{Registry, Unit},
+use daemon::{
+    families,
+    metrics::{Families, meanings},
 };
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 
 use self::cells::Cells;
 pub(crate) use self::histogram::STAGE_MEANINGS;
@@ -52,21 +51,6 @@ impl<L: Label> Counters<L> {
     }
 }
 
-impl<L: Label> EncodeMetric for Counters<L> {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        for label in L::ALL {
-            encoder
-                .encode_family(&[(L::NAME, label.text())])?
-                .encode_counter::<NoLabelSet, _, u64>(&self.get(*label), None)?;
-        }
-        Ok(())
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Counter
-    }
-}
-
 /// A single counter, which has no label.
 #[derive(Clone, Debug)]
 pub struct Count(Cells);
@@ -85,16 +69,6 @@ impl Count {
     /// Sum over all threads so far.
     pub fn get(&self) -> u64 {
         self.0.get(0)
-    }
-}
-
-impl EncodeMetric for Count {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        encoder.encode_counter::<NoLabelSet, _, u64>(&self.get(), None)
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Counter
     }
 }
 
@@ -127,16 +101,6 @@ impl Level {
     pub fn get(&self) -> u64 {
         // Below zero only in between: a thread's "down" was seen before another's "up".
         u64::try_from(self.0.get(0).cast_signed()).unwrap_or(0)
-    }
-}
-
-impl EncodeMetric for Level {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        encoder.encode_gauge(&i64::try_from(self.get()).unwrap_or(i64::MAX))
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Gauge
     }
 }
 
@@ -176,102 +140,58 @@ pub struct Stats {
     pub stages: Stages,
 }
 
-impl Stats {
-    /// Registers every counter; `registry` carries the prefix `holdfast`.
-    pub fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "dns_queries",
-            "Queries of clients by result; a query that could not be forwarded counts as \
-             forwarded and again as shed or upstream_error",
-            self.queries.clone(),
-        );
-        registry.register(
-            "dns_answers",
-            "Messages of DNS servers by result; one that answers several equal queries counts once for each",
-            self.answers.clone(),
-        );
-        registry.register(
-            "dns_transport_queries",
-            "Queries of clients by transport",
-            self.transports.clone(),
-        );
-        registry.register(
-            "dns_transparent_fallbacks",
-            "Sockets to DNS servers without the source address or port of transparent mode, by replacement and reason; with reason no_return_path, queries",
-            self.fallbacks.clone(),
-        );
-        registry.register(
-            "dns_upstream_timeouts",
-            "Queries that their DNS server did not answer within 10 s; the client got nothing",
-            self.upstream_timeouts.clone(),
-        );
-        registry.register(
-            "dns_joined",
-            "Queries not forwarded because the same query of the same pod was in flight; they got its answer, too",
-            self.joined.clone(),
-        );
-        registry.register(
-            "dns_addresses_left_out",
-            "Addresses beyond the first 1,024 of an answer: not learned, so the pod got addresses that are not open",
-            self.addresses_left_out.clone(),
-        );
-        registry.register(
-            "dns_receive_overflow",
-            "Queries lost before the proxy saw them: the kernel dropped them because the \
-             receive queue was full",
-            self.receive_overflow.clone(),
-        );
-        registry.register(
-            "dns_in_flight",
-            "Queries that wait for their DNS server now",
-            self.in_flight.clone(),
-        );
-        registry.register(
-            "dns_held",
-            "Answers that wait now until the agent has opened their addresses",
-            self.held.clone(),
-        );
-        registry.register(
-            "dns_tcp_connections",
-            "TCP connections of clients, now",
-            self.tcp_connections.clone(),
-        );
-        registry.register(
-            "dns_tcp_refused",
-            "TCP connections of clients closed at once because the pod had its share of all \
-             connections, or because they were made to the proxy itself or to a loopback address",
-            self.tcp_refused.clone(),
-        );
-        registry.register_with_unit(
-            "dns_tcp_buffers",
-            "Memory for queries and answers that wait on TCP connections, beyond 16 KiB each, now",
-            Unit::Bytes,
-            self.tcp_bytes.clone(),
-        );
-        registry.register(
-            "dns_tcp_overdrawn",
-            "TCP connections of clients closed because the pod used its share of that memory: \
-             it does not read its answers, or its servers do not read its queries",
-            self.tcp_overdrawn.clone(),
-        );
-        registry.register(
-            "dns_tcp_server_connections",
-            "TCP connections to DNS servers, now, with those that wait for the next query",
-            self.server_connections.clone(),
-        );
-        registry.register(
-            "dns_tcp_server_connections_made",
-            "TCP connections to DNS servers that the proxy began to open",
-            self.server_connections_made.clone(),
-        );
-        registry.register_with_unit(
-            "proxy_upstream_reply",
-            "How long the stages of a query take; names and labels as Cilium has them",
-            Unit::Seconds,
-            self.stages.clone(),
-        );
+impl Collector for Stats {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = Families(&mut encoder);
+        families! { out;
+            /// Queries of clients by result; a query that could not be forwarded counts as
+            /// forwarded and again as shed or upstream_error.
+            counter_by dns_queries = |result| self.queries.get(result);
+            /// Messages of DNS servers by result; one that answers several equal queries counts
+            /// once for each.
+            counter_by dns_answers = |result| self.answers.get(result);
+            /// Queries of clients by transport.
+            counter_by dns_transport_queries = |protocol| self.transports.get(protocol);
+            /// Sockets to DNS servers without the source address or port of transparent mode, by
+            /// replacement and reason; with reason no_return_path, queries.
+            counter_by dns_transparent_fallbacks = |fallback| self.fallbacks.get(fallback);
+            /// Queries that their DNS server did not answer within 10 s; the client got nothing.
+            counter dns_upstream_timeouts = self.upstream_timeouts.get();
+            /// Queries not forwarded because the same query of the same pod was in flight; they got
+            /// its answer, too.
+            counter dns_joined = self.joined.get();
+            /// Addresses beyond the first 1,024 of an answer: not learned, so the pod got addresses
+            /// that are not open.
+            counter dns_addresses_left_out = self.addresses_left_out.get();
+            /// Queries lost before the proxy saw them: the kernel dropped them because the receive
+            /// queue was full.
+            counter dns_receive_overflow = self.receive_overflow.get();
+            /// Queries that wait for their DNS server now.
+            gauge dns_in_flight = self.in_flight.get();
+            /// Answers that wait now until the agent has opened their addresses.
+            gauge dns_held = self.held.get();
+            /// TCP connections of clients, now.
+            gauge dns_tcp_connections = self.tcp_connections.get();
+            /// TCP connections of clients closed at once because the pod had its share of all
+            /// connections, or because they were made to the proxy itself or to a loopback address.
+            counter dns_tcp_refused = self.tcp_refused.get();
+            /// Memory for queries and answers that wait on TCP connections, beyond 16 KiB each,
+            /// now.
+            gauge dns_tcp_buffers_bytes = self.tcp_bytes.get();
+            /// TCP connections of clients closed because the pod used its share of that memory: it
+            /// does not read its answers, or its servers do not read its queries.
+            counter dns_tcp_overdrawn = self.tcp_overdrawn.get();
+            /// TCP connections to DNS servers, now, with those that wait for the next query.
+            gauge dns_tcp_server_connections = self.server_connections.get();
+            /// TCP connections to DNS servers that the proxy began to open.
+            counter dns_tcp_server_connections_made = self.server_connections_made.get();
+            /// How long the stages of a query take; names and labels as Cilium has them.
+            durations proxy_upstream_reply_seconds = &self.stages;
+        }
     }
+}
 
+impl Stats {
     /// Values of labels with what they mean: metric, label, value, meaning.
     pub fn meanings() -> Vec<[&'static str; 4]> {
         let stages = STAGE_MEANINGS

@@ -14,9 +14,10 @@ pub const NAME_ANY4: &str = "cilium_ct_any4_global";
 pub const NAME_TCP6: &str = "cilium_ct6_global";
 /// Name and pin of the map for all other protocols over IPv6.
 pub const NAME_ANY6: &str = "cilium_ct_any6_global";
-/// Default entries of the TCP maps.
+/// Entries of each TCP map in Cilium, and in the programs as they are compiled. The agent makes maps
+/// of a size of its own.
 pub const MAX_ENTRIES_TCP: u32 = 524_288;
-/// Default entries of the maps for other protocols.
+/// The same of each map for other protocols.
 pub const MAX_ENTRIES_ANY: u32 = 262_144;
 
 /// Key flag: the connection leaves the endpoint.

@@ -50,7 +50,8 @@ pub struct ApiSettings {
 #[derive(Clone, Debug)]
 pub struct Here {
     pub node: String,
-    /// `--k8s-service-cidr` is given: the kind ServiceCIDR may then be absent.
+    /// `--k8s-service-cidr` is given, or `--without-service-cidrs` to a relay: the kind ServiceCIDR
+    /// may then be absent.
     pub has_service_blocks: bool,
 }
 

@@ -25,7 +25,8 @@ pub struct RelaySettings {
 #[derive(Clone, Debug)]
 pub struct RelayConfig {
     pub kubernetes: ApiSettings,
-    /// There are no ServiceCIDR objects.
+    /// `--without-service-cidrs` is given: the kind ServiceCIDR may then be absent, and the agents
+    /// have the blocks of Services from `--k8s-service-cidr`.
     pub has_service_blocks: bool,
     /// Address on which the relay accepts agents.
     pub listen: SocketAddr,

@@ -145,14 +145,14 @@ impl Core {
                     state.on_pass_complete(gc_start);
                 }
             }
-            Event::StreamUp(stream) => state.leases.open(stream),
+            Event::StreamUp(stream) => state.proxies.leases.open(stream),
             Event::StreamDown(stream) => {
                 self.intake.close(stream);
                 state.files.forget_stream(stream);
-                state.leases.close(stream, state.now);
+                state.proxies.leases.close(stream, state.now);
             }
-            Event::HolderEnded(streams) => state.leases.end_holder(&streams, state.now),
-            Event::RevokeAcked(acks) => state.leases.acknowledge(&acks),
+            Event::HolderEnded(streams) => state.proxies.leases.end_holder(&streams, state.now),
+            Event::RevokeAcked(acks) => state.proxies.leases.acknowledge(&acks),
             Event::CleanNames(clean) => state.on_clean(plan, &clean),
             Event::NamesKept(written) => match written.failure {
                 None => state.on_names_written(plan, written.endpoint, written.number),
@@ -226,7 +226,7 @@ impl Core {
             state.resolved.next_deadline(),
             state.retry.next(),
             state.restored_until(),
-            state.leases.next_end(),
+            state.proxies.leases.next_end(),
             state.cluster.services.next_expiry(),
         ];
         let file = file.filter(|_| state.restoration.is_synced());
@@ -290,7 +290,7 @@ impl State {
         for id in left {
             self.remove_endpoint(id);
         }
-        self.publication.begin_first_revision();
+        self.proxies.publication.begin_first_revision();
         self.await_names();
         self.hold_endpoints();
         self.relabel_resolved();

@@ -328,7 +328,13 @@ fn named_ports_and_nodes_are_traced_without_an_agent() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("web.yaml");
     let rules = "  - toEndpoints: [{}]\n    toPorts: [{ports: [{port: https, protocol: TCP}]}]\n  - toEntities: [remote-node]\n";
-    let node = "---\napiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {name: other}\nspec: {addresses: [{type: InternalIP, ip: 192.0.2.2}]}\n";
+    let node = r"
+---
+apiVersion: cilium.io/v2
+kind: CiliumNode
+metadata: {name: other}
+spec: {addresses: [{type: InternalIP, ip: 192.0.2.2}]}
+";
     fs::write(&file, format!("{POLICY}{rules}{node}")).expect("written");
     let file = file.to_str().expect("UTF-8");
     let trace = |to: &str, flags: &[&str]| {

@@ -38,6 +38,14 @@ const TTLS: [u32; 5] = [SHORTEST, 20, 60, 600, LONGEST];
 /// Number of proxies at once.
 const PROXIES: usize = 2;
 
+/// Always there, so that answers are accepted.
+const DNS: &str = r"
+  endpointSelector: {}
+  egress:
+  - toCIDR: [10.9.0.53/32]
+    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]
+";
+
 /// A policy for names, addresses or pods.
 #[derive(Clone, Copy, Debug)]
 enum Spec {
@@ -70,20 +78,51 @@ impl Spec {
     fn text(self) -> &'static str {
         match self {
             Self::WebToCiliumNames => {
-                "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]"
+                r"
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toFQDNs: [{matchPattern: '*.cilium.io'}]
+"
             }
             Self::WebToWwwOn443 => {
-                "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchName: www.cilium.io}]\n    toPorts: [{ports: [{port: '443', protocol: TCP}]}]"
+                r"
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toFQDNs: [{matchName: www.cilium.io}]
+    toPorts: [{ports: [{port: '443', protocol: TCP}]}]
+"
             }
             Self::ToAnyName => {
-                "endpointSelector: {}\n  egress:\n  - toFQDNs: [{matchPattern: '*'}]"
+                r"
+  endpointSelector: {}
+  egress:
+  - toFQDNs: [{matchPattern: '*'}]
+"
             }
-            Self::ToBlock => "endpointSelector: {}\n  egress:\n  - toCIDR: [1.1.1.0/24]",
+            Self::ToBlock => {
+                r"
+  endpointSelector: {}
+  egress:
+  - toCIDR: [1.1.1.0/24]
+"
+            }
             Self::FromTeamAOn443 => {
-                "{podSelector: {matchLabels: {app: web}}, ingress: [{from: [{namespaceSelector: {matchLabels: {team: a}}}], ports: [{port: 443}]}]}"
+                r"
+  podSelector: {matchLabels: {app: web}}
+  ingress:
+  - from: [{namespaceSelector: {matchLabels: {team: a}}}]
+    ports: [{port: 443}]
+"
             }
             Self::ToDbOn443AndBlock => {
-                "{podSelector: {}, policyTypes: [Egress], egress: [{to: [{podSelector: {matchLabels: {app: db}}}], ports: [{port: 443}]}, {to: [{ipBlock: {cidr: 1.1.1.0/24, except: [1.1.1.2/32]}}]}]}"
+                r"
+  podSelector: {}
+  policyTypes: [Egress]
+  egress:
+  - to: [{podSelector: {matchLabels: {app: db}}}]
+    ports: [{port: 443}]
+  - to: [{ipBlock: {cidr: 1.1.1.0/24, except: [1.1.1.2/32]}}]
+"
             }
         }
     }

@@ -83,8 +83,8 @@ fn bystander() -> EndpointSpec {
 fn narrow(pattern: &str) -> PolicyDocument {
     policy_with(
         pattern,
-        "{toFQDNs: [{matchPattern: \"*.example.com\"}], \
-         toPorts: [{ports: [{port: \"443\", protocol: TCP}]}]}",
+        r#"toFQDNs: [{matchPattern: "*.example.com"}]
+    toPorts: [{ports: [{port: "443", protocol: TCP}]}]"#,
     )
 }
 

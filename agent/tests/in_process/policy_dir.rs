@@ -258,7 +258,20 @@ fn versions_that_cannot_be_stored_are_reported() {
 fn pod(name: &str, address: &str, note: usize) -> String {
     let note = "x".repeat(note);
     format!(
-        "- apiVersion: v1\n  kind: Pod\n  metadata:\n    annotations:\n      note: \"{note}\"\n    labels:\n      app: web\n    name: {name}\n    namespace: shop\n  status:\n    phase: Running\n    podIP: {address}\n"
+        r#"
+- apiVersion: v1
+  kind: Pod
+  metadata:
+    annotations:
+      note: "{note}"
+    labels:
+      app: web
+    name: {name}
+    namespace: shop
+  status:
+    phase: Running
+    podIP: {address}
+"#
     )
 }
 

@@ -72,7 +72,17 @@ impl Files {
 /// Text of a kubeconfig file for the server at `url`.
 pub fn kubeconfig(url: &str, ca: &Path, token: &Path) -> String {
     format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: test\ncontexts:\n- {{name: test, context: {{cluster: test, user: test, namespace: {NAMESPACE}}}}}\nclusters:\n- {{name: test, cluster: {{server: \"{url}\", certificate-authority: {}}}}}\nusers:\n- {{name: test, user: {{tokenFile: {}}}}}\n",
+        r#"
+apiVersion: v1
+kind: Config
+current-context: test
+contexts:
+- {{name: test, context: {{cluster: test, user: test, namespace: {NAMESPACE}}}}}
+clusters:
+- {{name: test, cluster: {{server: "{url}", certificate-authority: {}}}}}
+users:
+- {{name: test, user: {{tokenFile: {}}}}}
+"#,
         ca.display(),
         token.display()
     )

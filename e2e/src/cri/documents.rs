@@ -26,8 +26,12 @@ pub fn describe(lab: &Lab, pods: &[PodName]) -> Result<()> {
             ..
         } = pod;
         format!(
-            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: {namespace}, \
-             uid: {uid}, labels: {{app: web}}}}\n---\n"
+            r"
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: {namespace}, uid: {uid}, labels: {{app: web}}}}
+---
+"
         )
     });
     lab.write_policy("pods.yaml", &documents.collect::<String>())

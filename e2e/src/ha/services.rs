@@ -165,22 +165,35 @@ impl Backends {
             let [pod4, pod6] = both(pod);
             let slices = [("IPv4", pod4), ("IPv6", pod6)].map(|(family, address)| {
                 format!(
-                    "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
-                     metadata: {{name: {name}-{}, labels: {{kubernetes.io/service-name: {name}}}}}\n\
-                     addressType: {family}\n\
-                     endpoints: [{{addresses: [\"{address}\"], targetRef: {{kind: Pod, namespace: default, name: {name}-{round}}}}}]\n\
-                     ports: [{}]\n",
+                    r#"
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: {name}-{}, labels: {{kubernetes.io/service-name: {name}}}}}
+addressType: {family}
+endpoints:
+- addresses: ["{address}"]
+  targetRef: {{kind: Pod, namespace: default, name: {name}-{round}}}
+ports: [{}]
+"#,
                     family.to_lowercase(),
                     list(true)
                 )
             });
             format!(
-                "---\napiVersion: v1\nkind: Pod\n\
-                 metadata: {{name: {name}-{round}, labels: {{app: {name}}}}}\n\
-                 spec: {{nodeName: other-{round}}}\n\
-                 status: {{phase: Running, podIPs: [{{ip: {pod4}}}, {{ip: \"{pod6}\"}}]}}\n\
-                 ---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
-                 spec: {{clusterIPs: [{four}, \"{six}\"], ports: [{}]}}\n{}",
+                r#"
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}-{round}, labels: {{app: {name}}}}}
+spec: {{nodeName: other-{round}}}
+status: {{phase: Running, podIPs: [{{ip: {pod4}}}, {{ip: "{pod6}"}}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}}}
+spec: {{clusterIPs: [{four}, "{six}"], ports: [{}]}}
+{}"#,
                 list(false),
                 slices.concat()
             )
@@ -196,11 +209,13 @@ fn both(pod: &Pod) -> [IpAddr; 2] {
 /// Egress rules of the clients: by the labels and ports of the pods behind the Services.
 pub(super) fn rules(pattern: &str) -> String {
     format!(
-        "- toEndpoints: [{{matchLabels: {{app: dns}}}}]\n\
-         \x20 toPorts:\n\
-         \x20 - ports: [{{port: \"53\", protocol: ANY}}]\n\
-         \x20   rules: {{dns: [{{matchPattern: \"{pattern}\"}}]}}\n\
-         - toEndpoints: [{{matchLabels: {{app: shop}}}}]\n\
-         \x20 toPorts: [{{ports: [{{port: \"{SHOP_TARGET}\", protocol: TCP}}]}}]\n"
+        r#"
+- toEndpoints: [{{matchLabels: {{app: dns}}}}]
+  toPorts:
+  - ports: [{{port: "53", protocol: ANY}}]
+    rules: {{dns: [{{matchPattern: "{pattern}"}}]}}
+- toEndpoints: [{{matchLabels: {{app: shop}}}}]
+  toPorts: [{{ports: [{{port: "{SHOP_TARGET}", protocol: TCP}}]}}]
+"#
     )
 }

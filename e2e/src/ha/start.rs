@@ -103,10 +103,12 @@ fn row(name: &str, times: &mut [Duration], wrong: u64) -> Row {
 /// The pod of the DNS server gets another address and keeps its labels.
 fn move_server(setup: &Setup, pod: &Pod) -> Result<DnsServer> {
     let lab = &setup.lab;
-    let rules = "- toEndpoints: [{matchLabels: {app: dns}}]\n\
-                 \x20 toPorts:\n\
-                 \x20 - ports: [{port: \"53\", protocol: ANY}]\n\
-                 \x20   rules: {dns: [{matchPattern: \"*.good.test\"}]}\n";
+    let rules = r#"
+- toEndpoints: [{matchLabels: {app: dns}}]
+  toPorts:
+  - ports: [{port: "53", protocol: ANY}]
+    rules: {dns: [{matchPattern: "*.good.test"}]}
+"#;
     lab.write_policy("server.yaml", &egress("server", "web", rules))?;
     // Another pod with its labels keeps the identity alive after the old address.
     let sibling = setup.clients().nth(2).context("a third pod")?;

@@ -239,9 +239,11 @@ fn victim_rules() -> String {
     dns_to("*.good.test", &[servers[0].as_str(), servers[1].as_str()])
         + &names("*.good.test")
         + &format!(
-            "- toFQDNs: [{{matchPattern: \"*.good.test\"}}]\n\
-             \x20 toPorts:\n\
-             \x20 - ports: [{{port: \"{PUSH_PORT}\", protocol: TCP}}]\n"
+            r#"
+- toFQDNs: [{{matchPattern: "*.good.test"}}]
+  toPorts:
+  - ports: [{{port: "{PUSH_PORT}", protocol: TCP}}]
+"#
         )
 }
 
@@ -254,9 +256,11 @@ fn attacker_rules() -> String {
         + &names(&pattern)
         + &cidr(REACHABLE)
         + &format!(
-            "- toCIDR: [\"{REACHABLE}\"]\n\
-             \x20 toPorts:\n\
-             \x20 - ports: [{{port: \"7777\", protocol: UDP}}]\n"
+            r#"
+- toCIDR: ["{REACHABLE}"]
+  toPorts:
+  - ports: [{{port: "7777", protocol: UDP}}]
+"#
         )
 }
 

@@ -100,9 +100,14 @@ fn policy(host: u16, with_names: bool) -> String {
     }
     let [dns4, dns6] = servers;
     rules += &format!(
-        "- toCIDR: [\"{dns4}\", \"{dns6}\", \"{v4}\", \"{v6}\"]\n\
-         - toCIDR: [{PREFIXES}]\n  toPorts: {PORT}\n\
-         egressDeny:\n- toCIDR: [\"{v4}\", \"{v6}\"]\n  toPorts: {PORT}\n"
+        r#"
+- toCIDR: ["{dns4}", "{dns6}", "{v4}", "{v6}"]
+- toCIDR: [{PREFIXES}]
+  toPorts: {PORT}
+egressDeny:
+- toCIDR: ["{v4}", "{v6}"]
+  toPorts: {PORT}
+"#
     );
     egress("rules", "web", &rules)
 }

@@ -160,9 +160,12 @@ fn a_group_of_blocks_may_change_under_its_rules() {
 "#;
     let group = |name: &str, zone: &str, blocks: &str| {
         format!(
-            "apiVersion: cilium.io/v2alpha1\nkind: CiliumCIDRGroup\n\
-             metadata: {{name: {name}, labels: {{zone: {zone}}}}}\n\
-             spec: {{externalCIDRs: [{blocks}]}}\n"
+            r"
+apiVersion: cilium.io/v2alpha1
+kind: CiliumCIDRGroup
+metadata: {{name: {name}, labels: {{zone: {zone}}}}}
+spec: {{externalCIDRs: [{blocks}]}}
+"
         )
     };
     with_lab(|lab| {

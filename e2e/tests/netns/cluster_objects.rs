@@ -27,7 +27,18 @@ fn pod(namespace: &str, name: &str, app: &str, addresses: &[IpAddr]) -> String {
     let addresses = addresses.iter().map(|ip| format!("{{ip: \"{ip}\"}}"));
     let addresses: Vec<String> = addresses.collect();
     format!(
-        "- apiVersion: v1\n  kind: Pod\n  metadata: {{name: {name}, namespace: {namespace}, labels: {{app: {app}, pod-template-hash: {name}}}}}\n  spec: {{nodeName: worker-2, containers: [{{name: c, image: i, ports: [{{name: db, containerPort: 8080}}]}}]}}\n  status: {{phase: Running, podIPs: [{}]}}\n",
+        r"
+- apiVersion: v1
+  kind: Pod
+  metadata:
+    name: {name}
+    namespace: {namespace}
+    labels: {{app: {app}, pod-template-hash: {name}}}
+  spec:
+    nodeName: worker-2
+    containers: [{{name: c, image: i, ports: [{{name: db, containerPort: 8080}}]}}]
+  status: {{phase: Running, podIPs: [{}]}}
+",
         addresses.join(", ")
     )
 }

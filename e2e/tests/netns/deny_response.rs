@@ -303,7 +303,7 @@ fn ingress_policy_does_not_reply() {
 }
 
 /// No pod may open a connection to pod a.
-const CLOSED: &str = "\
+const CLOSED: &str = r"
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: closed, namespace: default}

@@ -8,7 +8,7 @@ use holdfast_e2e::dns::server::DnsServer;
 use holdfast_e2e::lab::{DNS4, NODE4, at, other4, web4};
 use holdfast_e2e::node::AGENT_METRICS;
 use holdfast_e2e::pod::REFUSED_AFTER;
-use holdfast_e2e::policy::{CLIENT, cidr, dns, egress};
+use holdfast_e2e::policy::{CLIENT, NOTHING_ELSE, TO_DNS, cidr, dns, egress, firewall};
 use holdfast_e2e::{AgentOptions, Lab, Query, eventually, with_lab};
 use shared_maps::event::Reason;
 
@@ -18,19 +18,10 @@ const LATE: Duration = Duration::from_secs(40);
 /// Connections that each are the first to their address.
 const FIRST_CONNECTIONS: u16 = 500;
 
-/// The DNS server, which is outside in the lab.
-const TO_DNS: &str =
-    "type: Allow, to: {cidrSelector: 192.0.2.53/32}, ports: [{protocol: UDP, port: 53}]";
-const EXAMPLE: &str = "type: Allow, to: {dnsName: '*.example.test'}";
-const NOTHING_ELSE: &str = "type: Deny, to: {cidrSelector: 0.0.0.0/0}";
+const EXAMPLE: &str = "{type: Allow, to: {dnsName: '*.example.test'}}";
 
-fn firewall(rules: &[&str]) -> String {
-    let rules = rules.iter().map(|rule| format!("  - {{{rule}}}\n"));
-    let rules: String = rules.collect();
-    format!(
-        "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\nmetadata: {{name: default, namespace: \
-         default}}\nspec:\n  egress:\n{rules}"
-    )
+fn only_example() -> String {
+    firewall("default", &[TO_DNS, EXAMPLE, NOTHING_ELSE])
 }
 
 fn options() -> AgentOptions {
@@ -64,7 +55,7 @@ fn untrusted(lab: &Lab) -> Result<f64> {
 fn names_open_with_the_answer_and_everything_else_stays_closed() {
     with_lab(|lab| {
         lab.world.batch("route add local 203.0.114.0/23 dev lo")?;
-        let _programs = lab.start_with(&firewall(&[TO_DNS, EXAMPLE, NOTHING_ELSE]), &options())?;
+        let _programs = lab.start_with(&only_example(), &options())?;
         for (name, host) in [
             ("example.test", 10),
             ("sub2.sub1.example.test", 11),
@@ -104,7 +95,10 @@ fn names_open_with_the_answer_and_everything_else_stays_closed() {
         ensure!(status.contains("trusted DNS 192.0.2.53:53"), "{status}");
 
         // The same rules in another order.
-        lab.write_policy("web.yaml", &firewall(&[TO_DNS, NOTHING_ELSE, EXAMPLE]))?;
+        lab.write_policy(
+            "web.yaml",
+            &firewall("default", &[TO_DNS, NOTHING_ELSE, EXAMPLE]),
+        )?;
         eventually("the first rule that covers a packet counts", SOON, || {
             lab.a.expect_closed(at(fresh(1), 80))
         })?;
@@ -119,20 +113,24 @@ fn ports_nodes_and_another_policy_are_judged_together() {
     with_lab(|lab| {
         let nodes = [("east", web4(10)), ("west", web4(11))].map(|(region, address)| {
             format!(
-                "---\napiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {{name: node-{region}, \
-                 labels: {{region: {region}}}}}\nspec: {{addresses: [{{type: InternalIP, ip: \
-                 {address}}}]}}\n"
+                r"
+---
+apiVersion: cilium.io/v2
+kind: CiliumNode
+metadata: {{name: node-{region}, labels: {{region: {region}}}}}
+spec: {{addresses: [{{type: InternalIP, ip: {address}}}]}}
+"
             )
         });
         lab.write_policy("nodes.yaml", &nodes.concat())?;
         let rules = [
             TO_DNS,
             EXAMPLE,
-            "type: Allow, to: {nodeSelector: {matchLabels: {region: east}}}",
-            "type: Allow, to: {cidrSelector: 198.51.100.0/24}, ports: [{protocol: TCP, port: 80}]",
+            "{type: Allow, to: {nodeSelector: {matchLabels: {region: east}}}}",
+            "{type: Allow, to: {cidrSelector: 198.51.100.0/24}, ports: [{protocol: TCP, port: 80}]}",
             NOTHING_ELSE,
         ];
-        let _programs = lab.start_with(&firewall(&rules), &options())?;
+        let _programs = lab.start_with(&firewall("default", &rules), &options())?;
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.ping(web4(10), SOON)?;
         lab.a.expect_closed(at(web4(11), 80))?;
@@ -166,7 +164,7 @@ fn ports_nodes_and_another_policy_are_judged_together() {
 fn a_changed_record_opens_at_once_and_cuts_no_connection() {
     with_lab(|lab| {
         lab.zone.set("www.example.test", &[web4(10), web4(11)], 2);
-        let programs = lab.start_with(&firewall(&[TO_DNS, EXAMPLE, NOTHING_ELSE]), &options())?;
+        let programs = lab.start_with(&only_example(), &options())?;
         let both = lab.a.ask(&Query::a("www.example.test", DNS4))?;
         ensure!(both.addresses() == [web4(10), web4(11)], "{both:?}");
         let download = lab.a.stream(at(web4(10), 80))?;
@@ -197,7 +195,7 @@ fn a_changed_record_opens_at_once_and_cuts_no_connection() {
 fn a_dns_server_in_a_pod_opens_nothing() {
     with_lab(|lab| {
         lab.zone.set("www.example.test", &[web4(10)], 60);
-        let _programs = lab.start_with(&firewall(&[TO_DNS, EXAMPLE, NOTHING_ELSE]), &options())?;
+        let _programs = lab.start_with(&only_example(), &options())?;
         lab.add_endpoint(&lab.b, CLIENT)?;
         let own: IpAddr = lab.b.v4.into();
         let _server = DnsServer::start(&lab.b.netns, &[own], &lab.zone)?;
@@ -231,8 +229,7 @@ fn a_dns_server_in_a_pod_opens_nothing() {
 fn without_a_trusted_dns_server_names_stay_closed_and_status_says_so() {
     with_lab(|lab| {
         lab.zone.set("www.example.test", &[web4(10)], 60);
-        let all_of_dns = firewall(&[TO_DNS, EXAMPLE, NOTHING_ELSE]);
-        let _programs = lab.start_with(&all_of_dns, &AgentOptions::default())?;
+        let _programs = lab.start_with(&only_example(), &AgentOptions::default())?;
         ask(lab, "www.example.test", web4(10))?;
         lab.a.expect_closed(at(web4(10), 80))?;
         let status = lab.agent(&["status"])?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::lab::{DNS4, UDP_PORT, at, web4};
-use holdfast_e2e::policy::cidr;
+use holdfast_e2e::policy::{NOTHING_ELSE, TO_DNS, cidr, firewall};
 use holdfast_e2e::{AgentOptions, Lab, Programs, Query, with_lab};
 
 const ROUNDS: usize = 40;
@@ -15,13 +15,11 @@ const DENIED: u8 = 12;
 /// Web server to which the denied name resolves.
 const BAD: u8 = 13;
 
-const TO_DNS: &str =
-    "{type: Allow, to: {cidrSelector: 192.0.2.53/32}, ports: [{protocol: UDP, port: 53}]}";
 const BY_NAME: &[&str] = &[
     TO_DNS,
     "{type: Deny, to: {dnsName: bad.example.test}}",
     "{type: Allow, to: {dnsName: '*.example.test'}}",
-    "{type: Deny, to: {cidrSelector: 0.0.0.0/0}}",
+    NOTHING_ELSE,
 ];
 const BY_BLOCK: &[&str] = &[
     "{type: Deny, to: {cidrSelector: 203.0.113.12/32}}",
@@ -30,14 +28,6 @@ const BY_BLOCK: &[&str] = &[
     TO_DNS,
     "{type: Deny, to: {cidrSelector: 203.0.0.0/8}}",
 ];
-
-fn firewall(namespace: &str, rules: &[&str]) -> String {
-    format!(
-        "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\nmetadata: {{name: default, namespace: \
-         {namespace}}}\nspec: {{egress: [{}]}}\n---\n",
-        rules.join(", ")
-    )
-}
 
 fn options() -> AgentOptions {
     AgentOptions::default()

@@ -19,9 +19,13 @@ const SECOND: &str = "k8s:app=second,k8s:io.kubernetes.pod.namespace=default";
 
 fn policy(app: &str, rules: &str) -> String {
     format!(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\n\
-         metadata: {{name: {app}, namespace: default}}\nspec:\n\
-         \x20 endpointSelector: {{matchLabels: {{app: {app}}}}}\n{rules}"
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: {app}, namespace: default}}
+spec:
+  endpointSelector: {{matchLabels: {{app: {app}}}}}
+{rules}"
     )
 }
 
@@ -30,9 +34,13 @@ fn reached_by(peer: &str, peer6: &str) -> String {
     policy(
         "web",
         &format!(
-            "\x20 ingress:\n\x20 - fromCIDR: [\"{peer}\", \"{peer6}\"]\n\
-             \x20   toPorts: [{{ports: [{{port: \"{POD_PORT}\", protocol: UDP}}]}}]\n\
-             \x20 egress:\n\x20 - toCIDR: [\"203.0.113.99/32\"]\n"
+            r#"
+  ingress:
+  - fromCIDR: ["{peer}", "{peer6}"]
+    toPorts: [{{ports: [{{port: "{POD_PORT}", protocol: UDP}}]}}]
+  egress:
+  - toCIDR: ["203.0.113.99/32"]
+"#
         ),
     )
 }

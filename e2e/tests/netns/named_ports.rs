@@ -131,7 +131,12 @@ fn dns_by_port_name_goes_through_the_proxy() {
         let server = lab.b.v4.into();
         let _one = DnsServer::start(&lab.b.netns, &[server], &lab.zone)?;
         let _two = DnsServer::start_on(&lab.b.netns, &[server], 5353, &lab.zone)?;
-        let dns = "- toEndpoints: [{matchLabels: {app: client}}]\n  toPorts:\n  - ports: [{port: dns}, {port: dns-tcp}]\n    rules: {dns: [{matchPattern: \"*.good.test\"}]}\n";
+        let dns = r#"
+- toEndpoints: [{matchLabels: {app: client}}]
+  toPorts:
+  - ports: [{port: dns}, {port: dns-tcp}]
+    rules: {dns: [{matchPattern: "*.good.test"}]}
+"#;
         lab.write_policy(
             "web.yaml",
             &egress(

@@ -25,11 +25,14 @@ const ADMITTED_PODS: &str = "  - fromEndpoints: [{matchLabels: {app: web}}]\n";
 
 fn ingress(rules: &str) -> String {
     format!(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\n\
-         metadata: {{name: echo-in, namespace: default}}\n\
-         spec:\n\
-         \x20 endpointSelector: {{matchLabels: {{app: echo}}}}\n\
-         \x20 ingress:\n{rules}"
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: echo-in, namespace: default}}
+spec:
+  endpointSelector: {{matchLabels: {{app: echo}}}}
+  ingress:
+{rules}"
     )
 }
 
@@ -153,9 +156,13 @@ fn check(clients: &[Client<'_>], ports: &[NodePort]) -> Result<()> {
 fn remote_pod() -> String {
     let [four, six] = REMOTE;
     format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: far, namespace: default, labels: {{app: web}}}}\n\
-         spec: {{nodeName: other}}\n\
-         status: {{phase: Running, podIPs: [{{ip: {four}}}, {{ip: \"{six}\"}}]}}\n"
+        r#"
+apiVersion: v1
+kind: Pod
+metadata: {{name: far, namespace: default, labels: {{app: web}}}}
+spec: {{nodeName: other}}
+status: {{phase: Running, podIPs: [{{ip: {four}}}, {{ip: "{six}"}}]}}
+"#
     )
 }
 
@@ -281,9 +288,11 @@ fn blocks_are_about_the_client_s_own_address() {
         let echo = lab.add_pod("r", 21)?;
         let _web = Web::start(&echo.netns, &[], &[80], &[])?;
         let ports = ports(&[&echo]);
-        let rules = "  - fromCIDR: [\"203.0.113.0/24\", \"2001:db8:113::/64\"]\n\
-                     \x20 ingressDeny:\n\
-                     \x20 - fromCIDR: [\"203.0.113.13/32\", \"2001:db8:113::d/128\"]\n";
+        let rules = r#"
+  - fromCIDR: ["203.0.113.0/24", "2001:db8:113::/64"]
+  ingressDeny:
+  - fromCIDR: ["203.0.113.13/32", "2001:db8:113::d/128"]
+"#;
         lab.write_policy("in.yaml", &ingress(rules))?;
         let _agent = lab.start_agent(&AgentOptions::default())?;
         lab.add_endpoint(&echo, ECHO)?;

@@ -25,14 +25,30 @@ fn node(name: &str, addresses: &[IpAddr]) -> String {
 
 fn api_servers(family: &str, address: IpAddr) -> String {
     format!(
-        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: kubernetes-{}, namespace: default, labels: {{kubernetes.io/service-name: kubernetes}}}}\naddressType: {family}\nendpoints: [{{addresses: [\"{address}\"]}}]\n---\n",
+        r#"
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: kubernetes-{}
+  namespace: default
+  labels: {{kubernetes.io/service-name: kubernetes}}
+addressType: {family}
+endpoints: [{{addresses: ["{address}"]}}]
+---
+"#,
         family.to_lowercase()
     )
 }
 
 /// Web may reach nodes and API servers, and one block and one name that contain nodes too.
 fn policy() -> String {
-    let entities = "- toEntities: [remote-node]\n  toPorts: [{ports: [{port: \"80\", protocol: TCP}]}]\n- toEntities: [kube-apiserver]\n  toPorts: [{ports: [{port: \"8080\", protocol: TCP}]}]\n- toCIDR: [\"203.0.113.12/32\"]\n";
+    let entities = r#"
+- toEntities: [remote-node]
+  toPorts: [{ports: [{port: "80", protocol: TCP}]}]
+- toEntities: [kube-apiserver]
+  toPorts: [{ports: [{port: "8080", protocol: TCP}]}]
+- toCIDR: ["203.0.113.12/32"]
+"#;
     egress(
         "web",
         "web",

@@ -9,6 +9,7 @@ use hickory_proto::op::ResponseCode;
 use holdfast_e2e::dns::server::DnsServer;
 use holdfast_e2e::dns::zone::{Manner, Zone};
 use holdfast_e2e::lab::{DNS4, at, web4};
+use holdfast_e2e::policy::{self, NOTHING_ELSE, TO_DNS};
 use holdfast_e2e::{AgentOptions, Lab, Query, eventually, shell, with_lab};
 use serde_json::Value;
 
@@ -22,20 +23,17 @@ const SERVERS: u8 = 8;
 /// Answers while the agent is away.
 const ANSWERS: u16 = 1000;
 
-const TO_DNS: &str =
-    "type: Allow, to: {cidrSelector: 192.0.2.53/32}, ports: [{protocol: UDP, port: 53}]";
-const NOTHING_ELSE: &str = "type: Deny, to: {cidrSelector: 0.0.0.0/0}";
-
+/// Allows these names, and nothing else.
 fn firewall(names: &[&str]) -> String {
-    let allow = |name: &&str| format!("type: Allow, to: {{dnsName: '{name}'}}");
-    let names = names.iter().map(allow);
-    let rules = [TO_DNS.to_owned()].into_iter().chain(names);
-    let rules = rules.chain([NOTHING_ELSE.to_owned()]);
-    let rules: String = rules.map(|rule| format!("  - {{{rule}}}\n")).collect();
-    format!(
-        "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\nmetadata: {{name: default, namespace: \
-         default}}\nspec:\n  egress:\n{rules}"
-    )
+    let allow = |name: &&str| format!("{{type: Allow, to: {{dnsName: '{name}'}}}}");
+    let names: Vec<String> = names.iter().map(allow).collect();
+    let names = names.iter().map(String::as_str);
+    let rules: Vec<&str> = [TO_DNS]
+        .into_iter()
+        .chain(names)
+        .chain([NOTHING_ELSE])
+        .collect();
+    policy::firewall("default", &rules)
 }
 
 fn options(lab: &Lab) -> Result<AgentOptions> {

@@ -54,8 +54,13 @@ impl Service<'_> {
         };
         let name = self.name;
         let mut text = format!(
-            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
-             spec: {{clusterIPs: [{four}, \"{six}\"], ports: [{}]}}\n",
+            r#"
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}}}
+spec: {{clusterIPs: [{four}, "{six}"], ports: [{}]}}
+"#,
             ports(false)
         );
         for (n, family) in ["IPv4", "IPv6"].into_iter().enumerate() {
@@ -67,9 +72,15 @@ impl Service<'_> {
             });
             let backends: Vec<String> = backends.collect();
             text += &format!(
-                "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
-                 metadata: {{name: {name}-{n}, labels: {{kubernetes.io/service-name: {name}}}}}\n\
-                 addressType: {family}\nendpoints: [{}]\nports: [{}]\n",
+                r"
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: {name}-{n}, labels: {{kubernetes.io/service-name: {name}}}}}
+addressType: {family}
+endpoints: [{}]
+ports: [{}]
+",
                 backends.join(", "),
                 ports(true)
             );
@@ -95,8 +106,14 @@ impl Service<'_> {
 
 fn pod_document(name: &str, app: &str, [four, six]: [IpAddr; 2]) -> String {
     format!(
-        "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{app: {app}}}}}\n\
-         spec: {{nodeName: other}}\nstatus: {{phase: Running, podIPs: [{{ip: {four}}}, {{ip: \"{six}\"}}]}}\n"
+        r#"
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, labels: {{app: {app}}}}}
+spec: {{nodeName: other}}
+status: {{phase: Running, podIPs: [{{ip: {four}}}, {{ip: "{six}"}}]}}
+"#
     )
 }
 
@@ -106,25 +123,31 @@ fn both(pod: &Pod) -> [IpAddr; 2] {
 
 /// Rules of the clients: by pods' labels and pods' ports.
 fn rules() -> String {
-    "- toEndpoints: [{matchLabels: {app: db}}]\n\
-     \x20 toPorts: [{ports: [{port: \"8080\", protocol: TCP}, {port: \"7777\", protocol: UDP}]}]\n\
-     - toEndpoints: [{matchLabels: {app: dns}}]\n\
-     \x20 toPorts:\n\
-     \x20 - ports: [{port: \"5353\", protocol: ANY}]\n\
-     \x20   rules: {dns: [{matchPattern: \"*.good.test\"}]}\n"
-        .to_owned()
+    r#"
+- toEndpoints: [{matchLabels: {app: db}}]
+  toPorts: [{ports: [{port: "8080", protocol: TCP}, {port: "7777", protocol: UDP}]}]
+- toEndpoints: [{matchLabels: {app: dns}}]
+  toPorts:
+  - ports: [{port: "5353", protocol: ANY}]
+    rules: {dns: [{matchPattern: "*.good.test"}]}
+"#
+    .to_owned()
 }
 
 /// Pod b asks without the proxy.
 const PLAIN: &str = "- toEndpoints: [{matchLabels: {app: dns}}]\n  toPorts: [{ports: [{port: \"5353\", protocol: ANY}]}]\n";
 
 /// Queries for DNS pods may come from the pods of the other rules.
-const DNS_INGRESS: &str = "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\n\
-    metadata: {name: dns, namespace: default}\nspec:\n\
-    \x20 endpointSelector: {matchLabels: {app: dns}}\n\
-    \x20 ingress:\n\
-    \x20 - fromEndpoints: [{matchLabels: {app: web}}, {matchLabels: {app: client}}]\n\
-    \x20   toPorts: [{ports: [{port: \"5353\", protocol: ANY}]}]\n";
+const DNS_INGRESS: &str = r#"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: dns, namespace: default}
+spec:
+  endpointSelector: {matchLabels: {app: dns}}
+  ingress:
+  - fromEndpoints: [{matchLabels: {app: web}}, {matchLabels: {app: client}}]
+    toPorts: [{ports: [{port: "5353", protocol: ANY}]}]
+"#;
 
 fn labels(app: &str) -> String {
     format!("k8s:app={app},k8s:io.kubernetes.pod.namespace=default")

@@ -15,13 +15,16 @@ use socket2::{Domain, Socket, Type};
 const SOON: Duration = Duration::from_secs(10);
 const MANY: u64 = 10;
 
-const POLICY: &str = "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\n\
-    metadata: {name: client-in, namespace: default}\n\
-    spec:\n\
-    \x20 endpointSelector: {matchLabels: {app: client}}\n\
-    \x20 ingress:\n\
-    \x20 - fromEndpoints: [{matchLabels: {app: web}}]\n\
-    \x20 - fromCIDR: [\"203.0.113.10/32\", \"2001:db8:113::a/128\"]\n";
+const POLICY: &str = r#"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: client-in, namespace: default}
+spec:
+  endpointSelector: {matchLabels: {app: client}}
+  ingress:
+  - fromEndpoints: [{matchLabels: {app: web}}]
+  - fromCIDR: ["203.0.113.10/32", "2001:db8:113::a/128"]
+"#;
 
 /// Sends from an address that the namespace may not have.
 fn send(netns: &Netns, from: IpAddr, to: SocketAddr, count: u64) -> Result<()> {

@@ -17,7 +17,7 @@ const NAME: &str = "api.good.test";
 const TRIES: usize = 200;
 
 /// The policy of the tenant `mallory`: its pods may ask its own DNS server for any name.
-const MALLORY: &str = "\
+const MALLORY: &str = r#"
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: dns, namespace: mallory}
@@ -26,9 +26,9 @@ spec:
   egress:
   - toEndpoints: [{matchLabels: {app: dns}}]
     toPorts:
-    - ports: [{port: \"53\", protocol: ANY}]
-      rules: {dns: [{matchPattern: \"*\"}]}
-";
+    - ports: [{port: "53", protocol: ANY}]
+      rules: {dns: [{matchPattern: "*"}]}
+"#;
 
 fn labels(app: &str) -> String {
     format!("k8s:app={app},k8s:io.kubernetes.pod.namespace=mallory")

@@ -304,10 +304,15 @@ fn receivers(lab: &Lab, id: &str) -> Result<()> {
         ensure!(revision(lab)? > before, "not yet");
         open(lab, &[id, &format!("{peer}:80")], &["receiver"])
     })?;
-    let closed = "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\n\
-                  metadata: {name: closed, namespace: default}\nspec:\n  \
-                  endpointSelector: {matchLabels: {app: client}}\n  ingress:\n  \
-                  - fromEntities: [world]\n";
+    let closed = r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: closed, namespace: default}
+spec:
+  endpointSelector: {matchLabels: {app: client}}
+  ingress:
+  - fromEntities: [world]
+";
     lab.write_policy("client.yaml", closed)?;
     eventually("the receiver is named", SOON, || {
         broken(

@@ -80,15 +80,15 @@ fn aliases_cannot_make_a_small_text_large() {
     }
     let error = one(&laughs).unwrap_err();
     assert!(
-        error == YamlError::Aliases || error.to_string().contains("repetition limit"),
+        error == YamlError::Aliases(MAX_OBJECT) || error.to_string().contains("repetition limit"),
         "{error}"
     );
-    let long = format!(
-        "a: &a {}\nb: [{}]\n",
-        "x".repeat(400_000),
-        "*a, ".repeat(10)
-    );
-    assert_eq!(one(&long).unwrap_err(), YamlError::Aliases);
+    for (bytes, aliases) in [(400_000, 10), (2_000_000, 2)] {
+        let long = "x".repeat(bytes);
+        let text = format!("a: &a {long}\nb: [{}]\n", "*a, ".repeat(aliases));
+        let limit = MAX_OBJECT.max(2 * text.len());
+        assert_eq!(one(&text).unwrap_err(), YamlError::Aliases(limit));
+    }
     let few = one("a: &a [1, 2]\nb: *a\n").unwrap();
     assert_eq!(few["a"], few["b"]);
 }

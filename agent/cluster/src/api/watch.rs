@@ -89,7 +89,7 @@ pub(super) struct Watch<T> {
     pub(super) health: ClusterHealth,
     pub(super) send: mpsc::Sender<Batch<T>>,
     pub(super) read: Reader<T>,
-    /// `--k8s-service-cidr` is given: the kind ServiceCIDR may then be absent.
+    /// As [`Here::has_service_blocks`](crate::Here::has_service_blocks).
     pub(super) has_service_blocks: bool,
     /// For the hashes of objects.
     pub(super) hash: RandomState,

@@ -82,7 +82,7 @@ impl State {
         self.policy
             .changes()
             .before
-            .unwrap_or(self.publication.revision())
+            .unwrap_or(self.proxies.publication.revision())
     }
 
     /// Revision of the rules that a file gets now.
@@ -132,8 +132,8 @@ impl State {
         self.policy
             .changes_mut()
             .before
-            .get_or_insert(self.publication.revision());
-        self.publication.begin_revision();
+            .get_or_insert(self.proxies.publication.revision());
+        self.proxies.publication.begin_revision();
         let stage = Stage::Labels(0);
         let moves = Moves::default();
         if let Some((owner, labels)) = new.as_deref().map(|new| self.says(new)) {
@@ -278,7 +278,7 @@ impl State {
                     endpoint.dirty_peers.add(left.peers.iter().copied());
                 }
             } else if let Some(identity) = left.subjects.pop() {
-                let revision = self.publication.revision();
+                let revision = self.proxies.publication.revision();
                 left.peers = self.policy.change_subject(identity, key, new, revision);
                 self.policy.changes_mut().spend(SUBJECT + left.peers.len());
                 if let Some(subject) = self.policy.subject(identity) {
@@ -328,7 +328,7 @@ impl State {
             Files::Due if !self.restoration.is_synced() => Vec::new(),
             Files::Due => {
                 self.refresh_dns();
-                self.policy.changes_mut().rendered = Some(self.publication.revision());
+                self.policy.changes_mut().rendered = Some(self.proxies.publication.revision());
                 self.with_other_rules()
             }
         };

@@ -173,7 +173,7 @@ impl State {
         let Some(cleaned) = Cleaned::new(what) else {
             return Vec::new();
         };
-        let pending = self.leases.pending();
+        let pending = self.proxies.leases.pending();
         let pending = pending.filter(|pending| cleaned.is_of_name(&pending.name));
         let pairs = pending.flat_map(|pending| {
             pending.addresses.iter().map(|address| Unrevoked {

@@ -174,7 +174,7 @@ impl State {
 
     pub(super) fn refresh_dns(&mut self) {
         if self.policy.refresh_dns() {
-            self.publication.mark_stale();
+            self.proxies.publication.mark_stale();
         }
     }
 

@@ -94,8 +94,9 @@ impl State {
             return;
         }
         let times = self.validity(mapping);
-        let may_lease =
-            self.leases.is_open(event.stream) && times.lease_end > self.now && !self.is_crowded();
+        let may_lease = self.proxies.leases.is_open(event.stream)
+            && times.lease_end > self.now
+            && !self.is_crowded();
         let holders = self.holders_of(mapping, times.ttl, times.seen);
         if holders.are_none() {
             self.pass(plan, event);
@@ -325,7 +326,7 @@ impl State {
         if mapping.replayed && self.was_cleaned(mapping) {
             return Err(Refusal::NotAllowed);
         }
-        if self.publication.allows(&question) {
+        if self.proxies.publication.allows(&question) {
             Ok(())
         } else {
             Err(Refusal::NotAllowed)
@@ -399,7 +400,7 @@ impl State {
                     self.counters.mappings_realised += 1;
                     result.revision = self.revision_in_force();
                     if let Some(until) = result.lease_end {
-                        self.leases.promise(result.stream, until);
+                        self.proxies.leases.promise(result.stream, until);
                     }
                     self.files.await_write(endpoint, Undurable::new(&result));
                 } else {
@@ -428,13 +429,13 @@ impl State {
             .filter(|(address, _)| addresses.contains(address))
             .filter_map(|(_, pair)| pair.lease_end);
         let until = ends.max().unwrap_or(self.now);
-        plan.revoke(self.leases.revoke(name, addresses, until, self.now));
+        plan.revoke(self.proxies.leases.revoke(name, addresses, until, self.now));
     }
 
     /// Ends revocations that every stream acknowledged or whose leases ended.
     pub(super) fn end_revocations(&mut self) {
         let now = self.now;
-        for pending in self.leases.take_ended(now) {
+        for pending in self.proxies.leases.take_ended(now) {
             for address in pending.addresses {
                 let gone = self.learned.names.revoked(&pending.name, address, now);
                 self.clear(gone);

@@ -18,7 +18,7 @@ use super::{
     endpoints::Origin,
     plan::Plan,
     snapshot::Counters,
-    state::{ClusterObjects, Learned, State},
+    state::{ClusterObjects, Learned, Proxies, State},
 };
 use crate::{
     core::{
@@ -26,9 +26,9 @@ use crate::{
         state::{
             closed_names::ClosedNames, endpoint_files::EndpointFiles,
             endpoint_table::EndpointTable, hold::Hold, identity_numbers::IdentityNumbers,
-            leases::Leases, location::RuleKey, lxc_table::LxcTable, passed_answers::PassedAnswers,
-            policy_model::PolicyModel, publication::Publication, resolved::ResolvedNames,
-            restoration::Restoration, retry::Retry,
+            location::RuleKey, lxc_table::LxcTable, passed_answers::PassedAnswers,
+            policy_model::PolicyModel, resolved::ResolvedNames, restoration::Restoration,
+            retry::Retry,
         },
     },
     datapath::plan::Step,
@@ -89,9 +89,8 @@ impl State {
             endpoints: EndpointTable::new(restored.policy_map_sizes.clone()),
             lxc: LxcTable::new(&restored.lxc),
             cluster: ClusterObjects::default(),
-            leases: Leases::default(),
+            proxies: Proxies::default(),
             retry: Retry::default(),
-            publication: Publication::default(),
             files: EndpointFiles::default(),
             restoration: Restoration::new(
                 requested,

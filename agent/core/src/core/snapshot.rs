@@ -277,7 +277,7 @@ pub struct IpcacheView {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct SelectorView {
     pub selector: String,
-    /// `labels`, `cidr`, `fqdn` or `entity`.
+    /// As [`Selector::kind`](crate::selector::selector::Selector::kind) has it.
     pub kind: String,
     /// How many rules use it.
     pub users: usize,

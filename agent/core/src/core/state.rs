@@ -59,9 +59,8 @@ pub(crate) struct State {
     pub endpoints: EndpointTable,
     pub lxc: LxcTable,
     pub cluster: ClusterObjects,
-    pub leases: Leases,
+    pub proxies: Proxies,
     pub retry: Retry,
-    pub publication: Publication,
     pub files: EndpointFiles,
     pub counters: Counters,
 }
@@ -72,6 +71,13 @@ pub(crate) struct Learned {
     pub names: NameCache,
     pub closed: ClosedNames,
     pub passed: PassedAnswers,
+}
+
+/// What the proxies have of the agent: leases of addresses, and DNS rules.
+#[derive(Debug, Default)]
+pub(crate) struct Proxies {
+    pub leases: Leases,
+    pub publication: Publication,
 }
 
 /// Objects of the cluster that have addresses, besides the endpoints of this node, and what policy
@@ -103,14 +109,14 @@ impl State {
         labels: &LabelSet,
         endpoint: EndpointId,
     ) {
-        self.publication.mark_stale();
-        let revision = self.publication.revision();
+        self.proxies.publication.mark_stale();
+        let revision = self.proxies.publication.revision();
         self.policy.join(identity, labels, endpoint, revision);
     }
 
     /// An endpoint no longer has this identity.
     pub(super) fn leave_subject(&mut self, identity: IdentityId, endpoint: EndpointId) {
-        self.publication.mark_stale();
+        self.proxies.publication.mark_stale();
         self.policy.leave(identity, endpoint);
     }
 }

@@ -124,8 +124,8 @@ impl State {
     pub(super) fn summary(&self) -> Summary {
         let unrestricted = || self.endpoints.iter().filter(|e| self.is_unrestricted(e));
         Summary {
-            revision: self.publication.revision(),
-            published_revision: self.publication.published_revision(),
+            revision: self.proxies.publication.revision(),
+            published_revision: self.proxies.publication.published_revision(),
             synced: self.restoration.is_synced(),
             endpoints: self.endpoints.len(),
             endpoints_unrestricted: unrestricted().count(),

@@ -395,8 +395,8 @@ fn refuses_with_the_field_and_what_to_do() {
         "spec.egress[0].toCIDR[0]",
     );
     refused(
-        "endpointSelector: {}\negress:\n- toCIDRSet:\n  - {cidr: 10.0.0.0/8, except: [11.0.0.0/8]}",
-        "spec.egress[0].toCIDRSet[0].except[0]",
+        "endpointSelector: {}\negress:\n- toCIDRSet:\n  - {cidr: 10.0.0.0/8, except: [10.1.0.0/16, 9.0.0.0/8]}",
+        "spec.egress[0].toCIDRSet[0].except[1]",
     );
     refused(
         "endpointSelector: {}\negress:\n- toPorts:\n  - ports: [{port: http_, protocol: TCP}]",
@@ -510,7 +510,12 @@ mod warnings;
 
 #[test]
 fn a_network_policy_is_a_document_with_its_namespace_in_its_key() {
-    let text = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}]}]}";
+    let text = r"
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web, namespace: shop}
+spec: {podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}]}]}
+";
     let document = one(text).unwrap();
     assert_eq!(document.key, "NetworkPolicy/shop/web");
     assert_eq!(document.rules().len(), 1);

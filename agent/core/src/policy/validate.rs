@@ -231,18 +231,19 @@ fn cidr_set(set: &Field<'_>) -> Checked<Selector> {
         let reason = "has not exactly one of cidr, cidrGroupRef and cidrGroupSelector";
         return set.refuse(reason, "name one block, or one group");
     };
-    let except = set.get("except").items()?.map(|item| prefix(&item));
-    let except = except.collect::<Checked<BTreeSet<IpNet>>>()?;
+    let except = set.get("except");
+    let parts = except.items()?.map(|item| prefix(&item));
+    let parts = parts.collect::<Checked<Vec<IpNet>>>()?;
     let labels = match name {
         "cidr" => {
             let prefix = prefix(&field)?;
-            let mut parts = except.iter().enumerate();
-            if let Some((n, part)) = parts.find(|(_, part)| !prefix.contains(*part)) {
+            let mut numbered = parts.iter().enumerate();
+            if let Some((n, part)) = numbered.find(|(_, part)| !prefix.contains(*part)) {
                 let reason = format!("{part} is not inside {prefix}");
                 let remedy = "name a part of the block, or remove it";
-                return set.get("except").nth(n).refuse(reason, remedy);
+                return except.nth(n).refuse(reason, remedy);
             }
-            return Ok(cidr(prefix, except));
+            return Ok(cidr(prefix, parts.into_iter().collect()));
         }
         "cidrGroupRef" => {
             let name = group_label(field.text()?);
@@ -253,6 +254,7 @@ fn cidr_set(set: &Field<'_>) -> Checked<Selector> {
         }
         _ => group_labels(&field)?,
     };
+    let except = parts.into_iter().collect();
     Ok(Selector::Group(GroupSelector { labels, except }))
 }
 

@@ -1,4 +1,5 @@
-//! One selector: labels, a CIDR block, a DNS name or an entity.
+//! One selector: labels of endpoints or nodes, a block or groups of blocks, a DNS name in `toFQDNs`
+//! or in an EgressFirewall, or an entity.
 
 mod blocks;
 mod entity;

@@ -249,8 +249,12 @@ fn warnings(document: &PolicyDocument, all: &[&PolicyDocument]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    const FIREWALL: &str = "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\n\
-                            metadata: {name: default, namespace: shop}\nspec: {egress: []}\n";
+    const FIREWALL: &str = r"
+apiVersion: k8s.ovn.org/v1
+kind: EgressFirewall
+metadata: {name: default, namespace: shop}
+spec: {egress: []}
+";
 
     #[test]
     fn a_second_egress_firewall_of_a_namespace_is_refused() {

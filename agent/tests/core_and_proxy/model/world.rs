@@ -43,11 +43,9 @@ pub(super) use self::{
     failure::Failure,
 };
 use super::{
-    Act, LastWrite, PROXIES, Spec,
+    Act, DNS, LastWrite, PROXIES, Spec,
     proxy::{self, Down, MAX_DELAY, Proxy, Up},
 };
-
-const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {

@@ -131,8 +131,14 @@ pub(crate) fn cold_start(firewalls: usize, names: usize) -> Result<Vec<Figure>> 
         let rules =
             own.map(|name| format!("  - {{type: Allow, to: {{dnsName: {}}}}}\n", name_of(name)));
         let text = format!(
-            "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\nmetadata: {{name: default, namespace: n{number}}}\n\
-             spec:\n  egress:\n{}  - {{type: Deny, to: {{cidrSelector: 0.0.0.0/0}}}}\n",
+            r"
+apiVersion: k8s.ovn.org/v1
+kind: EgressFirewall
+metadata: {{name: default, namespace: n{number}}}
+spec:
+  egress:
+{}  - {{type: Deny, to: {{cidrSelector: 0.0.0.0/0}}}}
+",
             rules.collect::<String>()
         );
         node.apply(&document(&text)?);

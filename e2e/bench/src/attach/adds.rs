@@ -78,8 +78,12 @@ fn describe(lab: &Lab, pods: &[(Pod, String)]) -> Result<()> {
         .iter()
         .map(|(_, name)| {
             format!(
-                "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: default, \
-                 uid: uid-{name}, labels: {{app: web}}}}\n---\n"
+                r"
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: default, uid: uid-{name}, labels: {{app: web}}}}
+---
+"
             )
         })
         .collect();

@@ -46,7 +46,7 @@ impl State {
             return;
         }
         let mut due = self.files.take_due(self.now);
-        if self.publication.take_stale_files() {
+        if self.proxies.publication.take_stale_files() {
             due.extend(self.with_other_rules());
         }
         for id in due {
@@ -245,7 +245,7 @@ impl State {
     /// Brings the agent's own verdict on names up to date, and notes a new revision if any
     /// endpoint's rules differ.
     pub(in crate::core) fn settle_rules(&mut self) {
-        if !self.restoration.is_synced() || !self.publication.take_stale() {
+        if !self.restoration.is_synced() || !self.proxies.publication.take_stale() {
             return;
         }
         let mut current = Rules::new();
@@ -261,14 +261,14 @@ impl State {
                 }
             }
         }
-        self.publication.check(current);
+        self.proxies.publication.check(current);
     }
 
     /// Rules that proxies may have now.
     pub(in crate::core) fn publish(&mut self, result: PlanResult) -> Vec<Effect> {
-        self.publication.note(result);
+        self.proxies.publication.note(result);
         if self.restoration.is_synced() {
-            self.publication.publish()
+            self.proxies.publication.publish()
         } else {
             Vec::new()
         }

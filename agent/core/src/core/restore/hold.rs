@@ -29,7 +29,7 @@ impl State {
             if let Some(endpoint) = self.endpoints.mark_mut(id) {
                 endpoint.dirty_peers = DirtyPeers::All;
             }
-            self.publication.mark_stale();
+            self.proxies.publication.mark_stale();
         }
     }
 
@@ -48,7 +48,7 @@ impl State {
         for id in held {
             let rules = former.remove(&id).unwrap_or_default();
             self.restoration.hold_mut().held.insert(id, rules);
-            self.publication.mark_stale();
+            self.proxies.publication.mark_stale();
         }
     }
 

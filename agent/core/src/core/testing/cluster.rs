@@ -89,7 +89,17 @@ impl Cluster {
         });
         let ports: Vec<String> = ports.collect();
         events.extend(self.put(&format!(
-            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p{number}, namespace: {namespace}, creationTimestamp: \"2026-01-0{}T00:00:00Z\", labels: {{app: {app}}}}}\nspec: {{containers: [{{ports: [{}]}}]}}\nstatus: {{podIP: {address}}}\n",
+            r#"
+apiVersion: v1
+kind: Pod
+metadata:
+  name: p{number}
+  namespace: {namespace}
+  creationTimestamp: "2026-01-0{}T00:00:00Z"
+  labels: {{app: {app}}}
+spec: {{containers: [{{ports: [{}]}}]}}
+status: {{podIP: {address}}}
+"#,
             number + 1,
             ports.join(", ")
         )));
@@ -133,7 +143,14 @@ impl Cluster {
             let backends = backends.iter().map(|at| format!("{{addresses: [{at}]}}"));
             let backends: Vec<String> = backends.collect();
             let text = format!(
-                "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: s-{n}, labels: {{kubernetes.io/service-name: s}}}}\naddressType: IPv4\nendpoints: [{}]\nports: [{{name: p{n}, port: {to}, protocol: {protocol}}}]\n",
+                r"
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: s-{n}, labels: {{kubernetes.io/service-name: s}}}}
+addressType: IPv4
+endpoints: [{}]
+ports: [{{name: p{n}, port: {to}, protocol: {protocol}}}]
+",
                 backends.join(", ")
             );
             texts.push(text);

@@ -13,7 +13,22 @@ const NOT_REALISED: Realised = Realised::No(Refusal::NotRealised);
 
 fn policy(rules: &str) -> String {
     format!(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: p}}\nspec:\n  endpointSelector: {{}}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{{ports: [{{port: 53}}], rules: {{dns: [{{matchPattern: '*'}}]}}}}]\n  - toFQDNs: [{{matchName: a.test}}]\n    toPorts: [{{ports: [{{port: '1', protocol: TCP}}]}}]\n  - toFQDNs: [{{matchName: b.test}}]\n    toPorts: [{{ports: [{{port: '2', protocol: TCP}}]}}]\n  - toFQDNs: [{{matchName: c.test}}]\n    toPorts: [{{ports: [{{port: '3', protocol: TCP}}]}}]\n{rules}"
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: p}}
+spec:
+  endpointSelector: {{}}
+  egress:
+  - toCIDR: [10.9.0.53/32]
+    toPorts: [{{ports: [{{port: 53}}], rules: {{dns: [{{matchPattern: '*'}}]}}}}]
+  - toFQDNs: [{{matchName: a.test}}]
+    toPorts: [{{ports: [{{port: '1', protocol: TCP}}]}}]
+  - toFQDNs: [{{matchName: b.test}}]
+    toPorts: [{{ports: [{{port: '2', protocol: TCP}}]}}]
+  - toFQDNs: [{{matchName: c.test}}]
+    toPorts: [{{ports: [{{port: '3', protocol: TCP}}]}}]
+{rules}"
     )
 }
 

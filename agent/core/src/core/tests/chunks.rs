@@ -21,7 +21,14 @@ const NAMES: usize = 1300;
 
 fn document(name: &str, rules: &str) -> String {
     format!(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: {name}}}\nspec:\n  endpointSelector: {{}}\n  egress:\n{rules}"
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: {name}}}
+spec:
+  endpointSelector: {{}}
+  egress:
+{rules}"
     )
 }
 

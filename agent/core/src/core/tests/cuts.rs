@@ -21,12 +21,36 @@ use crate::{
 };
 
 /// In force before. 1.1.1.1 carries `*.cilium.io`.
-const OLD: &str = "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]\n  - toCIDR: [2.2.2.2/32]";
+const OLD: &str = r"
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toFQDNs: [{matchPattern: '*.cilium.io'}]
+  - toCIDR: [2.2.2.2/32]
+";
 /// Goes: an allowed block, with a denied part that no one else allows.
-const GONE: &str = "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toCIDR: [9.9.9.0/24]\n  egressDeny:\n  - toCIDR: [9.9.9.9/32]";
+const GONE: &str = r"
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toCIDR: [9.9.9.0/24]
+  egressDeny:
+  - toCIDR: [9.9.9.9/32]
+";
 /// Comes: 1.1.1.1 gets two labels more; an allowed block with a denied part; a DNS server
 /// inside a block that is allowed; a deny of what is in use.
-pub(super) const NEW: &str = "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchName: www.cilium.io}]\n  - toCIDR: [1.1.0.0/16]\n    toPorts: [{ports: [{port: 443, endPort: 450, protocol: TCP}]}]\n  - toCIDR: [1.1.9.9/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  - toCIDR: [1.1.9.0/24]\n  egressDeny:\n  - toCIDR: [1.1.2.0/24]\n  - toCIDR: [2.2.2.2/32]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]";
+pub(super) const NEW: &str = r"
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toFQDNs: [{matchName: www.cilium.io}]
+  - toCIDR: [1.1.0.0/16]
+    toPorts: [{ports: [{port: 443, endPort: 450, protocol: TCP}]}]
+  - toCIDR: [1.1.9.9/32]
+    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]
+  - toCIDR: [1.1.9.0/24]
+  egressDeny:
+  - toCIDR: [1.1.2.0/24]
+  - toCIDR: [2.2.2.2/32]
+    toPorts: [{ports: [{port: 80, protocol: TCP}]}]
+";
 
 /// Endpoints 7 and 9 (web) under the old policy; 7 learned 1.1.1.1, which is on disk.
 pub(super) fn old() -> World {

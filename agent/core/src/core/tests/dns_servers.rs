@@ -39,15 +39,29 @@ fn policy(servers: &str, further: &str) -> String {
         servers => format!("- {servers}\n    {dns}"),
     };
     format!(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: web}}\nspec:\n  \
-         endpointSelector: {{}}\n  egress:\n  {first}\n  {further}\n"
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: web}}
+spec:
+  endpointSelector: {{}}
+  egress:
+  {first}
+  {further}
+"
     )
 }
 
 fn firewall(rules: &str) -> String {
     format!(
-        "---\napiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\nmetadata: {{name: default, namespace: \
-         default}}\nspec:\n  egress: [{rules}]\n"
+        r"
+---
+apiVersion: k8s.ovn.org/v1
+kind: EgressFirewall
+metadata: {{name: default, namespace: default}}
+spec:
+  egress: [{rules}]
+"
     )
 }
 

@@ -78,9 +78,12 @@ fn status_does_not_count_a_pod_under_an_egress_firewall_as_unrestricted() {
     let mut node = node(PolicyMode::Default);
     assert_eq!(node.core.summary().unrestricted, ["free"]);
     node.policy(
-        "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\n\
-         metadata: {name: default, namespace: default}\n\
-         spec: {egress: [{type: Deny, to: {cidrSelector: 0.0.0.0/0}}]}\n",
+        r"
+apiVersion: k8s.ovn.org/v1
+kind: EgressFirewall
+metadata: {name: default, namespace: default}
+spec: {egress: [{type: Deny, to: {cidrSelector: 0.0.0.0/0}}]}
+",
     );
     assert_eq!(node.core.summary().endpoints_unrestricted, 0);
 }

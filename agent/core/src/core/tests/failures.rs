@@ -214,15 +214,29 @@ fn a_new_pod_whose_policy_does_not_fit_is_closed_and_holds_up_no_other() {
     });
     let denied = |blocks: &str| {
         format!(
-            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: big}}\nspec:\n  \
-             endpointSelector: {{matchLabels: {{app: web}}}}\n  enableDefaultDeny: {{egress: false, \
-             ingress: false}}\n  egressDeny:\n  - toCIDR: [{blocks}]"
+            r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: big}}
+spec:
+  endpointSelector: {{matchLabels: {{app: web}}}}
+  enableDefaultDeny: {{egress: false, ingress: false}}
+  egressDeny:
+  - toCIDR: [{blocks}]
+"
         )
     };
     node.policy(&denied(&blocks()));
     node.policy(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: api}\nspec:\n  \
-         endpointSelector: {matchLabels: {app: api}}\n  egress:\n  - toCIDR: [20.0.1.0/32]",
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: api}
+spec:
+  endpointSelector: {matchLabels: {app: api}}
+  egress:
+  - toCIDR: [20.0.1.0/32]
+",
     );
     node.endpoint(spec("web", 7, "app=web"));
     node.sync();
@@ -273,7 +287,15 @@ fn blocks() -> String {
 /// A policy that allows 39 blocks.
 fn big() -> String {
     format!(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: big}}\nspec:\n  endpointSelector: {{}}\n  egress:\n  - toCIDR: [{}]",
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: big}}
+spec:
+  endpointSelector: {{}}
+  egress:
+  - toCIDR: [{}]
+",
         blocks()
     )
 }

@@ -39,8 +39,13 @@ fn firewall(rules: &[&str]) -> String {
         .map(|rule| format!("  - {{{rule}}}\n"))
         .collect();
     format!(
-        "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\nmetadata: {{name: default, namespace: \
-         default}}\nspec:\n  egress:\n{rules}"
+        r"
+apiVersion: k8s.ovn.org/v1
+kind: EgressFirewall
+metadata: {{name: default, namespace: default}}
+spec:
+  egress:
+{rules}"
     )
 }
 

@@ -13,7 +13,7 @@ use crate::{
     source_event::SourceEvent,
 };
 
-const OTHER: &str = "\
+const OTHER: &str = r"
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: other}
@@ -115,7 +115,7 @@ fn other_endpoints_follow_their_policies_meanwhile() {
 /// Blocks have no identity of this run when the endpoints are looked at.
 #[test]
 fn a_deny_of_a_block_that_the_refused_document_has_stays() {
-    const ALL: &str = "\
+    const ALL: &str = r"
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: all}
@@ -126,7 +126,7 @@ spec:
   ingress:
   - fromEntities: [all]
 ";
-    const DENY: &str = "\
+    const DENY: &str = r"
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: deny}
@@ -156,7 +156,7 @@ spec:
 /// A list lets everyone pass that it does not name: an address with a new identity would pass.
 #[test]
 fn an_address_with_a_new_identity_opens_nothing_under_a_list_that_is_kept() {
-    const LIST: &str = "\
+    const LIST: &str = r"
 apiVersion: k8s.ovn.org/v1
 kind: EgressFirewall
 metadata: {name: default, namespace: default}
@@ -165,7 +165,7 @@ spec:
   - {type: Allow, to: {cidrSelector: 192.0.2.0/24}}
   - {type: Deny, to: {cidrSelector: 0.0.0.0/0}}
 ";
-    const ELSEWHERE: &str = "\
+    const ELSEWHERE: &str = r"
 apiVersion: k8s.ovn.org/v1
 kind: EgressFirewall
 metadata: {name: default, namespace: elsewhere}

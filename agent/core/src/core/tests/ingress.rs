@@ -26,7 +26,13 @@ fn node(rules: &str) -> Node {
     node.begin();
     node.event(Event::NodeAddresses(vec![NODE.parse().unwrap()]));
     node.policy(&format!(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: p}}\nspec:\n  endpointSelector: {{matchLabels: {{app: web}}}}\n{rules}"
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: p}}
+spec:
+  endpointSelector: {{matchLabels: {{app: web}}}}
+{rules}"
     ));
     node.endpoint(spec("web", 7, "app=web"));
     node.endpoint(spec("db", 8, "app=db"));
@@ -68,7 +74,12 @@ fn packets(node: &Node, table: &[(u8, &str, u8, u16, bool)]) {
 #[test]
 fn an_ingress_deny_without_default_deny_closes_only_what_it_names() {
     let node = node(
-        "  ingressDeny:\n  - fromCIDR: [1.1.1.0/24]\n    toPorts: [{ports: [{port: 22, protocol: TCP}]}]\n  enableDefaultDeny: {ingress: false}",
+        r"
+  ingressDeny:
+  - fromCIDR: [1.1.1.0/24]
+    toPorts: [{ports: [{port: 22, protocol: TCP}]}]
+  enableDefaultDeny: {ingress: false}
+",
     );
     packets(
         &node,
@@ -115,7 +126,12 @@ fn default_deny_can_be_asked_for_without_a_rule() {
 #[test]
 fn an_ingress_allow_without_default_deny_closes_nothing() {
     let node = node(
-        "  ingress:\n  - fromCIDR: [1.1.1.0/24]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]\n  enableDefaultDeny: {ingress: false}",
+        r"
+  ingress:
+  - fromCIDR: [1.1.1.0/24]
+    toPorts: [{ports: [{port: 80, protocol: TCP}]}]
+  enableDefaultDeny: {ingress: false}
+",
     );
     packets(
         &node,
@@ -130,7 +146,12 @@ fn an_ingress_allow_without_default_deny_closes_nothing() {
 #[test]
 fn blocks_with_exceptions_may_send() {
     let node = node(
-        "  ingress:\n  - fromCIDRSet: [{cidr: 1.1.0.0/16, except: [1.1.1.0/24]}]\n  - fromCIDR: [9.9.9.9/32]\n    toPorts: [{ports: [{port: 80, endPort: 89, protocol: TCP}]}]",
+        r"
+  ingress:
+  - fromCIDRSet: [{cidr: 1.1.0.0/16, except: [1.1.1.0/24]}]
+  - fromCIDR: [9.9.9.9/32]
+    toPorts: [{ports: [{port: 80, endPort: 89, protocol: TCP}]}]
+",
     );
     packets(
         &node,
@@ -224,7 +245,13 @@ fn the_node_can_be_denied() {
 #[test]
 fn icmp_is_allowed_and_denied_by_type() {
     let allowed = node(
-        "  ingress:\n  - fromCIDR: [1.1.1.0/24]\n    icmps: [{fields: [{type: EchoRequest}]}]\n  egress:\n  - icmps: [{fields: [{type: 8}, {type: 128, family: IPv6}]}]",
+        r"
+  ingress:
+  - fromCIDR: [1.1.1.0/24]
+    icmps: [{fields: [{type: EchoRequest}]}]
+  egress:
+  - icmps: [{fields: [{type: 8}, {type: 128, family: IPv6}]}]
+",
     );
     packets(
         &allowed,

@@ -144,13 +144,17 @@ fn a_policy_changed_while_the_agent_was_away_comes_after_its_labels() {
 /// Two identities of names become one selector's, and the meaning of their numbers is lost.
 #[test]
 fn a_policy_changed_while_the_agent_was_away_opens_nothing_else_without_the_checkpoint() {
-    let web = |peers: &str| format!("endpointSelector: {{matchLabels: {{app: web}}}}\n  {peers}");
+    let web = |peers: &str| format!("endpointSelector: {{matchLabels: {{app: web}}}}\n{peers}");
     let mut world = World::new();
     for (slot, peers) in [
-        ("a", "egress:\n  - toFQDNs: [{matchName: www.cilium.io}]"),
+        ("a", "  egress:\n  - toFQDNs: [{matchName: www.cilium.io}]"),
         (
             "b",
-            "egress:\n  - toFQDNs: [{matchName: dev.cilium.io}]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]",
+            r"
+  egress:
+  - toFQDNs: [{matchName: dev.cilium.io}]
+    toPorts: [{ports: [{port: 80, protocol: TCP}]}]
+",
         ),
     ] {
         let event = world.document(slot, Some(&web(peers)));
@@ -160,7 +164,12 @@ fn a_policy_changed_while_the_agent_was_away_opens_nothing_else_without_the_chec
         world.act(&Act::Learn(name, address));
     }
     world.node.tick(world.node.now.plus_secs(6));
-    world.document("a", Some(&web("egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]\n    toPorts: [{ports: [{port: 450, protocol: TCP}]}]")));
+    let wider = r"
+  egress:
+  - toFQDNs: [{matchPattern: '*.cilium.io'}]
+    toPorts: [{ports: [{port: 450, protocol: TCP}]}]
+";
+    world.document("a", Some(&web(wider)));
     world.document("b", None);
     for lost in [false, true] {
         if lost {
@@ -175,8 +184,17 @@ fn a_policy_changed_while_the_agent_was_away_opens_nothing_else_without_the_chec
 /// One was the node's and one the world's, and both are a name's now.
 #[test]
 fn access_of_one_address_is_not_given_to_another_with_the_same_identity() {
-    const BEFORE: &str = "endpointSelector: {}\n  egress:\n  - toEntities: [host]";
-    const AFTER: &str = "endpointSelector: {}\n  egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]";
+    const BEFORE: &str = r"
+  endpointSelector: {}
+  egress:
+  - toEntities: [host]
+";
+    const AFTER: &str = r"
+  endpointSelector: {}
+  egress:
+  - toFQDNs: [{matchPattern: '*.cilium.io'}]
+    toPorts: [{ports: [{port: 443, protocol: TCP}]}]
+";
     for (own, other) in [("1.1.1.1", "2.2.2.2"), ("2.2.2.2", "1.1.1.1")] {
         let mut world = World::new();
         let event = world.document("p0", Some(BEFORE));

@@ -34,7 +34,13 @@ fn node(rules: &str) -> Node {
     let mut node = Node::new();
     node.begin();
     node.policy(&format!(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: p}}\nspec:\n  endpointSelector: {{matchLabels: {{app: web}}}}\n{rules}"
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: p}}
+spec:
+  endpointSelector: {{matchLabels: {{app: web}}}}
+{rules}"
     ));
     node.endpoint(named("web", 7, "app=web", &["http=90"]));
     node.endpoint(named("one", 8, "app=db", &["http=80", "dns=5353/UDP"]));
@@ -63,11 +69,18 @@ fn passes(node: &Node, direction: u8, remote: &str, port: u16) -> bool {
     fate(&node.datapath, question) == Some(Fate::Passed)
 }
 
+/// Each side of a connection has another port of this name.
+const HTTP_TO_DB_AND_FROM_ALL: &str = r"
+  egress:
+  - toEndpoints: [{matchLabels: {app: db}}]
+    toPorts: [{ports: [{port: http, protocol: TCP}]}]
+  ingress:
+  - toPorts: [{ports: [{port: http}]}]
+";
+
 #[test]
 fn a_name_is_a_port_of_whoever_receives() {
-    let node = node(
-        "  egress:\n  - toEndpoints: [{matchLabels: {app: db}}]\n    toPorts: [{ports: [{port: http, protocol: TCP}]}]\n  ingress:\n  - toPorts: [{ports: [{port: http}]}]",
-    );
+    let node = node(HTTP_TO_DB_AND_FROM_ALL);
     assert!(passes(&node, EGRESS, ONE, 80) && !passes(&node, EGRESS, ONE, 8080));
     assert!(passes(&node, EGRESS, OTHER, 8080) && !passes(&node, EGRESS, OTHER, 80));
     assert!(passes(&node, INGRESS, ONE, 90) && passes(&node, INGRESS, "9.9.9.9", 90));
@@ -77,7 +90,14 @@ fn a_name_is_a_port_of_whoever_receives() {
 #[test]
 fn everyones_ports_by_name_and_by_number() {
     let node = node(
-        "  egress:\n  - toPorts: [{ports: [{port: http, protocol: TCP}, {port: '443', protocol: TCP}]}]\n  egressDeny:\n  - toPorts: [{ports: [{port: dns, protocol: TCP}]}]\n  - toEntities: [all]\n    toPorts: [{ports: [{port: dns, protocol: UDP}]}]",
+        r"
+  egress:
+  - toPorts: [{ports: [{port: http, protocol: TCP}, {port: '443', protocol: TCP}]}]
+  egressDeny:
+  - toPorts: [{ports: [{port: dns, protocol: TCP}]}]
+  - toEntities: [all]
+    toPorts: [{ports: [{port: dns, protocol: UDP}]}]
+",
     );
     assert!(passes(&node, EGRESS, ONE, 80) && passes(&node, EGRESS, OTHER, 8080));
     assert!(passes(&node, EGRESS, ONE, 443) && passes(&node, EGRESS, "9.9.9.9", 443));
@@ -86,9 +106,7 @@ fn everyones_ports_by_name_and_by_number() {
 
 #[test]
 fn a_port_that_changes_its_number_moves_with_its_pod() {
-    let mut node = node(
-        "  egress:\n  - toEndpoints: [{matchLabels: {app: db}}]\n    toPorts: [{ports: [{port: http, protocol: TCP}]}]\n  ingress:\n  - toPorts: [{ports: [{port: http}]}]",
-    );
+    let mut node = node(HTTP_TO_DB_AND_FROM_ALL);
     let change = |node: &mut Node, key, host, label, port: &str| {
         let before = node.datapath.clone();
         node.endpoint(named(key, host, label, &[port]));
@@ -125,7 +143,12 @@ fn rules(node: &Node) -> Vec<(u16, Transport, usize)> {
 #[test]
 fn dns_by_name_is_judged_where_the_servers_listen() {
     let mut node = node(
-        "  egress:\n  - toEndpoints: [{matchLabels: {app: db}}]\n    toPorts: [{ports: [{port: dns}], rules: {dns: [{matchName: ebpf.io}]}}]\n  - toEndpoints: [{matchLabels: {tier: back}}]",
+        r"
+  egress:
+  - toEndpoints: [{matchLabels: {app: db}}]
+    toPorts: [{ports: [{port: dns}], rules: {dns: [{matchName: ebpf.io}]}}]
+  - toEndpoints: [{matchLabels: {tier: back}}]
+",
     );
     let both = [(53, Transport::Tcp, 1), (5353, Transport::Udp, 1)];
     assert_eq!(rules(&node), both);
@@ -157,7 +180,13 @@ fn dns_by_name_is_judged_where_the_servers_listen() {
 #[test]
 fn a_name_that_nobody_has_is_told() {
     let mut node = node(
-        "  egress:\n  - toEndpoints: [{matchLabels: {app: db}}]\n    toPorts: [{ports: [{port: https, protocol: TCP}, {port: dns}]}]\n  ingress:\n  - toPorts: [{ports: [{port: http, protocol: UDP}]}]",
+        r"
+  egress:
+  - toEndpoints: [{matchLabels: {app: db}}]
+    toPorts: [{ports: [{port: https, protocol: TCP}, {port: dns}]}]
+  ingress:
+  - toPorts: [{ports: [{port: http, protocol: UDP}]}]
+",
     );
     let warned = |node: &Node| {
         let warnings = node.core.policy_warnings();

@@ -5,9 +5,11 @@ use shared_maps::policy::EGRESS;
 
 use super::{
     oracle::{Fate, Question, fate},
+    pod_identities::identity,
     pods::{Member, WEB_TO_DB, pod, router},
     restart::again,
     scenario::spec,
+    services::{service, slice},
 };
 use crate::{
     core::{CoreConfig, Event},
@@ -73,16 +75,10 @@ fn opens_at(
     })
 }
 
-fn identity(number: u32, app: &str) -> String {
-    format!(
-        "---\napiVersion: cilium.io/v2\nkind: CiliumIdentity\nmetadata: {{name: \"{number}\"}}\nsecurity-labels: {{\"k8s:app\": {app}, \"k8s:io.kubernetes.pod.namespace\": default, \"k8s:io.cilium.k8s.policy.cluster\": default}}\n"
-    )
-}
-
-fn service(name: &str, address: &str, backend: &str) -> String {
-    format!(
-        "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: {address}, ports: [{{port: 80}}]}}\n---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: {name}-x, labels: {{kubernetes.io/service-name: {name}}}}}\naddressType: IPv4\nendpoints: [{{addresses: [\"{backend}\"]}}]\nports: [{{port: 5432}}]\n"
-    )
+/// A Service with one backend, of which no object says that it is a pod.
+fn served(name: &str, address: &str, backend: &str) -> String {
+    service(name, &format!("clusterIP: {address}"), "{port: 80}")
+        + &slice(name, &[("", backend)], "{port: 5432}")
 }
 
 #[test]
@@ -138,15 +134,15 @@ fn a_number_that_the_cluster_gave_to_other_labels_meanwhile_opens_nothing() {
 fn a_services_number_opens_no_other_service_after_a_restart() {
     let mut member = Member::new(WEB_TO_DB);
     let pods = pod("db-0", "db", "10.2.0.9") + &pod("other-0", "other", "10.2.0.10");
-    let shut = service("shut", "10.96.0.11", "10.2.0.10");
-    member.put(&(pods.clone() + &service("open", "10.96.0.10", "10.2.0.9") + &shut));
+    let shut = served("shut", "10.96.0.11", "10.2.0.10");
+    member.put(&(pods.clone() + &served("open", "10.96.0.10", "10.2.0.9") + &shut));
     assert!(passes(&member.node.datapath, "10.96.0.10", 80));
     assert!(!passes(&member.node.datapath, "10.96.0.11", 80));
     for lose in [false, true] {
         for text in [
             shut.clone(),
-            shut.clone() + &service("aaa", "10.96.0.12", "10.2.0.10"),
-            shut.clone() + &service("renamed", "10.96.0.10", "10.2.0.9"),
+            shut.clone() + &served("aaa", "10.96.0.12", "10.2.0.10"),
+            shut.clone() + &served("renamed", "10.96.0.10", "10.2.0.9"),
         ] {
             let text = WEB_TO_DB.to_owned() + &pods + &text;
             let (start, after) = start_again(
@@ -235,21 +231,15 @@ fn a_slice_that_names_a_pod_opens_no_address_where_pods_cannot_be() {
         ..CoreConfig::default()
     };
     let mut member = Member::with(config, WEB_TO_DB);
-    let slice = |backends: &str| {
-        format!(
-            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: x}}\nspec: {{clusterIP: 10.96.0.10, ports: [{{port: 80}}]}}\n---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: x, labels: {{kubernetes.io/service-name: x}}}}\naddressType: IPv4\nendpoints: [{{addresses: [10.2.0.9]}}{backends}]\nports: [{{port: 5432}}]\n"
-        )
+    let served = |backends: &[(&str, &str)]| {
+        service("x", "clusterIP: 10.96.0.10", "{port: 80}") + &slice("x", backends, "{port: 5432}")
     };
-    let named = |address: &str| {
-        format!(
-            ", {{addresses: [{address}], targetRef: {{kind: Pod, namespace: default, name: no}}}}"
-        )
-    };
-    member.put(&(pod("db-0", "db", "10.2.0.9") + &slice("")));
+    let known = ("", "10.2.0.9");
+    member.put(&(pod("db-0", "db", "10.2.0.9") + &served(&[known])));
     assert!(passes(&member.node.datapath, "10.96.0.10", 80));
-    member.put(&slice(&named("10.2.0.10")));
+    member.put(&served(&[known, ("no", "10.2.0.10")]));
     assert!(passes(&member.node.datapath, "10.96.0.10", 80));
-    member.put(&slice(&named("1.1.1.1")));
+    member.put(&served(&[known, ("no", "1.1.1.1")]));
     assert!(!passes(&member.node.datapath, "10.96.0.10", 80));
 }
 

@@ -61,7 +61,13 @@ pub(super) use self::{
 };
 
 /// Always there, so that answers are accepted.
-const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32, 10.9.0.54/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  enableDefaultDeny: {egress: false}";
+const DNS: &str = r"
+  endpointSelector: {}
+  egress:
+  - toCIDR: [10.9.0.53/32, 10.9.0.54/32]
+    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]
+  enableDefaultDeny: {egress: false}
+";
 
 #[derive(Clone, Debug)]
 pub(super) enum Act {
@@ -285,7 +291,12 @@ impl World {
         Event::Policies(match group {
             Some(Group { labels, blocks }) => {
                 let text = format!(
-                    "apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {{name: {name}, labels: {labels}}}\nspec: {{externalCIDRs: {blocks}}}"
+                    r"
+apiVersion: cilium.io/v2
+kind: CiliumCIDRGroup
+metadata: {{name: {name}, labels: {labels}}}
+spec: {{externalCIDRs: {blocks}}}
+"
                 );
                 let document = parse_documents(&text, "test").remove(0).unwrap();
                 self.policies.insert(name.to_owned(), document.clone());
@@ -304,7 +315,14 @@ impl World {
         let addresses = at.iter().map(|a| format!("{{type: InternalIP, ip: {a}}}"));
         let addresses: Vec<String> = addresses.collect();
         let addresses = addresses.join(", ");
-        self.object(&format!("apiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {{name: other}}\nspec: {{addresses: [{addresses}]}}"))
+        self.object(&format!(
+            r"
+apiVersion: cilium.io/v2
+kind: CiliumNode
+metadata: {{name: other}}
+spec: {{addresses: [{addresses}]}}
+"
+        ))
     }
 
     /// The API servers have these addresses now.
@@ -313,7 +331,14 @@ impl World {
         let endpoints = at.iter().map(|a| format!("{{addresses: [{a}]}}"));
         let endpoints: Vec<String> = endpoints.collect();
         let endpoints = endpoints.join(", ");
-        self.object(&format!("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: kubernetes, labels: {{kubernetes.io/service-name: kubernetes}}}}\nendpoints: [{endpoints}]"))
+        self.object(&format!(
+            r"
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: kubernetes, labels: {{kubernetes.io/service-name: kubernetes}}}}
+endpoints: [{endpoints}]
+"
+        ))
     }
 
     fn object(&mut self, text: &str) -> Event {

@@ -30,7 +30,16 @@ use crate::{
 
 fn policy(rules: &str) -> String {
     format!(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: p}}\nspec:\n  endpointSelector: {{}}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{{ports: [{{port: 53}}], rules: {{dns: [{{matchPattern: '*'}}]}}}}]\n{rules}"
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: p}}
+spec:
+  endpointSelector: {{}}
+  egress:
+  - toCIDR: [10.9.0.53/32]
+    toPorts: [{{ports: [{{port: 53}}], rules: {{dns: [{{matchPattern: '*'}}]}}}}]
+{rules}"
     )
 }
 
@@ -215,7 +224,15 @@ fn a_change_of_a_block_looks_at_what_is_within_and_at_nothing_else() {
     let resolved = |node: &Node| node.core.summary().counters.prefixes_resolved;
     let before = resolved(&node);
     node.policy(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: block}\nspec:\n  endpointSelector: {}\n  egress:\n  - toCIDR: [10.1.0.0/16]",
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: block}
+spec:
+  endpointSelector: {}
+  egress:
+  - toCIDR: [10.1.0.0/16]
+",
     );
     assert_eq!(resolved(&node), before + 11, "the block and ten addresses");
     assert_eq!(labels(&node, "10.1.0.9"), ["cidr:10.1.0.0/16", "fqdn:*.io"]);
@@ -256,7 +273,12 @@ fn a_node_that_has_this_ones_address_under_another_name_is_told() {
             .iter()
             .any(|text| text.contains("--node-name worker-1"))
     };
-    let other = "apiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {name: worker-1}\nspec: {addresses: [{type: InternalIP, ip: 10.0.0.2}]}";
+    let other = r"
+apiVersion: cilium.io/v2
+kind: CiliumNode
+metadata: {name: worker-1}
+spec: {addresses: [{type: InternalIP, ip: 10.0.0.2}]}
+";
     node.policy(other);
     assert!(!warned(&node));
     node.policy(&other.replace("10.0.0.2", "10.0.0.1"));
@@ -393,7 +415,11 @@ fn an_endpoint_that_goes_leaves_nothing() {
 /// names than it had; what the broader selector opens is open all along.
 #[test]
 fn an_address_that_comes_back_with_fewer_names_is_not_dropped() {
-    let rules = "  - toFQDNs: [{matchPattern: '*'}]\n    toPorts: [{ports: [{port: '443', protocol: TCP}]}]\n  - toFQDNs: [{matchName: one.one.one.one}]";
+    let rules = r"
+  - toFQDNs: [{matchPattern: '*'}]
+    toPorts: [{ports: [{port: '443', protocol: TCP}]}]
+  - toFQDNs: [{matchName: one.one.one.one}]
+";
     let mut node = node(rules);
     node.learn("one.one.one.one", &["1.1.1.1"]);
     node.learn("dns.test", &["1.1.1.1"]);

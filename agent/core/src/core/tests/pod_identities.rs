@@ -18,9 +18,18 @@ use crate::{
     labels::LabelSet,
 };
 
-fn identity(number: u32, app: &str) -> String {
+pub(super) fn identity(number: u32, app: &str) -> String {
     format!(
-        "---\napiVersion: cilium.io/v2\nkind: CiliumIdentity\nmetadata: {{name: \"{number}\"}}\nsecurity-labels: {{\"k8s:app\": {app}, \"k8s:io.cilium.k8s.policy.cluster\": default, \"k8s:io.kubernetes.pod.namespace\": default}}\n"
+        r#"
+---
+apiVersion: cilium.io/v2
+kind: CiliumIdentity
+metadata: {{name: "{number}"}}
+security-labels:
+  "k8s:app": {app}
+  "k8s:io.cilium.k8s.policy.cluster": default
+  "k8s:io.kubernetes.pod.namespace": default
+"#
     )
 }
 

@@ -40,7 +40,14 @@ spec:
 
 pub(super) fn pod(name: &str, app: &str, address: &str) -> String {
     format!(
-        "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{app: {app}}}}}\nspec: {{nodeName: worker-2}}\nstatus: {{phase: Running, podIP: {address}}}\n"
+        r"
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, labels: {{app: {app}}}}}
+spec: {{nodeName: worker-2}}
+status: {{phase: Running, podIP: {address}}}
+"
     )
 }
 
@@ -148,12 +155,22 @@ fn documents_of_nodes_and_groups_of_blocks_do_not_count_as_policies() {
     let policies = |member: &Member| member.node.core.summary().policies;
     let before = policies(&member);
     member.put(
-        "apiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {name: n2}\n\
-         spec: {addresses: [{type: InternalIP, ip: 192.0.2.2}]}\n---\n",
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumNode
+metadata: {name: n2}
+spec: {addresses: [{type: InternalIP, ip: 192.0.2.2}]}
+---
+",
     );
     member.put(
-        "apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {name: lan}\n\
-         spec: {externalCIDRs: [192.0.2.0/24]}\n---\n",
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumCIDRGroup
+metadata: {name: lan}
+spec: {externalCIDRs: [192.0.2.0/24]}
+---
+",
     );
     assert_eq!((before, policies(&member)), (1, 1));
 }

@@ -54,7 +54,7 @@ fn numbers_and_names_survive() {
 
 #[test]
 fn policy_of_an_identity_whose_prefix_is_looked_at_last_is_not_cut() {
-    const BLOCK: &str = "\
+    const BLOCK: &str = r"
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: block, namespace: default}
@@ -135,7 +135,7 @@ fn what_is_cleaned_after_a_restart_is_closed_at_once() {
 
 #[test]
 fn what_is_cleaned_takes_no_other_name_from_its_address() {
-    const OTHER: &str = "\
+    const OTHER: &str = r"
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: other}

@@ -46,8 +46,29 @@ fn an_external_address_that_is_anothers_is_refused_and_named() {
         member
             .node
             .event(Event::NodeAddresses(vec!["192.0.2.1".parse().unwrap()]));
-        member.put("---\napiVersion: v1\nkind: Node\nmetadata: {name: other}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.2}]}\n");
-        member.put("---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: kubernetes, namespace: default, labels: {kubernetes.io/service-name: kubernetes}}\naddressType: IPv4\nendpoints: [{addresses: [203.0.113.6]}]\nports: [{port: 6443}]\n");
+        member.put(
+            r"
+---
+apiVersion: v1
+kind: Node
+metadata: {name: other}
+status: {addresses: [{type: InternalIP, address: 192.0.2.2}]}
+",
+        );
+        member.put(
+            r"
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: kubernetes
+  namespace: default
+  labels: {kubernetes.io/service-name: kubernetes}
+addressType: IPv4
+endpoints: [{addresses: [203.0.113.6]}]
+ports: [{port: 6443}]
+",
+        );
         member.put(&(pod("db-0", "db", "10.2.0.9") + &db(&[("db-0", "10.2.0.9")])));
         let of_evil = member.node.identity("10.96.0.66");
         assert!(of_evil.unwrap().is_service());

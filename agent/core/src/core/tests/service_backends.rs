@@ -20,7 +20,14 @@ const KNOWN: (&str, &str) = ("db-0", "10.2.0.9");
 
 fn node(block: &str) -> String {
     format!(
-        "---\napiVersion: v1\nkind: Node\nmetadata: {{name: other}}\nspec: {{podCIDR: {block}, podCIDRs: [{block}]}}\nstatus: {{addresses: [{{type: InternalIP, address: 192.0.2.2}}]}}\n"
+        r"
+---
+apiVersion: v1
+kind: Node
+metadata: {{name: other}}
+spec: {{podCIDR: {block}, podCIDRs: [{block}]}}
+status: {{addresses: [{{type: InternalIP, address: 192.0.2.2}}]}}
+"
     )
 }
 

@@ -1,5 +1,7 @@
 //! Services, from documents to entries.
 
+mod objects;
+
 use std::net::IpAddr;
 
 use dns_policy::{
@@ -14,6 +16,7 @@ use shared_maps::{
     user::lxc_key,
 };
 
+pub(super) use self::objects::{db, egress, pod, service, slice, to};
 use super::{
     oracle::{Fate, Question, fate},
     pods::{Member, router},
@@ -40,56 +43,6 @@ pub(super) fn with_pod_blocks() -> CoreConfig {
         pod_blocks: vec!["10.2.0.0/16".parse().unwrap()],
         ..CoreConfig::default()
     }
-}
-
-pub(super) fn egress(rules: &str) -> String {
-    format!(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: web}}\nspec:\n  endpointSelector: {{matchLabels: {{app: web}}}}\n  egress: {rules}\n"
-    )
-}
-
-pub(super) fn to(app: &str, port: u16, protocol: &str) -> String {
-    format!(
-        "{{toEndpoints: [{{matchLabels: {{app: {app}}}}}], toPorts: [{{ports: [{{port: \"{port}\", protocol: {protocol}}}]}}]}}"
-    )
-}
-
-pub(super) fn pod(name: &str, app: &str, address: &str) -> String {
-    format!(
-        "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{app: {app}}}}}\nstatus: {{phase: Running, podIPs: [{{ip: {address}}}]}}\n"
-    )
-}
-
-pub(super) fn service(name: &str, spec: &str, ports: &str) -> String {
-    format!(
-        "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{{spec}, ports: [{ports}]}}\n"
-    )
-}
-
-/// Backends by pod name and address.
-pub(super) fn slice(of: &str, backends: &[(&str, &str)], ports: &str) -> String {
-    let family = match backends.first() {
-        Some((_, address)) if address.contains(':') => "IPv6",
-        _ => "IPv4",
-    };
-    let endpoints = backends.iter().map(|(pod, address)| match *pod {
-        "" => format!("{{addresses: [\"{address}\"]}}"),
-        pod => format!(
-            "{{addresses: [\"{address}\"], targetRef: {{kind: Pod, namespace: default, name: {pod}}}}}"
-        ),
-    });
-    let endpoints: Vec<String> = endpoints.collect();
-    format!(
-        "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: {of}-{}, labels: {{kubernetes.io/service-name: {of}}}}}\naddressType: {family}\nendpoints: [{}]\nports: [{ports}]\n",
-        family.to_lowercase(),
-        endpoints.join(", ")
-    )
-}
-
-/// `db`, port 80 to 8080, with these backends.
-pub(super) fn db(backends: &[(&str, &str)]) -> String {
-    service("db", &format!("clusterIP: {VIP}"), "{port: 80}")
-        + &slice("db", backends, "{port: 8080}")
 }
 
 pub(super) fn at(node: &Node, remote: &str, protocol: u8, port: u16) -> Fate {
@@ -199,7 +152,10 @@ fn a_deny_of_one_backend_closes_the_service_where_everything_else_is_open() {
 
 #[test]
 fn dns_rules_about_pods_hold_at_their_services_address() {
-    let rules = "[{toEndpoints: [{matchLabels: {app: dns}}], toPorts: [{ports: [{port: \"5353\", protocol: UDP}], rules: {dns: [{matchPattern: '*.good.test'}]}}]}]";
+    let rules = r"
+  - toEndpoints: [{matchLabels: {app: dns}}]
+    toPorts: [{ports: [{port: '5353', protocol: UDP}], rules: {dns: [{matchPattern: '*.good.test'}]}}]
+";
     let mut member = Member::new(&egress(rules));
     let dns = service(
         "dns",
@@ -312,7 +268,13 @@ fn an_address_outside_that_a_node_has_is_the_nodes() {
     assert_eq!(member.node.identity(own), Some(IdentityId::HOST));
     assert!(member.node.identity(other).unwrap().is_service());
     member.put(&format!(
-        "---\napiVersion: v1\nkind: Node\nmetadata: {{name: other}}\nstatus: {{addresses: [{{type: InternalIP, address: {other}}}]}}\n"
+        r"
+---
+apiVersion: v1
+kind: Node
+metadata: {{name: other}}
+status: {{addresses: [{{type: InternalIP, address: {other}}}]}}
+"
     ));
     assert_eq!(member.node.identity(other), Some(IdentityId::REMOTE_NODE));
     assert!(is_open(&member, balanced, 80) && !is_open(&member, other, 80));
@@ -398,7 +360,12 @@ fn unknown_addresses_in_blocks_of_the_cluster_are_not_the_world() {
 #[test]
 fn an_answer_with_a_services_address_labels_nothing() {
     let mut member = Member::new(&egress(&format!(
-        "[{}, {{toCIDR: [10.9.0.53/32], toPorts: [{{ports: [{{port: \"53\", protocol: ANY}}], rules: {{dns: [{{matchPattern: '*'}}]}}}}]}}, {{toFQDNs: [{{matchPattern: '*'}}]}}]",
+        r"
+  - {}
+  - toCIDR: [10.9.0.53/32]
+    toPorts: [{{ports: [{{port: '53', protocol: ANY}}], rules: {{dns: [{{matchPattern: '*'}}]}}}}]
+  - toFQDNs: [{{matchPattern: '*'}}]
+",
         to("db", 8080, "TCP")
     )));
     member.put(&(pod("db-0", "db", "10.2.0.9") + &db(&[("db-0", "10.2.0.9")])));
@@ -502,7 +469,14 @@ fn dns_pods_on_their_nodes_network_are_named() {
 fn an_ingress_policy_that_drops_other_nodes_queries_is_named() {
     let from = |from: &str| {
         format!(
-            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: dns}}\nspec:\n  endpointSelector: {{matchLabels: {{app: web}}}}\n  ingress: [{from}]\n"
+            r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: dns}}
+spec:
+  endpointSelector: {{matchLabels: {{app: web}}}}
+  ingress: [{from}]
+"
         )
     };
     let pods = "{fromEndpoints: [{matchLabels: {app: client}}]}";
@@ -524,7 +498,15 @@ fn an_ingress_policy_that_drops_other_nodes_queries_is_named() {
         !warnings(&member).contains("remote-node"),
         "there is no other node"
     );
-    member.put("---\napiVersion: v1\nkind: Node\nmetadata: {name: other}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.2}]}\n");
+    member.put(
+        r"
+---
+apiVersion: v1
+kind: Node
+metadata: {name: other}
+status: {addresses: [{type: InternalIP, address: 192.0.2.2}]}
+",
+    );
     let text = warnings(&member);
     for part in [
         "endpoint 1",

@@ -58,7 +58,12 @@ const PACKETS: &[(u8, u16)] = &[
 
 fn list(rules: &[String]) -> String {
     format!(
-        "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\nmetadata: {{name: default, namespace: default}}\nspec: {{egress: [{}]}}\n",
+        r"
+apiVersion: k8s.ovn.org/v1
+kind: EgressFirewall
+metadata: {{name: default, namespace: default}}
+spec: {{egress: [{}]}}
+",
         rules.join(", ")
     )
 }
@@ -102,16 +107,34 @@ const RULES: &[&str] = &[
     "egress: [{toCIDR: [1.1.1.0/24]}]",
     "egress: [{toEntities: [world], toPorts: [{ports: [{port: '443', protocol: TCP}]}]}]",
     "egress: [{}]\n  egressDeny: [{toPorts: [{ports: [{port: '443', protocol: TCP}]}]}]",
-    "egress: [{toCIDR: [1.1.0.0/16], icmps: [{fields: [{type: 8}]}]}]\n  egressDeny: [{toCIDR: [1.1.1.1/32], toPorts: [{ports: [{port: '80'}]}]}]",
-    "egress: [{toPorts: [{ports: [{port: '53'}], rules: {dns: [{matchPattern: '*'}]}}]}]\n  enableDefaultDeny: {egress: false}",
-    "egress: [{toEntities: [world], toPorts: [{ports: [{port: '53'}], rules: {dns: [{matchName: a.test}]}}]}]\n  enableDefaultDeny: {egress: false}",
+    r"
+  egress: [{toCIDR: [1.1.0.0/16], icmps: [{fields: [{type: 8}]}]}]
+  egressDeny: [{toCIDR: [1.1.1.1/32], toPorts: [{ports: [{port: '80'}]}]}]
+",
+    r"
+  egress: [{toPorts: [{ports: [{port: '53'}], rules: {dns: [{matchPattern: '*'}]}}]}]
+  enableDefaultDeny: {egress: false}
+",
+    r"
+  egress:
+  - toEntities: [world]
+    toPorts: [{ports: [{port: '53'}], rules: {dns: [{matchName: a.test}]}}]
+  enableDefaultDeny: {egress: false}
+",
     "egressDeny: [{toCIDR: [1.1.1.0/24]}]\n  enableDefaultDeny: {egress: false}",
     "egressDeny: [{toPorts: [{ports: [{port: '443'}]}]}]\n  enableDefaultDeny: {egress: false}",
 ];
 
 fn rules(number: usize) -> String {
     format!(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: rules}}\nspec:\n  endpointSelector: {{matchLabels: {{app: web}}}}\n  {}\n",
+        r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: rules}}
+spec:
+  endpointSelector: {{matchLabels: {{app: web}}}}
+  {}
+",
         RULES[number]
     )
 }
@@ -289,7 +312,14 @@ fn a_list_and_other_rules_that_come_in_one_step_open_nothing_on_the_way() {
 fn an_entry_that_a_table_replaces_goes_before_everyone_may_send_more() {
     let rules = |namespace: &str, spec: &str| {
         format!(
-            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: rules, namespace: {namespace}}}\nspec:\n  endpointSelector: {{}}\n  {spec}\n"
+            r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: rules, namespace: {namespace}}}
+spec:
+  endpointSelector: {{}}
+  {spec}
+"
         )
     };
     let port = "toPorts: [{ports: [{port: '443', protocol: TCP}]}]";

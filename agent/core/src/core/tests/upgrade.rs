@@ -17,7 +17,7 @@ use crate::{
     ipcache::table::prefix_of,
 };
 
-const MORE: &str = "\
+const MORE: &str = r"
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: more}
@@ -195,7 +195,14 @@ fn two_numbers_that_would_mean_one_thing_do_not_lend_each_other_policy() {
         });
         let dns = "  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: '53', protocol: ANY}], rules: {dns: [{matchPattern: '*'}]}}]\n";
         format!(
-            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: web}}\nspec:\n  endpointSelector: {{matchLabels: {{app: web}}}}\n  egress:\n{dns}{}",
+            r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: web}}
+spec:
+  endpointSelector: {{matchLabels: {{app: web}}}}
+  egress:
+{dns}{}",
             rules.collect::<String>()
         )
     };

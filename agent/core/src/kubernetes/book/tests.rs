@@ -11,8 +11,16 @@ fn read(text: &str) -> PolicyDocument {
 
 fn pod(name: &str, address: &str, created: &str, label: &str) -> PolicyDocument {
     read(&format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: shop, creationTimestamp: \
-         \"{created}\", labels: {{app: {label}}}}}\nstatus: {{podIP: {address}}}\n"
+        r#"
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {name}
+  namespace: shop
+  creationTimestamp: "{created}"
+  labels: {{app: {label}}}
+status: {{podIP: {address}}}
+"#
     ))
 }
 
@@ -47,9 +55,13 @@ fn lines(changes: &Changes) -> Vec<String> {
 fn pods_of_this_node_are_those_that_its_kubelet_gives_an_address() {
     let on = |name: &str, node: &str, more: &str| {
         read(&format!(
-            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: shop, uid: of-api, \
-             annotations: {{{more}}}}}\nspec: {{nodeName: {node}, hostNetwork: {}}}\nstatus: \
-             {{podIP: 10.2.0.{}}}\n",
+            r"
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: shop, uid: of-api, annotations: {{{more}}}}}
+spec: {{nodeName: {node}, hostNetwork: {}}}
+status: {{podIP: 10.2.0.{}}}
+",
             name == "host",
             name.len()
         ))
@@ -156,7 +168,14 @@ fn of_two_pods_with_one_address_the_younger_counts_and_both_are_named() {
 fn a_pod_document_overrides_its_ciliumendpoint() {
     let mut book = book();
     let endpoint = read(
-        "apiVersion: cilium.io/v2\nkind: CiliumEndpoint\nmetadata: {name: web-0, namespace: shop}\nstatus: {identity: {labels: [\"k8s:app=web\"]}, networking: {addressing: [{ipv4: 10.2.0.9}]}}\n",
+        r#"
+apiVersion: cilium.io/v2
+kind: CiliumEndpoint
+metadata: {name: web-0, namespace: shop}
+status:
+  identity: {labels: ["k8s:app=web"]}
+  networking: {addressing: [{ipv4: 10.2.0.9}]}
+"#,
     );
     book.put(&endpoint);
     assert_eq!(
@@ -178,13 +197,29 @@ fn a_pod_document_overrides_its_ciliumendpoint() {
 
 fn service(ports: &str) -> PolicyDocument {
     read(&format!(
-        "apiVersion: v1\nkind: Service\nmetadata: {{name: web, namespace: shop}}\nspec: {{clusterIP: 10.96.0.9, ports: [{ports}]}}\n"
+        r"
+apiVersion: v1
+kind: Service
+metadata: {{name: web, namespace: shop}}
+spec: {{clusterIP: 10.96.0.9, ports: [{ports}]}}
+"
     ))
 }
 
 fn slice(name: &str, service: &str, address: &str) -> PolicyDocument {
     read(&format!(
-        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: {name}, namespace: shop, labels: {{kubernetes.io/service-name: {service}}}}}\naddressType: IPv4\nendpoints: [{{addresses: [{address}], targetRef: {{kind: Pod, namespace: shop, name: web-0}}}}]\nports: [{{name: http, port: 8080}}]\n"
+        r"
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: {name}
+  namespace: shop
+  labels: {{kubernetes.io/service-name: {service}}}
+addressType: IPv4
+endpoints:
+- {{addresses: [{address}], targetRef: {{kind: Pod, namespace: shop, name: web-0}}}}
+ports: [{{name: http, port: 8080}}]
+"
     ))
 }
 

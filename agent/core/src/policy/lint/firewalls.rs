@@ -212,17 +212,30 @@ mod tests {
 
     fn firewall(rules: &[&str]) -> String {
         format!(
-            "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\nmetadata: {{name: default, namespace: \
-             shop}}\nspec: {{egress: [{}]}}\n---\n",
+            r"
+apiVersion: k8s.ovn.org/v1
+kind: EgressFirewall
+metadata: {{name: default, namespace: shop}}
+spec: {{egress: [{}]}}
+---
+",
             rules.join(", ")
         )
     }
 
     fn dns(namespace: &str, servers: &str) -> String {
         format!(
-            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: dns, namespace: \
-             {namespace}}}\nspec:\n  endpointSelector: {{}}\n  egress:\n  - {servers}\n    toPorts: \
-             [{{ports: [{{port: '53'}}], rules: {{dns: [{{matchPattern: '*'}}]}}}}]\n---\n"
+            r"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: dns, namespace: {namespace}}}
+spec:
+  endpointSelector: {{}}
+  egress:
+  - {servers}
+    toPorts: [{{ports: [{{port: '53'}}], rules: {{dns: [{{matchPattern: '*'}}]}}}}]
+---
+"
         )
     }
 

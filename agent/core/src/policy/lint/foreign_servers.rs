@@ -302,17 +302,32 @@ mod tests {
 
     fn asks(namespace: &str, servers: &str, names: &str) -> String {
         format!(
-            "---\napiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: dns, \
-             namespace: {namespace}}}\nspec:\n  endpointSelector: {{}}\n  egress:\n  - {servers}\n    \
-             toPorts: [{{ports: [{{port: '53'}}], rules: {{dns: [{names}]}}}}]\n"
+            r"
+---
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: dns, namespace: {namespace}}}
+spec:
+  endpointSelector: {{}}
+  egress:
+  - {servers}
+    toPorts: [{{ports: [{{port: '53'}}], rules: {{dns: [{names}]}}}}]
+"
         )
     }
 
     fn opens(namespace: &str, name: &str) -> String {
         format!(
-            "---\napiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: web, \
-             namespace: {namespace}}}\nspec:\n  endpointSelector: {{}}\n  egress:\n  - toFQDNs: \
-             [{name}]\n"
+            r"
+---
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: web, namespace: {namespace}}}
+spec:
+  endpointSelector: {{}}
+  egress:
+  - toFQDNs: [{name}]
+"
         )
     }
 

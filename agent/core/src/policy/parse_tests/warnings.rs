@@ -94,7 +94,15 @@ fn a_pattern_of_every_name_is_warned_about() {
 fn limits_are_of_each_object_and_name_it() {
     let policy = |name: &str, text: &str| {
         format!(
-            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: {name}}}\nspec:\n  description: \"{text}\"\n  endpointSelector: {{}}\n  egress: [{{}}]\n"
+            r#"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{name: {name}}}
+spec:
+  description: "{text}"
+  endpointSelector: {{}}
+  egress: [{{}}]
+"#
         )
     };
     let large = "x".repeat(limits::yaml::MAX_OBJECT);
@@ -118,10 +126,16 @@ fn limits_are_of_each_object_and_name_it() {
 fn a_dns_rule_of_the_whole_cluster_that_names_no_namespace_is_warned_about() {
     let of = |labels: &str| {
         let text = format!(
-            "apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\nmetadata: {{name: dns}}\n\
-             spec:\n  endpointSelector: {{}}\n  egress:\n  - toEndpoints: [{{matchLabels: \
-             {labels}}}]\n    toPorts: [{{ports: [{{port: '53'}}], rules: {{dns: [{{matchPattern: \
-             '*'}}]}}}}]\n"
+            r"
+apiVersion: cilium.io/v2
+kind: CiliumClusterwideNetworkPolicy
+metadata: {{name: dns}}
+spec:
+  endpointSelector: {{}}
+  egress:
+  - toEndpoints: [{{matchLabels: {labels}}}]
+    toPorts: [{{ports: [{{port: '53'}}], rules: {{dns: [{{matchPattern: '*'}}]}}}}]
+"
         );
         parse_documents(&text, "test").remove(0).unwrap().warnings
     };

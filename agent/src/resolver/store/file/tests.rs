@@ -243,8 +243,12 @@ async fn a_file_that_is_not_an_object_is_set_aside_and_named() {
     let lab_file = |name: &str| dir.path().join(DIRECTORY).join(name);
     let of = |version: &str, name: &str| {
         format!(
-            "apiVersion: network.openshift.io/{version}\nkind: DNSNameResolver\nmetadata: {{name: {name}, \
-             namespace: {NAMESPACE}}}\nspec: {{name: www.example.com.}}\n"
+            r"
+apiVersion: network.openshift.io/{version}
+kind: DNSNameResolver
+metadata: {{name: {name}, namespace: {NAMESPACE}}}
+spec: {{name: www.example.com.}}
+"
         )
     };
     fs::write(lab_file("newer.yaml"), of("v9", "newer")).unwrap();
@@ -287,8 +291,12 @@ async fn a_file_that_can_be_neither_read_nor_set_aside_does_not_hide_the_others(
     let objects = dir.path().join(DIRECTORY);
     fs::create_dir(&objects).unwrap();
     let good = format!(
-        "apiVersion: network.openshift.io/v1alpha1\nkind: DNSNameResolver\nmetadata: {{name: good, namespace: \
-         {NAMESPACE}}}\nspec: {{name: www.example.com.}}\n"
+        r"
+apiVersion: network.openshift.io/v1alpha1
+kind: DNSNameResolver
+metadata: {{name: good, namespace: {NAMESPACE}}}
+spec: {{name: www.example.com.}}
+"
     );
     fs::write(objects.join("good.yaml"), good).unwrap();
     std::os::unix::fs::symlink("circle.yaml", objects.join("circle.yaml")).unwrap();

@@ -95,7 +95,12 @@ impl World {
             Some(rules) => {
                 let written: Vec<String> = rules.iter().map(written).collect();
                 let text = format!(
-                    "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\nmetadata: {{name: default, namespace: {namespace}}}\nspec: {{egress: [{}]}}\n",
+                    r"
+apiVersion: k8s.ovn.org/v1
+kind: EgressFirewall
+metadata: {{name: default, namespace: {namespace}}}
+spec: {{egress: [{}]}}
+",
                     written.join(", ")
                 );
                 let document = parse_documents(&text, "test").remove(0).unwrap();

@@ -37,69 +37,274 @@ macro_rules! policies {
 
 policies! {
     WebToCiliumNames =>
-        "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]",
+        r"
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toFQDNs: [{matchPattern: '*.cilium.io'}]
+",
     WebToWwwOnPorts443To450 =>
-        "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchName: www.cilium.io}]\n    toPorts: [{ports: [{port: 443, endPort: 450, protocol: TCP}]}]",
+        r"
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toFQDNs: [{matchName: www.cilium.io}]
+    toPorts: [{ports: [{port: 443, endPort: 450, protocol: TCP}]}]
+",
     ToBlockExceptPart =>
-        "endpointSelector: {}\n  egress:\n  - toCIDRSet: [{cidr: 1.1.0.0/16, except: [1.1.1.0/24]}]",
+        r"
+  endpointSelector: {}
+  egress:
+  - toCIDRSet: [{cidr: 1.1.0.0/16, except: [1.1.1.0/24]}]
+",
     ToBlockExceptOneAddressOn443 =>
-        "endpointSelector: {}\n  egress:\n  - toCIDR: [1.1.1.0/25]\n  egressDeny:\n  - toCIDR: [1.1.1.2/32]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
+        r"
+  endpointSelector: {}
+  egress:
+  - toCIDR: [1.1.1.0/25]
+  egressDeny:
+  - toCIDR: [1.1.1.2/32]
+    toPorts: [{ports: [{port: 443, protocol: TCP}]}]
+",
     WebNeverToBlock =>
-        "endpointSelector: {matchLabels: {app: web}}\n  egressDeny:\n  - toCIDR: [1.1.1.0/24]\n  enableDefaultDeny: {egress: false}",
+        r"
+  endpointSelector: {matchLabels: {app: web}}
+  egressDeny:
+  - toCIDR: [1.1.1.0/24]
+  enableDefaultDeny: {egress: false}
+",
     DnsByProxyAndToDb =>
-        "endpointSelector: {}\n  egress:\n  - toEntities: [world]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  - toEndpoints: [{matchLabels: {app: db}}]",
+        r"
+  endpointSelector: {}
+  egress:
+  - toEntities: [world]
+    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]
+  - toEndpoints: [{matchLabels: {app: db}}]
+",
     DbFromWebOn443 =>
-        "endpointSelector: {matchLabels: {app: db}}\n  ingress:\n  - fromEndpoints: [{matchLabels: {app: web}}]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
+        r"
+  endpointSelector: {matchLabels: {app: db}}
+  ingress:
+  - fromEndpoints: [{matchLabels: {app: web}}]
+    toPorts: [{ports: [{port: 443, protocol: TCP}]}]
+",
     ToAllExceptWorldOn443 =>
-        "endpointSelector: {}\n  egress:\n  - toEntities: [all]\n  egressDeny:\n  - toEntities: [world]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
+        r"
+  endpointSelector: {}
+  egress:
+  - toEntities: [all]
+  egressDeny:
+  - toEntities: [world]
+    toPorts: [{ports: [{port: 443, protocol: TCP}]}]
+",
     ToPort443FromAll =>
-        "endpointSelector: {}\n  egress:\n  - toPorts: [{ports: [{port: 443, protocol: TCP}]}]\n  ingress: [{}]",
+        r"
+  endpointSelector: {}
+  egress:
+  - toPorts: [{ports: [{port: 443, protocol: TCP}]}]
+  ingress: [{}]
+",
     WebToAnyNameAndUdp53 =>
-        "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchPattern: '*'}]\n  - toCIDR: [0.0.0.0/0]\n    toPorts: [{ports: [{port: 53, protocol: UDP}]}]",
+        r"
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toFQDNs: [{matchPattern: '*'}]
+  - toCIDR: [0.0.0.0/0]
+    toPorts: [{ports: [{port: 53, protocol: UDP}]}]
+",
     NeverFromBlock =>
-        "endpointSelector: {}\n  ingressDeny:\n  - fromCIDR: [1.1.1.0/24]\n  enableDefaultDeny: {ingress: false}",
+        r"
+  endpointSelector: {}
+  ingressDeny:
+  - fromCIDR: [1.1.1.0/24]
+  enableDefaultDeny: {ingress: false}
+",
     WebFromBlockExceptHalfAndPingsOfOne =>
-        "endpointSelector: {matchLabels: {app: web}}\n  ingress:\n  - fromCIDRSet: [{cidr: 1.1.0.0/16, except: [1.1.1.0/25]}]\n  - fromCIDR: [1.1.1.2/32]\n    icmps: [{fields: [{type: 8}]}]",
+        r"
+  endpointSelector: {matchLabels: {app: web}}
+  ingress:
+  - fromCIDRSet: [{cidr: 1.1.0.0/16, except: [1.1.1.0/25]}]
+  - fromCIDR: [1.1.1.2/32]
+    icmps: [{fields: [{type: 8}]}]
+",
     FromHostAndWorldExceptWorldOn443 =>
-        "endpointSelector: {}\n  ingress:\n  - fromEntities: [host, world]\n  ingressDeny:\n  - fromEntities: [world]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
+        r"
+  endpointSelector: {}
+  ingress:
+  - fromEntities: [host, world]
+  ingressDeny:
+  - fromEntities: [world]
+    toPorts: [{ports: [{port: 443, protocol: TCP}]}]
+",
     FromClusterExceptPings =>
-        "endpointSelector: {}\n  ingress:\n  - fromEntities: [cluster]\n  ingressDeny:\n  - icmps: [{fields: [{type: EchoRequest, family: IPv4}]}]",
+        r"
+  endpointSelector: {}
+  ingress:
+  - fromEntities: [cluster]
+  ingressDeny:
+  - icmps: [{fields: [{type: EchoRequest, family: IPv4}]}]
+",
     DbPingsAndToHostExceptClusterOn80 =>
-        "endpointSelector: {matchLabels: {app: db}}\n  egress:\n  - icmps: [{fields: [{type: 8}, {type: 128, family: IPv6}]}]\n  - toEntities: [host]\n  egressDeny:\n  - toEntities: [cluster]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]",
+        r"
+  endpointSelector: {matchLabels: {app: db}}
+  egress:
+  - icmps: [{fields: [{type: 8}, {type: 128, family: IPv6}]}]
+  - toEntities: [host]
+  egressDeny:
+  - toEntities: [cluster]
+    toPorts: [{ports: [{port: 80, protocol: TCP}]}]
+",
     NeverFromHostOn80NorBlockExceptPart =>
-        "endpointSelector: {}\n  ingressDeny:\n  - fromEntities: [host]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]\n  - fromCIDRSet: [{cidr: 1.1.0.0/16, except: [1.1.1.0/24]}]",
+        r"
+  endpointSelector: {}
+  ingressDeny:
+  - fromEntities: [host]
+    toPorts: [{ports: [{port: 80, protocol: TCP}]}]
+  - fromCIDRSet: [{cidr: 1.1.0.0/16, except: [1.1.1.0/24]}]
+",
     WebFromAllByIcmp3 =>
-        "endpointSelector: {matchLabels: {app: web}}\n  ingress:\n  - fromEntities: [all]\n    icmps: [{fields: [{type: 3}]}]\n  enableDefaultDeny: {ingress: true, egress: true}",
+        r"
+  endpointSelector: {matchLabels: {app: web}}
+  ingress:
+  - fromEntities: [all]
+    icmps: [{fields: [{type: 3}]}]
+  enableDefaultDeny: {ingress: true, egress: true}
+",
     AlsoFromRemoteNodes =>
-        "endpointSelector: {}\n  ingress:\n  - fromEntities: [remote-node, none]\n  enableDefaultDeny: {ingress: false}",
+        r"
+  endpointSelector: {}
+  ingress:
+  - fromEntities: [remote-node, none]
+  enableDefaultDeny: {ingress: false}
+",
     WebAndApiToGroups =>
-        "endpointSelector: {matchExpressions: [{key: app, operator: In, values: [web, api]}]}\n  egress:\n  - toCIDRSet: [{cidrGroupRef: g0}, {cidrGroupRef: g1, except: [1.1.1.2/32]}]",
+        r"
+  endpointSelector: {matchExpressions: [{key: app, operator: In, values: [web, api]}]}
+  egress:
+  - toCIDRSet: [{cidrGroupRef: g0}, {cidrGroupRef: g1, except: [1.1.1.2/32]}]
+",
     ToWorldExceptGroup =>
-        "endpointSelector: {}\n  egress:\n  - toEntities: [world]\n  egressDeny:\n  - toCIDRSet: [{cidrGroupRef: g0, except: [1.1.2.0/24]}]",
+        r"
+  endpointSelector: {}
+  egress:
+  - toEntities: [world]
+  egressDeny:
+  - toCIDRSet: [{cidrGroupRef: g0, except: [1.1.2.0/24]}]
+",
     FromZoneAOn443ExceptGroup =>
-        "endpointSelector: {}\n  ingress:\n  - fromCIDRSet: [{cidrGroupSelector: {matchLabels: {zone: a}}}]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]\n  ingressDeny:\n  - fromCIDRSet: [{cidrGroupRef: g1}]\n  enableDefaultDeny: {ingress: true}",
+        r"
+  endpointSelector: {}
+  ingress:
+  - fromCIDRSet: [{cidrGroupSelector: {matchLabels: {zone: a}}}]
+    toPorts: [{ports: [{port: 443, protocol: TCP}]}]
+  ingressDeny:
+  - fromCIDRSet: [{cidrGroupRef: g1}]
+  enableDefaultDeny: {ingress: true}
+",
     WebToGroupsByProxyAndToBlock =>
-        "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toCIDRSet: [{cidrGroupSelector: {}}]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchName: ebpf.io}]}}]\n  - toCIDR: [1.1.0.0/16]",
+        r"
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toCIDRSet: [{cidrGroupSelector: {}}]
+    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchName: ebpf.io}]}}]
+  - toCIDR: [1.1.0.0/16]
+",
     ToOthersThanWebAndOtherNamespace =>
-        "endpointSelector: {}\n  egress:\n  - toEndpoints: [{matchExpressions: [{key: app, operator: NotIn, values: [web]}]}]\n  - toEndpoints: [{matchLabels: {'k8s:io.kubernetes.pod.namespace': other}}]\n    toPorts: [{ports: [{port: 1, endPort: 60000, protocol: TCP}]}]",
+        r"
+  endpointSelector: {}
+  egress:
+  - toEndpoints: [{matchExpressions: [{key: app, operator: NotIn, values: [web]}]}]
+  - toEndpoints: [{matchLabels: {'k8s:io.kubernetes.pod.namespace': other}}]
+    toPorts: [{ports: [{port: 1, endPort: 60000, protocol: TCP}]}]
+",
     DbToAppsExceptPorts =>
-        "endpointSelector: {matchLabels: {'any:app': db}}\n  egress:\n  - toEndpoints: [{matchExpressions: [{key: app, operator: Exists}, {key: gone, operator: DoesNotExist}]}]\n  egressDeny:\n  - toPorts: [{ports: [{port: 440, endPort: 449, protocol: TCP}, {port: 53, protocol: UDP}]}]",
+        r"
+  endpointSelector: {matchLabels: {'any:app': db}}
+  egress:
+  - toEndpoints:
+    - matchExpressions:
+      - {key: app, operator: Exists}
+      - {key: gone, operator: DoesNotExist}
+  egressDeny:
+  - toPorts:
+    - {ports: [{port: 440, endPort: 449, protocol: TCP}, {port: 53, protocol: UDP}]}
+",
     ToWorldByFamilyFromSpecialPeers =>
-        "endpointSelector: {}\n  egress:\n  - toEntities: [world-ipv4, world-ipv6, kube-apiserver, health]\n    toPorts: [{ports: [{port: 80, endPort: 443, protocol: TCP}]}]\n  ingress:\n  - fromEntities: [init, unmanaged, ingress]",
+        r"
+  endpointSelector: {}
+  egress:
+  - toEntities: [world-ipv4, world-ipv6, kube-apiserver, health]
+    toPorts: [{ports: [{port: 80, endPort: 443, protocol: TCP}]}]
+  ingress:
+  - fromEntities: [init, unmanaged, ingress]
+",
     ToRemoteNodesAndApiServersFromCluster =>
-        "endpointSelector: {}\n  egress:\n  - toEntities: [remote-node]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]\n  - toEntities: [kube-apiserver]\n  ingress:\n  - fromEntities: [cluster]",
+        r"
+  endpointSelector: {}
+  egress:
+  - toEntities: [remote-node]
+    toPorts: [{ports: [{port: 443, protocol: TCP}]}]
+  - toEntities: [kube-apiserver]
+  ingress:
+  - fromEntities: [cluster]
+",
     WebToWorldAndClusterExceptNodesAndApiServers =>
-        "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toEntities: [world, cluster]\n  egressDeny:\n  - toEntities: [remote-node]\n  - toEntities: [kube-apiserver]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]\n  ingressDeny:\n  - fromEntities: [kube-apiserver]",
+        r"
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toEntities: [world, cluster]
+  egressDeny:
+  - toEntities: [remote-node]
+  - toEntities: [kube-apiserver]
+    toPorts: [{ports: [{port: 80, protocol: TCP}]}]
+  ingressDeny:
+  - fromEntities: [kube-apiserver]
+",
     ToDbByNamedHttpFromAllByNamedHttp =>
-        "endpointSelector: {}\n  ingress:\n  - toPorts: [{ports: [{port: http, protocol: TCP}, {port: '8'}]}]\n  egress:\n  - toEndpoints: [{matchLabels: {app: db}}]\n    toPorts: [{ports: [{port: http, protocol: TCP}]}]",
+        r"
+  endpointSelector: {}
+  ingress:
+  - toPorts: [{ports: [{port: http, protocol: TCP}, {port: '8'}]}]
+  egress:
+  - toEndpoints: [{matchLabels: {app: db}}]
+    toPorts: [{ports: [{port: http, protocol: TCP}]}]
+",
     WebToNamedHttpExceptNamedDns =>
-        "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toPorts: [{ports: [{port: http}, {port: '443', protocol: TCP}]}]\n  egressDeny:\n  - toEntities: [cluster]\n    toPorts: [{ports: [{port: dns, protocol: UDP}]}]\n  ingressDeny:\n  - fromEndpoints: [{}]\n    toPorts: [{ports: [{port: web, protocol: TCP}]}]",
+        r"
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toPorts: [{ports: [{port: http}, {port: '443', protocol: TCP}]}]
+  egressDeny:
+  - toEntities: [cluster]
+    toPorts: [{ports: [{port: dns, protocol: UDP}]}]
+  ingressDeny:
+  - fromEndpoints: [{}]
+    toPorts: [{ports: [{port: web, protocol: TCP}]}]
+",
     ToDbByNamedDnsProxiedAndNamedWeb =>
-        "endpointSelector: {}\n  egress:\n  - toEndpoints: [{matchLabels: {app: db}}]\n    toPorts: [{ports: [{port: dns}], rules: {dns: [{matchName: ebpf.io}]}}]\n  - toEntities: [all]\n    toPorts: [{ports: [{port: Web, protocol: TCP}, {port: http, protocol: UDP}]}]",
+        r"
+  endpointSelector: {}
+  egress:
+  - toEndpoints: [{matchLabels: {app: db}}]
+    toPorts: [{ports: [{port: dns}], rules: {dns: [{matchName: ebpf.io}]}}]
+  - toEntities: [all]
+    toPorts: [{ports: [{port: Web, protocol: TCP}, {port: http, protocol: UDP}]}]
+",
     WebToTeamAFromTeamB =>
-        "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toEndpoints: [{matchLabels: {'k8s:io.cilium.k8s.namespace.labels.team': a}}]\n  ingress:\n  - fromEndpoints: [{matchLabels: {'k8s:io.cilium.k8s.namespace.labels.team': b}}]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
+        r"
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toEndpoints: [{matchLabels: {'k8s:io.cilium.k8s.namespace.labels.team': a}}]
+  ingress:
+  - fromEndpoints: [{matchLabels: {'k8s:io.cilium.k8s.namespace.labels.team': b}}]
+    toPorts: [{ports: [{port: 443, protocol: TCP}]}]
+",
     ToAllFromAnyBlock =>
-        "endpointSelector: {}\n  egress: [{}]\n  ingress:\n  - fromCIDR: [0.0.0.0/0]\n  enableDefaultDeny: {egress: false, ingress: true}",
+        r"
+  endpointSelector: {}
+  egress: [{}]
+  ingress:
+  - fromCIDR: [0.0.0.0/0]
+  enableDefaultDeny: {egress: false, ingress: true}
+",
 }
 
 /// Names, labels, blocks and ports that random NetworkPolicies use.

@@ -120,10 +120,21 @@ fn a_block_that_cannot_be_of_one_nodes_pods_is_named_and_not_used() {
         let addresses =
             "[{type: InternalIP, ip: 192.0.2.2}, {type: CiliumInternalIP, ip: 10.2.0.1}]";
         let cilium = format!(
-            "apiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {{name: n}}\nspec: {{addresses: {addresses}, ipam: {{podCIDRs: [10.2.0.0/24, {block}]}}}}\n"
+            r"
+apiVersion: cilium.io/v2
+kind: CiliumNode
+metadata: {{name: n}}
+spec: {{addresses: {addresses}, ipam: {{podCIDRs: [10.2.0.0/24, {block}]}}}}
+"
         );
         let node = format!(
-            "apiVersion: v1\nkind: Node\nmetadata: {{name: n}}\nspec: {{podCIDR: {block}, podCIDRs: [10.2.0.0/24, {block}]}}\nstatus: {{addresses: [{{type: InternalIP, address: 192.0.2.2}}]}}\n"
+            r"
+apiVersion: v1
+kind: Node
+metadata: {{name: n}}
+spec: {{podCIDR: {block}, podCIDRs: [10.2.0.0/24, {block}]}}
+status: {{addresses: [{{type: InternalIP, address: 192.0.2.2}}]}}
+"
         );
         for (text, field) in [
             (cilium, "spec.ipam.podCIDRs[1]"),

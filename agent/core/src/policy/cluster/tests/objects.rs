@@ -201,7 +201,13 @@ fn a_slice_names_its_service_and_its_backends() {
 
 #[test]
 fn a_slice_without_a_service_means_nothing_and_says_so() {
-    let text = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: x}\naddressType: FQDN\nendpoints: [{addresses: [db.test]}]\n";
+    let text = r"
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: x}
+addressType: FQDN
+endpoints: [{addresses: [db.test]}]
+";
     let document = read(text).unwrap();
     assert_eq!(document.warnings.len(), 2, "{:?}", document.warnings);
     assert!(slice(text).backends.is_empty());

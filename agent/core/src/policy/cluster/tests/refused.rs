@@ -84,8 +84,12 @@ fn namespaces() {
 
 #[test]
 fn services_and_slices() {
-    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: \
-                   {clusterIP: 10.96.0.9, externalIPs: [192.0.2.9], ports: [{port: 80}]}\n";
+    let service = r"
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 10.96.0.9, externalIPs: [192.0.2.9], ports: [{port: 80}]}
+";
     assert!(read(service).is_ok());
     for (from, to, field) in [
         ("10.96.0.9", "web", "spec.clusterIP"),
@@ -99,9 +103,14 @@ fn services_and_slices() {
     ] {
         refused(service, from, to, field);
     }
-    let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, \
-                 labels: {kubernetes.io/service-name: web}}\naddressType: IPv4\nendpoints: \
-                 [{addresses: [10.2.0.9], conditions: {ready: true}}]\nports: [{port: 8080}]\n";
+    let slice = r"
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+endpoints: [{addresses: [10.2.0.9], conditions: {ready: true}}]
+ports: [{port: 8080}]
+";
     assert!(read(slice).is_ok());
     for (from, to, field) in [
         ("ready: true", "ready: 1", "endpoints[0].conditions.ready"),
@@ -130,8 +139,12 @@ fn services_and_slices() {
 
 #[test]
 fn identities_and_endpoints_of_cilium() {
-    let identity = "apiVersion: cilium.io/v2\nkind: CiliumIdentity\nmetadata: {name: \"4242\"}\n\
-                    security-labels: {\"k8s:app\": web}\n";
+    let identity = r#"
+apiVersion: cilium.io/v2
+kind: CiliumIdentity
+metadata: {name: "4242"}
+security-labels: {"k8s:app": web}
+"#;
     assert!(read(identity).is_ok());
     for name in ["\"255\"", "\"61440\"", "\"04242\"", "web", "\"16777217\""] {
         refused(identity, "\"4242\"", name, "metadata.name");
@@ -143,9 +156,14 @@ fn identities_and_endpoints_of_cilium() {
         "app\": 1",
         "security-labels.k8s:app",
     );
-    let endpoint = "apiVersion: cilium.io/v2\nkind: CiliumEndpoint\nmetadata: {name: web-0}\n\
-                    status: {identity: {id: 4242, labels: [\"k8s:app=web\"]}, networking: \
-                    {addressing: [{ipv4: 10.2.0.9}]}}\n";
+    let endpoint = r#"
+apiVersion: cilium.io/v2
+kind: CiliumEndpoint
+metadata: {name: web-0}
+status:
+  identity: {id: 4242, labels: ["k8s:app=web"]}
+  networking: {addressing: [{ipv4: 10.2.0.9}]}
+"#;
     assert!(read(endpoint).is_ok());
     refused(
         endpoint,

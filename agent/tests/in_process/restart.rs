@@ -6,7 +6,7 @@ use agent_datapath::files::StateFiles;
 use holdfast_agent::restore::{self, Found, RestoreError};
 use shared_maps::{EndpointId, user::ipcache_key};
 
-use crate::lab::{self, Lab, mapping, pod, policy};
+use crate::lab::{Lab, mapping, pod, policy};
 
 #[tokio::test]
 async fn numbers_and_learned_addresses_survive() {

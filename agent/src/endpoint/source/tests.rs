@@ -3,7 +3,7 @@
 
 use std::{fs, os::fd::OwnedFd, path::Path};
 
-use agent_core::{datapath::link::Link, policy::mode::PolicyMode};
+use agent_core::datapath::link::Link;
 use agent_datapath::{
     closed::{Closed, DocumentHash, Why},
     program::ProgramError,

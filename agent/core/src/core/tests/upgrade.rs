@@ -8,11 +8,11 @@ use shared_maps::{IdentityId, policy::PolicyKey};
 
 use super::{
     oracle::{check_way, fates},
-    restart::{again, left_behind},
+    restart::again,
     scenario::{Node, WEB, spec},
 };
 use crate::{
-    core::{CoreConfig, Restored},
+    core::CoreConfig,
     datapath::{memory::MemoryDatapath, plan::Step},
     ipcache::table::prefix_of,
 };

@@ -1,5 +1,5 @@
-//! Drops every packet of an interface that leads to a pod whose endpoint the agent has not found
-//! yet.
+//! Drops every packet of a closed interface: one that leads to a pod whose endpoint is not under policy there
+//! yet, or to a namespace that an endpoint has left.
 
 use aya_ebpf::programs::TcContext;
 use shared_maps::event::Reason;

@@ -1,5 +1,6 @@
-//! The audit of promise R6: the addresses of every released answer are in the ipcache, or a proxy
-//! counted the reason of their absence, or they are in a prefix that no answer may open.
+//! Audits that the addresses of every released answer are in the ipcache, except those in prefixes that no answer
+//! may open, and at most as many others as the proxies counted answers that they released before the agent had
+//! opened the way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,9 +20,9 @@ const LOCAL: u64 = 1 << 24;
 const EXCUSES: [&str; 4] = ["agent_away", "late", "not_realised", "held_full"];
 
 impl Lab {
-    /// Fails if too many addresses of valid answers for names below `zone` have no ipcache entry
-    /// with an FQDN identity. The proxies with these metrics ports must have counted at least as
-    /// many as released unplumbed. Returns how many have none.
+    /// Counts the addresses of valid answers for names below `zone` that have no ipcache entry with a
+    /// local identity (CIDR or FQDN). Fails if they are more than the answers that the proxies with these
+    /// metrics ports counted under one of [`EXCUSES`]. Returns the number of addresses.
     pub fn audit(&self, zone: &str, proxies: &[u16]) -> Result<usize> {
         // The agent does not take part, because it may be down or hang.
         let missing = self.unplumbed(zone, None)?;

@@ -152,6 +152,9 @@ fn build_proxy(shared: &Shared) -> Arc<Proxy> {
     Arc::new(proxy)
 }
 
+/// Beginning of the warning that no program steers, which an agent that starts later can end.
+const NO_STEERING: &str = "no steering";
+
 /// Loads the steering program: an agent of Cilium does not. The proxy also works without it.
 fn provide_steering(config: &Config) {
     if config.steering == SteeringMode::Off || !nix::unistd::Uid::effective().is_root() {
@@ -161,7 +164,7 @@ fn provide_steering(config: &Config) {
     if let Err(error) = steering_program::provide(&globals, config.user.group()) {
         tracing::warn!(
             %error,
-            "no steering: the kernel's hash distributes queries over the proxies of the port \
+            "{NO_STEERING}: the kernel's hash distributes queries over the proxies of the port \
              (set --steering=off if that is intended)"
         );
     }
@@ -304,6 +307,10 @@ fn note_steering(shared: &Shared) {
         }
         // Also without the program: an agent that starts makes it and sends rules at once.
         SteeringStatus::Waiting(why) => shared.ready.block(Need::Steering, why.clone()),
+        SteeringStatus::Joined(_) => {
+            shared.ready.unblock(Need::Steering);
+            shared.logs.recent_warnings.forget(NO_STEERING);
+        }
         _ => shared.ready.unblock(Need::Steering),
     }
 }

@@ -68,6 +68,13 @@ impl RecentWarnings {
             .collect()
     }
 
+    /// Removes the warnings whose text begins with `beginning`: their cause is gone.
+    pub fn forget(&self, beginning: &str) {
+        self.0
+            .lock()
+            .retain(|seen| !seen.text.starts_with(beginning));
+    }
+
     fn note(&self, level: Level, text: String, now: u64) {
         let mut all = self.0.lock();
         let known = all
@@ -176,6 +183,9 @@ mod tests {
         };
         assert_eq!(all[1], twice);
         assert!(all.iter().all(|warning| warning.text != "other 2"));
+        warnings.forget("one");
+        warnings.forget("ther 3");
+        assert_eq!(warnings.list(), all[1..]);
     }
 
     #[test]

@@ -58,7 +58,8 @@ pub struct LxcValue {
     pub unused: u16,
     /// Number of the endpoint; 0 for an address of the node.
     pub lxc_id: u16,
-    /// [`FLAG_HOST`], or 2 for an endpoint in the host's network namespace.
+    /// [`FLAG_HOST`] for an address of the node, otherwise 0. In Cilium also 2, for an endpoint in the host's network
+    /// namespace, which Holdfast neither writes nor reads.
     pub flags: u32,
     /// Routing domain in Cilium's layout. Holdfast leaves it zero.
     pub rt_info: u32,

@@ -42,7 +42,7 @@ struct State {
     objects: usize,
     /// Why it is stale, and since when.
     stale: Option<(Instant, String)>,
-    /// A stored listing stands in, which was right for the last time then.
+    /// When the stored listing that stands in for this watch was last known to be right; none = no stored listing stands in.
     stored: Option<Instant>,
     /// The stored listing has objects of the kind.
     has_stored: bool,

@@ -17,7 +17,8 @@ use super::{health::ClusterHealth, listing_file::ListingFile};
 
 /// Time between two writes of the file.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Bytes of changes that are written before the listing is complete, or before their time.
+/// With more bytes of changes than this, the task writes them at once to the partial file, although the listing is not complete or
+/// the last write is less than [`INTERVAL`] ago.
 const ROOM: usize = 4 << 20;
 /// Bytes of changes that wait for a disk that fails.
 const MOST: usize = 64 << 20;

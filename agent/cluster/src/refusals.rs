@@ -16,7 +16,8 @@ const REPORTED: usize = 500;
 pub struct Refusals {
     /// Message by key of the document.
     pub(crate) refused: BTreeMap<String, Arc<str>>,
-    /// Keys of policies whose status says that they are refused. It changes once they are accepted.
+    /// Keys of policies whose status has to be written if they are accepted: it has our report of a
+    /// refusal, or no report yet.
     pub(crate) marked: BTreeSet<String>,
 }
 

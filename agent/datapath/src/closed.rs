@@ -6,9 +6,9 @@
 //!                                              left-in_<ifindex>    ingress
 //!                                              left-out_<ifindex>   egress
 //! ```
-//! `<document>` is a hash of the endpoint document's key. The programs stay attached without the agent. They
-//! are detached when the document is removed; `in` and `out` also once the endpoint's own programs are
-//! attached to the interface.
+//! `<document>` is a hash of the endpoint document's key. The programs stay attached without the agent. All
+//! are detached when the document is removed or the interface is gone. Those with `in` and `out` are also detached once
+//! the endpoint's own programs are attached to the interface, or when the document leads to another interface.
 
 use std::{
     collections::BTreeMap,

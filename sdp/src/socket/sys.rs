@@ -216,7 +216,7 @@ pub(crate) struct Datagram<'a> {
 
 /// Buffer for the arguments of `sendmmsg(2)`, so that it is not cleared for each call.
 pub(crate) struct SendBatch {
-    /// Whether neighbours that may be sent as one message are.
+    /// Whether consecutive datagrams of one size are sent as one message (`UDP_SEGMENT`).
     segments: bool,
     iovecs: Vec<libc::iovec>,
     headers: Vec<libc::mmsghdr>,

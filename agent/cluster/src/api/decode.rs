@@ -27,8 +27,6 @@ pub(super) struct Fields {
     named: BTreeMap<&'static str, Self>,
     /// Whether fields that are not in `named` are kept.
     others: bool,
-    /// Whether the value is read at all.
-    none: bool,
 }
 
 impl Fields {
@@ -39,8 +37,8 @@ impl Fields {
         }
     }
 
-    /// Of an object: those at `paths`, such as `spec.containers[].ports`, or all but most of the
-    /// status if there are no paths.
+    /// Of an object: the fields at `paths`, such as `spec.containers[].ports`. Without paths: every field,
+    /// but of the status only `conditions`. Of `metadata` always [`METADATA`] and the annotation of static pods.
     pub(super) fn of_object(paths: &[&'static str]) -> Self {
         let mut root = match paths.is_empty() {
             true => Self::all(),
@@ -80,10 +78,8 @@ impl Fields {
         static ALL: Fields = Fields {
             named: BTreeMap::new(),
             others: true,
-            none: false,
         };
         match self.named.get(name) {
-            Some(fields) if fields.none => None,
             Some(fields) => Some(fields),
             None => self.others.then_some(&ALL),
         }

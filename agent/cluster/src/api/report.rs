@@ -40,12 +40,12 @@ use crate::{
     resource::{RESOURCES, Resource},
 };
 
-/// Whether a status changes if the object is accepted: it says that the object is refused, or it has
-/// to say that it is accepted.
+/// Whether the status of an object has to be written if the object is accepted: it has our report of a
+/// refusal, or no report yet. Never of a kind whose status has no place for it.
 pub(crate) fn is_marked(kind: &str, status: Option<&Value>) -> bool {
     match kind {
         egress_firewall::KIND => firewall_status::is_marked(status),
-        _ => condition::is_marked(status),
+        _ => plan::has_condition(kind) && condition::is_marked(status),
     }
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Reporter {
 /// The Lease, as far as this agent knows.
 #[derive(Debug)]
 struct Hold {
-    /// It is ours since then.
+    /// When this agent last took or renewed it. None: it is not ours.
     renewed: Option<Instant>,
     sight: Sight,
     /// When it is requested again.
@@ -374,6 +374,20 @@ impl<'a> Place<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_kinds_with_a_place_for_a_report_are_marked() {
+        for (kind, is) in [
+            ("CiliumNetworkPolicy", true),
+            ("CiliumClusterwideNetworkPolicy", true),
+            ("EgressFirewall", true),
+            ("NetworkPolicy", false),
+            ("Pod", false),
+            ("CiliumNode", false),
+        ] {
+            assert_eq!(is_marked(kind, None), is, "{kind}");
+        }
+    }
 
     #[test]
     fn a_key_names_the_path_of_its_object_and_an_odd_one_none() {

@@ -1,4 +1,4 @@
-//! For tests: relays whose watches are the test, and agents, over loopback.
+//! For tests: relays and agents that talk over loopback. A relay here has no watches: the test gives it the objects.
 
 use std::{sync::Arc, time::Duration};
 

@@ -72,7 +72,7 @@ struct Kind {
     listing: Option<BTreeSet<String>>,
     objects: BTreeMap<String, Object>,
     refused: BTreeMap<String, PolicyError>,
-    /// Keys of objects whose status says that they are refused.
+    /// Keys of objects whose status has to be written if they are accepted.
     marked: BTreeSet<String>,
 }
 

@@ -1,14 +1,14 @@
 //! Changes of policy, cut into parts: between two of them the core handles events of proxies.
 //!
 //! 1. Labels of new selectors, under the rules that are in force.
-//! 2. The rules, endpoint by endpoint. Each is under the old ones or under the new ones, and
-//!    labels are those of both.
-//! 3. Labels that no policy uses any more.
+//! 2. The rules, endpoint by endpoint. Each endpoint is under the old or under the new rules, and
+//!    addresses have the labels of both.
+//! 3. Removal of labels that no policy uses any more.
 //! 4. DNS rules into files.
 //!
-//! Each part is a plan of its own: what it plans for an endpoint is whole, and all that held
-//! before it holds after it. Until the last one is committed proxies keep the rules they have,
-//! and what is learned meanwhile counts for the revision of these.
+//! A stage has one or more parts. Each part is a plan of its own, and changes an endpoint completely or not
+//! at all. Proxies keep the former DNS rules until the last part is committed. Mappings that arrive before
+//! that get the former revision.
 
 mod node_selectors;
 mod policies;

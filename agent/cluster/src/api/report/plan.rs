@@ -148,7 +148,7 @@ impl Plan {
         key: &str,
         message: Option<Arc<str>>,
     ) -> Option<(Instant, Option<Instant>, Write)> {
-        if !has_condition(key) {
+        if !key.split('/').next().is_some_and(has_condition) {
             return None;
         }
         let before = self.written.get(&(key.to_owned(), Channel::Condition));
@@ -201,11 +201,10 @@ impl Plan {
 }
 
 /// Whether objects of a kind have a status that says whether they are refused.
-fn has_condition(key: &str) -> bool {
-    let kind = key.split('/').next();
+pub(super) fn has_condition(kind: &str) -> bool {
     matches!(
         kind,
-        Some("CiliumNetworkPolicy" | "CiliumClusterwideNetworkPolicy" | egress_firewall::KIND)
+        "CiliumNetworkPolicy" | "CiliumClusterwideNetworkPolicy" | egress_firewall::KIND
     )
 }
 

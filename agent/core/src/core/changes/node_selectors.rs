@@ -2,7 +2,7 @@
 //!
 //! Owns which blocks and which keys of labels are selected. It keeps one invariant: an address of
 //! a node has the label of the longest selected block that covers it, and those labels of its node
-//! whose keys are selected. Selectors of other policies do not read either.
+//! whose keys are selected. Selectors of other policies select by neither kind of label.
 
 use std::collections::BTreeMap;
 

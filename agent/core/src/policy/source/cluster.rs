@@ -78,7 +78,7 @@ pub enum Seen<T = Read> {
         digest: u64,
         /// What was read from it.
         document: T,
-        /// Its status says that it is refused.
+        /// Its status has to be written if it is accepted.
         is_marked: bool,
         /// What it is read from, to be stored; none = it is not stored.
         json: Option<Json>,
@@ -138,7 +138,7 @@ struct Kind {
     /// Good documents, with their hashes.
     documents: BTreeMap<String, u64>,
     refused: BTreeMap<String, PolicyError>,
-    /// Keys of objects whose status says that they are refused.
+    /// Keys of objects whose status has to be written if they are accepted.
     marked: BTreeSet<String>,
 }
 
@@ -242,7 +242,7 @@ impl ClusterDocuments {
         self.kinds.values().flat_map(|kind| kind.refused.values())
     }
 
-    /// Every object whose status says that it is refused.
+    /// Every object whose status has to be written if it is accepted.
     pub fn marked(&self) -> impl Iterator<Item = &String> {
         self.kinds.values().flat_map(|kind| &kind.marked)
     }
@@ -407,7 +407,8 @@ impl Kind {
         self.refused.len() + self.marked.len() != before
     }
 
-    /// Notes whether the status says that an object is refused. Gives whether that is news.
+    /// Notes whether the status of an object has to be written if it is accepted. Gives whether that is
+    /// news.
     fn mark(&mut self, key: &str, is_marked: bool) -> bool {
         match is_marked {
             true => self.marked.insert(key.to_owned()),

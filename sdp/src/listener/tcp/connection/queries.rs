@@ -25,7 +25,8 @@ use crate::{
     stats::Protocol,
 };
 
-/// A query that waits for a connection to the server, because its pod has all that it may have.
+/// A query that waits for a connection to the server: its pod has all the connections to servers that it may have, or
+/// queries under the pod's earlier identity still use the one that this client connection has.
 pub(super) struct Unsent {
     query: DelayedQuery,
     /// Its unit of all queries in flight.

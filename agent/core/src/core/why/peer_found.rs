@@ -63,6 +63,8 @@ pub struct BackendFound {
     pub elsewhere: Option<Elsewhere>,
     /// Port of the backend, to which the Service translates `service_port`.
     pub port: Port,
+    /// Its pod is not known yet, so the others decide.
+    pub is_left_out: bool,
     /// What the sender's policy says of it; none while it is left out, because its pod is unknown,
     /// and behind a port of the node, at which egress is judged.
     pub verdict: Option<Verdict>,

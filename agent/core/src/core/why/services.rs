@@ -151,6 +151,7 @@ impl State {
             endpoint: self.endpoints.by_address(backend.address),
             elsewhere: self.elsewhere(backend.address),
             port: number,
+            is_left_out: !is_known,
             verdict: decision.as_ref().map(|decision| decision.verdict),
             tier: decision.as_ref().and_then(|decision| decision.tier_view()),
             by: decision

@@ -59,7 +59,7 @@ pub struct BackendFound {
     pub is_chosen: bool,
     /// The endpoint of this node that it is.
     pub endpoint: Option<EndpointId>,
-    /// Where its ingress policy is judged, if not here.
+    /// Where its ingress policy is judged, if not here; without a name while its pod is unknown.
     pub elsewhere: Option<Elsewhere>,
     /// Port of the backend, to which the Service translates `service_port`.
     pub port: Port,

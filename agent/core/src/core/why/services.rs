@@ -11,7 +11,10 @@ use crate::{
     core::{
         Core,
         state::{State, policy_model::subject::Subject as Endpoint},
-        why::peer_found::{BackendFound, NodePortFound, PeerFound, ServiceFound},
+        why::{
+            elsewhere::Elsewhere,
+            peer_found::{BackendFound, NodePortFound, PeerFound, ServiceFound},
+        },
     },
     kubernetes::service_at::{BackendAt, Family, PortAt, ServiceAt},
     labels::LabelSet,
@@ -149,7 +152,9 @@ impl State {
             address: backend.address,
             is_chosen: true,
             endpoint: self.endpoints.by_address(backend.address),
-            elsewhere: self.elsewhere(backend.address),
+            elsewhere: self
+                .elsewhere(backend.address)
+                .or_else(|| (!is_known).then(Elsewhere::default)),
             port: number,
             is_left_out: !is_known,
             verdict: decision.as_ref().map(|decision| decision.verdict),

@@ -67,7 +67,7 @@ fn ingress_of_each_backend_counts() {
     assert_eq!((mixed.outcome, mixed.allowed), (Outcome::Depends, false));
     let says = text(&mixed);
     assert!(
-        says.contains("depends on the backend: 192.0.2.1: 1 of 3 backends drops it: 10.2.0.9"),
+        says.contains("depends on the backend: 192.0.2.1: dropped by 1 of 3 backends: 10.2.0.9"),
         "{says}"
     );
     // A backend that is not ready gets no connections.

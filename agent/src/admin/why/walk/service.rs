@@ -111,10 +111,10 @@ impl Walk<'_> {
             Outcome::Denied if judged.is_empty() => {
                 end.text = format!("{at}: Service {} has no backend", service.key);
             }
-            Outcome::Denied => end.text = format!("{at}: every backend drops it: {first}"),
+            Outcome::Denied => end.text = format!("{at}: dropped by every backend: {first}"),
             Outcome::Depends => {
                 let (some, all) = (drops().count(), chosen().count());
-                end.text = format!("{at}: {some} of {all} backends drops it: {first}");
+                end.text = format!("{at}: dropped by {some} of {all} backends: {first}");
             }
             Outcome::Unknown => {
                 end.text = format!("{at}: the policy map of a backend cannot be read");

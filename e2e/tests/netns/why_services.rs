@@ -105,7 +105,7 @@ fn ingress_policies() -> String {
     let all = ["near", "far"].into_iter().flat_map(|place| {
         [
             ("allow", "[{fromEndpoints: [{}]}]"),
-            ("deny", "[{fromEndpoints: [{matchLabels: {app: nobody}}]}]"),
+            ("deny", "[{fromEndpoints: [{matchLabels: {app: absent}}]}]"),
         ]
         .map(|(kind, rules)| {
             let name = format!("{place}-{kind}");

@@ -3,7 +3,10 @@
 
 use agent_cluster::health::ClusterView;
 use agent_core::{
-    core::snapshot::{LimitView, PolicyView, RejectedView, Summary},
+    core::{
+        snapshot::{LimitView, PolicyView, RejectedView, Summary},
+        why::outcome::Outcome,
+    },
     policy::trace::RuleView,
 };
 use agent_datapath::{features::KernelView, quota::QuotaView, upkeep::RepairsView};
@@ -118,13 +121,54 @@ pub struct Why {
     pub hops: Vec<Hop>,
     /// Rules of policy documents that decide the verdict.
     pub rules: Vec<RuleView>,
+    /// What becomes of packets, in more words than `allowed` has.
+    #[serde(default)]
+    pub outcome: Outcome,
+    /// What is behind the address of a Service or a port of the node.
+    #[serde(default)]
+    pub backends: Vec<BackendView>,
+    /// What another node judges.
+    #[serde(default)]
+    pub unchecked: Vec<UncheckedView>,
+}
+
+/// A backend that packets may go to.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct BackendView {
+    /// Port of the Service, as `80/TCP`.
+    pub service_port: String,
+    pub address: String,
+    /// Port of the backend, as `8080/TCP`.
+    pub port: String,
+    /// The endpoint of this node that it is.
+    pub endpoint: Option<u16>,
+    /// Name of the other node that judges its ingress.
+    pub node: Option<String>,
+    /// It gets new connections.
+    pub chosen: bool,
+    pub outcome: Outcome,
+}
+
+/// A side of a connection that another node judges.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct UncheckedView {
+    /// `ingress` of the receiver or `egress` of the sender.
+    pub direction: String,
+    /// The pod's address.
+    pub address: String,
+    /// The pod, `namespace/name`.
+    pub pod: Option<String>,
+    pub node: Option<String>,
+    pub node_addresses: Vec<String>,
+    /// The command that answers it on that node.
+    pub command: Option<String>,
 }
 
 /// One hop that was checked.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Hop {
-    /// `endpoint`, `programs`, `policy`, `dns`, `selector`, `names`, `ipcache`, `identity`, `policy-map` or
-    /// `receiver`.
+    /// `endpoint`, `programs`, `policy`, `dns`, `selector`, `names`, `ipcache`, `identity`, `service`,
+    /// `backend`, `policy-map`, `receiver` or `sender`.
     pub hop: String,
     /// The address it is about, where the target has several things to look at.
     pub address: Option<String>,

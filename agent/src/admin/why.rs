@@ -1,13 +1,17 @@
 //! `why`: the model's half from the core, the kernel's half from the pinned maps, and the walk
 //! along both.
 
+mod backends;
 pub mod text;
 mod walk;
 
 use std::{collections::HashMap, net::IpAddr};
 
 use agent_core::{
-    core::why::{AddressFound, Findings, Target, peer_found::PeerFound},
+    core::why::{
+        AddressFound, Findings, Target,
+        peer_found::{NodePortFound, PeerFound, ServiceFound},
+    },
     labels::LabelError,
     policy::{
         ask::{self, Peer, To, Trace},
@@ -23,7 +27,7 @@ use shared_maps::{
     user::{Access, Globals, MapError, ipcache_key, lxc_key},
 };
 
-use self::walk::Walk;
+use self::{backends::opposite, walk::Walk};
 use super::model::Why;
 use crate::runner::{CoreAway, CoreHandle};
 
@@ -113,8 +117,12 @@ struct AddressRead {
     identity: IdentityId,
     peer: PeerFound,
     entries: Read<Entries>,
-    /// The endpoint that has the address: its side of the matter.
+    /// The endpoint that has the address, receiver or sender: its side of the matter.
     receiver: Option<Receiver>,
+    /// The Service that a port of a node leads to.
+    node_port: Option<NodePortFound>,
+    /// Ingress of each backend that is an endpoint of this node, in the order of the backends.
+    ingress: Vec<Option<Receiver>>,
     /// Rules with a block that covers the address, which is a pod's or a node's: they are not
     /// about it. Empty if another rule is.
     blocks: Vec<RuleView>,
@@ -126,6 +134,20 @@ const WORLDS: [IdentityId; 3] = [
     IdentityId::WORLD_IPV4,
     IdentityId::WORLD_IPV6,
 ];
+
+impl AddressRead {
+    /// The Service whose backends packets go to.
+    fn service(&self) -> Option<&ServiceFound> {
+        let node_port = self.node_port.iter().map(|found| &found.service);
+        self.peer.service.iter().chain(node_port).next()
+    }
+
+    /// Whether another node passes the packets on to a Service.
+    fn is_port_of_another_node(&self) -> bool {
+        let found = self.node_port.as_ref();
+        found.is_some_and(|found| found.elsewhere.is_some())
+    }
+}
 
 #[derive(Clone, Debug)]
 struct Receiver {
@@ -270,6 +292,8 @@ pub(crate) async fn trace(
 
 /// Both halves of one side of the matter: model and policy map.
 type SideRead = (PeerFound, Read<Entries>);
+/// Whose side, which direction of it, and the peer and the port there.
+type SideKey = (EndpointId, FlowDirection, IdentityId, Option<Port>);
 
 /// Reads what is asked of core and maps, of each identity once: a name may have a thousand
 /// addresses, and they have one.
@@ -278,7 +302,7 @@ struct Reader<'a> {
     maps: &'a Globals,
     question: &'a Question,
     found: &'a Findings,
-    sides: HashMap<(EndpointId, FlowDirection, IdentityId), SideRead>,
+    sides: HashMap<SideKey, SideRead>,
 }
 
 impl Reader<'_> {
@@ -298,7 +322,12 @@ impl Reader<'_> {
         let endpoint = EndpointId(self.found.endpoint.id);
         let mut outside = Vec::new();
         for world in &self.found.worlds {
-            let side = self.side(endpoint, self.question.direction, *world);
+            let side = self.side(
+                endpoint,
+                self.question.direction,
+                *world,
+                self.question.port,
+            );
             outside.push(side.await?);
         }
         Ok(outside)
@@ -317,18 +346,21 @@ impl Reader<'_> {
             // The next best is what the kernel was given.
             Err(_) => address.given.map_or(world, IdentityId),
         };
-        let (peer, entries) = self.side(endpoint, direction, identity).await?;
+        let port = self.question.port;
+        let (peer, entries) = self.side(endpoint, direction, identity, port).await?;
         let receiver = match address.endpoint {
-            Some(other) if direction == FlowDirection::Egress && other != endpoint => {
-                let own = IdentityId(self.found.endpoint.identity);
-                let (peer, entries) = self.side(other, FlowDirection::Ingress, own).await?;
-                Some(Receiver {
-                    endpoint: other,
-                    peer,
-                    entries,
-                })
-            }
+            Some(other) if other != endpoint => Some(
+                self.receiver(other, opposite(direction), self.question.port)
+                    .await?,
+            ),
             _ => None,
+        };
+        let node_port = self.node_port(address.address).await?;
+        let service = peer.service.as_ref();
+        let service = service.or(node_port.as_ref().map(|found| &found.service));
+        let ingress = match service {
+            Some(service) => self.backends(service).await?,
+            None => Vec::new(),
         };
         let at = address.address;
         let is_outside = identity.is_local_scope() || WORLDS.contains(&identity);
@@ -346,6 +378,8 @@ impl Reader<'_> {
             peer,
             entries,
             receiver,
+            node_port,
+            ingress,
             blocks,
         })
     }
@@ -355,11 +389,12 @@ impl Reader<'_> {
         endpoint: EndpointId,
         direction: FlowDirection,
         identity: IdentityId,
+        port: Option<Port>,
     ) -> Result<SideRead, WhyError> {
-        if let Some(known) = self.sides.get(&(endpoint, direction, identity)) {
+        let key = (endpoint, direction, identity, port);
+        if let Some(known) = self.sides.get(&key) {
             return Ok(known.clone());
         }
-        let port = self.question.port;
         let look = self
             .core
             .inspect(move |c| c.peer(endpoint, direction, identity, port));
@@ -368,8 +403,7 @@ impl Reader<'_> {
         let read = move || entries_of(&maps, endpoint, direction, identity, port);
         let entries = tokio::task::spawn_blocking(read).await?;
         let side = (peer, entries);
-        self.sides
-            .insert((endpoint, direction, identity), side.clone());
+        self.sides.insert(key, side.clone());
         Ok(side)
     }
 }

@@ -76,7 +76,7 @@ pub enum Command {
     Cleanup(CleanupArgs),
     /// Print packets that the datapath dropped and forwarded
     Observe(ObserveArgs),
-    /// Show whether an endpoint may connect to a name or an address, and each step that decides it. Exit 1 if not
+    /// Show whether an endpoint may connect to a name or an address, and each step that decides it: for a Service, each backend. Names the node and the command for a side that another node judges. Exit 1 if packets do not pass, or not at each backend
     Why(WhyArgs),
 }
 

@@ -93,3 +93,4 @@ mod under_cilium;
 mod uninstalled;
 mod upgrade_agent;
 mod why;
+mod why_services;

@@ -41,3 +41,4 @@ mod service_backends;
 mod services;
 mod tier;
 mod upgrade;
+mod why_other_nodes;

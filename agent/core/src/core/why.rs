@@ -3,6 +3,8 @@
 //! The other half, what the kernel has, is read by the agent.
 
 mod dns_servers;
+pub mod elsewhere;
+pub mod outcome;
 pub mod peer_found;
 mod services;
 mod untrusted;
@@ -21,8 +23,8 @@ use dns_policy::{
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
-use self::peer_found::PeerFound;
 pub use self::untrusted::{MeantBy, UntrustedAnswer};
+use self::{elsewhere::Elsewhere, peer_found::PeerFound};
 use super::{
     Core,
     snapshot::{DnsRulesView, EndpointView, NameView},
@@ -120,6 +122,8 @@ pub struct AddressFound {
     pub world: u32,
     /// The endpoint of this node that has it.
     pub endpoint: Option<EndpointId>,
+    /// Where the pod that has it is judged, if it is of another node.
+    pub elsewhere: Option<Elsewhere>,
     /// The prefix by which no answer gives it a label (`--tofqdns-refuse-prefix`).
     pub refused: Option<IpNet>,
 }
@@ -451,6 +455,7 @@ impl State {
             limited: prefix.is_some_and(|prefix| self.numbers.budget().is_limited(prefix)),
             world: self.world_of(address).0,
             endpoint: self.endpoints.by_address(address),
+            elsewhere: self.elsewhere(address),
             refused: self.config.refused_prefixes.covering(address),
         }
     }

@@ -75,6 +75,8 @@ pub struct Book {
     returned: BTreeMap<Arc<str>, PodAt>,
     /// Label sets of the pods: replicas share one.
     sets: BTreeMap<LabelSet, usize>,
+    /// Names of the pods' nodes, each stored once.
+    node_names: BTreeSet<Arc<str>>,
 }
 
 /// What is kept of a [`Pod`].
@@ -84,6 +86,7 @@ struct KnownPod {
     uid: Option<Arc<str>>,
     addresses: Arc<[IpAddr]>,
     created: Option<u64>,
+    node: Option<Arc<str>>,
     /// It runs on this node.
     is_here: bool,
 }
@@ -108,6 +111,7 @@ impl Book {
             touched: BTreeSet::new(),
             returned: BTreeMap::new(),
             sets: BTreeMap::new(),
+            node_names: BTreeSet::new(),
         }
     }
 
@@ -263,12 +267,24 @@ impl Book {
             uid: pod.uid.as_deref().map(Arc::from),
             addresses: pod.addresses.as_slice().into(),
             created: pod.created,
+            node: pod.node.as_deref().map(|name| self.node_name(name)),
             is_here: self.node.is_some() && pod.node == self.node,
         };
         match self.pods.insert(key, known) {
             Some(before) => self.workloads.remove(&before.workload),
             None => *self.pods_of.entry(pod.namespace.clone()).or_default() += 1,
         }
+    }
+
+    /// The name of a node, as its other pods have it.
+    fn node_name(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.node_names.get(name) {
+            return Arc::clone(known);
+        }
+        self.node_names.retain(|name| Arc::strong_count(name) > 1);
+        let name: Arc<str> = name.into();
+        self.node_names.insert(Arc::clone(&name));
+        name
     }
 
     /// Notes a pod; gives its key.
@@ -346,13 +362,16 @@ impl Book {
             }
             (None, None) => return None,
         };
-        let uid = self.pods.get(key).and_then(|pod| pod.uid.clone());
+        let pod = self.pods.get(key);
+        let uid = pod.and_then(|pod| pod.uid.clone());
+        let node = pod.and_then(|pod| pod.node.clone());
         let own = addresses.iter().copied();
         let own = own.filter(|address| self.addresses.holder(*address) == Some(key));
         Some(PodAt {
             key: Arc::clone(key),
             document: format!("{kind}/{key}").into(),
             uid,
+            node,
             labels: match self.sets.get_key_value(&labels) {
                 Some((known, _)) => known.clone(),
                 None => labels,

@@ -13,6 +13,8 @@ pub struct PodAt {
     pub document: Arc<str>,
     /// Its uid, if its document has one.
     pub uid: Option<Arc<str>>,
+    /// The node that it runs on, if its document has it.
+    pub node: Option<Arc<str>>,
     /// Labels of its identity, named ports among them.
     pub labels: LabelSet,
     /// Its addresses; empty if it has none of its own.

@@ -51,6 +51,8 @@ pub struct PortAt {
     pub protocol: Protocol,
     /// The port that clients use.
     pub port: u16,
+    /// The port of each node that leads to the backends, too.
+    pub node_port: Option<u16>,
     /// Its backends, sorted: ready ones, others, and terminating ones. They serve those addresses
     /// of the Service that are of their family.
     pub backends: Vec<BackendAt>,

@@ -23,7 +23,7 @@ pub enum FlowDirection {
 }
 
 /// IP protocol and destination port (ICMP: type).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port {
     /// IP protocol number.
     pub protocol: u8,

@@ -2,13 +2,18 @@
 
 use anyhow::{Result, bail};
 use holdfast_agent::{
-    admin::{client::Client, model::Why, query::encode, why::text::text},
+    admin::{
+        client::Client,
+        model::Why,
+        query::encode,
+        why::text::{text, verdict},
+    },
     config::why_args::WhyArgs,
 };
 
 use super::show::print;
 
-/// Asks and prints; fails if packets do not pass.
+/// Asks and prints; fails if packets do not pass, or not at each backend.
 pub(crate) async fn run(args: &WhyArgs) -> Result<()> {
     let mut path = format!(
         "/v1/why?endpoint={}&target={}",
@@ -26,6 +31,6 @@ pub(crate) async fn run(args: &WhyArgs) -> Result<()> {
     if why.allowed {
         Ok(())
     } else {
-        bail!("not allowed")
+        bail!("{}", verdict(&why))
     }
 }

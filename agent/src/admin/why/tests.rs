@@ -1,5 +1,6 @@
 //! The words of the walk, and the JSON that programs read.
 
+mod backends;
 mod untrusted;
 
 use std::net::IpAddr;
@@ -92,6 +93,7 @@ fn found() -> Findings {
             limited: false,
             world: 9,
             endpoint: None,
+            elsewhere: None,
             refused: None,
         }],
         untrusted: Vec::new(),
@@ -141,6 +143,8 @@ fn read() -> AddressRead {
             open: Vec::new(),
         }),
         receiver: None,
+        node_port: None,
+        ingress: Vec::new(),
         blocks: Vec::new(),
     }
 }
@@ -337,6 +341,11 @@ fn backend(who: &str, verdict: Option<Verdict>) -> BackendFound {
         tier: None,
         service_port: HTTPS.to_string(),
         who: who.to_owned(),
+        address: [10, 2, 0, 9].into(),
+        is_chosen: true,
+        endpoint: None,
+        elsewhere: None,
+        is_left_out: verdict.is_none(),
         port: Port {
             number: 8443,
             ..HTTPS
@@ -363,6 +372,7 @@ fn a_service_is_followed_to_each_pod_behind_it() {
         ports: vec![HTTPS.to_string()],
         backends: backends.iter().map(|backend| (*backend).clone()).collect(),
     };
+    open.ingress = vec![None, None];
     open.peer.service = Some(service(&[&good, &late]));
     let passes = text(&why(&found(), &[open.clone()], true));
     for part in [
@@ -548,6 +558,7 @@ fn the_name_of_a_service_needs_no_name_rule_and_no_learned_address() {
         ports: vec![HTTPS.to_string()],
         backends: vec![backend("10.2.0.9 (app=db)", Some(Verdict::Allowed))],
     });
+    answer.ingress = vec![None];
     let passes = why(&of_service, &[answer.clone()], true);
     assert!(passes.allowed, "{}", text(&passes));
     assert!(

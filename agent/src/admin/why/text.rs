@@ -1,5 +1,7 @@
 //! The answer to `why` as text.
 
+use agent_core::core::why::outcome::Outcome;
+
 use crate::admin::model::{Hop, HopState, Why};
 
 /// Formats the answer as the command line prints it.
@@ -27,13 +29,19 @@ pub fn text(why: &Why) -> String {
         }
         line(&mut text, hop);
     }
-    let verdict = if why.allowed {
-        "allowed"
-    } else {
-        "not allowed"
-    };
+    let verdict = verdict(why);
     text.push_str(&format!("{verdict}: {}\n", why.verdict));
     text
+}
+
+/// The outcome in a few words.
+pub fn verdict(why: &Why) -> &'static str {
+    match why.outcome {
+        Outcome::Allowed => "allowed",
+        Outcome::Unchecked => "allowed on this node",
+        Outcome::Depends => "depends on the backend",
+        Outcome::Denied | Outcome::Unknown => "not allowed",
+    }
 }
 
 fn line(text: &mut String, hop: &Hop) {

@@ -1,6 +1,7 @@
 //! The walk itself: each hop in words, from what was found. Pure, so that its words are tested.
 
 mod asking;
+mod elsewhere;
 mod programs;
 mod reaching;
 mod service;
@@ -8,14 +9,14 @@ mod service;
 use std::net::IpAddr;
 
 use agent_core::{
-    core::why::{Findings, Target},
+    core::why::{Findings, Target, outcome::Outcome},
     datapath::map_query::ProgramFault,
     policy::trace::{FlowDirection, RuleView},
 };
 use dns_policy::boot_time::BootTime;
 
 use super::{AddressRead, LxcRead, Question, Read, SideRead};
-use crate::admin::model::{Hop, HopState, Why};
+use crate::admin::model::{BackendView, Hop, HopState, UncheckedView, Why};
 
 /// The question, with all findings that the hops are judged by.
 pub(super) struct Walk<'a> {
@@ -37,8 +38,21 @@ const SHOWN: usize = 16;
 
 /// What becomes of packets to one address.
 struct End {
-    passes: Option<bool>,
+    outcome: Outcome,
     text: String,
+    backends: Vec<BackendView>,
+    unchecked: Vec<UncheckedView>,
+}
+
+impl End {
+    fn new(outcome: Outcome, text: String) -> Self {
+        Self {
+            outcome,
+            text,
+            backends: Vec::new(),
+            unchecked: Vec::new(),
+        }
+    }
 }
 
 const STATUS: &str = "`holdfast-agent status` and the log say what could not be written";
@@ -68,12 +82,8 @@ impl Walk<'_> {
         }
         let late = hops.len();
         let ends = self.addresses(&mut hops);
-        let opens = ends.iter().all(|end| end.passes == Some(true));
-        let allowed = asks
-            && match ends.is_empty() {
-                true => self.unknown_address_passes(),
-                false => opens,
-            };
+        let outcome = self.outcome(asks, &ends);
+        let allowed = outcome.passes();
         let middle = hops.get_mut(early..late).unwrap_or_default();
         if allowed {
             calm(middle);
@@ -81,7 +91,7 @@ impl Walk<'_> {
             middle.iter_mut().for_each(|hop| hop.remedy = None);
         }
         let by_policy = self.verdict(asks, allowed, &ends, &hops);
-        let (passes, verdict) = self.as_programs_judge(allowed, by_policy);
+        let (outcome, verdict) = self.as_programs_judge(outcome, by_policy);
         Why {
             endpoint: self.found.endpoint.id,
             key: self.found.endpoint.key.clone(),
@@ -92,23 +102,36 @@ impl Walk<'_> {
                 Target::Address(address) => address.to_string(),
             },
             port: self.question.port.map(|port| port.to_string()),
-            allowed: passes,
+            allowed: outcome.passes(),
             verdict,
             rules: self.rules(),
             hops,
+            outcome,
+            backends: ends.iter().flat_map(|end| end.backends.clone()).collect(),
+            unchecked: ends.into_iter().flat_map(|end| end.unchecked).collect(),
+        }
+    }
+
+    /// Each address of the target counts.
+    fn outcome(&self, asks: bool, ends: &[End]) -> Outcome {
+        let worst = ends.iter().map(|end| end.outcome).min();
+        match (asks, worst) {
+            (false, _) => Outcome::Denied,
+            (true, Some(worst)) => worst,
+            (true, None) => Outcome::of(Some(self.unknown_address_passes())),
         }
     }
 
     /// Whether packets pass, and the verdict in words. A fault of the endpoint's programs changes what
     /// policy alone gives.
-    fn as_programs_judge(&self, allowed: bool, by_policy: String) -> (bool, String) {
+    fn as_programs_judge(&self, outcome: Outcome, by_policy: String) -> (Outcome, String) {
         if let Some(unjudged) = self.unjudged() {
             let verdict = format!("{}; by policy: {by_policy}", unjudged.text);
-            return (unjudged.passes, verdict);
+            return (Outcome::of(Some(unjudged.passes)), verdict);
         }
         match self.overtaken() {
-            Some(overtaken) => (allowed, format!("{by_policy}; but {overtaken}")),
-            None => (allowed, by_policy),
+            Some(overtaken) => (outcome, format!("{by_policy}; but {overtaken}")),
+            None => (outcome, by_policy),
         }
     }
 
@@ -118,16 +141,16 @@ impl Walk<'_> {
         let (mut passing, mut failing) = (0, 0);
         for (found, read) in self.found.addresses.iter().zip(self.read) {
             let mut way = vec![self.ipcache(found, read), self.identity(found, read)];
-            let service = read.peer.service.iter();
-            way.extend(service.flat_map(|service| self.service(found.address, service)));
+            way.extend(self.service(found.address, read));
             way.push(self.policy_map(found, read));
             way.extend(read.receiver.as_ref().map(|r| self.receiver(found, r)));
             let end = self.end(found, read, first_missing(&way));
-            if end.passes == Some(true) {
+            let passes = end.outcome.passes();
+            if passes {
                 calm(&mut way);
             }
             only_first_remedy(&mut way);
-            let passes = end.passes == Some(true);
+            way.extend(self.unchecked_hop(found, read));
             let alike = if passes { &mut passing } else { &mut failing };
             *alike += 1;
             if *alike <= SHOWN {
@@ -167,7 +190,8 @@ impl Walk<'_> {
 
     fn verdict(&self, asks: bool, allowed: bool, ends: &[End], hops: &[Hop]) -> String {
         let mut missing = hops.iter().filter(|hop| hop.state == HopState::Missing);
-        let wrong = ends.iter().find(|end| end.passes != Some(true));
+        let worst = ends.iter().filter(|end| !end.outcome.passes());
+        let wrong = worst.min_by_key(|end| end.outcome);
         match (asks, allowed, wrong, ends.first()) {
             (false, ..) => missing
                 .find(|hop| hop.hop == "dns")
@@ -193,7 +217,10 @@ impl Walk<'_> {
 
     fn rules(&self) -> Vec<RuleView> {
         let mut rules: Vec<RuleView> = Vec::new();
-        let receivers = self.read.iter().filter_map(|read| read.receiver.as_ref());
+        let receivers = self.read.iter().flat_map(|read| {
+            let behind = read.ingress.iter().flatten();
+            read.receiver.iter().chain(behind)
+        });
         let peers = self.read.iter().map(|read| &read.peer);
         let all = peers.chain(receivers.map(|receiver| &receiver.peer));
         for rule in all.flat_map(|peer| peer.tier.iter().chain(&peer.by)) {

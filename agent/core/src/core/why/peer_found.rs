@@ -1,6 +1,13 @@
 //! What the model has on a peer of an endpoint, for `why`.
 
-use crate::policy::trace::{Port, RuleView, Verdict};
+use std::net::IpAddr;
+
+use shared_maps::EndpointId;
+
+use crate::{
+    core::why::elsewhere::Elsewhere,
+    policy::trace::{Port, RuleView, Verdict},
+};
 
 /// What the model has on an identity as a peer of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -47,12 +54,31 @@ pub struct BackendFound {
     pub service_port: String,
     /// Address, and its labels or its pod.
     pub who: String,
+    pub address: IpAddr,
+    /// kube-proxy gives it new connections: it is ready, or none is.
+    pub is_chosen: bool,
+    /// The endpoint of this node that it is.
+    pub endpoint: Option<EndpointId>,
+    /// Where its ingress policy is judged, if not here; without a name while its pod is unknown.
+    pub elsewhere: Option<Elsewhere>,
     /// Port of the backend, to which the Service translates `service_port`.
     pub port: Port,
-    /// What policy says of it; none while it is left out, because its pod is unknown.
+    /// Its pod is not known yet, so the others decide.
+    pub is_left_out: bool,
+    /// What the sender's policy says of it; none while it is left out, because its pod is unknown,
+    /// and behind a port of the node, at which egress is judged.
     pub verdict: Option<Verdict>,
     /// The first ordered rule that covers the packet.
     pub tier: Option<RuleView>,
     /// Rules that make the verdict, unless that one drops the packet.
     pub by: Vec<RuleView>,
+}
+
+/// A port of a node that leads to a Service.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodePortFound {
+    /// Its `ports` are that of the node. Without backends if the node is another one.
+    pub service: ServiceFound,
+    /// The other node whose port it is.
+    pub elsewhere: Option<Elsewhere>,
 }

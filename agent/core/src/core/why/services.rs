@@ -9,8 +9,12 @@ use shared_maps::{
 
 use crate::{
     core::{
+        Core,
         state::{State, policy_model::subject::Subject as Endpoint},
-        why::peer_found::{BackendFound, PeerFound, ServiceFound},
+        why::{
+            elsewhere::Elsewhere,
+            peer_found::{BackendFound, NodePortFound, PeerFound, ServiceFound},
+        },
     },
     kubernetes::service_at::{BackendAt, Family, PortAt, ServiceAt},
     labels::LabelSet,
@@ -60,8 +64,7 @@ impl State {
         let asked = |known: &&PortAt| port.is_none_or(|port| port == port_of(known));
         let ports = at.ports.iter().filter(asked);
         let backends: Vec<BackendFound> = ports
-            .flat_map(|port| port.backends_of(family).map(move |backend| (port, backend)))
-            .map(|(port, backend)| self.backend_found(own, at, port, backend))
+            .flat_map(|port| self.backends_found(at, port, family, Some(own)))
             .collect();
         let decision = port.map(|port| together(own, id, port, &backends));
         let Together { verdict, tier, by } = decision.unwrap_or_default();
@@ -110,12 +113,28 @@ impl State {
         )
     }
 
+    /// The backends of a port; judged by the sender's policy, if that is about them.
+    fn backends_found(
+        &self,
+        at: &ServiceAt,
+        port: &PortAt,
+        family: Family,
+        sender: Option<&Endpoint>,
+    ) -> Vec<BackendFound> {
+        let none_is_ready = !port.backends_of(family).any(|backend| backend.is_ready);
+        let backends = port.backends_of(family).map(|backend| BackendFound {
+            is_chosen: backend.is_ready || none_is_ready,
+            ..self.backend_found(at, port, backend, sender)
+        });
+        backends.collect()
+    }
+
     fn backend_found(
         &self,
-        own: &Endpoint,
         at: &ServiceAt,
         port: &PortAt,
         backend: &BackendAt,
+        sender: Option<&Endpoint>,
     ) -> BackendFound {
         let subject = self.subject_behind(at, backend);
         let number = Port {
@@ -123,13 +142,21 @@ impl State {
             number: backend.port.unwrap_or(port.port),
         };
         let is_known = self.known_behind(&at.key, backend).is_some();
-        let side = &own.policy().egress;
-        let decision = is_known
-            .then(|| trace::judge(side, FlowDirection::Egress, own.labels(), &subject, number));
+        let decision = sender.filter(|_| is_known).map(|own| {
+            let side = &own.policy().egress;
+            trace::judge(side, FlowDirection::Egress, own.labels(), &subject, number)
+        });
         BackendFound {
             service_port: port_of(port).to_string(),
             who: self.described(at, backend, subject.id),
+            address: backend.address,
+            is_chosen: true,
+            endpoint: self.endpoints.by_address(backend.address),
+            elsewhere: self
+                .elsewhere(backend.address)
+                .or_else(|| (!is_known).then(Elsewhere::default)),
             port: number,
+            is_left_out: !is_known,
             verdict: decision.as_ref().map(|decision| decision.verdict),
             tier: decision.as_ref().and_then(|decision| decision.tier_view()),
             by: decision
@@ -137,6 +164,34 @@ impl State {
                 .flat_map(|decision| decision.views())
                 .collect(),
         }
+    }
+}
+
+impl Core {
+    /// The Service that a port of a node leads to: with its backends at an address of this node, and
+    /// with that node at an address of another one.
+    pub fn node_port(&self, address: IpAddr, port: Port) -> Option<NodePortFound> {
+        let state = &self.state;
+        let elsewhere = state.other_node_at(address);
+        let is_own = state.lxc.node_addresses().contains(&address);
+        if elsewhere.is_none() && !is_own {
+            return None;
+        }
+        let leads = |known: &&PortAt| {
+            known.node_port == Some(port.number) && known.protocol.number() == port.protocol
+        };
+        let mut services = state.cluster.services.iter();
+        let (at, of) = services.find_map(|at| Some((at, at.ports.iter().find(leads)?)))?;
+        let backends = match elsewhere {
+            Some(_) => Vec::new(),
+            None => state.backends_found(at, of, Family::of(address), None),
+        };
+        let service = ServiceFound {
+            key: at.key.to_string(),
+            ports: vec![port.to_string()],
+            backends,
+        };
+        Some(NodePortFound { service, elsewhere })
     }
 }
 

@@ -173,6 +173,7 @@ impl Services {
             name: port.name.clone(),
             protocol: port.protocol,
             port: port.port,
+            node_port: port.node_port,
             backends: slices()
                 .flat_map(|slice| backends(slice, port))
                 .collect::<BTreeSet<_>>()

@@ -40,6 +40,8 @@ pub struct ServicePort {
     pub protocol: Protocol,
     /// The port that clients use.
     pub port: u16,
+    /// The port of each node that leads there; none = there is none.
+    pub node_port: Option<u16>,
 }
 
 pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<Service> {
@@ -99,7 +101,13 @@ fn ports(field: &Field<'_>) -> Checked<Vec<ServicePort>> {
                 .to_owned(),
             protocol: protocol(&item.get("protocol"))?,
             port: port(&item.get("port"))?,
+            node_port: node_port(&item.get("nodePort")),
         })
     });
     ports.collect()
+}
+
+/// No policy depends on it, so nothing that is written there refuses the Service.
+fn node_port(field: &Field<'_>) -> Option<u16> {
+    port(field).ok()
 }

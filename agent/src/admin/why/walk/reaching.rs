@@ -3,14 +3,18 @@
 use std::net::IpAddr;
 
 use agent_core::{
-    core::why::{AddressFound, peer_found::PeerFound},
+    core::why::{AddressFound, outcome::Outcome, peer_found::PeerFound},
     policy::trace::{
         FlowDirection, Port, RuleView, Verdict, after_tier, port_range, protocol_name,
     },
 };
 use shared_maps::policy::{PolicyKey, PolicyValue};
 
-use super::{End, STATUS, Walk, hop};
+use super::{
+    End, STATUS, Walk,
+    elsewhere::{node_port_unchecked, not_checked},
+    hop,
+};
 use crate::admin::{
     model::{Hop, HopState},
     why::{AddressRead, Entries, Read, Receiver},
@@ -130,15 +134,29 @@ impl Walk<'_> {
     }
 
     pub(super) fn receiver(&self, found: &AddressFound, receiver: &Receiver) -> Hop {
-        let map = format!("cilium_policy_v2_{:05} (ingress)", receiver.endpoint.0);
+        let (name, direction) = match self.question.direction {
+            FlowDirection::Egress => ("receiver", "ingress"),
+            FlowDirection::Ingress => ("sender", "egress"),
+        };
+        let map = format!("cilium_policy_v2_{:05} ({direction})", receiver.endpoint.0);
         let peer = format!("identity {}", self.found.endpoint.identity);
         self.entries(
-            ("receiver", found.address),
+            (name, found.address),
             &map,
             &peer,
             &receiver.peer,
             &receiver.entries,
         )
+    }
+
+    /// The hop of what another node judges.
+    pub(super) fn unchecked_hop(&self, found: &AddressFound, read: &AddressRead) -> Option<Hop> {
+        if let Some(node_port) = &read.node_port {
+            return self.other_node_port(found.address, node_port);
+        }
+        let elsewhere = found.elsewhere.as_ref()?;
+        let unchecked = self.unchecked(found.address, elsewhere, self.question.port);
+        Some(self.other_node(found.address, &unchecked))
     }
 
     fn entries(
@@ -231,19 +249,44 @@ impl Walk<'_> {
             Some(false) => format!("{at}: dropped: {by}"),
             Some(true) => format!("{at}: passes: {by}"),
         };
-        let Some(receiver) = read.receiver.as_ref().filter(|_| sends == Some(true)) else {
-            return End {
-                passes: sends,
-                text,
-            };
+        let mut end = End::new(Outcome::of(sends), text);
+        self.judge_backends(at, &mut end, read);
+        if sends == Some(true) {
+            self.judge_other_side(found, read, &mut end);
+        }
+        end
+    }
+
+    /// Adds what the other side makes of packets that this side lets pass.
+    fn judge_other_side(&self, found: &AddressFound, read: &AddressRead, end: &mut End) {
+        let at = found.address;
+        let node_port = read.node_port.as_ref();
+        let other_port = node_port.and_then(|found| found.elsewhere.as_ref());
+        let unchecked = match (&found.elsewhere, other_port) {
+            (Some(elsewhere), _) => Some(self.unchecked(at, elsewhere, self.question.port)),
+            (None, Some(node)) => Some(node_port_unchecked(at, node)),
+            (None, None) => None,
+        };
+        if let Some(unchecked) = unchecked {
+            end.outcome = Outcome::Unchecked;
+            end.text = format!("{}; {}", end.text, not_checked(&unchecked));
+            end.unchecked.push(unchecked);
+        }
+        let Some(receiver) = &read.receiver else {
+            return;
         };
         let (passes, by) = self.passes(&receiver.entries, &receiver.peer);
-        let text = match passes {
-            Some(true) => text,
-            Some(false) => format!("{at}: endpoint {} drops it: {by}", receiver.endpoint.0),
-            None => format!("{at}: the receiver's policy map cannot be read"),
+        let id = receiver.endpoint.0;
+        end.outcome = Outcome::of(passes);
+        let who = match self.question.direction {
+            FlowDirection::Egress => "receiver",
+            FlowDirection::Ingress => "sender",
         };
-        End { passes, text }
+        match passes {
+            Some(true) => {}
+            Some(false) => end.text = format!("{at}: endpoint {id} drops it: {by}"),
+            None => end.text = format!("{at}: the {who}'s policy map cannot be read"),
+        }
     }
 
     /// Whether packets pass to an address of the name before its first answer.
@@ -272,13 +315,17 @@ impl Walk<'_> {
     }
 
     /// Whether the kernel's map lets pass, and why.
-    fn passes(&self, entries: &Read<Entries>, policy: &PeerFound) -> (Option<bool>, String) {
+    pub(super) fn passes(
+        &self,
+        entries: &Read<Entries>,
+        policy: &PeerFound,
+    ) -> (Option<bool>, String) {
         let Ok(entries) = entries else {
             return (None, String::new());
         };
-        let passes = match self.question.port {
-            None => !entries.open.is_empty(),
-            Some(_) => entries
+        let passes = match policy.verdict.is_some() || self.question.port.is_some() {
+            false => !entries.open.is_empty(),
+            true => entries
                 .decides
                 .as_ref()
                 .is_some_and(|(_, value)| !value.is_deny()),

@@ -196,6 +196,7 @@ fn service(number: usize) -> Result<PolicyDocument> {
             name: "http".to_owned(),
             protocol: Protocol::Tcp,
             port: 80,
+            node_port: None,
         }],
         selector: BTreeMap::new(),
         has_other_proxy: false,

@@ -18,7 +18,6 @@ use netpol::field::{Checked, Field};
 use serde_json::Value;
 
 use super::{
-    document::{Body, PolicyDocument, PolicyError},
     rule::{Direction, PortRule, Ports, Protocol, Rule, TierAction, TierRule},
     validate::{node_labels, only, pods_of_namespace},
 };
@@ -30,11 +29,9 @@ use crate::{
 pub const KIND: &str = "EgressFirewall";
 pub(crate) const API_VERSION: &str = "k8s.ovn.org/v1";
 /// The name that one has in its namespace: so there is one in each.
-const NAME: &str = "default";
+pub(in crate::policy) const NAME: &str = "default";
 /// Rules that one may have.
 const MAX_RULES: usize = 8000;
-/// Destinations that a refused one denies.
-const EVERY_BLOCK: [&str; 2] = ["0.0.0.0/0", "::/0"];
 
 /// Reads a document; adds to `warnings` the remarks for its author.
 pub(super) fn read(head: &Head, value: &Value, warnings: &mut Vec<String>) -> Checked<Rule> {
@@ -62,47 +59,6 @@ pub(super) fn read(head: &Head, value: &Value, warnings: &mut Vec<String>) -> Ch
         egress: Direction::default(),
         ingress: Direction::default(),
         tier,
-    })
-}
-
-/// Stands in for a refused document of which no good version is known: it denies the pods of its
-/// namespace all that an EgressFirewall can deny. None if the document is of another kind, or if it
-/// does not have the name of an EgressFirewall.
-pub(crate) fn closed(error: &PolicyError) -> Option<PolicyDocument> {
-    let key = error.key.as_ref()?;
-    let namespace = key.strip_prefix(KIND)?.strip_prefix('/')?;
-    let namespace = namespace.strip_suffix(NAME)?.strip_suffix('/')?;
-    let blocks = EVERY_BLOCK.iter().filter_map(|block| block.parse().ok());
-    let tier = blocks.map(|prefix| {
-        let nodes = true;
-        let except = [].into();
-        Arc::new(TierRule {
-            path: "is refused".into(),
-            action: TierAction::Deny,
-            selectors: vec![Selector::Cidr(CidrSelector {
-                prefix,
-                except,
-                nodes,
-            })],
-            ports: Vec::new(),
-        })
-    });
-    let rule = Rule {
-        subject: pods_of_namespace(namespace),
-        egress: Direction::default(),
-        ingress: Direction::default(),
-        tier: tier.collect(),
-    };
-    let warning = format!(
-        "is refused, and no good version of it is known: pods of namespace {namespace} reach no node and no \
-         address outside until it is corrected or removed ({}: {}; {})",
-        error.field, error.reason, error.remedy
-    );
-    Some(PolicyDocument {
-        key: key.clone(),
-        source: error.source_name.clone(),
-        warnings: vec![warning],
-        body: Body::Rules(vec![rule]),
     })
 }
 

@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use crate::policy::{
+    closed_namespace,
     document::{PolicyDocument, PolicyError},
-    egress_firewall,
 };
 
 /// Documents that stand in for refused firewalls, by key.
@@ -36,7 +36,7 @@ pub(super) struct Difference {
 impl RefusedFirewalls {
     /// Takes all documents that are refused now.
     pub(super) fn set(&mut self, errors: &[PolicyError]) {
-        let closed = errors.iter().filter_map(egress_firewall::closed);
+        let closed = errors.iter().filter_map(closed_namespace::of_refused);
         self.refused = closed
             .map(|document| (document.key.clone(), document))
             .collect();

@@ -17,7 +17,8 @@ use crate::fqdn::{
 
 /// Cleanings remembered; the oldest are forgotten.
 const REMEMBERED: usize = 64;
-/// For how long, seconds, beyond the longest TTL: after that no proxy sends what was seen before.
+/// For how long those of one endpoint are, seconds, beyond the longest TTL: after that no proxy sends
+/// what was seen before.
 const REMEMBERED_AFTER: u64 = 3600;
 
 /// One cleaning, ready to be compared with names.

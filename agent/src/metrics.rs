@@ -21,7 +21,10 @@ use holdfast_sdp::stats::Stats;
 use prometheus_client::encoding::DescriptorEncoder;
 use shared_maps::event::{Counter, Reason};
 
-use self::{meanings::Stream, resolver::ResolverScrape};
+use self::{
+    meanings::{OpenSetting, Stream},
+    resolver::ResolverScrape,
+};
 use crate::{cni::failures::AddFailure, listener::Listener, proxies::Proxies};
 
 /// All values of one scrape of `/metrics`.
@@ -160,7 +163,13 @@ impl Sample {
 
     fn policies(&self, out: &mut Families<'_, '_>) -> fmt::Result {
         let summary = &self.scrape.summary;
+        let is_open = |setting: OpenSetting| match setting {
+            OpenSetting::NameServers => !summary.only_trusted_names,
+            OpenSetting::ExternalIps => summary.external_ips_refused,
+        };
         families! { out;
+            /// 1 for a setting of this agent that opens a known gap
+            gauge_by open_setting = |setting| u8::from(is_open(setting));
             /// Policies in force
             gauge policy = summary.policies;
             /// Pods that documents of the cluster describe
@@ -170,7 +179,8 @@ impl Sample {
             /// Services that are closed to an endpoint because policy treats their backends
             /// differently; `holdfast-agent status` says which backend
             gauge cluster_services_mixed = summary.services_mixed;
-            /// Policy documents refused; the last good version of each stays in force
+            /// Policy documents refused; the last good version of each stays in force. An
+            /// EgressFirewall without one closes its namespace
             gauge policy_refused = summary.policies_rejected;
             /// Revision of the policy, raised by every change
             gauge policy_max_revision = summary.revision;

@@ -63,11 +63,13 @@ fn cleanings() -> Vec<Cleaning> {
         endpoint: None,
         pattern: Some("*.cilium.io".to_owned()),
         at: BootTime::from_nanos(7_000_000_001),
+        at_unix: 0,
     };
     let of_one = Cleaning {
         endpoint: Some(EndpointId(7)),
         pattern: None,
         at: BootTime::from_nanos(8_000_000_001),
+        at_unix: 0,
     };
     vec![of_all, of_one]
 }

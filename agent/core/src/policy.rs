@@ -11,6 +11,7 @@
 
 pub mod ask;
 pub mod cidr_group;
+pub(crate) mod closed_namespace;
 pub mod cluster;
 pub mod compute;
 pub mod document;

@@ -40,11 +40,13 @@
 
 mod expressions;
 mod netlink;
+mod table_events;
 
 use std::{fmt, io};
 
 use shared_maps::mark::{JUDGED, MAGIC_FROM_EGRESS_PROXY, MAGIC_MASK, MAGIC_TO_PROXY};
 
+pub use self::table_events::TableEvents;
 use self::{
     expressions::{Action, Condition, Rule},
     netlink::{Attribute, Message, Netfilter},

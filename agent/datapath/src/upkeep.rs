@@ -6,6 +6,7 @@
 
 use std::{
     collections::BTreeMap,
+    io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::Duration,
@@ -23,13 +24,16 @@ use tokio_util::sync::CancellationToken;
 use super::{
     features::KernelView,
     kernel,
-    nftables::{self, Family},
+    nftables::{self, Family, TableEvents},
     root::make_dirs,
     routing,
 };
 
 /// Between two checks: with the check itself and the repair well below five seconds.
 const INTERVAL: Duration = Duration::from_secs(2);
+/// After a check that a change of nftables tables caused: a program that removes them again and again
+/// does not take the agent's CPU time.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A part of the node's datapath that the agent checks and repairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -194,6 +198,22 @@ pub struct Node {
     pub port: Option<u16>,
 }
 
+/// Returns when the agent's nftables tables change. Without a subscription it does not return.
+async fn changed(tables: &mut Option<TableEvents>) {
+    if let Some(events) = tables {
+        match events.changed().await {
+            Ok(()) => return,
+            Err(error) => no_events(&error),
+        }
+        *tables = None;
+    }
+    std::future::pending().await
+}
+
+fn no_events(error: &io::Error) {
+    tracing::warn!(%error, "cannot follow changes of nftables tables; they are checked every two seconds");
+}
+
 impl Upkeep {
     /// Binds the port and opens the maps. `conditions` receives the state of each part.
     pub fn new(node: Node, conditions: Conditions) -> Self {
@@ -214,15 +234,18 @@ impl Upkeep {
         upkeep
     }
 
-    /// Checks and repairs until stopped; once every `interval`, or every two seconds.
+    /// Checks and repairs until stopped; once every `interval`, or every two seconds, and when the
+    /// agent's nftables tables change.
     pub async fn run(mut self, interval: Duration, stop: CancellationToken) {
         let mut ticker = tokio::time::interval(interval.clamp(Duration::from_millis(10), INTERVAL));
         ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut tables = TableEvents::open().inspect_err(no_events).ok();
         loop {
-            tokio::select! {
-                _ = ticker.tick() => {}
+            let is_change = tokio::select! {
+                _ = ticker.tick() => false,
+                () = changed(&mut tables) => true,
                 () = stop.cancelled() => return,
-            }
+            };
             let conditions = self.conditions.clone();
             let checked = tokio::task::spawn_blocking(move || {
                 self.check_all();
@@ -237,6 +260,9 @@ impl Upkeep {
                     }
                     return;
                 }
+            }
+            if is_change {
+                tokio::time::sleep(PAUSE).await;
             }
         }
     }

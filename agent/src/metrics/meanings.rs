@@ -120,6 +120,16 @@ label! {
     }
 }
 
+label! {
+    /// A setting with a value that opens a known gap.
+    OpenSetting = "setting" {
+        /// `any`: the DNS server of one namespace can open addresses to pods of another one.
+        NameServers => "tofqdns-servers",
+        /// `refuse`: nodes still translate external addresses of Services.
+        ExternalIps => "k8s-external-ips",
+    }
+}
+
 /// What the values of labels mean: metric, label, value, meaning.
 pub fn labels() -> impl Iterator<Item = [&'static str; 4]> {
     meanings::<Listener>("listener_connections")
@@ -131,6 +141,7 @@ pub fn labels() -> impl Iterator<Item = [&'static str; 4]> {
         .chain(meanings::<WrittenMap>("bpf_map_writes"))
         .chain(meanings::<Repaired>("reconcile_differences"))
         .chain(meanings::<Broken>("datapath_broken"))
+        .chain(meanings::<OpenSetting>("open_setting"))
         .chain(meanings::<Stream>("proxy_streams"))
         .chain(meanings::<Refusal>("relay_refused"))
         .chain(meanings::<LookupResult>("resolver_lookups"))

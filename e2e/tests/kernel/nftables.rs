@@ -1,12 +1,15 @@
 //! The rules of netfilter as the kernel lists them: which packets must be judged, and which the node's
 //! NAT does not change.
+use std::time::Duration;
+
 use agent_datapath::nftables::{
     self,
     Family::{self, Arp, Bridge, Inet},
-    Missing,
+    Missing, TableEvents,
 };
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::{Netns, shell};
+use tokio::time::timeout;
 
 /// Runs `test` in a network namespace of its own.
 fn with_netns(name: &str, test: impl FnOnce(&Netns) -> Result<()> + Send) {
@@ -181,5 +184,32 @@ fn a_refusal_by_the_kernel_names_the_reason() {
             "{text}"
         );
         install(netns)
+    });
+}
+
+#[test]
+fn a_change_of_a_table_is_reported_at_once_and_one_of_another_program_is_not() {
+    with_netns("events", |netns| {
+        install(netns)?;
+        netns.enter(|| -> Result<()> {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().build()?;
+            runtime.block_on(async {
+                let events = TableEvents::open()?;
+                let quiet = Duration::from_millis(200);
+                for change in [
+                    "flush chain bridge holdfast_v1 judged",
+                    "delete table inet holdfast_v1",
+                ] {
+                    nft(netns, change)?;
+                    let reported = timeout(Duration::from_secs(2), events.changed()).await;
+                    reported.context(change)??;
+                    while timeout(quiet, events.changed()).await.is_ok() {}
+                }
+                nft(netns, "add table inet other")?;
+                ensure!(timeout(quiet, events.changed()).await.is_err());
+                Ok(())
+            })
+        })?
     });
 }

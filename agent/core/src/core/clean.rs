@@ -65,6 +65,7 @@ impl State {
             endpoint: clean.endpoint,
             pattern: clean.pattern.clone(),
             at: self.now,
+            at_unix: self.unix_time(self.now),
         });
         // The command line checks the pattern first.
         let Some(cleaned) = cleaned else {
@@ -169,6 +170,7 @@ impl State {
             endpoint: None,
             pattern: pattern.map(str::to_owned),
             at: self.now,
+            at_unix: 0,
         };
         let Some(cleaned) = Cleaned::new(what) else {
             return Vec::new();

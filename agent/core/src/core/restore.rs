@@ -103,7 +103,14 @@ impl State {
         state.know_reserved();
         state.claim_world();
         state.claim_cluster();
-        let cleaned = restored.cleaned.clone();
+        let mut cleaned = restored.cleaned.clone();
+        if cleaned.boot_id == state.config.boot_id {
+            // A file of an earlier build has no Unix time.
+            let without = cleaned.cleanings.iter_mut();
+            for cleaning in without.filter(|cleaning| cleaning.at_unix == 0) {
+                cleaning.at_unix = state.unix_time(cleaning.at);
+            }
+        }
         state
             .learned
             .closed
@@ -258,8 +265,8 @@ impl State {
         let (mut kept, mut left_out) = (0_usize, 0_usize);
         for entry in known {
             let until = self.instant(entry.expires);
-            let lookup = self.instant(entry.lookup);
-            let over = until <= self.now || self.learned.closed.covers_on_node(&entry.name, lookup);
+            let closed = &self.learned.closed;
+            let over = until <= self.now || closed.covers_on_node(&entry.name, entry.lookup);
             for address in entry.addresses.iter().copied() {
                 if over || !self.is_plumbed(address) {
                     left_out += 1;
@@ -372,6 +379,11 @@ impl State {
     fn instant_if_any(&self, unix_ns: u64) -> Option<BootTime> {
         let at = self.instant(unix_ns);
         (at > BootTime::START).then_some(at)
+    }
+
+    /// An instant as files have it: nanoseconds of Unix time.
+    pub(super) fn unix_time(&self, at: BootTime) -> u64 {
+        at.nanos().saturating_add(self.config.boot_unix_ns)
     }
 
     /// An instant of a file.

@@ -1,11 +1,14 @@
 //! From the documents of `--policy-dir` to events: policies go to the core as they are, objects of
 //! the cluster through the `Book`.
 
+mod refused_firewalls;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
+use self::refused_firewalls::RefusedFirewalls;
 use super::event::Event;
 use crate::{
     kubernetes::{
@@ -37,6 +40,7 @@ pub struct Router {
     objects: BTreeMap<String, Vec<String>>,
     /// Keys of documents that the core has.
     policies: BTreeSet<String>,
+    firewalls: RefusedFirewalls,
     /// Warnings of policies about labels that pods do not give to their identities, by key.
     filtered: BTreeMap<String, Vec<String>>,
     warnings: Vec<String>,
@@ -96,6 +100,7 @@ impl Router {
             book,
             objects: BTreeMap::new(),
             policies: BTreeSet::new(),
+            firewalls: RefusedFirewalls::default(),
             filtered: BTreeMap::new(),
             warnings: Vec::new(),
             namespaces: 0,
@@ -115,6 +120,11 @@ impl Router {
         let (mut begin, mut rest) = (Vec::new(), Vec::new());
         let mut is_listing = false;
         let mut is_touched = false;
+        for change in &changes {
+            if let PolicyChange::Rejected(errors) = change {
+                self.firewalls.set(errors);
+            }
+        }
         for change in changes {
             is_touched |= matches!(change, PolicyChange::Document(_));
             match change {
@@ -127,9 +137,15 @@ impl Router {
                     rest.extend(self.put(document));
                 }
                 PolicyChange::Document(SourceEvent::Delete(key)) => rest.extend(self.remove(key)),
+                PolicyChange::Document(SourceEvent::InitDone) => {
+                    self.firewalls.set_listed();
+                    rest.extend(self.close_namespaces());
+                    rest.push(Event::Policies(SourceEvent::InitDone));
+                }
                 other => rest.push(other.into()),
             }
         }
+        rest.extend(self.close_namespaces());
         if is_listing {
             self.names.push(SourceEvent::InitDone);
         }
@@ -193,6 +209,7 @@ impl Router {
                 true => self.filtered.remove(&key),
                 false => self.filtered.insert(key.clone(), unknown),
             };
+            self.firewalls.put(&key);
             self.policies.insert(key);
             return vec![Event::Policies(SourceEvent::Apply(document))];
         }
@@ -213,8 +230,22 @@ impl Router {
 
     fn remove_policy(&mut self, key: String) -> Option<Event> {
         self.filtered.remove(&key);
-        let known = self.policies.remove(&key);
-        known.then_some(Event::Policies(SourceEvent::Delete(key)))
+        if !self.policies.remove(&key) {
+            return None;
+        }
+        Some(Event::Policies(match self.firewalls.replace(&key) {
+            Some(closed) => SourceEvent::Apply(closed),
+            None => SourceEvent::Delete(key),
+        }))
+    }
+
+    /// Changes of documents that stand in for refused firewalls.
+    fn close_namespaces(&mut self) -> impl Iterator<Item = Event> + use<> {
+        let policies = &self.policies;
+        let difference = self.firewalls.follow(|key| policies.contains(key));
+        let gone = difference.delete.into_iter().map(SourceEvent::Delete);
+        let closed = difference.apply.into_iter().map(SourceEvent::Apply);
+        gone.chain(closed).map(Event::Policies)
     }
 
     /// The warnings, if they changed.

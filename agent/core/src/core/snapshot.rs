@@ -60,6 +60,8 @@ pub struct Summary {
     pub fqdn_selectors: usize,
     /// Only answers of trusted DNS servers count for these.
     pub only_trusted_names: bool,
+    /// External addresses of Services are not judged as the Service.
+    pub external_ips_refused: bool,
     /// Services that the cluster's objects name.
     pub services: usize,
     /// Those of them that are closed to an endpoint because policy treats their backends

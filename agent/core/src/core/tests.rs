@@ -34,6 +34,7 @@ mod random_network_policies;
 mod readdressed;
 mod rebinding;
 mod reconcile;
+mod refused_firewalls;
 mod restart;
 mod scenario;
 mod service_addresses;

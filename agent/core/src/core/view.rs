@@ -24,6 +24,7 @@ use super::{
 use crate::{
     endpoint::{endpoint::Endpoint, spec::EndpointSpec},
     fqdn::{cache::EndpointNames, servers::NameServers},
+    kubernetes::external_ips::ExternalIps,
     named_port::NamedPorts,
     policy::{document::Body, repository::is_about},
 };
@@ -148,6 +149,7 @@ impl State {
             firewalls: self.firewall_summary(),
             fqdn_selectors: self.policy.name_selectors_len(),
             only_trusted_names: self.config.name_servers == NameServers::Trusted,
+            external_ips_refused: self.config.external_ips == ExternalIps::Refuse,
             services: self.cluster.services.len(),
             services_mixed: self.mixed_services(),
             ipcache_entries: self.ipcache.realised(),

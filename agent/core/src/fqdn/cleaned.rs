@@ -17,9 +17,12 @@ pub struct Cleaning {
     pub pattern: Option<String>,
     /// What was seen until then is void.
     pub at: BootTime,
+    /// The same in nanoseconds of Unix time, for names that outlast a boot ([`super::pre_cache`]); 0 =
+    /// unknown.
+    pub at_unix: u64,
 }
 
-/// Content of `cleaned_names.json`: the cleanings since one boot.
+/// Content of `cleaned_names.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CleanedNames {
     /// Boot whose clock the times are of: proxies remember nothing of another one.
@@ -55,6 +58,8 @@ struct Entry {
     /// When the names were cleaned, nanoseconds of CLOCK_BOOTTIME.
     at: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    at_unix: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pattern: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     endpoint: Option<u16>,
@@ -70,6 +75,7 @@ struct Versioned {
 pub fn render<'a>(boot_id: &str, cleanings: impl Iterator<Item = &'a Cleaning>) -> String {
     let cleaned = cleanings.map(|cleaning| Entry {
         at: cleaning.at.nanos(),
+        at_unix: Some(cleaning.at_unix).filter(|at| *at > 0),
         pattern: cleaning.pattern.clone(),
         endpoint: cleaning.endpoint.map(|id| id.0),
     });
@@ -92,6 +98,7 @@ pub fn parse(text: &str) -> Result<CleanedNames, CleanedError> {
         endpoint: entry.endpoint.map(EndpointId),
         pattern: entry.pattern,
         at: BootTime::from_nanos(entry.at),
+        at_unix: entry.at_unix.unwrap_or_default(),
     });
     Ok(CleanedNames {
         boot_id: document.boot_id,
@@ -110,11 +117,13 @@ mod tests {
                 endpoint: None,
                 pattern: Some("*.cilium.io".to_owned()),
                 at: BootTime::from_nanos(7),
+                at_unix: 1_007,
             },
             Cleaning {
                 endpoint: Some(EndpointId(3)),
                 pattern: None,
                 at: BootTime::from_nanos(9),
+                at_unix: 0,
             },
         ];
         let text = render("a", cleanings.iter());

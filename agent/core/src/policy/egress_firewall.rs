@@ -29,7 +29,7 @@ use crate::{
 pub const KIND: &str = "EgressFirewall";
 pub(crate) const API_VERSION: &str = "k8s.ovn.org/v1";
 /// The name that one has in its namespace: so there is one in each.
-const NAME: &str = "default";
+pub(in crate::policy) const NAME: &str = "default";
 /// Rules that one may have.
 const MAX_RULES: usize = 8000;
 

@@ -46,6 +46,9 @@ pub(in crate::policy) struct Kind {
     pub(in crate::policy) read: Reader,
 }
 
+/// The namespace of documents that name none.
+const DEFAULT: &str = "default";
+
 /// As [`Kind::kept`]: every field is kept.
 const ALL: &[&str] = &[];
 
@@ -261,7 +264,7 @@ pub(in crate::policy) fn head(value: &Value) -> Checked<(&'static Kind, String, 
     }
     let name = text(&named).ok_or_else(|| named.fault("is missing", "give the document a name"))?;
     let namespace = match (kind.placement, text(&placed)) {
-        (Placement::Namespaced, namespace) => namespace.or_else(|| Some("default".to_owned())),
+        (Placement::Namespaced, namespace) => namespace.or_else(|| Some(DEFAULT.to_owned())),
         (Placement::NeverNamespaced, Some(_)) => {
             let remedy = "remove it, or use kind CiliumNetworkPolicy";
             return placed.refuse("is set on a cluster-wide policy", remedy);
@@ -300,18 +303,30 @@ const WITHOUT_POLICIES: [&str; 12] = [
     "storage.k8s.io",
 ];
 
-/// Key of an object of [`WITHOUT_POLICIES`] whose kind is not read.
-pub(in crate::policy) fn key_of_other(value: &Value) -> Option<String> {
+/// Key of an object whose head is refused: of one of [`WITHOUT_POLICIES`] whose kind is not read, or
+/// of a document with an unknown field.
+pub(in crate::policy) fn key_of_refused(value: &Value) -> Option<String> {
     let text = |field: &str| value.get(field)?.as_str().filter(|text| !text.is_empty());
-    let metadata = |field: &str| value.get("metadata")?.get(field)?.as_str();
-    let kind = text("kind").filter(|kind| !is_read(kind))?;
-    let group = text("apiVersion")?.rsplit_once('/');
-    let group = group.map_or("", |(group, _)| group);
-    if !WITHOUT_POLICIES.contains(&group) {
-        return None;
-    }
-    let name = metadata("name").filter(|name| !name.is_empty())?;
-    Some(key(kind, metadata("namespace"), name))
+    let metadata = |field: &str| {
+        let field = value.get("metadata")?.get(field)?.as_str();
+        field.filter(|text| !text.is_empty())
+    };
+    let (kind, version) = (text("kind")?, text("apiVersion")?);
+    let namespace = metadata("namespace");
+    let namespace = match find(kind).map(|kind| (kind.placement, kind.versions)) {
+        Some((_, versions)) if !versions.contains(&version) => return None,
+        Some((Placement::Namespaced, _)) => namespace.or(Some(DEFAULT)),
+        Some((Placement::NeverNamespaced, _)) if namespace.is_some() => return None,
+        Some(_) => None,
+        None => {
+            let group = version.rsplit_once('/').map_or("", |(group, _)| group);
+            if !WITHOUT_POLICIES.contains(&group) {
+                return None;
+            }
+            namespace
+        }
+    };
+    Some(key(kind, namespace, metadata("name")?))
 }
 
 /// Whether documents of this kind are read.

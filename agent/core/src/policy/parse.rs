@@ -118,7 +118,7 @@ pub fn parse_object(value: &Value, key: &str) -> Result<PolicyDocument, PolicyEr
 
 fn document(value: &Value, source: &str) -> Result<PolicyDocument, (Option<String>, Refusal)> {
     let (kind, key, head) =
-        kinds::head(value).map_err(|fault| (kinds::key_of_other(value), fault))?;
+        kinds::head(value).map_err(|fault| (kinds::key_of_refused(value), fault))?;
     let with_key = |fault| (Some(key.clone()), fault);
     yaml::check_size(value)
         .map_err(|fault| with_key(Field::top(value).fault(fault.to_string(), fault.remedy())))?;

@@ -11,7 +11,7 @@ use rtnetlink::{
 
 use super::{Family, NftablesError, TABLE};
 
-const NETLINK_NETFILTER: isize = 12;
+pub(super) const NETLINK_NETFILTER: isize = 12;
 /// `NFNL_SUBSYS_NFTABLES`.
 const NFTABLES: u16 = 10;
 /// `NFNL_MSG_BATCH_BEGIN`, `NFNL_MSG_BATCH_END`.

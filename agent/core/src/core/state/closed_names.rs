@@ -17,7 +17,8 @@ use crate::fqdn::{
 
 /// Cleanings remembered; the oldest are forgotten.
 const REMEMBERED: usize = 64;
-/// For how long, seconds, beyond the longest TTL: after that no proxy sends what was seen before.
+/// For how long those of one endpoint are, seconds, beyond the longest TTL: after that no proxy sends
+/// what was seen before.
 const REMEMBERED_AFTER: u64 = 3600;
 
 /// One cleaning, ready to be compared with names.
@@ -69,24 +70,31 @@ pub(crate) struct ClosedNames {
 }
 
 impl ClosedNames {
-    /// Restores the names that an earlier run since the boot wrote to disk.
+    /// Restores the names that an earlier run wrote to disk.
     pub(crate) fn restore(&mut self, names: CleanedNames, boot_id: &str, now: BootTime) {
-        if names.boot_id != boot_id {
-            return;
-        }
         let mut cleanings = names.cleanings;
-        cleanings.sort_by_key(|cleaning| cleaning.at);
+        if names.boot_id != boot_id {
+            // No proxy has an answer from before the boot. The file of --tofqdns-pre-cache has.
+            cleanings.retain(|cleaning| cleaning.endpoint.is_none() && cleaning.at_unix > 0);
+            cleanings
+                .iter_mut()
+                .for_each(|cleaning| cleaning.at = BootTime::START);
+        }
+        cleanings.sort_by_key(|cleaning| (cleaning.at, cleaning.at_unix));
         for cleaned in cleanings.into_iter().filter_map(Cleaned::new) {
             self.add(cleaned, now);
         }
         self.is_unsaved = false;
     }
 
-    /// Remembers a cleaning, and drops those that it covers or that are too old to matter.
+    /// Remembers a cleaning, and drops those that it covers or that are too old to matter. One of the
+    /// whole node matters as long as the file of `--tofqdns-pre-cache` may have the names.
     pub(crate) fn add(&mut self, cleaned: Cleaned, now: BootTime) {
         let lasts = u64::from(MAX_TTL) + REMEMBERED_AFTER;
-        self.cleanings
-            .retain(|known| known.what.at.plus_secs(lasts) > now && !cleaned.covers(known));
+        self.cleanings.retain(|known| {
+            let is_young = known.what.at.plus_secs(lasts) > now;
+            (is_young || known.endpoint().is_none()) && !cleaned.covers(known)
+        });
         self.cleanings.push_back(cleaned);
         if self.cleanings.len() > REMEMBERED {
             self.cleanings.pop_front();
@@ -102,11 +110,11 @@ impl ClosedNames {
             .any(|cleaned| cleaned.is_of(endpoint, name))
     }
 
-    /// Whether a name was cleaned on the whole node since then.
-    pub(crate) fn covers_on_node(&self, name: &Fqdn, seen: BootTime) -> bool {
+    /// Whether a name was cleaned on the whole node since this Unix time in nanoseconds.
+    pub(crate) fn covers_on_node(&self, name: &Fqdn, seen: u64) -> bool {
         let of_all = self.cleanings.iter();
         let mut since =
-            of_all.filter(|cleaned| cleaned.endpoint().is_none() && seen <= cleaned.what.at);
+            of_all.filter(|cleaned| cleaned.endpoint().is_none() && seen <= cleaned.what.at_unix);
         since.any(|cleaned| cleaned.is_of_name(name))
     }
 

@@ -23,12 +23,21 @@ fn known(name: &str, address: &str, expires: u64) -> PreCached {
 
 /// A start with what is left in `datapath`, as far as the sources are synced.
 fn start(datapath: MemoryDatapath, secs: u64, pre_cache: &[PreCached]) -> Node {
+    start_with(CoreConfig::default(), datapath, secs, pre_cache)
+}
+
+fn start_with(
+    config: CoreConfig,
+    datapath: MemoryDatapath,
+    secs: u64,
+    pre_cache: &[PreCached],
+) -> Node {
     let restored = Restored {
         now: BootTime::START.plus_secs(secs),
         pre_cache: pre_cache.to_vec(),
         ..left_behind(&datapath, &[107])
     };
-    let mut node = Node::with(CoreConfig::default(), restored, datapath);
+    let mut node = Node::with(config, restored, datapath);
     node.begin();
     node.policy(WEB);
     node.endpoint(spec("web", 7, "app=web"));
@@ -92,4 +101,59 @@ fn what_is_cleaned_closes_at_once_and_is_not_known_again() {
     node.tick(node.now.plus_secs(31));
     assert_eq!(node.identity("1.1.1.1"), None);
     assert!(node.identity("1.1.1.2").is_some());
+}
+
+/// The times of the boot before mean nothing after it: Unix time counts.
+#[test]
+fn what_is_cleaned_is_not_known_again_after_a_reboot_or_a_week() {
+    let booted = |boot_id: &str, at: u64| CoreConfig {
+        boot_id: boot_id.to_owned(),
+        boot_unix_ns: at * 1_000_000_000,
+        ..CoreConfig::default()
+    };
+    let looked_up = |at: u64| PreCached {
+        lookup: at * 1_000_000_000,
+        ..known("www.cilium.io", "1.1.1.1", 10_000_000)
+    };
+    let is_open = |node: &Node| node.identity("1.1.1.1").is_some();
+    let clean = |node: &mut Node, pattern: &str| {
+        node.event(Event::CleanNames(CleanNames {
+            pattern: Some(pattern.to_owned()),
+            endpoint: None,
+        }));
+    };
+    let mut node = start_with(
+        booted("a", 5000),
+        MemoryDatapath::default(),
+        1000,
+        &[looked_up(5500)],
+    );
+    assert!(is_open(&node));
+    clean(&mut node, "www.cilium.io");
+    // Another cleaning more than a week later writes the list again.
+    node.tick(node.now.plus_secs(700_000));
+    clean(&mut node, "other.test");
+    let cleaned = node.datapath.cleaned.clone();
+    let reboot = |lookup: u64| {
+        let datapath = MemoryDatapath {
+            cleaned: cleaned.clone(),
+            ..MemoryDatapath::default()
+        };
+        start_with(booted("b", 800_000), datapath, 1000, &[looked_up(lookup)])
+    };
+    assert!(!is_open(&reboot(5500)));
+    assert!(is_open(&reboot(6500)), "looked up after it was cleaned");
+    // The list is the same at the next boot.
+    let mut node = reboot(5500);
+    clean(&mut node, "another.test");
+    let node = start_with(
+        booted("c", 900_000),
+        MemoryDatapath {
+            cleaned: node.datapath.cleaned.clone(),
+            ..MemoryDatapath::default()
+        },
+        1000,
+        &[looked_up(5500)],
+    );
+    assert!(!is_open(&node));
 }

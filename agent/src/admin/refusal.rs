@@ -27,7 +27,7 @@ impl Refusal {
         Self::new(StatusCode::NOT_FOUND, error)
     }
 
-    pub(super) fn internal(error: impl ToString) -> Self {
+    pub(super) fn internal(error: &impl ToString) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
     }
 

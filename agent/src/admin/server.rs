@@ -204,7 +204,7 @@ impl Admin {
         let endpoints = Arc::clone(&self.endpoints);
         let spec = tokio::task::spawn_blocking(move || endpoints.add(document))
             .await
-            .map_err(Refusal::internal)??;
+            .map_err(|error| Refusal::internal(&error))??;
         let deadline = BootTime::now().nanos() + nanoseconds(SETTLE);
         loop {
             let snapshot = self.core.snapshot().await?;
@@ -268,7 +268,7 @@ impl Admin {
         let removed = key.clone();
         tokio::task::spawn_blocking(move || endpoints.remove(&key))
             .await
-            .map_err(Refusal::internal)??;
+            .map_err(|error| Refusal::internal(&error))??;
         // The queue is in order: an answer means that the removal was carried out.
         self.core.summary().await?;
         Ok(Done {
@@ -318,7 +318,7 @@ fn nanoseconds(duration: Duration) -> u64 {
 }
 
 fn render(value: &impl Serialize) -> Result<Vec<u8>, Refusal> {
-    serde_json::to_vec(value).map_err(Refusal::internal)
+    serde_json::to_vec(value).map_err(|error| Refusal::internal(&error))
 }
 
 async fn body(request: Request<Incoming>) -> Result<EndpointDocument, Refusal> {

@@ -64,12 +64,12 @@ pub async fn run(mut config: Config) -> Result<()> {
         Some(settings) => Some(Api::connect(settings).await?),
         None => None,
     };
-    let lock = StateDirLock::take(&config.state_dir)?;
-    refuse_beside_cilium(&config.bpf_root)?;
-    let root_lock = BpfRootLock::take(&config.bpf_root)?;
+    let lock = StateDirLock::take(&config.flags.state_dir)?;
+    refuse_beside_cilium(&config.flags.bpf_root)?;
+    let root_lock = BpfRootLock::take(&config.flags.bpf_root)?;
     // One spelling of the root, whatever links lead to it: filters have it in their names.
-    config.bpf_root = std::fs::canonicalize(&config.bpf_root)?;
-    let set = config.daemonset.clone().zip(api.clone());
+    config.flags.bpf_root = std::fs::canonicalize(&config.flags.bpf_root)?;
+    let set = config.flags.cluster.daemonset.clone().zip(api.clone());
     let places = Places::of(&config);
     let (config, parts, node) = kernel::prepare(config, api).await?;
     let agent = Agent::start(config, parts).await?;
@@ -167,7 +167,7 @@ impl Rim {
         self.tasks.spawn(liveness::run(
             self.maps.clone(),
             self.core.clone(),
-            config.conntrack_gc_interval,
+            config.flags.conntrack_gc_interval,
             freed,
             self.stop.clone(),
         ));

@@ -45,12 +45,11 @@ pub struct Places {
 impl Places {
     /// Those of an agent with these settings.
     pub(crate) fn of(config: &Config) -> Self {
-        let cni = config.cni_places.as_ref();
         Self {
-            bpf_root: config.bpf_root.clone(),
-            state_dir: config.state_dir.clone(),
-            endpoint_store: config.endpoint_store.clone(),
-            cni_conf_dir: cni.and_then(|cni| cni.conf_dir.clone()),
+            bpf_root: config.flags.bpf_root.clone(),
+            state_dir: config.flags.state_dir.clone(),
+            endpoint_store: config.flags.endpoint_store.clone(),
+            cni_conf_dir: config.flags.cni.cni_conf_dir.clone(),
         }
     }
 }

@@ -72,7 +72,7 @@ fn bind(config: &Config) -> Result<Sockets, ListenError> {
         options: SocketOptions::Transparent,
         steering: Some(SteeringConfig {
             gate: Gate::default(),
-            bpf_root: config.bpf_root.clone(),
+            bpf_root: config.flags.bpf_root.clone(),
             kind: steering::KIND_FALLBACK,
         }),
         tcp_connections: Descriptors::raise()
@@ -84,8 +84,8 @@ fn bind(config: &Config) -> Result<Sockets, ListenError> {
 fn proxy_config(config: &Config, transparent: Transparent) -> ProxyConfig {
     ProxyConfig {
         port: config.core.proxy_port,
-        reject: config.reject_code,
-        max_delay: config.response_max_delay,
+        reject: config.flags.tofqdns_dns_reject_response_code,
+        max_delay: config.flags.tofqdns_proxy_response_max_delay,
         transparent,
         ..ProxyConfig::default()
     }
@@ -103,7 +103,7 @@ impl BuiltinProxy {
     ) -> Result<Arc<Self>, ListenError> {
         let sockets = bind(config)?;
         let maps = Arc::new(PinnedMaps::open(
-            &config.bpf_root,
+            &config.flags.bpf_root,
             config.core.enable_ipv4 && config.core.enable_ipv6,
         ));
         let policy = Arc::new(PolicyHandle::new());
@@ -111,14 +111,20 @@ impl BuiltinProxy {
             tracing::warn!(%error, "a restored rule of the built-in proxy allows nothing");
         }
         let min_ttl = config.core.min_ttl;
-        let sink = Arc::new(LinkSink::new(min_ttl, config.response_max_delay));
+        let sink = Arc::new(LinkSink::new(
+            min_ttl,
+            config.flags.tofqdns_proxy_response_max_delay,
+        ));
         let stats = Stats::default();
-        let transparent = Transparent::new(config.transparent, config.transparent_outside);
+        let transparent = Transparent::new(
+            config.flags.dnsproxy_enable_transparent_mode,
+            config.flags.transparent_mode_outside_cluster,
+        );
         let maintenance = Maintenance {
             maps: Arc::clone(&maps),
             sink: Arc::clone(&sink),
             transparent: transparent.clone(),
-            bpf_root: config.bpf_root.clone(),
+            bpf_root: config.flags.bpf_root.clone(),
         };
         maintenance.detect_transparent();
         let proxy = Arc::new(Proxy::new(

@@ -13,7 +13,7 @@ use std::{
 
 use daemon::{
     lookup::Lookup,
-    state_file::{read_or_set_aside, write_atomic},
+    state_file::{read_or_set_aside, write_json},
 };
 use serde::{Deserialize, Serialize};
 
@@ -152,8 +152,7 @@ impl DocumentDir {
             directory: self.dir.clone(),
             identity: now,
         };
-        let written = serde_json::to_vec(&content).map_err(io::Error::from);
-        let written = written.and_then(|text| write_atomic(file, &text));
+        let written = write_json(file, &content);
         // The first failure is logged; the next listing tries again.
         if let Err(error) = &written
             && (is_new || self.is_stored)

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use daemon::state_file::{self, Content, StateFileError, write_atomic};
+use daemon::state_file::{self, Content, StateFileError, write_json};
 use dns_policy::epoch::Epoch;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -152,8 +152,7 @@ fn begin_on(
         boot_id: boot_id.clone(),
         start,
     };
-    let text = serde_json::to_vec(&file).map_err(|e| failed(e.into()))?;
-    match write_atomic(&path, &text) {
+    match write_json(&path, &file) {
         Err(e) if is_full(&e) => {
             tracing::error!(path = %path.display(), error = %e, "this start cannot be counted on disk, so no new address can be opened; free space in --state-dir");
             start = shared_maps::user::boottime_ns();

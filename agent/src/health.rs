@@ -10,11 +10,11 @@ use agent_datapath::{
 };
 use daemon::{
     descriptors::Descriptors,
-    http_server::{self, OPENMETRICS, Socket, TEXT},
+    http_server::{self, OPENMETRICS, Socket, TEXT, answer},
 };
 use holdfast_sdp::stats::Stats;
 use http_body_util::Full;
-use hyper::{Request, Response, StatusCode, body::Bytes, header::CONTENT_TYPE};
+use hyper::{Request, Response, StatusCode, body::Bytes};
 use shared_maps::user::Globals;
 use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -76,14 +76,14 @@ impl Health {
         match request.uri().path() {
             "/metrics" => self.metrics().await,
             "/healthz" => match tokio::time::timeout(ALIVE, self.core.summary()).await {
-                Ok(Ok(_)) => answer(StatusCode::OK, TEXT, "ok\n".to_owned()),
+                Ok(Ok(_)) => answer(StatusCode::OK, TEXT, "ok\n"),
                 Ok(Err(error)) => {
                     answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n"))
                 }
                 Err(_) => answer(
                     StatusCode::SERVICE_UNAVAILABLE,
                     TEXT,
-                    "the core did not answer within 5 s\n".to_owned(),
+                    "the core did not answer within 5 s\n",
                 ),
             },
             "/readyz" if self.ready() => answer(
@@ -105,7 +105,7 @@ impl Health {
             _ => answer(
                 StatusCode::NOT_FOUND,
                 TEXT,
-                "there is /metrics, /healthz and /readyz\n".to_owned(),
+                "there is /metrics, /healthz and /readyz\n",
             ),
         }
     }
@@ -177,17 +177,8 @@ impl Health {
             Err(_) => answer(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 TEXT,
-                "the metrics cannot be written\n".to_owned(),
+                "the metrics cannot be written\n",
             ),
         }
     }
-}
-
-fn answer(status: StatusCode, kind: &'static str, text: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(text)));
-    *response.status_mut() = status;
-    response
-        .headers_mut()
-        .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
-    response
 }

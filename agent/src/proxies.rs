@@ -147,7 +147,7 @@ impl StreamKind {
 }
 
 /// The registry. Clones share it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Proxies {
     shared: Arc<Shared>,
 }
@@ -162,35 +162,18 @@ struct Stream {
     view: ProxyView,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shared {
     rules: watch::Sender<Arc<RulesTable>>,
     results: Mutex<BTreeMap<StreamId, Mailbox>>,
     views: Mutex<Views>,
-    next: AtomicU64,
+    /// Number of the last stream; the first one is 1.
+    last: AtomicU64,
     changes: watch::Sender<u64>,
     closed_slow: AtomicU64,
     nacks: AtomicU64,
     unreadable: AtomicU64,
     oversized: AtomicU64,
-}
-
-impl Default for Proxies {
-    fn default() -> Self {
-        Self {
-            shared: Arc::new(Shared {
-                rules: watch::Sender::new(Arc::default()),
-                results: Mutex::default(),
-                views: Mutex::default(),
-                next: AtomicU64::new(1),
-                changes: watch::Sender::new(0),
-                closed_slow: AtomicU64::new(0),
-                nacks: AtomicU64::new(0),
-                unreadable: AtomicU64::new(0),
-                oversized: AtomicU64::new(0),
-            }),
-        }
-    }
 }
 
 impl Proxies {
@@ -262,7 +245,7 @@ impl Proxies {
         pid: Option<i32>,
         who: Option<Peer>,
     ) -> StreamGuard {
-        let id = StreamId(self.shared.next.fetch_add(1, Ordering::Relaxed));
+        let id = StreamId(self.shared.last.fetch_add(1, Ordering::Relaxed) + 1);
         let view = ProxyView {
             stream: id.0,
             instance: instance.to_owned(),

@@ -5,8 +5,9 @@ use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use http_body_util::Full;
 use hyper::{
-    Request, Response,
+    Request, Response, StatusCode,
     body::{Bytes, Incoming},
+    header::{CONTENT_TYPE, HeaderValue},
     server::conn::http1,
     service::service_fn,
 };
@@ -25,6 +26,8 @@ use crate::{
 
 /// Content type of plain text in UTF-8.
 pub const TEXT: &str = "text/plain; charset=utf-8";
+/// Content type of JSON.
+pub const JSON: &str = "application/json";
 /// Content type of metrics in OpenMetrics 1.0.
 pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -36,6 +39,19 @@ pub async fn bind_metrics(address: SocketAddr) -> Result<TcpListener, String> {
     TcpListener::bind(address).await.map_err(|error| {
         format!("--metrics-address {address}: {error}; choose another address, or \"off\"")
     })
+}
+
+/// A whole answer with a content type.
+pub fn answer(
+    status: StatusCode,
+    kind: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<Full<Bytes>> {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    let kind = HeaderValue::from_static(kind);
+    answer.headers_mut().insert(CONTENT_TYPE, kind);
+    answer
 }
 
 /// Limits for the peers of one socket.

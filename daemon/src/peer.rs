@@ -19,7 +19,7 @@ use tokio::net::UnixStream;
 use crate::tcp_owner::TcpOwners;
 
 /// The other end of a connection, as far as limits count it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Peer {
     /// An address; of IPv6 the network (/64) that one host has to itself.
     Address(IpAddr),
@@ -35,6 +35,7 @@ pub enum Peer {
         instance: u64,
     },
     /// One that the kernel does not name.
+    #[default]
     Unnamed,
 }
 

@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     lookup::Lookup,
@@ -170,6 +170,11 @@ pub fn write_atomic(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut file = create(&temporary)?;
     file.write_all(text)?;
     rename_synced(&file, &temporary, path)
+}
+
+/// As [`write_atomic`], with `content` as JSON.
+pub fn write_json(path: &Path, content: &impl Serialize) -> io::Result<()> {
+    write_atomic(path, &serde_json::to_vec_pretty(content)?)
 }
 
 /// Gives a whole file, which is at `temporary`, its name, durably.

@@ -1,7 +1,7 @@
 //! Runs of an agent, which leases and revocations belong to.
 
 /// One run of an agent.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Epoch {
     /// The kernel's boot id (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,

@@ -6,12 +6,11 @@
 
 use std::{io, path::PathBuf, sync::Arc, thread};
 
-use daemon::http_server::{OPENMETRICS, TEXT};
+use daemon::http_server::{JSON, OPENMETRICS, TEXT, answer};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
-    header::CONTENT_TYPE,
 };
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
@@ -31,7 +30,6 @@ pub use server::{AdminListeners, MetricsListener, remove_left};
 
 /// Longest body of a request, bytes. Requests are small JSON objects.
 const LARGEST_BODY: usize = 64 << 10;
-const JSON: &str = "application/json";
 
 /// Why the sockets for people and probes cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -159,15 +157,6 @@ fn json(value: &impl Serialize) -> Answer {
         Ok(text) => answer(StatusCode::OK, JSON, text),
         Err(error) => answer(StatusCode::INTERNAL_SERVER_ERROR, TEXT, error.to_string()),
     }
-}
-
-fn answer(code: StatusCode, kind: &'static str, text: String) -> Answer {
-    let mut answer = Response::new(Full::new(Bytes::from(text)));
-    *answer.status_mut() = code;
-    answer
-        .headers_mut()
-        .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
-    answer
 }
 
 async fn read_json<T: serde::de::DeserializeOwned>(body: Incoming) -> Result<T, Answer> {

@@ -138,7 +138,7 @@ impl Config {
             return Err(ConfigError::NoFamily);
         }
         let name = instance_name(s.name)?;
-        let min_ttl = s.tofqdns_min_ttl.map_or(0, |span| span.0.as_secs());
+        let min_ttl = s.tofqdns_min_ttl.map_or(0, |ttl| ttl.as_secs());
         let port = s.standalone_dns_proxy_server_port;
         let reject = s
             .tofqdns_dns_reject_response_code
@@ -156,12 +156,10 @@ impl Config {
                 (Ipv4Addr::LOCALHOST, METRICS_PORT).into(),
             )),
             journal_dir: s.journal_dir.unwrap_or_else(|| JOURNAL_DIR.into()),
-            drain_timeout: s
-                .drain_timeout
-                .map_or(Duration::from_secs(10), |span| span.0),
+            drain_timeout: s.drain_timeout.unwrap_or(Duration::from_secs(10)),
             response_max_delay: s
                 .tofqdns_proxy_response_max_delay
-                .map_or(Duration::from_millis(100), |span| span.0),
+                .unwrap_or(Duration::from_millis(100)),
             reject,
             min_ttl: u32::try_from(min_ttl).map_err(|_| ConfigError::MinTtl)?,
             concurrency_limit: s
@@ -169,7 +167,7 @@ impl Config {
                 .and_then(|n| NonZeroUsize::new(usize::try_from(n).unwrap_or(usize::MAX))),
             concurrency_grace: s
                 .dnsproxy_concurrency_processing_grace_period
-                .map_or(Duration::ZERO, |span| span.0),
+                .unwrap_or_default(),
             transparent: s.dnsproxy_enable_transparent_mode.unwrap_or(false),
             transparent_outside: s.transparent_mode_outside_cluster.unwrap_or(false),
             acknowledgements: match s.reuse_acknowledgements {

@@ -23,11 +23,28 @@ pub enum DnsDenyResponse {
 }
 
 /// Both settings. Their defaults send nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct DenyResponses {
-    /// Reply to denied packets of every kind.
+    /// Reply to packets that egress policy denies. With icmp, connections fail at once and do not
+    /// wait for their timeout. Each endpoint gets 1,000 replies per second at most
+    #[arg(
+        id = "policy_deny_response",
+        long = "policy-deny-response",
+        value_name = "POLICY_DENY_RESPONSE",
+        value_enum,
+        default_value_t = PolicyDenyResponse::None
+    )]
     pub policy: PolicyDenyResponse,
-    /// For queries over UDP, and connections over TCP, to port 53.
+    /// Reply to DNS queries (port 53) to a server that egress policy denies. With refused, resolvers
+    /// continue with their next server at once. The query reaches no server. For UDP this goes before
+    /// --policy-deny-response
+    #[arg(
+        id = "dns_deny_response",
+        long = "dns-deny-response",
+        value_name = "DNS_DENY_RESPONSE",
+        value_enum,
+        default_value_t = DnsDenyResponse::None
+    )]
     pub dns: DnsDenyResponse,
 }
 

@@ -13,6 +13,7 @@ use agent_core::datapath::{
     map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
     plan::{Datapath, Step, StepError, Wake},
 };
+use clap::value_parser;
 use daemon::steering_program::{self, SteerError};
 use shared_maps::{
     EndpointId,
@@ -60,21 +61,34 @@ pub const SHARED_PINS: [&str; 15] = [
     quota::HELD_NAME,
 ];
 
-/// Sizes of the maps, entries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Sizes of the maps, entries. The bounds of conntrack and of policy maps are Cilium's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
 pub struct MapSizes {
-    /// `cilium_lxc`.
-    pub lxc: u32,
-    /// `cilium_ipcache_v2`.
+    /// Entries of each conntrack map for TCP (1024 to 16777216; Cilium: 524288). It applies when
+    /// the map is created. Each entry uses about 160 bytes of memory from the start
+    #[arg(long = "bpf-ct-global-tcp-max", value_name = "ENTRIES", default_value_t = MapSizes::default().conntrack_tcp,
+          value_parser = value_parser!(u32).range(1 << 10..=1 << 24))]
+    pub conntrack_tcp: u32,
+    /// Entries of each conntrack map for other protocols (1024 to 16777216; Cilium: 262144). It
+    /// applies when the map is created
+    #[arg(long = "bpf-ct-global-any-max", value_name = "ENTRIES", default_value_t = MapSizes::default().conntrack_any,
+          value_parser = value_parser!(u32).range(1 << 10..=1 << 24))]
+    pub conntrack_any: u32,
+    /// Entries of the ipcache (64 to 16777216), one for each prefix. It applies when the map is created
+    #[arg(long = "bpf-ipcache-map-max", value_name = "ENTRIES", default_value_t = MapSizes::default().ipcache,
+          value_parser = value_parser!(u32).range(64..=1 << 24))]
     pub ipcache: u32,
-    /// Each endpoint has a policy map of this size.
+    /// Entries of cilium_lxc (2 to 65535), one for each address of an endpoint. It applies when the map is created
+    #[arg(long = "bpf-lxc-map-max", value_name = "ENTRIES", default_value_t = MapSizes::default().lxc,
+          value_parser = value_parser!(u32).range(2..=65535))]
+    pub lxc: u32,
+    /// Entries of each endpoint's policy map (256 to 65536). It applies when the map is created
+    #[arg(long = "bpf-policy-map-max", value_name = "ENTRIES", default_value_t = MapSizes::default().policy,
+          value_parser = value_parser!(u32).range(256..=65536))]
     pub policy: u32,
     /// `cilium_policystats`.
+    #[arg(skip = policystats::MAX_ENTRIES)]
     pub policy_stats: u32,
-    /// For IPv4 and IPv6 each.
-    pub conntrack_tcp: u32,
-    /// The same for every other protocol.
-    pub conntrack_any: u32,
 }
 
 impl Default for MapSizes {

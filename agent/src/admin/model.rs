@@ -10,6 +10,7 @@ use agent_core::{
     policy::trace::RuleView,
 };
 use agent_datapath::{features::KernelView, quota::QuotaView, upkeep::RepairsView};
+use dns_policy::epoch::Epoch;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -25,7 +26,7 @@ pub struct Status {
     /// Process id of the agent.
     pub pid: u32,
     /// Boot id and start count of this run.
-    pub epoch: EpochView,
+    pub epoch: Epoch,
     /// Sources are synced and rules are given to proxies.
     pub ready: bool,
     pub summary: Summary,
@@ -57,14 +58,6 @@ pub struct Status {
     /// Pods of this node that ran before they were under policy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub started_open: Vec<StartedOpen>,
-}
-
-/// One run of the agent.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
-pub struct EpochView {
-    pub boot_id: String,
-    /// Starts of the agent since boot, this one included.
-    pub start: u64,
 }
 
 /// Answer to `/v1/policies`: the documents in force and those that were refused.

@@ -18,13 +18,8 @@ const NODES: usize = 10;
 
 /// Policy documents that are refused.
 pub(super) fn policies_refused(summary: &Summary) -> Option<String> {
-    if summary.policies_rejected == 0 {
-        return None;
-    }
-    Some(format!(
-        "{} policy documents are refused: see `policy get`",
-        summary.policies_rejected
-    ))
+    let refused = summary.policies_rejected;
+    (refused > 0).then(|| format!("{refused} policy documents are refused: see `policy get`"))
 }
 
 /// Reports in the cluster that cannot be written.
@@ -193,14 +188,9 @@ pub(super) fn not_under_policy(unmanaged: &Unmanaged) -> String {
 
 /// Changes that the datapath did not accept.
 pub(super) fn steps_pending(summary: &Summary) -> Option<String> {
-    if summary.pending_steps == 0 {
-        return None;
-    }
+    let pending = summary.pending_steps;
     let why = summary.trouble.as_deref().unwrap_or("see the log");
-    Some(format!(
-        "{} changes could not be made and are tried again: {why}",
-        summary.pending_steps
-    ))
+    (pending > 0).then(|| format!("{pending} changes could not be made and are tried again: {why}"))
 }
 
 /// Whether a proxy tells the agent what it learns.

@@ -27,6 +27,10 @@ impl Refusal {
         Self::new(StatusCode::NOT_FOUND, error)
     }
 
+    pub(super) fn internal(error: &impl ToString) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+    }
+
     pub(super) fn unavailable(error: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, error)
     }

@@ -20,13 +20,12 @@ use agent_core::{
     },
 };
 use agent_datapath::upkeep::Conditions;
-use daemon::http_server::{self, Admission, Socket};
+use daemon::http_server::{self, Admission, JSON, Socket};
 use dns_policy::{boot_time::BootTime, epoch::Epoch};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
-    header::CONTENT_TYPE,
 };
 use serde::Serialize;
 use shared_maps::user::Globals;
@@ -109,15 +108,10 @@ impl Admin {
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         match self.route(request).await {
-            Ok(body) => json(StatusCode::OK, body),
-            Err(refusal) => {
-                let body = Failed {
-                    error: refusal.error,
-                };
-                json(
-                    refusal.status,
-                    serde_json::to_vec(&body).unwrap_or_default(),
-                )
+            Ok(body) => http_server::answer(StatusCode::OK, JSON, body),
+            Err(Refusal { status, error }) => {
+                let body = serde_json::to_vec(&Failed { error });
+                http_server::answer(status, JSON, body.unwrap_or_default())
             }
         }
     }
@@ -157,9 +151,8 @@ impl Admin {
             }
             "/v1/resolver" if get => render(&self.resolver_objects().await?),
             "/v1/resolver/lookup" if get => {
-                let name = parameter(query.as_deref(), "name");
-                let missing = || Refusal::bad_request("parameter name is missing");
-                render(&self.resolver_lookup(&name.ok_or_else(missing)?).await?)
+                let name = required(query.as_deref(), "name")?;
+                render(&self.resolver_lookup(&name).await?)
             }
             "/v1/trace" if get => render(&self.trace(query.as_deref()).await?),
             "/v1/why" if get => render(&self.why(query.as_deref()).await?),
@@ -168,39 +161,27 @@ impl Admin {
                 render(&self.add(document).await?)
             }
             "/v1/endpoints" if method == Method::DELETE => {
-                let endpoint = parameter(query.as_deref(), "endpoint").ok_or_else(|| {
-                    Refusal::new(StatusCode::BAD_REQUEST, "parameter endpoint is missing")
-                })?;
+                let endpoint = required(query.as_deref(), "endpoint")?;
                 render(&self.remove(&endpoint).await?)
             }
             "/v1/names" if method == Method::DELETE => {
                 render(&self.clean(parameter(query.as_deref(), "pattern")).await?)
             }
-            _ => Err(Refusal::new(
-                StatusCode::NOT_FOUND,
-                format!("{method} {path} is not known; is the client of the same release?"),
-            )),
+            _ => Err(Refusal::not_found(format!(
+                "{method} {path} is not known; is the client of the same release?"
+            ))),
         }
     }
 
     async fn trace(&self, query: Option<&str>) -> Result<Trace, Refusal> {
-        let bad = |error: String| Refusal::new(StatusCode::BAD_REQUEST, error);
-        let wanted = |name: &str| {
-            let found = parameter(query, name);
-            found.ok_or_else(|| bad(format!("parameter {name} is missing")))
-        };
-        let port = wanted("port")?.parse::<Port>();
-        let port = port.map_err(|error| bad(error.to_string()))?;
-        let (from, to) = (wanted("from")?, wanted("to")?);
+        let port = required(query, "port")?.parse::<Port>();
+        let port = port.map_err(|error| Refusal::bad_request(error.to_string()))?;
+        let (from, to) = (required(query, "from")?, required(query, "to")?);
         Ok(why::trace(&self.core, &from, &to, port).await?)
     }
 
     async fn why(&self, query: Option<&str>) -> Result<Why, Refusal> {
-        let bad = |error: String| Refusal::new(StatusCode::BAD_REQUEST, error);
-        let wanted = |name: &str| {
-            let found = parameter(query, name);
-            found.ok_or_else(|| bad(format!("parameter {name} is missing")))
-        };
+        let bad = |reason: String| Refusal::bad_request(reason);
         let port = parameter(query, "port");
         let port = port.map(|text| text.parse::<Port>()).transpose();
         let direction = match parameter(query, "direction").as_deref() {
@@ -209,8 +190,8 @@ impl Admin {
             Some(other) => return Err(bad(format!("direction {other} is not known"))),
         };
         let question = Question {
-            endpoint: wanted("endpoint")?,
-            target: why::target(&self.core, &wanted("target")?).await?,
+            endpoint: required(query, "endpoint")?,
+            target: why::target(&self.core, &required(query, "target")?).await?,
             port: port.map_err(|error| bad(error.to_string()))?,
             direction,
         };
@@ -223,7 +204,7 @@ impl Admin {
         let endpoints = Arc::clone(&self.endpoints);
         let spec = tokio::task::spawn_blocking(move || endpoints.add(document))
             .await
-            .map_err(|e| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))??;
+            .map_err(|error| Refusal::internal(&error))??;
         let deadline = BootTime::now().nanos() + nanoseconds(SETTLE);
         loop {
             let snapshot = self.core.snapshot().await?;
@@ -276,14 +257,10 @@ impl Admin {
         let key = match endpoint.parse::<u16>() {
             Ok(id) => {
                 let snapshot = self.core.snapshot().await?;
-                snapshot
-                    .endpoints
-                    .into_iter()
-                    .find(|view| view.id == id)
-                    .map(|view| view.key)
-                    .ok_or_else(|| {
-                        Refusal::new(StatusCode::NOT_FOUND, format!("there is no endpoint {id}"))
-                    })?
+                let mut endpoints = snapshot.endpoints.into_iter();
+                let endpoint = endpoints.find(|view| view.id == id);
+                let missing = || Refusal::not_found(format!("there is no endpoint {id}"));
+                endpoint.ok_or_else(missing)?.key
             }
             Err(_) => endpoint.to_owned(),
         };
@@ -291,7 +268,7 @@ impl Admin {
         let removed = key.clone();
         tokio::task::spawn_blocking(move || endpoints.remove(&key))
             .await
-            .map_err(|e| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))??;
+            .map_err(|error| Refusal::internal(&error))??;
         // The queue is in order: an answer means that the removal was carried out.
         self.core.summary().await?;
         Ok(Done {
@@ -331,27 +308,21 @@ impl Admin {
     }
 }
 
+fn required(query: Option<&str>, name: &str) -> Result<String, Refusal> {
+    let missing = || Refusal::bad_request(format!("parameter {name} is missing"));
+    parameter(query, name).ok_or_else(missing)
+}
+
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn render(value: &impl Serialize) -> Result<Vec<u8>, Refusal> {
-    serde_json::to_vec(value)
-        .map_err(|e| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))
-}
-
-fn json(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(body)));
-    *response.status_mut() = status;
-    response.headers_mut().insert(
-        CONTENT_TYPE,
-        hyper::header::HeaderValue::from_static("application/json"),
-    );
-    response
+    serde_json::to_vec(value).map_err(|error| Refusal::internal(&error))
 }
 
 async fn body(request: Request<Incoming>) -> Result<EndpointDocument, Refusal> {
-    let bad = |reason: String| Refusal::new(StatusCode::BAD_REQUEST, reason);
+    let bad = |reason: String| Refusal::bad_request(reason);
     let body = Limited::new(request.into_body(), BODY)
         .collect()
         .await

@@ -4,12 +4,7 @@ use agent_cluster::{health::ClusterHealth, own_interfaces};
 use agent_core::core::{Core, snapshot::Summary};
 use agent_datapath::{features::KernelView, quota, upkeep::Part};
 
-use super::{
-    model::{EpochView, Status},
-    problems,
-    refusal::Refusal,
-    server::Admin,
-};
+use super::{model::Status, problems, refusal::Refusal, server::Admin};
 use crate::{dir_writers::OwnDirectory, endpoint::source::Unresolved, proxies::ProxyView};
 
 impl Admin {
@@ -41,10 +36,7 @@ impl Admin {
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            epoch: EpochView {
-                boot_id: self.epoch.boot_id.clone(),
-                start: self.epoch.start,
-            },
+            epoch: self.epoch.clone(),
             ready,
             summary,
             proxies,

@@ -41,10 +41,10 @@ pub(super) async fn prepare(
     api: Option<Api>,
 ) -> Result<(Config, Parts, NodeParts)> {
     let files = StateFiles::open(&config.state())
-        .with_context(|| format!("--state-dir {}", config.state_dir.display()))?;
-    let maps = Globals::new(&config.bpf_root);
+        .with_context(|| format!("--state-dir {}", config.flags.state_dir.display()))?;
+    let maps = Globals::new(&config.flags.bpf_root);
     let mut found = restore::read(&files, &maps, BootTime::now())?;
-    if let Some(path) = &config.pre_cache {
+    if let Some(path) = &config.flags.tofqdns_pre_cache {
         found.read_pre_cache(path);
     }
     let channel = runner::channel();
@@ -60,7 +60,7 @@ pub(super) async fn prepare(
     // The map of an earlier run keeps its size.
     let ipcache_max = datapath.ipcache_max();
     config.core.ipcache_max = usize::try_from(ipcache_max).unwrap_or(usize::MAX);
-    if let Some(path) = &config.pre_cache {
+    if let Some(path) = &config.flags.tofqdns_pre_cache {
         found.bound_pre_cache(path, ipcache_max);
     }
     let mut gate = ClosedInterfaces::new(datapath.programs().clone(), maps.clone());
@@ -107,24 +107,27 @@ fn upkeep(
         ipv4: config.core.enable_ipv4,
         ipv6: config.core.enable_ipv6,
         globals: maps.clone(),
-        sdp_group: config.sdp_group,
+        sdp_group: config.flags.sdp_group,
         steering: datapath.steering(),
-        port: config.hold_proxy_port.then_some(config.core.proxy_port),
+        port: config
+            .flags
+            .hold_proxy_port
+            .then_some(config.core.proxy_port),
     };
     Upkeep::new(node, conditions.clone())
 }
 
 fn kernel_config(config: &Config) -> KernelConfig {
     KernelConfig {
-        bpf_root: config.bpf_root.clone(),
+        bpf_root: config.flags.bpf_root.clone(),
         ipv4: config.core.enable_ipv4,
         ipv6: config.core.enable_ipv6,
-        sizes: config.map_sizes,
-        transparent: config.transparent,
-        tcx: config.tcx,
-        dns_quota: config.dns_quota,
-        deny_responses: config.deny_responses,
-        sdp_group: config.sdp_group,
+        sizes: config.flags.map_sizes,
+        transparent: config.flags.dnsproxy_enable_transparent_mode,
+        tcx: config.flags.enable_tcx,
+        dns_quota: config.flags.endpoint_dns_quota,
+        deny_responses: config.flags.deny,
+        sdp_group: config.flags.sdp_group,
     }
 }
 
@@ -134,7 +137,7 @@ async fn interfaces(
     datapath: &KernelDatapath,
     maps: &Globals,
 ) -> Result<Option<Interfaces>> {
-    if !config.transparent {
+    if !config.flags.dnsproxy_enable_transparent_mode {
         Interfaces::withdraw(maps)?;
         return Ok(None);
     }

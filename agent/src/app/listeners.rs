@@ -25,9 +25,10 @@ pub(super) struct PageListeners {
 impl Listeners {
     /// Binds every socket. The error names the flag of the socket that failed.
     pub(super) async fn bind(config: &Config) -> Result<Self> {
-        let sdp = peer::bind(&config.sdp_socket, Some(config.sdp_group)).context("--sdp-socket")?;
-        let admin = peer::bind(&config.admin_socket, None).context("--admin-socket")?;
-        let cni = match &config.cni_socket {
+        let sdp = peer::bind(&config.flags.sdp_socket, Some(config.flags.sdp_group))
+            .context("--sdp-socket")?;
+        let admin = peer::bind(&config.flags.admin_socket, None).context("--admin-socket")?;
+        let cni = match &config.flags.cni.socket() {
             Some(socket) => Some(peer::bind(socket, None).context("--cni-socket")?),
             None => None,
         };
@@ -39,7 +40,7 @@ impl Listeners {
             ),
             None => None,
         };
-        let fqdndata = match config.fqdndata_port {
+        let fqdndata = match config.fqdndata_port() {
             Some(port) => Some(TcpListener::bind(("127.0.0.1", port)).await.with_context(|| {
                 format!("--standalone-dns-proxy-server-port {port}: choose another, or stop what has it")
             })?),

@@ -41,10 +41,11 @@ pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageList
     if let Some(listener) = listeners.cni {
         serve_cni(rim, &about, add_failures.clone(), listener);
     }
-    let in_place = config.cni_places.is_some().then(|| cni.clone());
+    let places = config.flags.cni.places();
+    let in_place = places.is_some().then(|| cni.clone());
     let cluster = about.sources.cluster.clone();
-    if let (Some(api), Some(health), Some(key)) = (about.api.clone(), cluster, config.startup_taint)
-    {
+    let key = config.startup_taint().map(str::to_owned);
+    if let (Some(api), Some(health), Some(key)) = (about.api.clone(), cluster, key) {
         let taint = StartupTaint {
             api,
             node: config.node_name,
@@ -54,7 +55,7 @@ pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageList
         let ready = ready_with_cni(rim, in_place);
         rim.tasks.spawn(taint.run(ready, rim.stop.clone()));
     }
-    if let Some(places) = config.cni_places {
+    if let Some(places) = places {
         let ready = ready_with_cni(rim, None);
         rim.tasks.spawn(places.run(cni, ready, rim.stop.clone()));
     }
@@ -85,7 +86,7 @@ fn serve_admin(
         maps: rim.maps.clone(),
         builtin: describe(about.builtin.clone()),
         damaged: Arc::clone(&about.damaged),
-        state_dir: config.state_dir.clone(),
+        state_dir: config.flags.state_dir.clone(),
         conditions: about.conditions.clone(),
         cluster: about.sources.cluster.clone(),
         resolver: about.resolver.clone(),
@@ -140,13 +141,13 @@ fn ready_with_cni(
 /// Directories whose files decide what the agent does. The proxies' group may write into that of the
 /// state: it has directories of its own there.
 fn directories(config: &Config) -> Vec<OwnDirectory> {
-    let policies = config.policy_dir.iter().map(|path| OwnDirectory {
+    let policies = config.flags.policy_dir.iter().map(|path| OwnDirectory {
         flag: "--policy-dir",
         path: path.clone(),
         group: None,
         effect: "decides policy",
     });
-    let endpoints = config.endpoint_dir.iter().map(|path| OwnDirectory {
+    let endpoints = config.flags.endpoint_dir.iter().map(|path| OwnDirectory {
         flag: "--endpoint-dir",
         path: path.clone(),
         group: None,
@@ -154,8 +155,8 @@ fn directories(config: &Config) -> Vec<OwnDirectory> {
     });
     let state = OwnDirectory {
         flag: "--state-dir",
-        path: config.state_dir.clone(),
-        group: Some(config.sdp_group),
+        path: config.flags.state_dir.clone(),
+        group: Some(config.flags.sdp_group),
         effect: "decides what a restart restores",
     };
     policies.chain(endpoints).chain([state]).collect()

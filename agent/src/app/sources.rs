@@ -53,7 +53,7 @@ pub(super) fn policies(
     files: &StateFiles,
     damaged: &mut Vec<String>,
 ) -> Result<Option<(WatchedDir, PolicyDir)>> {
-    let Some(dir) = &config.policy_dir else {
+    let Some(dir) = &config.flags.policy_dir else {
         return Ok(None);
     };
     let kept = LastGood::open(files.dir(), dir, damaged)?;
@@ -92,10 +92,12 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
         endpoints.take_in_from(PodSource { pods, netns_dir });
     }
     // Only agents of a DaemonSet are pods.
-    let unattended = api.as_ref().filter(|_| config.daemonset.is_some());
+    let unattended = api
+        .as_ref()
+        .filter(|_| config.flags.cluster.daemonset.is_some());
     let unattended = unattended.map(|api| Unattended::new(&config.node_name, api.namespace()));
-    let filter = LabelFilter::new(config.label_rules.clone());
-    let book = Book::new(filter, &config.cluster_name).on_node(&config.node_name);
+    let filter = LabelFilter::new(config.flags.cluster.labels.clone());
+    let book = Book::new(filter, &config.flags.cluster.cluster_name).on_node(&config.node_name);
     let origin = origin(config, api.as_ref());
     let watches = api.map(|api| watches(config, rim, &api));
     let cluster = watches.as_ref().map(|watches| watches.health.clone());
@@ -117,7 +119,7 @@ fn origin(config: &Config, api: Option<&Api>) -> Origin {
     let authorities = api.map(|api| api.authorities().to_vec());
     Origin {
         server: server.unwrap_or_default(),
-        cluster: config.cluster_name.clone(),
+        cluster: config.flags.cluster.cluster_name.clone(),
         authorities: authorities.unwrap_or_default(),
     }
 }
@@ -126,7 +128,7 @@ fn origin(config: &Config, api: Option<&Api>) -> Origin {
 fn watches(config: &Config, rim: &Rim, api: &Api) -> Watches {
     let here = Here {
         node: config.node_name.clone(),
-        has_service_blocks: config.has_service_blocks,
+        has_service_blocks: !config.flags.cluster.k8s_service_cidr.is_empty(),
     };
     match config.relays.clone() {
         Some(relays) => relay::start::follow(api, relays, here, &rim.tasks, &rim.stop),
@@ -143,8 +145,8 @@ fn endpoint_source(
 ) -> Result<Arc<EndpointBook>> {
     let handle = rim.core.clone();
     let book = EndpointBook::open(
-        config.endpoint_dir.clone(),
-        CliFile::in_dir(state).stored_in(&config.endpoint_store),
+        config.flags.endpoint_dir.clone(),
+        CliFile::in_dir(state).stored_in(&config.flags.endpoint_store),
         restored,
         gate,
         move |event| {
@@ -153,7 +155,7 @@ fn endpoint_source(
         },
     )?;
     // Without a directory there is still what was added by command and cannot be resolved yet.
-    let watched = config.endpoint_dir.as_deref().unwrap_or(state);
+    let watched = config.flags.endpoint_dir.as_deref().unwrap_or(state);
     polls::run(Arc::clone(&book), watched, &rim.tasks, rim.stop.clone());
     Ok(book)
 }

@@ -25,7 +25,7 @@ pub(super) fn builtin(
     rim: &Rim,
     restored: &[RulesOf],
 ) -> Result<Option<Arc<BuiltinProxy>>> {
-    if config.disable_builtin_dns_proxy {
+    if config.flags.disable_builtin_dns_proxy {
         return Ok(None);
     }
     let ports = Ports {
@@ -56,7 +56,7 @@ pub(super) async fn start(
         epoch: rim.epoch.clone(),
         proxy_port: config.core.proxy_port,
         min_ttl: config.core.min_ttl,
-        state_dir: config.state_dir.clone(),
+        state_dir: config.flags.state_dir.clone(),
     };
     let native = Native::new(
         about,
@@ -67,7 +67,7 @@ pub(super) async fn start(
     )
     .with_guests(limits.guests(Listener::Sdp));
     let allowed = Allowed {
-        group: Some(config.sdp_group),
+        group: Some(config.flags.sdp_group),
     };
     let streams = Lane::start("streams").context("starting the thread of proxies' streams")?;
     rim.tasks
@@ -76,7 +76,7 @@ pub(super) async fn start(
         let service = FqdnDataService::start(
             rim.core.clone(),
             rim.proxies.clone(),
-            config.response_max_delay,
+            config.flags.tofqdns_proxy_response_max_delay,
             rim.tasks.clone(),
             rim.rim_stop.clone(),
         );

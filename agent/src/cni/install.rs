@@ -25,7 +25,7 @@ const PLUGIN: &str = "holdfast-cni";
 
 /// Where the plugin and its configuration go.
 #[derive(Clone, Debug)]
-pub struct CniPlaces {
+pub(crate) struct CniPlaces {
     /// Directory of CNI configurations (`--cni-conf-dir`); `None` = none is written.
     pub conf_dir: Option<PathBuf>,
     /// Directory of CNI plugins (`--cni-bin-dir`); `None` = the plugin is not installed.

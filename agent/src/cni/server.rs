@@ -12,12 +12,11 @@ use std::{
 };
 
 use agent_core::core::view::standing::Standing;
-use daemon::http_server::{self, Admission, Socket};
+use daemon::http_server::{self, Admission, JSON, Socket};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
     Request, Response, StatusCode,
     body::{Bytes, Incoming},
-    header::CONTENT_TYPE,
 };
 use serde_json::json;
 use shared_maps::EndpointId;
@@ -149,11 +148,7 @@ impl CniServer {
             }
             Err(refusal) => (refusal.status, json!({"error": refusal.reason})),
         };
-        let mut response = Response::new(Full::new(Bytes::from(body.to_string())));
-        *response.status_mut() = status;
-        let json = hyper::header::HeaderValue::from_static("application/json");
-        response.headers_mut().insert(CONTENT_TYPE, json);
-        response
+        http_server::answer(status, JSON, body.to_string())
     }
 
     async fn route(&self, request: Request<Incoming>) -> Result<Option<EndpointId>, Refusal> {

@@ -14,6 +14,7 @@ use super::{
     destination::{Receiver, sender},
     relay_args::RelayArgs,
     run_args::RunArgs,
+    setting,
     why_args::WhyArgs,
 };
 use crate::endpoint::source::{EndpointError, own_label};
@@ -370,42 +371,27 @@ pub enum BpfPolicy {
 
 /// `cleanup`
 #[derive(Clone, Debug, Args)]
+#[command(mut_args = setting::complete)]
 pub struct CleanupArgs {
     /// Directory that has the node's root, such as /host in a pod of `kubectl debug node`. The other
     /// directories are those below it
-    #[arg(
-        long,
-        value_name = "DIR",
-        default_value = "/",
-        env = "HOLDFAST_HOST_ROOT"
-    )]
+    #[arg(long, value_name = "DIR", default_value = "/")]
     pub host_root: PathBuf,
     /// Directory on a BPF file system that contains the agent's pins
-    #[arg(long, default_value = shared_maps::pin::BPF_ROOT, env = "HOLDFAST_BPF_ROOT")]
+    #[arg(long, default_value = shared_maps::pin::BPF_ROOT)]
     pub bpf_root: PathBuf,
     /// Directory of the agent's state
-    #[arg(
-        long,
-        value_name = "DIR",
-        default_value = "/var/run/holdfast",
-        env = "HOLDFAST_STATE_DIR"
-    )]
+    #[arg(long, value_name = "DIR", default_value = "/var/run/holdfast")]
     pub state_dir: PathBuf,
     /// Directory in which the agent stored the endpoints that `endpoint add` added
     #[arg(
         long,
         value_name = "DIR",
-        default_value = "/var/lib/holdfast/endpoints",
-        env = "HOLDFAST_ENDPOINT_STORE"
+        default_value = "/var/lib/holdfast/endpoints"
     )]
     pub endpoint_store: PathBuf,
     /// Directory of the node's CNI configuration, from which 05-holdfast.conflist is removed
-    #[arg(
-        long,
-        value_name = "DIR",
-        default_value = "/etc/cni/net.d",
-        env = "HOLDFAST_CNI_CONF_DIR"
-    )]
+    #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
     pub cni_conf_dir: PathBuf,
 }
 

@@ -1,11 +1,13 @@
 //! Flags about the cluster that this node is part of.
 
-use std::{net::IpAddr, path::PathBuf, str::FromStr};
+use std::{net::IpAddr, path::PathBuf};
 
 use agent_core::kubernetes::{external_ips::ExternalIps, labels::LabelRule};
 use clap::{ArgAction, Args};
 use ipnet::IpNet;
 use netpol::name::is_label_key;
+
+use super::firewall_args;
 
 /// Bytes of a cluster's name, as in Cilium.
 const NAME_MAX: usize = 32;
@@ -15,23 +17,22 @@ pub struct ClusterArgs {
     /// Read pods, namespaces, Services, nodes and policies from the Kubernetes API: with the service
     /// account of this pod, or with --kubeconfig. --policy-dir may be read as well; of two documents
     /// of one kind and name that of the cluster counts
-    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
-          require_equals = true, action = ArgAction::Set, env = "HOLDFAST_KUBERNETES")]
+    #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub kubernetes: bool,
     /// Kubeconfig with the address of the API server and the account to use there; its current
     /// context counts. Without it: the service account of this pod
-    #[arg(long, value_name = "FILE", env = "HOLDFAST_KUBECONFIG")]
+    #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// URL of the API server, for example https://192.0.2.1:6443, in the place of the kubeconfig's
     /// or of KUBERNETES_SERVICE_HOST: an address that does not depend on kube-proxy
-    #[arg(long, value_name = "URL", env = "HOLDFAST_K8S_API_SERVER")]
+    #[arg(long, value_name = "URL")]
     pub k8s_api_server: Option<String>,
     /// DaemonSet of this agent, in the namespace of its service account. When the agent is stopped and
     /// this DaemonSet was deleted, it takes everything off the node, as `holdfast-agent cleanup` does
-    #[arg(long, value_name = "NAME", env = "HOLDFAST_DAEMONSET")]
+    #[arg(long, value_name = "NAME")]
     pub daemonset: Option<String>,
     /// Name of this node in Node, CiliumNode and Pod documents [default: the host name]
-    #[arg(long, value_name = "NAME", env = "HOLDFAST_NODE_NAME")]
+    #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
     /// Key of the taint that keeps pods off a node until its agent is ready, set by a node pool or the
     /// kubelet. With --kubernetes, the agent removes it from its Node once its sources are synced and
@@ -40,51 +41,34 @@ pub struct ClusterArgs {
         long,
         value_name = "KEY",
         default_value = "holdfast.io/agent-not-ready",
-        value_parser = taint_key,
-        env = "HOLDFAST_AGENT_NOT_READY_TAINT_KEY"
+        value_parser = taint_key
     )]
     pub agent_not_ready_taint_key: String,
     /// Name of this node's cluster: pods of Pod documents have it as their label
     /// k8s:io.cilium.k8s.policy.cluster
-    #[arg(long, value_name = "NAME", default_value = "default", value_parser = cluster_name, env = "HOLDFAST_CLUSTER_NAME")]
+    #[arg(long, value_name = "NAME", default_value = "default", value_parser = cluster_name)]
     pub cluster_name: String,
     /// Which labels of a Pod document make the pod's identity, in addition to Cilium's rules, in
     /// the grammar of Cilium's --labels: `[!][source:]regex`, several with a space between them; the
     /// regex matches from the start of a key, and ! excludes. If a rule includes, labels that no
     /// rule includes are left out. Pods that differ only in excluded labels share an identity
-    #[arg(
-        long,
-        value_name = "RULE",
-        value_delimiter = ' ',
-        env = "HOLDFAST_LABELS"
-    )]
+    #[arg(long, value_name = "RULE", value_delimiter = ' ')]
     pub labels: Vec<LabelRule>,
     /// A further address of a Service, for example 169.254.20.10=kube-system/kube-dns: where
     /// NodeLocal DNSCache listens, so that policy about the pods behind the Service holds there too;
     /// several with commas
-    #[arg(
-        long,
-        value_name = "ADDRESS=NAMESPACE/NAME",
-        value_delimiter = ',',
-        env = "HOLDFAST_K8S_DNS_ALIAS"
-    )]
-    pub k8s_dns_alias: Vec<ServiceAlias>,
+    #[arg(long, value_name = "ADDRESS=NAMESPACE/NAME", value_delimiter = ',', value_parser = service_alias)]
+    pub k8s_dns_alias: Vec<(IpAddr, String)>,
     /// What spec.externalIPs of Services mean. The author of a Service may write any address there; an
     /// address of a node, a pod, an API server, another Service or a DNS server that a policy names
     /// is never judged as the Service. Where they are not needed, enable Kubernetes' admission plugin
     /// DenyServiceExternalIPs
-    #[arg(long, value_enum, default_value_t = ExternalIps::Judge, env = "HOLDFAST_K8S_EXTERNAL_IPS")]
+    #[arg(long, value_enum, default_value_t = ExternalIps::Judge)]
     pub k8s_external_ips: ExternalIps,
     /// A block of addresses of Services, as kube-apiserver's --service-cluster-ip-range. An address
     /// in it that no Service document has is reserved:unmanaged, not the world, and no block or name
     /// of a policy selects it; several with commas
-    #[arg(
-        long,
-        value_name = "CIDR",
-        value_delimiter = ',',
-        value_parser = block,
-        env = "HOLDFAST_K8S_SERVICE_CIDR"
-    )]
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = block)]
     pub k8s_service_cidr: Vec<IpNet>,
     /// A block of addresses of pods, of all nodes. An address in it that is no endpoint's and that no
     /// document describes is reserved:unmanaged, not the world, and no block or name of a policy
@@ -96,46 +80,25 @@ pub struct ClusterArgs {
         visible_alias = "cluster-cidr",
         value_name = "CIDR",
         value_delimiter = ',',
-        value_parser = block,
-        env = "HOLDFAST_POD_CIDR"
+        value_parser = block
     )]
     pub pod_cidr: Vec<IpNet>,
 }
 
-/// A further address of a Service.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServiceAlias {
-    pub address: IpAddr,
-    /// The Service, `namespace/name`.
-    pub service: String,
-}
-
-impl FromStr for ServiceAlias {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let example = "write for example 169.254.20.10=kube-system/kube-dns";
-        let (address, service) = text.split_once('=').ok_or(example)?;
-        let address: IpAddr = address
-            .parse()
-            .map_err(|_| format!("`{address}` is not an address; {example}"))?;
-        if address.is_loopback() || address.is_unspecified() || address.is_multicast() {
-            return Err(format!(
-                "`{address}` is not an address of one machine; {example}"
-            ));
-        }
-        let parts = service.split_once('/');
-        let good = parts.is_some_and(|(namespace, name)| {
-            !namespace.is_empty() && !name.is_empty() && !name.contains('/')
-        });
-        match good {
-            true => Ok(Self {
-                address,
-                service: service.to_owned(),
-            }),
-            false => Err(format!("`{service}` is not namespace/name; {example}")),
-        }
+/// A further address of a Service, with the Service as `namespace/name`.
+fn service_alias(text: &str) -> Result<(IpAddr, String), String> {
+    let example = "write for example 169.254.20.10=kube-system/kube-dns";
+    let (address, service) = text.split_once('=').ok_or(example)?;
+    let address: IpAddr = address
+        .parse()
+        .map_err(|_| format!("`{address}` is not an address; {example}"))?;
+    if address.is_loopback() || address.is_unspecified() || address.is_multicast() {
+        return Err(format!(
+            "`{address}` is not an address of one machine; {example}"
+        ));
     }
+    let service = firewall_args::service(service, example)?;
+    Ok((address, service))
 }
 
 fn block(text: &str) -> Result<IpNet, String> {
@@ -191,8 +154,8 @@ mod tests {
 
     #[test]
     fn aliases_and_blocks_are_read_or_refused_with_an_example() {
-        let alias: ServiceAlias = "169.254.20.10=kube-system/kube-dns".parse().unwrap();
-        assert_eq!(alias.service, "kube-system/kube-dns");
+        let (_, service) = service_alias("169.254.20.10=kube-system/kube-dns").unwrap();
+        assert_eq!(service, "kube-system/kube-dns");
         for bad in [
             "",
             "169.254.20.10",
@@ -202,7 +165,7 @@ mod tests {
             "10.0.0.1=/b",
             "10.0.0.1=a/b/c",
         ] {
-            let error = bad.parse::<ServiceAlias>().unwrap_err();
+            let error = service_alias(bad).unwrap_err();
             assert!(
                 error.contains("169.254.20.10=kube-system/kube-dns"),
                 "{bad}: {error}"

@@ -18,28 +18,28 @@ pub struct CniArgs {
     /// Socket on which the CNI plugin holdfast-cni asks for pods to be put under policy, for root only.
     /// Without it and --cni-conf-dir the agent does not serve the plugin; with --cni-conf-dir the default
     /// is /run/holdfast/cni.sock
-    #[arg(long, value_name = "FILE", env = "HOLDFAST_CNI_SOCKET")]
+    #[arg(long, value_name = "FILE")]
     pub cni_socket: Option<PathBuf>,
     /// Directory of the node's CNI configuration, for example /etc/cni/net.d. The agent writes
     /// 05-holdfast.conflist there once it is ready: the first configuration of the directory, with
     /// holdfast-cni as its last plugin. The other files stay as they are
-    #[arg(long, value_name = "DIR", env = "HOLDFAST_CNI_CONF_DIR")]
+    #[arg(long, value_name = "DIR")]
     pub cni_conf_dir: Option<PathBuf>,
     /// Directory of the node's CNI plugins, for example /opt/cni/bin. The agent copies holdfast-cni
     /// there, from the directory of its own program
-    #[arg(long, value_name = "DIR", env = "HOLDFAST_CNI_BIN_DIR")]
+    #[arg(long, value_name = "DIR")]
     pub cni_bin_dir: Option<PathBuf>,
     /// Directory of the node's network namespaces. The agent puts pods of this node that run without an
     /// endpoint, because they are older than the agent, under policy: it finds them by the address of
     /// the interface eth0 in each namespace. Needs --kubernetes; with it and --cni-conf-dir the default
     /// is /run/netns
-    #[arg(long, value_name = "DIR", env = "HOLDFAST_CNI_NETNS_DIR")]
+    #[arg(long, value_name = "DIR")]
     pub cni_netns_dir: Option<PathBuf>,
 }
 
 impl CniArgs {
     /// Where the plugin and its configuration go; none = the agent installs neither.
-    pub(super) fn places(&self) -> Option<CniPlaces> {
+    pub(crate) fn places(&self) -> Option<CniPlaces> {
         let wanted = self.cni_conf_dir.is_some() || self.cni_bin_dir.is_some();
         wanted.then(|| CniPlaces {
             conf_dir: self.cni_conf_dir.clone(),
@@ -56,7 +56,7 @@ impl CniArgs {
     }
 
     /// The plugin's socket; none = the plugin is not served.
-    pub(super) fn socket(&self) -> Option<PathBuf> {
+    pub(crate) fn socket(&self) -> Option<PathBuf> {
         let default = self.cni_conf_dir.as_ref().map(|_| PathBuf::from(SOCKET));
         self.cni_socket.clone().or(default)
     }

@@ -15,7 +15,10 @@ use clap::{
 };
 use daemon::config_dir::{self, DirError, Entry};
 
-use super::args::{Cli, Command, PolicyCommand};
+use super::{
+    args::{Cli, Command, PolicyCommand},
+    setting,
+};
 
 /// Commands that have a directory.
 const COMMANDS: [&str; 2] = ["run", "relay"];
@@ -105,12 +108,8 @@ fn as_flag(command: &str, arg: &Arg, entry: &Entry) -> Result<Option<String>, Pa
             None => Err(bad(format!("{text:?} is neither true nor false"))),
         };
     }
-    let takes_bool = arg
-        .get_possible_values()
-        .iter()
-        .any(|value| value.get_name() == "true");
     let flag = match value {
-        Some(value) if takes_bool => format!("--{key}={value}"),
+        Some(value) if setting::is_bool(arg) => format!("--{key}={value}"),
         _ => format!("--{key}={text}"),
     };
     match Cli::command().try_get_matches_from(["holdfast-agent", command, &flag]) {
@@ -184,9 +183,11 @@ mod tests {
         assert_eq!(parsed.ignored, ["config-dir", "workers"]);
         let config = config(parsed);
         assert_eq!(config.core.proxy_port, 10194);
-        assert_eq!(config.cluster_name, "west");
+        assert_eq!(config.flags.cluster.cluster_name, "west");
         assert!(
-            !config.core.enable_ipv6 && config.core.enable_ipv4 && config.disable_builtin_dns_proxy
+            !config.core.enable_ipv6
+                && config.core.enable_ipv4
+                && config.flags.disable_builtin_dns_proxy
         );
         assert_eq!(config.core.min_ttl, 0);
     }
@@ -225,7 +226,7 @@ mod tests {
         ]);
         let config = config(run(&dir, &[]).unwrap());
         assert_eq!(config.core.pod_blocks.len(), 2);
-        assert_eq!(config.label_rules.len(), 2);
+        assert_eq!(config.flags.cluster.labels.len(), 2);
     }
 
     #[test]

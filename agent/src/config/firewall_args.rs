@@ -8,8 +8,6 @@ use std::{
 use agent_core::core::config::DNS_SERVICE;
 use clap::Args;
 
-use super::ConfigError;
-
 /// Port of a DNS server that is given without one.
 const DNS_PORT: u16 = 53;
 
@@ -21,21 +19,11 @@ pub struct FirewallArgs {
     /// would open any address to every pod. Without this flag, or with the value `cluster` beside
     /// addresses: the addresses of --dns-service and of the pods behind it, and --k8s-dns-alias for it;
     /// several with commas
-    #[arg(
-        long,
-        value_name = "ADDRESS[:PORT]|cluster",
-        value_delimiter = ',',
-        env = "HOLDFAST_DNS_SERVER"
-    )]
+    #[arg(long, value_name = "ADDRESS[:PORT]|cluster", value_delimiter = ',')]
     pub dns_server: Vec<DnsServer>,
     /// The cluster's DNS Service. The DNS servers behind its port 53 are trusted for names, unless
     /// --dns-server is given without `cluster`. OpenShift: openshift-dns/dns-default
-    #[arg(
-        long,
-        value_name = "NAMESPACE/NAME",
-        default_value = DNS_SERVICE,
-        env = "HOLDFAST_DNS_SERVICE"
-    )]
+    #[arg(long, value_name = "NAMESPACE/NAME", default_value = DNS_SERVICE, value_parser = dns_service)]
     pub dns_service: String,
 }
 
@@ -49,17 +37,6 @@ pub enum DnsServer {
     Cluster,
     /// Address and port; the port is 53 if the flag names none.
     At(SocketAddr),
-}
-
-/// DNS servers that are trusted for names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct TrustedArgs {
-    /// Servers that `--dns-server` names by address.
-    pub(super) given: Vec<SocketAddr>,
-    /// Those of the DNS Service are trusted beside them.
-    pub(super) with_service: bool,
-    /// The DNS Service, `namespace/name`.
-    pub(super) service: String,
 }
 
 impl FromStr for DnsServer {
@@ -87,33 +64,34 @@ impl FromStr for DnsServer {
 }
 
 impl FirewallArgs {
-    /// The servers that are trusted.
-    pub(super) fn settings(&self) -> Result<TrustedArgs, ConfigError> {
-        let is_sound = self
-            .dns_service
-            .split_once('/')
-            .is_some_and(|(namespace, name)| {
-                !namespace.is_empty() && !name.is_empty() && !name.contains('/')
-            });
-        if !is_sound {
-            return Err(ConfigError {
-                flag: "dns-service",
-                reason: format!(
-                    "`{}` is not namespace/name; write for example {DNS_SERVICE}",
-                    self.dns_service
-                ),
-            });
-        }
-        let given = self.dns_server.iter().filter_map(|server| match server {
+    /// Servers that `--dns-server` names by address.
+    pub(super) fn servers(&self) -> Vec<SocketAddr> {
+        let servers = self.dns_server.iter().filter_map(|server| match server {
             DnsServer::Cluster => None,
             DnsServer::At(address) => Some(*address),
         });
-        Ok(TrustedArgs {
-            given: given.collect(),
-            with_service: self.dns_server.contains(&DnsServer::Cluster),
-            service: self.dns_service.clone(),
-        })
+        servers.collect()
     }
+
+    /// Whether those of the DNS Service are trusted beside them.
+    pub(super) fn with_service(&self) -> bool {
+        self.dns_server.contains(&DnsServer::Cluster)
+    }
+}
+
+/// `namespace/name` of a Service; an error ends with the example.
+pub(super) fn service(text: &str, example: &str) -> Result<String, String> {
+    let is_sound = text.split_once('/').is_some_and(|(namespace, name)| {
+        !namespace.is_empty() && !name.is_empty() && !name.contains('/')
+    });
+    match is_sound {
+        true => Ok(text.to_owned()),
+        false => Err(format!("`{text}` is not namespace/name; {example}")),
+    }
+}
+
+fn dns_service(text: &str) -> Result<String, String> {
+    service(text, &format!("write for example {DNS_SERVICE}"))
 }
 
 #[cfg(test)]
@@ -153,8 +131,7 @@ mod tests {
                 dns_server: values.collect(),
                 dns_service: DNS_SERVICE.to_owned(),
             };
-            let trusted = args.settings().unwrap();
-            (trusted.given.len(), trusted.with_service)
+            (args.servers().len(), args.with_service())
         };
         assert_eq!(of(&[]), (0, false));
         assert_eq!(of(&["192.0.2.53"]), (1, false));
@@ -164,14 +141,9 @@ mod tests {
 
     #[test]
     fn a_dns_service_is_a_namespace_and_a_name() {
-        let of = |service: &str| FirewallArgs {
-            dns_server: Vec::new(),
-            dns_service: service.to_owned(),
-        };
-        assert!(of("openshift-dns/dns-default").settings().is_ok());
+        assert!(dns_service("openshift-dns/dns-default").is_ok());
         for bad in ["", "kube-dns", "/kube-dns", "a/", "a/b/c"] {
-            let error = of(bad).settings().unwrap_err().to_string();
-            assert!(error.starts_with("--dns-service: "), "{error}");
+            let error = dns_service(bad).unwrap_err();
             assert!(
                 error.ends_with("write for example kube-system/kube-dns"),
                 "{error}"

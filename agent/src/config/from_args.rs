@@ -1,81 +1,30 @@
 //! From the flags of `run` to checked settings.
 
-use std::{net::IpAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use agent_cluster::ApiSettings;
 use agent_core::{core::CoreConfig, fqdn::refused::RefusedPrefixes};
-use agent_datapath::kernel::MapSizes;
 
 use super::{
-    ClusterArgs, Config, ConfigError, FollowArgs, RunArgs, ServiceAlias, host_name::host_name,
+    ClusterArgs, Config, ConfigError, FollowArgs, RunArgs, host_name::host_name,
     metrics_address::metrics_address, relay_args,
 };
-
-/// Entries that a conntrack map may have; Cilium's bounds.
-const CONNTRACK_ENTRIES: RangeInclusive<u32> = 1 << 10..=1 << 24;
-/// Prefixes that the ipcache may take: at least the node's own, the world's and some blocks.
-const IPCACHE_ENTRIES: RangeInclusive<u32> = 64..=1 << 24;
-/// Addresses that `cilium_lxc` may take: at least one endpoint's; Cilium's size at most.
-const LXC_ENTRIES: RangeInclusive<u32> = 2..=65535;
-/// Entries that a policy map may have; Cilium's bounds.
-const POLICY_ENTRIES: RangeInclusive<u32> = 256..=65536;
-
-/// Refuses values that the types of the flags allow.
-fn check(args: &RunArgs) -> Result<(), ConfigError> {
-    check_families(args)?;
-    check_ports(args)?;
-    check_directories(args)?;
-    check_intervals(args)
-}
 
 impl TryFrom<RunArgs> for Config {
     type Error = ConfigError;
 
     fn try_from(args: RunArgs) -> Result<Self, ConfigError> {
-        check(&args)?;
-        let map_sizes = map_sizes(&args)?;
-        let fqdndata_port = fqdndata_port(&args);
-        let kubernetes = kubernetes(&args.cluster, &args.follow)?;
-        let netns_dir = netns_dir(&args)?;
-        let core = core(&args)?;
-        let node_name = node_name(&args.cluster);
+        check_families(&args)?;
+        check_ports(&args)?;
         Ok(Self {
-            core,
-            bpf_root: args.bpf_root,
-            state_dir: args.state_dir,
-            policy_dir: args.policy_dir,
-            kubernetes,
-            relays: relay_args::relays(args.follow)?,
+            core: core(&args)?,
+            kubernetes: kubernetes(&args.cluster, &args.follow)?,
+            relays: relay_args::relays(args.follow.clone())?,
             resolver: args.resolver.settings(args.cluster.kubernetes)?,
-            daemonset: args.cluster.daemonset.clone(),
-            node_name,
-            startup_taint: Some(args.cluster.agent_not_ready_taint_key)
-                .filter(|key| !key.is_empty()),
-            cluster_name: args.cluster.cluster_name,
-            label_rules: args.cluster.labels,
-            has_service_blocks: !args.cluster.k8s_service_cidr.is_empty(),
-            endpoint_dir: args.endpoint_dir,
-            endpoint_store: args.endpoint_store,
-            sdp_socket: args.sdp_socket,
-            sdp_group: args.sdp_group,
-            admin_socket: args.admin_socket,
-            cni_socket: args.cni.socket(),
-            cni_places: args.cni.places(),
-            netns_dir,
+            node_name: node_name(&args.cluster),
+            netns_dir: netns_dir(&args)?,
             metrics_address: metrics_address(&args.metrics_address)?,
-            disable_builtin_dns_proxy: args.disable_builtin_dns_proxy,
-            fqdndata_port,
-            pre_cache: args.tofqdns_pre_cache,
-            response_max_delay: args.tofqdns_proxy_response_max_delay,
-            reject_code: args.tofqdns_dns_reject_response_code,
-            transparent: args.dnsproxy_enable_transparent_mode,
-            tcx: args.enable_tcx,
-            transparent_outside: args.transparent_mode_outside_cluster,
-            hold_proxy_port: args.hold_proxy_port,
-            map_sizes,
-            dns_quota: args.endpoint_dns_quota,
-            deny_responses: args.deny.responses(),
-            conntrack_gc_interval: args.conntrack_gc_interval,
+            flags: args,
         })
     }
 }
@@ -83,18 +32,17 @@ impl TryFrom<RunArgs> for Config {
 /// The core's settings, except for boot and start.
 fn core(args: &RunArgs) -> Result<CoreConfig, ConfigError> {
     let cluster = &args.cluster;
-    let trusted = args.firewalls.settings()?;
     let entries = |size: u32| usize::try_from(size).unwrap_or(usize::MAX);
     Ok(CoreConfig {
         names_kept_later: true,
         node_name: Some(node_name(cluster)),
         cluster_blocks: [&cluster.k8s_service_cidr[..], &cluster.pod_cidr].concat(),
         pod_blocks: cluster.pod_cidr.clone(),
-        service_aliases: by_address(&cluster.k8s_dns_alias),
-        dns_servers: trusted.given,
-        with_dns_service: trusted.with_service,
+        service_aliases: cluster.k8s_dns_alias.clone(),
+        dns_servers: args.firewalls.servers(),
+        with_dns_service: args.firewalls.with_service(),
         name_servers: args.tofqdns_servers,
-        dns_service: trusted.service,
+        dns_service: args.firewalls.dns_service.clone(),
         external_ips: cluster.k8s_external_ips,
         proxy_port: args.tofqdns_proxy_port,
         enable_policy: args.enable_policy,
@@ -110,8 +58,8 @@ fn core(args: &RunArgs) -> Result<CoreConfig, ConfigError> {
         max_fqdn_identities: args.tofqdns_max_identities.0,
         refused_prefixes: refused_prefixes(args)?,
         max_ips_per_restored_rule: args.dns_max_ips_per_restored_rule,
-        policy_map_max: entries(args.bpf_policy_map_max),
-        ipcache_max: entries(args.bpf_ipcache_map_max),
+        policy_map_max: entries(args.map_sizes.policy),
+        ipcache_max: entries(args.map_sizes.ipcache),
         reconcile_interval: args.reconcile_interval,
         ..CoreConfig::default()
     })
@@ -128,23 +76,12 @@ fn whole_seconds(duration: Duration) -> u32 {
 }
 
 fn refused_prefixes(args: &RunArgs) -> Result<RefusedPrefixes, ConfigError> {
-    RefusedPrefixes::of(&args.tofqdns_refuse_prefix).map_err(|reason| ConfigError {
-        flag: "tofqdns-refuse-prefix",
-        reason,
-    })
-}
-
-/// Port of Cilium's FQDNData, if it is served.
-fn fqdndata_port(args: &RunArgs) -> Option<u16> {
-    let port = args.standalone_dns_proxy_server_port;
-    (args.enable_standalone_dns_proxy && port != 0).then_some(port)
+    RefusedPrefixes::of(&args.tofqdns_refuse_prefix)
+        .map_err(|reason| ConfigError::new("tofqdns-refuse-prefix", reason))
 }
 
 fn netns_dir(args: &RunArgs) -> Result<Option<PathBuf>, ConfigError> {
-    let refused = |reason: &str| ConfigError {
-        flag: "cni-netns-dir",
-        reason: reason.to_owned(),
-    };
+    let refused = |reason: &str| ConfigError::new("cni-netns-dir", reason);
     match &args.cni.cni_netns_dir {
         Some(_) if !args.cluster.kubernetes => Err(refused(
             "has no effect without --kubernetes, because pods are found by their addresses in the \
@@ -159,13 +96,11 @@ fn netns_dir(args: &RunArgs) -> Result<Option<PathBuf>, ConfigError> {
 
 fn kubernetes(args: &ClusterArgs, follow: &FollowArgs) -> Result<Option<ApiSettings>, ConfigError> {
     if args.kubernetes && cfg!(not(feature = "kubernetes")) {
-        return Err(ConfigError {
-            flag: "kubernetes",
-            reason:
-                "this program was built without the feature kubernetes; build it with `cargo build \
-                     -p holdfast-agent --features kubernetes`"
-                    .to_owned(),
-        });
+        return Err(ConfigError::new(
+            "kubernetes",
+            "this program was built without the feature kubernetes; build it with `cargo build \
+                     -p holdfast-agent --features kubernetes`",
+        ));
     }
     if args.kubernetes {
         return Ok(Some(ApiSettings {
@@ -181,113 +116,38 @@ fn kubernetes(args: &ClusterArgs, follow: &FollowArgs) -> Result<Option<ApiSetti
     ];
     match given.into_iter().find(|(_, is_given)| *is_given) {
         None => Ok(None),
-        Some((flag, _)) => Err(ConfigError {
+        Some((flag, _)) => Err(ConfigError::new(
             flag,
-            reason: "has no effect without --kubernetes; add that, or leave this out".to_owned(),
-        }),
+            "has no effect without --kubernetes; add that, or leave this out",
+        )),
     }
-}
-
-fn by_address(aliases: &[ServiceAlias]) -> Vec<(IpAddr, String)> {
-    let aliases = aliases.iter();
-    aliases
-        .map(|alias| (alias.address, alias.service.clone()))
-        .collect()
 }
 
 fn check_families(args: &RunArgs) -> Result<(), ConfigError> {
     if !args.enable_ipv4 && !args.enable_ipv6 {
-        return Err(ConfigError {
-            flag: "enable-ipv4",
-            reason: "both address families are off; leave one of --enable-ipv4, --enable-ipv6 on"
-                .to_owned(),
-        });
+        return Err(ConfigError::new(
+            "enable-ipv4",
+            "both address families are off; leave one of --enable-ipv4, --enable-ipv6 on",
+        ));
     }
     Ok(())
 }
 
 fn check_ports(args: &RunArgs) -> Result<(), ConfigError> {
-    if args.tofqdns_proxy_port == 0 {
-        return Err(ConfigError {
-            flag: "tofqdns-proxy-port",
-            reason: "0 is not a port; agent and proxies must agree on one (default 10094)"
-                .to_owned(),
-        });
-    }
     if args.enable_standalone_dns_proxy
         && args.standalone_dns_proxy_server_port == args.tofqdns_proxy_port
     {
-        return Err(ConfigError {
-            flag: "standalone-dns-proxy-server-port",
-            reason: "is the same as --tofqdns-proxy-port; choose another".to_owned(),
-        });
+        return Err(ConfigError::new(
+            "standalone-dns-proxy-server-port",
+            "is the same as --tofqdns-proxy-port; choose another",
+        ));
     }
     Ok(())
-}
-
-fn check_directories(args: &RunArgs) -> Result<(), ConfigError> {
-    for (flag, dir) in [
-        ("policy-dir", &args.policy_dir),
-        ("endpoint-dir", &args.endpoint_dir),
-    ] {
-        if let Some(dir) = dir
-            && !dir.is_dir()
-        {
-            return Err(ConfigError {
-                flag,
-                reason: format!("{} is not a directory; create it first", dir.display()),
-            });
-        }
-    }
-    Ok(())
-}
-
-fn check_intervals(args: &RunArgs) -> Result<(), ConfigError> {
-    for (flag, interval) in [
-        ("conntrack-gc-interval", args.conntrack_gc_interval),
-        ("reconcile-interval", args.reconcile_interval),
-    ] {
-        if interval < Duration::from_millis(10) {
-            return Err(ConfigError {
-                flag,
-                reason: "must be at least 10ms".to_owned(),
-            });
-        }
-    }
-    Ok(())
-}
-
-fn map_sizes(args: &RunArgs) -> Result<MapSizes, ConfigError> {
-    let size = |flag, entries: u32, range: RangeInclusive<u32>| {
-        if range.contains(&entries) {
-            return Ok(entries);
-        }
-        Err(ConfigError {
-            flag,
-            reason: format!("{entries} is not from {} to {}", range.start(), range.end()),
-        })
-    };
-    let (tcp, any) = (args.bpf_ct_global_tcp_max, args.bpf_ct_global_any_max);
-    Ok(MapSizes {
-        conntrack_tcp: size("bpf-ct-global-tcp-max", tcp, CONNTRACK_ENTRIES)?,
-        conntrack_any: size("bpf-ct-global-any-max", any, CONNTRACK_ENTRIES)?,
-        ipcache: size(
-            "bpf-ipcache-map-max",
-            args.bpf_ipcache_map_max,
-            IPCACHE_ENTRIES,
-        )?,
-        lxc: size("bpf-lxc-map-max", args.bpf_lxc_map_max, LXC_ENTRIES)?,
-        policy: size(
-            "bpf-policy-map-max",
-            args.bpf_policy_map_max,
-            POLICY_ENTRIES,
-        )?,
-        ..MapSizes::default()
-    })
 }
 
 #[cfg(test)]
 mod tests {
+    use agent_datapath::kernel::MapSizes;
     use clap::Parser as _;
 
     use super::{
@@ -295,12 +155,13 @@ mod tests {
         *,
     };
 
-    fn run(flags: &[&str]) -> Result<Config, ConfigError> {
+    fn run(flags: &[&str]) -> Result<Config, String> {
         let line = ["holdfast-agent", "run"].iter().chain(flags);
-        let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else {
+        let cli = Cli::try_parse_from(line).map_err(|error| error.to_string())?;
+        let Command::Run(args) = cli.command else {
             panic!("not run");
         };
-        Config::try_from(*args)
+        Config::try_from(*args).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -312,16 +173,19 @@ mod tests {
             "127.0.0.1:9962"
         );
         assert_eq!(config.core.lease_slack, Duration::from_secs(60));
-        assert_eq!(config.response_max_delay, Duration::from_millis(100));
-        assert_eq!(config.fqdndata_port, None);
+        assert_eq!(
+            config.flags.tofqdns_proxy_response_max_delay,
+            Duration::from_millis(100)
+        );
+        assert_eq!(config.fqdndata_port(), None);
         assert!(config.core.enable_ipv4 && config.core.enable_ipv6);
-        assert_eq!(config.map_sizes, MapSizes::default());
+        assert_eq!(config.flags.map_sizes, MapSizes::default());
         assert_eq!(config.core.restore_grace, Duration::from_secs(30));
     }
 
     #[test]
     fn the_startup_taint_has_a_default_and_may_be_none() {
-        let key = |flags: &[&str]| run(flags).unwrap().startup_taint;
+        let key = |flags: &[&str]| run(flags).unwrap().startup_taint().map(str::to_owned);
         assert_eq!(key(&[]).unwrap(), "holdfast.io/agent-not-ready");
         assert_eq!(key(&["--agent-not-ready-taint-key="]), None);
     }
@@ -335,7 +199,7 @@ mod tests {
             (&["--kubernetes", "--k8s-relay-ca=FILE"], "--k8s-relay"),
             (&["--kubernetes", "--k8s-relay-plaintext"], "--k8s-relay"),
         ] {
-            let error = run(flags).unwrap_err().to_string();
+            let error = run(flags).unwrap_err();
             let reason = format!(": has no effect without {missing}; add that");
             assert!(error.contains(&reason), "{flags:?}: {error}");
         }
@@ -353,15 +217,15 @@ mod tests {
             conntrack_any: 1024,
             ..MapSizes::default()
         };
-        assert_eq!(config.map_sizes, sizes);
+        assert_eq!(config.flags.map_sizes, sizes);
         for (flag, entries) in [
             ("bpf-ct-global-tcp-max", "1023"),
             ("bpf-ct-global-tcp-max", "16777217"),
             ("bpf-ct-global-any-max", "0"),
         ] {
             let error = run(&[&format!("--{flag}={entries}")]).unwrap_err();
-            assert_eq!(error.flag, flag);
-            assert!(error.to_string().contains("1024 to 16777216"), "{error}");
+            assert!(error.contains(&format!("--{flag}")), "{error}");
+            assert!(error.contains("1024..=16777216"), "{error}");
         }
     }
 
@@ -376,17 +240,19 @@ mod tests {
         .unwrap();
         assert!(!config.core.enable_ipv6);
         assert_eq!(config.core.min_ttl, 300);
-        assert_eq!(config.fqdndata_port, Some(10095));
+        assert_eq!(config.fqdndata_port(), Some(10095));
     }
 
     #[test]
     fn contradictions_name_the_flag() {
         let error = run(&["--enable-ipv6=false", "--enable-ipv4=false"]).unwrap_err();
-        assert_eq!(error.flag, "enable-ipv4");
+        assert!(error.starts_with("--enable-ipv4: "), "{error}");
         let error = run(&["--metrics-address", "nonsense"]).unwrap_err();
-        assert_eq!(error.flag, "metrics-address");
+        assert!(error.starts_with("--metrics-address: "), "{error}");
         let error = run(&["--policy-dir", "/does/not/exist"]).unwrap_err();
-        assert!(error.to_string().contains("/does/not/exist"));
+        assert!(
+            error.contains("--policy-dir") && error.contains("/does/not/exist is not a directory")
+        );
     }
 
     #[test]

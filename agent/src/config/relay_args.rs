@@ -12,7 +12,7 @@ use agent_cluster::{
 };
 use clap::{ArgAction, Args};
 
-use super::{ConfigError, host_name::host_name, metrics_address::metrics_address};
+use super::{ConfigError, host_name::host_name, metrics_address::metrics_address, setting};
 
 /// Name in the relays' certificate, unless a flag says another.
 const SERVER_NAME: &str = "holdfast-relay";
@@ -24,37 +24,31 @@ pub struct FollowArgs {
     /// server, as host:port; several with commas, of which the next is tried when one fails. For
     /// clusters of more than about 1,000 nodes: a change of a pod is 10 KB from the API server to each
     /// agent, and some 300 bytes from a relay. The agent still writes its CiliumNode at the API server
-    #[arg(
-        long,
-        value_name = "HOST:PORT",
-        value_delimiter = ',',
-        value_parser = relay_address,
-        env = "HOLDFAST_K8S_RELAY"
-    )]
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', value_parser = relay_address)]
     pub k8s_relay: Vec<String>,
     /// CA that signed the relays' certificate, in the PEM format
-    #[arg(long, value_name = "FILE", env = "HOLDFAST_K8S_RELAY_CA")]
+    #[arg(long, value_name = "FILE")]
     pub k8s_relay_ca: Option<PathBuf>,
     /// Certificate that this agent shows to relays, in the PEM format; the relay's --client-ca signed
     /// it. A renewed one is used for the next connection
-    #[arg(long, value_name = "FILE", env = "HOLDFAST_K8S_RELAY_CERT")]
+    #[arg(long, value_name = "FILE")]
     pub k8s_relay_cert: Option<PathBuf>,
     /// Private key of --k8s-relay-cert
-    #[arg(long, value_name = "FILE", env = "HOLDFAST_K8S_RELAY_KEY")]
+    #[arg(long, value_name = "FILE")]
     pub k8s_relay_key: Option<PathBuf>,
     /// Name that the relays' certificate has
-    #[arg(long, value_name = "NAME", default_value = SERVER_NAME, env = "HOLDFAST_K8S_RELAY_SERVER_NAME")]
+    #[arg(long, value_name = "NAME", default_value = SERVER_NAME)]
     pub k8s_relay_server_name: String,
     /// Connect to relays without TLS. Only to addresses of loopback, for trials: the process that answers
     /// there decides what pods and policies the agent sees
-    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
-          require_equals = true, action = ArgAction::Set, env = "HOLDFAST_K8S_RELAY_PLAINTEXT")]
+    #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub k8s_relay_plaintext: bool,
 }
 
 /// `holdfast-agent relay`
 #[derive(Clone, Debug, Args)]
 #[command(
+    mut_args = setting::complete,
     after_help = "A relay reads the objects of the cluster once and sends them to its agents, which are \
                   started with --kubernetes --k8s-relay HOST:PORT. About 200 agents for each relay; run at \
                   least two.\n\n\
@@ -69,16 +63,20 @@ pub struct FollowArgs {
 pub struct RelayArgs {
     /// Kubeconfig with the address of the API server and the account to use there; its current
     /// context counts. Without it: the service account of this pod
-    #[arg(long, value_name = "FILE", env = "HOLDFAST_KUBECONFIG")]
+    #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// URL of the API server, for example https://192.0.2.1:6443, in the place of the kubeconfig's
     /// or of KUBERNETES_SERVICE_HOST
-    #[arg(long, value_name = "URL", env = "HOLDFAST_K8S_API_SERVER")]
+    #[arg(long, value_name = "URL")]
     pub k8s_api_server: Option<String>,
     /// The cluster is older than Kubernetes 1.33 and has no ServiceCIDR objects; its agents are started
     /// with --k8s-service-cidr
-    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
-          require_equals = true, action = ArgAction::Set, env = "HOLDFAST_RELAY_WITHOUT_SERVICE_CIDRS")]
+    #[arg(
+        long,
+        default_value_t = false,
+        action = ArgAction::Set,
+        env = "HOLDFAST_RELAY_WITHOUT_SERVICE_CIDRS"
+    )]
     pub without_service_cidrs: bool,
     /// Address and port for agents
     #[arg(
@@ -102,34 +100,34 @@ pub struct RelayArgs {
     #[arg(long, value_name = "FILE", env = "HOLDFAST_RELAY_CLIENT_CA")]
     pub client_ca: Option<PathBuf>,
     /// Serve without TLS. Only on an address of loopback, for trials
-    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
-          require_equals = true, action = ArgAction::Set, env = "HOLDFAST_RELAY_PLAINTEXT")]
+    #[arg(long, default_value_t = false, action = ArgAction::Set, env = "HOLDFAST_RELAY_PLAINTEXT")]
     pub plaintext: bool,
     /// Most agents at once; one more is refused and tries another relay. One address gets at most half
     /// of them, so that one host cannot keep the others out
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000), env = "HOLDFAST_RELAY_MAX_AGENTS")]
-    pub max_agents: u32,
-    /// Name of this relay where it reports refused objects [default: the host name]
-    #[arg(long, value_name = "NAME", env = "HOLDFAST_NAME")]
-    pub name: Option<String>,
-    /// Address of /metrics, /healthz and /readyz; "off" for none
     #[arg(
         long,
-        value_name = "ADDRESS:PORT",
-        default_value = "127.0.0.1:9972",
-        env = "HOLDFAST_METRICS_ADDRESS"
+        value_name = "N",
+        default_value_t = 1000,
+        value_parser = clap::value_parser!(u32).range(1..=100_000),
+        env = "HOLDFAST_RELAY_MAX_AGENTS"
     )]
+    pub max_agents: u32,
+    /// Name of this relay where it reports refused objects [default: the host name]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Address of /metrics, /healthz and /readyz; "off" for none
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9972")]
     pub metrics_address: String,
     /// Directory with one file per flag of this command, named without dashes, such as a mounted
     /// ConfigMap. Flags and environment override it. Unknown keys are ignored and listed in the log
-    #[arg(long, value_name = "DIR", env = "HOLDFAST_CONFIG_DIR")]
+    #[arg(long, value_name = "DIR")]
     pub config_dir: Option<PathBuf>,
     /// Log as JSON lines
     #[arg(long, default_value_t = false)]
     pub log_json: bool,
     /// Lowest severity that is logged: error, warn, info, debug, trace or off. Modules may have their
     /// own, for example info,holdfast_agent=debug
-    #[arg(long, default_value = "info", env = "HOLDFAST_LOG")]
+    #[arg(long, default_value = "info")]
     pub log: String,
 }
 
@@ -144,14 +142,14 @@ impl TryFrom<RelayArgs> for RelayConfig {
             plaintext: "plaintext",
         };
         if args.plaintext && !args.listen.ip().is_loopback() {
-            return Err(ConfigError {
-                flag: "listen",
-                reason: format!(
+            return Err(ConfigError::new(
+                "listen",
+                format!(
                     "{} is not an address of loopback, and --plaintext has no protection; write for \
                      example 127.0.0.1:9971, or give --tls-cert, --tls-key and --client-ca",
                     args.listen
                 ),
-            });
+            ));
         }
         let files = [args.client_ca, args.tls_cert, args.tls_key];
         Ok(Self {
@@ -184,22 +182,22 @@ pub(super) fn relays(args: FollowArgs) -> Result<Option<RelaySettings>, ConfigEr
         let mut given = given.chain([(flags.plaintext, args.k8s_relay_plaintext)]);
         return match given.find(|(_, is_given)| *is_given) {
             None => Ok(None),
-            Some((flag, _)) => Err(ConfigError {
+            Some((flag, _)) => Err(ConfigError::new(
                 flag,
-                reason: "has no effect without --k8s-relay; add that, or leave this out".to_owned(),
-            }),
+                "has no effect without --k8s-relay; add that, or leave this out",
+            )),
         };
     }
     if args.k8s_relay_plaintext
         && let Some(other) = args.k8s_relay.iter().find(|address| !is_loopback(address))
     {
-        return Err(ConfigError {
-            flag: "k8s-relay",
-            reason: format!(
+        return Err(ConfigError::new(
+            "k8s-relay",
+            format!(
                 "{other} is not an address of loopback, and --k8s-relay-plaintext has no protection; \
                  give --k8s-relay-ca, --k8s-relay-cert and --k8s-relay-key"
             ),
-        });
+        ));
     }
     Ok(Some(RelaySettings {
         tls: tls(&flags, files, args.k8s_relay_plaintext)?,
@@ -227,13 +225,13 @@ fn tls(
         let mut given = names.into_iter().zip([authority, certificate, key]);
         return match given.find(|(_, file)| file.is_some()) {
             None => Ok(None),
-            Some((flag, _)) => Err(ConfigError {
+            Some((flag, _)) => Err(ConfigError::new(
                 flag,
-                reason: format!(
+                format!(
                     "has no effect with --{}, which turns TLS off; leave one of the two out",
                     flags.plaintext
                 ),
-            }),
+            )),
         };
     }
     let given = |file: Option<PathBuf>, flag: &'static str| {

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 use dns_policy::duration;
 
-use super::ConfigError;
+use super::{ConfigError, setting::existing_dir};
 use crate::resolver::{Place, ResolverSettings, object::Settings};
 
 /// Refresh names of EgressFirewalls by their TTLs and share them between nodes, in DNSNameResolver
@@ -16,27 +16,25 @@ pub struct ResolverArgs {
     /// EgressFirewalls are looked up before their addresses expire, and a restarted agent begins
     /// with them. Several agents may share it; one of them writes. The agent makes, changes and
     /// removes the files; do not edit them
-    #[arg(long, value_name = "DIR", env = "HOLDFAST_RESOLVER_DIR")]
+    #[arg(long, value_name = "DIR", value_parser = existing_dir())]
     pub resolver_dir: Option<PathBuf>,
     /// Where DNSNameResolver objects are, if not in --resolver-dir. `kube`: in the Kubernetes API,
     /// where one agent of the cluster writes them. `consume`: as `kube`, and no agent writes them,
     /// because the DNS operator of OpenShift does. With --resolver-dir, `consume` reads that directory
     /// and writes nothing
-    #[arg(long, value_enum, value_name = "MODE", env = "HOLDFAST_RESOLVER")]
+    #[arg(long, value_enum, value_name = "MODE")]
     pub resolver: Option<ResolverMode>,
     /// Namespace of the DNSNameResolver objects. The writing agent removes objects of this namespace
     /// that no EgressFirewall needs
     #[arg(
         long,
         value_name = "NAMESPACE",
-        default_value = "openshift-ovn-kubernetes",
-        env = "HOLDFAST_RESOLVER_NAMESPACE"
+        default_value = "openshift-ovn-kubernetes"
     )]
     pub resolver_namespace: String,
     /// Stands for the TTL of a record whose TTL is 0, and is the shortest time between two look-ups of
     /// a name; whole seconds, at least 1s
-    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "5s",
-          env = "HOLDFAST_RESOLVER_MIN_TTL")]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "5s")]
     pub resolver_min_ttl: Duration,
     /// After this many failed look-ups in a row, the next one removes the name's addresses from its
     /// object if their TTLs are over
@@ -44,20 +42,17 @@ pub struct ResolverArgs {
         long,
         value_name = "COUNT",
         default_value_t = 5,
-        value_parser = clap::value_parser!(u32).range(1..=1_000_000),
-        env = "HOLDFAST_RESOLVER_FAILURE_THRESHOLD"
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
     )]
     pub resolver_failure_threshold: u32,
     /// An answer that moves the next look-up of an address by no more than this does not change the
     /// object; whole seconds
-    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "5s",
-          env = "HOLDFAST_RESOLVER_TOLERANCE")]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "5s")]
     pub resolver_tolerance: Duration,
     /// With --resolver kube: how long the agent that makes objects and looks names up stays the only one
     /// if it does not renew its Lease. Then another agent continues; addresses stay open meanwhile.
     /// Each agent asks for the Lease about once in this time; whole seconds, 3s to 600s
-    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "60s",
-          env = "HOLDFAST_RESOLVER_LEASE")]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "60s")]
     pub resolver_lease: Duration,
 }
 
@@ -76,22 +71,13 @@ impl ResolverArgs {
         &self,
         kubernetes: bool,
     ) -> Result<Option<ResolverSettings>, ConfigError> {
-        let refused = |flag, reason: &str| ConfigError {
-            flag,
-            reason: reason.to_owned(),
-        };
+        let refused = |flag, reason: &str| ConfigError::new(flag, reason);
         let place = match (&self.resolver_dir, self.resolver) {
             (None, None) => return Ok(None),
             (Some(_), Some(ResolverMode::Kube)) => {
                 return Err(refused(
                     "resolver",
                     "kube and --resolver-dir are two places for the same objects; leave one out",
-                ));
-            }
-            (Some(dir), _) if !dir.is_dir() => {
-                return Err(refused(
-                    "resolver-dir",
-                    &format!("{} is not a directory; create it first", dir.display()),
                 ));
             }
             (Some(dir), _) => Place::Directory(dir.clone()),
@@ -137,11 +123,11 @@ fn seconds(flag: &'static str, value: Duration, least: u32) -> Result<u32, Confi
     let seconds = seconds.filter(|seconds| (least..=86_400).contains(seconds));
     seconds
         .filter(|_| value.subsec_nanos() == 0)
-        .ok_or_else(|| ConfigError {
-            flag,
-            reason: format!(
-                "{value:?} is not {least} to 86400 whole seconds; write for example 5s"
-            ),
+        .ok_or_else(|| {
+            ConfigError::new(
+                flag,
+                format!("{value:?} is not {least} to 86400 whole seconds; write for example 5s"),
+            )
         })
 }
 
@@ -231,7 +217,7 @@ mod tests {
             (&["--resolver=kube", "--resolver-dir=/"], "leave one out"),
             (
                 &["--resolver-dir=/does/not/exist"],
-                "--resolver-dir: /does/not/exist is not a directory",
+                "/does/not/exist is not a directory; create it first",
             ),
             (
                 &["--resolver-dir=/", "--resolver-min-ttl=1500ms"],

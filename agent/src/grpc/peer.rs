@@ -86,7 +86,7 @@ pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError
 }
 
 /// The process at the other end of a connection, with data from its Hello.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Peer {
     /// Process id from `SO_PEERCRED`: 0 if the process is in a PID namespace that this one does not
     /// see. `None` = unknown.
@@ -99,19 +99,6 @@ pub struct Peer {
     pub activity: Activity,
     instance: Arc<OnceLock<String>>,
     other_state_dir: Arc<OnceLock<String>>,
-}
-
-impl Default for Peer {
-    fn default() -> Self {
-        Self {
-            pid: None,
-            process: None,
-            who: Who::Unnamed,
-            activity: Activity::default(),
-            instance: Arc::default(),
-            other_state_dir: Arc::default(),
-        }
-    }
 }
 
 impl Peer {

@@ -11,21 +11,11 @@ use super::{Observation, TrustedServers, WantedNames};
 type Observe = Arc<dyn Fn(Observation) + Send + Sync>;
 
 /// What the core writes; everyone else follows it.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct ResolverFeed {
     names: watch::Sender<Arc<WantedNames>>,
     servers: watch::Sender<Arc<TrustedServers>>,
     observe: Option<Observe>,
-}
-
-impl Default for ResolverFeed {
-    fn default() -> Self {
-        Self {
-            names: watch::Sender::new(Arc::default()),
-            servers: watch::Sender::new(Arc::default()),
-            observe: None,
-        }
-    }
 }
 
 impl fmt::Debug for ResolverFeed {

@@ -110,7 +110,7 @@ impl Node {
         };
         let parts = Parts {
             found: found(&files, &self.maps.lock()),
-            maps: Globals::new(&config.bpf_root),
+            maps: Globals::new(&config.flags.bpf_root),
             datapath: Box::new(InMemory {
                 maps: Arc::clone(&self.maps),
                 files: BackgroundFiles::start(files.clone(), kept).unwrap(),
@@ -121,7 +121,7 @@ impl Node {
             gate: None,
             api: None,
         };
-        let admin = Client::new(&config.admin_socket);
+        let admin = Client::new(&config.flags.admin_socket);
         let agent = Agent::start(config, parts).await.unwrap();
         (agent, core, admin)
     }

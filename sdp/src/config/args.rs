@@ -3,10 +3,7 @@
 use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use dns_policy::{
-    duration::{self, DurationError},
-    reject_code::RejectCode,
-};
+use dns_policy::{duration, reject_code::RejectCode};
 
 use crate::{
     privileges::RunAs,
@@ -176,17 +173,17 @@ settings! {
     #[arg(long, value_name = "DIR")]
     journal_dir: PathBuf = "HOLDFAST_JOURNAL_DIR",
     /// Longest time of a drain; queries that are still in flight then are dropped [default: 10s]
-    #[arg(long, value_name = "TIME")]
-    drain_timeout: Span = "HOLDFAST_DRAIN_TIMEOUT",
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    drain_timeout: Duration = "HOLDFAST_DRAIN_TIMEOUT",
     /// Longest time that an answer is held until the agent has opened its addresses; then the client gets it anyway [default: 100ms]
-    #[arg(long, value_name = "TIME")]
-    tofqdns_proxy_response_max_delay: Span = "HOLDFAST_TOFQDNS_PROXY_RESPONSE_MAX_DELAY",
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    tofqdns_proxy_response_max_delay: Duration = "HOLDFAST_TOFQDNS_PROXY_RESPONSE_MAX_DELAY",
     /// Answer to a name that policy denies: nameError is NXDOMAIN, after which a resolver tries the next entry of its search list [default: nameError; refused if only TCP agent addresses or standalone-dns-proxy-server-port are set, as under a Cilium agent]
     #[arg(long, value_name = "HOW", value_enum, ignore_case = true)]
     tofqdns_dns_reject_response_code: RejectCode = "HOLDFAST_TOFQDNS_DNS_REJECT_RESPONSE_CODE",
     /// Shortest time for which a learned address is valid, whatever its TTL; a connected agent's value replaces this one [default: 0s]
-    #[arg(long, value_name = "TIME")]
-    tofqdns_min_ttl: Span = "HOLDFAST_TOFQDNS_MIN_TTL",
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    tofqdns_min_ttl: Duration = "HOLDFAST_TOFQDNS_MIN_TTL",
     /// Under a Cilium agent: release an answer at once if the agent has acknowledged its addresses for the same pod and their TTL has not ended; with false, each answer waits for the agent [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     reuse_acknowledgements: bool = "HOLDFAST_REUSE_ACKNOWLEDGEMENTS",
@@ -194,8 +191,8 @@ settings! {
     #[arg(long, value_name = "N")]
     dnsproxy_concurrency_limit: u32 = "HOLDFAST_DNSPROXY_CONCURRENCY_LIMIT",
     /// How long a query waits while its pod has as many queries in flight as it may have (--dnsproxy-concurrency-limit); then the answer is SERVFAIL [default: 0s]
-    #[arg(long, value_name = "TIME")]
-    dnsproxy_concurrency_processing_grace_period: Span = "HOLDFAST_DNSPROXY_CONCURRENCY_PROCESSING_GRACE_PERIOD",
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    dnsproxy_concurrency_processing_grace_period: Duration = "HOLDFAST_DNSPROXY_CONCURRENCY_PROCESSING_GRACE_PERIOD",
     /// Forward queries to DNS servers in the cluster with the pod's address as the source, not the node's; the agent must have the same setting [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     dnsproxy_enable_transparent_mode: bool = "HOLDFAST_DNSPROXY_ENABLE_TRANSPARENT_MODE",
@@ -259,18 +256,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
-}
-
-/// A length of time as Go writes it: `100ms`, `1.5s`, `5m`, `1h30m`; a bare number is seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span(pub Duration);
-
-impl FromStr for Span {
-    type Err = DurationError;
-
-    fn from_str(text: &str) -> Result<Self, DurationError> {
-        duration::parse(text).map(Self)
-    }
 }
 
 /// Address at which the proxy connects to an agent.
@@ -352,7 +337,7 @@ mod tests {
 
     #[test]
     fn spans_read_as_go_writes_them() {
-        let ms = |text: &str| text.parse::<Span>().map(|s| s.0.as_millis());
+        let ms = |text: &str| duration::parse(text).map(|time| time.as_millis());
         assert_eq!(ms("100ms"), Ok(100));
         assert_eq!(ms("1h30m"), Ok(5_400_000));
         assert_eq!(ms("1m0s"), Ok(60_000));

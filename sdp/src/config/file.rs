@@ -367,8 +367,8 @@ mod tests {
             Some(RejectCode::NameError)
         );
         let delay = settings.tofqdns_proxy_response_max_delay.unwrap();
-        assert_eq!(delay.0, Duration::from_millis(250));
-        assert_eq!(settings.tofqdns_min_ttl.unwrap().0.as_secs(), 3600);
+        assert_eq!(delay, Duration::from_millis(250));
+        assert_eq!(settings.tofqdns_min_ttl.unwrap().as_secs(), 3600);
         assert_eq!(settings.dnsproxy_concurrency_limit, Some(1000));
         let theirs = [
             "bpf-policy-map-max",

@@ -14,7 +14,7 @@ use daemon::{
     metrics::{Counts, Families},
 };
 use http_body_util::Full;
-use hyper::{Request, Response, StatusCode, body::Bytes, header::CONTENT_TYPE};
+use hyper::{Request, Response, StatusCode, body::Bytes};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Registry};
 use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -138,33 +138,30 @@ pub(super) async fn serve(
 }
 
 fn answer(shared: &Shared, request: &Request<hyper::body::Incoming>) -> Response<Full<Bytes>> {
-    let (status, kind, text) = match request.uri().path() {
+    let text = |status, text: &'static str| http_server::answer(status, TEXT, text);
+    match request.uri().path() {
         "/metrics" => match Scrape::of(shared).text() {
-            Ok(text) => (StatusCode::OK, OPENMETRICS, text),
-            Err(_) => {
-                let text = "the metrics cannot be written\n".to_owned();
-                (StatusCode::INTERNAL_SERVER_ERROR, TEXT, text)
-            }
+            Ok(metrics) => http_server::answer(StatusCode::OK, OPENMETRICS, metrics),
+            Err(_) => text(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the metrics cannot be written\n",
+            ),
         },
-        "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
+        "/healthz" => text(StatusCode::OK, "ok\n"),
         "/readyz" => match shared.awaited() {
-            None => {
-                let text = "ready: every kind of object has been read\n".to_owned();
-                (StatusCode::OK, TEXT, text)
-            }
-            Some(awaited) => {
-                let text = format!("not ready: {awaited}\n");
-                (StatusCode::SERVICE_UNAVAILABLE, TEXT, text)
-            }
+            None => text(
+                StatusCode::OK,
+                "ready: every kind of object has been read\n",
+            ),
+            Some(awaited) => http_server::answer(
+                StatusCode::SERVICE_UNAVAILABLE,
+                TEXT,
+                format!("not ready: {awaited}\n"),
+            ),
         },
-        _ => {
-            let text = "there is /metrics, /healthz and /readyz\n".to_owned();
-            (StatusCode::NOT_FOUND, TEXT, text)
-        }
-    };
-    let mut response = Response::new(Full::new(Bytes::from(text)));
-    *response.status_mut() = status;
-    let kind = hyper::header::HeaderValue::from_static(kind);
-    response.headers_mut().insert(CONTENT_TYPE, kind);
-    response
+        _ => text(
+            StatusCode::NOT_FOUND,
+            "there is /metrics, /healthz and /readyz\n",
+        ),
+    }
 }

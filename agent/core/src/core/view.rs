@@ -329,40 +329,35 @@ impl State {
     ) -> Vec<NameView> {
         let mut found = Vec::new();
         for (id, names) in self.learned.names.endpoints() {
-            let lease = |name: &Fqdn, address: &IpAddr| {
-                let pair = self
-                    .learned
-                    .names
-                    .name(name)
-                    .and_then(|entry| entry.pairs.get(address));
-                pair.and_then(|pair| pair.lease_end)
-                    .map_or(0, |end| end.nanos())
+            let pair = |name: &Fqdn, address: &IpAddr| {
+                let entry = self.learned.names.name(name);
+                let pair = entry.and_then(|entry| entry.pairs.get(address));
+                let lease_end = pair.and_then(|pair| pair.lease_end);
+                NameView {
+                    endpoint: id.0,
+                    name: name.as_str().to_owned(),
+                    address: address.to_string(),
+                    lease_end: lease_end.map_or(0, |end| end.nanos()),
+                    ..NameView::default()
+                }
             };
             for (name, addresses) in &names.names {
                 let addresses = addresses.iter();
                 let addresses = addresses.filter(|(address, _)| wanted(name, address));
                 found.extend(addresses.map(|(address, lookup)| NameView {
-                    endpoint: id.0,
-                    name: name.as_str().to_owned(),
-                    address: address.to_string(),
                     source: "lookup".to_owned(),
                     ttl: lookup.ttl,
                     seen_at: lookup.seen.nanos(),
                     expires_at: lookup.expires.nanos(),
-                    lease_end: lease(name, address),
+                    ..pair(name, address)
                 }));
             }
             for (address, zombie) in &names.zombies {
                 let names = zombie.names.iter().filter(|name| wanted(name, address));
                 found.extend(names.map(|name| NameView {
-                    endpoint: id.0,
-                    name: name.as_str().to_owned(),
-                    address: address.to_string(),
                     source: "connection".to_owned(),
-                    ttl: 0,
-                    seen_at: 0,
                     expires_at: zombie.delete_pending.nanos(),
-                    lease_end: lease(name, address),
+                    ..pair(name, address)
                 }));
             }
         }

@@ -15,7 +15,7 @@ use shared_maps::{
     user::{Access, Globals, Map, MapError, MapKind, Record, monotonic_ns},
 };
 
-use super::{show::print, table::render};
+use super::{show::print, table::table};
 
 /// Carries out a `bpf` command.
 pub(crate) fn run(command: &BpfCommand) -> Result<()> {
@@ -56,11 +56,13 @@ fn ipcache(args: &BpfArgs) -> Result<()> {
         })
         .collect();
     print(args.output, &lines, |lines| {
-        let rows: Vec<_> = lines
-            .iter()
-            .map(|l| vec![l.prefix.clone(), l.identity.to_string()])
-            .collect();
-        render(&["PREFIX", "IDENTITY"], &rows)
+        table(
+            lines,
+            [
+                ("PREFIX", |l| l.prefix.clone()),
+                ("IDENTITY", |l| l.identity.to_string()),
+            ],
+        )
     })
 }
 
@@ -94,25 +96,17 @@ fn lxc(args: &BpfArgs) -> Result<()> {
         .collect();
     lines.sort_by_key(|line| line.address);
     print(args.output, &lines, |lines| {
-        let rows: Vec<_> = lines
-            .iter()
-            .map(|l| {
-                vec![
-                    l.address.to_string(),
-                    l.endpoint.to_string(),
-                    l.identity.to_string(),
-                    l.ifindex.to_string(),
-                    format!("{:#x}", l.flags),
-                    l.mac.clone(),
-                    l.node_mac.clone(),
-                ]
-            })
-            .collect();
-        render(
-            &[
-                "ADDRESS", "ENDPOINT", "IDENTITY", "IFINDEX", "FLAGS", "MAC", "NODE-MAC",
+        table(
+            lines,
+            [
+                ("ADDRESS", |l| l.address.to_string()),
+                ("ENDPOINT", |l| l.endpoint.to_string()),
+                ("IDENTITY", |l| l.identity.to_string()),
+                ("IFINDEX", |l| l.ifindex.to_string()),
+                ("FLAGS", |l| format!("{:#x}", l.flags)),
+                ("MAC", |l| l.mac.clone()),
+                ("NODE-MAC", |l| l.node_mac.clone()),
             ],
-            &rows,
         )
     })
 }
@@ -153,35 +147,20 @@ fn policy(endpoint: u16, args: &BpfArgs) -> Result<()> {
         })
         .collect();
     print(args.output, &lines, |lines| {
-        let rows: Vec<_> = lines
-            .iter()
-            .map(|l| {
-                vec![
-                    l.direction.to_owned(),
-                    if l.identity == 0 {
-                        "any".to_owned()
-                    } else {
-                        l.identity.to_string()
-                    },
-                    l.protocol.clone(),
-                    l.port.clone(),
-                    l.verdict.to_owned(),
-                    l.proxy_port.to_string(),
-                    format!("{:#x}", l.precedence),
-                ]
-            })
-            .collect();
-        render(
-            &[
-                "DIRECTION",
-                "IDENTITY",
-                "PROTOCOL",
-                "PORT",
-                "VERDICT",
-                "PROXY-PORT",
-                "PRECEDENCE",
+        table(
+            lines,
+            [
+                ("DIRECTION", |l| l.direction.to_owned()),
+                ("IDENTITY", |l| match l.identity {
+                    0 => "any".to_owned(),
+                    identity => identity.to_string(),
+                }),
+                ("PROTOCOL", |l| l.protocol.clone()),
+                ("PORT", |l| l.port.clone()),
+                ("VERDICT", |l| l.verdict.to_owned()),
+                ("PROXY-PORT", |l| l.proxy_port.to_string()),
+                ("PRECEDENCE", |l| format!("{:#x}", l.precedence)),
             ],
-            &rows,
         )
     })
 }
@@ -205,42 +184,26 @@ trait CtKey: Record + Eq + std::hash::Hash {
 
 impl CtKey for CtKey4 {
     fn parts(&self) -> (IpAddr, u16, IpAddr, u16, u8, u8) {
-        let Self {
-            daddr,
-            saddr,
-            dport,
-            sport,
-            nexthdr,
-            flags,
-        } = *self;
         (
-            daddr.into(),
-            sport.get(),
-            saddr.into(),
-            dport.get(),
-            nexthdr,
-            flags,
+            self.daddr.into(),
+            self.sport.get(),
+            self.saddr.into(),
+            self.dport.get(),
+            self.nexthdr,
+            self.flags,
         )
     }
 }
 
 impl CtKey for CtKey6 {
     fn parts(&self) -> (IpAddr, u16, IpAddr, u16, u8, u8) {
-        let Self {
-            daddr,
-            saddr,
-            dport,
-            sport,
-            nexthdr,
-            flags,
-        } = *self;
         (
-            daddr.into(),
-            sport.get(),
-            saddr.into(),
-            dport.get(),
-            nexthdr,
-            flags,
+            self.daddr.into(),
+            self.sport.get(),
+            self.saddr.into(),
+            self.dport.get(),
+            self.nexthdr,
+            self.flags,
         )
     }
 }
@@ -263,33 +226,18 @@ fn conntrack(args: &BpfArgs) -> Result<()> {
         }
     }
     print(args.output, &lines, |lines| {
-        let rows: Vec<_> = lines
-            .iter()
-            .map(|l| {
-                vec![
-                    l.protocol.clone(),
-                    l.direction.to_owned(),
-                    l.from.clone(),
-                    l.to.clone(),
-                    format!("{} s", l.expires_in_seconds),
-                    l.packets.to_string(),
-                    l.bytes.to_string(),
-                    l.source_identity.to_string(),
-                ]
-            })
-            .collect();
-        render(
-            &[
-                "PROTOCOL",
-                "DIRECTION",
-                "FROM",
-                "TO",
-                "EXPIRES",
-                "PACKETS",
-                "BYTES",
-                "IDENTITY",
+        table(
+            lines,
+            [
+                ("PROTOCOL", |l| l.protocol.clone()),
+                ("DIRECTION", |l| l.direction.to_owned()),
+                ("FROM", |l| l.from.clone()),
+                ("TO", |l| l.to.clone()),
+                ("EXPIRES", |l| format!("{} s", l.expires_in_seconds)),
+                ("PACKETS", |l| l.packets.to_string()),
+                ("BYTES", |l| l.bytes.to_string()),
+                ("IDENTITY", |l| l.source_identity.to_string()),
             ],
-            &rows,
         )
     })
 }

@@ -12,7 +12,7 @@ use holdfast_agent::{
 
 use super::{
     show::print,
-    table::{list, maybe, render},
+    table::{list, table},
 };
 
 pub(super) async fn run(command: ResolverCommand) -> Result<()> {
@@ -20,7 +20,7 @@ pub(super) async fn run(command: ResolverCommand) -> Result<()> {
         ResolverCommand::List(args) => {
             let objects: Vec<ObjectView> =
                 Client::new(&args.admin_socket).get("/v1/resolver").await?;
-            print(args.output, &objects, |objects| table(objects))
+            print(args.output, &objects, |objects| overview(objects))
         }
         ResolverCommand::Get { name, client } => {
             let mut objects: Vec<ObjectView> = Client::new(&client.admin_socket)
@@ -74,69 +74,57 @@ fn dotted(name: &str) -> String {
     }
 }
 
-fn table(objects: &[ObjectView]) -> String {
-    let rows: Vec<Vec<String>> = objects
-        .iter()
-        .map(|object| {
-            let addresses = object.names.iter().map(|name| name.addresses.len());
-            let next = object
-                .names
-                .iter()
-                .filter_map(|name| name.next_lookup_seconds);
-            let degraded = object.names.iter().filter(|name| name.degraded.is_some());
-            vec![
-                object.name.clone(),
-                object.key.clone(),
-                object.names.len().to_string(),
-                addresses.sum::<usize>().to_string(),
-                degraded.count().to_string(),
-                maybe(next.min().map(|seconds| format!("{seconds} s")).as_ref()),
-            ]
-        })
-        .collect();
-    let heading = [
-        "NAME",
-        "OBJECT",
-        "NAMES",
-        "ADDRESSES",
-        "DEGRADED",
-        "NEXT LOOK-UP",
-    ];
-    render(&heading, &rows)
+fn overview(objects: &[ObjectView]) -> String {
+    table(
+        objects,
+        [
+            ("NAME", |object| object.name.clone()),
+            ("OBJECT", |object| object.key.clone()),
+            ("NAMES", |object| object.names.len().to_string()),
+            ("ADDRESSES", |object| {
+                let names = object.names.iter();
+                let addresses: usize = names.map(|name| name.addresses.len()).sum();
+                addresses.to_string()
+            }),
+            ("DEGRADED", |object| {
+                let names = object.names.iter();
+                let degraded = names.filter(|name| name.degraded.is_some());
+                degraded.count().to_string()
+            }),
+            ("NEXT LOOK-UP", |object| {
+                let names = object.names.iter();
+                in_seconds(names.filter_map(|name| name.next_lookup_seconds).min())
+            }),
+        ],
+    )
+}
+
+fn in_seconds(seconds: Option<u64>) -> String {
+    seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds} s"))
 }
 
 fn details(objects: &[ObjectView]) -> String {
-    let rows: Vec<Vec<String>> = objects
+    let names = objects
         .iter()
-        .flat_map(|object| object.names.iter().map(move |name| (object, name)))
-        .map(|(object, name)| {
-            vec![
-                name.name.clone(),
-                object.key.clone(),
-                name_state(name),
-                maybe(
-                    name.next_lookup_seconds
-                        .map(|seconds| format!("{seconds} s"))
-                        .as_ref(),
-                ),
-                name.said_by.clone(),
-                addresses(name),
-            ]
-        })
-        .collect();
-    if rows.is_empty() {
+        .flat_map(|object| object.names.iter().map(move |name| (object, name)));
+    let names: Vec<(&ObjectView, &NameView)> = names.collect();
+    if names.is_empty() {
         let keys: Vec<&str> = objects.iter().map(|object| object.key.as_str()).collect();
         return format!("{}: no name was looked up successfully yet\n", list(&keys));
     }
-    let heading = [
-        "NAME",
-        "OBJECT",
-        "STATE",
-        "NEXT LOOK-UP",
-        "FROM",
-        "ADDRESSES",
-    ];
-    render(&heading, &rows)
+    table(
+        &names,
+        [
+            ("NAME", |(_, name)| name.name.clone()),
+            ("OBJECT", |(object, _)| object.key.clone()),
+            ("STATE", |(_, name)| name_state(name)),
+            ("NEXT LOOK-UP", |(_, name)| {
+                in_seconds(name.next_lookup_seconds)
+            }),
+            ("FROM", |(_, name)| name.said_by.clone()),
+            ("ADDRESSES", |(_, name)| addresses(name)),
+        ],
+    )
 }
 
 fn name_state(name: &NameView) -> String {

@@ -4,14 +4,16 @@ mod status;
 
 use std::io::Write as _;
 
-use agent_core::core::snapshot::{EndpointView, IdentityView, IpcacheView, NameView, SelectorView};
+use agent_core::core::snapshot::{
+    DnsRulesView, EndpointView, IdentityView, IpcacheView, NameView, SelectorView,
+};
 use anyhow::Result;
 use dns_policy::boot_time::BootTime;
 use holdfast_agent::{admin::model::Policies, config::args::Output};
 use serde::Serialize;
 
 pub(crate) use self::status::status;
-use super::table::{list, maybe, render};
+use super::table::{list, maybe, table};
 
 /// Prints `value` as asked. A reader that closed the pipe is no error.
 pub(crate) fn print<T: Serialize + ?Sized>(
@@ -40,37 +42,20 @@ pub(super) fn counted(number: usize, one: &str, many: &str) -> String {
 
 /// The table of `endpoint list`.
 pub(crate) fn endpoints(endpoints: &[EndpointView]) -> String {
-    let rows: Vec<Vec<String>> = endpoints
-        .iter()
-        .map(|e| {
-            vec![
-                e.id.to_string(),
-                e.state.clone(),
-                e.identity.to_string(),
-                maybe(e.ipv4.as_ref()),
-                maybe(e.ipv6.as_ref()),
-                e.ifname.clone(),
-                enforced(e),
-                maybe(e.pod.as_ref()),
-                list(&e.labels),
-                e.key.clone(),
-            ]
-        })
-        .collect();
-    render(
-        &[
-            "ID",
-            "STATE",
-            "IDENTITY",
-            "IPV4",
-            "IPV6",
-            "INTERFACE",
-            "ENFORCED",
-            "POD",
-            "LABELS",
-            "KEY",
+    table(
+        endpoints,
+        [
+            ("ID", |e| e.id.to_string()),
+            ("STATE", |e| e.state.clone()),
+            ("IDENTITY", |e| e.identity.to_string()),
+            ("IPV4", |e| maybe(e.ipv4.as_ref())),
+            ("IPV6", |e| maybe(e.ipv6.as_ref())),
+            ("INTERFACE", |e| e.ifname.clone()),
+            ("ENFORCED", enforced),
+            ("POD", |e| maybe(e.pod.as_ref())),
+            ("LABELS", |e| list(&e.labels)),
+            ("KEY", |e| e.key.clone()),
         ],
-        &rows,
     )
 }
 
@@ -158,37 +143,39 @@ pub(crate) fn endpoint(e: &EndpointView) -> String {
         .iter()
         .map(|(name, value)| format!("{name:10}  {value}\n"))
         .collect();
-    let rules: Vec<Vec<String>> = e
-        .dns_rules
-        .iter()
-        .map(|rule| {
-            vec![
-                format!("{}/{}", rule.port, rule.protocol),
-                rule.selector.clone(),
-                rule.servers
-                    .as_ref()
-                    .map_or_else(|| "any".to_owned(), |ids| list(ids)),
-                rule.names
-                    .as_ref()
-                    .map_or_else(|| "any".to_owned(), |names| list(names)),
-            ]
-        })
-        .collect();
-    if !rules.is_empty() {
+    if !e.dns_rules.is_empty() {
         text.push('\n');
-        text.push_str(&render(&["DNS", "SERVERS", "IDENTITIES", "NAMES"], &rules));
+        text.push_str(&dns_rules(&e.dns_rules));
     }
     text
 }
 
+fn dns_rules(rules: &[DnsRulesView]) -> String {
+    table(
+        rules,
+        [
+            ("DNS", |rule| format!("{}/{}", rule.port, rule.protocol)),
+            ("SERVERS", |rule| rule.selector.clone()),
+            ("IDENTITIES", |rule| any_or(rule.servers.as_deref())),
+            ("NAMES", |rule| any_or(rule.names.as_deref())),
+        ],
+    )
+}
+
+fn any_or<T: ToString>(items: Option<&[T]>) -> String {
+    items.map_or_else(|| "any".to_owned(), list)
+}
+
 /// The text of `policy get`.
 pub(crate) fn policies(policies: &Policies) -> String {
-    let rows: Vec<Vec<String>> = policies
-        .policies
-        .iter()
-        .map(|p| vec![p.key.clone(), p.source.clone(), list(&p.endpoints)])
-        .collect();
-    let mut text = render(&["POLICY", "SOURCE", "ENDPOINTS"], &rows);
+    let mut text = table(
+        &policies.policies,
+        [
+            ("POLICY", |p| p.key.clone()),
+            ("SOURCE", |p| p.source.clone()),
+            ("ENDPOINTS", |p| list(&p.endpoints)),
+        ],
+    );
     for policy in &policies.policies {
         for warning in &policy.warnings {
             text.push_str(&format!("warning: {}: {warning}\n", policy.key));
@@ -206,78 +193,69 @@ pub(crate) fn policies(policies: &Policies) -> String {
 
 /// The table of `identity list`.
 pub(crate) fn identities(identities: &[IdentityView]) -> String {
-    let rows: Vec<Vec<String>> = identities
-        .iter()
-        .map(|i| vec![i.id.to_string(), i.references.to_string(), list(&i.labels)])
-        .collect();
-    render(&["IDENTITY", "REFERENCES", "LABELS"], &rows)
+    table(
+        identities,
+        [
+            ("IDENTITY", |i| i.id.to_string()),
+            ("REFERENCES", |i| i.references.to_string()),
+            ("LABELS", |i| list(&i.labels)),
+        ],
+    )
 }
 
 /// The table of `ip list`.
 pub(crate) fn prefixes(prefixes: &[IpcacheView]) -> String {
-    let rows: Vec<Vec<String>> = prefixes
-        .iter()
-        .map(|p| {
-            let realised = match p.realised {
+    table(
+        prefixes,
+        [
+            ("PREFIX", |p| p.prefix.clone()),
+            ("IDENTITY", |p| p.identity.to_string()),
+            ("REALISED", |p| match p.realised {
                 Some(id) if id == p.identity => "yes".to_owned(),
                 Some(id) => format!("has {id}"),
                 None => "no".to_owned(),
-            };
-            vec![
-                p.prefix.clone(),
-                p.identity.to_string(),
-                realised,
-                list(&p.owners),
-            ]
-        })
-        .collect();
-    render(&["PREFIX", "IDENTITY", "REALISED", "OWNERS"], &rows)
+            }),
+            ("OWNERS", |p| list(&p.owners)),
+        ],
+    )
 }
 
 /// The table of `selectors list` and `fqdn names`.
 pub(crate) fn selectors(selectors: &[SelectorView]) -> String {
-    let rows: Vec<Vec<String>> = selectors
-        .iter()
-        .map(|s| {
-            vec![
-                s.selector.clone(),
-                s.kind.clone(),
-                s.users.to_string(),
-                list(&s.identities),
-            ]
-        })
-        .collect();
-    render(&["SELECTOR", "KIND", "USERS", "IDENTITIES"], &rows)
+    table(
+        selectors,
+        [
+            ("SELECTOR", |s| s.selector.clone()),
+            ("KIND", |s| s.kind.clone()),
+            ("USERS", |s| s.users.to_string()),
+            ("IDENTITIES", |s| list(&s.identities)),
+        ],
+    )
 }
 
 /// The table of `fqdn cache list`.
 pub(crate) fn names(names: &[NameView]) -> String {
+    table(
+        names,
+        [
+            ("ENDPOINT", |n| n.endpoint.to_string()),
+            ("NAME", |n| n.name.clone()),
+            ("ADDRESS", |n| n.address.clone()),
+            ("SOURCE", |n| n.source.clone()),
+            ("TTL", |n| n.ttl.to_string()),
+            ("EXPIRES", |n| left(n.expires_at)),
+            ("LEASE", |n| left(n.lease_end)),
+        ],
+    )
+}
+
+fn left(at: u64) -> String {
     let now = BootTime::now().nanos();
-    let left = |at: u64| match at {
+    match at {
         0 => "-".to_owned(),
         at if at <= now => "over".to_owned(),
         at => format!("{} s", (at - now) / 1_000_000_000),
-    };
-    let rows: Vec<Vec<String>> = names
-        .iter()
-        .map(|n| {
-            vec![
-                n.endpoint.to_string(),
-                n.name.clone(),
-                n.address.clone(),
-                n.source.clone(),
-                n.ttl.to_string(),
-                left(n.expires_at),
-                left(n.lease_end),
-            ]
-        })
-        .collect();
-    render(
-        &[
-            "ENDPOINT", "NAME", "ADDRESS", "SOURCE", "TTL", "EXPIRES", "LEASE",
-        ],
-        &rows,
-    )
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,19 @@
 //! Columns for people.
 
+/// A row for each item. A column is its heading, and what it shows of an item.
+pub(crate) fn table<T, const N: usize>(
+    items: &[T],
+    columns: [(&str, fn(&T) -> String); N],
+) -> String {
+    let rows = items
+        .iter()
+        .map(|item| columns.map(|(_, cell)| cell(item)).to_vec());
+    let rows: Vec<Vec<String>> = rows.collect();
+    render(&columns.map(|(heading, _)| heading), &rows)
+}
+
 /// Rows under a heading, each column as wide as its widest cell.
-pub(crate) fn render(heading: &[&str], rows: &[Vec<String>]) -> String {
+fn render(heading: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = heading.iter().map(|cell| cell.chars().count()).collect();
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {

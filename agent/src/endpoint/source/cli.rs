@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    io,
     path::{Path, PathBuf},
 };
 
@@ -12,7 +11,7 @@ use agent_core::{
     named_port::{NamedPorts, is_label},
     policy::mode::PolicyMode,
 };
-use daemon::state_file::{self, StateFileError, write_atomic};
+use daemon::state_file::{self, StateFileError, write_json};
 use serde::{Deserialize, Serialize};
 
 use super::EndpointDocument;
@@ -173,10 +172,7 @@ impl CliFile {
             version: VERSION,
             endpoints,
         };
-        serde_json::to_vec_pretty(&content)
-            .map_err(io::Error::from)
-            .and_then(|text| write_atomic(&self.path, &text))
-            .map_err(StateFileError::io(&self.path))
+        write_json(&self.path, &content).map_err(StateFileError::io(&self.path))
     }
 }
 

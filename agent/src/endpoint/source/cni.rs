@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs,
     net::IpAddr,
     path::{Path, PathBuf},
 };
@@ -12,7 +12,7 @@ use std::{
 use agent_core::endpoint::spec::EndpointSpec;
 use daemon::{
     lookup::Lookup,
-    state_file::{self, StateFileError, write_atomic},
+    state_file::{self, StateFileError, write_json},
 };
 use dns_policy::wall_time;
 use serde::{Deserialize, Serialize};
@@ -205,10 +205,7 @@ impl CniFile {
             version: VERSION,
             endpoints: endpoints.collect(),
         };
-        serde_json::to_vec(&content)
-            .map_err(io::Error::from)
-            .and_then(|text| write_atomic(&self.path, &text))
-            .map_err(StateFileError::io(&self.path))
+        write_json(&self.path, &content).map_err(StateFileError::io(&self.path))
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 
 use daemon::{
     lookup::Lookup,
-    state_file::{read_or_set_aside, write_atomic},
+    state_file::{read_or_set_aside, write_json},
 };
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
@@ -158,9 +158,7 @@ impl Processes {
     fn write(&self) {
         for path in &self.paths {
             let dir = path.parent().unwrap_or(Path::new("."));
-            let written = store::make(dir)
-                .and_then(|()| serde_json::to_vec_pretty(&self.known).map_err(io::Error::from))
-                .and_then(|text| write_atomic(path, &text));
+            let written = store::make(dir).and_then(|()| write_json(path, &self.known));
             if let Err(error) = written {
                 tracing::error!(path = %path.display(), %error, "cannot write the file with the endpoints' processes");
             }

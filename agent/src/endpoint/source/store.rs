@@ -21,7 +21,7 @@ use agent_core::endpoint::spec::EndpointSpec;
 use agent_datapath::closed::DocumentHash;
 use daemon::{
     regular_file,
-    state_file::{self, Content, sync_dir, write_atomic},
+    state_file::{self, Content, sync_dir, write_json},
 };
 use serde::{Deserialize, Serialize};
 use shared_maps::user::boot_id;
@@ -322,8 +322,7 @@ fn read(path: &Path) -> Result<Option<Record>, String> {
 
 fn write(dir: &Path, path: &Path, record: &Record) -> io::Result<()> {
     make(dir)?;
-    let text = serde_json::to_vec_pretty(record)?;
-    write_atomic(path, &text)
+    write_json(path, record)
 }
 
 /// Makes the directory. It is made when there is something to store.

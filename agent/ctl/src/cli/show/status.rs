@@ -9,7 +9,7 @@ use holdfast_agent::{
 
 use crate::cli::{
     resolver,
-    table::{maybe, render},
+    table::{maybe, table},
 };
 
 /// DNS servers that a line lists.
@@ -230,52 +230,40 @@ fn datapath_steps(summary: &Summary) -> String {
 }
 
 fn proxy_table(proxies: &[ProxyView]) -> String {
-    let rows: Vec<_> = proxies
-        .iter()
-        .map(|proxy| {
-            vec![
-                proxy.instance.clone(),
-                proxy.kind.clone(),
-                maybe(proxy.pid.as_ref()),
-                proxy.sent_revision.to_string(),
-                proxy.acked_revision.to_string(),
-                proxy.waiting.to_string(),
-            ]
-        })
-        .collect();
-    render(
-        &["PROXY", "STREAM", "PID", "SENT", "ACKED", "WAITING"],
-        &rows,
+    table(
+        proxies,
+        [
+            ("PROXY", |proxy| proxy.instance.clone()),
+            ("STREAM", |proxy| proxy.kind.clone()),
+            ("PID", |proxy| maybe(proxy.pid.as_ref())),
+            ("SENT", |proxy| proxy.sent_revision.to_string()),
+            ("ACKED", |proxy| proxy.acked_revision.to_string()),
+            ("WAITING", |proxy| proxy.waiting.to_string()),
+        ],
     )
 }
 
 fn quota_table(quotas: &[QuotaView]) -> String {
-    let rows: Vec<_> = quotas
-        .iter()
-        .map(|quota| {
-            vec![
-                quota.endpoint.to_string(),
-                quota.quota.clone(),
-                quota.beyond.to_string(),
-                quota.key.clone(),
-            ]
-        })
-        .collect();
-    render(&["ENDPOINT", "QUOTA REACHED", "BEYOND IT", "KEY"], &rows)
+    table(
+        quotas,
+        [
+            ("ENDPOINT", |quota| quota.endpoint.to_string()),
+            ("QUOTA REACHED", |quota| quota.quota.clone()),
+            ("BEYOND IT", |quota| quota.beyond.to_string()),
+            ("KEY", |quota| quota.key.clone()),
+        ],
+    )
 }
 
 fn limit_table(limits: &[LimitView]) -> String {
-    let rows: Vec<_> = limits
-        .iter()
-        .map(|limit| {
-            vec![
-                limit.what.clone(),
-                limit.used.to_string(),
-                maybe(limit.most.as_ref()),
-            ]
-        })
-        .collect();
-    render(&["LIMIT", "IN USE", "MOST"], &rows)
+    table(
+        limits,
+        [
+            ("LIMIT", |limit| limit.what.clone()),
+            ("IN USE", |limit| limit.used.to_string()),
+            ("MOST", |limit| maybe(limit.most.as_ref())),
+        ],
+    )
 }
 
 fn endpoint_counts(summary: &Summary) -> String {

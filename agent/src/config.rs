@@ -2,6 +2,7 @@
 
 pub mod args;
 mod cluster_args;
+pub mod cluster_command;
 mod cni_args;
 mod destination;
 mod dir;

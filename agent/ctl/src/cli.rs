@@ -1,6 +1,8 @@
-//! Client subcommands: requests to the running agent, and dumps of the pinned maps.
+//! Client subcommands: requests to the running agent or to those of a cluster, and dumps of the
+//! pinned maps.
 
 pub(crate) mod bpf;
+mod cluster;
 pub(crate) mod observe;
 pub(crate) mod policy;
 mod resolver;
@@ -18,9 +20,12 @@ use holdfast_agent::{
         query::encode,
     },
     cleanup::{self, Places},
-    config::args::{
-        ClientArgs, Command, EndpointAddArgs, EndpointCommand, FqdnCacheCommand, FqdnCommand,
-        IdentityCommand, IpCommand, Output, PolicyCommand, SelectorsCommand,
+    config::{
+        args::{
+            ClientArgs, Command, EndpointAddArgs, EndpointCommand, FqdnCacheCommand, FqdnCommand,
+            IdentityCommand, IpCommand, Output, PolicyCommand, SelectorsCommand,
+        },
+        cluster_command::ClusterCommand,
     },
     endpoint::source::EndpointDocument,
 };
@@ -69,6 +74,7 @@ pub(crate) async fn run(command: Command) -> Result<()> {
         Command::Bpf(command) => bpf::run(&command),
         Command::Observe(args) => observe::run(&args).await,
         Command::Why(args) => why::run(&args).await,
+        Command::Cluster(ClusterCommand::Status(args)) => cluster::status(args).await,
     }
 }
 

@@ -11,6 +11,7 @@ use agent_core::{
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::{
+    cluster_command::ClusterCommand,
     destination::{Receiver, sender},
     relay_args::RelayArgs,
     run_args::RunArgs,
@@ -32,7 +33,7 @@ pub(crate) const ADMIN_SOCKET: &str = "/run/holdfast/agent-admin.sock";
                   and in another shell:\n  \
                   holdfast-agent endpoint add --netns pod1 --ifname eth0 --labels k8s:app=web\n  \
                   holdfast-agent status\n\n\
-                  Exit codes: 0 success, 1 failure (of why and trace also: not allowed), 2 wrong usage or configuration."
+                  Exit codes: 0 success, 1 failure (of why and trace also: not allowed; of cluster status: a node is not fine), 2 wrong usage or configuration."
 )]
 pub struct Cli {
     /// Subcommand.
@@ -79,6 +80,9 @@ pub enum Command {
     Observe(ObserveArgs),
     /// Show whether an endpoint may connect to a name or an address, and each step that decides it: for a Service, each backend. Names the node and the command for a side that another node judges. Exit 1 if packets do not pass, or not at each backend
     Why(WhyArgs),
+    /// Show the state of the agents of a whole cluster, from a machine with kubectl and a kubeconfig
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
 }
 
 /// Socket of the agent and output options.

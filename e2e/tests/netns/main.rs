@@ -15,6 +15,7 @@ mod cannot_look;
 mod cidr_and_endpoint_rules;
 mod cilium_service;
 mod cluster_objects;
+mod cluster_status;
 mod cni;
 mod commands;
 mod container;

@@ -1,0 +1,165 @@
+//! What an agent answers to `status`. A pod wrote it: lists and texts are bounded, and have no
+//! characters that change a terminal.
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+/// Most characters of a text.
+const CHARACTERS: usize = 1000;
+/// Most entries of a list.
+const ENTRIES: usize = 1000;
+
+/// State of an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Agent {
+    pub(super) version: String,
+    pub(super) ready: bool,
+    pub(super) endpoints: u64,
+    /// Policy documents that it refuses.
+    pub(super) refused: u64,
+    /// Pods of the node that are not under policy, `namespace/name`.
+    pub(super) unmanaged: Vec<String>,
+    /// Pods that are under policy now and ran before they were.
+    pub(super) started_open: Vec<String>,
+    /// Problems of the agent as it words them.
+    #[serde(skip)]
+    pub(super) problems: Vec<String>,
+}
+
+/// The fields of `status` that are read here. Those of another version may be absent.
+#[derive(Deserialize)]
+struct Answer {
+    version: String,
+    ready: bool,
+    summary: Summary,
+    #[serde(default)]
+    problems: Vec<String>,
+    #[serde(default)]
+    started_open: Vec<StartedOpen>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Summary {
+    endpoints: u64,
+    policies_rejected: u64,
+}
+
+#[derive(Deserialize)]
+struct StartedOpen {
+    pod: String,
+    /// Absent: the pod is not under policy yet.
+    until: Option<String>,
+}
+
+impl Agent {
+    pub(super) fn parse(text: &[u8]) -> Result<Self> {
+        let answer: Answer = serde_json::from_slice(text)?;
+        let (taken_in, unmanaged): (Vec<_>, Vec<_>) = answer
+            .started_open
+            .into_iter()
+            .partition(|pod| pod.until.is_some());
+        Ok(Self {
+            version: clean(&answer.version),
+            ready: answer.ready,
+            endpoints: answer.summary.endpoints,
+            refused: answer.summary.policies_rejected,
+            unmanaged: bounded(unmanaged.iter().map(|pod| &pod.pod)),
+            started_open: bounded(taken_in.iter().map(|pod| &pod.pod)),
+            problems: bounded(answer.problems.iter()),
+        })
+    }
+
+    /// Pods that ran before they were under policy are no fault of today.
+    pub(super) fn is_fine(&self) -> bool {
+        self.ready && self.refused == 0 && self.unmanaged.is_empty() && self.problems.is_empty()
+    }
+}
+
+fn bounded<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<String> {
+    texts.take(ENTRIES).map(|text| clean(text)).collect()
+}
+
+/// The text in one line, for a terminal.
+pub(super) fn clean(text: &str) -> String {
+    let mut cleaned: String = text
+        .chars()
+        .take(CHARACTERS)
+        .map(|c| if is_invisible(c) { ' ' } else { c })
+        .collect();
+    if text.chars().nth(CHARACTERS).is_some() {
+        cleaned.push('…');
+    }
+    cleaned
+}
+
+/// Control characters, and those that change the direction of a line or have no width.
+fn is_invisible(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_agent::{admin::model::Status, endpoint::source::taken_in::StartedOpen};
+
+    use super::{Agent, CHARACTERS, clean};
+
+    #[test]
+    fn pods_without_an_end_are_unmanaged() {
+        let agent = Agent::parse(
+            br#"{"version": "0.1.0", "ready": true, "further": [1],
+                "summary": {"endpoints": 3, "policies_rejected": 1},
+                "started_open": [{"pod": "a/b", "until": null},
+                                 {"pod": "a/c", "until": "2026-11-26T10:00:00Z"}]}"#,
+        );
+        let agent = agent.unwrap();
+        assert_eq!((agent.endpoints, agent.refused), (3, 1));
+        assert_eq!(agent.unmanaged, ["a/b"]);
+        assert_eq!(agent.started_open, ["a/c"]);
+        assert!(!agent.is_fine());
+    }
+
+    #[test]
+    fn the_answer_of_this_version_is_read() {
+        let mut status = Status {
+            version: "0.1.0".to_owned(),
+            ready: true,
+            problems: vec!["one".to_owned()],
+            ..Status::default()
+        };
+        status.summary.endpoints = 2;
+        status.summary.policies_rejected = 1;
+        status.started_open = vec![StartedOpen {
+            pod: "a/b".to_owned(),
+            until: None,
+        }];
+        let agent = Agent::parse(&serde_json::to_vec(&status).unwrap()).unwrap();
+        assert_eq!((agent.endpoints, agent.refused, agent.ready), (2, 1, true));
+        assert_eq!(
+            (agent.unmanaged, agent.problems),
+            (vec!["a/b".to_owned()], status.problems)
+        );
+    }
+
+    #[test]
+    fn other_json_is_no_state() {
+        for text in [
+            "",
+            "{}",
+            "[]",
+            r#"{"version": "0.1.0"}"#,
+            "kubectl: warning",
+        ] {
+            assert!(Agent::parse(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn texts_are_short_and_change_no_terminal() {
+        assert_eq!(clean("a\u{1b}[31m\r\nb\u{9b}\u{202e}c"), "a [31m  b  c");
+        let long = clean(&"ö".repeat(CHARACTERS + 1));
+        assert_eq!(long.chars().count(), CHARACTERS + 1);
+        assert!(long.ends_with('…'));
+    }
+}

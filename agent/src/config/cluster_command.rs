@@ -1,0 +1,42 @@
+//! Arguments of `holdfast-agent cluster`.
+#![allow(rustdoc::bare_urls, reason = "texts of --help")]
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Subcommand};
+use dns_policy::duration;
+
+use super::args::Output;
+
+/// `cluster …`
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Show the agents of all nodes and the nodes without one, those with problems first. Exit 1 if a node has a problem or did not answer
+    Status(ClusterStatusArgs),
+}
+
+/// `cluster status`
+#[derive(Debug, Args)]
+pub struct ClusterStatusArgs {
+    /// kubeconfig file. Without it kubectl finds one as usual: KUBECONFIG, then ~/.kube/config
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// Namespace of the agents
+    #[arg(short, long, default_value = "kube-system")]
+    pub namespace: String,
+    /// The longest time that the agent of a node may take to answer, for example 30s
+    #[arg(long, value_parser = duration::parse, default_value = "10s")]
+    pub timeout: Duration,
+    /// Agents that are asked at the same time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub parallel: u16,
+    /// Program that talks to the API server: kubectl, or oc
+    #[arg(long, value_name = "PROGRAM", default_value = "kubectl")]
+    pub kubectl: PathBuf,
+    /// Format of the output
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub output: Output,
+}

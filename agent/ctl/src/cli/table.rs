@@ -1,10 +1,10 @@
 //! Columns for people.
 
-/// A row for each item. A column is its heading, and what it shows of an item.
-pub(crate) fn table<T, const N: usize>(
-    items: &[T],
-    columns: [(&str, fn(&T) -> String); N],
-) -> String {
+/// The heading of a column, and what it shows of an item.
+type Column<'a, T> = (&'a str, fn(&T) -> String);
+
+/// A row for each item.
+pub(crate) fn table<T, const N: usize>(items: &[T], columns: [Column<'_, T>; N]) -> String {
     let rows = items
         .iter()
         .map(|item| columns.map(|(_, cell)| cell(item)).to_vec());

@@ -1,29 +1,39 @@
 //! The table of `cluster status`, and the line that sums it up.
 
-use super::rows::{Report, Row, State, Summary};
+use super::{
+    answer::Agent,
+    rows::{Report, Row, State, Summary},
+};
 use crate::cli::{
     show::counted,
-    table::{maybe, render},
+    table::{maybe, table},
 };
 
 /// Most characters of a problem in the table; `-o json` has all.
 const CHARACTERS: usize = 160;
 
 pub(super) fn text(report: &Report) -> String {
-    let rows: Vec<Vec<String>> = report.nodes.iter().map(cells).collect();
-    let mut text = render(
-        &[
-            "NODE",
-            "VERSION",
-            "SINCE",
-            "READY",
-            "ENDPOINTS",
-            "REFUSED",
-            "UNMANAGED",
-            "STARTED OPEN",
-            "PROBLEM",
+    let mut text = table(
+        &report.nodes,
+        [
+            ("NODE", |row| row.node.clone()),
+            ("VERSION", |row| {
+                of_agent(row, |agent| agent.version.clone())
+            }),
+            ("SINCE", |row| maybe(row.since.as_ref())),
+            ("READY", |row| {
+                of_agent(row, |agent| if agent.ready { "yes" } else { "no" })
+            }),
+            ("ENDPOINTS", |row| of_agent(row, |agent| agent.endpoints)),
+            ("REFUSED", |row| of_agent(row, |agent| agent.refused)),
+            ("UNMANAGED", |row| {
+                of_agent(row, |agent| agent.unmanaged.len())
+            }),
+            ("STARTED OPEN", |row| {
+                of_agent(row, |agent| agent.started_open.len())
+            }),
+            ("PROBLEM", problem),
         ],
-        &rows,
     );
     text.push('\n');
     for unread in &report.unread {
@@ -33,21 +43,9 @@ pub(super) fn text(report: &Report) -> String {
     text
 }
 
-fn cells(row: &Row) -> Vec<String> {
-    let agent = row.agent.as_ref();
-    let number = |value: Option<usize>| maybe(value.as_ref());
-    let ready = agent.map(|agent| if agent.ready { "yes" } else { "no" });
-    vec![
-        row.node.clone(),
-        maybe(agent.map(|agent| &agent.version)),
-        maybe(row.since.as_ref()),
-        maybe(ready.as_ref()),
-        maybe(agent.map(|agent| &agent.endpoints)),
-        maybe(agent.map(|agent| &agent.refused)),
-        number(agent.map(|agent| agent.unmanaged.len())),
-        number(agent.map(|agent| agent.started_open.len())),
-        problem(row),
-    ]
+/// What an agent said; `-` if there is no answer.
+fn of_agent<T: ToString>(row: &Row, cell: fn(&Agent) -> T) -> String {
+    maybe(row.agent.as_ref().map(cell).as_ref())
 }
 
 fn problem(row: &Row) -> String {

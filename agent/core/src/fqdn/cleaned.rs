@@ -22,7 +22,7 @@ pub struct Cleaning {
     pub at_unix: u64,
 }
 
-/// Content of `cleaned_names.json`.
+/// Content of `cleaned_names.json`: which names no answer from before may open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CleanedNames {
     /// Boot whose clock the times are of: proxies remember nothing of another one.

@@ -45,22 +45,29 @@ impl State {
             return None;
         }
         let name = named.or(node.map(|node| node.name.as_str()));
-        let is_own = name.is_some() && name == self.config.node_name.as_deref();
-        (!is_own).then(|| Elsewhere {
-            pod: pod.map(|pod| pod.key.to_string()),
-            node: name.map(str::to_owned),
-            node_addresses: addresses_of(node),
-        })
+        let pod = pod.map(|pod| pod.key.to_string());
+        self.unless_own(pod, name, node)
     }
 
     /// The other node that has an address.
     pub(super) fn other_node_at(&self, address: IpAddr) -> Option<Elsewhere> {
         let node = self.node_where(|node| node.addresses.contains(&address))?;
-        let is_own = self.config.node_name.as_deref() == Some(node.name.as_str());
+        self.unless_own(None, Some(&node.name), Some(node))
+    }
+
+    /// None if the node of this name is the agent's own.
+    fn unless_own(
+        &self,
+        pod: Option<String>,
+        name: Option<&str>,
+        node: Option<&Node>,
+    ) -> Option<Elsewhere> {
+        let is_own = name.is_some() && name == self.config.node_name.as_deref();
+        let addresses = node.into_iter().flat_map(|node| node.addresses.iter());
         (!is_own).then(|| Elsewhere {
-            pod: None,
-            node: Some(node.name.clone()),
-            node_addresses: addresses_of(Some(node)),
+            pod,
+            node: name.map(str::to_owned),
+            node_addresses: addresses.copied().collect(),
         })
     }
 
@@ -86,8 +93,4 @@ impl State {
         });
         nodes.find(|node| is_wanted(node))
     }
-}
-
-fn addresses_of(node: Option<&Node>) -> Vec<IpAddr> {
-    node.map_or_else(Vec::new, |node| node.addresses.iter().copied().collect())
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// They are dropped.
+    /// Policy drops them, or a Service has no backend for them.
     #[default]
     Denied,
     /// A map that decides could not be read.
@@ -15,7 +15,7 @@ pub enum Outcome {
     Depends,
     /// This node lets them pass. Another node judges the other side.
     Unchecked,
-    /// They pass.
+    /// Every policy that counts lets them pass.
     Allowed,
 }
 

@@ -57,7 +57,7 @@ pub(super) enum State {
     Excluded,
 }
 
-/// One node.
+/// A line of the table: a node and what its agent said.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) node: String,
@@ -68,7 +68,7 @@ pub(super) struct Row {
     pub(super) since: Option<String>,
     /// How often the cluster started it again.
     pub(super) restarts: u64,
-    /// What it answered.
+    /// None if the node has no agent, or it did not answer.
     pub(super) agent: Option<Agent>,
     /// Its problems, or why there is no answer.
     pub(super) problems: Vec<String>,

@@ -1,6 +1,6 @@
 //! The side that another node judges, with the command that answers there.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use agent_core::{
     core::why::{elsewhere::Elsewhere, peer_found::NodePortFound},
@@ -28,28 +28,16 @@ impl Walk<'_> {
         let mut own = own.filter_map(|own| own.parse::<IpAddr>().ok());
         let own = own.find(|own| own.is_ipv4() == at.is_ipv4());
         let command = own.map(|own| {
-            let target = match port {
-                Some(port) => {
-                    let at = SocketAddr::new(own, port.number).to_string();
-                    let text = port.to_string();
-                    let protocol = text.split_once('/').map_or("", |(_, protocol)| protocol);
-                    format!("{at}/{protocol}")
-                }
-                None => own.to_string(),
+            let target = match (port, own) {
+                (None, _) => own.to_string(),
+                (Some(port), IpAddr::V4(_)) => format!("{own}:{port}"),
+                (Some(port), IpAddr::V6(_)) => format!("[{own}]:{port}"),
             };
             format!("holdfast-agent why {pod} {target}{flag}")
         });
         UncheckedView {
-            direction: direction.to_owned(),
-            address: at.to_string(),
-            pod: elsewhere.pod.clone(),
-            node: elsewhere.node.clone(),
-            node_addresses: elsewhere
-                .node_addresses
-                .iter()
-                .map(IpAddr::to_string)
-                .collect(),
             command,
+            ..without_command(direction, at, elsewhere)
         }
     }
 
@@ -86,10 +74,14 @@ impl Walk<'_> {
 
 /// What stays open behind a port of another node.
 pub(super) fn node_port_unchecked(at: IpAddr, elsewhere: &Elsewhere) -> UncheckedView {
+    without_command("ingress", at, elsewhere)
+}
+
+fn without_command(direction: &str, at: IpAddr, elsewhere: &Elsewhere) -> UncheckedView {
     UncheckedView {
-        direction: "ingress".to_owned(),
+        direction: direction.to_owned(),
         address: at.to_string(),
-        pod: None,
+        pod: elsewhere.pod.clone(),
         node: elsewhere.node.clone(),
         node_addresses: elsewhere
             .node_addresses

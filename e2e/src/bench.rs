@@ -2,8 +2,10 @@
 //! ports and with a connection per query.
 
 pub mod connections;
+pub mod perf_event;
 pub mod ports;
 pub mod usage;
+pub mod wake_up;
 
 use std::path::Path;
 use std::process::Command;

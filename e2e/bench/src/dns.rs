@@ -12,13 +12,15 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use holdfast_e2e::bench::perf_event::{Counting, Tracepoints};
+use holdfast_e2e::bench::wake_up::WakeUp;
 use holdfast_e2e::bench::{Latency, Throughput, connections, latency, ports, throughput, usage};
 use holdfast_e2e::policy::{dns_to, egress};
 use holdfast_e2e::{Lab, Programs, Query, eventually};
 use shared_maps::pin;
 
 use self::paths::{Kind, PATHS, PATTERNS, PORT, PORT_MANY, Route, SERVER, SERVER6};
-use self::report::Measured;
+use self::report::{Calls, Kept, Measured};
 use self::servers::Servers;
 use self::under_cilium::UnderCilium;
 
@@ -102,6 +104,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for path in &wanted {
         bench.warm_up(path)?;
     }
+    let wake_up = WakeUp::measure()?;
     let mut measured = Vec::new();
     for round in 0..options.rounds {
         let of_round = options.rate * STEADY;
@@ -114,7 +117,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             measured.push(one);
         }
     }
-    report::print_and_write(&options.json, options.rounds, &measured, resident)
+    let kept = Kept {
+        rounds: options.rounds,
+        measured,
+        calls: bench.count_calls(&wanted)?,
+        resident,
+        wake_up,
+    };
+    kept.print_and_write(&options.json)
 }
 
 /// The lab, the programs and the options of all measurements.
@@ -168,14 +178,7 @@ impl Bench<'_> {
 
     fn measure(&self, path: &'static paths::Path, round: u32, fresh: &Path) -> Result<Measured> {
         self.switch(path.route)?;
-        let process = match path.route {
-            Route::ProxyUnderCilium => self
-                .under_cilium
-                .as_ref()
-                .map(|under_cilium| under_cilium.sdp.id()),
-            route if route.is_proxy() => Some(self.programs.sdp.id()),
-            route => self.servers.process(route, path.kind == Kind::Ipv6),
-        };
+        let process = self.process(path);
         let mut measured = Measured {
             path,
             round,
@@ -194,6 +197,39 @@ impl Bench<'_> {
         }
         measured.steady = self.steady(path, fresh)?;
         Ok(measured)
+    }
+
+    /// What the processes on the paths ask of the kernel under full load, in a run of its own: the
+    /// counters slow each system call down.
+    fn count_calls(&self, paths: &[&'static paths::Path]) -> Result<Vec<Calls>> {
+        let tracepoints = Tracepoints::read()?;
+        let mut calls = Vec::new();
+        for path in paths.iter().filter(|path| path.kind != Kind::New) {
+            let Some(process) = self.process(path) else {
+                continue;
+            };
+            self.switch(path.route)?;
+            let mut counting = Counting::start(process, &tracepoints)?;
+            let answered = self.full(path)?.answered;
+            calls.push(Calls {
+                path: path.name,
+                answered,
+                counts: counting.counts()?,
+            });
+        }
+        Ok(calls)
+    }
+
+    /// The process between client and server.
+    fn process(&self, path: &paths::Path) -> Option<u32> {
+        match path.route {
+            Route::ProxyUnderCilium => self
+                .under_cilium
+                .as_ref()
+                .map(|under_cilium| under_cilium.sdp.id()),
+            route if route.is_proxy() => Some(self.programs.sdp.id()),
+            route => self.servers.process(route, path.kind == Kind::Ipv6),
+        }
     }
 
     /// Switches the proxy to the source address that the path needs, as the agent would.

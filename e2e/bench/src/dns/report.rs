@@ -5,6 +5,8 @@ use std::path::Path as FilePath;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use holdfast_e2e::bench::perf_event::Counts;
+use holdfast_e2e::bench::wake_up::WakeUp;
 use holdfast_e2e::bench::{Latency, Throughput, median};
 use serde_json::{Map, Value, json};
 
@@ -19,6 +21,23 @@ pub(crate) struct Measured {
     pub(crate) steady: Option<Latency>,
     /// CPU time per answer of the process on the path.
     pub(crate) cpu: Option<Duration>,
+}
+
+/// What the process on a path asked of the kernel under full load.
+pub(crate) struct Calls {
+    pub(crate) path: &'static str,
+    pub(crate) answered: u64,
+    pub(crate) counts: Counts,
+}
+
+/// Everything that one run of the benchmark measured.
+pub(crate) struct Kept {
+    pub(crate) rounds: u32,
+    pub(crate) measured: Vec<Measured>,
+    pub(crate) calls: Vec<Calls>,
+    /// Resident memory of the idle proxy, bytes.
+    pub(crate) resident: u64,
+    pub(crate) wake_up: WakeUp,
 }
 
 /// Ratios of queries per second: name, numerator, denominator.
@@ -210,26 +229,116 @@ impl Row {
     }
 }
 
-/// The medians, on the terminal and in `file`.
-pub(crate) fn print_and_write(
-    file: &FilePath,
-    rounds: u32,
-    all: &[Measured],
-    resident: u64,
-) -> Result<()> {
-    let mut names: Vec<&'static str> = Vec::new();
-    for one in all {
-        if !names.contains(&one.path.name) {
-            names.push(one.path.name);
+impl Kept {
+    /// The medians, on the terminal and in `file`.
+    pub(crate) fn print_and_write(&self, file: &FilePath) -> Result<()> {
+        let mut names: Vec<&'static str> = Vec::new();
+        for one in &self.measured {
+            if !names.contains(&one.path.name) {
+                names.push(one.path.name);
+            }
         }
+        let rows = names.into_iter().map(|name| Row::of(name, &self.measured));
+        let rows: Vec<Row> = rows.collect();
+        let ratios = ratios(self.rounds, &self.measured);
+        println!("\nmedian of {} rounds", self.rounds);
+        print_rows(&rows);
+        print_ratios(&ratios);
+        print_calls(&self.calls);
+        println!(
+            "\n{:<40} {:.1} MiB",
+            "memory of the idle proxy (RSS)",
+            f64::from(u32::try_from(self.resident / 1024)?) / 1024.0
+        );
+        println!(
+            "{:<40} {:.1} us, on one CPU {:.1} us",
+            "a wake-up on another CPU costs",
+            self.wake_up.other_cpu_us.unwrap_or(f64::NAN),
+            self.wake_up.same_cpu_us
+        );
+        if let Some(directory) = file.parent() {
+            std::fs::create_dir_all(directory)?;
+        }
+        std::fs::write(
+            file,
+            serde_json::to_string_pretty(&self.json(&rows, &ratios))?,
+        )
+        .with_context(|| format!("write {}", file.display()))?;
+        println!("written to {}", file.display());
+        Ok(())
     }
-    let rows: Vec<Row> = names.into_iter().map(|name| Row::of(name, all)).collect();
-    println!("\nmedian of {rounds} rounds");
+
+    fn json(&self, rows: &[Row], ratios: &[Ratio]) -> Value {
+        let of_each = |of: &dyn Fn(&Ratio) -> Value| -> Map<String, Value> {
+            let named = ratios
+                .iter()
+                .map(|ratio| (ratio.name.to_owned(), of(ratio)));
+            named.collect()
+        };
+        let rounds: Vec<Value> = rows
+            .iter()
+            .map(|row| {
+                json!({
+                    "name": row.name, "qps": row.qps, "p50_ms": row.p50_ms, "p99_ms": row.p99_ms,
+                    "cpu_us": row.cpu_us, "lost": row.lost,
+                })
+            })
+            .collect();
+        let calls: Map<String, Value> = self
+            .calls
+            .iter()
+            .map(|of| (of.path.to_owned(), of.json()))
+            .collect();
+        json!({
+            "rounds": rounds,
+            "ratios": of_each(&|ratio| json!(ratio.quartile(2))),
+            "spread": of_each(&|ratio| json!({
+                "median": ratio.quartile(2), "q1": ratio.quartile(1), "q3": ratio.quartile(3),
+                "rounds": ratio.values.len(),
+            })),
+            "per_answer": calls,
+            "sdp_idle_rss_bytes": self.resident,
+            "wake_up_us": {
+                "same_cpu": self.wake_up.same_cpu_us, "other_cpu": self.wake_up.other_cpu_us,
+            },
+        })
+    }
+}
+
+impl Calls {
+    /// Names and counts, each per answer.
+    fn per_answer(&self) -> [(&'static str, f64); 7] {
+        let counts = &self.counts;
+        #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+        let per = |count: u64| count as f64 / self.answered.max(1) as f64;
+        // A query and its answer are received, and both are sent.
+        let datagrams = 2.0 / per(counts.receives).max(f64::EPSILON);
+        [
+            ("calls", per(counts.system_calls)),
+            ("receives", per(counts.receives)),
+            ("sends", per(counts.sends)),
+            ("yields", per(counts.yields)),
+            ("switches", per(counts.context_switches)),
+            ("wakes", per(counts.wakes)),
+            ("datagrams_a_receive", datagrams),
+        ]
+    }
+
+    fn json(&self) -> Value {
+        let counts = self.per_answer();
+        let counts = counts
+            .iter()
+            .map(|(name, count)| ((*name).to_owned(), json!(count)));
+        Value::Object(counts.collect())
+    }
+}
+
+fn print_rows(rows: &[Row]) {
     println!(
         "{:<28} {:>10} {:>9} {:>9} {:>10} {:>6}",
         "path", "queries/s", "p50 ms", "p99 ms", "CPU us", "lost"
     );
-    for row in &rows {
+    for row in rows {
         println!(
             "{:<28} {:>10} {:>9} {:>9} {:>10} {:>6}",
             row.name,
@@ -240,12 +349,14 @@ pub(crate) fn print_and_write(
             row.lost
         );
     }
-    let ratios = ratios(rounds, all);
+}
+
+fn print_ratios(ratios: &[Ratio]) {
     println!(
         "\n{:<44} {:>7} {:>7} {:>7} {:>7}",
         "ratio of one round", "median", "25 %", "75 %", "rounds"
     );
-    for ratio in &ratios {
+    for ratio in ratios {
         println!(
             "{:<44} {:>7.2} {:>7.2} {:>7.2} {:>7}",
             ratio.name,
@@ -255,44 +366,22 @@ pub(crate) fn print_and_write(
             ratio.values.len()
         );
     }
-    let medians: Map<String, Value> = ratios
-        .iter()
-        .map(|ratio| (ratio.name.to_owned(), json!(ratio.quartile(2))))
-        .collect();
-    let spread: Map<String, Value> = ratios
-        .iter()
-        .map(|ratio| {
-            let of = json!({
-                "median": ratio.quartile(2), "q1": ratio.quartile(1), "q3": ratio.quartile(3),
-                "rounds": ratio.values.len(),
-            });
-            (ratio.name.to_owned(), of)
-        })
-        .collect();
-    let megabytes = f64::from(u32::try_from(resident / 1024)?) / 1024.0;
-    println!(
-        "{:<40} {megabytes:.1} MiB",
-        "memory of the idle proxy (RSS)"
-    );
-    let rounds: Vec<Value> = rows
-        .iter()
-        .map(|row| {
-            json!({
-                "name": row.name, "qps": row.qps, "p50_ms": row.p50_ms, "p99_ms": row.p99_ms,
-                "cpu_us": row.cpu_us, "lost": row.lost,
-            })
-        })
-        .collect();
-    let figures = json!({
-        "rounds": rounds, "ratios": medians, "spread": spread, "sdp_idle_rss_bytes": resident,
-    });
-    if let Some(directory) = file.parent() {
-        std::fs::create_dir_all(directory)?;
+}
+
+fn print_calls(calls: &[Calls]) {
+    let Some(first) = calls.first() else { return };
+    print!("\n{:<28}", "per answer");
+    for (name, _) in first.per_answer() {
+        print!(" {name:>9}");
     }
-    std::fs::write(file, serde_json::to_string_pretty(&figures)?)
-        .with_context(|| format!("write {}", file.display()))?;
-    println!("written to {}", file.display());
-    Ok(())
+    println!();
+    for of in calls {
+        print!("{:<28}", of.path);
+        for (name, count) in of.per_answer() {
+            print!(" {count:>width$.3}", width = name.len().max(9));
+        }
+        println!();
+    }
 }
 
 fn ratios(rounds: u32, all: &[Measured]) -> Vec<Ratio> {

@@ -66,7 +66,7 @@ impl Sample {
         let firewalls = &self.scrape.summary.firewalls;
         let observations = &self.scrape.summary.counters.observations;
         families! { out;
-            /// Answers while EgressFirewalls use names, by outcome
+            /// Answers of DNS servers that came while an EgressFirewall uses names, by outcome
             counter_by resolver_observations = |outcome| match outcome {
                 Observation::Taken => observations.taken,
                 Observation::Unmatched => observations.unmatched,

@@ -137,8 +137,8 @@ impl Levels {
             counter mapping_revocations = sink.revocations.get();
             /// Queries, answers and failures reported to a Cilium agent for its log and metrics.
             counter agent_notices = reports.sent.get();
-            /// Reports dropped because too many waited for the agent, or because too many came within
-            /// a second.
+            /// Reports dropped because too many waited for the agent, or because too many came
+            /// within a second.
             counter agent_notices_dropped = reports.dropped.get();
         }
     }

@@ -64,7 +64,7 @@ label! {
     /// Reason for a query that did not go as transparent mode would send it. Except for the first
     /// reason, it went under the node's address.
     Fallback = "reason" {
-        /// The query went out from the pod's address, but from a random port: the kernel found no free one.
+        /// Sent from the pod's address, but from a random port: the kernel found no free one.
         OtherPort => "other_port",
         /// No port of the pod's address was free; on Cilium's datapath, the pod's own port was not.
         NoPort => "no_port",

@@ -133,8 +133,8 @@ fn render_names(names: &DnsNames) -> Option<NameRules> {
     }
 }
 
-/// Adds a rule about those servers of `rule` for which `meant` is true. It gets the labels of a server,
-/// because a port name may mean another port at another server, or `None` for ports by number.
+/// Adds a rule about those servers of `rule` for which `meant` is true. `meant` gets the labels of a
+/// server, because a port name may mean another port at another server, or `None` for ports by number.
 fn add_rules(
     rules: &mut Vec<SelectorRule>,
     rule: &PeerRule,

@@ -141,7 +141,7 @@ impl Sample {
     fn listeners(&self, out: &mut Families<'_, '_>) -> fmt::Result {
         let listeners = &self.scrape.listeners;
         families! { out;
-            /// Connections that are open, by the socket of the agent
+            /// Open connections to the agent's sockets, by socket
             gauges listener_connections[Listener::NAME] =
                 listeners.iter().map(|(of, open, _)| (of.text(), *open));
             /// Connections that a socket of the agent refused, or closed to make room for another
@@ -223,7 +223,8 @@ impl Sample {
             counters forward_count["reason"] = packets(passed, |c| c.packets);
             /// Bytes of packets of endpoints that passed, by reason
             counters forward_bytes["reason"] = packets(passed, |c| c.bytes);
-            /// Operations that the datapath could not do or undid, although the packet passed
+            /// Operations that the datapath could not carry out, or reversed; the packet passed
+            /// nevertheless
             counters datapath_troubles["reason"] = packets(Reason::is_trouble, |c| c.packets);
             /// Files found damaged at the start and set aside
             gauge restore_damaged_files = self.scrape.damaged;

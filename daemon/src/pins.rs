@@ -3,8 +3,8 @@
 //! The root of a BPF file system may be writable by everyone (mode 1777), so that another user
 //! could make our directories first and put his own things into them. Every directory below it is
 //! opened without following links and must belong to this process's user or to root. Directories
-//! also are the locks, as a BPF file system has no files: a lock lies on the inode, so processes
-//! in different mount namespaces meet in it, and only a user who may open the directory can take it.
+//! also are the locks, as a BPF file system has no ordinary files. A lock belongs to the inode, so it
+//! also works between mount namespaces. Only a user who may open the directory can take it.
 
 use std::{
     fs::{self, File},
@@ -103,8 +103,8 @@ pub fn open(root: &Path, below: &str) -> Result<File, PinDirError> {
     }
 }
 
-/// Refuses a directory in which another user can make, rename or remove things. In a sticky
-/// one (the root itself, as a rule) he can do so only with his own.
+/// Refuses a directory in which another user can make, rename or remove things. A sticky directory
+/// (usually the root itself) is accepted: there a user can rename or remove only files of that user.
 fn check(dir: &File, path: &Path) -> Result<(), PinDirError> {
     let found = dir.metadata().map_err(|source| PinDirError::Io {
         path: path.to_owned(),

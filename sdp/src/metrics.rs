@@ -137,7 +137,8 @@ impl Levels {
             counter mapping_revocations = sink.revocations.get();
             /// Queries, answers and failures reported to a Cilium agent for its log and metrics.
             counter agent_notices = reports.sent.get();
-            /// Reports dropped because too many waited for the agent, or came in a second.
+            /// Reports dropped because too many waited for the agent, or because too many came
+            /// within a second.
             counter agent_notices_dropped = reports.dropped.get();
         }
     }
@@ -186,7 +187,7 @@ impl Levels {
         let of = &self.shared.connections;
         let listeners = || [("admin", &of.admin), ("metrics", &of.metrics)].into_iter();
         families! { out;
-            /// Connections that are open, by the socket for people and probes
+            /// Open connections to the sockets for people and probes, by socket
             gauges listener_connections["listener"] =
                 listeners().map(|(name, counts)| (name, counts.open()));
             /// Connections that a socket for people and probes refused, or closed to make room for

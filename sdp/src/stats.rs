@@ -152,8 +152,9 @@ impl Collector for Stats {
             counter_by dns_answers = |result| self.answers.get(result);
             /// Queries of clients by transport.
             counter_by dns_transport_queries = |protocol| self.transports.get(protocol);
-            /// Sockets to DNS servers without the source address or port of transparent mode, by
-            /// replacement and reason; with reason no_return_path, queries.
+            /// Sockets to DNS servers that did not get the source address or port of transparent
+            /// mode, by reason; for the reason no_return_path, queries are counted in place of
+            /// sockets.
             counter_by dns_transparent_fallbacks = |fallback| self.fallbacks.get(fallback);
             /// Queries that their DNS server did not answer within 10 s; the client got nothing.
             counter dns_upstream_timeouts = self.upstream_timeouts.get();

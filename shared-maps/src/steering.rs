@@ -7,9 +7,9 @@
 //! younger than [`HEARTBEAT_DEAD_NS`]. SDP slots come before fallback slots (the agent's built-in
 //! proxy).
 //!
-//! If no slot is live, it selects a silent slot whose socket still exists, for a packet of
-//! Holdfast's own redirect: no other process would get that packet. Under TPROXY it then selects
-//! nothing, and the hash of the sockets' reuse-port group decides.
+//! If no slot is live, the program selects a silent slot whose socket still exists, because no other
+//! process would get that packet. For a packet that came by TPROXY it selects nothing, and the hash of
+//! the sockets' reuse-port group decides.
 
 /// Sockmap: pin and map name.
 pub const SOCKS_NAME: &str = "hf_steer_socks_v1";

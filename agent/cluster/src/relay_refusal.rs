@@ -16,7 +16,7 @@ label! {
         /// There was no request within 10 seconds of the handshake, or of the end of the last
         /// stream.
         NoRequest => "no_request",
-        /// Nothing came from the other side, and it took nothing, within 60 seconds.
+        /// The other side sent nothing and read nothing within 60 seconds.
         Silent => "silent",
         /// There are as many agents as --max-agents allows, or half as many from one address.
         Agents => "agents",

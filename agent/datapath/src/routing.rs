@@ -30,8 +30,8 @@ const LOOPBACK: u32 = 1;
 const MOUNTED_SYSCTLS: &str = "/host/proc/sys";
 const IPV4_FORWARDING: &str = "net.ipv4.ip_forward";
 const IPV6_FORWARDING: &str = "net.ipv6.conf.all.forwarding";
-/// Destinations with which the route of a redirected packet is checked. An address of the node's own is delivered
-/// before our rule, so there are two of networks that no node has (RFC 2544, RFC 6666, RFC 5180).
+/// Destinations with which the route of a redirected packet is checked. The kernel delivers a packet to an address of
+/// the node before our rule. So each family has two addresses, of networks that no node has (RFC 2544, RFC 6666, RFC 5180).
 const PROBES4: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 19, 255, 254)),
     IpAddr::V4(Ipv4Addr::new(198, 18, 255, 254)),
@@ -132,7 +132,7 @@ async fn route_fault(handle: &Handle, family: &str, probes: &[IpAddr]) -> Option
 /// Table and kind of the route that a redirected packet to `to` takes.
 async fn lookup(handle: &Handle, to: IpAddr) -> Result<(u32, RouteType), Error> {
     let mut message = route_query::to(to);
-    // Otherwise IPv4 names the main table, whichever it was.
+    // Without this flag, the reply for IPv4 names the main table, whichever table has the route.
     message.header.flags |= RouteFlags::LookupTable;
     message
         .attributes

@@ -17,7 +17,7 @@ impl Sample {
             /// How long a watch has not followed the API server, seconds; 0 = it does
             gauges kubernetes_watch_stale_seconds["kind"] =
                 watches().map(|watch| (&watch.kind, watch.stale_seconds));
-            /// How old the stored list is that stands in for a watch since the agent's start,
+            /// Age of the stored list that has stood in for a watch since the agent's start,
             /// seconds; 0 = none does
             gauges kubernetes_stored_list_age_seconds["kind"] = watches().map(|watch| {
                 (&watch.kind, watch.stored_seconds.map_or(0, |age| age.max(1)))

@@ -57,7 +57,7 @@ impl Sample {
             /// Answers for names that toFQDNs rules select, from DNS servers that are not trusted;
             /// with --tofqdns-servers=trusted they open nothing
             counter fqdn_untrusted_answers = counters.answers_untrusted;
-            /// Addresses not learned because a name had too many of them, or an endpoint
+            /// Addresses not learned because a name or an endpoint had too many of them
             counter fqdn_pairs_left_out = counters.pairs_left_out;
         }
     }
@@ -66,7 +66,7 @@ impl Sample {
         let firewalls = &self.scrape.summary.firewalls;
         let observations = &self.scrape.summary.counters.observations;
         families! { out;
-            /// Answers while EgressFirewalls use names, by outcome
+            /// Answers of DNS servers that came while an EgressFirewall uses names, by outcome
             counter_by resolver_observations = |outcome| match outcome {
                 Observation::Taken => observations.taken,
                 Observation::Unmatched => observations.unmatched,

@@ -64,7 +64,7 @@ label! {
 label! {
     /// Where something was wrong and was repaired.
     Repaired = "part" {
-        /// An entry of the ipcache was wrong, missing or of no prefix.
+        /// An entry of the ipcache was wrong or missing, or belonged to no prefix.
         Ipcache => "ipcache",
         /// The same of a policy map.
         Policy => "policy",

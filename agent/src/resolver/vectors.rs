@@ -257,7 +257,7 @@ fn same_next(id: &str, given: &Value, expect: &Value) {
     assert_eq!(*expect, json!(same), "{id}");
 }
 
-/// The plugin has a list of namespaces, and an empty list is all; here one flag names one.
+/// The plugin has a list of namespaces, in which an empty list means all. Here a flag names exactly one.
 fn configured_namespace(id: &str, given: &Value, expect: &Value) {
     let configured = list(&given["configured"]).first();
     let store = configured.map_or_else(|| text(&given["namespace"]), text);

@@ -1,4 +1,4 @@
-//! What waits in the queue of proxies' streams, as few events as keep its order.
+//! Merges the events in the queue of proxies' streams into as few events as their order permits.
 
 use agent_core::core::event::Event;
 
@@ -7,7 +7,8 @@ use super::StreamEvent;
 /// Mappings, or acknowledgements, of several events are planned together up to this many.
 const BATCH: usize = 4096;
 
-/// Gives the events to `step`: mappings that follow each other as one, acknowledgements too.
+/// Passes the events to `step`. Successive mappings become one event, and so do successive
+/// acknowledgements.
 pub(super) fn merged(received: impl Iterator<Item = StreamEvent>, mut step: impl FnMut(Event)) {
     let mut last: Option<Event> = None;
     for (event, _room, _queued) in received {

@@ -30,8 +30,9 @@ pub(super) struct Control {
     /// Set by the worker when no new packets are steered to it.
     left: AtomicBool,
     stop: AtomicBool,
-    /// Set by the worker when it has finished, to the number of queries that it dropped.
+    /// Set by the worker when it has finished.
     done: AtomicBool,
+    /// Number of queries that the worker dropped; set before `done`.
     abandoned: AtomicU64,
 }
 
@@ -148,7 +149,7 @@ pub(super) struct Leaving {
 }
 
 impl Leaving {
-    /// Packets that were steered here before the slots were released have arrived after this time.
+    /// Time after the release of the slots within which earlier steered packets arrive.
     const SETTLE: Duration = Duration::from_millis(50);
     /// Silence after which the queue counts as empty.
     const SILENCE: Duration = Duration::from_millis(30);

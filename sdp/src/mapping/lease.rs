@@ -14,10 +14,11 @@ use super::holdings::{Holdings, Serial};
 #[cfg(test)]
 use super::steps;
 
-/// Remaining time of the longest lease below which no answer is released under it, however
-/// long its TTL is. The mapping itself has reached the agent before.
+/// An answer needs at most [`LONGEST_LEASE`] minus this of a lease, however long its TTL is. So a new
+/// lease of the longest duration releases answers with a long TTL for this time.
 pub(crate) const MARGIN: Duration = Duration::from_secs(60);
-/// The longest lease is renewed once less than this is left until then.
+/// The lease of an answer that outlasts any lease is renewed if it ends less than this after
+/// [`Needed::until`].
 const RENEWED: Duration = Duration::from_secs(30);
 
 /// Until when a lease must hold for an answer to be released under it.
@@ -25,7 +26,7 @@ const RENEWED: Duration = Duration::from_secs(30);
 pub(crate) struct Needed {
     /// Earliest end that the lease may have.
     pub until: BootTime,
-    /// A lease that ends before this is renewed: the answer outlasts any lease.
+    /// A lease that ends before this is renewed. None: the answer does not outlast every lease.
     pub renewed: Option<BootTime>,
 }
 
@@ -60,7 +61,7 @@ pub(crate) struct LeaseTable {
 struct Lease {
     end: BootTime,
     revision: u64,
-    /// The endpoint that it was granted for first. It counts for all.
+    /// The endpoint for which the lease was granted first. The lease counts for all endpoints.
     holder: Holder,
     serial: Serial,
 }

@@ -21,7 +21,7 @@ label! {
         Loop => "loop",
         /// Answered FORMERR: it is malformed.
         FormErr => "formerr",
-        /// Answered NOTIMP: its opcode is none that the proxy knows.
+        /// Answered NOTIMP: the proxy does not know its opcode.
         NotImp => "notimp",
         /// Not answered: not a query, or shorter than a header.
         Ignored => "ignored",
@@ -29,7 +29,7 @@ label! {
         Shed => "shed",
         /// Answered SERVFAIL: its server could not be reached.
         UpstreamError => "upstream_error",
-        /// Lost: the kernel told no original destination.
+        /// Lost: the kernel reported no original destination.
         NoDestination => "no_destination",
     }
 }
@@ -53,7 +53,7 @@ label! {
         Malformed => "malformed",
         /// Turned into SERVFAIL: the agent rejected its addresses.
         Rejected => "rejected",
-        /// Ignored: it answers nothing that was asked.
+        /// Ignored: it answers no query in flight.
         Unexpected => "unexpected",
         /// Could not be sent to the client.
         SendFailed => "send_failed",
@@ -64,13 +64,13 @@ label! {
     /// Reason for a query that did not go as transparent mode would send it. Except for the first
     /// reason, it went under the node's address.
     Fallback = "reason" {
-        /// Asked under the pod's address all the same, from a port outside of the kernel's range.
+        /// Sent from the pod's address, but from a random port: the kernel found no free one.
         OtherPort => "other_port",
         /// No port of the pod's address was free; on Cilium's datapath, the pod's own port was not.
         NoPort => "no_port",
         /// The maximal number of sockets was busy.
         TooManySockets => "too_many_sockets",
-        /// The kernel does not let us.
+        /// The kernel does not permit it.
         NotPermitted => "not_permitted",
         /// The agent's datapath would not bring the answers back.
         NoReturnPath => "no_return_path",

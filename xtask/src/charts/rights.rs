@@ -9,8 +9,7 @@ use super::{read, render::Rendered};
 use crate::repository;
 
 const PAGE: &str = "docs/src/security.md";
-const HEAD: &str =
-    "| Role | Of the account | In | Verbs | Resources | Left by admission policies |";
+const HEAD: &str = "| Role | Of the account | In | Verbs | Resources | What admission policies leave of the right |";
 /// Begins the last cell of a right to write that no policy restricts; a reason follows.
 const UNRESTRICTED: &str = "all: ";
 const READS: [&str; 3] = ["get", "list", "watch"];

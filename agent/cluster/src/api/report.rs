@@ -61,7 +61,7 @@ const RENEW: Duration = Duration::from_secs(40);
 const FIRST: Duration = Duration::from_secs(3);
 /// First and longest time until the Lease is requested again after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
-/// The holder stops writing so long before its Lease may be taken.
+/// The holder stops writing this long before another agent may take its Lease.
 const MARGIN: Duration = Duration::from_secs(20);
 
 /// The task that reports refused objects in the cluster, while it holds the Lease.
@@ -234,7 +234,7 @@ impl Reporter {
             // The object or its version is gone: the watch brings news.
             Some(404) => (Outcome::Done, None),
             Some(409) => (Outcome::Conflict, None),
-            // Of this object alone; again after it changed.
+            // The error concerns this object only. The object is reported again after it has changed.
             Some(400 | 413 | 422) => {
                 let key = &write.key;
                 tracing::warn!(key, %error, "refused object is not reported in the cluster");

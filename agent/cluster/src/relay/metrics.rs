@@ -86,7 +86,7 @@ impl Scrape {
             counter relay_snapshots = self.snapshots;
             /// Times that a connected agent was so far behind that it got every object again
             counter relay_agents_resynced = self.resynced;
-            /// Agents that were cut off because they took nothing for 30 seconds
+            /// Agents that were cut off because they read nothing for 30 seconds
             counter relay_agents_cut = self.cut;
             /// Connections and requests that this relay did not serve
             counter_by relay_refused = |refusal| self.refused.get(refusal);

@@ -248,7 +248,7 @@ type Frame = Result<EncodedFrame, Status>;
 enum Ended {
     /// The agent closed the stream.
     Gone,
-    /// The agent took nothing for too long.
+    /// The agent read nothing for too long.
     Slow,
     /// An agent with another certificate has its place.
     Displaced,
@@ -386,7 +386,7 @@ impl Follow for Service {
             if ended == Ended::Slow {
                 shared.counters.cut.fetch_add(1, Ordering::Relaxed);
                 let slow = shared.bounds.slow;
-                tracing::warn!(%peer, node, "agent cut off: it took nothing for {slow:?}");
+                tracing::warn!(%peer, node, "agent cut off: it read nothing for {slow:?}");
             }
             drop(agent);
             drop(streaming);

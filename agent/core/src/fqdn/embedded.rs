@@ -3,8 +3,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// IPv4 addresses that packets for an IPv6 address may be sent to. An address of a prefix in which the
-/// place of the IPv4 address is not fixed gives one for each place.
+/// IPv4 addresses that packets for an IPv6 address may be sent to. If the IPv4 address may be at several
+/// places in addresses of a prefix, there is one for each place.
 pub(crate) fn ipv4_in(address: Ipv6Addr) -> impl Iterator<Item = Ipv4Addr> {
     let bytes = address.octets();
     let v4 = |places: [usize; 4]| Ipv4Addr::from(places.map(|place| bytes[place]));

@@ -2,9 +2,9 @@
 
 use dns_policy::name::Fqdn;
 
-/// Bytes of a name with its final dot, as the definition of the kind has it.
+/// Most bytes of a name with its final dot, as the definition of the kind says.
 const LONGEST: usize = 254;
-/// Bytes of a label (RFC 1035, 2.3.4).
+/// Most bytes of a label (RFC 1035, 2.3.4).
 const LONGEST_LABEL: usize = 63;
 /// First label of a wildcard, with its dot.
 const STAR: &str = "*.";
@@ -18,7 +18,7 @@ pub enum NameError {
     /// It has more bytes than a name may have.
     #[error("is longer than {LONGEST} bytes; use a shorter name")]
     Long,
-    /// It has one label, apart from a star.
+    /// It has only one label, not counting a star.
     #[error(
         "has one label; name a domain of at least two, for example www.example.com. or *.example.com."
     )]

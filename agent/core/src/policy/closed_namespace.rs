@@ -24,7 +24,7 @@ pub(crate) fn of_refused(error: &PolicyError) -> Option<PolicyDocument> {
         let nodes = true;
         let except = [].into();
         Arc::new(TierRule {
-            path: "is refused".into(),
+            path: "while it is refused".into(),
             action: TierAction::Deny,
             selectors: vec![Selector::Cidr(CidrSelector {
                 prefix,

@@ -29,15 +29,15 @@ pub struct BackgroundFiles {
 #[derive(Default)]
 struct Queue {
     waiting: Mutex<Waiting>,
-    /// Something was queued, or done, or is to stop.
+    /// A write was queued or finished, or the thread is to stop.
     changed: Condvar,
 }
 
-/// At most one write per endpoint: the core asks for the next when it heard of the last.
+/// At most one write per endpoint: the core requests the next one when it has the result of the last.
 #[derive(Default)]
 struct Waiting {
     writes: VecDeque<Write>,
-    /// Whose file is being written.
+    /// The endpoint whose file is being written.
     busy: Option<EndpointId>,
     stopped: bool,
 }
@@ -217,7 +217,7 @@ mod tests {
         let file = state
             .endpoint_dir(EndpointId(7))
             .join(super::super::ENDPOINT_FILE);
-        // The thread stands in the first telling: the other writes wait in the queue.
+        // The thread blocks in `send` after the first write: the other writes wait in the queue.
         let (go, wait) = mpsc::channel::<()>();
         let (sender, events) = mpsc::channel();
         let mut files = BackgroundFiles::start(state, move |event| {

@@ -107,8 +107,8 @@ impl Attribute {
         to.resize(to.len().next_multiple_of(4), 0);
     }
 
-    /// Whether attributes as the kernel gives them have this one. The kernel may give more in a
-    /// nest; of a list it gives just what is in it.
+    /// Whether `bytes`, attributes from the kernel, have this one. In a nest the kernel may return further
+    /// attributes. A list must have exactly the same elements.
     pub(super) fn is_in(&self, bytes: &[u8]) -> bool {
         match self {
             Self::Value(kind, value) => find(bytes, *kind).is_some_and(|found| found == *value),

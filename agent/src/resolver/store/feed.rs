@@ -1,6 +1,6 @@
 //! Objects of the cluster on their way from the task that reads documents to the resolver.
 //!
-//! Neither waits for the other: of each object, only the last change waits.
+//! Neither task waits for the other. For each object, only the latest change is kept.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -29,7 +29,7 @@ struct State {
 }
 
 impl Feed {
-    /// Of the objects of a namespace; the others are left out.
+    /// A feed of the changes of one namespace's objects.
     pub fn new(namespace: &str) -> Self {
         Self {
             namespace: namespace.to_owned(),

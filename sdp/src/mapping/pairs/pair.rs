@@ -5,7 +5,7 @@ use dns_policy::{boot_time::BootTime, mapping::Mapping};
 use super::{Source, UNSETTLED_SECS, acknowledged::Acknowledged};
 use crate::mapping::holdings::Serial;
 
-/// The state of a pair as it was sent to an agent, which acknowledges it.
+/// The state in which a pair was sent to an agent. The agent acknowledges this state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AgentAck {
     /// Time at which the answer with the pair was seen.
@@ -27,19 +27,19 @@ impl AgentAck {
 pub(super) struct Pair {
     /// Index among the pairs by expiry.
     pub(super) serial: Serial,
-    /// Time of the last answer, or of the answer that lasts longest.
+    /// Time of the latest answer.
     pub(super) seen_at: BootTime,
     pub(super) ttl: u32,
     pub(super) expires: BootTime,
-    /// The durable part: the last and the longest of the answers that were sent to an agent. Each
-    /// answer is sent unchanged, so these may be two answers.
+    /// What an agent has made durable: the latest time and the latest expiry of answers that were sent
+    /// to it. These may be of two answers, because each answer is sent unchanged.
     pub(super) durable: AgentAck,
     /// Acknowledgement of an agent without leases.
     pub(super) acknowledged: Acknowledged,
     pub(super) tries: u8,
     /// Until when it counts on a disk, the agent's or the journal's.
     pub(super) written: BootTime,
-    /// When it was seen as far as a disk knows.
+    /// The latest `seen_at` that is on a disk.
     pub(super) seen_written: BootTime,
 }
 
@@ -67,8 +67,8 @@ impl Pair {
         }
     }
 
-    /// Merging two answers keeps the later `seen_at` and the later expiry: what an agent forgot
-    /// on purpose before the last one is open again because of it.
+    /// Merging two answers keeps the later `seen_at` and the later expiry. So the later answer opens a
+    /// pair again that an agent removed on purpose (`fqdn cache clean`) before that answer.
     pub(super) fn merged(self, fresh: Self) -> Self {
         let (longer, shorter) = if self.expires <= fresh.expires {
             (fresh, self)
@@ -106,7 +106,7 @@ impl Pair {
         }
     }
 
-    /// A disk has all of it.
+    /// Records that a disk has the pair with its present time and expiry.
     pub(super) fn note_written(&mut self) {
         self.written = self.written.max(self.expires);
         self.seen_written = self.seen_at;

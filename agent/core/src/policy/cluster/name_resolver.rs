@@ -9,7 +9,8 @@ use crate::{
     policy::head::Head,
 };
 
-/// Fields that have a meaning. A status is written to the version that it was decided on.
+/// Fields that have a meaning. `metadata.resourceVersion` is one, because a new status is written only to
+/// the version of the object from which it was computed.
 pub(in crate::policy) const KEPT: &[&str] = &[
     "metadata.resourceVersion",
     "spec.name",

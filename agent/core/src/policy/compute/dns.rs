@@ -33,8 +33,8 @@ pub(crate) struct ServicePortAt<'a> {
     pub backends: &'a BTreeSet<Backend>,
 }
 
-/// Renders the DNS rules: by port, whom may be asked for what there. At a port of a Service, names
-/// are allowed that rules allow at every backend.
+/// Renders the DNS rules: for each port, which servers may be queried for which names. At a port of a
+/// Service, a name is allowed if rules allow it at every backend.
 pub(crate) fn dns_rules(
     policy: &EndpointPolicy,
     selectors: &SelectorCache,
@@ -52,7 +52,7 @@ pub(crate) fn dns_rules(
                 add_rules(&mut rules, rule, &names, selectors, meant);
             }
         }
-        // What is observed comes to the proxy by itself.
+        // Queries to an observed port reach the proxy without a DNS rule.
         let is_observed = observed != Observed::Nothing && observed::PORTS.contains(&at);
         let every_name = match is_observed {
             true => NameRules::every_name(),
@@ -81,8 +81,8 @@ pub(crate) fn dns_rules(
     }
 }
 
-/// Ports that DNS rules are about, and those that are observed; of a port by name, what it is at the
-/// servers there are.
+/// Ports that DNS rules are about, and ports whose answers are observed. For a port by name: the numbers
+/// that it has at the servers that the rule selects now.
 fn judged_ports(side: &Side, selectors: &SelectorCache) -> BTreeSet<DnsPort> {
     let mut found = BTreeSet::new();
     if Observed::of(side) != Observed::Nothing {
@@ -133,8 +133,8 @@ fn render_names(names: &DnsNames) -> Option<NameRules> {
     }
 }
 
-/// Adds a rule about those of its servers that are `meant`, by their labels: only port names
-/// tell one from another.
+/// Adds a rule about those servers of `rule` for which `meant` is true. `meant` gets the labels of a
+/// server, because a port name may mean another port at another server, or `None` for ports by number.
 fn add_rules(
     rules: &mut Vec<SelectorRule>,
     rule: &PeerRule,
@@ -191,8 +191,8 @@ fn add_service(
     });
 }
 
-/// Names and patterns that rules allow at every backend, as they are written: a name that one rule
-/// allows by a pattern and another one by itself is left out. None if there is none.
+/// Names and patterns that rules allow at every backend, compared as text: a name is left out if a
+/// pattern allows it at one backend and its own text at another. None if nothing is left.
 fn common_names(
     side: &Side,
     selectors: &SelectorCache,
@@ -244,19 +244,20 @@ fn is_selected(rule: &PeerRule, identity: IdentityId, selectors: &SelectorCache)
         })
 }
 
-/// Which rules have a say in DNS.
+/// Which rules decide about DNS queries.
 #[derive(Debug, Default)]
 pub(crate) struct DnsScope {
     /// Ports at which queries are judged.
     ports: BTreeSet<DnsPort>,
     /// Selectors whose selections the DNS rules list.
     selectors: BTreeSet<SelectorId>,
-    /// Whether the ports depend on who the servers are.
+    /// Whether the ports depend on the selected servers.
     by_name: bool,
 }
 
 impl DnsScope {
-    /// Of a policy whose selectors are registered, and of the Services at which queries are judged.
+    /// The scope of a policy whose selectors are registered, and of the Services at which queries are
+    /// judged.
     pub(crate) fn of(
         policy: &EndpointPolicy,
         selectors: &SelectorCache,
@@ -276,7 +277,7 @@ impl DnsScope {
         scope
     }
 
-    /// Whether a rule has a say.
+    /// Whether a rule decides about DNS queries.
     pub(crate) fn is_in(&self, rule: &PeerRule) -> bool {
         let names = || rule.ports.iter().any(|port| port.dns.is_some());
         // What a port name stands for depends on the servers.
@@ -285,12 +286,12 @@ impl DnsScope {
         !rule.deny && (names() || ports.any(|at| named() || is_plain(rule, *at, None)))
     }
 
-    /// Whether one of these selectors decides which servers are meant.
+    /// Whether one of these selectors decides which servers the rules name.
     pub(crate) fn uses(&self, selectors: &[SelectorId]) -> bool {
         selectors.iter().any(|id| self.selectors.contains(id))
     }
 
-    /// Whether it is another one once the servers are others.
+    /// Whether the scope changes when the selected servers change: a DNS rule has a port by name.
     pub(crate) const fn is_by_name(&self) -> bool {
         self.by_name
     }

@@ -1,7 +1,7 @@
 //! Documents of the directory and of the cluster, as one source.
 //!
-//! A document of the directory whose kind and name the cluster has, too, is refused: the cluster's
-//! counts. Nothing comes out until both sources have been listed.
+//! A document of the directory is refused if the cluster has an object of the same kind and name: that
+//! object takes precedence. Nothing comes out until both sources have been listed.
 
 use std::collections::BTreeMap;
 
@@ -26,8 +26,9 @@ pub struct Merged {
     directory_uncertain: bool,
     /// Both sources have been listed.
     begun: bool,
-    /// As they were returned last.
+    /// The refusals that were returned last.
     refused: Vec<PolicyError>,
+    /// The uncertainty that was returned last.
     uncertain: bool,
 }
 
@@ -111,7 +112,7 @@ impl Merged {
 
     fn of_cluster(&mut self, events: Vec<SourceEvent<PolicyDocument>>) -> Vec<PolicyChange> {
         let events = events.into_iter().map(|event| match event {
-            // The directory's, that was refused before, counts again.
+            // The document of the directory, which was refused until now, is in force again.
             SourceEvent::Delete(key) => match self.directory.get(&key) {
                 Some(document) => SourceEvent::Apply(document.clone()),
                 None => SourceEvent::Delete(key),

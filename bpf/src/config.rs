@@ -13,6 +13,7 @@ use crate::{
     address::Address,
     maps::{CONFIGS, HIGH_INTERFACES, INTERFACES, SCRATCH, Scratch},
     packet::ETH_LEN,
+    words,
 };
 
 /// Flags of the node, such as `DUAL_STACK`, which the loader sets.
@@ -53,7 +54,7 @@ pub(crate) fn enter(ctx: &TcContext, scratch: *mut Scratch) -> bool {
     // SAFETY: the scratch is this CPU's own. The agent changes no settings of a slot that is in use.
     unsafe {
         (*scratch).slot = slot;
-        (*scratch).endpoint = *config;
+        words::copy(config, &raw mut (*scratch).endpoint);
     }
     true
 }

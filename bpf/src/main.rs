@@ -41,6 +41,7 @@ mod sender;
 mod to_pod;
 mod transparent;
 mod unanswered;
+mod words;
 
 use aya_ebpf::{macros::classifier, programs::TcContext};
 

@@ -3,7 +3,7 @@
 use aya_ebpf::programs::TcContext;
 use shared_maps::{FAMILY_IPV4, FAMILY_IPV6, event::Reason};
 
-use crate::address::Address;
+use crate::{address::Address, words};
 
 pub(crate) const ETH_LEN: u32 = 14;
 pub(crate) const ETH_P_IP: u16 = 0x0800;
@@ -43,6 +43,7 @@ pub(crate) enum Fragment {
 
 /// The parsed fields of a packet. Ports are in network order, as in the packet.
 #[derive(Clone, Copy)]
+#[repr(C, align(8))]
 pub(crate) struct Packet {
     pub(crate) saddr: Address,
     pub(crate) daddr: Address,
@@ -64,21 +65,9 @@ impl Packet {
     /// Clears the fields of the previous packet.
     #[inline(always)]
     pub(crate) fn reset(&mut self, len: u32) {
-        *self = Self {
-            saddr: Address::ZERO,
-            daddr: Address::ZERO,
-            l4: 0,
-            len,
-            fragment_id: 0,
-            sport: 0,
-            dport: 0,
-            family: 0,
-            protocol: 0,
-            tcp_flags: 0,
-            icmp_type: 0,
-            hop_limit: 0,
-            fragment: Fragment::None,
-        };
+        // SAFETY: all fields may be zero; of the fragment's, that is `None`.
+        unsafe { words::zero(self) };
+        self.len = len;
     }
 
     #[inline(always)]
@@ -222,8 +211,12 @@ fn parse_v4(ctx: &TcContext, offset: u32, quoted: bool, packet: &mut Packet) -> 
     packet.fragment_id = u32::from(u16::from_ne_bytes([header[4], header[5]]));
     packet.hop_limit = header[8];
     packet.protocol = header[9];
-    packet.saddr = Address::v4([header[12], header[13], header[14], header[15]]);
-    packet.daddr = Address::v4([header[16], header[17], header[18], header[19]]);
+    // The other words are zero since `reset`.
+    let word = |at: usize| {
+        u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+    };
+    packet.saddr.0[0] = word(12);
+    packet.daddr.0[0] = word(16);
     packet.l4 = offset + header_len;
     Ok(())
 }

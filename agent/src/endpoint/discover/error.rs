@@ -26,7 +26,7 @@ pub enum DiscoverError {
     BadName(String),
     /// The namespace could not be opened.
     #[error(
-        "network namespace {netns} cannot be opened: {source}; run the agent as root (it needs CAP_NET_ADMIN)"
+        "network namespace {netns} cannot be opened: {source}; run the agent as root (it needs CAP_NET_ADMIN, and CAP_SYS_PTRACE for the namespace of a process)"
     )]
     Open { netns: Netns, source: io::Error },
     /// The interface is not in the namespace.

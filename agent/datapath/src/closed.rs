@@ -185,8 +185,9 @@ impl Gate for ClosedInterfaces {
     }
 
     fn is_under_policy(&self, ifindex: u32) -> bool {
-        has_program(ifindex, Direction::Ingress, "from_pod")
-            && has_program(ifindex, Direction::Egress, "to_pod")
+        let links = self.globals.root().join(pin::LINKS);
+        has_program(&links, ifindex, Direction::Ingress, "from_pod")
+            && has_program(&links, ifindex, Direction::Egress, "to_pod")
     }
 }
 

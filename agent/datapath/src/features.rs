@@ -11,7 +11,7 @@ use shared_maps::{
 
 use super::{
     group,
-    hook::{self, Attach},
+    hook::{self, Attach, PinnedNames},
 };
 
 /// Interfaces that are named of each other program.
@@ -106,7 +106,7 @@ impl KernelView {
     pub fn look(self, globals: &Globals) -> Self {
         Self {
             others: others(globals),
-            left: left(),
+            left: left(globals),
             ..self
         }
     }
@@ -135,13 +135,17 @@ impl KernelView {
 /// line each with its interfaces. They keep their place: the endpoints' programs run before them.
 fn others(globals: &Globals) -> Vec<String> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for pin in pins_of_endpoints(globals) {
+    let pins = pins_of_endpoints(globals);
+    let Ok(names) = names(globals) else {
+        return Vec::new();
+    };
+    for pin in pins {
         let Ok(Some((ifindex, direction))) = hook::place(&pin) else {
             continue;
         };
         let name = InterfaceNames::open().and_then(|names| names.name(ifindex));
         let name = name.unwrap_or_else(|_| ifindex.to_string());
-        for other in hook::others(ifindex, direction) {
+        for other in hook::others(&names, ifindex, direction) {
             let direction = direction.as_str();
             found
                 .entry(format!("{other} ({direction})"))
@@ -162,9 +166,13 @@ fn others(globals: &Globals) -> Vec<String> {
 }
 
 /// Interfaces that were an endpoint's and are not judged, a line each: what they send is dropped.
-fn left() -> Vec<String> {
+fn left(globals: &Globals) -> Vec<String> {
     let members = group::members().unwrap_or_default().into_iter();
-    let left = members.filter(|(ifindex, _)| hook::is_judged(*ifindex).is_ok_and(|is| !is));
+    // After the members: an interface joins the group once it has its pins.
+    let Ok(names) = names(globals) else {
+        return Vec::new();
+    };
+    let left = members.filter(|(ifindex, _)| hook::is_judged(&names, *ifindex).is_ok_and(|is| !is));
     let lines = left.map(|(_, name)| {
         format!(
             "what comes by {name} is dropped: it was an endpoint's, which this agent does not know. Add \
@@ -172,6 +180,10 @@ fn left() -> Vec<String> {
         )
     });
     lines.collect()
+}
+
+fn names(globals: &Globals) -> std::io::Result<PinnedNames> {
+    PinnedNames::read(&globals.root().join(pin::LINKS), None)
 }
 
 fn pins_of_endpoints(globals: &Globals) -> Vec<PathBuf> {

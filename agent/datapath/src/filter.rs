@@ -72,6 +72,12 @@ impl Filter {
         self.handle & 0xff00_0000 == HANDLE_PREFIX && self.name.starts_with(NAME_PREFIX)
     }
 
+    /// Name of the program, if an agent attached it.
+    pub(super) fn program_name(&self) -> Option<&str> {
+        let name = self.name.rsplit('/').next();
+        name.filter(|_| self.is_of_an_agent())
+    }
+
     /// Whether an agent of this owner attached it, in this run or another one.
     fn is_of(&self, owner: &Owner) -> bool {
         let program = self.name.strip_prefix(&owner.0);

@@ -4,6 +4,10 @@
 //! holds the program, and a [filter] of the interface attaches it: the filter
 //! outlives its pin. The name of the pin has the interface's number and tells the direction.
 
+mod names;
+
+pub(super) use self::names::PinnedNames;
+
 use std::{collections::BTreeSet, fmt, fs, io, os::fd::AsFd as _, path::Path};
 
 use agent_core::datapath::map_query::ProgramFault;
@@ -14,13 +18,17 @@ use aya::programs::{
 };
 use daemon::steering_program::{self as steering, tail};
 use nix::errno::Errno;
-use shared_maps::user::{
-    Direction, InterfaceNames, LinkPlace, Pinned, PinnedLink, detach_pinned, pin_program,
-    program_name, tcx_chain,
+use shared_maps::{
+    pin,
+    user::{
+        Attached, Direction, InterfaceNames, LinkPlace, Pinned, PinnedLink, detach_pinned,
+        pin_program, tcx_chain,
+    },
 };
 
+use self::names::told;
 use super::{
-    filter::{self, Mark, Order},
+    filter::{self, Filter, Mark, Order},
     group,
     program::{ProgramError, load},
 };
@@ -106,7 +114,7 @@ impl Hook {
         let found = attached.map_or(pinned_program, |link| link.program);
         let is_good = match number {
             Some(number) => found == number,
-            None => program_name(found)? == program,
+            None => told(found)?.is_none_or(|name| name == program),
         };
         Ok(match (is_good, place, chain.first()) {
             _ if !is_there => Some(ProgramFault::Detached { program }),
@@ -151,44 +159,53 @@ impl Hook {
 }
 
 /// TCX programs of a chain; none if the kernel has no TCX.
-fn programs_before_filters(
-    ifindex: u32,
-    direction: Direction,
-) -> io::Result<Vec<shared_maps::user::Attached>> {
+fn programs_before_filters(ifindex: u32, direction: Direction) -> io::Result<Vec<Attached>> {
     match tcx_chain(ifindex, direction) {
         Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => Ok(Vec::new()),
         chain => chain,
     }
 }
 
-/// Whether a program with this name judges packets of an interface.
-pub(super) fn has_program(ifindex: u32, direction: Direction, name: &str) -> bool {
-    let chain = programs_before_filters(ifindex, direction).unwrap_or_default();
-    let filters = filter::list(ifindex, direction).unwrap_or_default();
-    let filters = filters.iter().filter(|filter| filter.is_of_an_agent());
-    let programs = chain.iter().map(|attached| attached.program);
-    let mut programs = programs.chain(filters.map(|filter| filter.program));
-    programs.any(|program| program_name(program).is_ok_and(|found| found == name))
+/// Whether a program with this name judges packets of an interface. `links` is the directory of all
+/// pins.
+pub(super) fn has_program(links: &Path, ifindex: u32, direction: Direction, name: &str) -> bool {
+    let has = || -> io::Result<bool> {
+        let names = PinnedNames::read(links, Some(ifindex))?;
+        runs(&names, (ifindex, direction), |found| found == name)
+    };
+    has().unwrap_or(false)
 }
 
 /// Whether a program of an endpoint, or one that closes the interface, sees what comes by it.
-pub(super) fn is_judged(ifindex: u32) -> io::Result<bool> {
-    let chain = programs_before_filters(ifindex, Direction::Ingress)?;
-    let programs = chain.iter().map(|attached| attached.program);
-    let filters = filter::list(ifindex, Direction::Ingress)?;
-    let filters = filters.iter().filter(|filter| filter.is_of_an_agent());
-    for program in programs.chain(filters.map(|filter| filter.program)) {
-        let name = program_name(program)?;
-        if name == "from_pod" || name == "closed" {
+pub(super) fn is_judged(names: &PinnedNames, ifindex: u32) -> io::Result<bool> {
+    runs(names, (ifindex, Direction::Ingress), |name| {
+        name == "from_pod" || name == "closed"
+    })
+}
+
+/// Whether one of the programs of a chain has a name that is `wanted`.
+fn runs(
+    names: &PinnedNames,
+    (ifindex, direction): (u32, Direction),
+    wanted: impl Fn(&str) -> bool,
+) -> io::Result<bool> {
+    for attached in programs_before_filters(ifindex, direction)? {
+        if names.of(&attached)?.is_some_and(|name| wanted(&name)) {
             return Ok(true);
         }
     }
-    Ok(false)
+    let filters = filter::list(ifindex, direction)?;
+    Ok(filters.iter().filter_map(Filter::program_name).any(wanted))
 }
 
-/// Takes an interface out of the group of endpoints' interfaces, unless it is judged or gone.
-fn leave_group(ifindex: u32) -> Result<(), ProgramError> {
-    let left = match is_judged(ifindex) {
+/// Takes an interface out of the group of endpoints' interfaces, unless it is judged or gone. `path` is a
+/// pin of the interface.
+fn leave_group(path: &Path, ifindex: u32) -> Result<(), ProgramError> {
+    let mut above = path.ancestors();
+    let links = above.find(|directory| directory.ends_with(pin::LINKS));
+    let judged = PinnedNames::read(links.unwrap_or(path), Some(ifindex))
+        .and_then(|names| is_judged(&names, ifindex));
+    let left = match judged {
         Ok(true) => Ok(()),
         Ok(false) => group::leave(ifindex),
         Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(()),
@@ -207,13 +224,15 @@ pub(super) fn grouped(ifindex: u32, error: &io::Error) -> ProgramError {
 }
 
 /// Programs and filters of others at a hook, described for people.
-pub(super) fn others(ifindex: u32, direction: Direction) -> Vec<String> {
-    let is_ours =
-        |program: u32| program_name(program).is_ok_and(|name| OURS.contains(&name.as_str()));
+pub(super) fn others(names: &PinnedNames, ifindex: u32, direction: Direction) -> Vec<String> {
+    let is_ours = |attached: &Attached| {
+        let name = names.of(attached).ok().flatten();
+        name.is_some_and(|name| OURS.contains(&name.as_str()))
+    };
     let chain = programs_before_filters(ifindex, direction).unwrap_or_default();
     let programs = chain
         .into_iter()
-        .filter(|attached| !is_ours(attached.program))
+        .filter(|attached| !is_ours(attached))
         .map(|attached| format!("TCX program {}", describe(attached.program)));
     let filters = filter::list(ifindex, direction).unwrap_or_default();
     let filters = filters
@@ -224,10 +243,9 @@ pub(super) fn others(ifindex: u32, direction: Direction) -> Vec<String> {
 }
 
 fn describe(program: u32) -> String {
-    let name = program_name(program).unwrap_or_default();
-    match name.as_str() {
-        "" => format!("number {program}"),
-        name => format!("{name}, number {program}"),
+    match told(program) {
+        Ok(Some(name)) if !name.is_empty() => format!("{name}, number {program}"),
+        _ => format!("number {program}"),
     }
 }
 
@@ -442,7 +460,7 @@ pub(crate) fn release(path: &Path) -> Result<(), ProgramError> {
     detach(path).map_err(|error| pinned(path, &error))?;
     // Before the pin goes: while it is there, this is tried again after an error.
     if let Some((ifindex, Direction::Ingress)) = place_by_name(path) {
-        leave_group(ifindex)?;
+        leave_group(path, ifindex)?;
     }
     remove(path)
 }
@@ -473,13 +491,21 @@ fn detach(path: &Path) -> io::Result<()> {
 
 /// Interface and direction in the name of a pin.
 fn place_by_name(path: &Path) -> Option<(u32, Direction)> {
+    of_pin(path).map(|(_, place)| place)
+}
+
+/// Program, interface and direction in the name of a pin.
+fn of_pin(path: &Path) -> Option<(&'static str, (u32, Direction))> {
     let (name, ifindex) = path.file_name()?.to_str()?.rsplit_once('_')?;
-    let direction = match name {
-        "from_pod" | "to_proxy" | "in" | "left-in" => Direction::Ingress,
-        "to_pod" | "out" | "left-out" => Direction::Egress,
+    let (program, direction) = match name {
+        "from_pod" => ("from_pod", Direction::Ingress),
+        "to_pod" => ("to_pod", Direction::Egress),
+        "to_proxy" => ("to_proxy", Direction::Ingress),
+        "in" | "left-in" => ("closed", Direction::Ingress),
+        "out" | "left-out" => ("closed", Direction::Egress),
         _ => return None,
     };
-    Some((ifindex.parse().ok()?, direction))
+    Some((program, (ifindex.parse().ok()?, direction)))
 }
 
 /// Handles of the filters that pins below `dir` record.
@@ -515,6 +541,7 @@ mod tests {
         assert_eq!(place("to_pod_5"), Some((5, Direction::Egress)));
         assert_eq!(place("to_proxy_2"), Some((2, Direction::Ingress)));
         assert_eq!(place("left-out_9"), Some((9, Direction::Egress)));
+        assert_eq!(of_pin(Path::new("left-out_9")).unwrap().0, "closed");
         assert_eq!(place("steer"), None);
         assert_eq!(place("from_pod_x"), None);
     }

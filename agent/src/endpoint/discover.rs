@@ -1,15 +1,14 @@
 //! From "interface eth0 of network namespace pod1" to what the datapath needs.
 //!
-//! A thread of its own enters the namespace, asks rtnetlink and ends there: a
-//! thread that has changed its namespace never goes back to a pool.
+//! A thread of its own asks rtnetlink about the pod's namespace and about this one. It stays in this one.
 
 mod addresses;
 mod attributes;
 mod behind;
 pub(crate) mod bridge;
-mod enter;
 mod error;
 mod host_side;
+mod inside;
 mod leading;
 mod links;
 mod pod_side;
@@ -27,17 +26,14 @@ use std::{
     fmt, io,
     net::IpAddr,
     path::{Path, PathBuf},
-    pin::pin,
     thread,
 };
 
 use agent_core::datapath::link::Link;
 use serde::{Deserialize, Serialize};
-use tokio_stream::StreamExt as _;
 
 use self::{
-    attributes::name_of, enter::enter_netns, host_side::host_side, pod_side::pod_side,
-    present::Present,
+    attributes::name_of, host_side::host_side, inside::Inside, pod_side::pod_side, present::Present,
 };
 
 /// Directory of named network namespaces (`ip netns add`).
@@ -56,7 +52,7 @@ pub enum Netns {
 }
 
 impl Netns {
-    /// The file to enter it by.
+    /// Its file.
     pub fn path(&self) -> PathBuf {
         match self {
             Self::Name(name) => Path::new(NETNS_DIR).join(name),
@@ -113,12 +109,12 @@ pub(crate) fn discover(
     {
         return Err(DiscoverError::BadName(name.clone()));
     }
-    let inside = on_thread(netns, true, {
+    let inside = look_inside(netns, {
         let netns = netns.clone();
         let ifname = ifname.to_owned();
-        async move |handle| pod_side(&handle, &netns, &ifname).await
+        async move |inside| pod_side(&inside, &netns, &ifname).await
     })?;
-    let host = on_thread(netns, false, {
+    let host = on_thread(netns, {
         let (netns, ifname) = (netns.clone(), ifname.to_owned());
         let (claims, inside) = (claims.clone(), inside.clone());
         async move |handle| host_side(&handle, &netns, &ifname, &inside, &claims).await
@@ -154,51 +150,76 @@ pub(crate) fn discover(
 
 /// Addresses of the interface `ifname` of `netns`, of whatever kind it is.
 pub(crate) fn addresses_in(netns: &Netns, ifname: &str) -> Result<Vec<IpAddr>, DiscoverError> {
-    on_thread(netns, true, {
+    look_inside(netns, {
         let (netns, ifname) = (netns.clone(), ifname.to_owned());
-        async move |handle| {
-            let failed = |error: rtnetlink::Error| DiscoverError::netlink(&netns, error);
+        async move |inside| {
+            let failed = |error: io::Error| DiscoverError::netlink(&netns, error);
             let mut present = Present::default();
             let mut index = None;
-            let mut links = pin!(handle.link().get().execute());
-            while let Some(link) = links.next().await {
-                let link = link.map_err(failed)?;
+            let read = inside.each_link(|link| {
                 let name = name_of(&link).unwrap_or_default();
                 if name == ifname {
                     index = Some(link.header.index);
                 }
                 present.add(name);
-            }
+            });
+            read.await.map_err(failed)?;
             let index = index.ok_or_else(|| DiscoverError::NoInterface {
                 netns: netns.clone(),
                 ifname: ifname.clone(),
                 present: present.to_string(),
             })?;
-            let found = links::addresses(&handle, index).await.map_err(failed)?;
-            Ok(found.into_iter().map(|(address, _)| address).collect())
+            inside.addresses(index).await.map_err(failed)
         }
     })
 }
 
-/// Runs `work` with an rtnetlink socket of `netns` (`enter`) or of this
-/// process, on a thread that ends with it.
+/// Runs `work` with what reads `netns`, on a thread that ends with it.
+fn look_inside<T: Send + 'static>(
+    netns: &Netns,
+    work: impl AsyncFnOnce(Inside) -> Result<T, DiscoverError> + Send + 'static,
+) -> Result<T, DiscoverError> {
+    let target = netns.clone();
+    with_socket(netns, Checks::Strict, async move |handle| {
+        work(Inside::open(handle, &target).await?).await
+    })
+}
+
+/// Runs `work` with an rtnetlink socket of this namespace, on a thread that ends with it. Errors
+/// name `netns`.
 fn on_thread<T: Send + 'static>(
     netns: &Netns,
-    enter: bool,
+    work: impl AsyncFnOnce(rtnetlink::Handle) -> Result<T, DiscoverError> + Send + 'static,
+) -> Result<T, DiscoverError> {
+    with_socket(netns, Checks::Usual, work)
+}
+
+/// What the kernel checks in a query (NETLINK_GET_STRICT_CHK).
+#[derive(Clone, Copy)]
+enum Checks {
+    Usual,
+    /// It refuses what it would ignore otherwise.
+    Strict,
+}
+
+fn with_socket<T: Send + 'static>(
+    netns: &Netns,
+    checks: Checks,
     work: impl AsyncFnOnce(rtnetlink::Handle) -> Result<T, DiscoverError> + Send + 'static,
 ) -> Result<T, DiscoverError> {
     let target = netns.clone();
     let body = move || -> Result<T, DiscoverError> {
         let failed = |error: io::Error| DiscoverError::netlink(&target, error);
-        if enter {
-            enter_netns(&target)?;
-        }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(failed)?;
         runtime.block_on(async {
-            let (connection, handle, _) = rtnetlink::new_connection().map_err(failed)?;
+            let socket = match checks {
+                Checks::Usual => rtnetlink::new_connection(),
+                Checks::Strict => rtnetlink::new_connection_with_strict_check(),
+            };
+            let (connection, handle, _) = socket.map_err(failed)?;
             let work = work(handle);
             tokio::select! {
                 () = connection => Err(DiscoverError::netlink(&target, "the socket closed")),

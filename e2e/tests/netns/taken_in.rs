@@ -243,7 +243,7 @@ fn a_pod_that_was_taken_in_goes_when_the_runtime_removes_it() {
             &[&c.v4.to_string(), "kubectl -n default delete pod c"],
         )?;
         unmanaged(lab, 1.0)?;
-        // Its namespace appears: it is entered.
+        // Its namespace appears: it is looked into.
         cluster.show("cni-c", &c.netns.path())?;
         has_endpoints(lab, &["netns/cni-a", "netns/cni-c"])?;
         judged(&c)?;

@@ -5,12 +5,12 @@
 //! the kernel gives to the namespace of an interface's peer (IFLA_LINK_NETNSID) is not the pod's
 //! choice: the peer is the pod's if that number is the one of the pod's namespace (RTM_GETNSID).
 
-use std::{io, os::fd::AsRawFd as _, pin::pin};
+use std::{fs::File, io, os::fd::AsRawFd as _, pin::pin};
 
 use daemon::lookup::Lookup;
 use rtnetlink::{
     Handle,
-    packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
+    packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
     packet_route::{
         RouteNetlinkMessage,
         link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage},
@@ -19,7 +19,7 @@ use rtnetlink::{
 };
 use tokio_stream::StreamExt as _;
 
-use super::{DiscoverError, Netns, attributes::peer_of, enter::open_netns, links};
+use super::{DiscoverError, Netns, attributes::peer_of, inside::open_netns, links};
 
 /// The interface with the number `ifindex` of this namespace, if it is one end of a pair whose
 /// other end is the interface with the number `inside` of `netns`.
@@ -39,7 +39,12 @@ pub(super) async fn pair_to(
     let Some(behind) = namespace_behind(&link).filter(|_| leads) else {
         return Ok(None);
     };
-    let number = number_of(handle, netns).await?;
+    let file = match open_netns(netns) {
+        Ok(file) => file,
+        Err(DiscoverError::NoNetns(_)) => return Ok(None),
+        Err(error) => return Err(io::Error::other(error.to_string())),
+    };
+    let number = number_of(handle, &file).await?;
     Ok((number == Some(behind)).then_some(link))
 }
 
@@ -103,35 +108,56 @@ pub(super) fn namespace_behind(link: &LinkMessage) -> Option<i32> {
     })
 }
 
-/// Number that the kernel gives to `netns` in this namespace; none if it has none, or if the
-/// namespace is gone.
-async fn number_of(handle: &Handle, netns: &Netns) -> io::Result<Option<i32>> {
-    let file = match open_netns(netns) {
-        Ok(file) => file,
-        Err(DiscoverError::NoNetns(_)) => return Ok(None),
-        Err(error) => return Err(io::Error::other(error.to_string())),
+/// Number that the kernel gives to a namespace in this one; none if it has none.
+pub(super) async fn number_of(handle: &Handle, netns: &File) -> io::Result<Option<i32>> {
+    let query = RouteNetlinkMessage::GetNsId(named(netns)?);
+    let answer = answer(handle, query, NLM_F_REQUEST).await?;
+    let Some(RouteNetlinkMessage::NewNsId(found)) = answer else {
+        return Err(io::ErrorKind::UnexpectedEof.into());
     };
-    let mut query = NsidMessage::default();
-    let fd = u32::try_from(file.as_raw_fd()).map_err(io::Error::other)?;
-    query.attributes.push(NsidAttribute::Fd(fd));
-    let mut message = NetlinkMessage::from(RouteNetlinkMessage::GetNsId(query));
-    message.header.flags = NLM_F_REQUEST;
+    let mut attributes = found.attributes.iter();
+    Ok(attributes.find_map(|attribute| match attribute {
+        NsidAttribute::Id(number) if *number >= 0 => Some(*number),
+        _ => None,
+    }))
+}
+
+/// Has the kernel give a free number to a namespace in this one. `EEXIST`: it has one.
+pub(super) async fn give_number(handle: &Handle, netns: &File) -> io::Result<()> {
+    let mut query = named(netns)?;
+    query.attributes.push(NsidAttribute::Id(-1));
+    let query = RouteNetlinkMessage::NewNsId(query);
+    answer(handle, query, NLM_F_REQUEST | NLM_F_ACK)
+        .await
+        .map(drop)
+}
+
+fn named(netns: &File) -> io::Result<NsidMessage> {
+    let mut message = NsidMessage::default();
+    let fd = u32::try_from(netns.as_raw_fd()).map_err(io::Error::other)?;
+    message.attributes.push(NsidAttribute::Fd(fd));
+    Ok(message)
+}
+
+/// The message that answers a query; none if it is only confirmed.
+async fn answer(
+    handle: &Handle,
+    query: RouteNetlinkMessage,
+    flags: u16,
+) -> io::Result<Option<RouteNetlinkMessage>> {
+    let mut message = NetlinkMessage::from(query);
+    message.header.flags = flags;
     let answers = handle.clone().request(message);
     let mut answers = pin!(answers.map_err(|error| links::failed(&error))?);
     while let Some(answer) = answers.next().await {
         match answer.payload {
-            NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNsId(found)) => {
-                let mut attributes = found.attributes.iter();
-                return Ok(attributes.find_map(|attribute| match attribute {
-                    NsidAttribute::Id(number) if *number >= 0 => Some(*number),
-                    _ => None,
-                }));
-            }
-            NetlinkPayload::Error(error) => {
+            NetlinkPayload::InnerMessage(answer) => return Ok(Some(answer)),
+            // Code 0 confirms.
+            NetlinkPayload::Error(error) if error.raw_code() != 0 => {
                 return Err(io::Error::from_raw_os_error(-error.raw_code()));
             }
             _ => {}
         }
     }
-    Err(io::ErrorKind::UnexpectedEof.into())
+    Ok(None)
 }

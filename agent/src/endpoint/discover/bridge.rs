@@ -81,9 +81,9 @@ async fn route_to(handle: &Handle, address: IpAddr) -> io::Result<Option<u32>> {
 
 /// Every interface of this node that is a port of a bridge.
 pub(crate) fn ports() -> Result<BTreeSet<u32>, DiscoverError> {
-    // The namespace only says whose question it is; it is not entered.
+    // The namespace only says whose question it is; it is not read.
     let node = Netns::Pid(std::process::id());
-    on_thread(&node, false, {
+    on_thread(&node, {
         let node = node.clone();
         async move |handle| {
             let mut found = BTreeSet::new();

@@ -24,11 +24,11 @@ pub enum DiscoverError {
         "{0:?} is not a name of a network namespace; give the name as `ip netns list` shows it"
     )]
     BadName(String),
-    /// The namespace could not be entered.
+    /// The namespace could not be opened.
     #[error(
-        "network namespace {netns} cannot be entered: {source}; run the agent as root (it needs CAP_SYS_ADMIN)"
+        "network namespace {netns} cannot be opened: {source}; run the agent as root (it needs CAP_NET_ADMIN, and CAP_SYS_PTRACE for the namespace of a process)"
     )]
-    Enter { netns: Netns, source: io::Error },
+    Open { netns: Netns, source: io::Error },
     /// The interface is not in the namespace.
     #[error("network namespace {netns} has no interface {ifname}; it has: {present}")]
     NoInterface {
@@ -97,7 +97,7 @@ impl DiscoverError {
         match self {
             Self::Netlink { .. } => true,
             // The file is no network namespace.
-            Self::Enter { source, .. } => source.raw_os_error() != Some(Errno::EINVAL as i32),
+            Self::Open { source, .. } => source.raw_os_error() != Some(Errno::EINVAL as i32),
             _ => false,
         }
     }

@@ -1,18 +1,17 @@
 //! Host-side interfaces that lead to a pod, however little else is known of it.
 
-use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::Path, pin::pin};
-
-use rtnetlink::Handle;
-use tokio_stream::StreamExt as _;
+use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::Path};
 
 use super::{
     DiscoverError, Netns,
     attributes::{name_of, peer_of},
-    behind, on_thread,
+    behind,
+    inside::Inside,
+    look_inside, on_thread,
 };
 
 /// One end of a pair of interfaces, inside a pod.
-struct Inside {
+struct PodEnd {
     index: u32,
     peer: u32,
     is_named: bool,
@@ -24,12 +23,12 @@ pub(crate) fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, D
     if is_own(netns) {
         return Ok(BTreeSet::new());
     }
-    let inside = on_thread(netns, true, {
+    let inside = look_inside(netns, {
         let (netns, ifname) = (netns.clone(), ifname.to_owned());
-        async move |handle| pod_sides(&handle, &netns, &ifname).await
+        async move |inside| pod_sides(&inside, &netns, &ifname).await
     })?;
     let of = netns.clone();
-    on_thread(netns, false, async move |handle| {
+    on_thread(netns, async move |handle| {
         let (mut named, mut all) = (BTreeSet::new(), BTreeSet::new());
         for pod_side in inside {
             let pair = behind::pair_to(&handle, pod_side.peer, &of, pod_side.index).await;
@@ -50,27 +49,27 @@ pub(crate) fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, D
 /// Whether the host-side interface `first` leads to another namespace than `second`.
 pub(crate) fn lead_apart(netns: &Netns, first: u32, second: u32) -> Result<bool, DiscoverError> {
     let of = netns.clone();
-    on_thread(netns, false, async move |handle| {
+    on_thread(netns, async move |handle| {
         let apart = behind::lead_apart(&handle, first, second).await;
         apart.map_err(|error| DiscoverError::netlink(&of, error))
     })
 }
 
 async fn pod_sides(
-    handle: &Handle,
+    inside: &Inside,
     netns: &Netns,
     ifname: &str,
-) -> Result<Vec<Inside>, DiscoverError> {
+) -> Result<Vec<PodEnd>, DiscoverError> {
     let mut found = Vec::new();
-    let mut links = pin!(handle.link().get().execute());
-    while let Some(link) = links.next().await {
-        let link = link.map_err(|error| DiscoverError::netlink(netns, error))?;
-        found.extend(peer_of(&link).map(|peer| Inside {
+    let read = inside.each_link(|link| {
+        found.extend(peer_of(&link).map(|peer| PodEnd {
             index: link.header.index,
             peer,
             is_named: name_of(&link).as_deref() == Some(ifname),
         }));
-    }
+    });
+    read.await
+        .map_err(|error| DiscoverError::netlink(netns, error))?;
     Ok(found)
 }
 

@@ -1,16 +1,15 @@
 //! The end of a pod's interface in the pod's namespace.
 
 use std::{
+    io,
     net::{IpAddr, Ipv6Addr},
-    pin::pin,
 };
-
-use tokio_stream::StreamExt as _;
 
 use super::{
     DiscoverError, Netns,
     attributes::{mac_of, name_of, peer_of},
-    behind, links,
+    behind,
+    inside::Inside,
     present::Present,
 };
 
@@ -28,17 +27,15 @@ pub(super) struct PodSide {
 
 /// Finds the pod's interface, in its namespace.
 pub(super) async fn pod_side(
-    handle: &rtnetlink::Handle,
+    inside: &Inside,
     netns: &Netns,
     ifname: &str,
 ) -> Result<PodSide, DiscoverError> {
-    let failed = |error: rtnetlink::Error| DiscoverError::netlink(netns, error);
+    let failed = |error: io::Error| DiscoverError::netlink(netns, error);
     let mut present = Present::default();
     let mut others = Vec::new();
     let mut found = None;
-    let mut links = pin!(handle.link().get().execute());
-    while let Some(link) = links.next().await {
-        let link = link.map_err(failed)?;
+    let read = inside.each_link(|link| {
         let name = name_of(&link).unwrap_or_default();
         if name == ifname {
             found = Some(link);
@@ -48,7 +45,8 @@ pub(super) async fn pod_side(
             }
             present.add(name);
         }
-    }
+    });
+    read.await.map_err(failed)?;
     let link = found.ok_or_else(|| DiscoverError::NoInterface {
         netns: netns.clone(),
         ifname: ifname.to_owned(),
@@ -65,7 +63,7 @@ pub(super) async fn pod_side(
     let index = link.header.index;
     let mut addresses = Vec::new();
     let mut link_locals = Vec::new();
-    for (ip, _) in links::addresses(handle, index).await.map_err(failed)? {
+    for ip in inside.addresses(index).await.map_err(failed)? {
         match ip {
             IpAddr::V6(v6) if v6.is_unicast_link_local() => link_locals.push(v6),
             ip if !is_link_local(ip) => addresses.push(ip),

@@ -2,18 +2,9 @@
 
 use std::{collections::BTreeSet, io, net::IpAddr, pin::pin};
 
-use rtnetlink::{
-    Handle,
-    packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
-    packet_route::{
-        RouteNetlinkMessage,
-        address::{AddressAttribute, AddressMessage},
-    },
-    sys::AsyncSocket as _,
-};
 use tokio_stream::StreamExt as _;
 
-use super::{DiscoverError, Netns, attributes::name_of, behind, links, on_thread};
+use super::{DiscoverError, Netns, attributes::name_of, behind, inside, links, on_thread};
 
 /// Interfaces of this node, except `known`, that lead to another namespace, and have the name
 /// `ifname` or lead to a namespace that has one of `addresses`. Routes say nothing: without the route
@@ -23,10 +14,10 @@ pub(crate) fn successors(
     addresses: &[IpAddr],
     known: BTreeSet<u32>,
 ) -> Result<BTreeSet<u32>, DiscoverError> {
-    // The namespace only says whose question it is; it is not entered.
+    // The namespace only says whose question it is; it is not read.
     let node = Netns::Pid(std::process::id());
     let (ifname, addresses) = (ifname.to_owned(), addresses.to_vec());
-    on_thread(&node.clone(), false, async move |handle| {
+    on_thread(&node.clone(), async move |handle| {
         let failed = |error: io::Error| DiscoverError::netlink(&node, error);
         let mut found = BTreeSet::new();
         let mut others = Vec::new();
@@ -58,36 +49,14 @@ pub(crate) fn successors(
 
 /// Every address in the namespace that has this number here.
 async fn addresses_behind(number: i32) -> io::Result<Vec<IpAddr>> {
-    let (mut connection, handle, _) = rtnetlink::new_connection()?;
-    // Without this the kernel ignores the number.
-    let socket = connection.socket_mut().socket_mut();
-    socket.set_netlink_get_strict_chk(true)?;
-    tokio::select! {
+    let (connection, handle, _) = rtnetlink::new_connection_with_strict_check()?;
+    let found = tokio::select! {
         () = connection => Err(io::ErrorKind::UnexpectedEof.into()),
-        found = dump_of(handle, number) => found,
+        found = inside::addresses(&handle, number, |_| true) => found,
+    };
+    match found {
+        // The namespace is gone.
+        Err(error) if error.raw_os_error().is_some() => Ok(Vec::new()),
+        found => found,
     }
-}
-
-async fn dump_of(handle: Handle, number: i32) -> io::Result<Vec<IpAddr>> {
-    let mut query = AddressMessage::default();
-    let of_target = AddressAttribute::TargetNetNsId(number);
-    query.attributes.push(of_target.clone());
-    let mut message = NetlinkMessage::from(RouteNetlinkMessage::GetAddress(query));
-    message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
-    let answers = handle.clone().request(message);
-    let mut answers = pin!(answers.map_err(|error| links::failed(&error))?);
-    let mut found = Vec::new();
-    while let Some(answer) = answers.next().await {
-        match answer.payload {
-            NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewAddress(address))
-                if address.attributes.contains(&of_target) =>
-            {
-                found.extend(links::address_of(&address));
-            }
-            // The namespace is gone.
-            NetlinkPayload::Error(_) => return Ok(Vec::new()),
-            _ => {}
-        }
-    }
-    Ok(found)
 }

@@ -185,7 +185,7 @@ impl EndpointError {
     pub(crate) fn is_passing(&self) -> bool {
         matches!(
             self,
-            Self::Discover(DiscoverError::Netlink { .. } | DiscoverError::Enter { .. })
+            Self::Discover(DiscoverError::Netlink { .. } | DiscoverError::Open { .. })
         )
     }
 }

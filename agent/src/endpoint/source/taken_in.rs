@@ -6,7 +6,7 @@
 //!                                                 ├─► same address: endpoint netns/<file>
 //!  eth0 in each namespace of --cni-netns-dir ─────┘
 //! ```
-//! A namespace is entered only while a pod has no endpoint, and not if it is an endpoint's. The
+//! A namespace is looked into only while a pod has no endpoint, and not if it is an endpoint's. The
 //! endpoint is recorded as those of the CNI plugin are, and lives as long as they do.
 
 mod search;
@@ -74,8 +74,8 @@ pub struct StartedOpen {
 pub(super) struct TakenIn {
     source: Option<PodSource>,
     lacking: BTreeMap<Arc<str>, Lacking>,
-    /// Namespaces that were entered, by file.
-    entered: BTreeMap<String, Entered>,
+    /// Namespaces that were looked into, by file.
+    looked_into: BTreeMap<String, LookedInto>,
     /// Namespaces from which the runtime removed the pod, by file. The number alone does not name
     /// one: the next namespace gets the number of one that is gone.
     removed: BTreeMap<String, NamespaceId>,
@@ -89,9 +89,9 @@ struct Lacking {
     reason: String,
 }
 
-/// A namespace that was entered.
+/// A namespace that was looked into.
 #[derive(Debug)]
-struct Entered {
+struct LookedInto {
     namespace: NamespaceId,
     /// Addresses of the interface in the namespace.
     addresses: Vec<IpAddr>,
@@ -192,9 +192,9 @@ impl State {
 
     /// The runtime adds a pod in a namespace.
     pub(super) fn enter_again(&mut self, netns: &Path) {
-        let entered = namespace_id(&Netns::Path(netns.to_owned())).found();
+        let there = namespace_id(&Netns::Path(netns.to_owned())).found();
         let removed = &mut self.taken_in.removed;
-        removed.retain(|_, namespace| entered != Some(*namespace));
+        removed.retain(|_, namespace| there != Some(*namespace));
     }
 
     /// Notes which pods have no endpoint. Gives those that may be looked for.
@@ -252,7 +252,7 @@ impl State {
         };
         let present = namespaces_in(dir).map_err(failed)?;
         let TakenIn {
-            entered,
+            looked_into,
             removed,
             retries,
             lacking,
@@ -262,7 +262,7 @@ impl State {
             Some(file) => present.found.contains_key(file),
             None => lacking.contains_key(key),
         });
-        entered.retain(|file, entered| present.may_be(file, entered.namespace));
+        looked_into.retain(|file, looked_into| present.may_be(file, looked_into.namespace));
         removed.retain(|file, namespace| present.may_be(file, *namespace));
         let mut files = present.found;
         let held = self.found.values().filter(|found| !found.superseded);

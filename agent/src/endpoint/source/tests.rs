@@ -244,7 +244,7 @@ fn an_endpoint_stays_without_its_interface_while_its_namespace_cannot_be_looked_
         look(&book);
         assert_eq!(*events.lock(), []);
         assert!(
-            reason(&book).contains("cannot be entered"),
+            reason(&book).contains("cannot be opened"),
             "{}",
             reason(&book)
         );

@@ -1,11 +1,11 @@
-//! Enters namespaces, and puts the pods in them under policy.
+//! Looks into namespaces, and puts the pods in them under policy.
 
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc, time::Instant};
 
 use agent_core::endpoint::spec::EndpointSpec;
 use dns_policy::wall_time;
 
-use super::{EndpointBook, Entered, IFNAME, LocalPod, LocalPods, NamespaceId, State, key};
+use super::{EndpointBook, IFNAME, LocalPod, LocalPods, LookedInto, NamespaceId, State, key};
 use crate::endpoint::{
     discover::{Claims, DiscoverError, Netns, addresses_in, discover},
     source::{EndpointDocument, EndpointError},
@@ -17,7 +17,7 @@ struct Search {
     pods: LocalPods,
     /// Files that may be a pod's.
     files: BTreeMap<String, NamespaceId>,
-    /// Those of them that have to be entered.
+    /// Those of them that have to be looked into.
     due: Vec<String>,
 }
 
@@ -59,12 +59,12 @@ impl EndpointBook {
         let Some(search) = self.state.lock().search() else {
             return;
         };
-        let mut entered = Vec::new();
+        let mut looked_into = Vec::new();
         for file in &search.due {
             let addresses = addresses_in(&search.netns(file), IFNAME);
-            entered.push((file.clone(), addresses));
+            looked_into.push((file.clone(), addresses));
         }
-        self.state.lock().note_entered(&search, entered);
+        self.state.lock().note_looked_into(&search, looked_into);
         for (name, pod) in &search.pods {
             let taken = self.take_in_one(&search, name, pod);
             self.state.lock().note_taken(name, taken);
@@ -196,24 +196,24 @@ impl State {
         })
     }
 
-    fn note_entered(
+    fn note_looked_into(
         &mut self,
         search: &Search,
-        entered: Vec<(String, Result<Vec<IpAddr>, DiscoverError>)>,
+        looked_into: Vec<(String, Result<Vec<IpAddr>, DiscoverError>)>,
     ) {
-        for (file, addresses) in entered {
+        for (file, addresses) in looked_into {
             let addresses = addresses.unwrap_or_else(|error| {
                 tracing::debug!(%error, "a network namespace has no interface of a pod");
                 Vec::new()
             });
-            // It is entered again while a pod is missing: its addresses may come later.
+            // It is looked into again while a pod is missing: its addresses may come later.
             self.taken_in.retries.failed(&key(&file), Instant::now());
             if let Some(namespace) = search.files.get(&file).copied() {
-                let entered = Entered {
+                let looked_into = LookedInto {
                     namespace,
                     addresses,
                 };
-                self.taken_in.entered.insert(file, entered);
+                self.taken_in.looked_into.insert(file, looked_into);
             }
         }
     }
@@ -225,12 +225,12 @@ impl State {
         name: &str,
         pod: &LocalPod,
     ) -> Result<Vec<String>, String> {
-        let has = |entered: &Entered| {
-            let mut addresses = entered.addresses.iter();
+        let has = |looked_into: &LookedInto| {
+            let mut addresses = looked_into.addresses.iter();
             addresses.any(|address| pod.addresses.contains(address))
         };
         let files = search.files.keys();
-        let files = files.filter(|file| self.taken_in.entered.get(*file).is_some_and(has));
+        let files = files.filter(|file| self.taken_in.looked_into.get(*file).is_some_and(has));
         let files: Vec<String> = files.cloned().collect();
         if !files.is_empty() {
             return Ok(files);

@@ -1,4 +1,4 @@
-//! Which namespaces are entered.
+//! Which namespaces are looked into.
 
 use std::os::unix::fs::symlink;
 

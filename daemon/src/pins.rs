@@ -3,7 +3,7 @@
 //! The root of a BPF file system may be writable by everyone (mode 1777), so that another user
 //! could make our directories first and put his own things into them. Every directory below it is
 //! opened without following links and must belong to this process's user or to root. Directories
-//! also are the locks, as a BPF file system has no files: a lock lies on the inode, so processes
+//! also are the locks, as a BPF file system has no ordinary files: a lock lies on the inode, so processes
 //! in different mount namespaces meet in it, and only a user who may open the directory can take it.
 
 use std::{

@@ -30,8 +30,9 @@ pub(super) struct Control {
     /// Set by the worker when no new packets are steered to it.
     left: AtomicBool,
     stop: AtomicBool,
-    /// Set by the worker when it has finished, to the number of queries that it dropped.
+    /// Set by the worker when it has finished.
     done: AtomicBool,
+    /// Number of queries that the worker dropped. It is set before `done`.
     abandoned: AtomicU64,
 }
 

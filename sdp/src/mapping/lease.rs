@@ -14,8 +14,8 @@ use super::holdings::{Holdings, Serial};
 #[cfg(test)]
 use super::steps;
 
-/// Remaining time of the longest lease below which no answer is released under it, however
-/// long its TTL is. The mapping itself has reached the agent before.
+/// An answer is released under a lease that holds for the longest lease less this time, however long
+/// the answer's TTL is. The mapping itself has reached the agent before.
 pub(crate) const MARGIN: Duration = Duration::from_secs(60);
 /// The longest lease is renewed once less than this is left until then.
 const RENEWED: Duration = Duration::from_secs(30);

@@ -110,7 +110,7 @@ impl Levels {
         let reports = self.shared.agent.reports.stats();
         families! { out;
             /// Answers released at once because the agent had given a lease for each address, or a
-            /// Cilium agent had acknowledged it; the same answer again within a second is not
+            /// Cilium agent had acknowledged it; the same answer again within 250 ms is not
             /// counted.
             counter mapping_leased = sink.leased.get();
             /// Answers that waited until the agent had opened their addresses.

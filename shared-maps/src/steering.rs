@@ -23,7 +23,7 @@ pub const SHOWS_INTERFACE: &str = "SHOWS_INTERFACE";
 pub const SLOTS: u32 = 16;
 /// Sockets per slot: UDP and TCP, IPv4 and IPv6.
 pub const SOCKS_PER_SLOT: u32 = 4;
-/// A slot with an older heartbeat gets no new packets, nanoseconds.
+/// A slot with an older heartbeat, in nanoseconds, gets no new packets while another slot is live.
 pub const HEARTBEAT_DEAD_NS: u64 = 750_000_000;
 /// How often a live replica beats, milliseconds.
 pub const HEARTBEAT_INTERVAL_MS: u64 = 150;

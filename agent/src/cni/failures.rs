@@ -7,8 +7,8 @@ label! {
     AddFailure = "reason" {
         /// The agent is starting, stopping, or too busy to answer in time.
         Agent => "agent",
-        /// The interface cannot be under policy: not a veth pair, a second way out, or an address
-        /// that is not the pod's.
+        /// The interface cannot be under policy: not a veth or netkit pair, a second way out, or an
+        /// address that is not the pod's.
         Interface => "interface",
         /// The list of pods cannot be written.
         Disk => "disk",

@@ -21,7 +21,8 @@ impl Sample {
         };
         families! { out;
             /// 1 on the agent that looks up names of EgressFirewalls and writes DNSNameResolver
-            /// objects; 0 on the others. The sum over all agents is 1
+            /// objects; 0 on the others. The sum over the agents that share these objects is 1,
+            /// unless some of them cannot write and lead in memory
             gauge resolver_leads = view.role == "leads";
             /// DNSNameResolver objects
             gauge resolver_objects = view.objects;

@@ -32,7 +32,7 @@ pub(super) struct Control {
     stop: AtomicBool,
     /// Set by the worker when it has finished.
     done: AtomicBool,
-    /// Number of queries that the worker dropped; set before `done`.
+    /// Number of queries that the worker dropped. It is set before `done`.
     abandoned: AtomicU64,
 }
 

@@ -41,7 +41,7 @@ label! {
         Released => "released",
         /// Released once the agent had opened the way to its addresses.
         Realised => "realised",
-        /// Released although the agent could not open the way to its addresses, or refused.
+        /// Released although the agent could not open the way to its addresses, or refused to.
         NotRealised => "not_realised",
         /// Released because no agent was there, or it did not answer three times in a row.
         AgentAway => "agent_away",
@@ -51,7 +51,8 @@ label! {
         HeldFull => "held_full",
         /// Turned into SERVFAIL: it could not be read.
         Malformed => "malformed",
-        /// Turned into SERVFAIL: the agent rejected its addresses.
+        /// Turned into SERVFAIL: the agent ended the call about its addresses with an error
+        /// (FQDNData only).
         Rejected => "rejected",
         /// Ignored: it answers no query in flight.
         Unexpected => "unexpected",

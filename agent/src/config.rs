@@ -6,6 +6,7 @@ pub mod cluster_command;
 mod cni_args;
 mod destination;
 mod dir;
+mod existing_dir;
 mod firewall_args;
 mod from_args;
 mod host_name;
@@ -14,7 +15,6 @@ mod metrics_address;
 mod relay_args;
 mod resolver_args;
 mod run_args;
-mod setting;
 pub mod why_args;
 
 use std::{net::SocketAddr, path::PathBuf};

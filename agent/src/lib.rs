@@ -30,6 +30,7 @@ pub(crate) mod netlink_events;
 pub(crate) mod node;
 pub mod policy_dir;
 pub mod proxies;
+pub(crate) mod refusal;
 pub mod resolver;
 pub mod restore;
 pub mod runner;

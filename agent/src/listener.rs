@@ -9,7 +9,6 @@ use daemon::{
     guests::{ConnectionCounts, Guests},
     http_server::{Admission, Limits, Users},
     label,
-    metrics::Label as _,
     peer::Peer,
 };
 

@@ -21,11 +21,12 @@ use holdfast_sdp::stats::Stats;
 use prometheus_client::encoding::DescriptorEncoder;
 use shared_maps::event::{Counter, Reason};
 
-use self::{
-    meanings::{OpenSetting, Stream},
-    resolver::ResolverScrape,
+use self::{meanings::OpenSetting, resolver::ResolverScrape};
+use crate::{
+    cni::failures::AddFailure,
+    listener::Listener,
+    proxies::{Proxies, StreamKind},
 };
-use crate::{cni::failures::AddFailure, listener::Listener, proxies::Proxies};
 
 /// All values of one scrape of `/metrics`.
 #[derive(Debug)]
@@ -76,19 +77,12 @@ pub fn text(
     proxies: &Proxies,
     builtin: Option<&Stats>,
 ) -> Result<String, fmt::Error> {
-    let sample = Sample {
-        streams: proxies.views().into_iter().map(|view| view.kind).collect(),
-        nacks: proxies.nacks(),
-        closed_slow: proxies.closed_slow(),
-        unreadable: proxies.unreadable(),
-        oversized: proxies.oversized(),
-        scrape,
-    };
+    let proxies = proxies.clone();
     let mut registry = prometheus_client::registry::Registry::with_prefix("holdfast");
     if let Some(stats) = builtin {
         registry.register_collector(Box::new(stats.clone()));
     }
-    registry.register_collector(Box::new(sample));
+    registry.register_collector(Box::new(Sample { scrape, proxies }));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
     Ok(text)
@@ -97,11 +91,7 @@ pub fn text(
 #[derive(Debug)]
 struct Sample {
     scrape: Scrape,
-    streams: Vec<String>,
-    nacks: u64,
-    closed_slow: u64,
-    unreadable: u64,
-    oversized: u64,
+    proxies: Proxies,
 }
 
 impl Sample {
@@ -191,19 +181,20 @@ impl Sample {
     }
 
     fn proxies(&self, out: &mut Families<'_, '_>) -> fmt::Result {
-        let of_kind = |kind: Stream| {
-            let streams = self.streams.iter();
-            streams.filter(|stream| *stream == kind.text()).count()
+        let views = self.proxies.views();
+        let of_kind = |kind: StreamKind| {
+            let of_kind = views.iter().filter(|view| view.kind == kind.as_str());
+            of_kind.count()
         };
         families! { out;
             /// Proxies connected now, by the stream they have open
             gauge_by proxy_streams = of_kind;
             /// Revisions of DNS rules that a proxy refused
-            counter proxy_rules_refused = self.nacks;
+            counter proxy_rules_refused = self.proxies.nacks();
             /// Streams of proxies closed because they did not read what was sent
-            counter proxy_streams_closed_slow = self.closed_slow;
+            counter proxy_streams_closed_slow = self.proxies.closed_slow();
             /// Snapshots not sent: larger than a proxy of that service can receive
-            counter fqdndata_snapshots_too_large = self.oversized;
+            counter fqdndata_snapshots_too_large = self.proxies.oversized();
         }
     }
 

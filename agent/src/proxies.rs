@@ -14,7 +14,7 @@ use std::{
 };
 
 use agent_core::core::event::{MappingResult, Revocation, RulesUpdate, StreamId};
-use daemon::peer::Peer;
+use daemon::{label, peer::Peer};
 use dns_policy::rule::{EndpointRules, RulesOf};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -121,28 +121,17 @@ pub struct ProxyView {
     pub other_state_dir: Option<String>,
 }
 
-/// Kind of a stream between the agent and a proxy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StreamKind {
-    /// Mappings from a standalone proxy, over the native service.
-    Mappings,
-    /// Rules for a standalone proxy, over the native service.
-    Rules,
-    /// The proxy in this process.
-    Builtin,
-    /// A proxy that speaks FQDNData.
-    FqdnData,
-}
-
-impl StreamKind {
-    /// Value of `kind` in `status`.
-    pub const fn text(self) -> &'static str {
-        match self {
-            Self::Mappings => "mappings",
-            Self::Rules => "rules",
-            Self::Builtin => "builtin",
-            Self::FqdnData => "fqdndata",
-        }
+label! {
+    /// Kind of a stream between the agent and a proxy, by its service.
+    StreamKind = "kind" {
+        /// Native service: names and addresses.
+        Mappings => "mappings",
+        /// Native service: DNS rules.
+        Rules => "rules",
+        /// The proxy in this process.
+        Builtin => "builtin",
+        /// FQDNData, the service for Cilium's proxy.
+        FqdnData => "fqdndata",
     }
 }
 
@@ -202,7 +191,7 @@ impl Proxies {
         pid: Option<i32>,
     ) -> (StreamGuard, Results) {
         let guard = self.enter(&mut self.shared.views.lock(), kind, instance, pid, None);
-        let results = self.results_of(&guard);
+        let results = guard.results();
         (guard, results)
     }
 
@@ -224,19 +213,6 @@ impl Proxies {
         Some(self.enter(&mut views, kind, instance, pid, Some(who)))
     }
 
-    /// As [`Self::admit`], with results. They end when it is too slow.
-    pub fn admit_results(
-        &self,
-        kind: StreamKind,
-        instance: &str,
-        pid: Option<i32>,
-        who: Peer,
-    ) -> Option<(StreamGuard, Results)> {
-        let guard = self.admit(kind, instance, pid, who)?;
-        let results = self.results_of(&guard);
-        Some((guard, results))
-    }
-
     fn enter(
         &self,
         views: &mut Views,
@@ -249,7 +225,7 @@ impl Proxies {
         let view = ProxyView {
             stream: id.0,
             instance: instance.to_owned(),
-            kind: kind.text().to_owned(),
+            kind: kind.as_str().to_owned(),
             pid,
             ..ProxyView::default()
         };
@@ -258,12 +234,6 @@ impl Proxies {
             id,
             proxies: self.clone(),
         }
-    }
-
-    fn results_of(&self, guard: &StreamGuard) -> Results {
-        let (mailbox, results) = mailbox();
-        self.shared.results.lock().insert(guard.id, mailbox);
-        results
     }
 
     /// Connected proxies, one entry for each stream.
@@ -373,6 +343,14 @@ pub struct StreamGuard {
 impl StreamGuard {
     pub fn id(&self) -> StreamId {
         self.id
+    }
+
+    /// Has the results of the stream's mappings delivered. They end when they are not read.
+    pub fn results(&self) -> Results {
+        let (mailbox, results) = mailbox();
+        let mut all = self.proxies.shared.results.lock();
+        all.insert(self.id, mailbox);
+        results
     }
 
     /// The registry it is in.

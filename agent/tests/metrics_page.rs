@@ -11,7 +11,7 @@ use std::{
 use agent_cluster::{health::WatchHealth, relay};
 use agent_core::core::snapshot::Summary;
 use agent_datapath::upkeep::{Condition, Part};
-use daemon::metrics::{Counts, Label as _};
+use daemon::metrics::Counts;
 use holdfast_agent::{
     listener::Listener,
     metrics::{self, Scrape, meanings, resolver::ResolverScrape},
@@ -118,13 +118,11 @@ fn agent() -> Vec<Family> {
 }
 
 fn relay() -> Vec<Family> {
-    let scrape = relay::metrics::Scrape {
-        watches: vec![WatchHealth {
-            kind: "Pod".to_owned(),
-            ..WatchHealth::default()
-        }],
-        ..relay::metrics::Scrape::default()
-    };
+    let mut scrape = relay::metrics::Scrape::default();
+    scrape.watches.push(WatchHealth {
+        kind: "Pod".to_owned(),
+        ..WatchHealth::default()
+    });
     families(&scrape.text().expect("text"))
 }
 
@@ -155,7 +153,7 @@ fn meaning(family: &Family, label: &str, value: &str) -> Option<String> {
     let reason = || {
         let is_reason = label == "reason";
         let of_value = |reason: &&Reason| is_reason && reason.as_str() == value;
-        Some(meanings::reason(*Reason::ALL.iter().find(of_value)?))
+        Some(Reason::ALL.iter().find(of_value)?.meaning())
     };
     documented
         .map(|[.., meaning]| meaning)

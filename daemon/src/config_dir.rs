@@ -63,7 +63,7 @@ pub fn read(dir: &Path) -> Result<Vec<Entry>, DirError> {
 }
 
 /// Parses a boolean like Go's strconv.ParseBool.
-pub fn go_bool(text: &str) -> Option<bool> {
+pub(crate) fn go_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),

@@ -5,6 +5,7 @@
 
 pub mod config_dir;
 pub mod descriptors;
+pub mod flags;
 pub mod guests;
 pub mod http_client;
 pub mod http_server;

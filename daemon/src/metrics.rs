@@ -14,6 +14,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::Unit,
 };
+pub use shared_maps::words;
 
 /// A closed set of label values.
 pub trait Label: Copy + fmt::Debug + Send + Sync + 'static {
@@ -32,19 +33,19 @@ pub trait Label: Copy + fmt::Debug + Send + Sync + 'static {
 /// Declares a fieldless enum that is a [`Label`]. The comment of a value is its meaning.
 #[macro_export]
 macro_rules! label {
-    ($(#[$meta:meta])* $name:ident = $label:literal { $($(#[doc = $meaning:literal])+ $variant:ident => $text:literal),* $(,)? }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum $name { $($(#[doc = $meaning])+ $variant),* }
+    ($(#[$meta:meta])* $name:ident = $label:literal { $($values:tt)* }) => {
+        $crate::metrics::words! {
+            $(#[$meta])*
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+            pub enum $name { $($values)* }
+        }
 
         impl $crate::metrics::Label for $name {
             const NAME: &'static str = $label;
-            const ALL: &'static [Self] = &[$(Self::$variant),*];
+            const ALL: &'static [Self] = &$name::ALL;
             fn index(self) -> usize { self as usize }
-            fn text(self) -> &'static str { match self { $(Self::$variant => $text),* } }
-            fn meaning(self) -> &'static str {
-                match self { $(Self::$variant => concat!($($meaning),+).trim_ascii_start()),* }
-            }
+            fn text(self) -> &'static str { self.as_str() }
+            fn meaning(self) -> &'static str { $name::meaning(self) }
         }
     };
 }

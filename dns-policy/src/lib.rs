@@ -11,6 +11,7 @@ pub mod name;
 pub mod pattern;
 pub mod reject_code;
 pub mod rule;
+pub mod stored_rules;
 pub mod table;
 pub mod verdict;
 pub mod wall_time;

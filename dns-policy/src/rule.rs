@@ -8,13 +8,15 @@ use std::{collections::BTreeSet, net::IpAddr};
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
-/// Transport of a DNS query.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Transport {
-    /// UDP, IP protocol 17.
-    Udp,
-    /// TCP, IP protocol 6.
-    Tcp,
+shared_maps::words! {
+    /// Transport of a DNS query.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Transport {
+        /// UDP, IP protocol 17.
+        Udp => "udp",
+        /// TCP, IP protocol 6.
+        Tcp => "tcp",
+    }
 }
 
 impl Transport {

@@ -22,8 +22,6 @@ pub const NAMESPACES: [&str; 3] = ["x", "y", "z"];
 pub const PODS: [&str; 3] = ["a", "b", "c"];
 /// The ports of each pod, on each protocol.
 pub const PORTS: [u16; 2] = [80, 81];
-/// Protocols on which each pod serves its ports.
-pub const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
 /// One case of Kubernetes' network policy suite, as a document of [`CASES`].
 #[derive(Clone, Debug, Deserialize)]
@@ -111,7 +109,7 @@ impl fmt::Display for Pod {
 /// The document of a pod that serves [`PORTS`], with these labels and addresses.
 pub fn pod_document(pod: Pod, labels: &BTreeMap<String, String>, addresses: &[IpAddr]) -> Value {
     let ports = Port::all().map(
-        |port| json!({"name": port.name(), "containerPort": port.number, "protocol": port.word()}),
+        |port| json!({"name": port.name(), "containerPort": port.number, "protocol": port.protocol.as_str()}),
     );
     let addresses = addresses.iter().map(|address| json!({"ip": address}));
     json!({
@@ -148,27 +146,22 @@ impl Port {
     /// All ports of a pod.
     pub fn all() -> impl Iterator<Item = Self> {
         let of = |protocol| PORTS.map(|number| Self { number, protocol });
-        PROTOCOLS.into_iter().flat_map(of)
+        Protocol::ALL.into_iter().flat_map(of)
     }
 
     /// The name of the container port.
     pub fn name(self) -> String {
-        format!("serve-{}-{}", self.number, self.word().to_ascii_lowercase())
-    }
-
-    /// The protocol as Kubernetes writes it.
-    pub const fn word(self) -> &'static str {
-        match self.protocol {
-            Protocol::Tcp => "TCP",
-            Protocol::Udp => "UDP",
-            Protocol::Sctp => "SCTP",
-        }
+        format!(
+            "serve-{}-{}",
+            self.number,
+            self.protocol.as_str().to_ascii_lowercase()
+        )
     }
 }
 
 impl fmt::Display for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.number, self.word())
+        write!(f, "{}/{}", self.number, self.protocol.as_str())
     }
 }
 

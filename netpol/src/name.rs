@@ -1,6 +1,6 @@
 //! Texts with a syntax that Kubernetes prescribes: names, label keys, label values, port names.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 /// Characters of a label value, and of a label key without its prefix.
 const LABEL_MAX: usize = 63;
@@ -11,7 +11,7 @@ const PORT_NAME_MAX: usize = 15;
 
 /// Name of a container port: an IANA service name in lower case.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PortName(String);
+pub struct PortName(Arc<str>);
 
 impl PortName {
     /// Checks a name: 1 to 15 of `a-z`, `0-9` and single dashes inside, with at least one letter.
@@ -22,7 +22,7 @@ impl PortName {
             && !text.starts_with('-')
             && !text.ends_with('-')
             && !text.contains("--");
-        good.then(|| Self(text.to_owned()))
+        good.then(|| Self(text.into()))
     }
 
     /// The name as the policy or the pod has it.

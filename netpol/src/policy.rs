@@ -130,6 +130,35 @@ pub enum Protocol {
     Sctp,
 }
 
+impl Protocol {
+    /// Every protocol.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+
+    /// Reads a protocol in the spelling of Kubernetes.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|protocol| protocol.as_str() == text)
+    }
+
+    /// Number in the IP header.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+
+    /// The protocol as Kubernetes spells it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+        }
+    }
+}
+
 /// A remark on a valid document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {

@@ -121,7 +121,7 @@ impl AdminState {
                 tracing::info!("drain requested through the admin socket");
                 self.shared.drain.begin();
                 json(&client::DrainStarted {
-                    limit: self.shared.config.drain_timeout,
+                    limit: self.shared.config.flags.drain_timeout,
                 })
             }
             (_, Method::GET, "/metrics") => match self.metrics.text() {

@@ -45,7 +45,7 @@ const CLOSING: Duration = Duration::from_secs(1);
 pub fn run(config: Config, recent_warnings: RecentWarnings) -> anyhow::Result<()> {
     let descriptors = Descriptors::raise();
     map_memory::lift_limit();
-    if config.ipv6 {
+    if config.flags.enable_ipv6 {
         daemon::ipv6::check()?;
     }
     // Objects that need root come first and threads last, because threads inherit the privileges.
@@ -55,7 +55,7 @@ pub fn run(config: Config, recent_warnings: RecentWarnings) -> anyhow::Result<()
     let sockets = listen
         .check_port()
         .and_then(|()| Unbound::open(&listen))
-        .map_err(|e| explain_bind(&e, config.proxy_port))?;
+        .map_err(|e| explain_bind(&e, config.flags.tofqdns_proxy_port))?;
     let ports = bound_ports();
     provide_steering(&config);
     remove_left_socket(&config);
@@ -84,7 +84,7 @@ async fn serve(
     let config = &shared.config;
     tracing::info!(
         name = config.name,
-        port = config.proxy_port,
+        port = config.flags.tofqdns_proxy_port,
         "proxy starting"
     );
     for note in &config.notes {
@@ -102,17 +102,17 @@ async fn serve(
     shared
         .agent
         .journal
-        .start(&config.journal_dir, &config.name, move |written| {
+        .start(&config.flags.journal_dir, &config.name, move |written| {
             sink.adopt(&written);
         });
     shared
         .agent
         .rules_journal
-        .open(&config.journal_dir, &config.name);
+        .open(&config.flags.journal_dir, &config.name);
     let admin = Admin::start(admin_listeners, shared)?;
     restore_rules(shared);
     let stop = CancellationToken::new();
-    if shared.transparent.detect(&config.bpf_root) {
+    if shared.transparent.detect(&config.flags.bpf_root) {
         tracing::warn!("transparent mode: {}", shared.transparent.mode().text());
     }
     tasks.spawn(run_maintenance(Arc::clone(shared), stop.clone()));
@@ -124,7 +124,7 @@ async fn serve(
 
     let sockets = sockets
         .bind()
-        .map_err(|e| explain_bind(&e, config.proxy_port))?;
+        .map_err(|e| explain_bind(&e, config.flags.tofqdns_proxy_port))?;
     let proxy = build_proxy(shared);
     let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
     *shared.steering.lock() = listeners.steering();
@@ -157,11 +157,11 @@ const NO_STEERING: &str = "no steering";
 
 /// Loads the steering program: an agent of Cilium does not. The proxy also works without it.
 fn provide_steering(config: &Config) {
-    if config.steering == SteeringMode::Off || !nix::unistd::Uid::effective().is_root() {
+    if config.flags.steering == SteeringMode::Off || !nix::unistd::Uid::effective().is_root() {
         return;
     }
-    let globals = Globals::new(&config.bpf_root);
-    if let Err(error) = steering_program::provide(&globals, config.user.group()) {
+    let globals = Globals::new(&config.flags.bpf_root);
+    if let Err(error) = steering_program::provide(&globals, config.flags.user.group()) {
         tracing::warn!(
             %error,
             "{NO_STEERING}: the kernel's hash distributes queries over the proxies of the port \
@@ -191,7 +191,7 @@ fn remove_left_socket(config: &Config) {
 
 fn sandbox(config: &Config) -> Sandbox {
     let admin = config.admin_socket.parent().map(Path::to_owned);
-    let log = match &config.query_log {
+    let log = match &config.flags.query_log {
         QueryLogConfig {
             which: Which::Off, ..
         } => None,
@@ -203,21 +203,21 @@ fn sandbox(config: &Config) -> Sandbox {
     };
     Sandbox {
         appendable: log.into_iter().collect(),
-        user: config.user,
-        readable: vec![config.state_dir.clone(), config.bpf_root.clone()],
+        user: config.flags.user,
+        readable: vec![config.state_dir.clone(), config.flags.bpf_root.clone()],
         writable: admin
             .into_iter()
-            .chain([config.journal_dir.clone()])
+            .chain([config.flags.journal_dir.clone()])
             .collect(),
     }
 }
 
 fn open_logs(config: &Config, recent_warnings: RecentWarnings) -> anyhow::Result<Logs> {
     let query_stats = QueryLogStats::default();
-    let queries = match config.query_log.which {
+    let queries = match config.flags.query_log.which {
         Which::Off => None,
         _ => Some(Arc::new(
-            QueryLog::open(&config.query_log, &query_stats)
+            QueryLog::open(&config.flags.query_log, &query_stats)
                 .context("cannot start the query log")?,
         )),
     };
@@ -232,7 +232,7 @@ fn link(shared: &Shared) -> Link {
     Link {
         addresses: shared.config.agent.clone(),
         instance: shared.config.name.clone(),
-        proxy_port: shared.config.proxy_port,
+        proxy_port: shared.config.flags.tofqdns_proxy_port,
         state_dir: shared.config.state_dir.clone(),
         policy: Arc::clone(&shared.policy),
         sink: Arc::clone(&shared.agent.sink),
@@ -245,13 +245,13 @@ fn link(shared: &Shared) -> Link {
 
 fn listen_config(config: &Config, descriptors: Descriptors, gate: Gate) -> ListenConfig {
     ListenConfig {
-        port: config.proxy_port,
-        ipv4: config.ipv4,
-        ipv6: config.ipv6,
+        port: config.flags.tofqdns_proxy_port,
+        ipv4: config.flags.enable_ipv4,
+        ipv6: config.flags.enable_ipv6,
         workers: config.workers,
         options: SocketOptions::Transparent,
-        steering: (config.steering == SteeringMode::Auto).then(|| SteeringConfig {
-            bpf_root: config.bpf_root.clone(),
+        steering: (config.flags.steering == SteeringMode::Auto).then(|| SteeringConfig {
+            bpf_root: config.flags.bpf_root.clone(),
             kind: steering::KIND_SDP,
             gate,
         }),
@@ -263,13 +263,14 @@ fn proxy_config(shared: &Shared) -> ProxyConfig {
     let config = &shared.config;
     let defaults = ProxyConfig::default();
     ProxyConfig {
-        port: config.proxy_port,
+        port: config.flags.tofqdns_proxy_port,
         reject: config.reject,
-        max_delay: config.response_max_delay,
-        in_flight: config
-            .concurrency_limit
-            .map_or(defaults.in_flight, |limit| limit.get()),
-        in_flight_grace: config.concurrency_grace,
+        max_delay: config.flags.tofqdns_proxy_response_max_delay,
+        in_flight: match config.flags.dnsproxy_concurrency_limit {
+            0 => defaults.in_flight,
+            limit => usize::try_from(limit).unwrap_or(usize::MAX),
+        },
+        in_flight_grace: config.flags.dnsproxy_concurrency_processing_grace_period,
         transparent: shared.transparent.clone(),
         ..defaults
     }
@@ -300,7 +301,7 @@ fn explain_bind(error: &ListenError, port: u16) -> anyhow::Error {
 
 /// If a steering program is active, a proxy without slots gets no packets.
 fn note_steering(shared: &Shared) {
-    let program = steering_program::link_pin(&Globals::new(&shared.config.bpf_root));
+    let program = steering_program::link_pin(&Globals::new(&shared.config.flags.bpf_root));
     match &*shared.steering.lock() {
         SteeringStatus::Unavailable(why) if program.exists() => {
             shared.ready.block(Need::Steering, why.clone());
@@ -346,7 +347,7 @@ async fn run_maintenance(shared: Arc<Shared>, stop: CancellationToken) {
         // First: maps that appear are there for both.
         note_steering(&shared);
         note_maps(&shared.ready, &shared.maps);
-        if shared.transparent.detect(&shared.config.bpf_root) {
+        if shared.transparent.detect(&shared.config.flags.bpf_root) {
             tracing::warn!("transparent mode: {}", shared.transparent.mode().text());
         }
         shared.agent.sink.tick(BootTime::now());
@@ -368,7 +369,7 @@ async fn watch_steering(shared: &Shared, listeners: &Listeners) {
 }
 
 async fn leave(shared: &Shared, listeners: Listeners) {
-    let limit = shared.config.drain_timeout;
+    let limit = shared.config.flags.drain_timeout;
     let slots = matches!(*shared.steering.lock(), SteeringStatus::Joined(_));
     if !slots && !admin::steering::connections_migrate() {
         tracing::warn!(

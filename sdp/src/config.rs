@@ -1,35 +1,30 @@
 //! The proxy's configuration: every default, and how the sources are merged.
 
 use std::{
+    ffi::OsString,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     num::NonZeroUsize,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 pub mod args;
-pub(crate) mod file;
+mod file;
 
-use args::Settings;
 pub use args::{AgentAddress, LogFormat, MetricsAddress, SteeringMode};
+use args::{Cli, Settings};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser as _};
+use daemon::flags::{FileFlags, ValueError};
 use dns_policy::reject_code::RejectCode;
 use file::FileError;
 
-use crate::{privileges::RunAs, query_log::QueryLogConfig, sink::Acknowledgements};
-
-/// Port of the listeners if `--tofqdns-proxy-port` is not set.
-pub const PROXY_PORT: u16 = 10094;
 /// Default port of the FQDNData service.
-pub(crate) const FQDNDATA_PORT: u16 = 10095;
-/// Port of the metrics server on loopback if `--metrics-address` is not set.
-pub(crate) const METRICS_PORT: u16 = 9961;
+const FQDNDATA_PORT: u16 = 10095;
 /// Default socket of the agent's native service.
-pub(crate) const AGENT_SOCKET: &str = "/run/holdfast/sdp.sock";
+const AGENT_SOCKET: &str = "/run/holdfast/sdp.sock";
 /// Directory of the proxies' admin sockets.
 pub(crate) const ADMIN_DIR: &str = "/run/holdfast/sdp";
 const STATE_DIR: &str = "/var/run/holdfast";
 const CILIUM_STATE_DIR: &str = "/var/run/cilium";
-const JOURNAL_DIR: &str = "/var/lib/holdfast/sdp";
 /// Slots of the steering maps are few: more workers would not get one.
 const MAX_WORKERS: usize = 16;
 /// Few enough that replicas find slots side by side.
@@ -38,51 +33,19 @@ pub(crate) const MOST_WORKERS_BY_DEFAULT: usize = MAX_WORKERS / 4;
 /// Everything the proxy needs to know to run.
 #[derive(Clone, Debug)]
 pub struct Config {
-    pub proxy_port: u16,
+    /// The flags, for all settings that depend on no other.
+    pub flags: Settings,
     /// Addresses of the agent, in the order in which they are tried.
     pub agent: Vec<AgentAddress>,
-    /// Root of the BPF file system.
-    pub bpf_root: PathBuf,
     /// Directory whose `state/` holds the endpoints' files.
     pub state_dir: PathBuf,
     /// Name of this instance, which is part of file names.
     pub name: String,
-    /// Path of the admin socket, by default `/run/holdfast/sdp/<name>.sock`.
     pub admin_socket: PathBuf,
-    /// Address of the metrics page.
-    pub metrics: MetricsAddress,
-    /// Directory of the mapping journal.
-    pub journal_dir: PathBuf,
-    /// Longest duration of a drain, 10 s by default.
-    pub drain_timeout: Duration,
-    /// Bound of holding an answer.
-    pub response_max_delay: Duration,
     /// How forbidden queries are answered.
     pub reject: RejectCode,
-    /// Floor of TTLs, seconds, until an agent sends its own.
-    pub min_ttl: u32,
-    /// Most queries in flight of all workers and TCP together; none: the built-in limit.
-    pub concurrency_limit: Option<NonZeroUsize>,
-    /// How long a query waits for a place in flight.
-    pub concurrency_grace: Duration,
-    /// Ask servers under pods' addresses.
-    pub transparent: bool,
-    /// Whether transparent mode includes servers outside of the cluster.
-    pub transparent_outside: bool,
-    /// Effect of acknowledgements of an agent without leases.
-    pub acknowledgements: Acknowledgements,
-    /// User to which the process changes after its start.
-    pub user: RunAs,
-    /// Which proxy gets a query.
-    pub steering: SteeringMode,
-    pub ipv4: bool,
-    pub ipv6: bool,
-    /// Number of UDP workers; by default one for each CPU, 4 at most.
+    /// Number of UDP workers.
     pub workers: usize,
-    pub query_log: QueryLogConfig,
-    /// Filter of the program's log, as in `--log-level`.
-    pub log_level: String,
-    pub log_format: LogFormat,
     /// Settings of the sources that are not used, for the log.
     pub notes: Vec<String>,
 }
@@ -91,117 +54,87 @@ pub struct Config {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error(transparent)]
+    Usage(#[from] clap::Error),
+    #[error(transparent)]
     File(#[from] FileError),
+    #[error(transparent)]
+    Value(#[from] ValueError),
     #[error(
         "--enable-ipv4=false and --enable-ipv6=false leave no address family to serve: enable one"
     )]
     NoFamily,
-    /// An instance name that cannot be part of a file name.
-    #[error(
-        "--name {0:?}: use 1 to 63 letters, digits, '-', '_' or '.', beginning with a letter or digit"
-    )]
-    Name(String),
-    /// A span that does not fit.
-    #[error("--tofqdns-min-ttl is longer than 136 years")]
-    MinTtl,
 }
 
 impl Config {
-    /// Merges flags and environment (`given`) with the files they name, and fills in defaults.
-    pub fn resolve(given: Settings) -> Result<Self, ConfigError> {
+    /// Completes a command line and its environment with the files that they name, and with
+    /// defaults.
+    pub fn resolve(line: impl IntoIterator<Item = OsString>) -> Result<Self, ConfigError> {
+        let mut line: Vec<_> = line.into_iter().collect();
+        let program = Cli::command();
+        let matches = program.clone().try_get_matches_from(&line)?;
+        let given = Cli::from_arg_matches(&matches)?.settings;
+        let mut flags = FileFlags::new(&program, &matches);
         let mut notes = Vec::new();
-        let (config, config_dir) = (given.config.clone(), given.config_dir.clone());
-        let mut merged = given;
-        if let Some(path) = config {
-            let found = file::read_yaml(&path)?;
-            merged = merged.or(found.settings);
+        if let Some(path) = &given.config {
+            for entry in file::yaml(path)? {
+                if !flags.add(&entry)? {
+                    return Err(FileError::UnknownKey(entry).into());
+                }
+            }
         }
-        if let Some(dir) = config_dir {
-            let found = file::read_dir(&dir)?;
-            merged = merged.or(found.settings);
-            if !found.ignored.is_empty() {
+        if let Some(dir) = &given.config_dir {
+            let mut ignored = Vec::new();
+            for entry in file::directory(dir)? {
+                if !flags.add(&entry)? {
+                    ignored.push(entry.key);
+                }
+            }
+            if !ignored.is_empty() {
                 notes.push(format!(
                     "--config-dir {}: keys of other programs, ignored: {}",
                     dir.display(),
-                    found.ignored.join(", ")
+                    ignored.join(", ")
                 ));
             }
         }
-        let mut config = Self::with_defaults(merged)?;
-        config.notes = notes;
-        Ok(config)
+        let arguments = flags.into_arguments().map(OsString::from);
+        line.splice(1..1, arguments.collect::<Vec<_>>());
+        Self::with_defaults(Cli::try_parse_from(line)?.settings, notes)
     }
 
-    fn with_defaults(s: Settings) -> Result<Self, ConfigError> {
-        let (ipv4, ipv6) = (s.enable_ipv4.unwrap_or(true), s.enable_ipv6.unwrap_or(true));
-        if !ipv4 && !ipv6 {
+    fn with_defaults(flags: Settings, notes: Vec<String>) -> Result<Self, ConfigError> {
+        if !flags.enable_ipv4 && !flags.enable_ipv6 {
             return Err(ConfigError::NoFamily);
         }
-        let name = instance_name(s.name)?;
-        let min_ttl = s.tofqdns_min_ttl.map_or(0, |ttl| ttl.as_secs());
-        let port = s.standalone_dns_proxy_server_port;
-        let reject = s
-            .tofqdns_dns_reject_response_code
-            .unwrap_or_else(|| default_reject(s.agent_address.as_deref(), port));
+        let name = flags.name.clone();
+        let name = name.unwrap_or_else(|| format!("sdp-{}", std::process::id()));
+        let admin_socket = flags.admin_socket.clone();
+        let reject = flags.tofqdns_dns_reject_response_code;
         Ok(Self {
-            proxy_port: s.tofqdns_proxy_port.unwrap_or(PROXY_PORT),
-            agent: s.agent_address.unwrap_or_else(|| default_agents(port)),
-            bpf_root: s
-                .bpf_root
-                .unwrap_or_else(|| shared_maps::pin::BPF_ROOT.into()),
-            state_dir: s.state_dir.unwrap_or_else(default_state_dir),
-            admin_socket: s.admin_socket.unwrap_or_else(|| admin_socket_of(&name)),
+            agent: agents(&flags),
+            state_dir: flags.state_dir.clone().unwrap_or_else(default_state_dir),
+            admin_socket: admin_socket.unwrap_or_else(|| admin_socket_of(&name)),
             name,
-            metrics: s.metrics_address.unwrap_or(MetricsAddress::At(
-                (Ipv4Addr::LOCALHOST, METRICS_PORT).into(),
-            )),
-            journal_dir: s.journal_dir.unwrap_or_else(|| JOURNAL_DIR.into()),
-            drain_timeout: s.drain_timeout.unwrap_or(Duration::from_secs(10)),
-            response_max_delay: s
-                .tofqdns_proxy_response_max_delay
-                .unwrap_or(Duration::from_millis(100)),
-            reject,
-            min_ttl: u32::try_from(min_ttl).map_err(|_| ConfigError::MinTtl)?,
-            concurrency_limit: s
-                .dnsproxy_concurrency_limit
-                .and_then(|n| NonZeroUsize::new(usize::try_from(n).unwrap_or(usize::MAX))),
-            concurrency_grace: s
-                .dnsproxy_concurrency_processing_grace_period
-                .unwrap_or_default(),
-            transparent: s.dnsproxy_enable_transparent_mode.unwrap_or(false),
-            transparent_outside: s.transparent_mode_outside_cluster.unwrap_or(false),
-            acknowledgements: match s.reuse_acknowledgements {
-                Some(false) => Acknowledgements::CountOnce,
-                _ => Acknowledgements::Reused,
-            },
-            user: s.user.unwrap_or_default(),
-            steering: s.steering.unwrap_or(SteeringMode::Auto),
-            ipv4,
-            ipv6,
-            workers: s.workers.map_or_else(default_workers, usize::from),
-            query_log: QueryLogConfig {
-                which: s.query_log.unwrap_or_default(),
-                target: s.query_log_file.unwrap_or_default(),
-                sample: s.query_log_sample.unwrap_or_default(),
-            },
-            log_level: s.log_level.unwrap_or_else(|| "info".into()),
-            log_format: s.log_format.unwrap_or(LogFormat::Text),
-            notes: Vec::new(),
+            reject: reject.unwrap_or_else(|| default_reject(&flags)),
+            workers: flags.workers.map_or_else(default_workers, usize::from),
+            flags,
+            notes,
         })
     }
 
     /// Loopback addresses with the proxy port, one for each enabled family.
     pub fn listeners(&self) -> Vec<SocketAddr> {
-        let v4 = self.ipv4.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let v6 = self.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST));
+        let flags = &self.flags;
+        let v4 = flags.enable_ipv4.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let v6 = flags.enable_ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST));
         let both = v4.into_iter().chain(v6);
-        both.map(|ip| SocketAddr::new(ip, self.proxy_port))
+        both.map(|ip| SocketAddr::new(ip, flags.tofqdns_proxy_port))
             .collect()
     }
 
     /// Addresses to bind for metrics, best first; empty if they are off.
     pub fn metrics_candidates(&self) -> Vec<SocketAddr> {
-        match self.metrics {
+        match self.flags.metrics_address {
             MetricsAddress::Off => Vec::new(),
             MetricsAddress::At(address) => vec![address],
             MetricsAddress::AnyHost(port) => {
@@ -216,44 +149,34 @@ pub(crate) fn admin_socket_of(name: &str) -> PathBuf {
     Path::new(ADMIN_DIR).join(format!("{name}.sock"))
 }
 
-/// Our agent's socket first: where there is none, that costs nothing. Cilium's key has the
-/// port at which its own agent serves.
-fn default_agents(port: Option<u16>) -> Vec<AgentAddress> {
-    let native = AgentAddress::Unix(AGENT_SOCKET.into());
-    let fqdndata = |port| {
-        [
-            AgentAddress::Tcp(format!("127.0.0.1:{port}")),
-            AgentAddress::Tcp(format!("[::1]:{port}")),
-        ]
-    };
-    let mut all = vec![native];
-    all.extend(fqdndata(port.unwrap_or(FQDNDATA_PORT)));
-    all
-}
-
-fn instance_name(given: Option<String>) -> Result<String, ConfigError> {
-    let name = given.unwrap_or_else(|| format!("sdp-{}", std::process::id()));
-    if !is_instance_name(&name) {
-        return Err(ConfigError::Name(name));
+/// By default our agent's socket first: where there is none, that costs nothing. Cilium's key has
+/// the port at which its own agent serves.
+fn agents(flags: &Settings) -> Vec<AgentAddress> {
+    if !flags.agent_address.is_empty() {
+        return flags.agent_address.clone();
     }
-    Ok(name)
+    let port = flags.standalone_dns_proxy_server_port;
+    let port = port.unwrap_or(FQDNDATA_PORT);
+    vec![
+        AgentAddress::Unix(AGENT_SOCKET.into()),
+        AgentAddress::Tcp(format!("127.0.0.1:{port}")),
+        AgentAddress::Tcp(format!("[::1]:{port}")),
+    ]
 }
 
 /// NXDOMAIN where our own agent may be the peer: with REFUSED, the search lists of musl and
 /// c-ares stop before a name that policy allows. REFUSED, Cilium's default, where all that is
 /// configured is how to reach Cilium's agent. Configuration decides, not which agent answers, so
 /// that every proxy of a node replies alike at any time.
-fn default_reject(agents: Option<&[AgentAddress]>, cilium_port: Option<u16>) -> RejectCode {
-    let own_agent = match agents {
-        Some(agents) => agents
-            .iter()
-            .any(|agent| matches!(agent, AgentAddress::Unix(_))),
-        None => cilium_port.is_none(),
+fn default_reject(flags: &Settings) -> RejectCode {
+    let is_own = |agent| matches!(agent, &AgentAddress::Unix(_));
+    let own_agent = match flags.agent_address.as_slice() {
+        [] => flags.standalone_dns_proxy_server_port.is_none(),
+        agents => agents.iter().any(is_own),
     };
-    if own_agent {
-        RejectCode::NameError
-    } else {
-        RejectCode::Refused
+    match own_agent {
+        true => RejectCode::NameError,
+        false => RejectCode::Refused,
     }
 }
 
@@ -274,36 +197,29 @@ fn default_workers() -> usize {
         .min(MOST_WORKERS_BY_DEFAULT)
 }
 
-fn is_instance_name(name: &str) -> bool {
-    name.len() <= 63
-        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && name
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, time::Duration};
 
-    use clap::Parser;
-
-    use super::{args::Cli, *};
+    use super::*;
 
     fn resolve(arguments: &[&str]) -> Result<Config, ConfigError> {
         let all = std::iter::once("holdfast-sdp").chain(arguments.iter().copied());
-        Config::resolve(Cli::try_parse_from(all).unwrap().settings)
+        Config::resolve(all.map(OsString::from))
     }
 
     #[test]
     fn defaults() {
         let config = resolve(&["--name", "a"]).unwrap();
-        assert_eq!(config.proxy_port, PROXY_PORT);
+        let flags = &config.flags;
+        assert_eq!(flags.tofqdns_proxy_port, 10094);
         assert_eq!(config.admin_socket, Path::new("/run/holdfast/sdp/a.sock"));
         assert_eq!(config.agent.len(), 3);
         assert!(matches!(config.agent[0], AgentAddress::Unix(_)));
-        assert_eq!(config.response_max_delay, Duration::from_millis(100));
-        assert!(config.ipv4 && config.ipv6 && config.concurrency_limit.is_none());
+        let delay = flags.tofqdns_proxy_response_max_delay;
+        assert_eq!(delay, Duration::from_millis(100));
+        assert!(flags.enable_ipv4 && flags.enable_ipv6);
+        assert_eq!(flags.dnsproxy_concurrency_limit, 0);
     }
 
     #[test]
@@ -324,8 +240,8 @@ mod tests {
             keys.to_str().unwrap(),
         ])
         .unwrap();
-        assert_eq!((config.proxy_port, config.workers), (3, 2));
-        assert_eq!(config.drain_timeout, Duration::from_secs(1));
+        assert_eq!((config.flags.tofqdns_proxy_port, config.workers), (3, 2));
+        assert_eq!(config.flags.drain_timeout, Duration::from_secs(1));
     }
 
     #[test]
@@ -374,10 +290,10 @@ mod tests {
 
     #[test]
     fn settings_that_cannot_work_are_refused() {
-        assert!(matches!(
-            resolve(&["--name", "../x"]),
-            Err(ConfigError::Name(_))
-        ));
+        for arguments in [&["--name", "../x"][..], &["--tofqdns-min-ttl", "2000000h"]] {
+            let error = resolve(arguments).unwrap_err().to_string();
+            assert!(error.contains(arguments[0]), "{error}");
+        }
         assert!(matches!(
             resolve(&["--enable-ipv4=false", "--enable-ipv6=false"]),
             Err(ConfigError::NoFamily)

@@ -20,11 +20,11 @@ fn main() -> ExitCode {
             Err(error) => fail(FAILED, &format!("{error:#}")),
         };
     }
-    let config = match Config::resolve(cli.settings) {
+    let config = match Config::resolve(std::env::args_os()) {
         Ok(config) => config,
         Err(error) => return fail(USAGE, &error),
     };
-    let recent_warnings = match telemetry::init(&config.log_level, config.log_format) {
+    let recent_warnings = match telemetry::init(&config.flags.log_level, config.flags.log_format) {
         Ok(recent_warnings) => recent_warnings,
         Err(error) => return fail(USAGE, &error),
     };

@@ -11,7 +11,7 @@ use prometheus_client::{
 };
 
 use crate::{
-    config::{Config, ConfigError, args::Settings},
+    config::{Config, ConfigError},
     shared_state::Shared,
 };
 
@@ -37,14 +37,9 @@ impl Metrics {
 
     /// The metrics of a new proxy, for the documentation.
     pub fn blank() -> Result<Self, ConfigError> {
-        let settings = Settings {
-            name: Some("sdp".to_owned()),
-            bpf_root: Some("/nonexistent".into()),
-            ..Settings::default()
-        };
-        Ok(Self::new(&Arc::new(Shared::idle(Config::resolve(
-            settings,
-        )?))))
+        let line = ["holdfast-sdp", "--name=sdp", "--bpf-root=/nonexistent"];
+        let config = Config::resolve(line.map(Into::into))?;
+        Ok(Self::new(&Arc::new(Shared::idle(config))))
     }
 
     /// The text of a scrape.

@@ -21,6 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use clap::Args;
 use dns_policy::wall_time;
 use parking_lot::Mutex;
 use rand::Rng as _;
@@ -43,10 +44,16 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const STUCK: Duration = Duration::from_secs(1);
 
 /// Selection of queries, and destination of the lines.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct QueryLogConfig {
+    /// Queries in the query log, one JSON object a line: off, denied, or all judged queries
+    #[arg(long = "query-log", value_name = "WHICH", value_enum, default_value_t)]
     pub which: Which,
+    /// Destination of the query log: stdout, stderr or the path of a file; the file may be moved away at any time, and a new one is then started
+    #[arg(long = "query-log-file", value_name = "WHERE", default_value_t)]
     pub target: Target,
+    /// Share of the queries in the query log, such as 1/100
+    #[arg(long = "query-log-sample", value_name = "1/N", default_value = "1")]
     pub sample: Sample,
 }
 

@@ -4,30 +4,26 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use parking_lot::Mutex;
 
-/// A condition that must hold before the proxy is ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Need {
-    /// The sockets of the listeners are bound and read.
-    Listeners,
-    /// Rules, from the agent or from disk.
-    Rules,
-    /// The pinned maps, or the agent's tables in their place.
-    Endpoints,
-    /// A slot, where the datapath steers packets by slots: without one none comes here.
-    Steering,
-    /// The process is not draining.
-    Staying,
+shared_maps::words! {
+    /// A condition that must hold before the proxy is ready.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Need {
+        /// The sockets of the listeners are bound and read.
+        Listeners => "listeners",
+        /// Rules, from the agent or from disk.
+        Rules => "rules",
+        /// The pinned maps, or the agent's tables in their place.
+        Endpoints => "endpoints",
+        /// A slot, where the datapath steers packets by slots: without one none comes here.
+        Steering => "steering",
+        /// The process is not draining.
+        Staying => "staying",
+    }
 }
 
 impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Listeners => "listeners",
-            Self::Rules => "rules",
-            Self::Endpoints => "endpoints",
-            Self::Steering => "steering",
-            Self::Staying => "staying",
-        })
+        f.write_str(self.as_str())
     }
 }
 

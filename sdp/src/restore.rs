@@ -13,7 +13,7 @@ use std::{
     time::SystemTime,
 };
 
-use dns_policy::rule::RulesOf;
+use dns_policy::{rule::RulesOf, stored_rules::by_address::SkippedRows};
 use shared_maps::{
     EndpointId, IdentityId,
     lxc::{FLAG_HOST, LxcValue},
@@ -23,7 +23,7 @@ use crate::{maps::instances::Instances, regular_file, rules_journal::Content};
 
 pub mod file;
 
-use file::{EndpointFile, FileError, SkippedRows};
+use file::{EndpointFile, FileError};
 
 /// Name of each endpoint's file.
 pub(crate) const FILE_NAME: &str = "ep_config.json";

@@ -20,7 +20,7 @@ use crate::{
     recent_warnings::RecentWarnings,
     restore::Skipped,
     rules_journal::RulesJournal,
-    sink::LinkSink,
+    sink::{Acknowledgements, LinkSink},
     stats::Stats,
     steering::SteeringStatus,
     transparent::Transparent,
@@ -104,12 +104,22 @@ impl Shared {
             Need::Rules,
             "neither the agent nor a file has given any yet",
         );
-        let maps = PinnedMaps::open(&config.bpf_root, config.ipv4 && config.ipv6);
+        let maps = PinnedMaps::open(
+            &config.flags.bpf_root,
+            config.flags.enable_ipv4 && config.flags.enable_ipv6,
+        );
         note_maps(&ready, &maps);
         let journal = Arc::new(Journal::default());
-        let (min_ttl, max_delay) = (config.min_ttl, config.response_max_delay);
+        let (min_ttl, max_delay) = (
+            config.flags.tofqdns_min_ttl,
+            config.flags.tofqdns_proxy_response_max_delay,
+        );
+        let acknowledgements = match config.flags.reuse_acknowledgements {
+            true => Acknowledgements::Reused,
+            false => Acknowledgements::CountOnce,
+        };
         let sink = LinkSink::with_journal(min_ttl, max_delay, Arc::clone(&journal))
-            .with_acknowledgements(config.acknowledgements);
+            .with_acknowledgements(acknowledgements);
         Self {
             maps: Arc::new(maps),
             policy: Arc::new(PolicyHandle::new()),
@@ -125,7 +135,10 @@ impl Shared {
             drain: Drain::default(),
             stats: Stats::default(),
             skipped_files: Mutex::default(),
-            transparent: Transparent::new(config.transparent, config.transparent_outside),
+            transparent: Transparent::new(
+                config.flags.dnsproxy_enable_transparent_mode,
+                config.flags.transparent_mode_outside_cluster,
+            ),
             steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
             privileges,
             logs,

@@ -21,116 +21,68 @@ pub struct Counter {
     pub bytes: u64,
 }
 
-/// Why a packet passed or was dropped. Its number is [`Event::reason`] and the index of the
-/// counters.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    /// Passed: a policy entry allows it.
-    Allowed = 0,
-    /// Passed: a reply, or related to a known connection.
-    Reply = 1,
-    /// Redirected to the DNS proxy.
-    Redirected = 2,
-    /// Passed: neighbour discovery, ARP or multicast listener discovery.
-    LinkLocal = 3,
-    /// Delivered to a proxy's socket: the answer to a packet that the proxy sent from the pod's
-    /// address.
-    Returned = 4,
-    /// Dropped: no policy entry allows it.
-    PolicyDenied = 16,
-    /// Dropped: a policy entry denies it.
-    PolicyDeny = 17,
-    /// Dropped: the source address is not the endpoint's.
-    SpoofedSource = 18,
-    /// Dropped: headers are malformed or longer than the programs read.
-    Malformed = 19,
-    /// Dropped: a later fragment of a datagram whose first fragment was not received.
-    FragmentUnknown = 20,
-    /// Dropped: to 127/8 or ::1 from a pod.
-    Loopback = 21,
-    /// Dropped: not IP, not ARP.
-    UnknownProtocol = 22,
-    /// Dropped: it looks like an answer of the proxy, but the proxy did not send it.
-    ForgedAnswer = 23,
-    /// Dropped: it belongs to the proxy, but its entry in `hf_redirect_v2` could not be made.
-    RedirectFull = 24,
-    /// Dropped: a packet to the proxy over the endpoint's quota of packets per second.
-    OverQuota = 25,
-    /// Dropped: a neighbour message to an address that is not on the pod's link.
-    NotOnLink = 26,
-    /// Dropped: the agent has not found the pod of the interface yet.
-    NoEndpoint = 27,
-    /// Dropped: the frame's source MAC is not the pod's.
-    SourceMac = 30,
-    /// Dropped: the packet is for another machine than the frame. From a pod: a packet for one
-    /// machine in a frame for all machines of a bridge. To a pod: the destination is none of the
-    /// pod's addresses and no group.
-    Misaddressed = 31,
-    /// Event records for which the ring had no room.
-    EventLost = 32,
-    /// Conntrack entries that could not be made.
-    ConntrackFull = 33,
-    /// Entries (unanswered connections, fragments, redirected servers) that newer entries of the
-    /// same endpoint displaced.
-    Displaced = 34,
+crate::words! {
+    /// Why a packet passed or was dropped. Its number is [`Event::reason`] and the index of the
+    /// counters.
+    #[repr(u8)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Reason {
+        // Passed.
+        /// Policy allows it.
+        Allowed = 0 => "allowed",
+        /// A reply to a known connection, or an ICMP error about one.
+        Reply = 1 => "reply",
+        /// A DNS query, redirected to the proxy.
+        Redirected = 2 => "redirected",
+        /// Neighbour discovery, ARP or MLD.
+        LinkLocal = 3 => "link_local",
+        /// A DNS server's answer to a query that a proxy sent from the pod's address.
+        Returned = 4 => "returned",
+        // Dropped.
+        /// No policy entry allows it.
+        PolicyDenied = 16 => "policy_denied",
+        /// A policy entry denies it.
+        PolicyDeny = 17 => "policy_deny",
+        /// The source address is not the endpoint's own.
+        SpoofedSource = 18 => "spoofed_source",
+        /// Headers are malformed, or longer than can be read.
+        Malformed = 19 => "malformed",
+        /// A fragment whose first fragment was not seen.
+        FragmentUnknown = 20 => "fragment_unknown",
+        /// From a pod to 127.0.0.0/8 or ::1.
+        Loopback = 21 => "loopback",
+        /// Neither IP nor ARP.
+        UnknownProtocol = 22 => "unknown_protocol",
+        /// A packet that looks like an answer of the proxy, but was not sent by it.
+        ForgedAnswer = 23 => "forged_answer",
+        /// A DNS query whose redirect entry could not be written.
+        RedirectFull = 24 => "redirect_full",
+        /// A packet to the DNS proxy beyond its endpoint's quota per second (--endpoint-dns-quota).
+        OverQuota = 25 => "over_quota",
+        /// An IPv6 neighbour message to an address that is not on the pod's link, or a list of groups (MLD
+        /// report) that a neighbour on the pod's bridge sends to all machines.
+        NotOnLink = 26 => "not_on_link",
+        /// The interface leads to a pod of an endpoint document, and the agent has not found the endpoint
+        /// yet: `holdfast-agent status` says why.
+        NoEndpoint = 27 => "no_endpoint",
+        /// A frame of the pod whose source MAC is not the pod's.
+        SourceMac = 30 => "source_mac",
+        /// A packet to a pod for an address that the pod does not have, or a pod's packet for one machine
+        /// in a frame for all machines of a bridge. A few are normal: a bridge sends frames for a MAC that
+        /// it has not learned to every port.
+        Misaddressed = 31 => "misaddressed",
+        // Failures and evictions.
+        /// An event found no room in the ring buffer: `observe` misses it.
+        EventLost = 32 => "event_lost",
+        /// A connection found no room in the conntrack map.
+        ConntrackFull = 33 => "conntrack_full",
+        /// An endpoint reached its quota of unanswered connections, fragmented datagrams or DNS servers: a
+        /// newer entry displaced its oldest one.
+        Displaced = 34 => "displaced",
+    }
 }
 
 impl Reason {
-    /// Every reason, in the order of its number.
-    pub const ALL: [Self; 22] = [
-        Self::Allowed,
-        Self::Reply,
-        Self::Redirected,
-        Self::LinkLocal,
-        Self::Returned,
-        Self::PolicyDenied,
-        Self::PolicyDeny,
-        Self::SpoofedSource,
-        Self::Malformed,
-        Self::FragmentUnknown,
-        Self::Loopback,
-        Self::UnknownProtocol,
-        Self::ForgedAnswer,
-        Self::RedirectFull,
-        Self::OverQuota,
-        Self::NotOnLink,
-        Self::NoEndpoint,
-        Self::SourceMac,
-        Self::Misaddressed,
-        Self::EventLost,
-        Self::ConntrackFull,
-        Self::Displaced,
-    ];
-
-    /// Word for logs and metric labels.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Allowed => "allowed",
-            Self::Reply => "reply",
-            Self::Redirected => "redirected",
-            Self::LinkLocal => "link_local",
-            Self::Returned => "returned",
-            Self::PolicyDenied => "policy_denied",
-            Self::PolicyDeny => "policy_deny",
-            Self::SpoofedSource => "spoofed_source",
-            Self::Malformed => "malformed",
-            Self::FragmentUnknown => "fragment_unknown",
-            Self::Loopback => "loopback",
-            Self::UnknownProtocol => "unknown_protocol",
-            Self::ForgedAnswer => "forged_answer",
-            Self::RedirectFull => "redirect_full",
-            Self::OverQuota => "over_quota",
-            Self::NotOnLink => "not_on_link",
-            Self::NoEndpoint => "no_endpoint",
-            Self::SourceMac => "source_mac",
-            Self::Misaddressed => "misaddressed",
-            Self::EventLost => "event_lost",
-            Self::ConntrackFull => "conntrack_full",
-            Self::Displaced => "displaced",
-        }
-    }
-
     /// Whether it counts a failure or an eviction in the datapath and not a packet's verdict.
     pub const fn is_trouble(self) -> bool {
         self as u8 >= 32

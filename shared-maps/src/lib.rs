@@ -34,6 +34,7 @@ pub mod redirect;
 pub mod steering;
 #[cfg(feature = "user")]
 pub mod user;
+mod words;
 
 pub use byteorder::Be16;
 pub use identity::{EndpointId, IdentityId};

@@ -24,46 +24,24 @@ pub const CONNECTION_COST: u32 = 8;
 /// than clients need that stop at the first one, and little work for the node.
 pub const DENY_RESPONSE_INTERVAL_NS: u64 = 1_000_000;
 
-/// A resource with a quota.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Limit {
-    /// Packets to the DNS proxy per second. A SYN counts as [`CONNECTION_COST`]. Packets over the
-    /// quota are dropped.
-    ToProxy = 0,
-    /// Unanswered connections. The next one displaces the oldest.
-    Unanswered = 1,
-    /// Datagrams with fragments in transit. The next one displaces the oldest.
-    Fragments = 2,
-    /// Servers and ports in `hf_redirect_v2`. The next one displaces the oldest.
-    Servers = 3,
-    /// Answered connections. The next one counts as unanswered.
-    Connections = 4,
-    /// Replies to denied packets per second. Packets over the quota are dropped without a reply.
-    DenyResponses = 5,
-}
-
-impl Limit {
-    /// Every limit, in the order of its number.
-    pub const ALL: [Self; 6] = [
-        Self::ToProxy,
-        Self::Unanswered,
-        Self::Fragments,
-        Self::Servers,
-        Self::Connections,
-        Self::DenyResponses,
-    ];
-
-    /// Word for people and machines.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::ToProxy => "packets_to_proxy",
-            Self::Unanswered => "unanswered_connections",
-            Self::Fragments => "fragmented_datagrams",
-            Self::Servers => "dns_servers",
-            Self::Connections => "connections",
-            Self::DenyResponses => "deny_responses",
-        }
+crate::words! {
+    /// A resource with a quota.
+    #[repr(u8)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Limit {
+        /// Packets to the DNS proxy per second. A SYN counts as [`CONNECTION_COST`]. Packets over the
+        /// quota are dropped.
+        ToProxy = 0 => "packets_to_proxy",
+        /// Unanswered connections. The next one displaces the oldest.
+        Unanswered = 1 => "unanswered_connections",
+        /// Datagrams with fragments in transit. The next one displaces the oldest.
+        Fragments = 2 => "fragmented_datagrams",
+        /// Servers and ports in `hf_redirect_v2`. The next one displaces the oldest.
+        Servers = 3 => "dns_servers",
+        /// Answered connections. The next one counts as unanswered.
+        Connections = 4 => "connections",
+        /// Replies to denied packets per second. Packets over the quota are dropped without a reply.
+        DenyResponses = 5 => "deny_responses",
     }
 }
 

@@ -15,7 +15,7 @@ use super::resource::{RESOURCES, Resource};
 const UNATTENDED_AFTER: Duration = Duration::from_secs(30);
 
 /// Of all watches; shared by the watches, `status` and the metrics.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ClusterHealth {
     server: Arc<str>,
     /// `host:port` of the relays in the place of the server's watches; empty = there are none.
@@ -126,15 +126,8 @@ impl ClusterHealth {
         let watches = RESOURCES.iter().map(|_| Mutex::new(state.clone()));
         Self {
             server: server.into(),
-            relays: Arc::default(),
-            relay: Arc::default(),
-            relay_certificates: Arc::default(),
             watches: Arc::new(watches.collect()),
-            own_node: Arc::default(),
-            startup_taint: Arc::default(),
-            unattended: Arc::default(),
-            report_problem: Arc::default(),
-            stored_problem: Arc::default(),
+            ..Self::default()
         }
     }
 

@@ -38,11 +38,16 @@ use tokio::sync::{mpsc, watch as channel};
 use crate::{health::ClusterHealth, refusals::Refusals};
 
 /// Where the API server is, and with which account it is asked.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+#[allow(rustdoc::bare_urls, reason = "texts of --help")]
 pub struct ApiSettings {
-    /// Kubeconfig; none = the service account of this pod.
+    /// Kubeconfig with the address of the API server and the account to use there; its current
+    /// context counts. Without it: the service account of this pod
+    #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// URL of the server, in the place of the kubeconfig's or the environment's.
+    /// URL of the API server, for example https://192.0.2.1:6443, in the place of the kubeconfig's
+    /// or of KUBERNETES_SERVICE_HOST: an address that does not depend on kube-proxy
+    #[arg(id = "k8s_api_server", long = "k8s-api-server", value_name = "URL")]
     pub server: Option<String>,
 }
 

@@ -4,7 +4,10 @@
 //! Cilium's spelling since 1.20), so that pods whose names mean other ports have other
 //! identities, and a name has one meaning at each identity.
 
-use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
+use std::collections::BTreeMap;
+
+pub use netpol::name::PortName;
+use netpol::policy::Protocol;
 
 use crate::labels::{GENERATED, Label, LabelSet};
 
@@ -12,12 +15,6 @@ use crate::labels::{GENERATED, Label, LabelSet};
 const KEY: &str = "io.cilium.k8s.named-ports";
 /// What a label's value may have (Kubernetes).
 const VALUE_MAX: usize = 63;
-/// What a name may have (RFC 6335 section 5.1).
-const NAME_MAX: usize = 15;
-
-/// Name of a port, an IANA service name (RFC 6335 section 5.1) in lower case.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PortName(Arc<str>);
 
 /// The protocol and port that a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,30 +42,10 @@ pub enum NamedPortError {
     Twice(PortName),
 }
 
-impl FromStr for PortName {
-    type Err = NamedPortError;
-
-    fn from_str(text: &str) -> Result<Self, NamedPortError> {
-        let letter = |c: char| c.is_ascii_alphabetic();
-        let known = |c: char| c.is_ascii_alphanumeric() || c == '-';
-        let good = (1..=NAME_MAX).contains(&text.len())
-            && text.chars().all(known)
-            && text.chars().any(letter)
-            && !text.starts_with('-')
-            && !text.ends_with('-')
-            && !text.contains("--");
-        if good {
-            Ok(Self(text.to_ascii_lowercase().into()))
-        } else {
-            Err(NamedPortError::Name(text.to_owned()))
-        }
-    }
-}
-
-impl fmt::Display for PortName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+/// Reads the name of a port, an IANA service name (RFC 6335 section 5.1) in any case.
+pub fn port_name(text: &str) -> Result<PortName, NamedPortError> {
+    let name = PortName::new(&text.to_ascii_lowercase());
+    name.ok_or_else(|| NamedPortError::Name(text.to_owned()))
 }
 
 /// The named ports of a pod.
@@ -84,7 +61,7 @@ impl NamedPorts {
             let (name, target) = text.as_ref().split_once('=').ok_or_else(form)?;
             let (port, protocol) = target.split_once('/').unwrap_or((target, "TCP"));
             let target = protocol_port(protocol, port).ok_or_else(form)?;
-            let name: PortName = name.parse()?;
+            let name = port_name(name)?;
             if found.insert(name.clone(), target).is_some() {
                 return Err(NamedPortError::Twice(name));
             }
@@ -94,7 +71,7 @@ impl NamedPorts {
 
     /// The named ports that labels carry.
     pub fn of(labels: &LabelSet) -> Self {
-        let named = parts(labels).filter_map(|(name, port)| Some((name.parse().ok()?, port)));
+        let named = parts(labels).filter_map(|(name, port)| Some((port_name(name).ok()?, port)));
         Self(named.collect())
     }
 
@@ -133,7 +110,7 @@ impl NamedPorts {
 
 /// What a name stands for at an identity with these labels.
 pub fn find(labels: &LabelSet, name: &PortName) -> Option<ProtocolPort> {
-    let mut parts = parts(labels).filter(|(known, _)| *known == &*name.0);
+    let mut parts = parts(labels).filter(|(known, _)| *known == name.as_str());
     parts.next().map(|(_, target)| target)
 }
 
@@ -159,12 +136,7 @@ fn parts(labels: &LabelSet) -> impl Iterator<Item = (&str, ProtocolPort)> {
 }
 
 fn protocol_port(protocol: &str, port: &str) -> Option<ProtocolPort> {
-    let protocol = match protocol.to_ascii_uppercase().as_str() {
-        "TCP" => 6,
-        "UDP" => 17,
-        "SCTP" => 132,
-        _ => return None,
-    };
+    let protocol = Protocol::parse(&protocol.to_ascii_uppercase())?.number();
     let port = port.parse().ok().filter(|port| *port != 0)?;
     Some(ProtocolPort { protocol, port })
 }
@@ -192,7 +164,7 @@ mod tests {
             "abcdefghijklmno",
             "HTTP",
         ] {
-            assert!(good.parse::<PortName>().is_ok(), "{good}");
+            assert!(port_name(good).is_ok(), "{good}");
         }
         for bad in [
             "",
@@ -205,9 +177,9 @@ mod tests {
             "abcdefghijklmnop",
             "ä",
         ] {
-            assert!(bad.parse::<PortName>().is_err(), "{bad}");
+            assert!(port_name(bad).is_err(), "{bad}");
         }
-        assert_eq!("HTTP".parse::<PortName>(), "http".parse());
+        assert_eq!(port_name("HTTP"), port_name("http"));
     }
 
     #[test]
@@ -243,7 +215,7 @@ mod tests {
             sorted.sort_unstable_by_key(|text| text.split('=').next().map(str::to_owned));
             sorted
         });
-        let at = |name: &str| find(&labels, &name.parse().unwrap());
+        let at = |name: &str| find(&labels, &port_name(name).unwrap());
         let http = ProtocolPort {
             protocol: 6,
             port: 80,

@@ -33,22 +33,14 @@ use super::{
     program::{ProgramError, load},
 };
 
-/// How programs are attached to interfaces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attach {
-    /// By TCX links, from Linux 6.6 on.
-    Tcx,
-    /// By filters of traffic control at the `clsact` qdisc.
-    Filter,
-}
-
-impl Attach {
-    /// Text of the method in `status`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Tcx => "TCX links",
-            Self::Filter => "tc filters",
-        }
+shared_maps::words! {
+    /// How programs are attached to interfaces.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Attach {
+        /// By TCX links, from Linux 6.6 on.
+        Tcx => "TCX links",
+        /// By filters of traffic control at the `clsact` qdisc.
+        Filter => "tc filters",
     }
 }
 

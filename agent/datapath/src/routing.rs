@@ -14,7 +14,7 @@ use std::{
 use rtnetlink::{
     Error, Handle, RouteMessageBuilder, RuleAddRequest,
     packet_route::{
-        route::{RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteScope, RouteType},
+        route::{RouteAttribute, RouteFlags, RouteProtocol, RouteScope, RouteType},
         rule::{RuleAction, RuleAttribute},
     },
 };
@@ -74,13 +74,31 @@ pub async fn install(ipv4: bool, ipv6: bool) -> Result<(), RoutingError> {
     let (connection, handle, _messages) = rtnetlink::new_connection()?;
     let work = async {
         if ipv4 {
-            install_v4(&handle).await?;
+            let rule = to_proxy(handle.rule().add().v4());
+            let what = "ip rule add pref 9 fwmark 0x200/0xf00 lookup 2004";
+            there(what, rule.execute().await)?;
+            let route = local(RouteMessageBuilder::<Ipv4Addr>::new()).build();
+            let what = "ip route replace local default dev lo table 2004";
+            there(what, handle.route().add(route).replace().execute().await)?;
         }
         if ipv6 {
-            install_v6(&handle).await?;
+            let rule = to_proxy(handle.rule().add().v6());
+            let what = "ip -6 rule add pref 9 fwmark 0x200/0xf00 lookup 2004";
+            there(what, rule.execute().await)?;
+            let route = local(RouteMessageBuilder::<Ipv6Addr>::new()).build();
+            let what = "ip -6 route replace local default dev lo table 2004";
+            there(what, handle.route().add(route).replace().execute().await)?;
         }
         Ok(())
     };
+    driven(connection, work).await
+}
+
+/// Works over a netlink connection.
+async fn driven<T>(
+    connection: impl Future<Output = ()>,
+    work: impl Future<Output = Result<T, RoutingError>>,
+) -> Result<T, RoutingError> {
     tokio::select! {
         result = work => result,
         () = connection => Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
@@ -105,10 +123,7 @@ pub async fn faults(ipv4: bool, ipv6: bool) -> Result<Vec<String>, RoutingError>
         }
         Ok(faults)
     };
-    tokio::select! {
-        result = work => result,
-        () = connection => Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
-    }
+    driven(connection, work).await
 }
 
 /// What is wrong with the route of redirected packets of one family.
@@ -161,10 +176,10 @@ pub async fn remove() -> Result<Vec<&'static str>, RoutingError> {
     let (connection, handle, _messages) = rtnetlink::new_connection()?;
     let work = async {
         let mut removed = Vec::new();
-        let rule = rule_v4(&handle).message_mut().clone();
+        let rule = to_proxy(handle.rule().add().v4()).message_mut().clone();
         let done = handle.rule().del(rule).execute().await;
         removed.extend(gone("ip rule del pref 9", "ip rule 9", done)?);
-        let rule = rule_v6(&handle).message_mut().clone();
+        let rule = to_proxy(handle.rule().add().v6()).message_mut().clone();
         let done = handle.rule().del(rule).execute().await;
         removed.extend(gone("ip -6 rule del pref 9", "ip -6 rule 9", done)?);
         let route = local(RouteMessageBuilder::<Ipv4Addr>::new()).build();
@@ -177,10 +192,7 @@ pub async fn remove() -> Result<Vec<&'static str>, RoutingError> {
         removed.extend(gone(what, "the local IPv6 route of table 2004", done)?);
         Ok(removed)
     };
-    tokio::select! {
-        result = work => result,
-        () = connection => Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
-    }
+    driven(connection, work).await
 }
 
 /// Gives the object if it was there.
@@ -203,11 +215,8 @@ fn gone(
     }
 }
 
-fn rule_v4(handle: &Handle) -> RuleAddRequest<Ipv4Addr> {
-    let mut rule = handle
-        .rule()
-        .add()
-        .v4()
+fn to_proxy<T>(rule: RuleAddRequest<T>) -> RuleAddRequest<T> {
+    let mut rule = rule
         .table_id(TO_PROXY_TABLE)
         .action(RuleAction::ToTable)
         .priority(TO_PROXY_RULE_PREF)
@@ -216,49 +225,6 @@ fn rule_v4(handle: &Handle) -> RuleAddRequest<Ipv4Addr> {
         .attributes
         .push(RuleAttribute::FwMask(MAGIC_MASK));
     rule
-}
-
-fn rule_v6(handle: &Handle) -> RuleAddRequest<Ipv6Addr> {
-    let mut rule = handle
-        .rule()
-        .add()
-        .v6()
-        .table_id(TO_PROXY_TABLE)
-        .action(RuleAction::ToTable)
-        .priority(TO_PROXY_RULE_PREF)
-        .fw_mark(MAGIC_TO_PROXY);
-    rule.message_mut()
-        .attributes
-        .push(RuleAttribute::FwMask(MAGIC_MASK));
-    rule
-}
-
-async fn install_v4(handle: &Handle) -> Result<(), RoutingError> {
-    there(
-        "ip rule add pref 9 fwmark 0x200/0xf00 lookup 2004",
-        rule_v4(handle).execute().await,
-    )?;
-    let route = local(RouteMessageBuilder::<Ipv4Addr>::new()).build();
-    add_route(
-        handle,
-        "ip route replace local default dev lo table 2004",
-        route,
-    )
-    .await
-}
-
-async fn install_v6(handle: &Handle) -> Result<(), RoutingError> {
-    there(
-        "ip -6 rule add pref 9 fwmark 0x200/0xf00 lookup 2004",
-        rule_v6(handle).execute().await,
-    )?;
-    let route = local(RouteMessageBuilder::<Ipv6Addr>::new()).build();
-    add_route(
-        handle,
-        "ip -6 route replace local default dev lo table 2004",
-        route,
-    )
-    .await
 }
 
 fn local<T>(route: RouteMessageBuilder<T>) -> RouteMessageBuilder<T> {
@@ -268,14 +234,6 @@ fn local<T>(route: RouteMessageBuilder<T>) -> RouteMessageBuilder<T> {
         .scope(RouteScope::Host)
         .protocol(RouteProtocol::Kernel)
         .output_interface(LOOPBACK)
-}
-
-async fn add_route(
-    handle: &Handle,
-    what: &'static str,
-    route: RouteMessage,
-) -> Result<(), RoutingError> {
-    there(what, handle.route().add(route).replace().execute().await)
 }
 
 /// "It exists" is as good as done.

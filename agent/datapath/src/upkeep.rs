@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use daemon::{port_hold::PortHold, steering_program};
+use daemon::{label, port_hold::PortHold, steering_program};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shared_maps::{
@@ -35,39 +35,21 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// does not take the agent's CPU time.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A part of the node's datapath that the agent checks and repairs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
-    /// Rules and routes that deliver redirected packets, and forwarding.
-    Routes,
-    /// Rules of netfilter that keep redirected packets out of the node's NAT.
-    Netfilter,
-    /// The program that steers packets to proxies.
-    Steering,
-    /// Pins of the maps that all endpoints share.
-    Pins,
-    /// The proxy port, which the agent holds while no proxy runs.
-    Port,
-}
-
-impl Part {
-    pub const ALL: [Self; 5] = [
-        Self::Routes,
-        Self::Netfilter,
-        Self::Steering,
-        Self::Pins,
-        Self::Port,
-    ];
-
-    /// Value of the label `part`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Routes => "routes",
-            Self::Netfilter => "netfilter",
-            Self::Steering => "steering",
-            Self::Pins => "pins",
-            Self::Port => "port",
-        }
+label! {
+    /// A part of the node's datapath that the agent checks and repairs, and what a fault of it means.
+    #[derive(PartialOrd, Ord)]
+    Part = "part" {
+        /// Redirected packets are not delivered to proxies: their queries are lost.
+        Routes => "routes",
+        /// Packets that skip the programs pass, and queries to an address that the node translates
+        /// (a ClusterIP) time out.
+        Netfilter => "netfilter",
+        /// Packets are not steered to live proxies.
+        Steering => "steering",
+        /// Endpoints attached now would have other maps than earlier endpoints.
+        Pins => "pins",
+        /// Another user has the proxy port: no proxy can start.
+        Port => "port",
     }
 }
 

@@ -1,10 +1,13 @@
 //! Requests about the resolver.
 
-use super::{refusal::Refusal, server::Admin};
-use crate::resolver::{
-    dns_name,
-    task::{NotRunning, ResolverHandle},
-    view::{LookupView, ObjectView, ResolverView},
+use super::server::Admin;
+use crate::{
+    refusal::Refusal,
+    resolver::{
+        dns_name,
+        task::{NotRunning, ResolverHandle},
+        view::{LookupView, ObjectView, ResolverView},
+    },
 };
 
 impl From<NotRunning> for Refusal {

@@ -20,9 +20,9 @@ use agent_core::{
     },
 };
 use agent_datapath::upkeep::Conditions;
-use daemon::http_server::{self, Admission, JSON, Socket};
+use daemon::http_server::{self, Admission, Socket};
 use dns_policy::{boot_time::BootTime, epoch::Epoch};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
@@ -34,10 +34,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     clean,
-    model::{Done, Failed, Policies, Why},
+    model::{Done, Policies, Why},
     problems,
     query::parameter,
-    refusal::Refusal,
     why::{self, Question},
 };
 use crate::{
@@ -46,6 +45,7 @@ use crate::{
     endpoint::source::{EndpointBook, EndpointDocument},
     events::Events,
     proxies::Proxies,
+    refusal::{self, Refusal},
     resolver::task::ResolverHandle,
     runner::{CoreAway, CoreHandle},
 };
@@ -107,13 +107,7 @@ impl Admin {
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
-        match self.route(request).await {
-            Ok(body) => http_server::answer(StatusCode::OK, JSON, body),
-            Err(Refusal { status, error }) => {
-                let body = serde_json::to_vec(&Failed { error });
-                http_server::answer(status, JSON, body.unwrap_or_default())
-            }
-        }
+        refusal::answer(self.route(request).await)
     }
 
     async fn route(&self, request: Request<Incoming>) -> Result<Vec<u8>, Refusal> {
@@ -322,11 +316,7 @@ fn render(value: &impl Serialize) -> Result<Vec<u8>, Refusal> {
 }
 
 async fn body(request: Request<Incoming>) -> Result<EndpointDocument, Refusal> {
-    let bad = |reason: String| Refusal::bad_request(reason);
-    let body = Limited::new(request.into_body(), BODY)
-        .collect()
-        .await
-        .map_err(|e| bad(format!("the request cannot be read: {e}")))?
-        .to_bytes();
-    serde_json::from_slice(&body).map_err(|e| bad(format!("the request is not an endpoint: {e}")))
+    let body = refusal::body(request, BODY).await?;
+    let bad = |error| Refusal::bad_request(format!("the request is not an endpoint: {error}"));
+    serde_json::from_slice(&body).map_err(bad)
 }

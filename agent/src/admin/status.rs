@@ -4,8 +4,10 @@ use agent_cluster::{health::ClusterHealth, own_interfaces};
 use agent_core::core::{Core, snapshot::Summary};
 use agent_datapath::{features::KernelView, quota, upkeep::Part};
 
-use super::{model::Status, problems, refusal::Refusal, server::Admin};
-use crate::{dir_writers::OwnDirectory, endpoint::source::Unresolved, proxies::ProxyView};
+use super::{model::Status, problems, server::Admin};
+use crate::{
+    dir_writers::OwnDirectory, endpoint::source::Unresolved, proxies::ProxyView, refusal::Refusal,
+};
 
 impl Admin {
     /// How the agent is.

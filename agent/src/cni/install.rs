@@ -156,16 +156,14 @@ impl CniPlaces {
     }
 }
 
+fn failed(flag: &'static str, path: &Path) -> impl FnOnce(io::Error) -> InstallError + use<> {
+    let path = path.to_owned();
+    move |source| InstallError::Io { path, flag, source }
+}
+
 /// Copies the plugin from the directory of this program, if it is another one than there is.
 fn install_plugin(dir: &Path) -> Result<(), InstallError> {
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source| InstallError::Io {
-            path,
-            flag: "--cni-bin-dir",
-            source,
-        }
-    };
+    let failed = |path: &Path| failed("--cni-bin-dir", path);
     let own = std::env::current_exe().map_err(failed(Path::new("/proc/self/exe")))?;
     let from = own.with_file_name(PLUGIN);
     let wanted = fs::read(&from).map_err(failed(&from))?;
@@ -187,14 +185,7 @@ fn install_plugin(dir: &Path) -> Result<(), InstallError> {
 }
 
 fn write_list(dir: &Path, socket: &Path) -> Result<(), InstallError> {
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source| InstallError::Io {
-            path,
-            flag: "--cni-conf-dir",
-            source,
-        }
-    };
+    let failed = |path: &Path| failed("--cni-conf-dir", path);
     let mut names = Vec::new();
     for entry in fs::read_dir(dir).map_err(failed(dir))? {
         let name = entry.map_err(failed(dir))?.file_name();

@@ -12,8 +12,8 @@ use std::{
 };
 
 use agent_core::core::view::standing::Standing;
-use daemon::http_server::{self, Admission, JSON, Socket};
-use http_body_util::{BodyExt as _, Full, Limited};
+use daemon::http_server::{self, Admission, Socket};
+use http_body_util::Full;
 use hyper::{
     Request, Response, StatusCode,
     body::{Bytes, Incoming},
@@ -32,6 +32,7 @@ use crate::{
         EndpointBook, EndpointError,
         cni::{AttachError, Attachment, AttachmentId},
     },
+    refusal::{self, Refusal},
     runner::{CoreAway, CoreHandle},
 };
 
@@ -56,48 +57,17 @@ pub(crate) struct CniServer {
     failures: AddFailures,
 }
 
-/// Why a request fails, with its status.
-#[derive(Debug)]
-struct Refusal {
-    status: StatusCode,
-    reason: String,
-}
-
-impl Refusal {
-    /// Status 503: the same request may succeed later.
-    fn later(reason: impl Into<String>) -> Self {
-        Self {
-            status: StatusCode::SERVICE_UNAVAILABLE,
-            reason: reason.into(),
-        }
-    }
-
-    fn bad(reason: impl Into<String>) -> Self {
-        Self {
-            status: StatusCode::BAD_REQUEST,
-            reason: reason.into(),
-        }
-    }
-}
-
-impl From<CoreAway> for Refusal {
-    fn from(away: CoreAway) -> Self {
-        Self::later(away.to_string())
-    }
-}
-
 impl From<AttachError> for Refusal {
     fn from(error: AttachError) -> Self {
         match &error {
-            AttachError::Starting => Self::later(error.to_string()),
-            AttachError::Endpoint(EndpointError::File(_)) => Self::later(format!(
+            AttachError::Starting => Self::unavailable(error.to_string()),
+            AttachError::Endpoint(EndpointError::File(_)) => Self::unavailable(format!(
                 "the list with this pod cannot be written: {error}; free space there"
             )),
-            AttachError::Endpoint(inner) if inner.is_passing() => Self::later(error.to_string()),
-            _ => Self {
-                status: StatusCode::UNPROCESSABLE_ENTITY,
-                reason: error.to_string(),
-            },
+            AttachError::Endpoint(inner) if inner.is_passing() => {
+                Self::unavailable(error.to_string())
+            }
+            _ => Self::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string()),
         }
     }
 }
@@ -141,27 +111,20 @@ impl CniServer {
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
-        let (status, body) = match self.route(request).await {
-            Ok(endpoint) => {
-                let endpoint = endpoint.map(|id| id.0);
-                (StatusCode::OK, json!({"endpoint": endpoint}))
-            }
-            Err(refusal) => (refusal.status, json!({"error": refusal.reason})),
-        };
-        http_server::answer(status, JSON, body.to_string())
+        let endpoint = self.route(request).await;
+        let body = |id: Option<EndpointId>| json!({"endpoint": id.map(|id| id.0)}).to_string();
+        refusal::answer(endpoint.map(|id| body(id).into_bytes()))
     }
 
     async fn route(&self, request: Request<Incoming>) -> Result<Option<EndpointId>, Refusal> {
         if request.uri().path() != "/v1/cni" {
             let reason = "this socket answers to /v1/cni only: is the plugin of the same release?";
-            return Err(Refusal::bad(reason));
+            return Err(Refusal::bad_request(reason));
         }
-        let body = Limited::new(request.into_body(), BODY).collect().await;
-        let body =
-            body.map_err(|error| Refusal::bad(format!("the request is cut off: {error}")))?;
-        let request = serde_json::from_slice(&body.to_bytes()).map_err(|error| {
+        let body = refusal::body(request, BODY).await?;
+        let request = serde_json::from_slice(&body).map_err(|error| {
             let reason = format!("the request cannot be read: {error}");
-            Refusal::bad(format!("{reason}; is the plugin of the same release?"))
+            Refusal::bad_request(format!("{reason}; is the plugin of the same release?"))
         })?;
         match request {
             CniRequest::Add {
@@ -239,7 +202,7 @@ impl CniServer {
             Err(refusal) => {
                 tracing::warn!(
                     pod = attachment.pod,
-                    reason = refusal.reason,
+                    reason = refusal.error,
                     "the pod is not under policy and does not start"
                 );
                 self.failures.inc(AddFailure::Policy);
@@ -265,11 +228,11 @@ impl CniServer {
                 endpoints.attach(attachment).map(|_| ())
             });
             let attached = attached.await;
-            attached.map_err(|error| Refusal::later(error.to_string()))
+            attached.map_err(|error| Refusal::unavailable(error.to_string()))
         };
         let attached = tokio::time::timeout_at(deadline.into(), attached).await;
         attached.unwrap_or_else(|_| {
-            Err(Refusal::later(format!(
+            Err(Refusal::unavailable(format!(
                 "the agent did not find the pod's interface in time: looking at {} hangs, or other pods' \
                  look-ups do; see the agent's log",
                 netns.display()
@@ -295,7 +258,7 @@ impl CniServer {
             };
             let pause = pause_after(begin);
             if Instant::now() + pause > deadline {
-                return Err(Refusal::later(format!(
+                return Err(Refusal::unavailable(format!(
                     "the pod is not under policy: {reason}"
                 )));
             }
@@ -311,14 +274,13 @@ impl CniServer {
     async fn check(&self, key: &str) -> Result<EndpointId, Refusal> {
         match self.standing(key).await? {
             Standing::InForce(endpoint) => Ok(endpoint),
-            Standing::Absent => Err(Refusal {
-                status: StatusCode::NOT_FOUND,
-                reason: format!("there is no endpoint {key}: restart the pod"),
-            }),
+            Standing::Absent => Err(Refusal::not_found(format!(
+                "there is no endpoint {key}: restart the pod"
+            ))),
             Standing::Waiting(reason) | Standing::Incomplete(Some(reason)) => {
-                Err(Refusal::later(reason))
+                Err(Refusal::unavailable(reason))
             }
-            Standing::Incomplete(None) => Err(Refusal::later("it is not in force yet")),
+            Standing::Incomplete(None) => Err(Refusal::unavailable("it is not in force yet")),
         }
     }
 
@@ -353,8 +315,8 @@ impl CniServer {
         change: impl FnOnce() -> Result<usize, EndpointError> + Send + 'static,
     ) -> Result<(), Refusal> {
         let changed = spawn_blocking(change).await;
-        let changed = changed.map_err(|error| Refusal::later(error.to_string()))?;
-        let count = changed.map_err(|error| Refusal::later(error.to_string()))?;
+        let changed = changed.map_err(|error| Refusal::unavailable(error.to_string()))?;
+        let count = changed.map_err(|error| Refusal::unavailable(error.to_string()))?;
         if count > 0 {
             self.core.inspect(|_| ()).await?;
         }
@@ -369,7 +331,7 @@ fn pause_after(begin: Instant) -> Duration {
 
 fn id(container: &str, ifname: &str) -> Result<AttachmentId, Refusal> {
     AttachmentId::new(container, ifname).ok_or_else(|| {
-        Refusal::bad(format!(
+        Refusal::bad_request(format!(
             "container {container:?} with interface {ifname:?} is no name of an attachment"
         ))
     })

@@ -9,13 +9,13 @@ use agent_core::{
     policy::{mode::PolicyMode, trace::Port},
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use daemon::flags;
 
 use super::{
     cluster_command::ClusterCommand,
     destination::{Receiver, sender},
     relay_args::RelayArgs,
     run_args::RunArgs,
-    setting,
     why_args::WhyArgs,
 };
 use crate::endpoint::source::{EndpointError, own_label};
@@ -375,7 +375,7 @@ pub enum BpfPolicy {
 
 /// `cleanup`
 #[derive(Clone, Debug, Args)]
-#[command(mut_args = setting::complete)]
+#[command(mut_args = flags::complete)]
 pub struct CleanupArgs {
     /// Directory that has the node's root, such as /host in a pod of `kubectl debug node`. The other
     /// directories are those below it

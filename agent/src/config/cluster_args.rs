@@ -1,7 +1,8 @@
 //! Flags about the cluster that this node is part of.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::net::IpAddr;
 
+use agent_cluster::ApiSettings;
 use agent_core::kubernetes::{external_ips::ExternalIps, labels::LabelRule};
 use clap::{ArgAction, Args};
 use ipnet::IpNet;
@@ -19,14 +20,8 @@ pub struct ClusterArgs {
     /// of one kind and name that of the cluster counts
     #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub kubernetes: bool,
-    /// Kubeconfig with the address of the API server and the account to use there; its current
-    /// context counts. Without it: the service account of this pod
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// URL of the API server, for example https://192.0.2.1:6443, in the place of the kubeconfig's
-    /// or of KUBERNETES_SERVICE_HOST: an address that does not depend on kube-proxy
-    #[arg(long, value_name = "URL")]
-    pub k8s_api_server: Option<String>,
+    #[command(flatten)]
+    pub api: ApiSettings,
     /// DaemonSet of this agent, in the namespace of its service account. When the agent is stopped and
     /// this DaemonSet was deleted, it takes everything off the node, as `holdfast-agent cleanup` does
     #[arg(long, value_name = "NAME")]

@@ -1,29 +1,18 @@
 //! The command line, completed from `--config-dir`: one file per flag of `run` or
 //! `relay`, as in a mounted ConfigMap.
-//!
-//! A file becomes the flag that it stands for, so that a value is written and checked the same way
-//! in both places. Flags and environment have priority.
 
-use std::{
-    ffi::OsString,
-    path::{Path, PathBuf},
+use std::{ffi::OsString, path::PathBuf};
+
+use clap::{CommandFactory as _, FromArgMatches as _, error::ErrorKind};
+use daemon::{
+    config_dir::{self, DirError},
+    flags::{FileFlags, ValueError},
 };
 
-use clap::{
-    Arg, ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, error::ErrorKind,
-    parser::ValueSource,
-};
-use daemon::config_dir::{self, DirError, Entry};
-
-use super::{
-    args::{Cli, Command, PolicyCommand},
-    setting,
-};
+use super::args::{Cli, Command, PolicyCommand};
 
 /// Commands that have a directory.
 const COMMANDS: [&str; 2] = ["run", "relay"];
-/// Flags that a file cannot set.
-const NOT_FROM_FILES: &[&str] = &["config-dir", "help"];
 
 /// A command line with the settings of its directory.
 #[derive(Debug)]
@@ -43,34 +32,28 @@ pub enum ParseError {
     #[error("--config-dir {0}")]
     Dir(#[from] DirError),
     /// A value is not valid for its key.
-    #[error("{path}, key {key:?}: {reason}", path = .path.display())]
-    Value {
-        path: PathBuf,
-        key: String,
-        reason: String,
-    },
+    #[error(transparent)]
+    Value(#[from] ValueError),
 }
 
 /// Parses the command line, the environment and the directory that they name.
 pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseError> {
     let mut line: Vec<OsString> = line.into_iter().collect();
-    let matches = Cli::command().try_get_matches_from(&line)?;
+    let program = Cli::command();
+    let matches = program.clone().try_get_matches_from(&line)?;
     let mut ignored = Vec::new();
-    if let Some((command, given)) = matches.subcommand()
-        && COMMANDS.contains(&command)
+    if let Some((name, given)) = matches.subcommand()
+        && COMMANDS.contains(&name)
+        && let Some(command) = program.find_subcommand(name)
         && let Some(dir) = given.get_one::<PathBuf>("config_dir")
     {
+        let mut flags = FileFlags::new(command, given);
         for entry in config_dir::read(dir)? {
-            let flag = match known(command, &entry.key) {
-                None => {
-                    ignored.push(entry.key);
-                    continue;
-                }
-                Some(arg) if is_given(given, &arg) => continue,
-                Some(arg) => as_flag(command, &arg, &entry)?,
-            };
-            line.extend(flag.map(OsString::from));
+            if !flags.add(&entry)? {
+                ignored.push(entry.key);
+            }
         }
+        line.extend(flags.into_arguments().map(OsString::from));
     }
     let matches = Cli::command().try_get_matches_from(&line)?;
     let cli = Cli::from_arg_matches(&matches)?;
@@ -81,56 +64,6 @@ pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseEr
         return Err(error.into());
     }
     Ok(Parsed { cli, ignored })
-}
-
-fn known(command: &str, key: &str) -> Option<Arg> {
-    let all = Cli::command();
-    let arg = all
-        .find_subcommand(command)?
-        .get_arguments()
-        .find(|arg| arg.get_long() == Some(key))?;
-    (!NOT_FROM_FILES.contains(&key)).then(|| arg.clone())
-}
-
-fn is_given(given: &ArgMatches, arg: &Arg) -> bool {
-    let source = given.value_source(arg.get_id().as_str());
-    source.is_some_and(|source| source != ValueSource::DefaultValue)
-}
-
-/// The flag of a file; none if it is a switch that is off.
-fn as_flag(command: &str, arg: &Arg, entry: &Entry) -> Result<Option<String>, ParseError> {
-    let Entry { path, key, text } = entry;
-    let bad = |reason| bad_value(path, key, reason);
-    let value = config_dir::go_bool(text);
-    if matches!(arg.get_action(), ArgAction::SetTrue) {
-        return match value {
-            Some(on) => Ok(on.then(|| format!("--{key}"))),
-            None => Err(bad(format!("{text:?} is neither true nor false"))),
-        };
-    }
-    let flag = match value {
-        Some(value) if setting::is_bool(arg) => format!("--{key}={value}"),
-        _ => format!("--{key}={text}"),
-    };
-    match Cli::command().try_get_matches_from(["holdfast-agent", command, &flag]) {
-        Ok(_) => Ok(Some(flag)),
-        Err(error) => {
-            let text = error.to_string();
-            let first = text.lines().next().unwrap_or_default();
-            Err(bad(first
-                .strip_prefix("error: ")
-                .unwrap_or(first)
-                .to_owned()))
-        }
-    }
-}
-
-fn bad_value(path: &Path, key: &str, reason: String) -> ParseError {
-    ParseError::Value {
-        path: path.to_owned(),
-        key: key.to_owned(),
-        reason,
-    }
 }
 
 #[cfg(test)]
@@ -248,5 +181,32 @@ mod tests {
                 .to_string()
                 .contains("--config-dir /nowhere")
         );
+    }
+
+    #[test]
+    fn a_flag_has_the_variable_of_its_name_or_one_of_its_own() {
+        let variable = |command: &str, flag: &str| {
+            let all = Cli::command();
+            let command = all.find_subcommand(command).unwrap();
+            let mut flags = command.get_arguments();
+            let flag = flags.find(|arg| arg.get_long() == Some(flag)).unwrap();
+            let variable = flag.get_env().map(|name| name.to_str().unwrap());
+            variable.map(str::to_owned)
+        };
+        for (command, flag, expected) in [
+            ("run", "tofqdns-min-ttl", Some("HOLDFAST_TOFQDNS_MIN_TTL")),
+            (
+                "run",
+                "policy-deny-response",
+                Some("HOLDFAST_POLICY_DENY_RESPONSE"),
+            ),
+            ("run", "kubernetes", Some("HOLDFAST_KUBERNETES")),
+            ("run", "log-json", None),
+            ("relay", "name", Some("HOLDFAST_NAME")),
+            ("relay", "listen", Some("HOLDFAST_RELAY_LISTEN")),
+            ("cleanup", "host-root", Some("HOLDFAST_HOST_ROOT")),
+        ] {
+            assert_eq!(variable(command, flag).as_deref(), expected, "{flag}");
+        }
     }
 }

@@ -103,14 +103,11 @@ fn kubernetes(args: &ClusterArgs, follow: &FollowArgs) -> Result<Option<ApiSetti
         ));
     }
     if args.kubernetes {
-        return Ok(Some(ApiSettings {
-            kubeconfig: args.kubeconfig.clone(),
-            server: args.k8s_api_server.clone(),
-        }));
+        return Ok(Some(args.api.clone()));
     }
     let given = [
-        ("kubeconfig", args.kubeconfig.is_some()),
-        ("k8s-api-server", args.k8s_api_server.is_some()),
+        ("kubeconfig", args.api.kubeconfig.is_some()),
+        ("k8s-api-server", args.api.server.is_some()),
         ("daemonset", args.daemonset.is_some()),
         ("k8s-relay", !follow.k8s_relay.is_empty()),
     ];

@@ -11,8 +11,9 @@ use agent_cluster::{
     relay_settings::{RelayConfig, RelaySettings, TlsFile, TlsFiles},
 };
 use clap::{ArgAction, Args};
+use daemon::flags;
 
-use super::{ConfigError, host_name::host_name, metrics_address::metrics_address, setting};
+use super::{ConfigError, host_name::host_name, metrics_address::metrics_address};
 
 /// Name in the relays' certificate, unless a flag says another.
 const SERVER_NAME: &str = "holdfast-relay";
@@ -48,7 +49,7 @@ pub struct FollowArgs {
 /// `holdfast-agent relay`
 #[derive(Clone, Debug, Args)]
 #[command(
-    mut_args = setting::complete,
+    mut_args = flags::complete,
     after_help = "A relay reads the objects of the cluster once and sends them to its agents, which are \
                   started with --kubernetes --k8s-relay HOST:PORT. About 200 agents for each relay; run at \
                   least two.\n\n\
@@ -61,14 +62,8 @@ pub struct FollowArgs {
                   and the same with /CN=holdfast-agent for the agents. The chart makes them (relay.enabled=true)."
 )]
 pub struct RelayArgs {
-    /// Kubeconfig with the address of the API server and the account to use there; its current
-    /// context counts. Without it: the service account of this pod
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// URL of the API server, for example https://192.0.2.1:6443, in the place of the kubeconfig's
-    /// or of KUBERNETES_SERVICE_HOST
-    #[arg(long, value_name = "URL")]
-    pub k8s_api_server: Option<String>,
+    #[command(flatten)]
+    pub kubernetes: ApiSettings,
     /// The cluster is older than Kubernetes 1.33 and has no ServiceCIDR objects; its agents are started
     /// with --k8s-service-cidr
     #[arg(
@@ -154,10 +149,7 @@ impl TryFrom<RelayArgs> for RelayConfig {
         let files = [args.client_ca, args.tls_cert, args.tls_key];
         Ok(Self {
             tls: tls(&flags, files, args.plaintext)?,
-            kubernetes: ApiSettings {
-                kubeconfig: args.kubeconfig,
-                server: args.k8s_api_server,
-            },
+            kubernetes: args.kubernetes,
             has_service_blocks: args.without_service_cidrs,
             listen: args.listen,
             agents_max: usize::try_from(args.max_agents).unwrap_or(usize::MAX),

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 use dns_policy::duration;
 
-use super::{ConfigError, setting::existing_dir};
+use super::{ConfigError, existing_dir::existing_dir};
 use crate::resolver::{Place, ResolverSettings, object::Settings};
 
 /// Refresh names of EgressFirewalls by their TTLs and share them between nodes, in DNSNameResolver

@@ -11,22 +11,18 @@ use agent_core::{
 };
 use agent_datapath::{deny_response::DenyResponses, kernel::MapSizes};
 use clap::{ArgAction, Args};
+use daemon::flags;
 use dns_policy::{duration, reject_code::RejectCode};
 
 use super::{
-    MaxIdentities,
-    args::ADMIN_SOCKET,
-    cluster_args::ClusterArgs,
-    cni_args::CniArgs,
-    firewall_args::FirewallArgs,
-    relay_args::FollowArgs,
+    MaxIdentities, args::ADMIN_SOCKET, cluster_args::ClusterArgs, cni_args::CniArgs,
+    existing_dir::existing_dir, firewall_args::FirewallArgs, relay_args::FollowArgs,
     resolver_args::ResolverArgs,
-    setting::{self, existing_dir},
 };
 
 /// `run`
 #[derive(Clone, Debug, Args)]
-#[command(mut_args = setting::complete)]
+#[command(mut_args = flags::complete)]
 pub struct RunArgs {
     /// Directory on a BPF file system for all pins; a second agent needs a directory of its own
     #[arg(long, default_value = shared_maps::pin::BPF_ROOT)]

@@ -26,7 +26,7 @@ use super::{
     rules,
 };
 use crate::{
-    proxies::{Proxies, StreamKind},
+    proxies::{Proxies, StreamGuard, StreamKind},
     runner::CoreHandle,
 };
 
@@ -117,6 +117,16 @@ impl Native {
             tracing::error!(%error, "the gRPC server stopped");
         }
     }
+
+    fn admit(&self, kind: StreamKind, peer: &Peer) -> Result<StreamGuard, Status> {
+        let (instance, pid) = (peer.instance(), peer.visible_pid());
+        let guard = self.proxies.admit(kind, &instance, pid, peer.who);
+        let guard = guard.ok_or_else(|| {
+            Status::resource_exhausted("too many streams, of this process or in all; close some")
+        })?;
+        guard.has_other_state_dir(peer.other_state_dir());
+        Ok(guard)
+    }
 }
 
 type Incoming = std::io::Result<ProxyConnection>;
@@ -157,10 +167,6 @@ fn peer<T>(request: &Request<T>) -> Peer {
 async fn during(busy: Busy, serving: impl Future<Output = ()>) {
     serving.await;
     drop(busy);
-}
-
-fn crowded() -> Status {
-    Status::resource_exhausted("too many streams, of this process or in all; close some")
 }
 
 #[tonic::async_trait]
@@ -208,16 +214,8 @@ impl FqdnPolicy for Native {
         request: Request<Streaming<MappingUp>>,
     ) -> Result<Response<Self::UpdateMappingsStream>, Status> {
         let peer = peer(&request);
-        let (guard, results) = self
-            .proxies
-            .admit_results(
-                StreamKind::Mappings,
-                &peer.instance(),
-                peer.visible_pid(),
-                peer.who,
-            )
-            .ok_or_else(crowded)?;
-        guard.has_other_state_dir(peer.other_state_dir());
+        let guard = self.admit(StreamKind::Mappings, &peer)?;
+        let results = guard.results();
         if let (Some(pid), Some(process)) = (peer.pid, peer.process) {
             self.holders.follow(pid, process, guard.id());
         }
@@ -242,16 +240,7 @@ impl FqdnPolicy for Native {
         request: Request<Streaming<RulesAck>>,
     ) -> Result<Response<Self::UpdateDNSRulesStream>, Status> {
         let peer = peer(&request);
-        let guard = self
-            .proxies
-            .admit(
-                StreamKind::Rules,
-                &peer.instance(),
-                peer.visible_pid(),
-                peer.who,
-            )
-            .ok_or_else(crowded)?;
-        guard.has_other_state_dir(peer.other_state_dir());
+        let guard = self.admit(StreamKind::Rules, &peer)?;
         let (sender, receiver) = mpsc::channel(IN_FLIGHT);
         let serving = rules::serve(
             self.about.epoch.clone(),

@@ -50,7 +50,7 @@ impl Sample {
                 MappingOutcome::Realised => counters.mappings_realised,
                 MappingOutcome::EndpointUnknown => counters.mappings_endpoint_unknown,
                 MappingOutcome::NotAllowed => counters.mappings_not_allowed,
-                MappingOutcome::Invalid => counters.mappings_invalid + self.unreadable,
+                MappingOutcome::Invalid => counters.mappings_invalid + self.proxies.unreadable(),
                 MappingOutcome::RateLimited => counters.mappings_rate_limited,
                 MappingOutcome::NotRealised => counters.mappings_not_realised,
             };

@@ -374,13 +374,8 @@ impl Book {
             Outcome::Failed(_) => Ended::Failed,
         };
         self.schedule.ended(name, ended, now);
+        self.asked_by_hand(name, outcome, now);
         for key in self.about(name) {
-            let learned = Learned {
-                name: name.clone(),
-                outcome: outcome.clone(),
-                at: now,
-            };
-            self.learn(&key, learned, Said::LookUp, now);
             self.revisit(&key, now);
         }
     }

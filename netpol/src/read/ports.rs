@@ -25,15 +25,12 @@ fn port(field: &Field<'_>) -> Checked<Port> {
     let protocol = field.get("protocol");
     let protocol = match protocol.is_absent() {
         true => Protocol::Tcp,
-        false => match protocol.text()? {
-            "TCP" => Protocol::Tcp,
-            "UDP" => Protocol::Udp,
-            "SCTP" => Protocol::Sctp,
-            other => {
-                let reason = format!("`{other}` is not supported");
-                return protocol.refuse(reason, "use TCP, UDP or SCTP");
-            }
-        },
+        false => {
+            let text = protocol.text()?;
+            let reason = || format!("`{text}` is not supported");
+            let refused = || protocol.fault(reason(), "use TCP, UDP or SCTP");
+            Protocol::parse(text).ok_or_else(refused)?
+        }
     };
     let (first, end) = (field.get("port"), field.get("endPort"));
     let ports = match (first.value, end.is_absent()) {

@@ -15,10 +15,7 @@ use dns_policy::{
 use serde::{Deserialize, Serialize};
 use shared_maps::{EndpointId, IdentityId};
 
-use super::{
-    policy::{RuleView, transport_text},
-    status::rules_text,
-};
+use super::{policy::RuleView, status::rules_text};
 use crate::{
     link::state::RulesOrigin,
     resolve::{QueryClient, Resolver},
@@ -256,7 +253,7 @@ impl Explanation {
             server: question.server,
             server_identity: question.server.map(|server| shared.maps.server(server).0),
             port: question.port,
-            protocol: transport_text(transport).to_owned(),
+            protocol: transport.as_str().to_owned(),
             rules_from: shared.agent.link.status().rules,
             rules: Vec::new(),
             verdict: "deny".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use dns_policy::rule::{NameRule, NameRules, SelectorRule, Servers, Transport};
+use dns_policy::rule::{NameRule, NameRules, SelectorRule, Servers};
 use serde::{Deserialize, Serialize};
 use shared_maps::EndpointId;
 
@@ -78,14 +78,6 @@ impl RuleView {
     }
 }
 
-/// Word for a transport in answers: `udp` or `tcp`.
-pub(crate) fn transport_text(transport: Transport) -> &'static str {
-    match transport {
-        Transport::Udp => "udp",
-        Transport::Tcp => "tcp",
-    }
-}
-
 pub(super) fn answer(shared: &Shared, question: &PolicyQuestion) -> PolicyAnswer {
     let table = shared.policy.load();
     let ids = match question.endpoint {
@@ -96,7 +88,7 @@ pub(super) fn answer(shared: &Shared, question: &PolicyQuestion) -> PolicyAnswer
         let ports = table.describe(id)?.ports;
         let ports = ports.iter().map(|port| PortView {
             port: port.port,
-            protocol: transport_text(port.transport).to_owned(),
+            protocol: port.transport.as_str().to_owned(),
             rules: port.rules.iter().map(RuleView::of).collect(),
         });
         Some(EndpointView {

@@ -152,7 +152,7 @@ fn bind_metrics(config: &Config) -> Result<Option<std::net::TcpListener>, AdminE
     match last {
         None => Ok(None),
         Some(source) => Err(AdminError::Metrics {
-            address: config.metrics.to_string(),
+            address: config.flags.metrics_address.to_string(),
             source,
         }),
     }

@@ -136,9 +136,9 @@ impl Status {
                     .drain
                     .begun()
                     .map(|begun| millis(Instant::now().saturating_duration_since(begun))),
-                limit_ms: millis(shared.config.drain_timeout),
+                limit_ms: millis(shared.config.flags.drain_timeout),
             },
-            proxy_port: shared.config.proxy_port,
+            proxy_port: shared.config.flags.tofqdns_proxy_port,
             listeners: shared.config.listeners(),
             workers: shared.config.workers,
             under_way: Work {
@@ -150,7 +150,7 @@ impl Status {
             endpoints_with_rules: shared.policy.load().len(),
             maps: shared.maps.status(),
             mappings: shared.agent.sink.status(),
-            replicas: replicas::replicas(&shared.config.bpf_root, &steering.slots),
+            replicas: replicas::replicas(&shared.config.flags.bpf_root, &steering.slots),
             steering,
             transparent: shared.transparent.mode(),
             privileges: shared.privileges.clone(),

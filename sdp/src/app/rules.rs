@@ -120,7 +120,10 @@ pub(super) async fn others_first(shared: &Shared, mut ports: BoundPorts) {
                 return;
             };
             // An unreadable entry is not a proxy to wait for.
-            if !ports.has(shared.config.proxy_port).unwrap_or(false) {
+            if !ports
+                .has(shared.config.flags.tofqdns_proxy_port)
+                .unwrap_or(false)
+            {
                 return;
             }
             let text = format!("another proxy of the port answers until this one can: {why}");

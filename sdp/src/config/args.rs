@@ -2,13 +2,11 @@
 
 use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use daemon::flags;
 use dns_policy::{duration, reject_code::RejectCode};
 
-use crate::{
-    privileges::RunAs,
-    query_log::{Sample, Target, Which},
-};
+use crate::{privileges::RunAs, query_log::QueryLogConfig};
 
 const LONG_ABOUT: &str = "\
 Holdfast's standalone DNS proxy.
@@ -45,7 +43,7 @@ Exit codes: 0 success, 1 failure, 2 wrong usage or configuration.";
 
 /// The whole command line.
 #[derive(Debug, Parser)]
-#[command(name = "holdfast-sdp", version, about = "Holdfast's standalone DNS proxy", long_about = LONG_ABOUT, after_help = AFTER_HELP)]
+#[command(name = "holdfast-sdp", version, about = "Holdfast's standalone DNS proxy", long_about = LONG_ABOUT, after_help = AFTER_HELP, mut_args = flags::complete)]
 pub struct Cli {
     /// Settings of the proxy.
     #[command(flatten)]
@@ -124,120 +122,115 @@ pub struct ExplainArgs {
     pub output: OutputArgs,
 }
 
-macro_rules! settings {
-    ($( $(#[$attr:meta])* $field:ident : $type:ty = $env:literal, )*) => {
-        /// Every setting of one source (flags, environment, file or directory). `None`: the source does not set it.
-        #[allow(
-            rustdoc::invalid_html_tags,
-            rustdoc::broken_intra_doc_links,
-            reason = "the texts are the command line's help"
-        )]
-        #[derive(Clone, Debug, Default, Args)]
-        pub struct Settings {
-            $( $(#[$attr])* #[arg(env = $env)] pub $field: Option<$type>, )*
-        }
-
-        impl Settings {
-            /// These settings, completed from `lower`, which has lower priority.
-            #[must_use]
-            pub fn or(self, lower: Self) -> Self {
-                Self { $( $field: self.$field.or(lower.$field), )* }
-            }
-        }
-    };
-}
-
-settings! {
-    /// Port on which the proxy listens, on 127.0.0.1 and ::1; the agent must have the same setting [default: 10094]
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    tofqdns_proxy_port: u16 = "HOLDFAST_TOFQDNS_PROXY_PORT",
+/// Every setting of the proxy.
+#[allow(
+    rustdoc::invalid_html_tags,
+    rustdoc::broken_intra_doc_links,
+    reason = "the texts are the command line's help"
+)]
+#[derive(Clone, Debug, Args)]
+pub struct Settings {
+    /// Port on which the proxy listens, on 127.0.0.1 and ::1; the agent must have the same setting
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), default_value_t = 10094)]
+    pub tofqdns_proxy_port: u16,
     /// Addresses of the agent, tried in order: unix:///PATH (native) or tcp://HOST:PORT (FQDNData); may be repeated or comma-separated [default: unix:///run/holdfast/sdp.sock, tcp://127.0.0.1:10095, tcp://[::1]:10095]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
-    agent_address: Vec<AgentAddress> = "HOLDFAST_AGENT_ADDRESS",
-    /// Directory on the BPF file system that contains tc/globals/ [default: /sys/fs/bpf]
-    #[arg(long, value_name = "DIR")]
-    bpf_root: PathBuf = "HOLDFAST_BPF_ROOT",
+    pub agent_address: Vec<AgentAddress>,
+    /// Directory on the BPF file system that contains tc/globals/
+    #[arg(long, value_name = "DIR", default_value = shared_maps::pin::BPF_ROOT)]
+    pub bpf_root: PathBuf,
     /// Directory of the agent's files state/<endpoint>/ep_config.json; the proxy starts with the rules in them [default: /var/run/holdfast, or /var/run/cilium if only that exists]
     #[arg(long, value_name = "DIR")]
-    state_dir: PathBuf = "HOLDFAST_STATE_DIR",
+    pub state_dir: Option<PathBuf>,
     /// Name of this instance [default: sdp-<pid>]
-    #[arg(long, value_name = "NAME", global = true)]
-    name: String = "HOLDFAST_NAME",
+    #[arg(long, value_name = "NAME", global = true, value_parser = instance_name)]
+    pub name: Option<String>,
     /// Socket for status, explain, policy and drain [default: /run/holdfast/sdp/<name>.sock]
     #[arg(long, value_name = "PATH", global = true)]
-    admin_socket: PathBuf = "HOLDFAST_ADMIN_SOCKET",
-    /// Address of /metrics, /healthz and /readyz; instances may share it; ":PORT" is every address of the node, "off" is none [default: 127.0.0.1:9961]
-    #[arg(long, value_name = "[HOST]:PORT")]
-    metrics_address: MetricsAddress = "HOLDFAST_METRICS_ADDRESS",
-    /// Directory of the journals: mappings that the agent has not stored durably yet; all instances share it [default: /var/lib/holdfast/sdp]
-    #[arg(long, value_name = "DIR")]
-    journal_dir: PathBuf = "HOLDFAST_JOURNAL_DIR",
-    /// Longest time of a drain; queries that are still in flight then are dropped [default: 10s]
-    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
-    drain_timeout: Duration = "HOLDFAST_DRAIN_TIMEOUT",
-    /// Longest time that an answer is held until the agent has opened its addresses; then the client gets it anyway [default: 100ms]
-    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
-    tofqdns_proxy_response_max_delay: Duration = "HOLDFAST_TOFQDNS_PROXY_RESPONSE_MAX_DELAY",
+    pub admin_socket: Option<PathBuf>,
+    /// Address of /metrics, /healthz and /readyz; instances may share it; ":PORT" is every address of the node, "off" is none
+    #[arg(long, value_name = "[HOST]:PORT", default_value = "127.0.0.1:9961")]
+    pub metrics_address: MetricsAddress,
+    /// Directory of the journals: mappings that the agent has not stored durably yet; all instances share it
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/holdfast/sdp")]
+    pub journal_dir: PathBuf,
+    /// Longest time of a drain; queries that are still in flight then are dropped
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "10s")]
+    pub drain_timeout: Duration,
+    /// Longest time that an answer is held until the agent has opened its addresses; then the client gets it anyway
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "100ms")]
+    pub tofqdns_proxy_response_max_delay: Duration,
     /// Answer to a name that policy denies: nameError is NXDOMAIN, after which a resolver tries the next entry of its search list [default: nameError; refused if only TCP agent addresses or standalone-dns-proxy-server-port are set, as under a Cilium agent]
     #[arg(long, value_name = "HOW", value_enum, ignore_case = true)]
-    tofqdns_dns_reject_response_code: RejectCode = "HOLDFAST_TOFQDNS_DNS_REJECT_RESPONSE_CODE",
-    /// Shortest time for which a learned address is valid, whatever its TTL; a connected agent's value replaces this one [default: 0s]
-    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
-    tofqdns_min_ttl: Duration = "HOLDFAST_TOFQDNS_MIN_TTL",
-    /// Under a Cilium agent: release an answer at once if the agent has acknowledged its addresses for the same pod and their TTL has not ended; with false, each answer waits for the agent [default: true]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
-    reuse_acknowledgements: bool = "HOLDFAST_REUSE_ACKNOWLEDGEMENTS",
-    /// Most queries in flight at once; 0: only the memory limits apply [default: 0]
-    #[arg(long, value_name = "N")]
-    dnsproxy_concurrency_limit: u32 = "HOLDFAST_DNSPROXY_CONCURRENCY_LIMIT",
-    /// How long a query waits while its pod has as many queries in flight as it may have (--dnsproxy-concurrency-limit); then the answer is SERVFAIL [default: 0s]
-    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
-    dnsproxy_concurrency_processing_grace_period: Duration = "HOLDFAST_DNSPROXY_CONCURRENCY_PROCESSING_GRACE_PERIOD",
-    /// Forward queries to DNS servers in the cluster with the pod's address as the source, not the node's; the agent must have the same setting [default: false]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
-    dnsproxy_enable_transparent_mode: bool = "HOLDFAST_DNSPROXY_ENABLE_TRANSPARENT_MODE",
-    /// In transparent mode, use the pod's address also for servers outside of the cluster; their answers are lost if the node masquerades pods or translates the server's address [default: false]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
-    transparent_mode_outside_cluster: bool = "HOLDFAST_TRANSPARENT_MODE_OUTSIDE_CLUSTER",
-    /// User that the proxy changes to after its start as root: UID, UID:GID, or root to keep all privileges; the agent opens its socket and pins to this group [default: 10094:10094]
-    #[arg(long, value_name = "USER")]
-    user: RunAs = "HOLDFAST_USER",
-    /// How the kernel selects the proxy for a query: auto (steering slots, which skip a proxy that hangs or drains; the proxy loads the steering program if it is not loaded yet) or off (the kernel's hash) [default: auto]
-    #[arg(long, value_name = "HOW", value_enum)]
-    steering: SteeringMode = "HOLDFAST_STEERING",
-    /// Serve IPv4 [default: true]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
-    enable_ipv4: bool = "HOLDFAST_ENABLE_IPV4",
-    /// Serve IPv6 [default: true]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
-    enable_ipv6: bool = "HOLDFAST_ENABLE_IPV6",
+    pub tofqdns_dns_reject_response_code: Option<RejectCode>,
+    /// Shortest time for which a learned address is valid, whatever its TTL; a connected agent's value replaces this one
+    #[arg(long, value_name = "TIME", value_parser = whole_seconds, default_value = "0s")]
+    pub tofqdns_min_ttl: u32,
+    /// Under a Cilium agent: release an answer at once if the agent has acknowledged its addresses for the same pod and their TTL has not ended; with false, each answer waits for the agent
+    #[arg(long, action = ArgAction::Set, default_value_t = true)]
+    pub reuse_acknowledgements: bool,
+    /// Most queries in flight at once; 0: only the memory limits apply
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub dnsproxy_concurrency_limit: u32,
+    /// How long a query waits while its pod has as many queries in flight as it may have (--dnsproxy-concurrency-limit); then the answer is SERVFAIL
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "0s")]
+    pub dnsproxy_concurrency_processing_grace_period: Duration,
+    /// Forward queries to DNS servers in the cluster with the pod's address as the source, not the node's; the agent must have the same setting
+    #[arg(long, action = ArgAction::Set, default_value_t = false)]
+    pub dnsproxy_enable_transparent_mode: bool,
+    /// In transparent mode, use the pod's address also for servers outside of the cluster; their answers are lost if the node masquerades pods or translates the server's address
+    #[arg(long, action = ArgAction::Set, default_value_t = false)]
+    pub transparent_mode_outside_cluster: bool,
+    /// User that the proxy changes to after its start as root: UID, UID:GID, or root to keep all privileges; the agent opens its socket and pins to this group
+    #[arg(long, value_name = "USER", default_value_t)]
+    pub user: RunAs,
+    /// How the kernel selects the proxy for a query: auto (steering slots, which skip a proxy that hangs or drains; the proxy loads the steering program if it is not loaded yet) or off (the kernel's hash)
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = SteeringMode::Auto)]
+    pub steering: SteeringMode,
+    /// Serve IPv4
+    #[arg(long, action = ArgAction::Set, default_value_t = true)]
+    pub enable_ipv4: bool,
+    /// Serve IPv6
+    #[arg(long, action = ArgAction::Set, default_value_t = true)]
+    pub enable_ipv6: bool,
     /// Threads that serve queries [default: number of CPUs, 4 at most]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=16))]
-    workers: u16 = "HOLDFAST_WORKERS",
+    pub workers: Option<u16>,
     /// Port of a Cilium agent's FQDNData service on this node; used if --agent-address is not set [default: 10095]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    standalone_dns_proxy_server_port: u16 = "HOLDFAST_STANDALONE_DNS_PROXY_SERVER_PORT",
-    /// Lowest severity that is logged: error, warn, info, debug, trace or off; modules may have their own, for example info,holdfast_sdp::link=debug [default: info]
-    #[arg(long, value_name = "FILTER")]
-    log_level: String = "HOLDFAST_LOG_LEVEL",
-    /// Format of the log [default: text]
-    #[arg(long, value_name = "FORM", value_enum)]
-    log_format: LogFormat = "HOLDFAST_LOG_FORMAT",
-    /// Queries in the query log, one JSON object a line: off, denied, or all judged queries [default: off]
-    #[arg(long, value_name = "WHICH", value_enum)]
-    query_log: Which = "HOLDFAST_QUERY_LOG",
-    /// Destination of the query log: stdout, stderr or the path of a file; the file may be moved away at any time, and a new one is then started [default: stdout]
-    #[arg(long, value_name = "WHERE")]
-    query_log_file: Target = "HOLDFAST_QUERY_LOG_FILE",
-    /// Share of the queries in the query log, such as 1/100 [default: 1]
-    #[arg(long, value_name = "1/N")]
-    query_log_sample: Sample = "HOLDFAST_QUERY_LOG_SAMPLE",
+    pub standalone_dns_proxy_server_port: Option<u16>,
+    /// Lowest severity that is logged: error, warn, info, debug, trace or off; modules may have their own, for example info,holdfast_sdp::link=debug
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    pub log_level: String,
+    /// Format of the log
+    #[arg(long, value_name = "FORM", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    #[command(flatten)]
+    pub query_log: QueryLogConfig,
     /// YAML file with any of these settings; an unknown key is an error
     #[arg(long, value_name = "FILE")]
-    config: PathBuf = "HOLDFAST_CONFIG",
+    pub config: Option<PathBuf>,
     /// Directory with one file per setting, such as a mounted ConfigMap (Cilium's too); unknown keys are ignored and listed in the log
     #[arg(long, value_name = "DIR")]
-    config_dir: PathBuf = "HOLDFAST_CONFIG_DIR",
+    pub config_dir: Option<PathBuf>,
+}
+
+fn whole_seconds(text: &str) -> Result<u32, String> {
+    let time = duration::parse(text).map_err(|error| error.to_string())?;
+    u32::try_from(time.as_secs()).map_err(|_| "is longer than 136 years".to_owned())
+}
+
+/// A name that can be part of a file name.
+fn instance_name(name: &str) -> Result<String, String> {
+    let is_name = name.len() <= 63
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+    if is_name {
+        return Ok(name.to_owned());
+    }
+    Err("use 1 to 63 letters, digits, '-', '_' or '.', beginning with a letter or digit".to_owned())
 }
 
 /// Which proxy gets a query.

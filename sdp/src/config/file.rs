@@ -1,21 +1,17 @@
 //! Settings from `--config` (one YAML file) and `--config-dir` (one file per key).
-//!
-//! Both are turned into the arguments they stand for, so that a value is
-//! written and checked the same way wherever it comes from.
 
 use std::{
-    ffi::OsString,
     fs,
     io::{self, Read as _},
     path::{Path, PathBuf},
 };
 
-use clap::{CommandFactory, Parser};
-use daemon::config_dir::{self, DirError, Entry, go_bool};
+use daemon::{
+    config_dir::{self, DirError, Entry},
+    flags::{self, ValueError},
+};
 use limits::yaml;
 use serde_json::Value;
-
-use super::args::{Cli, Settings};
 
 /// Bytes of a settings file.
 const MAX_FILE: usize = 1 << 20;
@@ -40,59 +36,44 @@ const RENAMED: &[(&str, &str)] = &[
     ("sdp-prometheus-serve-addr", "metrics-address"),
     // Of a chart before the first release.
     ("tofqdns-server-port", "standalone-dns-proxy-server-port"),
+    ("debug", "log-level"),
 ];
 
 /// Why a configuration file was not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    #[error("{flag} {path}: {source}", path = .path.display())]
-    Read {
-        /// Flag that named it: `--config` or `--config-dir`.
-        flag: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    #[error("--config {path}: {source}", path = .path.display())]
+    Read { path: PathBuf, source: io::Error },
+    /// The directory cannot be read.
+    #[error("--config-dir {0}")]
+    Dir(#[from] DirError),
     /// It is not a YAML mapping of settings to plain values.
     #[error("--config {path}: {reason}", path = .path.display())]
     Syntax { path: PathBuf, reason: String },
     /// A key is no setting.
-    #[error("--config {path}: unknown key {key:?} (holdfast-sdp --help lists them all)", path = .path.display())]
-    UnknownKey { path: PathBuf, key: String },
-    /// A value is not valid for its key.
-    #[error("{path}, key {key:?}: {reason}", path = .path.display())]
-    Value {
-        path: PathBuf,
-        key: String,
-        reason: String,
-    },
+    #[error("--config {path}: unknown key {key:?} (holdfast-sdp --help lists them all)", path = .0.path.display(), key = .0.key)]
+    UnknownKey(Entry),
+    #[error(transparent)]
+    Value(#[from] ValueError),
     /// Cilium's switch for this proxy is off.
     #[error("{path} is false: this proxy is switched off (set it to true, or do not run the proxy)", path = .0.display())]
     SwitchedOff(PathBuf),
 }
 
-/// Settings of a file or directory, with what was odd about them.
-#[derive(Debug, Default)]
-pub(crate) struct FromFile {
-    pub settings: Settings,
-    /// Keys that are not settings of this program. A ConfigMap may have keys of other programs.
-    pub ignored: Vec<String>,
-}
-
-/// Reads the file of `--config`. An unknown key is an error.
-pub(crate) fn read_yaml(path: &Path) -> Result<FromFile, FileError> {
+/// The settings in the file of `--config`.
+pub(super) fn yaml(path: &Path) -> Result<Vec<Entry>, FileError> {
     let mut text = String::new();
     // One byte more than allowed shows that a file is too long. A device has no end.
     let most = u64::try_from(MAX_FILE + 1).unwrap_or(u64::MAX);
     let read = fs::File::open(path).and_then(|file| file.take(most).read_to_string(&mut text));
     read.map_err(|source| FileError::Read {
-        flag: "--config",
         path: path.to_owned(),
         source,
     })?;
     parse_yaml(path, &text)
 }
 
-fn parse_yaml(path: &Path, text: &str) -> Result<FromFile, FileError> {
+fn parse_yaml(path: &Path, text: &str) -> Result<Vec<Entry>, FileError> {
     let syntax = |reason: String| FileError::Syntax {
         path: path.to_owned(),
         reason,
@@ -104,7 +85,7 @@ fn parse_yaml(path: &Path, text: &str) -> Result<FromFile, FileError> {
     }
     let documents = yaml::documents(text);
     let document = match documents.as_slice() {
-        [] => return Ok(FromFile::default()),
+        [] => return Ok(Vec::new()),
         [one] => one.value(),
         [_, _, ..] => {
             return Err(syntax(
@@ -115,99 +96,33 @@ fn parse_yaml(path: &Path, text: &str) -> Result<FromFile, FileError> {
         }
     };
     let mapping = match document.map_err(|e| syntax(format!("{e}; {}", e.remedy())))? {
-        Value::Null => return Ok(FromFile::default()),
+        Value::Null => return Ok(Vec::new()),
         Value::Object(mapping) => mapping,
         _ => return Err(syntax("expected a mapping of settings to values".into())),
     };
-    let mut settings = Settings::default();
-    for (key, value) in mapping {
-        if !is_setting(&key) {
-            return Err(FileError::UnknownKey {
-                path: path.to_owned(),
-                key,
-            });
-        }
-        let text = match &value {
-            Value::Array(items) => items
-                .iter()
-                .map(scalar)
-                .collect::<Option<Vec<_>>>()
-                .map(|items| items.join(",")),
-            one => scalar(one),
-        };
-        let text = text.ok_or_else(|| FileError::Value {
+    let entry = |(key, value): (String, Value)| {
+        let text = plain(&value);
+        let mut entry = Entry {
             path: path.to_owned(),
-            key: key.clone(),
-            reason: "expected a plain value or a list of plain values".into(),
-        })?;
-        settings = settings.or(one_setting(path, &key, &text)?);
-    }
-    Ok(FromFile {
-        settings,
-        ignored: Vec::new(),
-    })
-}
-
-/// Reads the directory of `--config-dir`. Unknown keys are ignored and returned.
-pub(crate) fn read_dir(dir: &Path) -> Result<FromFile, FileError> {
-    let entries = config_dir::read(dir).map_err(|DirError { path, source }| FileError::Read {
-        flag: "--config-dir",
-        path,
-        source,
-    })?;
-    let mut found = FromFile::default();
-    for Entry { path, key, text } in entries {
-        take_key(&mut found, &path, &key, &text)?;
-    }
-    Ok(found)
-}
-
-/// `key` of a ConfigMap, written for Go programs.
-fn take_key(found: &mut FromFile, path: &Path, key: &str, text: &str) -> Result<(), FileError> {
-    if ACCEPTED.contains(&key) {
-        return Ok(());
-    }
-    if SWITCHES.contains(&key) {
-        return match is_true(path, key, text)? {
-            true => Ok(()),
-            false => Err(FileError::SwitchedOff(path.to_owned())),
+            key,
+            text: String::new(),
         };
-    }
-    let renamed = RENAMED.iter().find(|(theirs, _)| *theirs == key);
-    let (key, text) = match key {
-        "debug" if is_true(path, key, text)? => ("log-level", "debug"),
-        "debug" => return Ok(()),
-        key => (renamed.map_or(key, |(_, ours)| ours), text),
+        let reason = "expected a plain value or a list of plain values";
+        entry.text = text.ok_or_else(|| ValueError::new(&entry, reason))?;
+        Ok(entry)
     };
-    if !is_setting(key) {
-        found.ignored.push(key.to_owned());
-        return Ok(());
-    }
-    let text = match go_bool(text) {
-        Some(value) if takes_bool(key) => value.to_string(),
-        _ => text.to_owned(),
-    };
-    let one = one_setting(path, key, &text)?;
-    found.settings = std::mem::take(&mut found.settings).or(one);
-    Ok(())
+    mapping.into_iter().map(entry).collect()
 }
 
-fn is_true(path: &Path, key: &str, text: &str) -> Result<bool, FileError> {
-    go_bool(text).ok_or_else(|| FileError::Value {
-        path: path.to_owned(),
-        key: key.to_owned(),
-        reason: format!("{text:?} is neither true nor false"),
-    })
-}
-
-fn takes_bool(key: &str) -> bool {
-    Cli::command()
-        .get_arguments()
-        .find(|arg| arg.get_long() == Some(key))
-        .is_some_and(|arg| {
-            let values = arg.get_possible_values();
-            values.iter().any(|value| value.get_name() == "true")
-        })
+/// A value as it stands on the command line.
+fn plain(value: &Value) -> Option<String> {
+    match value {
+        Value::Array(items) => {
+            let items: Option<Vec<_>> = items.iter().map(scalar).collect();
+            Some(items?.join(","))
+        }
+        one => scalar(one),
+    }
 }
 
 fn scalar(value: &Value) -> Option<String> {
@@ -218,54 +133,67 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
-fn is_setting(key: &str) -> bool {
-    !matches!(key, "config" | "config-dir" | "help" | "version")
-        && Cli::command()
-            .get_arguments()
-            .any(|arg| arg.get_long() == Some(key))
-}
-
-fn one_setting(path: &Path, key: &str, text: &str) -> Result<Settings, FileError> {
-    let argument = OsString::from(format!("--{key}={text}"));
-    match Cli::try_parse_from([OsString::from("holdfast-sdp"), argument]) {
-        Ok(cli) => Ok(cli.settings),
-        Err(error) => {
-            let text = error.to_string();
-            let first = text.lines().next().unwrap_or_default();
-            Err(FileError::Value {
-                path: path.to_owned(),
-                key: key.to_owned(),
-                reason: first.strip_prefix("error: ").unwrap_or(first).to_owned(),
-            })
+/// The settings in the directory of `--config-dir`, a ConfigMap written for Go programs.
+pub(super) fn directory(dir: &Path) -> Result<Vec<Entry>, FileError> {
+    let mut found = Vec::new();
+    for mut entry in config_dir::read(dir)? {
+        let key = entry.key.as_str();
+        if ACCEPTED.contains(&key) {
+            continue;
         }
+        if SWITCHES.contains(&key) {
+            if flags::is_true(&entry)? {
+                continue;
+            }
+            return Err(FileError::SwitchedOff(entry.path));
+        }
+        if key == "debug" {
+            if !flags::is_true(&entry)? {
+                continue;
+            }
+            entry.text = "debug".to_owned();
+        }
+        if let Some((_, ours)) = RENAMED.iter().find(|(theirs, _)| *theirs == key) {
+            entry.key = (*ours).to_owned();
+        }
+        found.push(entry);
     }
+    Ok(found)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{ffi::OsString, time::Duration};
 
     use super::*;
     use dns_policy::reject_code::RejectCode;
 
-    use crate::config::args::MetricsAddress;
+    use crate::config::{AgentAddress, Config, ConfigError, MetricsAddress};
+
+    fn resolve(flag: &str, path: &Path) -> Result<Config, ConfigError> {
+        let flag = format!("--{flag}={}", path.display());
+        Config::resolve([OsString::from("holdfast-sdp"), flag.into()])
+    }
+
+    fn resolve_yaml(text: &str) -> Result<Config, ConfigError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.yaml");
+        fs::write(&path, text).unwrap();
+        resolve("config", &path)
+    }
 
     #[test]
     fn yaml_accepts_plain_values_and_lists() {
         let text = "tofqdns-proxy-port: 5353\nenable-ipv6: false\nname: n1\nagent-address:\n  - unix:///a\n  - tcp://h:1\n";
-        let found = parse_yaml(Path::new("c.yaml"), text).unwrap().settings;
-        assert_eq!(found.tofqdns_proxy_port, Some(5353));
-        assert_eq!(found.enable_ipv6, Some(false));
-        assert_eq!(found.agent_address.unwrap().len(), 2);
+        let found = resolve_yaml(text).unwrap();
+        assert_eq!(found.flags.tofqdns_proxy_port, 5353);
+        assert!(!found.flags.enable_ipv6);
+        assert_eq!(found.agent.len(), 2);
     }
 
     #[test]
     fn yaml_names_what_is_wrong() {
-        let error = |text| {
-            parse_yaml(Path::new("c.yaml"), text)
-                .unwrap_err()
-                .to_string()
-        };
+        let error = |text| resolve_yaml(text).unwrap_err().to_string();
         let unknown = error("tofqdns-proxy-prot: 1\n");
         assert!(
             unknown.contains("tofqdns-proxy-prot") && unknown.contains("c.yaml"),
@@ -302,7 +230,7 @@ mod tests {
         let twice = error("name: a\nname: b\n");
         assert!(twice.contains("duplicate"), "{twice}");
         // An endless file is not read to its end.
-        let endless = read_yaml(Path::new("/dev/zero")).unwrap_err().to_string();
+        let endless = yaml(Path::new("/dev/zero")).unwrap_err().to_string();
         assert!(endless.contains("/dev/zero"), "{endless}");
         for empty in ["", "# nothing\n", "---\n"] {
             assert!(parse_yaml(Path::new("c.yaml"), empty).is_ok(), "{empty:?}");
@@ -351,25 +279,21 @@ mod tests {
     fn a_cilium_config_map_is_accepted_unchanged() {
         let dir = config_map(CILIUMS);
         fs::create_dir(dir.path().join("..data")).unwrap();
-        let found = read_dir(dir.path()).unwrap();
-        let settings = found.settings;
-        assert_eq!(settings.standalone_dns_proxy_server_port, Some(10195));
-        assert_eq!(settings.tofqdns_proxy_port, Some(10194));
-        assert_eq!(settings.enable_ipv4, Some(true));
-        assert_eq!(settings.enable_ipv6, Some(false));
-        assert_eq!(settings.log_level, None);
+        let found = resolve("config-dir", dir.path()).unwrap();
         assert_eq!(
-            settings.metrics_address,
-            Some(MetricsAddress::AnyHost(9971))
+            found.agent[1],
+            AgentAddress::Tcp("127.0.0.1:10195".to_owned())
         );
-        assert_eq!(
-            settings.tofqdns_dns_reject_response_code,
-            Some(RejectCode::NameError)
-        );
-        let delay = settings.tofqdns_proxy_response_max_delay.unwrap();
+        assert_eq!(found.reject, RejectCode::NameError);
+        let flags = &found.flags;
+        assert_eq!(flags.tofqdns_proxy_port, 10194);
+        assert!(flags.enable_ipv4 && !flags.enable_ipv6);
+        assert_eq!(flags.log_level, "info");
+        assert_eq!(flags.metrics_address, MetricsAddress::AnyHost(9971));
+        let delay = flags.tofqdns_proxy_response_max_delay;
         assert_eq!(delay, Duration::from_millis(250));
-        assert_eq!(settings.tofqdns_min_ttl.unwrap().as_secs(), 3600);
-        assert_eq!(settings.dnsproxy_concurrency_limit, Some(1000));
+        assert_eq!(flags.tofqdns_min_ttl, 3600);
+        assert_eq!(flags.dnsproxy_concurrency_limit, 1000);
         let theirs = [
             "bpf-policy-map-max",
             "cluster-id",
@@ -377,7 +301,8 @@ mod tests {
             "identity-allocation-mode",
             "kube-proxy-replacement",
         ];
-        assert_eq!(found.ignored, theirs);
+        let ignored = format!("ignored: {}", theirs.join(", "));
+        assert!(found.notes[0].ends_with(&ignored), "{:?}", found.notes);
     }
 
     #[test]
@@ -392,7 +317,7 @@ mod tests {
             ("sdp-prometheus-serve-addr", "9961"),
         ] {
             let dir = config_map(&[(key, value)]);
-            let error = read_dir(dir.path()).unwrap_err().to_string();
+            let error = resolve("config-dir", dir.path()).unwrap_err().to_string();
             let file = dir.path().join(key);
             assert!(error.contains(&file.display().to_string()), "{error}");
             assert!(error.contains(value), "{error}");
@@ -403,7 +328,7 @@ mod tests {
     fn either_switch_turns_it_off() {
         for key in SWITCHES {
             let dir = config_map(&[(key, "false")]);
-            let off = read_dir(dir.path());
+            let off = directory(dir.path());
             assert!(matches!(off, Err(FileError::SwitchedOff(_))), "{off:?}");
         }
     }

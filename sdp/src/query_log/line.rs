@@ -131,10 +131,7 @@ impl<'a> Line<'a> {
             identity: entry.endpoint.map(|(_, identity)| identity),
             name: &entry.name,
             qtype: type_name(entry.qtype),
-            protocol: match entry.transport {
-                Transport::Udp => "udp",
-                Transport::Tcp => "tcp",
-            },
+            protocol: entry.transport.as_str(),
             verdict: if entry.allowed { "allowed" } else { "denied" },
             server: entry.server.ip(),
             port: entry.server.port(),

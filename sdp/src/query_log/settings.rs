@@ -88,12 +88,6 @@ impl Sample {
     }
 }
 
-impl Default for Sample {
-    fn default() -> Self {
-        Self(1)
-    }
-}
-
 impl FromStr for Sample {
     type Err = String;
 

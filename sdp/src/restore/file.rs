@@ -7,7 +7,6 @@
 //! Learned names come last in our files, and after all that is used of Cilium's. They are not
 //! read: one pod's names would keep every pod waiting for its first answer.
 
-mod by_address;
 mod members;
 
 use std::{
@@ -18,19 +17,16 @@ use std::{
 
 use dns_policy::{
     pattern,
-    rule::{EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport},
+    rule::{EndpointRules, NameRules},
+    stored_rules::{
+        StoredRules, UnknownProtocol, VERSION,
+        by_address::{SkippedRows, by_address},
+    },
 };
 use serde::Deserialize;
 use shared_maps::{EndpointId, IdentityId};
 
-pub use self::by_address::SkippedRows;
-use self::{
-    by_address::by_address,
-    members::{ByteRange, Members, MembersError},
-};
-
-/// Newest version of `HoldfastDNSRules` that is understood.
-pub const VERSION: u64 = 1;
+use self::members::{ByteRange, Members, MembersError};
 
 /// The used parts of a file.
 #[derive(Debug, PartialEq, Eq)]
@@ -63,6 +59,8 @@ pub enum FileError {
     /// A field's text cannot be read.
     #[error("damaged: {field} is {value:?}")]
     Field { field: &'static str, value: String },
+    #[error("damaged: {0}")]
+    Protocol(#[from] UnknownProtocol),
     /// Written by a newer version.
     #[error(
         "HoldfastDNSRules has version {0}; this program reads up to {VERSION}: upgrade holdfast-sdp"
@@ -175,41 +173,6 @@ struct RawVersion {
     version: u64,
 }
 
-#[derive(Deserialize)]
-struct RawRules {
-    boot_id: String,
-    #[serde(default)]
-    ports: Vec<RawPort>,
-}
-
-#[derive(Deserialize)]
-struct RawPort {
-    port: u16,
-    protocol: u8,
-    #[serde(default)]
-    rules: Vec<RawSelector>,
-}
-
-#[derive(Deserialize)]
-struct RawSelector {
-    #[serde(default)]
-    selector: String,
-    #[serde(default)]
-    any_server: bool,
-    #[serde(default)]
-    servers: Vec<u32>,
-    #[serde(default)]
-    names: Vec<RawName>,
-}
-
-#[derive(Deserialize)]
-struct RawName {
-    #[serde(default)]
-    match_name: Option<String>,
-    #[serde(default)]
-    match_pattern: Option<String>,
-}
-
 /// Reads a file. Rules by identity count only for the boot `boot_id`: identity numbers of
 /// another one mean nothing.
 pub fn parse(reader: impl Read, boot_id: &str) -> Result<EndpointFile, FileError> {
@@ -244,8 +207,12 @@ pub fn parse(reader: impl Read, boot_id: &str) -> Result<EndpointFile, FileError
         None => None,
     };
     let mut skipped = SkippedRows::default();
-    let rules = match ours.filter(|rules: &RawRules| rules.boot_id == boot_id) {
-        Some(rules) => Some(by_identity(rules)?),
+    let rules = match ours.filter(|rules: &StoredRules| rules.boot_id == boot_id) {
+        Some(rules) => {
+            let rules = rules.into_rules()?;
+            check(&rules)?;
+            Some(rules)
+        }
         None => raw
             .get(Member::ByAddress)?
             .map(|rows| by_address(rows, &mut skipped)),
@@ -260,63 +227,26 @@ pub fn parse(reader: impl Read, boot_id: &str) -> Result<EndpointFile, FileError
     })
 }
 
-fn by_identity(raw: RawRules) -> Result<EndpointRules, FileError> {
-    let mut ports = Vec::with_capacity(raw.ports.len());
-    for port in raw.ports {
-        let transport = Transport::from_number(port.protocol).ok_or(FileError::Field {
-            field: "HoldfastDNSRules.ports.protocol",
-            value: port.protocol.to_string(),
-        })?;
-        let rules = port
-            .rules
-            .into_iter()
-            .map(selector_rule)
-            .collect::<Result<_, _>>()?;
-        ports.push(PortRules {
-            port: port.port,
-            transport,
-            rules,
-        });
-    }
-    Ok(EndpointRules { ports })
-}
-
-fn selector_rule(raw: RawSelector) -> Result<SelectorRule, FileError> {
-    let mut names = Vec::with_capacity(raw.names.len());
-    for name in raw.names {
-        let wrong = |reason: String| FileError::Name {
-            selector: raw.selector.clone(),
-            reason,
+/// Checks the names of the rules.
+fn check(rules: &EndpointRules) -> Result<(), FileError> {
+    for rule in rules.ports.iter().flat_map(|port| &port.rules) {
+        let NameRules::Names(names) = &rule.names else {
+            continue;
         };
-        let rule = match (name.match_name, name.match_pattern) {
-            (Some(name), None) => NameRule::Name(name),
-            (None, Some(pattern)) => NameRule::Pattern(pattern),
-            _ => {
-                return Err(wrong(
-                    "needs exactly one of match_name and match_pattern".into(),
-                ));
-            }
-        };
-        pattern::validate_rule(&rule).map_err(|error| wrong(error.to_string()))?;
-        names.push(rule);
+        for name in names {
+            pattern::validate_rule(name).map_err(|error| FileError::Name {
+                selector: rule.selector.clone(),
+                reason: error.to_string(),
+            })?;
+        }
     }
-    Ok(SelectorRule {
-        servers: if raw.any_server {
-            Servers::Any
-        } else {
-            Servers::Identities(raw.servers.into_iter().map(IdentityId).collect())
-        },
-        names: if names.is_empty() {
-            NameRules::All
-        } else {
-            NameRules::Names(names)
-        },
-        selector: raw.selector,
-    })
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use dns_policy::rule::{Servers, Transport};
+
     use super::*;
 
     const CILIUM: &str = r#"{
@@ -484,6 +414,6 @@ mod tests {
         assert!(error("{").contains("damaged"));
         assert!(error(r#"{"ID": 7, "IPv4": "10.0.0"}"#).contains("IPv4"));
         let both = ours(1, "boot", r#"{"match_name": "a", "match_pattern": "b"}"#);
-        assert!(error(&both).contains("exactly one"));
+        assert!(error(&both).contains("damaged"));
     }
 }

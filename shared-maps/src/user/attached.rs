@@ -19,24 +19,18 @@ const TCX_EGRESS: u32 = 47;
 /// Programs that are read of one chain. The kernel allows no more.
 const CHAIN: usize = 64;
 
-/// Which of an interface's two chains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// Packets that the interface receives.
-    Ingress,
-    /// Packets that the interface sends.
-    Egress,
+crate::words! {
+    /// Which of an interface's two chains.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Direction {
+        /// Packets that the interface receives.
+        Ingress => "ingress",
+        /// Packets that the interface sends.
+        Egress => "egress",
+    }
 }
 
 impl Direction {
-    /// Word for messages: `ingress` or `egress`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Ingress => "ingress",
-            Self::Egress => "egress",
-        }
-    }
-
     const fn attach_type(self) -> u32 {
         match self {
             Self::Ingress => TCX_INGRESS,

@@ -43,16 +43,7 @@ pub struct Scrape {
     pub agents: usize,
     /// Changes of objects since the start.
     pub changes: u64,
-    /// Bytes of frames sent to agents, before TLS.
-    pub bytes: u64,
-    /// Snapshots that were begun for agents.
-    pub snapshots: u64,
-    /// Of these to agents that were too far behind.
-    pub resynced: u64,
-    /// Agents that were cut off.
-    pub cut: u64,
-    /// Peers that were not served.
-    pub refused: Counts<Refusal>,
+    counters: Arc<Counters>,
     /// Since when renewed certificates cannot be used, seconds.
     pub certificates_stale: u64,
     pub watches: Vec<WatchHealth>,
@@ -60,21 +51,18 @@ pub struct Scrape {
 
 impl Scrape {
     fn of(shared: &Shared) -> Self {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Self {
             agents: shared.agents(),
             changes: shared.sequence(),
-            bytes: read(&shared.counters.bytes),
-            snapshots: read(&shared.counters.snapshots),
-            resynced: read(&shared.counters.resynced),
-            cut: read(&shared.counters.cut),
-            refused: shared.counters.refused.clone(),
+            counters: Arc::clone(&shared.counters),
             certificates_stale: shared.certificates.seconds(),
             watches: shared.health.watches(),
         }
     }
 
     fn write(&self, out: &mut Families<'_, '_>) -> fmt::Result {
+        let counters = &self.counters;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let watches = || self.watches.iter();
         families! { out;
             /// Agents that are connected to this relay
@@ -83,18 +71,18 @@ impl Scrape {
             counter relay_changes = self.changes;
             /// Times that an agent got every object, because it was new or had been away for too
             /// long
-            counter relay_snapshots = self.snapshots;
+            counter relay_snapshots = read(&counters.snapshots);
             /// Times that a connected agent was so far behind that it got every object again
-            counter relay_agents_resynced = self.resynced;
+            counter relay_agents_resynced = read(&counters.resynced);
             /// Agents that were cut off because they read nothing for 30 seconds
-            counter relay_agents_cut = self.cut;
+            counter relay_agents_cut = read(&counters.cut);
             /// Connections and requests that this relay did not serve
-            counter_by relay_refused = |refusal| self.refused.get(refusal);
+            counter_by relay_refused = |refusal| counters.refused.get(refusal);
             /// How long the files of --tls-cert, --tls-key and --client-ca have not been usable,
             /// seconds: the relay uses those that it read last; 0 = they are
             gauge relay_certificates_stale_seconds = self.certificates_stale;
             /// Bytes that this relay sent to agents, before TLS
-            counter relay_sent_bytes = self.bytes;
+            counter relay_sent_bytes = read(&counters.bytes);
             /// Objects of the cluster that this relay has
             gauges kubernetes_objects["kind"] = watches().map(|watch| (&watch.kind, watch.objects));
             /// How long a watch of this relay has not followed the API server, seconds; 0 = it does

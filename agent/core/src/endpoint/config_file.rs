@@ -6,7 +6,7 @@ mod unrendered;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use dns_policy::{name::Fqdn, rule::EndpointRules};
+use dns_policy::{name::Fqdn, rule::EndpointRules, stored_rules::UnknownProtocol};
 use shared_maps::{EndpointId, IdentityId};
 
 use crate::{datapath::link::Link, endpoint::spec::EndpointSpec, labels::LabelSet};
@@ -122,6 +122,8 @@ pub enum FileError {
     /// A field's text cannot be read.
     #[error("ep_config.json: field {field}: `{value}` cannot be read")]
     Field { field: &'static str, value: String },
+    #[error("ep_config.json: {0}")]
+    Protocol(#[from] UnknownProtocol),
     /// Written by a newer version.
     #[error(
         "ep_config.json: HoldfastDNSRules has version {0}; this program reads up to 1: upgrade holdfast-agent"

@@ -15,7 +15,7 @@ pub mod service;
 pub(crate) mod service_cidr;
 pub mod slice;
 
-pub use self::read::Protocol;
+pub use netpol::policy::Protocol;
 
 #[cfg(test)]
 mod tests;

@@ -14,11 +14,14 @@ mod name;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use netpol::field::{Checked, Field};
+use netpol::{
+    field::{Checked, Field},
+    policy::Protocol,
+};
 use serde_json::Value;
 
 use super::{
-    rule::{Direction, PortRule, Ports, Protocol, Rule, TierAction, TierRule},
+    rule::{Direction, PortRule, Ports, Rule, TierAction, TierRule},
     validate::{node_labels, only, pods_of_namespace},
 };
 use crate::{
@@ -183,12 +186,9 @@ fn port(field: &Field<'_>) -> Checked<PortRule> {
     only(field, &["protocol", "port"], &[])?;
     let names = "write TCP, UDP or SCTP";
     let written = field.get("protocol").required(names)?;
-    let protocol = match written.text()? {
-        "TCP" => Protocol::Tcp,
-        "UDP" => Protocol::Udp,
-        "SCTP" => Protocol::Sctp,
-        other => return written.refuse(format!("is `{other}`"), names),
-    };
+    let text = written.text()?;
+    let protocol =
+        Protocol::parse(text).ok_or_else(|| written.fault(format!("is `{text}`"), names))?;
     let numbers = "write a number from 1 to 65535; without `ports` the rule means every port";
     let port = field.get("port").required(numbers)?;
     let number = port.value.and_then(Value::as_u64);
@@ -198,7 +198,7 @@ fn port(field: &Field<'_>) -> Checked<PortRule> {
         return port.refuse(format!("is {written}"), numbers);
     };
     Ok(PortRule {
-        protocol,
+        protocol: protocol.into(),
         ports: Ports::Range(number, number),
         dns: None,
     })

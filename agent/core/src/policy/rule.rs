@@ -128,6 +128,16 @@ impl Protocol {
     }
 }
 
+impl From<netpol::policy::Protocol> for Protocol {
+    fn from(protocol: netpol::policy::Protocol) -> Self {
+        match protocol {
+            netpol::policy::Protocol::Tcp => Self::Tcp,
+            netpol::policy::Protocol::Udp => Self::Udp,
+            netpol::policy::Protocol::Sctp => Self::Sctp,
+        }
+    }
+}
+
 impl fmt::Display for PortRule {
     /// `TCP 80`, `UDP 7000-7010`, `TCP http`, `ICMP type 8`, `ANY any port`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

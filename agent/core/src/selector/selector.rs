@@ -102,7 +102,7 @@ impl fmt::Display for Selector {
             Self::DnsName(selector) => write!(f, "dnsname:{}", selector.text()),
             Self::Node(selector) if selector.requirements.is_empty() => f.write_str("<every node>"),
             Self::Node(selector) => write!(f, "{selector}"),
-            Self::Entity(entity) => write!(f, "entity:{}", entity.name()),
+            Self::Entity(entity) => write!(f, "entity:{}", entity.as_str()),
         }
     }
 }

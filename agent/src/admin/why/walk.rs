@@ -141,10 +141,11 @@ impl Walk<'_> {
         let (mut passing, mut failing) = (0, 0);
         for (found, read) in self.found.addresses.iter().zip(self.read) {
             let mut way = vec![self.ipcache(found, read), self.identity(found, read)];
-            way.extend(self.service(found.address, read));
+            let backends = self.backends(read);
+            way.extend(self.service(found.address, read, &backends));
             way.push(self.policy_map(found, read));
             way.extend(read.receiver.as_ref().map(|r| self.receiver(found, r)));
-            let end = self.end(found, read, first_missing(&way));
+            let end = self.end(found, read, &backends, first_missing(&way));
             let passes = end.outcome.passes();
             if passes {
                 calm(&mut way);

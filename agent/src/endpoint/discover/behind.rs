@@ -64,18 +64,20 @@ pub(super) async fn lead_apart(handle: &Handle, first: u32, second: u32) -> io::
     }
 }
 
+fn infos(link: &LinkMessage) -> impl Iterator<Item = &LinkInfo> {
+    let attributes = link.attributes.iter();
+    let infos = attributes.filter_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(infos) => Some(infos),
+        _ => None,
+    });
+    infos.flatten()
+}
+
 /// Whether an interface is one end of a pair: others, of VLANs for example, name the interface
 /// that they use.
 fn is_pair(link: &LinkMessage) -> bool {
-    let infos = link
-        .attributes
-        .iter()
-        .filter_map(|attribute| match attribute {
-            LinkAttribute::LinkInfo(infos) => Some(infos),
-            _ => None,
-        });
     let pair = |info: &LinkInfo| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit));
-    infos.flatten().any(pair)
+    infos(link).any(pair)
 }
 
 /// Whether an interface is one end of a pair whose other end is in another namespace.
@@ -85,14 +87,7 @@ pub(super) fn leads_elsewhere(link: &LinkMessage) -> bool {
 
 /// Kind of an interface, as the kernel calls it.
 pub(super) fn kind(link: &LinkMessage) -> String {
-    let infos = link
-        .attributes
-        .iter()
-        .filter_map(|attribute| match attribute {
-            LinkAttribute::LinkInfo(infos) => Some(infos),
-            _ => None,
-        });
-    let mut kinds = infos.flatten().filter_map(|info| match info {
+    let mut kinds = infos(link).filter_map(|info| match info {
         LinkInfo::Kind(kind) => Some(kind.to_string()),
         _ => None,
     });

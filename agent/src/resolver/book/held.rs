@@ -23,25 +23,16 @@ const MAX_LEARNED: usize = 1000;
 /// a pod can have any number of them.
 pub(super) const NEWS: u32 = 250;
 
-/// Where the addresses of a name come from, as this agent knows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
-    /// A look-up by this agent.
-    LookUp,
-    /// An answer that a pod of this node got.
-    Pod,
-    /// The store: another agent, or the last run.
-    Store,
-}
-
-impl Said {
-    /// Value of `said_by` in `resolver list`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::LookUp => "look-up",
-            Self::Pod => "pod",
-            Self::Store => "store",
-        }
+shared_maps::words! {
+    /// Where the addresses of a name come from, as this agent knows it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Said {
+        /// A look-up by this agent.
+        LookUp => "look-up",
+        /// An answer that a pod of this node got.
+        Pod => "pod",
+        /// The store: another agent, or the last run.
+        Store => "store",
     }
 }
 

@@ -214,7 +214,7 @@ pub(in crate::link) fn mapping_out(
             }),
             server_addr: mapping.server.to_string(),
             server_identity: server.0,
-            protocol: protocol(mapping.transport).to_owned(),
+            protocol: mapping.transport.as_str().to_owned(),
             allowed: true,
             ..wire::MetricsData::default()
         }),
@@ -254,7 +254,7 @@ pub(in crate::link) fn report_out(report: &QueryReport) -> wire::FqdnMapping {
             source_port: report.client.port().into(),
             server_addr: report.server.to_string(),
             server_identity: report.server_identity.0,
-            protocol: protocol(report.transport).to_owned(),
+            protocol: report.transport.as_str().to_owned(),
             allowed: report.allowed,
             error_message: failure.map_or_else(String::new, |failure| failure.to_string()),
             error_type: error.into(),
@@ -271,13 +271,6 @@ fn stats(times: &Times) -> wire::ProcessingStats {
         upstream: nanos(times.upstream),
         semaphore_acquire: 0,
         policy_check: nanos(times.policy_check),
-    }
-}
-
-fn protocol(transport: Transport) -> &'static str {
-    match transport {
-        Transport::Udp => "udp",
-        Transport::Tcp => "tcp",
     }
 }
 

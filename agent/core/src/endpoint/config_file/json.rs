@@ -5,13 +5,20 @@ use std::{
     net::IpAddr,
 };
 
-use dns_policy::{name::Fqdn, wall_time};
+use dns_policy::{
+    name::Fqdn,
+    stored_rules::{
+        self, StoredRules,
+        by_address::{SkippedRows, by_address},
+    },
+    wall_time,
+};
 use serde::{Deserialize, Serialize, Serializer};
+use serde_json::Value;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    EndpointFile, FileError, HistoryEntry, ServerAddresses, ZombieEntry,
-    rules::{self, OwnRules, RulesV2},
+    EndpointFile, FileError, HistoryEntry, RulesInFile, ServerAddresses, ZombieEntry, rules,
 };
 use crate::{
     datapath::link::Link,
@@ -19,9 +26,10 @@ use crate::{
     labels::{LabelSet, NAMESPACE_KEY},
 };
 
-/// With names as they are read, or as they are written ([`HistoryOut`]).
+/// With names as they are read, or as they are written ([`HistoryOut`]), and so with Cilium's rules
+/// of a port.
 #[derive(Serialize, Deserialize)]
-struct File<H> {
+struct File<H, V> {
     #[serde(rename = "ID")]
     id: u16,
     #[serde(rename = "ContainerNetnsPath", default)]
@@ -47,7 +55,7 @@ struct File<H> {
         default,
         skip_serializing_if = "Option::is_none"
     )]
-    rules_v2: Option<RulesV2>,
+    rules_v2: Option<BTreeMap<String, V>>,
     #[serde(rename = "K8sPodName", default)]
     pod: String,
     #[serde(rename = "K8sNamespace", default)]
@@ -57,7 +65,7 @@ struct File<H> {
         default,
         skip_serializing_if = "Option::is_none"
     )]
-    own_rules: Option<OwnRules>,
+    own_rules: Option<StoredRules>,
     #[serde(
         rename = "HoldfastOnBridge",
         default,
@@ -198,7 +206,10 @@ pub fn render(file: &EndpointFile, servers: &ServerAddresses, limit: usize) -> S
         namespace: namespace
             .map(|label| label.value().to_owned())
             .unwrap_or_default(),
-        own_rules: file.rules.as_ref().map(rules::own),
+        own_rules: file
+            .rules
+            .as_ref()
+            .map(|of| StoredRules::new(&of.rules, &of.boot_id, of.start, of.revision)),
         key: file.key.clone(),
         on_bridge: file.on_bridge,
         link: file.link.clone(),
@@ -229,19 +240,27 @@ fn zombie_json(entry: &ZombieEntry) -> (String, ZombieJson) {
 
 /// Reads an `ep_config.json`, this program's or Cilium's.
 pub fn parse(text: &str) -> Result<EndpointFile, FileError> {
-    let json: File<History> = serde_json::from_str(text)?;
+    let json: File<History, Value> = serde_json::from_str(text)?;
     let labels = json
         .identity
         .labels
         .as_ref()
         .or(json.op_labels.identity.as_ref());
     let rules = match json.own_rules {
-        Some(own) => Some(rules::read_own(own)?),
-        None => json.rules_v2.as_ref().map(|v2| super::RulesInFile {
+        Some(own) if own.version > stored_rules::VERSION => {
+            return Err(FileError::Newer(own.version));
+        }
+        Some(own) => Some(RulesInFile {
+            boot_id: own.boot_id.clone(),
+            start: own.start,
+            revision: own.revision,
+            rules: own.into_rules()?,
+        }),
+        None => json.rules_v2.map(|v2| RulesInFile {
             boot_id: String::new(),
             start: 0,
             revision: 0,
-            rules: rules::read_v2(v2),
+            rules: by_address(v2, &mut SkippedRows::default()),
         }),
     };
     Ok(EndpointFile {

@@ -1,164 +1,31 @@
-//! DNS rules in two spellings: Cilium's by server address and regular expression
-//! (`DNSRulesV2`), and ours by server identity and name.
+//! DNS rules as Cilium spells them: by server address and regular expression (`DNSRulesV2`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use dns_policy::{
     name::Fqdn,
-    pattern::restored,
-    rule::{EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport},
+    rule::{EndpointRules, NameRule, NameRules, Servers},
 };
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
-use shared_maps::IdentityId;
+use serde::Serialize;
 
-use super::{FileError, RulesInFile, ServerAddresses};
-
-/// Version of `HoldfastDNSRules` that this program writes. A newer one is refused.
-const VERSION: u64 = 1;
+use super::ServerAddresses;
 
 /// `DNSRulesV2`: decimal `1 << 24 | protocol << 16 | port` → rules.
 pub(super) type RulesV2 = BTreeMap<String, Vec<RuleV2>>;
 
 /// A rule by address and regular expression.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 pub(super) struct RuleV2 {
-    #[serde(rename = "Re", default)]
+    #[serde(rename = "Re")]
     re: String,
-    #[serde(rename = "IPs", default)]
+    #[serde(rename = "IPs")]
     ips: Option<BTreeMap<String, Empty>>,
 }
 
 /// An empty JSON object: Cilium writes a set as a map to Go's empty struct.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 pub(super) struct Empty {}
-
-/// DNS rules under the key `HoldfastDNSRules`.
-#[derive(Serialize, Deserialize)]
-pub(super) struct OwnRules {
-    version: u64,
-    boot_id: String,
-    start: u64,
-    revision: u64,
-    ports: Vec<OwnPort>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct OwnPort {
-    port: u16,
-    protocol: u8,
-    rules: Vec<OwnRule>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct OwnRule {
-    selector: String,
-    #[serde(default)]
-    any_server: bool,
-    #[serde(default)]
-    servers: BTreeSet<u32>,
-    /// None at all allows every name.
-    #[serde(default)]
-    names: Vec<OwnName>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum OwnName {
-    MatchName(String),
-    MatchPattern(String),
-}
-
-/// Renders rules as `HoldfastDNSRules`, by server identity and name.
-pub(super) fn own(rules: &RulesInFile) -> OwnRules {
-    let ports = rules.rules.ports.iter().map(|port| OwnPort {
-        port: port.port,
-        protocol: port.transport.number(),
-        rules: port.rules.iter().filter_map(own_rule).collect(),
-    });
-    OwnRules {
-        version: VERSION,
-        boot_id: rules.boot_id.clone(),
-        start: rules.start,
-        revision: rules.revision,
-        ports: ports.collect(),
-    }
-}
-
-/// Rules by prefix or regular expression come from files only and are not written again.
-fn own_rule(rule: &SelectorRule) -> Option<OwnRule> {
-    let (any_server, servers) = match &rule.servers {
-        Servers::Any => (true, BTreeSet::new()),
-        Servers::Identities(ids) => (false, ids.iter().map(|id| id.0).collect()),
-        Servers::Prefixes(_) => return None,
-    };
-    let names = match &rule.names {
-        NameRules::All => Vec::new(),
-        NameRules::Names(list) if list.is_empty() => return None,
-        NameRules::Names(list) => list
-            .iter()
-            .map(|name| match name {
-                NameRule::Name(text) => OwnName::MatchName(text.clone()),
-                NameRule::Pattern(text) => OwnName::MatchPattern(text.clone()),
-            })
-            .collect(),
-        NameRules::Regex(_) => return None,
-    };
-    Some(OwnRule {
-        selector: rule.selector.clone(),
-        any_server,
-        servers,
-        names,
-    })
-}
-
-/// Reads `HoldfastDNSRules`; a newer version and an unknown protocol are refused.
-pub(super) fn read_own(own: OwnRules) -> Result<RulesInFile, FileError> {
-    if own.version > VERSION {
-        return Err(FileError::Newer(own.version));
-    }
-    let mut ports = Vec::new();
-    for port in own.ports {
-        let Some(transport) = Transport::from_number(port.protocol) else {
-            let value = port.protocol.to_string();
-            return Err(FileError::Field {
-                field: "HoldfastDNSRules.ports.protocol",
-                value,
-            });
-        };
-        let rules = port.rules.into_iter().map(|rule| SelectorRule {
-            selector: rule.selector,
-            servers: if rule.any_server {
-                Servers::Any
-            } else {
-                Servers::Identities(rule.servers.into_iter().map(IdentityId).collect())
-            },
-            names: if rule.names.is_empty() {
-                NameRules::All
-            } else {
-                NameRules::Names(rule.names.into_iter().map(own_name).collect())
-            },
-        });
-        ports.push(PortRules {
-            port: port.port,
-            transport,
-            rules: rules.collect(),
-        });
-    }
-    Ok(RulesInFile {
-        boot_id: own.boot_id,
-        start: own.start,
-        revision: own.revision,
-        rules: EndpointRules { ports },
-    })
-}
-
-fn own_name(name: OwnName) -> NameRule {
-    match name {
-        OwnName::MatchName(text) => NameRule::Name(text),
-        OwnName::MatchPattern(text) => NameRule::Pattern(text),
-    }
-}
 
 /// Spells rules by address; at most `limit` addresses per rule.
 pub(super) fn v2(rules: &EndpointRules, servers: &ServerAddresses, limit: usize) -> RulesV2 {
@@ -196,49 +63,6 @@ fn addresses<'a>(prefixes: impl Iterator<Item = &'a IpNet>) -> BTreeMap<String, 
         }
     };
     prefixes.map(|prefix| (text(prefix), Empty {})).collect()
-}
-
-/// Reads `DNSRulesV2`; ports with an unknown protocol are left out.
-pub(super) fn read_v2(rules: &RulesV2) -> EndpointRules {
-    let mut ports = Vec::new();
-    for (key, list) in rules {
-        let Some(number) = key.parse::<u32>().ok() else {
-            continue;
-        };
-        let (Ok(protocol), Ok(port)) = (
-            u8::try_from(number >> 16 & 0xff),
-            u16::try_from(number & 0xffff),
-        ) else {
-            continue;
-        };
-        let Some(transport) = Transport::from_number(protocol) else {
-            continue;
-        };
-        let rules = list.iter().map(|rule| SelectorRule {
-            selector: "restored".to_owned(),
-            servers: match &rule.ips {
-                None => Servers::Any,
-                Some(ips) if ips.is_empty() => Servers::Any,
-                Some(ips) => Servers::Prefixes(ips.keys().filter_map(|ip| prefix(ip)).collect()),
-            },
-            names: restored::names_of(&rule.re),
-        });
-        ports.push(PortRules {
-            port,
-            transport,
-            rules: rules.collect(),
-        });
-    }
-    EndpointRules { ports }
-}
-
-fn prefix(text: &str) -> Option<IpNet> {
-    let (text, cluster) = text.split_once('@').unwrap_or((text, "0"));
-    if cluster != "0" {
-        return None;
-    }
-    let address: Option<std::net::IpAddr> = text.parse().ok();
-    address.map(IpNet::from).or_else(|| text.parse().ok())
 }
 
 /// The anchored regular expression (RE2) of a rule set (`cilium-compat` 4).

@@ -10,7 +10,7 @@ use super::{
     read::{address, optional_address, optional_bool, port, protocol},
 };
 use crate::{
-    named_port::{NamedPorts, PortName},
+    named_port::{NamedPorts, PortName, port_name},
     policy::head::Head,
 };
 
@@ -126,7 +126,7 @@ fn ports_of(
         let Some(written) = field.optional_text()? else {
             continue;
         };
-        let name: PortName = written.parse().map_err(|_| {
+        let name = port_name(written).map_err(|_| {
             let remedy = "write at most 15 letters, digits and single dashes inside, at least one \
                           of them a letter, for example http or dns-tcp";
             field.fault(format!("`{written}` is not a port name"), remedy)

@@ -2,38 +2,13 @@
 
 use std::net::IpAddr;
 
-use netpol::field::{Checked, Field};
+use netpol::{
+    field::{Checked, Field},
+    policy::Protocol,
+};
 use serde_json::Value;
 
 use crate::labels::Label;
-
-/// A protocol that ports of Kubernetes objects may have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
-    Tcp,
-    Udp,
-    Sctp,
-}
-
-impl Protocol {
-    /// Number in the IP header.
-    pub const fn number(self) -> u8 {
-        match self {
-            Self::Tcp => 6,
-            Self::Udp => 17,
-            Self::Sctp => 132,
-        }
-    }
-
-    /// The protocol as Kubernetes spells it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Sctp => "SCTP",
-        }
-    }
-}
 
 /// Reads an address as API server and kube-proxy do: IPv4 with leading zeros, which mean nothing, and
 /// within IPv6.
@@ -102,15 +77,9 @@ pub(super) fn port(field: &Field<'_>) -> Checked<u16> {
 
 /// A protocol; TCP if there is none.
 pub(super) fn protocol(field: &Field<'_>) -> Checked<Protocol> {
-    match field.optional_text()?.unwrap_or("TCP") {
-        "TCP" => Ok(Protocol::Tcp),
-        "UDP" => Ok(Protocol::Udp),
-        "SCTP" => Ok(Protocol::Sctp),
-        other => field.refuse(
-            format!("`{other}` is not a protocol"),
-            "write TCP, UDP or SCTP",
-        ),
-    }
+    let text = field.optional_text()?.unwrap_or("TCP");
+    let reason = || format!("`{text}` is not a protocol");
+    Protocol::parse(text).ok_or_else(|| field.fault(reason(), "write TCP, UDP or SCTP"))
 }
 
 /// True or false; none if it is absent.

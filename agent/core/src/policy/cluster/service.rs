@@ -2,12 +2,15 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use netpol::field::{Checked, Field};
+use netpol::{
+    field::{Checked, Field},
+    policy::Protocol,
+};
 use serde_json::Value;
 
 use super::{
     metadata,
-    read::{Protocol, address, port, protocol},
+    read::{address, port, protocol},
 };
 use crate::policy::head::Head;
 

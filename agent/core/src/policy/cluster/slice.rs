@@ -6,12 +6,15 @@ use std::{
 };
 
 use ipnet::IpNet;
-use netpol::field::{Checked, Field};
+use netpol::{
+    field::{Checked, Field},
+    policy::Protocol,
+};
 use serde_json::Value;
 
 use super::{
     metadata,
-    read::{Protocol, address, optional_bool, port, protocol},
+    read::{address, optional_bool, port, protocol},
 };
 use crate::{
     labels::{Label, LabelSet, RESERVED},

@@ -18,7 +18,7 @@ use netpol::{
 use crate::{
     labels::{K8S, NAMESPACE_KEY, NAMESPACE_LABELS, NAMESPACE_NAME},
     policy::{
-        rule::{Direction, PeerRule, Peers, PortRule, Ports, Protocol, Rule},
+        rule::{Direction, PeerRule, Peers, PortRule, Ports, Rule},
         trace::FlowDirection,
     },
     selector::selector::{CidrSelector, LabelSelector, Operator, Requirement, Selector},
@@ -154,19 +154,11 @@ fn requirement(key: &str, condition: &Condition) -> Requirement {
 
 fn port_rule(port: &Port) -> PortRule {
     PortRule {
-        protocol: match port.protocol {
-            policy::Protocol::Tcp => Protocol::Tcp,
-            policy::Protocol::Udp => Protocol::Udp,
-            policy::Protocol::Sctp => Protocol::Sctp,
-        },
+        protocol: port.protocol.into(),
         ports: match &port.ports {
             PortRange::All => Ports::Range(0, u16::MAX),
             PortRange::Numbers(numbers) => Ports::Range(numbers.first(), numbers.last()),
-            PortRange::Named(name) => Ports::Named(
-                name.as_str()
-                    .parse()
-                    .expect("names of netpol are service names in lower case"),
-            ),
+            PortRange::Named(name) => Ports::Named(name.clone()),
         },
         dns: None,
     }

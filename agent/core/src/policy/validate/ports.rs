@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::field::{name_rule, only};
 use crate::{
-    named_port::PortName,
+    named_port::{self, PortName},
     policy::{
         rule::{DnsNames, PortRule, Ports, Protocol},
         validate::section::Section,
@@ -147,7 +147,7 @@ fn port_name(field: &Field<'_>) -> Checked<Option<PortName>> {
         Some(Value::String(text)) if !is_digits(text) => text,
         _ => return Ok(None),
     };
-    text.parse().map(Some).map_err(|_| {
+    named_port::port_name(text).map(Some).map_err(|_| {
         field.fault(
             format!("`{text}` is neither a number nor a port name"),
             "write a number from 0 to 65535, or a name of at most 15 letters, digits and single \

@@ -2,67 +2,38 @@
 
 use super::Subject;
 
-/// A role that identities may have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Entity {
-    /// Everything outside of the cluster.
-    World,
-    WorldIpv4,
-    WorldIpv6,
-    /// This node, at any of its addresses.
-    Host,
-    RemoteNode,
-    /// Identities that are neither the world nor those of addresses outside.
-    Cluster,
-    KubeApiserver,
-    /// Health endpoints of the nodes.
-    Health,
-    /// Endpoints without labels yet.
-    Init,
-    /// Addresses in the cluster of which nothing else is known.
-    Unmanaged,
-    /// Addresses that ingress proxies of nodes send from.
-    Ingress,
-    /// It selects no identity at all.
-    None,
+shared_maps::words! {
+    /// A role that identities may have.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Entity {
+        /// Everything outside of the cluster.
+        World => "world",
+        WorldIpv4 => "world-ipv4",
+        WorldIpv6 => "world-ipv6",
+        /// This node, at any of its addresses.
+        Host => "host",
+        RemoteNode => "remote-node",
+        /// Identities that are neither the world nor those of addresses outside.
+        Cluster => "cluster",
+        KubeApiserver => "kube-apiserver",
+        /// Health endpoints of the nodes.
+        Health => "health",
+        /// Endpoints without labels yet.
+        Init => "init",
+        /// Addresses in the cluster of which nothing else is known.
+        Unmanaged => "unmanaged",
+        /// Addresses that ingress proxies of nodes send from.
+        Ingress => "ingress",
+        /// It selects no identity at all.
+        None => "none",
+    }
 }
 
 impl Entity {
     /// Reads an entity's name. `all` is no entity: it selects by not asking.
     pub fn parse(text: &str) -> Option<Self> {
-        Some(match text {
-            "world" => Self::World,
-            "world-ipv4" => Self::WorldIpv4,
-            "world-ipv6" => Self::WorldIpv6,
-            "host" => Self::Host,
-            "remote-node" => Self::RemoteNode,
-            "cluster" => Self::Cluster,
-            "kube-apiserver" => Self::KubeApiserver,
-            "health" => Self::Health,
-            "init" => Self::Init,
-            "unmanaged" => Self::Unmanaged,
-            "ingress" => Self::Ingress,
-            "none" => Self::None,
-            _ => return None,
-        })
-    }
-
-    /// The name, as policies spell it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::World => "world",
-            Self::WorldIpv4 => "world-ipv4",
-            Self::WorldIpv6 => "world-ipv6",
-            Self::Host => "host",
-            Self::RemoteNode => "remote-node",
-            Self::Cluster => "cluster",
-            Self::KubeApiserver => "kube-apiserver",
-            Self::Health => "health",
-            Self::Init => "init",
-            Self::Unmanaged => "unmanaged",
-            Self::Ingress => "ingress",
-            Self::None => "none",
-        }
+        let mut all = Self::ALL.into_iter();
+        all.find(|entity| entity.as_str() == text)
     }
 
     pub(super) fn matches(self, subject: &Subject) -> bool {
@@ -71,9 +42,9 @@ impl Entity {
             Self::Cluster => !subject.is_world() && !subject.id.is_local_scope(),
             Self::None => false,
             Self::WorldIpv4 | Self::WorldIpv6 => {
-                subject.labels.has_reserved(self.name()) || subject.labels.has_reserved("world")
+                subject.labels.has_reserved(self.as_str()) || subject.labels.has_reserved("world")
             }
-            role => subject.labels.has_reserved(role.name()),
+            role => subject.labels.has_reserved(role.as_str()),
         }
     }
 }

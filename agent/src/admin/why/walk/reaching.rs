@@ -14,6 +14,7 @@ use super::{
     End, STATUS, Walk,
     elsewhere::{node_port_unchecked, not_checked},
     hop,
+    service::Judged,
 };
 use crate::admin::{
     model::{Hop, HopState},
@@ -236,6 +237,7 @@ impl Walk<'_> {
         &self,
         found: &AddressFound,
         read: &AddressRead,
+        backends: &[Judged<'_>],
         missing: Option<&Hop>,
     ) -> End {
         let at = found.address;
@@ -250,7 +252,7 @@ impl Walk<'_> {
             Some(true) => format!("{at}: passes: {by}"),
         };
         let mut end = End::new(Outcome::of(sends), text);
-        self.judge_backends(at, &mut end, read);
+        self.add_backends(at, &mut end, read, backends);
         if sends == Some(true) {
             self.judge_other_side(found, read, &mut end);
         }

@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use agent_core::{
-    core::why::{outcome::Outcome, peer_found::BackendFound},
+    core::why::{
+        outcome::Outcome,
+        peer_found::{BackendFound, ServiceFound},
+    },
     policy::trace::{Port, Verdict, after_tier},
 };
 
@@ -33,7 +36,12 @@ impl Walk<'_> {
     }
 
     /// The Service, and its backends: those that are refused first.
-    pub(super) fn service(&self, at: IpAddr, read: &AddressRead) -> Vec<Hop> {
+    pub(super) fn service(
+        &self,
+        at: IpAddr,
+        read: &AddressRead,
+        backends: &[Judged<'_>],
+    ) -> Vec<Hop> {
         let hop = |state, text: String, remedy: &str| hop("service", Some(at), state, text, remedy);
         let Some(service) = read.service() else {
             return Vec::new();
@@ -66,32 +74,46 @@ impl Walk<'_> {
             return vec![hop(HopState::Missing, text, remedy)];
         }
         let mut hops = vec![hop(HopState::Found, text, "")];
-        let all = service.backends.iter().zip(&read.ingress);
-        let judged = all.map(|(backend, ingress)| self.judge_backend(backend, ingress.as_ref()));
+        let all = backends.iter();
         let (refused, others): (Vec<_>, Vec<_>) =
-            judged.partition(|judged| judged.outcome == Outcome::Denied);
+            all.partition(|judged| judged.outcome == Outcome::Denied);
         let is_mixed = !refused.is_empty() && !others.is_empty();
         let shown = refused.iter().chain(&others).take(SHOWN);
         hops.extend(shown.map(|judged| judged.hop(at, is_mixed)));
-        if let Some(more @ 1..) = service.backends.len().checked_sub(SHOWN) {
+        if let Some(more @ 1..) = backends.len().checked_sub(SHOWN) {
             let text = format!("and {more} more backends");
             hops.push(super::hop("backend", Some(at), HopState::Found, text, ""));
         }
         hops
     }
 
+    /// The Service whose backends are judged here: packets go to a port that it has, through this
+    /// node.
+    fn service_here<'a>(&self, read: &'a AddressRead) -> Option<&'a ServiceFound> {
+        let service = read.service().filter(|_| !read.is_port_of_another_node())?;
+        let has_port = |port: Port| service.ports.contains(&port.to_string());
+        self.question.port.is_none_or(has_port).then_some(service)
+    }
+
+    /// The backends that packets to an address may go to.
+    pub(super) fn backends<'a>(&self, read: &'a AddressRead) -> Vec<Judged<'a>> {
+        let service = self.service_here(read).into_iter();
+        let all = service.flat_map(|service| service.backends.iter().zip(&read.ingress));
+        all.map(|(backend, ingress)| self.judge_backend(backend, ingress.as_ref()))
+            .collect()
+    }
+
     /// Adds the backends, and what becomes of packets that this side lets pass.
-    pub(super) fn judge_backends(&self, at: IpAddr, end: &mut End, read: &AddressRead) {
-        let Some(service) = read.service().filter(|_| !read.is_port_of_another_node()) else {
+    pub(super) fn add_backends(
+        &self,
+        at: IpAddr,
+        end: &mut End,
+        read: &AddressRead,
+        judged: &[Judged<'_>],
+    ) {
+        let Some(service) = self.service_here(read) else {
             return;
         };
-        let has_port = |port: Port| service.ports.contains(&port.to_string());
-        if self.question.port.is_some_and(|port| !has_port(port)) {
-            return;
-        }
-        let all = service.backends.iter().zip(&read.ingress);
-        let judged = all.map(|(backend, ingress)| self.judge_backend(backend, ingress.as_ref()));
-        let judged: Vec<Judged<'_>> = judged.collect();
         end.backends = judged.iter().map(Judged::view).collect();
         if end.outcome != Outcome::Allowed {
             return;
@@ -172,7 +194,7 @@ impl Walk<'_> {
 }
 
 /// A backend, with what becomes of packets to it.
-struct Judged<'a> {
+pub(super) struct Judged<'a> {
     backend: &'a BackendFound,
     outcome: Outcome,
     /// What its own side says.

@@ -5,14 +5,13 @@ use std::{
     net::IpAddr,
 };
 
-use dns_policy::{
-    pattern::restored,
-    rule::{EndpointRules, PortRules, SelectorRule, Servers, Transport},
-};
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use super::FileError;
+use crate::{
+    pattern::restored,
+    rule::{EndpointRules, PortRules, SelectorRule, Servers, Transport},
+};
 
 /// Rows that were passed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,8 +38,8 @@ struct RawRegex {
     servers: Option<BTreeMap<String, serde_json::Value>>,
 }
 
-/// Only a malformed row is ignored: a missing row can only deny.
-pub(super) fn by_address(
+/// The rules of each port and protocol. Only a malformed row is ignored: a missing row can only deny.
+pub fn by_address(
     by_port: BTreeMap<String, serde_json::Value>,
     skipped: &mut SkippedRows,
 ) -> EndpointRules {
@@ -79,8 +78,8 @@ pub(super) fn by_address(
 }
 
 /// `None`: a rule about servers of other clusters only.
-fn rule_by_address(row: serde_json::Value) -> Result<Option<SelectorRule>, FileError> {
-    let raw: RawRegex = serde_json::from_value(row)?;
+fn rule_by_address(row: serde_json::Value) -> Result<Option<SelectorRule>, String> {
+    let raw: RawRegex = serde_json::from_value(row).map_err(|error| error.to_string())?;
     Ok(servers(raw.servers.as_ref())?.map(|servers| SelectorRule {
         selector: "restored".to_owned(),
         servers,
@@ -95,9 +94,7 @@ fn port_proto(key: &str) -> Option<(u16, u8)> {
 }
 
 /// `None`: servers of other clusters only.
-fn servers(
-    raw: Option<&BTreeMap<String, serde_json::Value>>,
-) -> Result<Option<Servers>, FileError> {
+fn servers(raw: Option<&BTreeMap<String, serde_json::Value>>) -> Result<Option<Servers>, String> {
     let Some(raw) = raw.filter(|raw| !raw.is_empty()) else {
         return Ok(Some(Servers::Any));
     };
@@ -110,10 +107,7 @@ fn servers(
         let prefix = address
             .parse::<IpNet>()
             .or_else(|_| address.parse::<IpAddr>().map(IpNet::from))
-            .map_err(|_| FileError::Field {
-                field: "DNSRulesV2.IPs",
-                value: text.clone(),
-            })?;
+            .map_err(|_| format!("{text:?} is neither an address nor a prefix"))?;
         prefixes.insert(prefix);
     }
     Ok((!prefixes.is_empty()).then(|| Servers::Prefixes(prefixes.into_iter().collect())))

@@ -31,13 +31,19 @@ pub const JSON: &str = "application/json";
 /// Content type of metrics in OpenMetrics 1.0.
 pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Binds the address of `--metrics-address`.
+/// Binds the address of `--metrics-address`, if there is one.
 ///
 /// # Errors
 /// It cannot be bound; the text names the flag.
-pub async fn bind_metrics(address: SocketAddr) -> Result<TcpListener, String> {
-    TcpListener::bind(address).await.map_err(|error| {
-        format!("--metrics-address {address}: {error}; choose another address, or \"off\"")
+pub async fn bind_metrics(address: Option<SocketAddr>) -> io::Result<Option<TcpListener>> {
+    let Some(address) = address else {
+        return Ok(None);
+    };
+    let bound = TcpListener::bind(address).await;
+    bound.map(Some).map_err(|error| {
+        io::Error::other(format!(
+            "--metrics-address {address}: {error}; choose another address, or \"off\""
+        ))
     })
 }
 

@@ -14,21 +14,16 @@ use std::{
 
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
-/// The two transports of DNS.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Transport {
-    Udp,
-    Tcp,
+shared_maps::words! {
+    /// The two transports of DNS.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    enum Transport {
+        Udp => "UDP",
+        Tcp => "TCP",
+    }
 }
 
 impl Transport {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Udp => "UDP",
-            Self::Tcp => "TCP",
-        }
-    }
-
     fn table(self, address: IpAddr) -> &'static str {
         match (self, address) {
             (Self::Udp, IpAddr::V4(_)) => "/proc/thread-self/net/udp",
@@ -44,7 +39,7 @@ impl Transport {
 #[error(
     "--tofqdns-proxy-port: {transport} port {at}{user}: {source}; while another user has it no \
      DNS proxy can start: `ss -lntup sport = :{port}` shows the process, end it",
-    transport = .transport.name(), port = .at.port(),
+    transport = .transport.as_str(), port = .at.port(),
     user = .user.map(|uid| format!(" is bound by uid {uid}")).unwrap_or_default()
 )]
 pub struct HoldError {
@@ -68,9 +63,8 @@ impl PortHold {
         let v4 = ipv4.then_some(IpAddr::from(Ipv4Addr::LOCALHOST));
         let v6 = ipv6.then_some(IpAddr::from(Ipv6Addr::LOCALHOST));
         let addresses = v4.into_iter().chain(v6);
-        let wanted = addresses.flat_map(|ip| {
-            [Transport::Udp, Transport::Tcp].map(|of| (of, SocketAddr::new(ip, port)))
-        });
+        let wanted =
+            addresses.flat_map(|ip| Transport::ALL.map(|of| (of, SocketAddr::new(ip, port))));
         Self {
             wanted: wanted.collect(),
             held: BTreeMap::new(),

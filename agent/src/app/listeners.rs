@@ -32,14 +32,7 @@ impl Listeners {
             Some(socket) => Some(peer::bind(socket, None).context("--cni-socket")?),
             None => None,
         };
-        let metrics = match config.metrics_address {
-            Some(address) => Some(
-                http_server::bind_metrics(address)
-                    .await
-                    .map_err(anyhow::Error::msg)?,
-            ),
-            None => None,
-        };
+        let metrics = http_server::bind_metrics(config.metrics_address).await?;
         let fqdndata = match config.fqdndata_port() {
             Some(port) => Some(TcpListener::bind(("127.0.0.1", port)).await.with_context(|| {
                 format!("--standalone-dns-proxy-server-port {port}: choose another, or stop what has it")

@@ -14,7 +14,7 @@ use super::{
     model::EndpointPolicy,
     repository::Repository,
     rule::Rule,
-    trace::{self, FlowDirection, Port, RuleView, Verdict},
+    trace::{self, FlowDirection, Port, RuleView},
 };
 use crate::{
     fqdn::{
@@ -290,22 +290,11 @@ fn step(
     Step {
         step: name.to_owned(),
         peer: peer.labels.texts(),
-        verdict: word(decision.verdict).to_owned(),
+        verdict: decision.verdict.as_str().to_owned(),
         passes: decision.verdict.passes(),
         tier: decision.tier_view(),
         rules: decision.views(),
         other_ports: others.map(RuleView::of).collect(),
-    }
-}
-
-fn word(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Allowed => "allowed",
-        Verdict::Proxied => "proxied",
-        Verdict::Denied => "denied",
-        Verdict::NoRule => "no-rule",
-        Verdict::NotRestricted => "not-restricted",
-        Verdict::FromNode => "from-node",
     }
 }
 

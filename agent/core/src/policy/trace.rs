@@ -16,11 +16,13 @@ use crate::{
     selector::selector::{Selector, Subject},
 };
 
-/// One direction of an endpoint's traffic with a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FlowDirection {
-    Egress,
-    Ingress,
+shared_maps::words! {
+    /// One direction of an endpoint's traffic with a peer.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum FlowDirection {
+        Egress => "egress",
+        Ingress => "ingress",
+    }
 }
 
 /// IP protocol and destination port (ICMP: type).
@@ -90,21 +92,23 @@ pub fn port_range(port: u16, lpm_len: u8) -> String {
     }
 }
 
-/// What becomes of a packet by policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// An allow rule lets it pass.
-    Allowed,
-    /// A DNS rule sends it through the proxy.
-    Proxied,
-    /// A deny rule drops it.
-    Denied,
-    /// No rule allows it, and the direction is restricted.
-    NoRule,
-    /// No rule is about it, and the direction is not restricted.
-    NotRestricted,
-    /// From the node itself, which needs no rule.
-    FromNode,
+shared_maps::words! {
+    /// What becomes of a packet by policy.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Verdict {
+        /// An allow rule lets it pass.
+        Allowed => "allowed",
+        /// A DNS rule sends it through the proxy.
+        Proxied => "proxied",
+        /// A deny rule drops it.
+        Denied => "denied",
+        /// No rule allows it, and the direction is restricted.
+        NoRule => "no-rule",
+        /// No rule is about it, and the direction is not restricted.
+        NotRestricted => "not-restricted",
+        /// From the node itself, which needs no rule.
+        FromNode => "from-node",
+    }
 }
 
 impl Verdict {

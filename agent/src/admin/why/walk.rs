@@ -173,9 +173,14 @@ impl Walk<'_> {
     }
 
     fn direction(&self) -> &'static str {
+        self.question.direction.as_str()
+    }
+
+    /// Role of the other side.
+    fn other_role(&self) -> &'static str {
         match self.question.direction {
-            FlowDirection::Egress => "egress",
-            FlowDirection::Ingress => "ingress",
+            FlowDirection::Egress => "receiver",
+            FlowDirection::Ingress => "sender",
         }
     }
 

@@ -5,7 +5,7 @@
 use dns_policy::{name::Fqdn, pattern::Pattern};
 use ipnet::IpNet;
 
-use super::{Outside, Step, inside, outside, word};
+use super::{Outside, Step, inside, outside};
 use crate::{
     labels::{FQDN, K8S, Label, LabelSet, RESERVED},
     policy::{
@@ -74,7 +74,7 @@ pub(super) fn asking(
     Some(Step {
         step: "dns".to_owned(),
         peer: Vec::new(),
-        verdict: word(verdict).to_owned(),
+        verdict: verdict.as_str().to_owned(),
         passes: verdict.passes(),
         tier: denied.as_ref().and_then(Decision::tier_view),
         rules: denied.map_or(found, |decision| decision.views()),

@@ -43,10 +43,7 @@ impl Walk<'_> {
 
     /// The hop of a pod of another node.
     pub(super) fn other_node(&self, at: IpAddr, unchecked: &UncheckedView) -> Hop {
-        let name = match self.question.direction {
-            FlowDirection::Egress => "receiver",
-            FlowDirection::Ingress => "sender",
-        };
+        let name = self.other_role();
         let pod = unchecked.pod.as_ref();
         let pod = pod.map_or("the pod".to_owned(), |pod| format!("pod {pod}"));
         let text = format!("{pod} is of another node: {}", not_checked(unchecked));

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::admin::{
     model::{Hop, HopState},
-    why::{AddressRead, Entries, Read, Receiver},
+    why::{AddressRead, Entries, Read, Receiver, backends::opposite},
 };
 
 impl Walk<'_> {
@@ -135,14 +135,11 @@ impl Walk<'_> {
     }
 
     pub(super) fn receiver(&self, found: &AddressFound, receiver: &Receiver) -> Hop {
-        let (name, direction) = match self.question.direction {
-            FlowDirection::Egress => ("receiver", "ingress"),
-            FlowDirection::Ingress => ("sender", "egress"),
-        };
+        let direction = opposite(self.question.direction).as_str();
         let map = format!("cilium_policy_v2_{:05} ({direction})", receiver.endpoint.0);
         let peer = format!("identity {}", self.found.endpoint.identity);
         self.entries(
-            (name, found.address),
+            (self.other_role(), found.address),
             &map,
             &peer,
             &receiver.peer,
@@ -280,10 +277,7 @@ impl Walk<'_> {
         let (passes, by) = self.passes(&receiver.entries, &receiver.peer);
         let id = receiver.endpoint.0;
         end.outcome = Outcome::of(passes);
-        let who = match self.question.direction {
-            FlowDirection::Egress => "receiver",
-            FlowDirection::Ingress => "sender",
-        };
+        let who = self.other_role();
         match passes {
             Some(true) => {}
             Some(false) => end.text = format!("{at}: endpoint {id} drops it: {by}"),

@@ -3,7 +3,9 @@
 use shared_maps::{
     Be16, IdentityId,
     event::Reason,
-    policy::{EGRESS, FLAG_LPM_SHIFT, FULL_PREFIX_BITS, PRECEDENCE_DENY, PolicyKey, PolicyValue},
+    policy::{
+        EGRESS, FLAG_LPM_SHIFT, FULL_PREFIX_BITS, INGRESS, PRECEDENCE_DENY, PolicyKey, PolicyValue,
+    },
     policystats::{PolicyStatsKey, PolicyStatsValue},
 };
 
@@ -38,6 +40,20 @@ pub(crate) fn judge(packet: &Packet, identity: u32, egress: u8) -> Result<u16, R
         return Err(Reason::PolicyDeny);
     }
     Ok(proxy)
+}
+
+/// Judges a packet that the node itself sends to the pod. It needs no entry, but a deny drops it.
+#[inline(never)]
+pub(crate) fn judge_of_node(packet: &Packet) -> Result<(), Reason> {
+    let node = IdentityId::HOST.0;
+    let (label, entry) = decides(packet.protocol, packet.policy_port(), node, INGRESS);
+    match entry {
+        Some(entry) if entry.is_deny() => {
+            account(packet, label, INGRESS, entry);
+            Err(Reason::PolicyDeny)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether policy lets packets of a flow pass, and not by the proxy. `port` is as

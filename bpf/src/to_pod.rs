@@ -216,10 +216,14 @@ fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Rea
         is_receiver,
     } = origin.sender(ctx, packet);
     trace.remote_identity = identity;
-    if identity != IdentityId::HOST.0 && !is_receiver {
+    if is_receiver {
+        // Policy judges no packet of a pod to itself.
+    } else if identity == IdentityId::HOST.0 {
+        policy::judge_of_node(packet)?;
+    } else {
         policy::judge(packet, identity, INGRESS)?;
     }
-    // Replies are judged by the identity of the entry. Policy judges none of a pod to itself.
+    // Replies are judged by the identity of the entry; those of a pod to itself are not.
     let opened_by = if is_receiver {
         IdentityId::HOST.0
     } else {

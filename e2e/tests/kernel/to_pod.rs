@@ -9,7 +9,7 @@ use holdfast_e2e::packet::{ACK, Packet, SYN, Transport, echo, tcp, udp, unreacha
 use shared_maps::IdentityId;
 use shared_maps::event::Reason;
 use shared_maps::mark::{self, MAGIC_FROM_EGRESS_PROXY, MAGIC_IDENTITY};
-use shared_maps::policy::{EGRESS, INGRESS, PolicyKey};
+use shared_maps::policy::{EGRESS, INGRESS, PolicyKey, PolicyValue};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -128,6 +128,27 @@ fn replies_pass_and_only_replies() {
             )?;
             let opens = frame(peer, pod, tcp(80, 4000, SYN));
             drops(k, "SYN", &opens, From::Outside, Reason::PolicyDenied)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn the_node_needs_no_entry_but_can_be_denied() {
+    with_kernel(|k| {
+        let node = From::Local(0);
+        k.allow(PEER, INGRESS, TCP, 80)?;
+        for (by, port) in [(IdentityId::HOST.0, 80), (0, 81)] {
+            let to = |pod, peer, port| frame(peer, pod, tcp(4000, port, SYN));
+            for (pod, peer, _) in FAMILIES {
+                passes(k, "no entry", &to(pod, peer, port), node, Reason::Allowed)?;
+            }
+            let key = PolicyKey::new(by, INGRESS, TCP, port, 16);
+            k.policy(key, PolicyValue::deny(key))?;
+            for (pod, peer, _) in FAMILIES {
+                drops(k, "denied", &to(pod, peer, port), node, Reason::PolicyDeny)?;
+                passes(k, "other", &to(pod, peer, 82), node, Reason::Allowed)?;
+            }
         }
         Ok(())
     });

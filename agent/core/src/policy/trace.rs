@@ -4,7 +4,6 @@ use std::{fmt, str::FromStr};
 
 use dns_policy::name::Fqdn;
 use serde::{Deserialize, Serialize};
-use shared_maps::IdentityId;
 
 use super::{
     compute::Observed,
@@ -391,11 +390,6 @@ pub(crate) fn judge<'a>(
     matches.retain(|found| found.covers(port));
     let denies = |found: &Match<'_>| found.rule.rule.deny;
     let proxies = |found: &Match<'_>| found.proxies(port);
-    // No program judges packets of the node itself (`bpf/src/to_pod.rs`).
-    let is_of_node = direction == FlowDirection::Ingress && peer.id == IdentityId::HOST;
-    if is_of_node {
-        matches.retain(|found| !denies(found));
-    }
     let verdict = if matches.iter().any(denies) {
         matches.retain(denies);
         Verdict::Denied
@@ -406,7 +400,7 @@ pub(crate) fn judge<'a>(
         Verdict::Allowed
     } else if !side.enforced {
         Verdict::NotRestricted
-    } else if is_of_node {
+    } else if direction == FlowDirection::Ingress && peer.id == shared_maps::IdentityId::HOST {
         Verdict::FromNode
     } else {
         Verdict::NoRule

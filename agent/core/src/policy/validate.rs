@@ -290,15 +290,6 @@ fn fqdn(field: &Field<'_>) -> Checked<Selector> {
 /// What the author of these rules should know although they are valid.
 pub(crate) fn warnings(rules: &[Rule]) -> Vec<String> {
     let mut found = Vec::new();
-    for rule in rules.iter().flat_map(|rule| &rule.ingress.peers) {
-        if rule.deny && names_node(&rule.peers) {
-            found.push(format!(
-                "{}: a deny rule selects the entity host, but packets that the node itself sends \
-                 always pass, as probes of the kubelet do; restrict the processes of the node",
-                rule.path
-            ));
-        }
-    }
     for rule in rules.iter().flat_map(|rule| &rule.egress.peers) {
         if !rule.deny && is_every_name(&rule.peers) {
             found.push(format!(
@@ -326,10 +317,6 @@ pub(crate) fn warnings(rules: &[Rule]) -> Vec<String> {
         }
     }
     found
-}
-
-fn names_node(peers: &Peers) -> bool {
-    matches!(peers, Peers::Selectors(list) if list.contains(&Selector::Entity(Entity::Host)))
 }
 
 /// Whether the peers include pods whose namespace no label says.

@@ -12,10 +12,7 @@ use super::{
     oracle::{Fate, Question, fate},
     scenario::{Node, spec},
 };
-use crate::{
-    core::Event,
-    policy::trace::{FlowDirection, Port, Verdict},
-};
+use crate::core::Event;
 
 const NODE: &str = "10.0.0.1";
 const WEB: &str = "10.0.0.7";
@@ -110,25 +107,6 @@ fn an_ingress_deny_alone_turns_default_deny_on() {
             (EGRESS, OUT, 6, 80, true),
         ],
     );
-}
-
-#[test]
-fn no_ingress_rule_denies_the_node() {
-    for peers in ["fromEntities: [host]", "fromEntities: [all]"] {
-        let node = node(&format!("  ingressDeny:\n  - {peers}"));
-        let port = Port {
-            protocol: 6,
-            number: 80,
-        };
-        let peer = |id| {
-            let web = id_of(&node, WEB);
-            node.core
-                .peer(web, FlowDirection::Ingress, id, Some(port))
-                .verdict
-        };
-        assert_eq!(peer(IdentityId::HOST), Some(Verdict::FromNode), "{peers}");
-        assert!(!peer(IdentityId::WORLD_IPV4).unwrap().passes(), "{peers}");
-    }
 }
 
 #[test]

@@ -55,23 +55,6 @@ fn warns_of_names_nobody_learns_and_of_servers_anyone_may_be() {
 }
 
 #[test]
-fn warns_that_no_ingress_rule_denies_the_node() {
-    let warnings = |rule: &str| {
-        let spec = format!("endpointSelector: {{}}\n{rule}");
-        with_spec(&spec).unwrap().warnings
-    };
-    let warned = warnings("ingressDeny:\n- fromEntities: [world, host]");
-    assert!(warned[0].starts_with("spec.ingressDeny[0]: "), "{warned:?}");
-    for rule in [
-        "ingressDeny:\n- fromEntities: [world]",
-        "ingress:\n- fromEntities: [host]",
-        "egressDeny:\n- toEntities: [host]",
-    ] {
-        assert_eq!(warnings(rule), Vec::<String>::new(), "{rule}");
-    }
-}
-
-#[test]
 fn an_empty_rule_denies_and_allows_nothing() {
     let document = with_spec("endpointSelector: {}\negress:\n- {}").unwrap();
     assert!(document.rules()[0].egress.default_deny);

@@ -319,10 +319,6 @@ impl Walk<'_> {
         let Ok(entries) = entries else {
             return (None, String::new());
         };
-        if policy.verdict == Some(Verdict::FromNode) {
-            // No program looks into the kernel's map for it.
-            return (Some(true), said(Verdict::FromNode, ""));
-        }
         let passes = match policy.verdict.is_some() || self.question.port.is_some() {
             false => !entries.open.is_empty(),
             true => entries

@@ -383,8 +383,8 @@ impl State {
         Ok(())
     }
 
-    /// The endpoint that the one with this key replaces: it has the same interface, and the agent took
-    /// its pod in. Any other endpoint with this interface is an error.
+    /// The endpoint that the one with this key replaces: it has the same interface, and the agent
+    /// took its pod in. Any other endpoint with this interface is an error.
     fn former(
         &self,
         key: &str,
@@ -414,8 +414,8 @@ impl State {
         }
     }
 
-    /// Another endpoint that has this interface. One whose document is to be resolved again does not
-    /// count.
+    /// Another endpoint that has this interface. One whose document is to be resolved again does
+    /// not count.
     fn other_with(&self, ifindex: u32, key: &str) -> Option<String> {
         let mut others = self.found.iter().filter(|(other, found)| {
             found.spec.ifindex == ifindex
@@ -444,8 +444,8 @@ impl State {
         (!is_gone).then(|| found.spec.clone())
     }
 
-    /// Whether an endpoint's interface is there. An interface with the same number and another name is
-    /// the same one, renamed, if it has the endpoint's programs.
+    /// Whether an endpoint's interface is there. An interface with the same number and another name
+    /// is the same one, renamed, if it has the endpoint's programs.
     fn interface_of(&self, found: &Found) -> Lookup<()> {
         let ifindex = found.spec.ifindex;
         match self.interfaces.name(ifindex) {

@@ -5,7 +5,8 @@
 //! One snapshot is in flight at a time, and at most one is sent per second. The protocol has no
 //! message that removes a rule, so the agent sends a rule that matches nothing in its place. If a
 //! snapshot is larger than such a proxy can receive, the prefixes that change no decision are
-//! omitted. If it is still too large, it is counted and not sent: the proxy keeps its present rules.
+//! omitted. If it is still too large, it is counted and not sent: the proxy keeps its present
+//! rules.
 
 mod mapping;
 mod reports;
@@ -46,7 +47,8 @@ use crate::{
 /// Least time between two snapshots, the same as in Cilium's agent.
 const PACE: Duration = Duration::from_secs(1);
 /// Time without data after which the agent sends a ping. The client sends a ping after 10 s without
-/// data, and closes the connection if no reply comes within 1 s. With the agent's pings it needs none.
+/// data, and closes the connection if no reply comes within 1 s. With the agent's pings it needs
+/// none.
 const PING: Duration = Duration::from_secs(5);
 /// Receive limit of the client (grpc-go), bytes, less some room.
 const LIMIT: usize = (4 << 20) - 1024;

@@ -45,7 +45,8 @@ impl<T> Turns<T> {
     /// The next item, of the first holder for which `may` is true.
     pub(super) fn pop(&mut self, may: impl Fn(Holder) -> bool) -> Option<T> {
         let at = self.order.iter().position(|holder| may(*holder))?;
-        // Holders that were skipped go to the back, and the holder that is served now goes behind them.
+        // Holders that were skipped go to the back, and the holder that is served now goes behind
+        // them.
         self.order.rotate_left(at);
         let holder = self.order.pop_front()?;
         let item = self.take_first(holder)?;
@@ -95,7 +96,8 @@ impl<T> Turns<T> {
     }
 }
 
-/// Names whose mappings are to be sent. A name is queued at most once, also if it has several mappings.
+/// Names whose mappings are to be sent. A name is queued at most once, also if it has several
+/// mappings.
 pub(super) struct Names {
     turns: Turns<Key>,
     queued: HashSet<Key, RandomState>,

@@ -59,7 +59,8 @@ impl State {
         }
     }
 
-    /// Forgets names. A pair under a lease goes when every stream has dropped the lease, or at its end.
+    /// Forgets names. A pair under a lease goes when every stream has dropped the lease, or at its
+    /// end.
     pub(super) fn on_clean(&mut self, plan: &mut Plan, clean: &CleanNames) {
         let cleaned = Cleaned::new(Cleaning {
             endpoint: clean.endpoint,
@@ -188,7 +189,8 @@ impl State {
         pairs.collect()
     }
 
-    /// True if only a lease keeps the pair. It is then marked as being revoked, and gets no new lease.
+    /// True if only a lease keeps the pair. It is then marked as being revoked, and gets no new
+    /// lease.
     fn note_revoking(&mut self, name: &Fqdn, address: IpAddr) -> bool {
         let now = self.now;
         let pair = self

@@ -29,8 +29,8 @@ pub(super) fn same(one: &PolicyState, other: &PolicyState) -> bool {
         && one.identity_to_prefix_mapping == other.identity_to_prefix_mapping
 }
 
-/// Builds the message. For each rule in `sent_rules` that is not in force any more, the message has a
-/// rule that matches nothing.
+/// Builds the message. For each rule in `sent_rules` that is not in force any more, the message has
+/// a rule that matches nothing.
 pub(super) fn build(
     table: &RulesTable,
     directory: &Directory,

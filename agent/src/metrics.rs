@@ -214,8 +214,8 @@ impl Sample {
             counters forward_count["reason"] = packets(passed, |c| c.packets);
             /// Bytes of packets of endpoints that passed, by reason
             counters forward_bytes["reason"] = packets(passed, |c| c.bytes);
-            /// Operations that the datapath could not carry out, or reversed; the packet passed
-            /// nevertheless
+            /// Packets that passed although the datapath had no room for an event or a map entry,
+            /// or removed an older entry for a new one
             counters datapath_troubles["reason"] = packets(Reason::is_trouble, |c| c.packets);
             /// Files found damaged at the start and set aside
             gauge restore_damaged_files = self.scrape.damaged;

@@ -17,7 +17,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// If `question` (name, type, class) asks for one.
+    /// None if `question` (name, type, class) does not request a transfer.
     pub fn of(question: &[u8]) -> Option<Self> {
         let qtype = u16_at(question, question.len().checked_sub(4)?)?;
         [TYPE_IXFR, TYPE_AXFR].contains(&qtype).then(Self::default)
@@ -28,19 +28,23 @@ impl Transfer {
         self.soas > 0
     }
 
-    /// Whether `message` may be its next one: the question comes back in the first only
-    /// (RFC 5936, 2.2.1), later ones may leave it out.
+    /// Whether `message` may be a later message of the transfer. Only the first message must repeat
+    /// the question; servers may omit it from the others (RFC 5936, 2.2.1).
     pub fn continues(self, message: &[u8]) -> bool {
         Header::read(message).is_some_and(|h| {
             self.has_begun() && h.is_response() && h.opcode() == 0 && h.questions == 0
         })
     }
 
-    /// Takes its next message. Whether that was the last one: it is an error, cannot be
-    /// read, or has the SOA that began the transfer where old SOAs are. A transfer of all
-    /// records ends with its second SOA; in one of changes they come in pairs, the old one first.
+    /// Reads the next message of the transfer, and returns whether it is the last one. It is the
+    /// last one if it is an error, cannot be read, comes before any SOA, or has the final SOA.
     ///
-    /// An IXFR answer that is one SOA ("nothing new") looks like the beginning of more.
+    /// The final SOA repeats the serial of the first one, and its position among all SOAs is even.
+    /// In a transfer of a whole zone it is the second SOA. In a transfer of changes, each change
+    /// has two SOAs: that of the old version at an even position, that of the new version at an odd
+    /// one.
+    ///
+    /// An IXFR answer of one SOA ("no changes") looks like the beginning of a transfer: false.
     pub fn take(&mut self, message: &[u8]) -> bool {
         self.read(message).unwrap_or(true)
     }

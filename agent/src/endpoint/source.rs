@@ -65,7 +65,7 @@ pub struct Unresolved {
     pub reason: String,
 }
 
-/// The first listing tries again what may pass.
+/// How often the first listing reads all documents, while a document has an error that may pass.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -80,8 +80,8 @@ const ENDED: &str = "the process or the interface that it was added by is gone, 
 
 type Deliver = dyn Fn(SourceEvent<EndpointSpec>) + Send + Sync;
 
-/// All endpoint documents with what became of each. One event stream for both
-/// sources. Calls block (files, rtnetlink): never from an async worker.
+/// All endpoint documents, each with its endpoint or the reason why it has none. One event stream
+/// for all sources. Calls block (files, rtnetlink), so async workers must not make them.
 pub struct EndpointBook {
     state: Mutex<State>,
     deliver: Box<Deliver>,
@@ -287,7 +287,7 @@ impl EndpointBook {
         self.enter(&key, document, &netns, spec, namespace)
     }
 
-    /// Takes an endpoint that was found. It is on disk before the core receives it.
+    /// Records an endpoint that was found, and sends it to the core. It is on disk before that.
     fn enter(
         &self,
         key: &str,
@@ -383,8 +383,8 @@ impl State {
         Ok(())
     }
 
-    /// The endpoint of a pod that was taken in, whose interface gets this key. Any other endpoint with
-    /// the interface is an error.
+    /// The endpoint that the one with this key replaces: it has the same interface, and the agent
+    /// took its pod in. Any other endpoint with this interface is an error.
     fn former(
         &self,
         key: &str,
@@ -414,7 +414,8 @@ impl State {
         }
     }
 
-    /// Another document that has this interface. One that is to be resolved again gives it up.
+    /// Another endpoint that has this interface. One whose document is to be resolved again does
+    /// not count.
     fn other_with(&self, ifindex: u32, key: &str) -> Option<String> {
         let mut others = self.found.iter().filter(|(other, found)| {
             found.spec.ifindex == ifindex
@@ -436,15 +437,15 @@ impl State {
                     || self.listing.torn.contains(dir::file_of(key))))
     }
 
-    /// Where an endpoint was found, unless that interface is known to be gone.
+    /// The endpoint as it was found, unless its interface is certainly gone.
     fn still_there(&self, key: &str) -> Option<EndpointSpec> {
         let found = self.found.get(key).filter(|found| !found.superseded)?;
         let is_gone = self.interface_of(found).is_gone();
         (!is_gone).then(|| found.spec.clone())
     }
 
-    /// The interface of an endpoint. If one with another name has its number, the endpoint's programs
-    /// tell: with them it was only renamed.
+    /// Whether an endpoint's interface is there. An interface with the same number and another name
+    /// is the same one, renamed, if it has the endpoint's programs.
     fn interface_of(&self, found: &Found) -> Lookup<()> {
         let ifindex = found.spec.ifindex;
         match self.interfaces.name(ifindex) {
@@ -455,9 +456,12 @@ impl State {
         }
     }
 
-    /// Whether a document names a process by number, and the interface that was found by it is
-    /// gone. Another process may have the number now. An endpoint added by command was found
-    /// when it was added: without its interface of then, its process must be the same.
+    /// Whether a document names a process by number, and another process may have that number now.
+    ///
+    /// - If the endpoint was found by this number, that is so once its interface is gone.
+    /// - If it was not found in this run and a command added it, that is so unless the process is
+    ///   certainly the one of the time when it was added.
+    /// - Any other endpoint has the mark `ended` in that case.
     fn has_ended(&self, key: &str, document: &EndpointDocument) -> bool {
         let Some(pid) = document.pid else {
             return false;

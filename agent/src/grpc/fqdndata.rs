@@ -1,11 +1,12 @@
 //! Cilium's service for a standalone DNS proxy (`standalonednsproxy.FQDNData`), with what clients
 //! written for Cilium's agent need.
 //!
-//! It has neither revisions nor deltas: each change is a whole snapshot, one
-//! in flight, at most one per second. It cannot say "no rules any more"
-//! either: a rule that nothing matches stands for that. A snapshot larger than
-//! such a proxy can receive goes without the prefixes that decide nothing; one
-//! that is too large even so is counted, and the proxy keeps what it has.
+//! The protocol has neither revisions nor deltas: for each change the agent sends a whole snapshot.
+//! One snapshot is in flight at a time, and at most one is sent per second. The protocol has no
+//! message that removes a rule, so the agent sends a rule that matches nothing in its place. If a
+//! snapshot is larger than such a proxy can receive, the prefixes that change no decision are
+//! omitted. If it is still too large, it is counted and not sent: the proxy keeps its present
+//! rules.
 
 mod mapping;
 mod reports;
@@ -43,10 +44,11 @@ use crate::{
     runner::{CoreAway, CoreHandle},
 };
 
-/// Between two snapshots, as Cilium's agent paces them.
+/// Least time between two snapshots, the same as in Cilium's agent.
 const PACE: Duration = Duration::from_secs(1);
-/// The client drops a connection that is silent for 10 s unless a ping is
-/// answered within 1 s; pings of ours every 5 s keep it from asking.
+/// Time without data after which the agent sends a ping. The client sends a ping after 10 s without
+/// data, and closes the connection if no reply comes within 1 s. With the agent's pings it needs
+/// none.
 const PING: Duration = Duration::from_secs(5);
 /// Receive limit of the client (grpc-go), bytes, less some room.
 const LIMIT: usize = (4 << 20) - 1024;
@@ -54,11 +56,12 @@ const LIMIT: usize = (4 << 20) - 1024;
 const MAX_REQUEST: usize = 1 << 20;
 /// Requests of one connection at a time.
 const MAX_STREAMS: u32 = 256;
-/// Connections waiting to be taken over by the server.
+/// Accepted connections that may wait for the gRPC server.
 const ACCEPTED: usize = 16;
-/// Looks until rules and directory are of one time, while much is learned.
+/// How often rules and directory are read for one snapshot, if changes come between the two reads.
+/// The last pair is sent although its rules and its directory may differ by a change.
 const TRIES: usize = 2;
-/// Directories in the time between two snapshots, whatever number of streams there is.
+/// How many directories are read in the time between two snapshots. All streams share them.
 const DIRECTORIES: u32 = 2;
 
 /// Timings of the service, and its size limit.
@@ -105,7 +108,8 @@ struct DirectoryRead {
 }
 
 impl FqdnDataService {
-    /// With what it serves from; its tasks run on `tasks` until `stop`.
+    /// Starts to handle reports. Snapshots are made of the rules in `proxies` and the directory of
+    /// `core`. The tasks of the service run on `tasks` until `stop`.
     pub async fn start(
         core: CoreHandle,
         proxies: Proxies,
@@ -242,7 +246,7 @@ impl FqdnDataService {
         }
     }
 
-    /// What to send, if it says anything new and can be received.
+    /// The next snapshot; none if it is the same as `sent`, or larger than the limit.
     fn snapshot(
         &self,
         table: &RulesTable,

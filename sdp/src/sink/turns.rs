@@ -42,10 +42,11 @@ impl<T> Turns<T> {
         Ok(())
     }
 
-    /// The next item, of a holder that may have one sent.
+    /// The next item, of the first holder for which `may` is true.
     pub(super) fn pop(&mut self, may: impl Fn(Holder) -> bool) -> Option<T> {
         let at = self.order.iter().position(|holder| may(*holder))?;
-        // Holders that may not take a turn keep their place behind the one that did.
+        // Holders that were skipped go to the back, and the holder that is served now goes behind
+        // them.
         self.order.rotate_left(at);
         let holder = self.order.pop_front()?;
         let item = self.take_first(holder)?;
@@ -95,7 +96,8 @@ impl<T> Turns<T> {
     }
 }
 
-/// Names to send, each once: one name may come to be several mappings.
+/// Names whose mappings are to be sent. A name is queued at most once, also if it has several
+/// mappings.
 pub(super) struct Names {
     turns: Turns<Key>,
     queued: HashSet<Key, RandomState>,
@@ -110,7 +112,7 @@ impl Names {
         }
     }
 
-    /// Returns whether the name was queued: it was not before, and there is room.
+    /// Queues a name. False if it is in the queue already, or there is no room.
     pub(super) fn push(&mut self, key: Key) -> bool {
         let holder = key.asked.endpoint.into();
         !self.queued.contains(&key)

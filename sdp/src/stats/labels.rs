@@ -62,20 +62,22 @@ label! {
 }
 
 label! {
-    /// Reason for a query that did not go as transparent mode would send it. Except for the first
-    /// reason, it went under the node's address.
+    /// Reason why a query did not have the source address and port of transparent mode.
     Fallback = "reason" {
-        /// Sent from the pod's address, but from a random port: the kernel found no free one.
+        /// Sent from the pod's address. The kernel found no free port, so the proxy chose a random
+        /// one.
         OtherPort => "other_port",
-        /// No port of the pod's address was free; on Cilium's datapath, the pod's own port was not.
+        /// Sent from the node's address: the proxy got no port of the pod's address. On Cilium's
+        /// datapath only the pod's own port counts.
         NoPort => "no_port",
-        /// The maximal number of sockets was busy.
+        /// Sent from the node's address: there was no room for a further socket.
         TooManySockets => "too_many_sockets",
-        /// The kernel does not permit it.
+        /// Sent from the node's address: the kernel does not permit the proxy to use the pod's.
         NotPermitted => "not_permitted",
-        /// The agent's datapath would not bring the answers back.
+        /// Sent from the node's address: the datapath would deliver the answer to the pod, because
+        /// the agent runs without the flag of transparent mode.
         NoReturnPath => "no_return_path",
-        /// The kernel refused it otherwise.
+        /// Sent from the node's address: the kernel refused the pod's for another reason.
         Other => "other",
     }
 }

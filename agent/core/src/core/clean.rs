@@ -25,7 +25,7 @@ use crate::{
     labels::{CLOSED_NAME, DNS_NAME, FQDN, Label, LabelSet},
 };
 
-/// A cleaned pair that stays until its leases were given back.
+/// A cleaned pair that stays until proxies have given up its leases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unrevoked {
     pub name: Fqdn,
@@ -44,7 +44,7 @@ impl Core {
 }
 
 impl State {
-    /// Whether what a proxy sends was cleaned since it was seen.
+    /// Whether the name of a proxy's mapping was cleaned after the proxy saw the answer.
     pub(super) fn was_cleaned(&self, mapping: &Mapping) -> bool {
         let endpoint = mapping.endpoint.id;
         self.learned
@@ -59,7 +59,8 @@ impl State {
         }
     }
 
-    /// Forgets names: those under a lease once every stream dropped it, or it ended.
+    /// Forgets names. A pair under a lease goes when every stream has dropped the lease, or at its
+    /// end.
     pub(super) fn on_clean(&mut self, plan: &mut Plan, clean: &CleanNames) {
         let cleaned = Cleaned::new(Cleaning {
             endpoint: clean.endpoint,
@@ -131,15 +132,15 @@ impl State {
         forget
     }
 
-    /// Takes all labels of a pair that is gone.
+    /// Removes all labels of a pair that was removed.
     pub(super) fn clear(&mut self, gone: Option<NamePair>) {
         let gone: Vec<_> = gone.into_iter().collect();
         self.forget_answers(&gone);
         self.unlabel(gone);
     }
 
-    /// Removes this name's part of the labels that a restart restored for an address. The other
-    /// names for which it is kept are not known yet.
+    /// Removes the labels that mean this name from those that an earlier run gave an address. The
+    /// other labels stay: the names that gave them may not be known again yet.
     pub(super) fn forget_restored(&mut self, name: &Fqdn, address: IpAddr) {
         let prefix = IpNet::from(address);
         let metadata = self.ipcache.get(prefix);
@@ -188,7 +189,8 @@ impl State {
         pairs.collect()
     }
 
-    /// True if the pair is under a lease alone, which must go first: no new one is given.
+    /// True if only a lease keeps the pair. It is then marked as being revoked, and gets no new
+    /// lease.
     fn note_revoking(&mut self, name: &Fqdn, address: IpAddr) -> bool {
         let now = self.now;
         let pair = self

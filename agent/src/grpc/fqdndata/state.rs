@@ -17,20 +17,20 @@ use shared_maps::IdentityId;
 use super::sent_rules::{At, SentRules};
 use crate::{grpc::convert, proxies::RulesTable};
 
-/// A name that nothing matches.
+/// A pattern that matches no name.
 const NOTHING: &str = ".";
-/// Reserved identities: a rule for any server names them all.
+/// Reserved identities: a rule for every server lists them all.
 const RESERVED: std::ops::RangeInclusive<u32> = IdentityId::HOST.0..=IdentityId::WORLD_IPV6.0;
 
-/// Whether two states say the same, whatever their request ids.
+/// Whether two states differ in their request ids at most.
 pub(super) fn same(one: &PolicyState, other: &PolicyState) -> bool {
     one.egress_l7_dns_policy == other.egress_l7_dns_policy
         && one.identity_to_endpoint_mapping == other.identity_to_endpoint_mapping
         && one.identity_to_prefix_mapping == other.identity_to_prefix_mapping
 }
 
-/// Builds the message. Rules that `sent_rules` has and that are no more get one that nothing
-/// matches.
+/// Builds the message. For each rule in `sent_rules` that is not in force any more, the message has
+/// a rule that matches nothing.
 pub(super) fn build(
     table: &RulesTable,
     directory: &Directory,
@@ -66,9 +66,9 @@ pub(super) fn build(
     }
 }
 
-/// Leaves out the prefixes that decide nothing: those that every rule treats as it does the
-/// next shorter one that is listed. A node has some dozens of others, whatever it learned.
-/// Then servers of identities that no listed prefix has decide nothing either.
+/// Omits the prefixes that change no decision: those that every rule treats like the next shorter
+/// prefix in the list. Some dozens remain on a node, however many addresses it has learned.
+/// Also omits servers of identities that no remaining prefix has.
 pub(super) fn shrink(state: &mut PolicyState, directory: &Directory) {
     let mut named_by: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (n, policy) in state.egress_l7_dns_policy.iter().enumerate() {
@@ -103,7 +103,7 @@ pub(super) fn shrink(state: &mut PolicyState, directory: &Directory) {
             .dns_servers
             .retain(|server| listed.contains(&server.dns_server_identity));
         if let Some(first) = first.filter(|_| policy.dns_servers.is_empty()) {
-            // Without a server it would be no rule, and what was there before would stay.
+            // The client would ignore a rule without a server, and keep the former rule.
             policy.dns_servers.push(DnsServer {
                 dns_server_identity: 0,
                 ..first
@@ -127,7 +127,7 @@ fn policy(key: RuleKey, rule: &SelectorRule, every: &[u32]) -> DnsPolicy {
             }
             patterns
         }
-        // Rules in force are never of files.
+        // Only rules that are read from files have regular expressions.
         NameRules::Regex(_) => vec![NOTHING.to_owned()],
     };
     let identities: Vec<u32> = match &rule.servers {

@@ -2,7 +2,7 @@
 //!
 //! Owns the identities with a label of a name, the count of combinations among them, and the
 //! prefixes that got the labels of some of their names only. It keeps one invariant: a limited
-//! prefix is tried again whenever an identity of names came or went.
+//! prefix is tried again after each change of the identities of names.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -11,24 +11,24 @@ use shared_maps::IdentityId;
 
 use crate::labels::{DNS_NAME, FQDN, Label, LabelSet};
 
-/// Prefixes that one retry looks at: each costs a look at every identity of names.
+/// Prefixes of one retry. Each of them is compared with many identities of names.
 const RETRIED: usize = 512;
 
 /// The identities that have labels of names, and how many of them are combinations.
 #[derive(Debug, Default)]
 pub(crate) struct IdentityBudget {
     identities: BTreeSet<IdentityId>,
-    /// Those of them with labels of several names' selectors.
+    /// How many of `identities` have labels of several selectors of names.
     combinations: usize,
-    /// At the sync: label sets of combinations that are still to come.
+    /// During the sync: label sets of combinations that will get an identity.
     awaited: BTreeSet<LabelSet>,
-    /// How often an identity came or went.
+    /// How often an identity was added or removed.
     changes: u64,
     /// Prefixes that have the labels of some of their names only.
     limited: BTreeSet<IpNet>,
-    /// Those of them to try again.
+    /// Those of `limited` that are still to be tried again.
     queue: VecDeque<IpNet>,
-    /// Changes before which the queue was filled last.
+    /// The value of `changes` when the queue was last filled.
     queued_at: u64,
 }
 
@@ -82,22 +82,22 @@ impl IdentityBudget {
         self.identities.len()
     }
 
-    /// Those with labels of several names' selectors.
+    /// How many identities have labels of several selectors of names.
     pub(crate) fn combinations(&self) -> usize {
         self.combinations
     }
 
-    /// Identities of names, the latest first.
+    /// Identities of names, the highest number first.
     pub(crate) fn latest(&self) -> impl Iterator<Item = IdentityId> {
         self.identities.iter().rev().copied()
     }
 
-    /// A prefix gets the labels of some of its names only. True if it had those of all.
+    /// Notes that a prefix has the labels of only some of its names. True if it had all before.
     pub(crate) fn limit(&mut self, prefix: IpNet) -> bool {
         self.limited.insert(prefix)
     }
 
-    /// A prefix has the labels of all its names.
+    /// Notes that a prefix has the labels of all its names.
     pub(crate) fn unlimit(&mut self, prefix: IpNet) {
         self.limited.remove(&prefix);
     }
@@ -112,7 +112,8 @@ impl IdentityBudget {
         self.limited.len()
     }
 
-    /// Takes some of the limited prefixes to be tried again, once an identity came or went.
+    /// Takes some limited prefixes that are to be tried again. After an identity was added or
+    /// removed, all limited prefixes are.
     pub(crate) fn take_retries(&mut self) -> Vec<IpNet> {
         if self.queue.is_empty() && self.queued_at != self.changes {
             self.queued_at = self.changes;

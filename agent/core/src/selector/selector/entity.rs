@@ -24,13 +24,14 @@ shared_maps::words! {
         Unmanaged => "unmanaged",
         /// Addresses that ingress proxies of nodes send from.
         Ingress => "ingress",
-        /// It selects no identity at all.
+        /// Selects no identity.
         None => "none",
     }
 }
 
 impl Entity {
-    /// Reads an entity's name. `all` is no entity: it selects by not asking.
+    /// Reads an entity's name. `all` is not among them: validation makes a rule without selectors
+    /// of it, which is about every peer.
     pub fn parse(text: &str) -> Option<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|entity| entity.as_str() == text)

@@ -194,7 +194,8 @@ impl State {
         }
     }
 
-    /// Adds entries of identities that were just forgotten: their removal needs no round more.
+    /// Adds entries of identities that were just forgotten: their removal needs no round more. Those
+    /// of identities in use stay until all of the new policy is in force.
     fn sweep_policy(&mut self, removals: &mut Removals) {
         for id in self.endpoints.dirty_ids() {
             let Some(endpoint) = self.endpoints.get_mut(id) else {
@@ -212,7 +213,8 @@ impl State {
             let gone: Vec<IdentityId> = peers
                 .iter()
                 .copied()
-                .filter(|peer| subject.entries(*peer).is_none())
+                .filter(|peer| self.policy.labels_of(*peer).is_none() && !peer.is_service())
+                .filter(|peer| *peer != IdentityId::UNKNOWN && subject.entries(*peer).is_none())
                 .collect();
             for peer in &gone {
                 let entries = map.get(*peer).into_iter().flatten();

@@ -24,8 +24,37 @@ use crate::{
 
 const EVERYONE: IdentityId = IdentityId::UNKNOWN;
 
-/// Entries of one identity in one direction, which are set together or not at all.
-type Group = Vec<(PolicyKey, PolicyValue, Option<PolicyValue>)>;
+/// What differs for one identity in one direction: it is put together or not at all.
+#[derive(Default)]
+struct Group {
+    sets: Vec<(PolicyKey, PolicyValue, Option<PolicyValue>)>,
+    unsets: Vec<(PolicyKey, PolicyValue)>,
+}
+
+/// Whether the identity is one of addresses outside, its number, and the direction: those of the
+/// cluster come first.
+type GroupKey = (bool, IdentityId, u8);
+
+fn groups(difference: Difference) -> BTreeMap<GroupKey, Group> {
+    let mut groups: BTreeMap<GroupKey, Group> = BTreeMap::new();
+    let key = |key: &PolicyKey| {
+        let peer = IdentityId(key.sec_label);
+        (peer.is_local_scope(), peer, key.egress)
+    };
+    for set in difference.sets {
+        groups.entry(key(&set.0)).or_default().sets.push(set);
+    }
+    for unset in difference.replaced.into_iter().chain(difference.unsets) {
+        groups.entry(key(&unset.0)).or_default().unsets.push(unset);
+    }
+    for group in groups.values_mut() {
+        let order = |(key, value, _): &(PolicyKey, PolicyValue, _)| (set_order(key, value), *key);
+        group.sets.sort_by_key(order);
+        let unsets = &mut group.unsets;
+        unsets.sort_by_key(|(key, value)| (LAST - set_order(key, value), *key));
+    }
+    groups
+}
 
 fn lets_pass(entries: &Entries, direction: u8) -> bool {
     let mut entries = entries.iter();
@@ -106,18 +135,24 @@ impl State {
         let Some((endpoint, subject)) = self.with_subject(id) else {
             return;
         };
-        let difference = Difference::of(endpoint, subject);
-        let unsets = difference.replaced.iter().chain(&difference.unsets);
-        let (mut now, later): (Vec<_>, Vec<_>) = unsets
-            .copied()
-            .partition(|(key, _)| key.sec_label != EVERYONE.0 && is_closed(key.egress));
-        removals.extend(later.into_iter().map(|(key, value)| (id, key, value)));
-        now.sort_by_key(|(key, value)| (LAST - set_order(key, value), *key));
-        for (key, before) in now {
-            self.put_policy(plan, id, key, (None, Some(before)));
+        let groups = groups(Difference::of(endpoint, subject));
+        let mut left = BTreeMap::new();
+        // Entries that go make room for those that come.
+        let (comes, goes): (Vec<_>, Vec<_>) = groups
+            .into_iter()
+            .partition(|(_, group)| !group.sets.is_empty());
+        for ((_, peer, direction), group) in goes.into_iter().chain(comes) {
+            let keeps_removals = peer == EVERYONE || !is_closed(direction);
+            let lacks = self.put_group(plan, id, (peer, direction), &group, keeps_removals);
+            if let Some(lacks) = lacks {
+                *left.entry(peer).or_default() += lacks;
+            }
+            if keeps_removals {
+                let unsets = group.unsets.into_iter();
+                removals.extend(unsets.map(|(key, value)| (id, key, value)));
+            }
         }
-        let left = self.set_what_fits(plan, id, difference.sets, is_closed);
-        let entries = left.values().sum::<usize>();
+        let entries: usize = left.values().sum();
         let held = self.endpoints.get(id).map_or(0, Endpoint::policy_entries);
         let problem = (entries > 0).then(|| {
             let meanwhile = format!(
@@ -176,40 +211,48 @@ impl State {
         }
     }
 
-    /// Sets entries as far as the map has room, those of the cluster first. Gives the identities
-    /// without room, and how many entries each lacks.
-    fn set_what_fits(
+    /// Puts the entries of an identity in one direction: the new ones before the old ones go, or
+    /// after that if there is no room for both. Gives how many have no room: the map then has none
+    /// of them. Removals that are kept for later are left alone.
+    fn put_group(
         &mut self,
         plan: &mut Plan,
         id: EndpointId,
-        sets: Group,
-        is_closed: impl Fn(u8) -> bool,
-    ) -> BTreeMap<IdentityId, usize> {
-        let mut groups: BTreeMap<(bool, IdentityId, u8), Group> = BTreeMap::new();
-        for set in sets {
-            let peer = IdentityId(set.0.sec_label);
-            let is_outside = peer.is_local_scope();
-            let group = groups.entry((is_outside, peer, set.0.egress));
-            group.or_default().push(set);
-        }
-        let most = self.policy_map_max(id);
-        let mut left = BTreeMap::new();
-        for ((_, peer, direction), mut group) in groups {
-            let held = self.endpoints.get(id).map_or(0, Endpoint::policy_entries);
-            let added = group.iter().filter(|(.., before)| before.is_none()).count();
-            if added == 0 || held + added <= most {
-                group.sort_by_key(|(key, value, _)| (set_order(key, value), *key));
-                for (key, value, before) in group {
-                    self.put_policy(plan, id, key, (Some(value), before));
+        (peer, direction): (IdentityId, u8),
+        group: &Group,
+        keeps_removals: bool,
+    ) -> Option<usize> {
+        let added = group.sets.iter().filter(|(.., before)| before.is_none());
+        let fits = |state: &Self, added: usize| {
+            let held = state.endpoints.get(id).map_or(0, Endpoint::policy_entries);
+            added == 0 || held + added <= state.policy_map_max(id)
+        };
+        if fits(self, added.count()) {
+            for (key, value, before) in &group.sets {
+                self.put_policy(plan, id, *key, (Some(*value), *before));
+            }
+            if !keeps_removals {
+                for (key, before) in &group.unsets {
+                    self.put_policy(plan, id, *key, (None, Some(*before)));
                 }
-                continue;
             }
-            *left.entry(peer).or_default() += group.len();
-            if is_closed(direction) {
-                self.unset_all(plan, id, peer, direction);
-            }
+            return None;
         }
-        left
+        if keeps_removals {
+            return Some(group.sets.len());
+        }
+        self.unset_all(plan, id, peer, direction);
+        let (_, subject) = self.with_subject(id)?;
+        let entries = subject.in_map(peer).into_owned().into_iter();
+        let mut entries: Vec<_> = entries.filter(|(key, _)| key.egress == direction).collect();
+        if !fits(self, entries.len()) {
+            return Some(entries.len());
+        }
+        entries.sort_by_key(|(key, value)| (set_order(key, value), *key));
+        for (key, value) in entries {
+            self.put_policy(plan, id, key, (Some(value), None));
+        }
+        None
     }
 
     /// Removes what a map has of an identity in one direction.

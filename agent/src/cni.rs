@@ -4,5 +4,6 @@
 mod conflist;
 pub mod failures;
 pub mod install;
+pub(crate) mod reports;
 mod request;
 pub(crate) mod server;

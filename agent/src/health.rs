@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    cni::failures::AddFailures,
+    cni::reports::PluginReports,
     endpoint::source::EndpointBook,
     listener::{Listener, Listeners},
     metrics::{self, Scrape, resolver::ResolverScrape},
@@ -38,8 +38,8 @@ pub(crate) struct Health {
     pub core: CoreHandle,
     pub proxies: Proxies,
     pub endpoints: Arc<EndpointBook>,
-    /// Pods that did not start.
-    pub add_failures: AddFailures,
+    /// What the CNI plugin reports.
+    pub plugin: PluginReports,
     /// Damaged files set aside at the start.
     pub damaged: usize,
     /// Pinned maps, for the datapath's counters.
@@ -151,7 +151,8 @@ impl Health {
                 .cluster
                 .as_ref()
                 .map_or(0, |cluster| cluster.nodes_without_agent().len()),
-            add_failures: self.add_failures.clone(),
+            add_failures: self.plugin.failures.clone(),
+            fail_open_namespaces: self.plugin.fail_open(),
             ready: self.ready(),
             damaged: self.damaged,
             packets: Counters::open(&self.maps)
@@ -159,6 +160,7 @@ impl Health {
                 .unwrap_or_default(),
             unresolved: self.endpoints.unresolved().len(),
             closed_interfaces: self.endpoints.closed_interfaces(),
+            unguarded_pods: self.endpoints.further_interfaces().len(),
             conditions: Part::ALL
                 .map(|part| (part, self.conditions.of(part)))
                 .to_vec(),

@@ -48,6 +48,10 @@ pub struct Scrape {
     pub nodes_without_agent: usize,
     /// ADDs of the CNI plugin that failed.
     pub add_failures: Counts<AddFailure>,
+    /// Namespaces whose pods the plugin lets start while no agent answers.
+    pub fail_open_namespaces: usize,
+    /// Pods with an interface that is not under policy.
+    pub unguarded_pods: usize,
     /// Packets and bytes by reason; empty where there is no datapath.
     pub packets: Vec<(Reason, Counter)>,
     /// Parts of the datapath beside the endpoints' own.
@@ -125,6 +129,12 @@ impl Sample {
             /// Host-side interfaces that are closed, because their endpoint is not found or not
             /// under policy yet
             gauge endpoint_closed_interfaces = scrape.closed_interfaces;
+            /// Endpoints whose pod has a further interface, which no policy is about;
+            /// `holdfast-agent status` names the interface
+            gauge endpoint_unguarded_interfaces = scrape.unguarded_pods;
+            /// Endpoints whose policy map has no room for their policy; `holdfast-agent status` says
+            /// what is closed to them
+            gauge endpoint_full_policy_maps = scrape.summary.full_policy_maps;
         }
     }
 
@@ -232,6 +242,7 @@ mod tests {
         let scrape = Scrape {
             summary: Summary {
                 endpoints: 3,
+                full_policy_maps: 8,
                 ..Summary::default()
             },
             ready: true,
@@ -241,6 +252,8 @@ mod tests {
             started_open: 4,
             nodes_without_agent: 1,
             add_failures: Counts::default(),
+            fail_open_namespaces: 2,
+            unguarded_pods: 6,
             closed_interfaces: 2,
             packets: vec![(
                 Reason::PolicyDenied,
@@ -275,6 +288,9 @@ mod tests {
             "holdfast_identity{type=\"local\"} 0",
             "holdfast_endpoint_unresolved 1",
             "holdfast_endpoint_closed_interfaces 2",
+            "holdfast_endpoint_unguarded_interfaces 6",
+            "holdfast_endpoint_full_policy_maps 8",
+            "holdfast_cni_fail_open_namespaces 2",
             "holdfast_drop_count_total{reason=\"policy_denied\"} 5",
             "holdfast_drop_bytes_total{reason=\"policy_denied\"} 500",
             "holdfast_reconcile_differences_total{part=\"programs\"} 0",

@@ -100,6 +100,8 @@ fn agent() -> Vec<Family> {
         started_open: 0,
         nodes_without_agent: 0,
         add_failures: Counts::default(),
+        fail_open_namespaces: 0,
+        unguarded_pods: 0,
         closed_interfaces: 0,
         packets: Reason::ALL
             .map(|reason| (reason, Counter::default()))

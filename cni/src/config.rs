@@ -87,6 +87,11 @@ impl Config {
         namespace.is_some_and(|namespace| self.open.iter().any(|open| open == namespace))
     }
 
+    /// How many namespaces have pods that start while no agent answers.
+    pub(crate) fn open_namespaces(&self) -> usize {
+        self.open.len()
+    }
+
     /// Addresses that the plugins before gave to the interface.
     pub(crate) fn addresses(&self, ifname: &str) -> Result<Vec<IpAddr>, Failure> {
         let result = self.before()?;

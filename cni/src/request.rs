@@ -24,6 +24,7 @@ pub(crate) fn add(config: &Config, environment: &Environment) -> Result<Value, F
         "pod": argument("K8S_POD_NAME")?,
         "uid": environment.argument("K8S_POD_UID"),
         "addresses": config.addresses(&environment.ifname)?,
+        "failOpenNamespaces": config.open_namespaces(),
     }))
 }
 
@@ -85,7 +86,10 @@ mod tests {
 
     #[test]
     fn a_pod_without_name_is_refused() {
-        let input = json!({"prevResult": {"ips": [{"address": "10.244.1.2/24"}]}});
+        let input = json!({
+            "prevResult": {"ips": [{"address": "10.244.1.2/24"}]},
+            "failOpenNamespaces": ["kube-system"],
+        });
         let config = Config::parse(&input.to_string()).unwrap();
         let failure = add(&config, &environment("K8S_POD_NAMESPACE=shop")).unwrap_err();
         assert_eq!(failure.code, 4);
@@ -99,7 +103,7 @@ mod tests {
             json!({
                 "command": "ADD", "containerId": "2d1a", "netns": "/var/run/netns/cni-5503",
                 "ifname": "eth0", "namespace": "shop", "pod": "web-1", "uid": null,
-                "addresses": ["10.244.1.2"],
+                "addresses": ["10.244.1.2"], "failOpenNamespaces": 1,
             })
         );
     }

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, UnixListener};
 use super::{Rim, listeners::PageListeners, sources};
 use crate::{
     admin::server::Admin,
-    cni::{failures::AddFailures, install::CniCondition, server::CniServer},
+    cni::{install::CniCondition, reports::PluginReports, server::CniServer},
     config::Config,
     dir_writers::OwnDirectory,
     dnsproxy::BuiltinProxy,
@@ -36,10 +36,10 @@ pub(super) struct About {
 /// Starts the admin interface, and the CNI and metrics servers if they are configured.
 pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageListeners) {
     let cni = CniCondition::default();
-    let add_failures = AddFailures::default();
+    let reports = PluginReports::default();
     serve_admin(&config, rim, &about, cni.clone(), listeners.admin);
     if let Some(listener) = listeners.cni {
-        serve_cni(rim, &about, add_failures.clone(), listener);
+        serve_cni(rim, &about, reports.clone(), listener);
     }
     let places = config.flags.cni.places();
     let in_place = places.is_some().then(|| cni.clone());
@@ -60,7 +60,7 @@ pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageList
         rim.tasks.spawn(places.run(cni, ready, rim.stop.clone()));
     }
     if let Some(listener) = listeners.metrics {
-        serve_metrics(rim, about, add_failures, listener);
+        serve_metrics(rim, about, reports, listener);
     }
 }
 
@@ -96,20 +96,20 @@ fn serve_admin(
     tasks.spawn(admin.serve(listener, admission, tasks.clone(), stop.clone()));
 }
 
-fn serve_cni(rim: &Rim, about: &About, failures: AddFailures, listener: UnixListener) {
+fn serve_cni(rim: &Rim, about: &About, reports: PluginReports, listener: UnixListener) {
     let (tasks, stop) = (&rim.tasks, &rim.stop);
     let endpoints = Arc::clone(&about.sources.endpoints);
-    let server = CniServer::new(rim.core.clone(), endpoints, failures);
+    let server = CniServer::new(rim.core.clone(), endpoints, reports);
     let admission = about.limits.admission(Listener::Cni);
     tasks.spawn(server.serve(listener, admission, tasks.clone(), stop.clone()));
 }
 
-fn serve_metrics(rim: &Rim, about: About, add_failures: AddFailures, listener: TcpListener) {
+fn serve_metrics(rim: &Rim, about: About, reports: PluginReports, listener: TcpListener) {
     let health = Health {
         core: rim.core.clone(),
         proxies: rim.proxies.clone(),
         endpoints: about.sources.endpoints,
-        add_failures,
+        plugin: reports,
         damaged: about.damaged.len(),
         maps: rim.maps.clone(),
         builtin: about.builtin.as_ref().map(|proxy| proxy.stats().clone()),

@@ -1,6 +1,6 @@
 //! ADDs of the CNI plugin that failed.
 
-use daemon::{label, metrics::Counts};
+use daemon::label;
 
 label! {
     /// Why a pod did not start.
@@ -16,6 +16,3 @@ label! {
         Policy => "policy",
     }
 }
-
-/// Failed ADDs since the agent started.
-pub(crate) type AddFailures = Counts<AddFailure>;

@@ -26,6 +26,10 @@ pub(super) enum CniRequest {
         addresses: Vec<IpAddr>,
         /// How long the plugin waits for the answer, milliseconds.
         wait_ms: u64,
+        /// How many namespaces its configuration lets start without the agent; 0 from a plugin of an
+        /// earlier release.
+        #[serde(default)]
+        fail_open_namespaces: usize,
     },
     /// A pod's interface is about to go.
     #[serde(rename = "DEL")]
@@ -73,15 +77,19 @@ mod tests {
     fn the_plugins_requests_are_read() {
         let add = r#"{"command":"ADD","containerId":"2d1a","netns":"/var/run/netns/cni-5503",
             "ifname":"eth0","namespace":"shop","pod":"web-1","uid":null,
-            "addresses":["10.244.1.2"],"waitMs":20000}"#;
-        assert!(matches!(
-            serde_json::from_str(add).unwrap(),
-            CniRequest::Add {
-                uid: None,
-                wait_ms: 20_000,
-                ..
-            }
-        ));
+            "addresses":["10.244.1.2"],"failOpenNamespaces":1,"waitMs":20000}"#;
+        let of_before = add.replace(r#""failOpenNamespaces":1,"#, "");
+        for (text, namespaces) in [(add, 1), (&of_before, 0)] {
+            assert!(matches!(
+                serde_json::from_str(text).unwrap(),
+                CniRequest::Add {
+                    uid: None,
+                    wait_ms: 20_000,
+                    fail_open_namespaces,
+                    ..
+                } if fail_open_namespaces == namespaces
+            ));
+        }
         for (text, is_it) in [
             (
                 r#"{"command":"DEL","containerId":"a","ifname":"eth0"}"#,

@@ -24,7 +24,8 @@ use tokio::{net::UnixListener, sync::Semaphore, task::spawn_blocking};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    failures::{AddFailure, AddFailures},
+    failures::AddFailure,
+    reports::PluginReports,
     request::{CniRequest, Valid},
 };
 use crate::{
@@ -54,7 +55,7 @@ pub(crate) struct CniServer {
     core: CoreHandle,
     endpoints: Arc<EndpointBook>,
     lookups: Arc<Semaphore>,
-    failures: AddFailures,
+    reports: PluginReports,
 }
 
 impl From<AttachError> for Refusal {
@@ -85,13 +86,13 @@ impl CniServer {
     pub(crate) fn new(
         core: CoreHandle,
         endpoints: Arc<EndpointBook>,
-        failures: AddFailures,
+        reports: PluginReports,
     ) -> Self {
         Self {
             core,
             endpoints,
             lookups: Arc::new(Semaphore::new(LOOKUPS)),
-            failures,
+            reports,
         }
     }
 
@@ -136,7 +137,9 @@ impl CniServer {
                 uid,
                 addresses,
                 wait_ms,
+                fail_open_namespaces,
             } => {
+                self.reports.note_fail_open(fail_open_namespaces);
                 let attachment = Attachment {
                     id: id(&container_id, &ifname)?,
                     netns,
@@ -175,14 +178,15 @@ impl CniServer {
         let key = attachment.id.key();
         loop {
             let attached = self.attach(attachment.clone(), deadline).await;
-            let attached = attached.inspect_err(|_| self.failures.inc(AddFailure::Agent))?;
+            let attached =
+                attached.inspect_err(|_| self.reports.failures.inc(AddFailure::Agent))?;
             match attached {
                 Err(AttachError::Starting) if Instant::now() < deadline => {
                     tokio::time::sleep(pause_after(begin)).await;
                 }
                 Err(error) => {
                     tracing::warn!(pod = attachment.pod, %error, "the pod's interface is refused");
-                    self.failures.inc(reason(&error));
+                    self.reports.failures.inc(reason(&error));
                     return Err(error.into());
                 }
                 Ok(()) => break,
@@ -205,7 +209,7 @@ impl CniServer {
                     reason = refusal.error,
                     "the pod is not under policy and does not start"
                 );
-                self.failures.inc(AddFailure::Policy);
+                self.reports.failures.inc(AddFailure::Policy);
                 // The runtime removes it as well, if it can.
                 let _removed = self.remove(attachment.id).await;
                 Err(refusal)

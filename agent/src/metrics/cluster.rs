@@ -34,6 +34,9 @@ impl Sample {
             gauge kubernetes_nodes_without_agent = scrape.nodes_without_agent;
             /// Pods that the CNI plugin did not let start, by reason; the runtime tries again
             counter_by cni_add_failures = |failure| scrape.add_failures.get(failure);
+            /// Namespaces whose pods start without policy while no agent answers
+            /// (`failOpenNamespaces`), as the CNI plugin's last ADD reported
+            gauge cni_fail_open_namespaces = scrape.fail_open_namespaces;
         }
     }
 }

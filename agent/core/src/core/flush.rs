@@ -20,8 +20,6 @@ mod policy_map_plan;
 mod rollback;
 mod rules;
 
-use std::collections::BTreeSet;
-
 use ipnet::IpNet;
 use shared_maps::{
     EndpointId, IdentityId,
@@ -56,6 +54,7 @@ impl State {
         if !self.restoration.is_synced() {
             return;
         }
+        self.end_explicit();
         let mut moves = self.ipcache.take_dirty();
         self.in_order(&mut moves);
         let mut rest = moves.as_slice();
@@ -120,16 +119,15 @@ impl State {
         self.follow_backends();
         self.checkpoint(plan);
         let mut removals = Removals::new();
-        let mut blocked = BTreeSet::new();
         if !self.change_in_progress() {
             self.refresh_dns();
         }
         for id in self.endpoints.dirty_ids() {
-            self.plan_policy(plan, id, &mut removals, &mut blocked);
+            self.plan_policy(plan, id, &mut removals);
         }
-        self.follow_moves(plan, prefixes, &mut blocked);
+        self.follow_moves(plan, prefixes);
         self.plan_lxc_sets(plan);
-        self.plan_ipcache(plan, prefixes, &blocked);
+        self.plan_ipcache(plan, prefixes);
         self.plan_attach(plan);
         self.plan_lxc_removals(plan);
         self.close_left(plan);
@@ -196,7 +194,8 @@ impl State {
         }
     }
 
-    /// Adds entries of identities that were just forgotten: their removal needs no round more.
+    /// Adds entries of identities that were just forgotten: their removal needs no round more. Those
+    /// of identities in use stay until all of the new policy is in force.
     fn sweep_policy(&mut self, removals: &mut Removals) {
         for id in self.endpoints.dirty_ids() {
             let Some(endpoint) = self.endpoints.get_mut(id) else {
@@ -214,7 +213,8 @@ impl State {
             let gone: Vec<IdentityId> = peers
                 .iter()
                 .copied()
-                .filter(|peer| subject.entries(*peer).is_none())
+                .filter(|peer| self.policy.labels_of(*peer).is_none() && !peer.is_service())
+                .filter(|peer| *peer != IdentityId::UNKNOWN && subject.entries(*peer).is_none())
                 .collect();
             for peer in &gone {
                 let entries = map.get(*peer).into_iter().flatten();
@@ -252,8 +252,10 @@ impl State {
         self.endpoints
             .get(id)
             .and_then(|endpoint| self.policy.subject(endpoint.identity))
-            .and_then(|subject| subject.entries(IdentityId(key.sec_label)))
-            .is_some_and(|entries| entries.contains_key(key))
+            .is_some_and(|subject| {
+                let peer = IdentityId(key.sec_label);
+                subject.in_map(peer).contains_key(key)
+            })
     }
 
     /// Plans the entries of `cilium_lxc` that there shall be.
@@ -279,12 +281,7 @@ impl State {
         }
     }
 
-    pub(super) fn plan_ipcache(
-        &mut self,
-        plan: &mut Plan,
-        prefixes: &[IpNet],
-        blocked: &BTreeSet<IdentityId>,
-    ) {
+    pub(super) fn plan_ipcache(&mut self, plan: &mut Plan, prefixes: &[IpNet]) {
         for prefix in prefixes {
             let Some(metadata) = self.ipcache.get(*prefix) else {
                 continue;
@@ -296,7 +293,7 @@ impl State {
             let key = key_of(*prefix);
             let full = has.is_none() && self.ipcache.realised() >= self.config.ipcache_max;
             match wanted {
-                Some(identity) if full || blocked.contains(&identity) => {
+                Some(_) if full => {
                     self.retry.add(*prefix);
                     continue;
                 }

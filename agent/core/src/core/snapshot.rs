@@ -84,6 +84,8 @@ pub struct Summary {
     pub pending_steps: usize,
     /// Endpoints whose policy or programs are not in force, and why; the first few.
     pub endpoint_problems: Vec<String>,
+    /// Endpoints whose policy map has no room for their policy.
+    pub full_policy_maps: usize,
     /// Why the first of them failed.
     pub trouble: Option<String>,
     pub counters: Counters,

@@ -10,6 +10,7 @@ mod failures;
 mod firewall_names;
 mod firewall_nodes;
 mod firewall_vectors;
+mod full_policy_maps;
 mod hold;
 mod holders;
 mod ingress;

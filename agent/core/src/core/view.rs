@@ -160,6 +160,7 @@ impl State {
             names_zombies: self.learned.names.zombies(),
             pairs: self.learned.names.pairs(),
             pending_steps: self.retry.failed_steps() + self.files.failures().count(),
+            full_policy_maps: self.full_policy_maps(),
             endpoint_problems: self.endpoint_problems(),
             trouble: self
                 .retry
@@ -214,6 +215,15 @@ impl State {
             !policy.egress.enforced && !policy.ingress.enforced && !subject.has_tier()
         };
         !held && subject.is_some_and(is_free)
+    }
+
+    /// Endpoints whose policy map has no room for their policy: the others with a problem keep the
+    /// policy of the last run.
+    fn full_policy_maps(&self) -> usize {
+        let hold = self.restoration.hold();
+        let full = self.endpoints.iter();
+        full.filter(|endpoint| endpoint.problem.is_some() && !hold.has(endpoint.id))
+            .count()
     }
 
     fn endpoint_problems(&self) -> Vec<String> {

@@ -13,6 +13,7 @@
 mod dns;
 mod dns_ports;
 pub(crate) mod entries;
+pub(crate) mod explicit;
 mod observed;
 pub(crate) mod service;
 pub(crate) mod set_order;
@@ -31,7 +32,7 @@ use shared_maps::{
     policy::{EGRESS, INGRESS, PolicyKey, PolicyValue},
 };
 
-use self::tier::Tier;
+use self::{explicit::Explicit, tier::Tier};
 use super::{
     model::{Change, EndpointPolicy},
     rule::{PeerRule, Peers},
@@ -50,6 +51,9 @@ pub(crate) struct RuleIndex {
     any: Vec<Indexed>,
     tier: Option<Box<Tier>>,
     observed: Observed,
+    explicit: Explicit,
+    /// The entries for everyone.
+    everyone: Entries,
 }
 
 type Indexed = (u8, Arc<PeerRule>);
@@ -149,8 +153,25 @@ impl RuleIndex {
         self.observed
     }
 
+    /// The directions in which maps have no entries for everyone.
+    pub(crate) const fn explicit(&self) -> Explicit {
+        self.explicit
+    }
+
+    /// Changes the directions in which maps have no entries for everyone. All entries have to be
+    /// rendered again.
+    pub(crate) fn set_explicit(&mut self, explicit: Explicit) {
+        self.explicit = explicit;
+    }
+
+    /// The entries for everyone, whether maps have them or not.
+    pub(crate) const fn everyone(&self) -> &Entries {
+        &self.everyone
+    }
+
     /// Takes the entries for everyone, which tables are made with. True if tables may differ now.
     pub(crate) fn follow_everyone(&mut self, entries: &Entries) -> bool {
+        self.everyone.clone_from(entries);
         let tier = self.tier.as_mut();
         tier.is_some_and(|tier| tier.follow_everyone(entries))
     }
@@ -205,7 +226,15 @@ impl RuleIndex {
                 .filter(|_| direction == EGRESS && !everyone);
             let selecting = selectors.selecting_ids(identity);
             let table = tier.and_then(|tier| tier.table(identity, selecting, &kept, proxy_port));
-            found.extend(table.unwrap_or(kept));
+            let is_known = !everyone && peer.is_some();
+            found.extend(match table {
+                Some(table) => table,
+                None if is_known && self.explicit.is_in(direction) => {
+                    let entries = (&kept, &self.everyone);
+                    tier::table_without_rules(identity, direction, entries, proxy_port)
+                }
+                None => kept,
+            });
         }
         found
     }

@@ -179,6 +179,11 @@ impl SelectorCache {
         self.entries.is_empty()
     }
 
+    /// Every identity in use.
+    pub fn identities(&self) -> impl ExactSizeIterator<Item = IdentityId> {
+        self.identities.keys().copied()
+    }
+
     /// Labels of an identity; none if it is unknown.
     pub fn labels(&self, id: IdentityId) -> Option<&LabelSet> {
         self.identities.get(&id).map(|subject| &subject.labels)

@@ -1,6 +1,8 @@
 //! The plan of one endpoint's policy map: what it lacks, whether there is room, and the order of the
 //! changes.
 
+mod full_map;
+
 use std::collections::BTreeSet;
 
 use shared_maps::{
@@ -47,10 +49,10 @@ impl Difference {
         let nothing = Entries::new();
         let mut difference = Self::default();
         for peer in peers {
-            let wanted = subject.entries(peer).unwrap_or(&nothing);
+            let wanted = subject.in_map(peer);
             let has = map.get(peer).unwrap_or(&nothing);
-            let gets_table = subject.has_tier() && tier::is_table(peer, wanted);
-            difference.add(has, wanted, gets_table);
+            let gets_table = subject.has_tier() && tier::is_table(peer, &wanted);
+            difference.add(has, &wanted, gets_table);
         }
         difference
     }
@@ -77,10 +79,10 @@ impl Difference {
         added.count()
     }
 
-    /// Peers that a new entry denies.
-    fn denied(&self) -> impl Iterator<Item = IdentityId> {
+    /// Keys of entries that deny.
+    fn denied(&self) -> impl Iterator<Item = &PolicyKey> + Clone {
         let denies = self.sets.iter().filter(|(_, value, _)| value.is_deny());
-        denies.map(|(key, ..)| IdentityId(key.sec_label))
+        denies.map(|(key, ..)| key)
     }
 
     /// The changes in their order, each with what is there: tables, the entries that they replace,
@@ -105,14 +107,12 @@ impl Difference {
 }
 
 impl State {
-    /// Plans what an endpoint's policy map lacks; removals are left for later. What is denied and has
-    /// no room is `blocked`.
+    /// Plans what an endpoint's policy map lacks; removals are left for later.
     pub(in crate::core) fn plan_policy(
         &mut self,
         plan: &mut Plan,
         id: EndpointId,
         removals: &mut Removals,
-        blocked: &mut BTreeSet<IdentityId>,
     ) {
         let Some(is_new) = self.endpoints.get(id).map(|of| of.policy_map.is_none()) else {
             return;
@@ -140,8 +140,15 @@ impl State {
             return;
         }
         let difference = Difference::of(endpoint, subject);
-        if let Some(problem) = self.lacks_room(endpoint, &difference) {
-            self.keep_policy(plan, id, (&difference, problem), blocked);
+        let needed = self.lacks_room(endpoint, &difference);
+        if full_map::is_yet_to_close(endpoint, subject)
+            || needed.is_some() && full_map::opens_without(endpoint, subject, &difference)
+        {
+            self.plan_full_map(plan, id, removals);
+            return;
+        }
+        if let Some(needed) = needed {
+            self.keep_policy(plan, id, needed);
             return;
         }
         self.make_policy_map(plan, id);
@@ -161,38 +168,22 @@ impl State {
         }
     }
 
-    /// What to say of a map that has no room for its new entries.
-    fn lacks_room(&self, endpoint: &Endpoint, difference: &Difference) -> Option<String> {
+    /// How many entries a map would need that has no room for its new ones.
+    fn lacks_room(&self, endpoint: &Endpoint, difference: &Difference) -> Option<usize> {
         let added = difference.added();
         let needed = endpoint.policy_entries() + added;
-        let room = self.policy_map_max(endpoint.id);
-        if added == 0 || needed <= room {
-            return None;
-        }
-        let meanwhile = match is_empty(endpoint) {
-            true => "no packet of it passes",
-            false => "the policy before it stays in force",
-        };
-        Some(format!(
-            "its policy needs {needed} map entries at once, the map takes {room}: {meanwhile}; use \
-             fewer or broader rules (a map keeps the size it was made with: a larger \
-             --bpf-policy-map-max is for endpoints added later)"
-        ))
+        (added > 0 && needed > self.policy_map_max(endpoint.id)).then_some(needed)
     }
 
     /// A map without room keeps its entries. One without entries drops every packet: none of them may
     /// pass by an entry for everyone.
-    fn keep_policy(
-        &mut self,
-        plan: &mut Plan,
-        id: EndpointId,
-        (difference, problem): (&Difference, String),
-        blocked: &mut BTreeSet<IdentityId>,
-    ) {
+    fn keep_policy(&mut self, plan: &mut Plan, id: EndpointId, needed: usize) {
         let is_empty = self.endpoints.get(id).is_none_or(is_empty);
-        if !is_empty {
-            blocked.extend(difference.denied());
-        }
+        let meanwhile = match is_empty {
+            true => "no packet of it passes",
+            false => "the policy before it stays in force",
+        };
+        let problem = self.no_room(id, needed, meanwhile);
         self.make_policy_map(plan, id);
         if let Some(endpoint) = self.endpoints.get_mut(id) {
             if is_empty {
@@ -200,6 +191,16 @@ impl State {
             }
             endpoint.problem = Some(problem);
         }
+    }
+
+    /// Why an endpoint's policy is not in force.
+    fn no_room(&self, id: EndpointId, needed: usize, meanwhile: &str) -> String {
+        let room = self.policy_map_max(id);
+        format!(
+            "its policy needs {needed} map entries at once, the map takes {room}: {meanwhile}; use \
+             fewer or broader rules (a map keeps the size it was made with: a larger \
+             --bpf-policy-map-max is for endpoints added later)"
+        )
     }
 
     /// Plans the map of a new endpoint, after its file.

@@ -8,7 +8,10 @@
 //! no prefix has yet gets the entries of the one that its addresses have, if that is one. The
 //! grace of restored labels is the third phase.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet, HashMap},
+};
 
 use ipnet::IpNet;
 use shared_maps::{
@@ -102,7 +105,7 @@ impl State {
                 None => {}
             }
         }
-        self.plan_ipcache(plan, &ready, &BTreeSet::new());
+        self.plan_ipcache(plan, &ready);
         for prefix in later {
             self.ipcache.mark(prefix);
         }
@@ -215,15 +218,15 @@ impl State {
             };
             let has = map.get(wanted).unwrap_or(&nothing);
             let source = match was {
-                Some(was) => map.get(was),
+                Some(was) => map.get(was).map(Cow::Borrowed),
                 None => self
                     .policy
                     .subject(endpoint.identity)
-                    .and_then(|subject| subject.entries(wanted)),
+                    .map(|subject| subject.in_map(wanted)),
             };
             let shall: Entries = source
-                .unwrap_or(&nothing)
                 .iter()
+                .flat_map(|entries| entries.iter())
                 .map(|(key, value)| (of_identity(key, wanted), *value))
                 .collect();
             // Left of a run that was cut short, or of a selector without addresses.

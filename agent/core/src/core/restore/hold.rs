@@ -6,8 +6,6 @@
 //! identities meanwhile: for these the map gets the entries of the identity that the address had.
 //! Otherwise an address that a list or a deny of the refused document means would pass.
 
-use std::collections::BTreeSet;
-
 use ipnet::IpNet;
 use shared_maps::{
     EndpointId, IdentityId,
@@ -53,13 +51,8 @@ impl State {
     }
 
     /// Before addresses get other identities: kept endpoints' maps get the entries of those that the
-    /// addresses have. An identity for which a map has no room is `blocked`.
-    pub(in crate::core) fn follow_moves(
-        &mut self,
-        plan: &mut Plan,
-        prefixes: &[IpNet],
-        blocked: &mut BTreeSet<IdentityId>,
-    ) {
+    /// addresses have. An endpoint whose map has no room for them is closed.
+    pub(in crate::core) fn follow_moves(&mut self, plan: &mut Plan, prefixes: &[IpNet]) {
         let kept: Vec<EndpointId> = self.restoration.hold().held.keys().copied().collect();
         if kept.is_empty() {
             return;
@@ -78,7 +71,7 @@ impl State {
             let world = self.world_of(prefix.addr());
             let before = self.ipcache.in_force_at(*prefix).unwrap_or(world);
             for id in &kept {
-                self.copy_entries(plan, *id, (before, next), blocked);
+                self.copy_entries(plan, *id, (before, next));
             }
         }
     }
@@ -89,7 +82,6 @@ impl State {
         plan: &mut Plan,
         id: EndpointId,
         (before, next): (IdentityId, IdentityId),
-        blocked: &mut BTreeSet<IdentityId>,
     ) {
         let Some(map) = self.endpoints.get(id).and_then(|e| e.policy_map.as_ref()) else {
             return;
@@ -98,7 +90,9 @@ impl State {
             return;
         };
         if map.len() + entries.len() > self.policy_map_max(id) {
-            blocked.insert(next);
+            for direction in [EGRESS, INGRESS] {
+                self.close(plan, id, direction);
+            }
             return;
         }
         let entries = entries.iter().map(|(key, value)| {

@@ -15,6 +15,7 @@ use dns_policy::name::Fqdn;
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
+mod explicit;
 mod services;
 pub(crate) mod subject;
 
@@ -279,6 +280,7 @@ impl PolicyModel {
         document: Option<&PolicyDocument>,
         revision: u64,
     ) -> Vec<IdentityId> {
+        let mut other_rendering = self.end_explicit(identity);
         let Some(subject) = self.subjects.get_mut(&identity) else {
             return Vec::new();
         };
@@ -316,6 +318,7 @@ impl PolicyModel {
             false => subject.follow_services(&changed, &self.services, port),
         };
         changed.extend(services);
+        changed.append(&mut other_rendering);
         changed
     }
 
@@ -334,10 +337,9 @@ impl PolicyModel {
     /// Selections of these selectors changed by one identity.
     fn reselect(&mut self, selectors: &[SelectorId], peer: IdentityId) -> Touched {
         let mut touched = Touched::new(peer);
-        if selectors.is_empty() {
-            return touched;
-        }
-        let using = |subject: &&mut Subject| subject.rules.uses(selectors);
+        let using = |subject: &&mut Subject| {
+            subject.explicit().is_anywhere() || subject.rules.uses(selectors)
+        };
         for subject in self.subjects.values_mut().filter(using) {
             subject.dns_is_dirty |= subject.dns_scope.uses(selectors);
             subject.render(peer, &self.selectors, self.proxy_port);

@@ -212,7 +212,7 @@ fn a_new_pod_whose_policy_does_not_fit_is_closed_and_holds_up_no_other() {
         policy_map_max: 12,
         ..CoreConfig::default()
     });
-    let denied = |blocks: &str| {
+    let allowed = |blocks: &str| {
         format!(
             r"
 apiVersion: cilium.io/v2
@@ -221,12 +221,12 @@ metadata: {{name: big}}
 spec:
   endpointSelector: {{matchLabels: {{app: web}}}}
   enableDefaultDeny: {{egress: false, ingress: false}}
-  egressDeny:
+  egress:
   - toCIDR: [{blocks}]
 "
         )
     };
-    node.policy(&denied(&blocks()));
+    node.policy(&allowed(&blocks()));
     node.policy(
         r"
 apiVersion: cilium.io/v2
@@ -250,7 +250,7 @@ spec:
     );
     node.endpoint(spec("api", 8, "app=api"));
     assert!(node.identity("20.0.1.0").is_some(), "the other pod waits");
-    node.policy(&denied("20.0.2.0/24"));
+    node.policy(&allowed("20.0.2.0/24"));
     assert!(node.core.summary().endpoint_problems.is_empty());
     assert_ne!(node.datapath.policy[&id].len(), 0);
 }

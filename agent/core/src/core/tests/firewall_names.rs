@@ -1,5 +1,6 @@
 //! Names of EgressFirewalls: answers of trusted DNS servers label addresses, before they go out.
 
+mod growth;
 mod restart;
 mod servers;
 

@@ -141,11 +141,11 @@ spec:
 
 /// A synced node with a pod of app web and one of app db.
 fn node() -> Node {
-    let mut node = Node::with(
-        CoreConfig::default(),
-        Restored::default(),
-        MemoryDatapath::default(),
-    );
+    node_with(CoreConfig::default())
+}
+
+fn node_with(config: CoreConfig) -> Node {
+    let mut node = Node::with(config, Restored::default(), MemoryDatapath::default());
     node.begin();
     node.endpoint(spec("web", 7, "app=web"));
     node.endpoint(spec("db", 8, "app=db"));
@@ -234,6 +234,47 @@ fn every_state_between_two_lists_is_the_old_or_the_new_one_for_each_packet() {
         }
     }
     assert!(changed > 2_000, "{changed}");
+}
+
+/// Maps that have room for few entries, beside those that have room for all: no state opens more
+/// than the state before or the new policy does, and without a problem both give the same verdicts.
+#[test]
+fn a_map_without_room_opens_nothing() {
+    let mut dice = Dice(5);
+    let (mut full, mut equal) = (0, 0);
+    for _ in 0..60 {
+        let mut large = node();
+        let mut small = node_with(CoreConfig {
+            policy_map_max: 4 + dice.below(40),
+            ..CoreConfig::default()
+        });
+        for _ in 0..8 {
+            let rules = dice.below(RULES.len());
+            let list = any_list(&mut dice);
+            let text = match dice.below(4) {
+                0 => self::rules(rules),
+                _ => list,
+            };
+            let before = small.datapath.clone();
+            large.policy(&text);
+            let steps = small.policy(&text);
+            let (old, new) = (fates(&before), fates(&large.datapath));
+            each_state(&before, &steps, |state, step| {
+                for (packet, is) in fates(state) {
+                    let most = old[&packet].max(new[&packet]);
+                    assert!(is <= most, "{packet:?}: {is:?} at {step:?}: {text}");
+                }
+            });
+            match small.core.summary().endpoint_problems.is_empty() {
+                true => {
+                    assert_eq!(fates(&small.datapath), new, "{text}");
+                    equal += 1;
+                }
+                false => full += 1,
+            }
+        }
+    }
+    assert!(full > 20 && equal > 100, "{full} {equal}");
 }
 
 /// Each state lets through what one of its ends does, or something between them. Gives both ends.

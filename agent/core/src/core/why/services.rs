@@ -234,8 +234,8 @@ fn together(own: &Endpoint, id: IdentityId, port: Port, backends: &[BackendFound
         };
     }
     let all = PolicyKey::new(id.0, EGRESS, 0, 0, 0);
-    let mut entries = own.entries(id).into_iter();
-    let (verdict, by) = match entries.any(|entries| entries.contains_key(&all)) {
+    let for_all = own.entries(id).and_then(|entries| entries.get(&all));
+    let (verdict, by) = match for_all.is_some_and(|value| value.is_deny()) {
         true => (Verdict::Denied, Vec::new()),
         false => everything(side),
     };

@@ -139,7 +139,7 @@ impl Tier {
 
     /// Takes the entries for everyone. True if those of egress are others than before.
     pub(super) fn follow_everyone(&mut self, entries: &Entries) -> bool {
-        let blocks: Vec<Block> = entries.iter().filter_map(Block::of).collect();
+        let blocks = Block::all(entries, EGRESS);
         if self.everyone == blocks {
             return false;
         }
@@ -172,7 +172,7 @@ impl Tier {
         if let Some(last) = positions.iter().position(covers_all) {
             positions.truncate(last + 1);
         }
-        let question = (positions, own.iter().filter_map(Block::of).collect());
+        let question = (positions, Block::all(own, EGRESS));
         let rows = match self.tables.get(&question) {
             Some(rows) => Arc::clone(rows),
             None => {
@@ -184,42 +184,69 @@ impl Tier {
                 rows
             }
         };
-        let entries = rows.iter().map(|row| row.entry(identity, proxy_port));
-        Some(entries.collect())
+        let entries = rows.iter();
+        Some(
+            entries
+                .map(|row| row.entry(identity, EGRESS, proxy_port))
+                .collect(),
+        )
     }
 
     fn rows(&self, (positions, own): &Question) -> Vec<Row> {
         let rules = positions.iter().filter_map(|at| self.rules.get(*at));
         let rules: Vec<&TierRule> = rules.map(AsRef::as_ref).collect();
-        let everything = whole(&rules, own, &self.everyone);
-        let mut rows = vec![Row {
-            protocol: 0,
-            port: 0,
-            port_bits: 0,
-            verdict: everything,
-        }];
-        let blocks = || own.iter().chain(&self.everyone);
-        let mut protocols: BTreeSet<u8> = blocks().filter_map(|block| block.protocol).collect();
-        let ports = rules.iter().flat_map(|rule| &rule.ports);
-        protocols.extend(
-            ports
-                .flat_map(|port| port.at(None))
-                .map(|(number, ..)| number),
-        );
-        for protocol in protocols {
-            let spans = spans(&rules, own, &self.everyone, protocol);
-            rows_of(&mut rows, protocol, &spans, everything);
-        }
-        rows
+        rows(&rules, own, &self.everyone)
     }
 }
 
+/// The table of an identity that no ordered rule selects: what its `own` entries and those for
+/// everyone mean together in one direction.
+pub(super) fn table_without_rules(
+    identity: IdentityId,
+    direction: u8,
+    (own, everyone): (&Entries, &Entries),
+    proxy_port: u16,
+) -> Entries {
+    let (own, everyone) = (Block::all(own, direction), Block::all(everyone, direction));
+    let rows = rows(&[], &own, &everyone).into_iter();
+    rows.map(|row| row.entry(identity, direction, proxy_port))
+        .collect()
+}
+
+fn rows(rules: &[&TierRule], own: &[Block], everyone: &[Block]) -> Vec<Row> {
+    let everything = whole(rules, own, everyone);
+    let mut rows = vec![Row {
+        protocol: 0,
+        port: 0,
+        port_bits: 0,
+        verdict: everything,
+    }];
+    let blocks = own.iter().chain(everyone);
+    let mut protocols: BTreeSet<u8> = blocks.filter_map(|block| block.protocol).collect();
+    let ports = rules.iter().flat_map(|rule| &rule.ports);
+    protocols.extend(
+        ports
+            .flat_map(|port| port.at(None))
+            .map(|(number, ..)| number),
+    );
+    for protocol in protocols {
+        let spans = spans(rules, own, everyone, protocol);
+        rows_of(&mut rows, protocol, &spans, everything);
+    }
+    rows
+}
+
 impl Block {
-    /// Of an entry, if it is one of egress.
-    fn of((key, value): (&PolicyKey, &PolicyValue)) -> Option<Self> {
+    /// Of the entries of one direction.
+    fn all(entries: &Entries, direction: u8) -> Vec<Self> {
+        let entries = entries.iter().filter(|(key, _)| key.egress == direction);
+        entries.map(|(key, value)| Self::of(key, value)).collect()
+    }
+
+    fn of(key: &PolicyKey, value: &PolicyValue) -> Self {
         let port_bits = key.lpm_len().saturating_sub(8).min(16);
         let first = key.dport.get();
-        (key.egress == EGRESS).then_some(Self {
+        Self {
             protocol: (key.lpm_len() > 0).then_some(key.protocol),
             first,
             last: first | u16::MAX.checked_shr(port_bits.into()).unwrap_or(0),
@@ -231,13 +258,24 @@ impl Block {
                 debug_assert_eq!(value.precedence, PRECEDENCE_ALLOW);
                 Says::Allow
             },
-        })
+        }
     }
 }
 
 impl Row {
-    fn entry(self, identity: IdentityId, proxy_port: u16) -> (PolicyKey, PolicyValue) {
-        let key = PolicyKey::new(identity.0, EGRESS, self.protocol, self.port, self.port_bits);
+    fn entry(
+        self,
+        identity: IdentityId,
+        direction: u8,
+        proxy_port: u16,
+    ) -> (PolicyKey, PolicyValue) {
+        let key = PolicyKey::new(
+            identity.0,
+            direction,
+            self.protocol,
+            self.port,
+            self.port_bits,
+        );
         let value = match self.verdict {
             Verdict::Drop => PolicyValue::deny(key),
             Verdict::Redirect => PolicyValue::dns_redirect(key, proxy_port),

@@ -62,10 +62,14 @@ impl ServiceTable {
         let is_narrow =
             |(key, value): (&PolicyKey, &PolicyValue)| key.lpm_len() > 0 || value.is_deny();
         if observed != Observed::Nothing || everyone.any(is_narrow) {
-            return self.services.keys().copied().collect();
+            return self.identities().collect();
         }
         let peers = entries.keys().flat_map(|peer| self.behind(*peer));
         peers.collect()
+    }
+
+    pub(crate) fn identities(&self) -> impl Iterator<Item = IdentityId> {
+        self.services.keys().copied()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

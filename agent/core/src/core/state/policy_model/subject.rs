@@ -1,12 +1,13 @@
 //! One label set of endpoints with the policy that it has.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::Arc,
 };
 
 use dns_policy::rule::EndpointRules;
-use shared_maps::{EndpointId, IdentityId};
+use shared_maps::{EndpointId, IdentityId, policy::EGRESS};
 
 use crate::{
     core::state::policy_model::services::ServiceTable,
@@ -15,6 +16,7 @@ use crate::{
         compute::{
             DnsScope, Observed, RuleIndex, ServicePortAt,
             entries::Entries,
+            explicit::{self, Explicit},
             service::{self, Rendered, Service},
         },
         model::EndpointPolicy,
@@ -37,7 +39,11 @@ pub(crate) struct Subject {
     pub(crate) dns_is_dirty: bool,
     pub(crate) endpoints: BTreeSet<EndpointId>,
     pub(crate) revision: u64,
+    /// Identities that were known when it became [explicit](Explicit).
+    pub(crate) explicit_at: usize,
 }
+
+static NO_ENTRIES: Entries = Entries::new();
 
 impl Subject {
     pub(crate) fn new(labels: LabelSet) -> Self {
@@ -52,6 +58,7 @@ impl Subject {
             dns_is_dirty: false,
             endpoints: BTreeSet::new(),
             revision: 0,
+            explicit_at: 0,
         }
     }
 
@@ -63,12 +70,23 @@ impl Subject {
         &self.policy
     }
 
-    /// Intended entries of policy maps for an identity; `None` if there are none.
+    /// Entries for an identity, from which verdicts follow; `None` if there are none.
     pub(crate) fn entries(&self, peer: IdentityId) -> Option<&Entries> {
         self.entries.get(&peer)
     }
 
-    /// Identities with intended entries in policy maps.
+    /// Those of its entries that its endpoints' maps have.
+    pub(crate) fn in_map(&self, peer: IdentityId) -> Cow<'_, Entries> {
+        let entries = self.entries.get(&peer).unwrap_or(&NO_ENTRIES);
+        self.explicit().in_map(peer, entries)
+    }
+
+    /// The directions in which its endpoints' maps have no entries for everyone.
+    pub(crate) const fn explicit(&self) -> Explicit {
+        self.rules.explicit()
+    }
+
+    /// Identities with entries.
     pub(crate) fn peers(&self) -> impl Iterator<Item = IdentityId> {
         self.entries.keys().copied()
     }
@@ -178,7 +196,12 @@ impl Subject {
     ) -> Rendered {
         let rendered = service.map(|service| {
             let observed = self.rules.observed();
-            service::render(&self.entries, service, id, proxy_port, observed)
+            let mut rendered = service::render(&self.entries, service, id, proxy_port, observed);
+            if self.explicit().is_in(EGRESS) {
+                let own = std::mem::take(&mut rendered.entries);
+                rendered.entries = explicit::of_service(id, own, self.rules.everyone());
+            }
+            rendered
         });
         rendered.unwrap_or_default()
     }
@@ -186,6 +209,9 @@ impl Subject {
     /// Whether it may send the same as another subject: both then have the same entries of egress for
     /// every peer, Services too.
     pub(crate) fn sends_as(&self, other: &Self) -> bool {
+        if self.explicit() != other.explicit() {
+            return false;
+        }
         let (own, other) = (&self.policy.egress, &other.policy.egress);
         // Rules of all endpoints tend to come first.
         let mut rules = own.rules.iter().rev().zip(other.rules.iter().rev());
@@ -240,7 +266,10 @@ impl Subject {
             return BTreeSet::new();
         }
         if peers.contains(&IdentityId::UNKNOWN) {
-            let mut all = table.candidates(&self.entries, self.rules.observed());
+            let mut all = match self.explicit().is_in(EGRESS) {
+                true => table.identities().collect(),
+                false => table.candidates(&self.entries, self.rules.observed()),
+            };
             all.extend(self.services());
             return all;
         }

@@ -1,0 +1,96 @@
+//! Maps without entries for everyone.
+//!
+//! An identity that a map has no entry of gets what the entries for everyone say. If these let
+//! packets pass, a deny without room in the map would be open. The policy of an endpoint whose map is
+//! full becomes *explicit* in that direction: no entries for everyone, and a table for each identity,
+//! with the same verdicts. A missing entry then drops packets, of this endpoint and no other. A table
+//! that drops everything needs no entry, so that denied identities take no room.
+
+use std::borrow::Cow;
+
+use shared_maps::{
+    IdentityId,
+    policy::{EGRESS, INGRESS, PolicyKey, PolicyValue},
+};
+
+use crate::policy::compute::entries::Entries;
+
+/// The directions in which a policy is explicit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Explicit {
+    egress: bool,
+    ingress: bool,
+}
+
+impl Explicit {
+    /// The directions in which entries for everyone let a packet pass, of those in which `denied`
+    /// has an entry.
+    pub(crate) fn for_denied<'a>(
+        denied: impl Iterator<Item = &'a PolicyKey> + Clone,
+        everyone: &Entries,
+    ) -> Self {
+        let needs = |direction| {
+            let is_open = |(key, value): (&PolicyKey, _)| key.egress == direction && passes(value);
+            denied.clone().any(|key| key.egress == direction) && everyone.iter().any(is_open)
+        };
+        Self {
+            egress: needs(EGRESS),
+            ingress: needs(INGRESS),
+        }
+    }
+
+    pub(crate) const fn is_in(self, direction: u8) -> bool {
+        match direction {
+            EGRESS => self.egress,
+            _ => self.ingress,
+        }
+    }
+
+    pub(crate) const fn is_anywhere(self) -> bool {
+        self.egress || self.ingress
+    }
+
+    /// In the directions of either.
+    pub(crate) const fn or(self, other: Self) -> Self {
+        Self {
+            egress: self.egress || other.egress,
+            ingress: self.ingress || other.ingress,
+        }
+    }
+
+    /// Those of an identity's entries that maps have.
+    pub(crate) fn in_map(self, peer: IdentityId, entries: &Entries) -> Cow<'_, Entries> {
+        let is_left_out = |key: &PolicyKey, value: &PolicyValue| {
+            let drops = key.lpm_len() == 0 && value.is_deny();
+            self.is_in(key.egress) && (peer == IdentityId::UNKNOWN || drops)
+        };
+        if !entries.iter().any(|(key, value)| is_left_out(key, value)) {
+            return Cow::Borrowed(entries);
+        }
+        let kept = entries
+            .iter()
+            .filter(|(key, value)| !is_left_out(key, value));
+        Cow::Owned(kept.map(|(key, value)| (*key, *value)).collect())
+    }
+}
+
+/// Whether an entry lets packets pass, to the proxy at least.
+pub(crate) const fn passes(value: &PolicyValue) -> bool {
+    !value.is_deny()
+}
+
+/// The entries of a Service: what its own entries and those for everyone mean together. Only those for
+/// every protocol and port are looked up for a Service, and its own entries say all about its ports.
+pub(crate) fn of_service(id: IdentityId, mut own: Entries, everyone: &Entries) -> Entries {
+    let everything = PolicyKey::new(id.0, EGRESS, 0, 0, 0);
+    let for_everyone = PolicyKey::new(IdentityId::UNKNOWN.0, EGRESS, 0, 0, 0);
+    match everyone.get(&for_everyone) {
+        Some(value) if value.is_deny() => Entries::new(),
+        Some(_) => {
+            let allow = PolicyValue::allow(everything);
+            own.entry(everything).or_insert(allow);
+            own
+        }
+        None => own,
+    }
+}

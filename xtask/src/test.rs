@@ -30,7 +30,7 @@ const NIGHTLY_LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
 /// How long each fuzzer runs.
 const FUZZ_FOR: Duration = Duration::from_secs(60);
 /// Files of tests that run at the same time. Most of their time they wait.
-const LANES: usize = 3;
+const LANES: usize = 4;
 /// Its tests that are the tier of the same name.
 const HOSTILE: &str = "hostile::";
 /// Where the tests of `e2e` find the previous version's programs.

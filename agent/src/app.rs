@@ -221,7 +221,8 @@ impl Agent {
         let (core, thread) = runner::start(channel, core, datapath, proxies.clone(), feed)
             .context("starting the core's thread")?;
         let rim = Rim::new(core, proxies, maps, epoch);
-        tracing::info!(start = rim.epoch.start, ?config, "agent starting");
+        tracing::info!(start = rim.epoch.start, "agent starting");
+        tracing::debug!(?config, "settings of the agent");
 
         let resolver = resolving.start(&config, &rim, api.as_ref());
         let from = sources::From {

@@ -19,7 +19,7 @@ const NODES: usize = 10;
 /// Policy documents that are refused.
 pub(super) fn policies_refused(summary: &Summary) -> Option<String> {
     let refused = summary.policies_rejected;
-    (refused > 0).then(|| format!("{refused} policy documents are refused: see `policy get`"))
+    (refused > 0).then(|| format!("policy documents refused: {refused}; see `policy get`"))
 }
 
 /// Reports in the cluster that cannot be written.

@@ -1,4 +1,4 @@
-//! CustomResourceDefinitions that are in the cluster already: what the chart renders beside them.
+//! Objects that are in the cluster already, of other programs and releases: what the chart renders beside them.
 
 use std::{
     collections::BTreeMap,
@@ -19,11 +19,34 @@ const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/";
 /// A definition of the chart, and how many there are.
 const EXAMPLE: (&str, usize) = ("ciliumnodes.cilium.io", 6);
 
+/// The agents of a release that runs.
+const RUNNING: [(&str, &str, &str); 2] = [
+    (
+        "/apis/rbac.authorization.k8s.io/v1/clusterroles/holdfast-agent",
+        "rbac.authorization.k8s.io/v1",
+        "ClusterRole",
+    ),
+    (
+        "/apis/apps/v1/namespaces/egress/daemonsets/holdfast-agent",
+        "apps/v1",
+        "DaemonSet",
+    ),
+];
+
 /// The number of rendered definitions, or words of the error.
 type Wanted = Result<usize, &'static [&'static str]>;
 
-/// Metadata of the example in the cluster, and the result.
-fn cases() -> [(Option<Value>, Wanted); 4] {
+/// An installation beside objects of the cluster.
+#[derive(Debug)]
+struct Case {
+    /// Metadata of the example, if it is in the cluster.
+    definition: Option<Value>,
+    /// Release `holdfast` of namespace `egress` runs.
+    another_runs: bool,
+    wanted: Wanted,
+}
+
+fn cases() -> [Case; 5] {
     let of_release = |name: &str| {
         json!({
             "labels": {"app.kubernetes.io/part-of": "holdfast"},
@@ -32,11 +55,16 @@ fn cases() -> [(Option<Value>, Wanted); 4] {
             },
         })
     };
+    let beside = |definition: Option<Value>, wanted: Wanted| Case {
+        definition,
+        another_runs: false,
+        wanted,
+    };
     [
-        (None, Ok(EXAMPLE.1)),
-        (Some(of_release("holdfast")), Ok(EXAMPLE.1)),
-        (Some(json!({})), Ok(EXAMPLE.1 - 1)),
-        (
+        beside(None, Ok(EXAMPLE.1)),
+        beside(Some(of_release("holdfast")), Ok(EXAMPLE.1)),
+        beside(Some(json!({})), Ok(EXAMPLE.1 - 1)),
+        beside(
             Some(of_release("before")),
             Err(&[
                 EXAMPLE.0,
@@ -46,14 +74,19 @@ fn cases() -> [(Option<Value>, Wanted); 4] {
                 "crds.install=always",
             ]),
         ),
+        Case {
+            definition: None,
+            another_runs: true,
+            wanted: Err(&["runs in this cluster", "helm uninstall holdfast -n egress"]),
+        },
     ]
 }
 
 /// Other definitions than wanted, and those that the guide does not name.
 pub(super) fn problems(tools: &Tools) -> Result<Vec<String>> {
     let mut problems = unnamed()?;
-    for (metadata, wanted) in cases() {
-        let url = serve(metadata.clone())?;
+    for case in cases() {
+        let url = serve(&case)?;
         let kubeconfig = tools.scratch.join("kubeconfig");
         fs::write(&kubeconfig, kubeconfig_of(&url).to_string())?;
         // Helm 4 would also look for the kind of each object.
@@ -70,15 +103,13 @@ pub(super) fn problems(tools: &Tools) -> Result<Vec<String>> {
             Ok(text) => Ok(definitions(&text)?),
             Err(error) => Err(format!("{error:#}")),
         };
-        let is_wanted = match (&found, &wanted) {
+        let is_wanted = match (&found, &case.wanted) {
             (Ok(found), Ok(wanted)) => found == wanted,
             (Err(error), Err(words)) => words.iter().all(|word| error.contains(word)),
             _ => false,
         };
         if !is_wanted {
-            problems.push(format!(
-                "charts/holdfast: beside {metadata:?} wanted {wanted:?}, rendered {found:?}"
-            ));
+            problems.push(format!("charts/holdfast: {case:?}, but rendered {found:?}"));
         }
     }
     Ok(problems)
@@ -116,12 +147,12 @@ fn kubeconfig_of(url: &str) -> Value {
     })
 }
 
-/// An API server with no object but the example; it serves until the process ends.
-fn serve(metadata: Option<Value>) -> Result<String> {
+/// An API server with the objects of `case`; it serves until the process ends.
+fn serve(case: &Case) -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let url = format!("http://{}", listener.local_addr()?);
     let mut answers = BTreeMap::from(discovery());
-    if let Some(mut metadata) = metadata {
+    if let Some(mut metadata) = case.definition.clone() {
         metadata["name"] = json!(EXAMPLE.0);
         answers.insert(
             format!("{CRDS}{}", EXAMPLE.0),
@@ -130,6 +161,14 @@ fn serve(metadata: Option<Value>) -> Result<String> {
                 "metadata": metadata,
             }),
         );
+    }
+    for (path, version, kind) in RUNNING.into_iter().filter(|_| case.another_runs) {
+        let annotations = json!({
+            "meta.helm.sh/release-name": "holdfast", "meta.helm.sh/release-namespace": "egress",
+        });
+        let metadata = json!({"name": "holdfast-agent", "annotations": annotations});
+        let object = json!({"apiVersion": version, "kind": kind, "metadata": metadata});
+        answers.insert(path.to_owned(), object);
     }
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
@@ -140,7 +179,7 @@ fn serve(metadata: Option<Value>) -> Result<String> {
     Ok(url)
 }
 
-fn discovery() -> [(String, Value); 7] {
+fn discovery() -> [(String, Value); 8] {
     let resources = |version: &str, plural: &str, kind: &str, namespaced: bool| {
         json!({
             "apiVersion": "v1", "kind": "APIResourceList", "groupVersion": version,
@@ -154,6 +193,12 @@ fn discovery() -> [(String, Value); 7] {
     let plural = "customresourcedefinitions";
     let sets = resources("apps/v1", "daemonsets", "DaemonSet", true);
     let no_sets = json!({"apiVersion": "apps/v1", "kind": "DaemonSetList", "items": []});
+    let roles = resources(
+        "rbac.authorization.k8s.io/v1",
+        "clusterroles",
+        "ClusterRole",
+        false,
+    );
     let crds = resources(
         "apiextensions.k8s.io/v1",
         plural,
@@ -173,6 +218,7 @@ fn discovery() -> [(String, Value); 7] {
         ("/api/v1", resources("v1", "configmaps", "ConfigMap", true)),
         ("/apis/apiextensions.k8s.io/v1", crds),
         ("/apis/apps/v1", sets),
+        ("/apis/rbac.authorization.k8s.io/v1", roles),
         ("/apis/apps/v1/namespaces/kube-system/daemonsets", no_sets),
     ]
     .map(|(path, answer)| (path.to_owned(), answer))

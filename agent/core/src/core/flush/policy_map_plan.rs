@@ -80,7 +80,7 @@ impl Difference {
     }
 
     /// Keys of entries that deny.
-    fn denied(&self) -> impl Iterator<Item = &PolicyKey> + Clone {
+    fn denied(&self) -> impl Iterator<Item = &PolicyKey> {
         let denies = self.sets.iter().filter(|(_, value, _)| value.is_deny());
         denies.map(|(key, ..)| key)
     }

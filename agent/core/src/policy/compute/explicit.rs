@@ -26,16 +26,23 @@ impl Explicit {
     /// The directions in which entries for everyone let a packet pass, of those in which `denied`
     /// has an entry.
     pub(crate) fn for_denied<'a>(
-        denied: impl Iterator<Item = &'a PolicyKey> + Clone,
+        denied: impl Iterator<Item = &'a PolicyKey>,
         everyone: &Entries,
     ) -> Self {
-        let needs = |direction| {
-            let is_open = |(key, value): (&PolicyKey, _)| key.egress == direction && passes(value);
-            denied.clone().any(|key| key.egress == direction) && everyone.iter().any(is_open)
+        let mut needs = Self::default();
+        for key in denied {
+            match key.egress {
+                EGRESS => needs.egress = true,
+                _ => needs.ingress = true,
+            }
+        }
+        let is_open = |direction| {
+            let mut entries = everyone.iter();
+            entries.any(|(key, value)| key.egress == direction && passes(value))
         };
         Self {
-            egress: needs(EGRESS),
-            ingress: needs(INGRESS),
+            egress: needs.egress && is_open(EGRESS),
+            ingress: needs.ingress && is_open(INGRESS),
         }
     }
 

@@ -68,7 +68,7 @@ fn is_open(endpoint: &Endpoint, direction: u8) -> bool {
     everyone.is_some_and(|entries| lets_pass(entries, direction))
 }
 
-/// Whether the map has entries for everyone in a direction in which it shall have none.
+/// Whether the map has entries for everyone in a direction in which it must have none.
 pub(super) fn is_yet_to_close(endpoint: &Endpoint, subject: &Subject) -> bool {
     let explicit = subject.explicit();
     [EGRESS, INGRESS]

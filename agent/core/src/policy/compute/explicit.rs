@@ -36,13 +36,9 @@ impl Explicit {
                 _ => needs.ingress = true,
             }
         }
-        let is_open = |direction| {
-            let mut entries = everyone.iter();
-            entries.any(|(key, value)| key.egress == direction && passes(value))
-        };
         Self {
-            egress: needs.egress && is_open(EGRESS),
-            ingress: needs.ingress && is_open(INGRESS),
+            egress: needs.egress && lets_pass(everyone, EGRESS),
+            ingress: needs.ingress && lets_pass(everyone, INGRESS),
         }
     }
 
@@ -68,7 +64,9 @@ impl Explicit {
     /// Those of an identity's entries that maps have.
     pub(crate) fn in_map(self, peer: IdentityId, entries: &Entries) -> Cow<'_, Entries> {
         let is_left_out = |key: &PolicyKey, value: &PolicyValue| {
-            let drops = key.lpm_len() == 0 && value.is_deny();
+            // Packets of the node itself pass without an entry: only a deny drops them.
+            let is_of_node = peer == IdentityId::HOST && key.egress == INGRESS;
+            let drops = key.lpm_len() == 0 && value.is_deny() && !is_of_node;
             self.is_in(key.egress) && (peer == IdentityId::UNKNOWN || drops)
         };
         if !entries.iter().any(|(key, value)| is_left_out(key, value)) {
@@ -81,9 +79,10 @@ impl Explicit {
     }
 }
 
-/// Whether an entry lets packets pass, to the proxy at least.
-pub(crate) const fn passes(value: &PolicyValue) -> bool {
-    !value.is_deny()
+/// Whether one of the entries lets packets in this direction pass, to the proxy at least.
+pub(crate) fn lets_pass(entries: &Entries, direction: u8) -> bool {
+    let mut entries = entries.iter();
+    entries.any(|(key, value)| key.egress == direction && !value.is_deny())
 }
 
 /// The entries of a Service: what its own entries and those for everyone mean together. Only those for
@@ -99,5 +98,28 @@ pub(crate) fn of_service(id: IdentityId, mut own: Entries, everyone: &Entries) -
             own
         }
         None => own,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_deny_of_the_node_is_not_left_out() {
+        let both = Explicit {
+            egress: true,
+            ingress: true,
+        };
+        for (peer, direction, is_kept) in [
+            (IdentityId::HOST, INGRESS, true),
+            (IdentityId::HOST, EGRESS, false),
+            (IdentityId::WORLD_IPV4, INGRESS, false),
+        ] {
+            let key = PolicyKey::new(peer.0, direction, 0, 0, 0);
+            let entries = Entries::from([(key, PolicyValue::deny(key))]);
+            let kept = both.in_map(peer, &entries);
+            assert_eq!(kept.contains_key(&key), is_kept, "{peer:?} {direction}");
+        }
     }
 }

@@ -16,8 +16,7 @@ use crate::{
     },
     endpoint::endpoint::{DirtyPeers, Endpoint},
     policy::compute::{
-        entries::Entries,
-        explicit::{Explicit, passes},
+        explicit::{Explicit, lets_pass},
         set_order::{LAST, set_order},
     },
 };
@@ -54,11 +53,6 @@ fn groups(difference: Difference) -> BTreeMap<GroupKey, Group> {
         unsets.sort_by_key(|(key, value)| (LAST - set_order(key, value), *key));
     }
     groups
-}
-
-fn lets_pass(entries: &Entries, direction: u8) -> bool {
-    let mut entries = entries.iter();
-    entries.any(|(key, value)| key.egress == direction && passes(value))
 }
 
 /// Whether the map lets everyone pass in a direction.
@@ -195,7 +189,7 @@ impl State {
     pub(in crate::core) fn close(&mut self, plan: &mut Plan, id: EndpointId, direction: u8) {
         let map = self.endpoints.get(id).and_then(|of| of.policy_map.as_ref());
         let everyone = map.and_then(|map| map.get(EVERYONE)).into_iter().flatten();
-        let open = everyone.filter(|(key, value)| key.egress == direction && passes(value));
+        let open = everyone.filter(|(key, value)| key.egress == direction && !value.is_deny());
         let open: Vec<_> = open.map(|(key, value)| (*key, *value)).collect();
         if open.is_empty() {
             return;

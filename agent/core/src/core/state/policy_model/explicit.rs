@@ -7,22 +7,18 @@ use shared_maps::IdentityId;
 use crate::{core::state::policy_model::PolicyModel, policy::compute::explicit::Explicit};
 
 impl PolicyModel {
-    /// Makes a subject explicit in further directions. Gives the identities whose entries its
-    /// endpoints' maps have to follow.
-    pub(crate) fn make_explicit(
-        &mut self,
-        identity: IdentityId,
-        directions: Explicit,
-    ) -> Vec<IdentityId> {
+    /// Makes a subject explicit in further directions. Its endpoints' maps have to follow all entries.
+    pub(crate) fn make_explicit(&mut self, identity: IdentityId, directions: Explicit) {
         let Some(subject) = self.subjects.get_mut(&identity) else {
-            return Vec::new();
+            return;
         };
         subject.explicit_at = self.selectors.identities().len();
         let explicit = subject.explicit().or(directions);
-        self.render_again(identity, explicit)
+        self.render_again(identity, explicit);
     }
 
-    /// Ends it, and gives the same.
+    /// Gives a subject its usual form again. Gives the identities whose entries its endpoints' maps
+    /// have to follow.
     pub(crate) fn end_explicit(&mut self, identity: IdentityId) -> Vec<IdentityId> {
         self.render_again(identity, Explicit::default())
     }

@@ -17,15 +17,12 @@ use std::{
 };
 
 use aya::{Ebpf, programs::TcAttachType};
-use shared_maps::{
-    pin,
-    user::{Direction, Globals},
-};
+use shared_maps::{pin, user::Globals};
 
 use super::{
     filter::Order,
     group,
-    hook::{Hook, grouped, has_program, pinned, put, release},
+    hook::{Hook, grouped, is_under_policy, pinned, put, release},
     program::{ProgramError, Programs, program},
 };
 
@@ -185,9 +182,7 @@ impl Gate for ClosedInterfaces {
     }
 
     fn is_under_policy(&self, ifindex: u32) -> bool {
-        let links = self.globals.root().join(pin::LINKS);
-        has_program(&links, ifindex, Direction::Ingress, "from_pod")
-            && has_program(&links, ifindex, Direction::Egress, "to_pod")
+        is_under_policy(&self.globals.root().join(pin::LINKS), ifindex)
     }
 }
 

@@ -158,14 +158,15 @@ fn programs_before_filters(ifindex: u32, direction: Direction) -> io::Result<Vec
     }
 }
 
-/// Whether a program with this name judges packets of an interface. `links` is the directory of all
-/// pins.
-pub(super) fn has_program(links: &Path, ifindex: u32, direction: Direction, name: &str) -> bool {
-    let has = || -> io::Result<bool> {
+/// Whether an endpoint's programs judge what comes and goes by an interface. `links` is the directory
+/// of all pins.
+pub(super) fn is_under_policy(links: &Path, ifindex: u32) -> bool {
+    let is = || -> io::Result<bool> {
         let names = PinnedNames::read(links, Some(ifindex))?;
-        runs(&names, (ifindex, direction), |found| found == name)
+        let has = |direction, name| runs(&names, (ifindex, direction), |found| found == name);
+        Ok(has(Direction::Ingress, "from_pod")? && has(Direction::Egress, "to_pod")?)
     };
-    has().unwrap_or(false)
+    is().unwrap_or(false)
 }
 
 /// Whether a program of an endpoint, or one that closes the interface, sees what comes by it.

@@ -24,8 +24,9 @@ impl PinnedNames {
                 entries => entries?,
             };
             for entry in entries {
-                let path = entry?.path();
-                if path.is_dir() {
+                let entry = entry?;
+                let path = entry.path();
+                if entry.file_type()?.is_dir() {
                     directories.push(path);
                 } else if let Some((program, (ifindex, _))) = of_pin(&path)
                     && interface.is_none_or(|interface| interface == ifindex)

@@ -158,7 +158,7 @@ fn programs_before_filters(ifindex: u32, direction: Direction) -> io::Result<Vec
     }
 }
 
-/// Whether an endpoint's programs judge what comes and goes by an interface. `links` is the directory
+/// Whether an endpoint's programs judge the packets of an interface, in both directions. `links` is the directory
 /// of all pins.
 pub(super) fn is_under_policy(links: &Path, ifindex: u32) -> bool {
     let is = || -> io::Result<bool> {

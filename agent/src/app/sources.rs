@@ -12,9 +12,10 @@ use agent_cluster::{
     listing_file::Origin,
     own_interfaces::{self, OwnInterfaces},
     relay,
+    resource::RESOURCES,
 };
 use agent_core::{
-    core::Event,
+    core::{Event, router::Router},
     endpoint::spec::EndpointSpec,
     kubernetes::{book::Book, labels::LabelFilter, unattended::Unattended},
 };
@@ -25,7 +26,7 @@ use tokio::sync::watch;
 use super::Rim;
 use crate::{
     config::Config,
-    document_source::{self, Sources},
+    document_source::{self, Sources, core_feed::CoreFeed},
     endpoint::source::{EndpointBook, cli::CliFile, polls, taken_in::PodSource},
     node,
     policy_dir::{PolicyDir, last_good::LastGood},
@@ -101,15 +102,20 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
     let origin = origin(config, api.as_ref());
     let watches = api.map(|api| watches(config, rim, &api));
     let cluster = watches.as_ref().map(|watches| watches.health.clone());
+    let feed = CoreFeed {
+        router: Router::new(book).with_unattended(unattended),
+        core: rim.core.clone(),
+        local,
+        names,
+        health: cluster.clone(),
+    };
     let sources = Sources {
         directory: policies,
         cluster: watches,
         stored: (state, origin),
-        local,
-        names,
-        unattended,
+        reports: |_| true,
     };
-    document_source::start(sources, book, &rim.core, &rim.tasks, &rim.stop);
+    document_source::start(sources, feed, &rim.tasks, &rim.stop);
     Ok(Started { endpoints, cluster })
 }
 
@@ -128,6 +134,7 @@ fn origin(config: &Config, api: Option<&Api>) -> Origin {
 fn watches(config: &Config, rim: &Rim, api: &Api) -> Watches {
     let here = Here {
         node: config.node_name.clone(),
+        resources: RESOURCES,
         has_service_blocks: !config.flags.cluster.k8s_service_cidr.is_empty(),
     };
     match config.relays.clone() {

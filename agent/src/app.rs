@@ -69,7 +69,13 @@ pub async fn run(mut config: Config) -> Result<()> {
     let root_lock = BpfRootLock::take(&config.flags.bpf_root)?;
     // One spelling of the root, whatever links lead to it: filters have it in their names.
     config.flags.bpf_root = std::fs::canonicalize(&config.flags.bpf_root)?;
-    let set = config.flags.cluster.daemonset.clone().zip(api.clone());
+    let set = config
+        .flags
+        .cluster
+        .source
+        .daemonset
+        .clone()
+        .zip(api.clone());
     let places = Places::of(&config);
     let (config, parts, node) = kernel::prepare(config, api).await?;
     let agent = Agent::start(config, parts).await?;

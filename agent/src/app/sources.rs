@@ -95,10 +95,11 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
     // Only agents of a DaemonSet are pods.
     let unattended = api
         .as_ref()
-        .filter(|_| config.flags.cluster.daemonset.is_some());
+        .filter(|_| config.flags.cluster.source.daemonset.is_some());
     let unattended = unattended.map(|api| Unattended::new(&config.node_name, api.namespace()));
     let filter = LabelFilter::new(config.flags.cluster.labels.clone());
-    let book = Book::new(filter, &config.flags.cluster.cluster_name).on_node(&config.node_name);
+    let book =
+        Book::new(filter, &config.flags.cluster.source.cluster_name).on_node(&config.node_name);
     let origin = origin(config, api.as_ref());
     let watches = api.map(|api| watches(config, rim, &api));
     let cluster = watches.as_ref().map(|watches| watches.health.clone());
@@ -125,7 +126,7 @@ fn origin(config: &Config, api: Option<&Api>) -> Origin {
     let authorities = api.map(|api| api.authorities().to_vec());
     Origin {
         server: server.unwrap_or_default(),
-        cluster: config.flags.cluster.cluster_name.clone(),
+        cluster: config.flags.cluster.source.cluster_name.clone(),
         authorities: authorities.unwrap_or_default(),
     }
 }

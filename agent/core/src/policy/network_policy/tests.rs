@@ -5,7 +5,7 @@ use super::{blocks_without_pods, read};
 use crate::{
     labels::Label,
     policy::{
-        document::PolicyDocument,
+        document::{Body, PolicyDocument},
         lint,
         parse::parse_value,
         rule::{Direction, Peers, Rule},

@@ -11,6 +11,7 @@
 //! kinds with the same cursor, [`field::Field`].
 #![warn(missing_docs)]
 
+pub mod addresses;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod field;

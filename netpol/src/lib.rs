@@ -13,8 +13,10 @@
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod contiv;
 pub mod field;
 pub mod name;
+pub mod pod;
 pub mod policy;
 pub mod read;
 pub mod selector;

@@ -17,6 +17,7 @@ pub mod field;
 pub mod name;
 pub mod policy;
 pub mod read;
+pub mod render;
 pub mod selector;
 
 pub use self::{field::Refusal, policy::NetworkPolicy, read::read};

@@ -11,12 +11,16 @@
 //! kinds with the same cursor, [`field::Field`].
 #![warn(missing_docs)]
 
+pub mod addresses;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod contiv;
 pub mod field;
 pub mod name;
+pub mod pod;
 pub mod policy;
 pub mod read;
+pub mod render;
 pub mod selector;
 
 pub use self::{field::Refusal, policy::NetworkPolicy, read::read};

@@ -4,7 +4,6 @@
 //! last call. Objects may come in any order: a slice waits for its Service, and a pod has the labels
 //! of its namespace once that is there.
 
-mod addresses;
 mod identities;
 mod services;
 mod workloads;
@@ -15,8 +14,9 @@ use std::{
     sync::Arc,
 };
 
+use netpol::addresses::Addresses;
+
 use self::{
-    addresses::Addresses,
     identities::Identities,
     services::Services,
     workloads::{Workload, Workloads},
@@ -68,7 +68,7 @@ pub struct Book {
     pods_of: BTreeMap<String, usize>,
     identities: Identities,
     services: Services,
-    addresses: Addresses,
+    addresses: Addresses<Arc<str>>,
     /// Pods that may have changed since the last call.
     touched: BTreeSet<Arc<str>>,
     /// Pods as they were returned last.

@@ -3,39 +3,45 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
+    fmt::Display,
     net::IpAddr,
     sync::Arc,
 };
 
-/// Addresses, and the pods that claim each.
-#[derive(Debug, Default)]
-pub(super) struct Addresses {
-    claims: BTreeMap<IpAddr, Vec<Claim>>,
-    of: BTreeMap<Arc<str>, Arc<[IpAddr]>>,
+/// Addresses, and the pods that claim each. `K` identifies a pod, displayed as `namespace/name`.
+#[derive(Debug)]
+pub struct Addresses<K> {
+    claims: BTreeMap<IpAddr, Vec<Claim<K>>>,
+    of: BTreeMap<K, Arc<[IpAddr]>>,
     /// Addresses that several pods claim.
     shared: BTreeSet<IpAddr>,
 }
 
 #[derive(Debug)]
-struct Claim {
-    pod: Arc<str>,
+struct Claim<K> {
+    pod: K,
     created: Option<u64>,
 }
 
-impl Addresses {
+impl<K> Default for Addresses<K> {
+    fn default() -> Self {
+        Self {
+            claims: BTreeMap::new(),
+            of: BTreeMap::new(),
+            shared: BTreeSet::new(),
+        }
+    }
+}
+
+impl<K: Ord + Clone + Display> Addresses<K> {
     /// Sets the addresses that a pod claims. Gives the other pods with the same addresses, now or
     /// before.
-    pub(super) fn set(
-        &mut self,
-        pod: &Arc<str>,
-        addresses: Arc<[IpAddr]>,
-        created: Option<u64>,
-    ) -> BTreeSet<Arc<str>> {
+    pub fn set(&mut self, pod: &K, addresses: Arc<[IpAddr]>, created: Option<u64>) -> BTreeSet<K> {
         let mut others = BTreeSet::new();
         for address in &*self.of.remove(pod).unwrap_or_default() {
             if let Some(claims) = self.claims.get_mut(address) {
                 claims.retain(|claim| claim.pod != *pod);
-                others.extend(claims.iter().map(|claim| Arc::clone(&claim.pod)));
+                others.extend(claims.iter().map(|claim| claim.pod.clone()));
                 if claims.len() < 2 {
                     self.shared.remove(address);
                 }
@@ -46,8 +52,8 @@ impl Addresses {
         }
         for address in &*addresses {
             let claims = self.claims.entry(*address).or_default();
-            others.extend(claims.iter().map(|claim| Arc::clone(&claim.pod)));
-            let pod = Arc::clone(pod);
+            others.extend(claims.iter().map(|claim| claim.pod.clone()));
+            let pod = pod.clone();
             // Nearly all have one.
             claims.reserve_exact(1);
             claims.push(Claim { pod, created });
@@ -56,33 +62,34 @@ impl Addresses {
             }
         }
         if !addresses.is_empty() {
-            self.of.insert(Arc::clone(pod), addresses);
+            self.of.insert(pod.clone(), addresses);
         }
         others
     }
 
     /// The pod whose address this is: of several the one that was made last, or the first by name.
-    pub(super) fn holder(&self, address: IpAddr) -> Option<&Arc<str>> {
+    pub fn holder(&self, address: IpAddr) -> Option<&K> {
         let claims = self.claims.get(&address)?;
         let claims = claims.iter();
         let youngest = claims.max_by_key(|claim| (claim.created, Reverse(&claim.pod)));
         youngest.map(|claim| &claim.pod)
     }
 
-    /// Addresses of several pods, in words.
-    pub(super) fn conflicts(&self) -> impl Iterator<Item = (String, String)> {
+    /// Addresses of several pods, in words: the key of a document, and the warning.
+    pub fn conflicts(&self) -> impl Iterator<Item = (String, String)> {
         let shared = self.shared.iter();
         let shared = shared.filter_map(|address| Some((address, self.claims.get(address)?)));
-        shared.map(|(address, claims)| {
-            let holder = self.holder(*address).map(AsRef::as_ref).unwrap_or_default();
-            let others = claims.iter().map(|claim| &*claim.pod);
-            let others: Vec<&str> = others.filter(|pod| *pod != holder).collect();
+        shared.filter_map(|(address, claims)| {
+            let holder = self.holder(*address)?;
+            let others = claims.iter().map(|claim| &claim.pod);
+            let others = others.filter(|pod| *pod != holder).map(ToString::to_string);
+            let others: Vec<String> = others.collect();
             let warning = format!(
                 "status.podIP: {address} is also the address of Pod/{}: {holder} counts (the younger, \
                  or the first by name); remove the document of the pod that is gone",
                 others.join(", Pod/")
             );
-            (format!("Pod/{holder}"), warning)
+            Some((format!("Pod/{holder}"), warning))
         })
     }
 }

@@ -1,0 +1,118 @@
+//! A NetworkPolicy in the form that renderings take: matches, whose peers are groups of pods and
+//! blocks of addresses. Each is computed once, and is the same for every pod that it restricts.
+
+use std::{collections::BTreeSet, fmt, sync::Arc};
+
+use crate::{
+    policy::{Block, Ports},
+    selector::Selector,
+};
+
+/// Identifies a NetworkPolicy; displayed as `namespace/name`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PolicyId {
+    /// The namespace whose pods it may select.
+    pub namespace: Arc<str>,
+    /// Name of the policy within its namespace.
+    pub name: Arc<str>,
+}
+
+/// What a policy does to the pods that it selects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContivPolicy {
+    /// Namespace and name.
+    pub id: PolicyId,
+    /// Directions that it restricts.
+    pub restricts: PolicyType,
+    /// Traffic that it allows, in its own order; the rest of these directions is closed.
+    pub matches: Vec<Match>,
+}
+
+/// The directions that a policy restricts, seen from its pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PolicyType {
+    /// What the pods may receive.
+    Ingress,
+    /// What the pods may send.
+    Egress,
+    /// Both directions.
+    All,
+}
+
+/// A direction of traffic, seen from the restricted pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Flow {
+    /// To the pod.
+    Ingress,
+    /// From the pod.
+    Egress,
+}
+
+/// Traffic that a policy allows: with one of the peers, on one of the ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Match {
+    /// Which way the connection is opened.
+    pub flow: Flow,
+    /// Field of the rule in its policy, for example `spec.ingress[0]`.
+    pub path: String,
+    /// Peers that may send the traffic (ingress) or receive it (egress).
+    pub peers: MatchPeers,
+    /// Ports at the receiver. A named port means the number that each receiving pod gives it:
+    /// the restricted pod in ingress, the peer in egress. Where that pod has none, it means
+    /// nothing.
+    pub ports: Ports,
+}
+
+/// The other side of a match.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MatchPeers {
+    /// Every address.
+    Everyone,
+    /// Members of any of the groups, and addresses of any of the blocks: nobody, if there is
+    /// neither a member nor a block.
+    Of {
+        /// Pods that selectors select.
+        groups: BTreeSet<PodSet>,
+        /// Blocks of addresses, without their `except`.
+        blocks: Vec<Block>,
+    },
+}
+
+/// The pods that a peer or a policy selects. Who they are changes with pods and namespaces.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodSet {
+    /// Namespaces in which pods are selected.
+    pub namespaces: InNamespaces,
+    /// Selects the pods in these namespaces.
+    pub pods: Selector,
+}
+
+/// The namespaces of a [`PodSet`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum InNamespaces {
+    /// The one of this name, whether or not there is an object of it.
+    Named(Arc<str>),
+    /// Namespaces with an object whose labels match.
+    Selected(Selector),
+}
+
+impl fmt::Display for PolicyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl Flow {
+    /// Both directions.
+    pub const ALL: [Self; 2] = [Self::Ingress, Self::Egress];
+}
+
+impl PolicyType {
+    /// Whether it restricts traffic of this direction.
+    pub const fn restricts(self, flow: Flow) -> bool {
+        match flow {
+            Flow::Ingress => matches!(self, Self::Ingress | Self::All),
+            Flow::Egress => matches!(self, Self::Egress | Self::All),
+        }
+    }
+}

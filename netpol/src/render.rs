@@ -1,0 +1,3 @@
+//! The meaning of policies in other forms than rules over identities.
+
+pub mod ruleset;

@@ -1,0 +1,198 @@
+//! A table of nf_tables as plain values: counters, sets, verdict maps, chains and their rules.
+//!
+//! Two tables with equal values judge every packet alike. Names are those that nft(8) shows: at most 255
+//! bytes of letters, digits and `_`, and no two sets or two chains of a table share one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{Ipv4Addr, Ipv6Addr},
+};
+
+use crate::policy::Protocol;
+
+/// A table of family `inet`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// As nft(8) shows it, without the family.
+    pub name: String,
+    /// Names of the counters that rules use.
+    pub counters: BTreeSet<String>,
+    /// Sets by their names.
+    pub sets: BTreeMap<String, Set>,
+    /// Verdict maps by their names, which differ from those of sets.
+    pub maps: BTreeMap<String, VerdictMap>,
+    /// Chains by their names. A chain that another one jumps to is a chain of the table.
+    pub chains: BTreeMap<String, Chain>,
+}
+
+impl Table {
+    /// A table with nothing in it.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            counters: BTreeSet::new(),
+            sets: BTreeMap::new(),
+            maps: BTreeMap::new(),
+            chains: BTreeMap::new(),
+        }
+    }
+}
+
+/// A named set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Set {
+    /// Type of every element.
+    pub key: Key,
+    /// Members.
+    pub elements: BTreeSet<Element>,
+}
+
+/// A named map from an address to a verdict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerdictMap {
+    /// Type of the keys.
+    pub key: Type,
+    /// Verdict of each key.
+    pub elements: BTreeMap<Value, Verdict>,
+}
+
+/// Type of a set's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// Single values: [`Element::One`].
+    One(Type),
+    /// Pairs of values: [`Element::Pair`].
+    Pair(Type, Type),
+    /// Values in ranges (`flags interval`): [`Element::Range`]. Ranges of a set do not overlap and do not
+    /// touch: two that do are one.
+    Ranges(Type),
+}
+
+/// Type of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Type {
+    /// `iface_index`
+    Interface,
+    /// `ipv4_addr`
+    Ipv4,
+    /// `ipv6_addr`
+    Ipv6,
+    /// `inet_service`
+    Port,
+}
+
+/// A member of a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Element {
+    /// A single value.
+    One(Value),
+    /// A concatenation: `first . second`.
+    Pair(Value, Value),
+    /// From the first value to the last, both of one type.
+    Range(Value, Value),
+}
+
+/// A value that a field of a packet can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Value {
+    /// Index of an interface.
+    Interface(u32),
+    /// An IPv4 address.
+    Ipv4(Ipv4Addr),
+    /// An IPv6 address.
+    Ipv6(Ipv6Addr),
+    /// A port of a transport protocol.
+    Port(u16),
+}
+
+impl Value {
+    /// Type of the sets that may have it.
+    pub const fn of_type(self) -> Type {
+        match self {
+            Self::Interface(_) => Type::Interface,
+            Self::Ipv4(_) => Type::Ipv4,
+            Self::Ipv6(_) => Type::Ipv6,
+            Self::Port(_) => Type::Port,
+        }
+    }
+}
+
+/// Rules that are tried in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// Whether packets come to it without a jump.
+    pub entry: Entry,
+    /// Tried from the first to the last.
+    pub rules: Vec<Rule>,
+}
+
+/// The way into a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Entry {
+    /// Only jumps of other chains.
+    Jump,
+    /// Every packet that the node forwards: `type filter hook forward priority filter; policy accept`.
+    Forward,
+}
+
+/// Conditions and what happens to a packet that meets all of them, in the order of evaluation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Rule(pub Vec<Expression>);
+
+/// A condition or an action of a rule.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Expression {
+    /// The packet is of this transport protocol, whatever its ports.
+    Protocol(Protocol),
+    /// The field has a value from the first to the last, of the field's type. One value: both are equal.
+    Within(Field, Value, Value),
+    /// The field is in the set of this name.
+    In(Field, String),
+    /// The concatenation of two fields is in the set of this name.
+    PairIn(Field, Field, String),
+    /// The concatenation of two fields is not in the set of this name.
+    PairNotIn(Field, Field, String),
+    /// An answer in an established or related connection: `ct direction reply ct state established,related`.
+    Answer,
+    /// A packet about another connection, such as an ICMP error: `ct state related`.
+    Related,
+    /// Router and neighbour discovery of IPv6 that no router has forwarded:
+    /// `icmpv6 type 133-137 ip6 hoplimit 255`.
+    NeighbourDiscovery,
+    /// The counter of this name counts the packet.
+    Count(String),
+    /// The verdict that the map of this name has for the field; the next expression if it has none.
+    VerdictIn(Field, String),
+    /// The end of the rule.
+    Verdict(Verdict),
+}
+
+/// A field of a packet. It exists in packets of its protocol only; others do not meet the condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Field {
+    /// Index of the interface by which the packet came: `iif`.
+    Interface,
+    /// `ip saddr`
+    Source4,
+    /// `ip daddr`
+    Destination4,
+    /// `ip6 saddr`
+    Source6,
+    /// `ip6 daddr`
+    Destination6,
+    /// `tcp dport`, `udp dport` or `sctp dport`
+    Port(Protocol),
+}
+
+/// What happens to a packet.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Verdict {
+    /// It passes this table.
+    Accept,
+    /// It ends here.
+    Drop,
+    /// Evaluation goes on behind the jump to this chain.
+    Return,
+    /// Evaluation goes on in the chain of this name.
+    Jump(String),
+}

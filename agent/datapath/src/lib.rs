@@ -21,4 +21,6 @@ mod route;
 pub mod route_query;
 pub mod routing;
 mod slots;
+pub mod sysctl;
+pub mod tracked;
 pub mod upkeep;

@@ -95,7 +95,11 @@ impl Slot {
     }
 
     /// What a pod brings to the group, which selects it.
-    fn members_of<'a>(&'a self, cache: &'a Cache, pod: &'a Pod) -> impl Iterator<Item = Member> + 'a {
+    fn members_of<'a>(
+        &'a self,
+        cache: &'a Cache,
+        pod: &'a Pod,
+    ) -> impl Iterator<Item = Member> + 'a {
         let port = match &self.group.port {
             None => Some(None),
             Some((name, protocol)) => pod.port(name, *protocol).map(Some),
@@ -138,6 +142,11 @@ impl Groups {
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.users -= 1;
         }
+    }
+
+    /// The number of a group that is in use, or was before the last [`Groups::sweep`].
+    pub(crate) fn id(&self, group: &Group) -> Option<SlotId> {
+        self.by_group.get(group).copied()
     }
 
     /// Fills new groups, and looks at these pods again.

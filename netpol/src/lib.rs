@@ -12,13 +12,19 @@
 #![warn(missing_docs)]
 
 pub mod addresses;
+pub mod cache;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod contiv;
+mod counted;
 pub mod field;
+pub mod group;
 pub mod name;
+pub mod pipeline;
 pub mod pod;
+pub mod pod_set;
 pub mod policy;
+pub mod processor;
 pub mod read;
 pub mod render;
 pub mod selector;

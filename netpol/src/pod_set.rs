@@ -122,10 +122,12 @@ impl<T: Ord + Clone> PodSetIndex<T> {
             ]
         };
         let of_namespace = namespace.labels().iter();
-        let of_namespace = of_namespace
-            .map(|(key, value)| Anchor::NamespaceLabel(key.clone(), value.clone()));
+        let of_namespace =
+            of_namespace.map(|(key, value)| Anchor::NamespaceLabel(key.clone(), value.clone()));
         let anchors = [Anchor::Nothing, Anchor::Namespace(Arc::clone(name))].into_iter();
-        let anchors = anchors.chain(of_namespace).chain(pod.labels.iter().flat_map(own));
+        let anchors = anchors
+            .chain(of_namespace)
+            .chain(pod.labels.iter().flat_map(own));
         let found = anchors.filter_map(|anchor| self.by_anchor.get(&anchor));
         found.flatten().cloned().collect()
     }
@@ -134,7 +136,9 @@ impl<T: Ord + Clone> PodSetIndex<T> {
     /// have.
     fn rarest(&self, set: &PodSet) -> Vec<Anchor> {
         let fewest = |anchors: &Vec<Anchor>| -> usize {
-            let sets = anchors.iter().filter_map(|anchor| self.by_anchor.get(anchor));
+            let sets = anchors
+                .iter()
+                .filter_map(|anchor| self.by_anchor.get(anchor));
             sets.map(BTreeSet::len).sum()
         };
         match &set.namespaces {

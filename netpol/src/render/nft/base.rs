@@ -1,11 +1,15 @@
 //! The parts of the table that every node has: maps, sets about pods and interfaces, and the chain
 //! through which forwarded packets come.
 
+use std::net::IpAddr;
+
+use super::ranges;
 use crate::{
     contiv::Flow,
     group::Family,
     render::ruleset::{
-        Chain, Entry, Expression, Field, Key, Rule, Set, Table, Type, Value, Verdict, VerdictMap,
+        Chain, Element, Entry, Expression, Field, Key, Rule, Set, Table, Type, Value, Verdict,
+        VerdictMap,
     },
 };
 
@@ -90,7 +94,11 @@ pub(super) fn table() -> Table {
     add_set(&mut table, LINKS, Key::One(Type::Interface));
     for family in Family::ALL {
         let address = address_type(family);
-        add_set(&mut table, behind(family), Key::Pair(Type::Interface, address));
+        add_set(
+            &mut table,
+            behind(family),
+            Key::Pair(Type::Interface, address),
+        );
         add_set(&mut table, own(family), Key::Pair(address, address));
         for flow in Flow::ALL {
             let map = VerdictMap {
@@ -118,7 +126,8 @@ fn add_set(table: &mut Table, name: &str, key: Key) {
 /// applies to open connections too.
 fn forward() -> Vec<Rule> {
     use Expression::{
-        Answer, Count, In, NeighbourDiscovery, PairIn, PairNotIn, Related, Verdict as End, VerdictIn,
+        Answer, Count, In, NeighbourDiscovery, PairIn, PairNotIn, Related, Verdict as End,
+        VerdictIn,
     };
     let spoofed = |family| {
         Rule(vec![
@@ -149,7 +158,13 @@ fn forward() -> Vec<Rule> {
     rules
 }
 
-/// A member of one of the sets of [`own`].
-pub(super) const fn itself(address: Value) -> crate::render::ruleset::Element {
-    crate::render::ruleset::Element::Pair(address, address)
+/// The pair of an address and itself.
+pub(super) fn itself(address: &IpAddr) -> Element {
+    let address = ranges::address(*address);
+    Element::Pair(address, address)
+}
+
+/// The pair of an interface and an address behind it.
+pub(super) fn behind_link((link, address): &(u32, IpAddr)) -> Element {
+    Element::Pair(Value::Interface(*link), ranges::address(*address))
 }

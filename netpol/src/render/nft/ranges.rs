@@ -10,30 +10,47 @@ use crate::{
     render::ruleset::{Element, Type, Value},
 };
 
-/// Members of a set of ranges; one range of every value is not among them.
-pub(super) type Ranges = BTreeSet<Element>;
-
-/// The addresses of one family that blocks cover.
-pub(super) fn of_blocks(blocks: &[Block], family: Family) -> Ranges {
-    let blocks = blocks.iter();
-    let blocks = blocks.filter(|block| Family::of(block.prefix().addr()) == family);
-    Element::merged(blocks.flat_map(without_except))
+/// One or more ranges of values of one type.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Ranges {
+    /// From the first value to the last.
+    One(Value, Value),
+    /// Members of a set.
+    Several(RangeSet),
 }
 
-/// Whether these are all addresses.
-pub(super) fn is_everything(ranges: &Ranges) -> bool {
-    ranges.iter().any(|range| {
-        matches!(range, Element::Range(first, last)
+/// Several ranges.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct RangeSet {
+    pub(super) of_type: Type,
+    pub(super) elements: BTreeSet<Element>,
+}
+
+impl Ranges {
+    /// Any of these ranges, merged where they overlap or touch; none if there are none.
+    pub(super) fn of(ranges: impl IntoIterator<Item = (Value, Value)>) -> Option<Self> {
+        let elements = Element::merged(ranges);
+        let Element::Range(first, last) = *elements.first()? else {
+            return None;
+        };
+        let of_type = first.of_type();
+        Some(match elements.len() {
+            1 => Self::One(first, last),
+            _ => Self::Several(RangeSet { of_type, elements }),
+        })
+    }
+
+    /// The addresses of one family that blocks cover; none if there are none.
+    pub(super) fn of_blocks(blocks: &[Block], family: Family) -> Option<Self> {
+        let blocks = blocks.iter();
+        let blocks = blocks.filter(|block| Family::of(block.prefix().addr()) == family);
+        Self::of(blocks.flat_map(without_except))
+    }
+
+    /// Whether these are all values of the type.
+    pub(super) fn is_everything(&self) -> bool {
+        matches!(self, Self::One(first, last)
             if first.previous().is_none() && last.next().is_none())
-    })
-}
-
-/// The type of the set that has these members.
-pub(super) fn type_of(ranges: &Ranges) -> Option<Type> {
-    match ranges.first()? {
-        Element::Range(first, _) | Element::One(first) | Element::Pair(first, _) => {
-            Some(first.of_type())
-        }
     }
 }
 
@@ -77,13 +94,22 @@ mod tests {
     }
 
     fn shown(blocks: &[Block], family: Family) -> Vec<String> {
-        let ranges = of_blocks(blocks, family);
-        let shown = ranges.iter().map(|range| match range {
-            Element::Range(Value::Ipv4(first), Value::Ipv4(last)) => format!("{first}-{last}"),
-            Element::Range(Value::Ipv6(first), Value::Ipv6(last)) => format!("{first}-{last}"),
+        let range = |first: &Value, last: &Value| match (first, last) {
+            (Value::Ipv4(first), Value::Ipv4(last)) => format!("{first}-{last}"),
+            (Value::Ipv6(first), Value::Ipv6(last)) => format!("{first}-{last}"),
             other => panic!("{other:?}"),
-        });
-        shown.collect()
+        };
+        match Ranges::of_blocks(blocks, family) {
+            None => Vec::new(),
+            Some(Ranges::One(first, last)) => vec![range(&first, &last)],
+            Some(Ranges::Several(set)) => {
+                let elements = set.elements.iter().map(|element| match element {
+                    Element::Range(first, last) => range(first, last),
+                    other => panic!("{other:?}"),
+                });
+                elements.collect()
+            }
+        }
     }
 
     #[test]
@@ -98,7 +124,10 @@ mod tests {
         ];
         assert_eq!(found, wanted);
         // Both ends, and parts that cover each other.
-        let ends = block("10.0.0.0/30", &["10.0.0.0/32", "10.0.0.2/31", "10.0.0.3/32"]);
+        let ends = block(
+            "10.0.0.0/30",
+            &["10.0.0.0/32", "10.0.0.2/31", "10.0.0.3/32"],
+        );
         assert_eq!(shown(&[ends], Family::V4), ["10.0.0.1-10.0.0.1"]);
         let nothing = block("10.0.0.0/31", &["10.0.0.0/32", "10.0.0.1/32"]);
         assert_eq!(shown(&[nothing], Family::V4), [""; 0]);
@@ -116,8 +145,16 @@ mod tests {
         ];
         assert_eq!(shown(&blocks, Family::V4), ["10.0.0.0-10.0.1.255"]);
         assert_eq!(shown(&blocks, Family::V6).len(), 1);
-        let whole = [block("0.0.0.0/1", &[]), block("128.0.0.0/1", &[])];
-        assert!(is_everything(&of_blocks(&whole, Family::V4)));
-        assert!(!is_everything(&of_blocks(&blocks, Family::V4)));
+        let halves = [block("0.0.0.0/1", &[]), block("128.0.0.0/1", &[])];
+        assert!(
+            Ranges::of_blocks(&halves, Family::V4)
+                .unwrap()
+                .is_everything()
+        );
+        assert!(
+            !Ranges::of_blocks(&halves[..1], Family::V4)
+                .unwrap()
+                .is_everything()
+        );
     }
 }

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::ranges::{self, Ranges};
+use super::ranges::Ranges;
 use crate::{
     contiv::{Flow, InNamespaces, Match, MatchPeers, PodSet},
     group::{Family, Group},
     name::PortName,
     policy::{PortRange, Ports, Protocol},
     processor::PodPolicies,
-    render::ruleset::{Element, Value},
+    render::ruleset::Value,
     selector::Selector,
 };
 
@@ -64,7 +64,11 @@ pub(super) fn rows(pod: &PodPolicies, flow: Flow, family: Family) -> Option<BTre
     if everyone.is_some_and(|ports| ports.any) {
         return None;
     }
-    rows.extend(by_peer.into_iter().flat_map(|(peer, ports)| ports.rows(peer)));
+    rows.extend(
+        by_peer
+            .into_iter()
+            .flat_map(|(peer, ports)| ports.rows(peer)),
+    );
     Some(rows)
 }
 
@@ -72,8 +76,8 @@ fn peers(of: &Match, family: Family) -> Vec<Peer> {
     let MatchPeers::Of { groups, blocks } = &of.peers else {
         return vec![Peer::default()];
     };
-    let within = ranges::of_blocks(blocks, family);
-    if ranges::is_everything(&within) {
+    let within = Ranges::of_blocks(blocks, family);
+    if within.as_ref().is_some_and(Ranges::is_everything) {
         return vec![Peer::default()];
     }
     let groups = groups.iter().map(|pods| Peer {
@@ -84,7 +88,7 @@ fn peers(of: &Match, family: Family) -> Vec<Peer> {
             port: None,
         }),
     });
-    let blocks = (!within.is_empty()).then_some(Peer {
+    let blocks = within.map(|within| Peer {
         within: Some(within),
         group: None,
     });
@@ -181,8 +185,9 @@ impl PortSet {
         let all = &self.all;
         let numbers = self.numbers.into_iter();
         let numbers = numbers.filter(|(protocol, _)| !all.contains(protocol));
-        let numbers = numbers
-            .map(|(protocol, numbers)| RowPorts::Numbers(protocol, Element::merged(numbers)));
+        let numbers = numbers.filter_map(|(protocol, numbers)| {
+            Some(RowPorts::Numbers(protocol, Ranges::of(numbers)?))
+        });
         let all = all.iter().copied().map(RowPorts::All);
         all.chain(numbers).map(row).collect()
     }

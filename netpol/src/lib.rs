@@ -17,6 +17,7 @@ pub mod cache;
 pub mod conformance;
 pub mod contiv;
 mod counted;
+pub mod explain;
 pub mod field;
 pub mod group;
 pub mod name;

@@ -3,11 +3,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     net::IpAddr,
 };
 
 use netpol::pod::PodId;
-use rtnetlink::Handle;
 
 use crate::endpoint::discover::by_route::{Way, way_to};
 
@@ -16,23 +16,41 @@ use crate::endpoint::discover::by_route::{Way, way_to};
 pub(super) struct Ways(BTreeMap<IpAddr, Way>);
 
 impl Ways {
+    /// Whether these are the addresses that were looked at.
+    pub(super) fn are_of(&self, addresses: &BTreeSet<IpAddr>) -> bool {
+        self.0.keys().eq(addresses)
+    }
+
     /// Looks at the ways to `addresses` again. One that cannot be looked at stays as it was.
-    pub(super) async fn look(&mut self, handle: &Handle, addresses: &BTreeSet<IpAddr>) {
+    ///
+    /// # Errors
+    /// Some could not be looked at.
+    pub(super) async fn look(&mut self, addresses: &BTreeSet<IpAddr>) -> io::Result<()> {
         self.0.retain(|address, _| addresses.contains(address));
-        for address in addresses {
-            match way_to(handle, *address).await {
-                Ok(way) => drop(self.0.insert(*address, way)),
-                Err(error) => {
-                    tracing::warn!(%address, %error, "cannot ask for the route to a pod; its interface stays as it was");
+        let (connection, handle, _messages) = rtnetlink::new_connection()?;
+        let look = async {
+            let mut looked = Ok(());
+            for address in addresses {
+                match way_to(&handle, *address).await {
+                    Ok(way) => drop(self.0.insert(*address, way)),
+                    Err(error) => {
+                        tracing::warn!(%address, %error, "cannot ask for the route to a pod; its interface stays as it was");
+                        looked = Err(error);
+                    }
                 }
             }
+            looked
+        };
+        tokio::select! {
+            () = connection => Err(io::ErrorKind::UnexpectedEof.into()),
+            looked = look => looked,
         }
     }
 
-    /// Interfaces behind which these addresses are, and no others.
-    pub(super) fn behind(&self) -> BTreeSet<(u32, IpAddr)> {
+    /// The interface behind which each address is, where a route says it.
+    pub(super) fn interfaces(&self) -> BTreeMap<IpAddr, u32> {
         let pairs = self.0.iter().filter_map(|(address, way)| match way {
-            Way::Pair { index, .. } => Some((*index, *address)),
+            Way::Pair { index, .. } => Some((*address, *index)),
             _ => None,
         });
         pairs.collect()

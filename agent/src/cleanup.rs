@@ -186,7 +186,7 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
     let text = |count| counted(count, "pinned link", "of programs", &links);
     cleaned.part(&links.display().to_string(), removed.map(text));
     for family in Family::ALL {
-        let what = family.to_string();
+        let what = nftables::table(family).to_string();
         let removed = nftables::remove(family);
         cleaned.part(
             &what,

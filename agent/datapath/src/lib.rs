@@ -12,6 +12,7 @@ pub mod hook;
 pub mod interfaces;
 pub mod kernel;
 mod kernel_layout;
+pub mod nf_tables;
 pub mod nftables;
 mod notes;
 pub mod program;

@@ -65,8 +65,8 @@ pub(crate) struct Sources {
     pub(crate) directory: Option<(WatchedDir, PolicyDir)>,
     /// The watches of the cluster.
     pub(crate) cluster: Option<Watches>,
-    /// State directory, and the cluster whose listing is stored there.
-    pub(crate) stored: (PathBuf, Origin),
+    /// State directory, and the cluster whose listing is stored there; none = nothing is stored.
+    pub(crate) stored: Option<(PathBuf, Origin)>,
     /// Whether this agent reports the object of a key in the cluster.
     pub(crate) reports: fn(&str) -> bool,
 }
@@ -237,8 +237,7 @@ pub(crate) fn start<C: Consumer>(
 ) {
     let stop = stop.clone();
     let pending = Arc::<Pending>::default();
-    if let Some(watches) = &sources.cluster {
-        let (state, origin) = &sources.stored;
+    if let (Some(watches), Some((state, origin))) = (&sources.cluster, &sources.stored) {
         let file = ListingFile::new(state, origin.clone());
         let health = watches.health.clone();
         let storing = listing_task::run(Arc::clone(&pending), file, health, stop.clone());
@@ -310,8 +309,8 @@ async fn follow<C: Consumer>(
 struct Inputs {
     watched: Option<WatchedDir>,
     watches: Option<Watches>,
-    /// State directory, and the cluster whose listing is stored there.
-    stored: (PathBuf, Origin),
+    /// State directory, and the cluster whose listing is stored there; none = nothing is stored.
+    stored: Option<(PathBuf, Origin)>,
     /// When the stored listing stands in. `None` if it is not to be read, or not again.
     stands_in: Option<Instant>,
 }
@@ -320,7 +319,7 @@ impl Inputs {
     fn new(
         watched: Option<WatchedDir>,
         watches: Option<Watches>,
-        stored: (PathBuf, Origin),
+        stored: Option<(PathBuf, Origin)>,
     ) -> Self {
         Self {
             stands_in: watches.as_ref().map(|_| Instant::now() + STANDS_IN),
@@ -342,8 +341,7 @@ impl Inputs {
                 () = stop.cancelled() => return None,
             }
             self.stands_in = None;
-            let (state, origin) = &self.stored;
-            if let Some(watches) = &self.watches
+            if let (Some(watches), Some((state, origin))) = (&self.watches, &self.stored)
                 && let Some(stored) = read_stored(state, origin, uid.clone(), &watches.health).await
             {
                 return Some(Wake::Stored(stored));

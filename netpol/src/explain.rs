@@ -107,9 +107,7 @@ impl Judge<'_> {
         let mut ranges = of_protocol.map(|port| &port.ports);
         ranges.any(|range| match range {
             PortRange::All => true,
-            PortRange::Numbers(numbers) => {
-                (numbers.first()..=numbers.last()).contains(&number)
-            }
+            PortRange::Numbers(numbers) => (numbers.first()..=numbers.last()).contains(&number),
             PortRange::Named(name) => self.named(name, protocol, peer) == Some(number),
         })
     }

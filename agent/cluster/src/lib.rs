@@ -57,6 +57,8 @@ pub struct Here {
     pub node: String,
     /// Kinds that are watched.
     pub resources: &'static [Resource],
+    /// Nothing is written in the cluster: neither the object about this node nor reports.
+    pub reads_only: bool,
     /// `--k8s-service-cidr` is given, or `--without-service-cidrs` to a relay: the kind ServiceCIDR
     /// may then be absent.
     pub has_service_blocks: bool,

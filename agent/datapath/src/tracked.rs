@@ -92,13 +92,7 @@ fn open() -> io::Result<Socket> {
     Ok(socket)
 }
 
-fn send(
-    socket: &Socket,
-    kind: u16,
-    flags: u16,
-    family: u8,
-    attributes: &[u8],
-) -> io::Result<()> {
+fn send(socket: &Socket, kind: u16, flags: u16, family: u8, attributes: &[u8]) -> io::Result<()> {
     let length = HEADER + FAMILY_HEADER + attributes.len();
     let length = u32::try_from(length).map_err(io::Error::other)?;
     let mut bytes = length.to_ne_bytes().to_vec();

@@ -17,7 +17,7 @@ use agent_cluster::{
 use agent_core::{
     core::{Event, router::Router},
     endpoint::spec::EndpointSpec,
-    kubernetes::{book::Book, labels::LabelFilter, unattended::Unattended},
+    kubernetes::{book::Book, labels::LabelFilter, local_pods::LocalPods, unattended::Unattended},
 };
 use agent_datapath::{closed::Gate, files::StateFiles};
 use anyhow::{Context as _, Result};
@@ -67,6 +67,8 @@ pub(super) struct Started {
     pub(super) endpoints: Arc<EndpointBook>,
     /// The watches; none without a cluster.
     pub(super) cluster: Option<ClusterHealth>,
+    /// The pods of this node.
+    pub(super) local: watch::Receiver<Arc<LocalPods>>,
 }
 
 /// Starts every source. The core has the node's addresses when this returns.
@@ -86,7 +88,8 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
     }
     let following = node::run(rim.core.clone(), interfaces, changed, rim.stop.clone());
     rim.tasks.spawn(following);
-    let (local, pods) = watch::channel(Arc::default());
+    let (local, pods) = watch::channel(Arc::<LocalPods>::default());
+    let of_node = pods.clone();
     let endpoints = endpoint_source(config, rim, &state, endpoints, gate)?;
     if api.is_some() {
         let netns_dir = config.netns_dir.clone();
@@ -113,11 +116,15 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
     let sources = Sources {
         directory: policies,
         cluster: watches,
-        stored: (state, origin),
+        stored: Some((state, origin)),
         reports: |_| true,
     };
     document_source::start(sources, feed, &rim.tasks, &rim.stop);
-    Ok(Started { endpoints, cluster })
+    Ok(Started {
+        endpoints,
+        cluster,
+        local: of_node,
+    })
 }
 
 /// Which cluster a stored list is of.
@@ -136,6 +143,7 @@ fn watches(config: &Config, rim: &Rim, api: &Api) -> Watches {
     let here = Here {
         node: config.node_name.clone(),
         resources: RESOURCES,
+        reads_only: false,
         has_service_blocks: !config.flags.cluster.k8s_service_cidr.is_empty(),
     };
     match config.relays.clone() {

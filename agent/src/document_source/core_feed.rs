@@ -59,7 +59,7 @@ impl Consumer for CoreFeed {
         for event in routed.events {
             self.core.send(event).await.map_err(|_| Gone)?;
         }
-        if let (Some(_), Some(pods)) = (&self.health, routed.pods) {
+        if let Some(pods) = routed.pods {
             self.local.send_replace(Arc::new(pods));
         }
         Ok(())

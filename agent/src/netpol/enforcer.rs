@@ -38,7 +38,6 @@ use super::{
     metrics::{CommitOutcome, Counters},
     state::Shared,
     surroundings::Surroundings,
-    ways::Ways,
 };
 use crate::endpoint::link_events::LinkEvents;
 
@@ -66,7 +65,7 @@ impl Kernel {
     pub(super) fn open() -> Result<Self, NftablesError> {
         let mut connection = Connection::open()?;
         connection.probe()?;
-        let events = TableEvents::open(TABLE, connection.port())?;
+        let events = TableEvents::open(TABLE)?.by_others(connection.port());
         Ok(Self { connection, events })
     }
 }
@@ -148,10 +147,7 @@ impl Enforcer {
         );
         let looked = spawn_blocking(move || Surroundings::look(has_bridge, may_set)).await;
         if let Ok(now) = looked {
-            let before = std::mem::replace(
-                &mut self.shared.state.lock().surroundings,
-                now.clone(),
-            );
+            let before = std::mem::replace(&mut self.shared.state.lock().surroundings, now.clone());
             let new = now.problems.iter();
             for problem in new.filter(|problem| !before.problems.contains(problem)) {
                 tracing::error!("{problem}");
@@ -160,12 +156,7 @@ impl Enforcer {
     }
 
     /// Makes the changes of the state, and looks at the ways to its pods.
-    async fn enforce(
-        &self,
-        connection: &Arc<Mutex<Connection>>,
-        due: &mut Due,
-        over: &mut Over,
-    ) {
+    async fn enforce(&self, connection: &Arc<Mutex<Connection>>, due: &mut Due, over: &mut Over) {
         self.look_at_ways(due).await;
         let (shared, connection) = (Arc::clone(&self.shared), Arc::clone(connection));
         let (compares, is_foreign) = (due.comparison, due.is_foreign);
@@ -186,7 +177,9 @@ impl Enforcer {
             Err(reason) => {
                 self.counters.outcomes.inc(CommitOutcome::Failed);
                 due.comparison = true;
-                let pause = due.retry.map_or(RETRY.0, |(_, pause)| (pause * 2).min(RETRY.1));
+                let pause = due
+                    .retry
+                    .map_or(RETRY.0, |(_, pause)| (pause * 2).min(RETRY.1));
                 due.retry = Some((Instant::now() + pause, pause));
                 Some(reason.clone())
             }
@@ -197,7 +190,10 @@ impl Enforcer {
         let mut state = self.shared.state.lock();
         state.force.is_begun |= failing.is_none();
         if failing.is_some() && state.force.failing != failing {
-            tracing::error!(reason = failing, "the table is not as the policies say; the last one remains in force");
+            tracing::error!(
+                reason = failing,
+                "the table is not as the policies say; the last one remains in force"
+            );
         }
         if let Some(elements) = done.elements.filter(|_| failing.is_none()) {
             state.force.changed = Some((Instant::now(), elements));
@@ -245,8 +241,13 @@ impl Enforcer {
         match scanned.await {
             Ok(Ok(0)) => {}
             Ok(Ok(deleted)) => {
-                tracing::debug!(deleted, "tracked connections were deleted, which no policy lets in");
-                self.counters.ended_connections.inc_by(u64::try_from(deleted).unwrap_or(0));
+                tracing::debug!(
+                    deleted,
+                    "tracked connections were deleted, which no policy lets in"
+                );
+                self.counters
+                    .ended_connections
+                    .inc_by(u64::try_from(deleted).unwrap_or(0));
             }
             Ok(Err(error)) => {
                 tracing::warn!(%error, "cannot delete tracked connections; answers in connections that policy closed pass until they end; tried again");
@@ -317,7 +318,11 @@ fn commit(shared: &Shared, kernel: &mut Connection, compares: bool, is_foreign: 
         (committed, table)
     };
     let refused = match committed {
-        Ok(Commit { change, ended, closed }) => {
+        Ok(Commit {
+            change,
+            ended,
+            closed,
+        }) => {
             done.ended = ended;
             done.is_closing = !closed.is_empty() || may_close(&change);
             if table.is_none() && !change.is_empty() {

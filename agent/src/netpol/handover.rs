@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use agent_datapath::nf_tables::{Connection, NftablesError};
-use netpol::render::{change::Change, nft::TABLE};
+use agent_datapath::nf_tables::{Connection, Difference, NftablesError};
+use netpol::render::{change::Change, nft::TABLE, ruleset::Table};
 use tokio_util::sync::CancellationToken;
 
 use crate::netns_lock;
@@ -17,7 +17,8 @@ const POLL: Duration = Duration::from_secs(2);
 /// The kernel cannot be asked, or refuses.
 pub(crate) fn remove_table() -> Result<bool, NftablesError> {
     let mut kernel = Connection::open()?;
-    let was_there = kernel.has(TABLE)?;
+    let difference = kernel.difference(&Table::new(TABLE))?;
+    let was_there = difference != Some(Difference::NoTable);
     if was_there {
         kernel.commit(&Change::deletion(TABLE))?;
     }
@@ -35,7 +36,9 @@ pub(crate) async fn take_over(in_force: impl Future<Output = bool>, stop: Cancel
             match netns_lock::has_netpol() {
                 Ok(false) => match remove_table() {
                     Ok(true) => {
-                        tracing::info!("the nftables table of `netpol run` is deleted: programs enforce its policies now");
+                        tracing::info!(
+                            "the nftables table of `netpol run` is deleted: programs enforce its policies now"
+                        );
                         return;
                     }
                     Ok(false) => return,
@@ -44,7 +47,9 @@ pub(crate) async fn take_over(in_force: impl Future<Output = bool>, stop: Cancel
                     }
                 },
                 Ok(true) => {}
-                Err(error) => tracing::warn!(%error, "cannot see whether `netpol run` runs; its table stays"),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot see whether `netpol run` runs; its table stays")
+                }
             }
             tokio::time::sleep(POLL).await;
         }

@@ -129,7 +129,10 @@ impl NetpolScrape {
         let (table, counters) = (&status.table, &self.counters);
         let dropped = |counter: &str| {
             let dropped = status.dropped.as_ref();
-            dropped.and_then(|all| all.get(counter)).copied().unwrap_or(0)
+            dropped
+                .and_then(|all| all.get(counter))
+                .copied()
+                .unwrap_or(0)
         };
         let watches = || self.watches.iter();
         families! { out;

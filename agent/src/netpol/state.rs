@@ -15,12 +15,7 @@ use netpol::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::{
-    objects,
-    surroundings::Surroundings,
-    unenforced::Unenforced,
-    ways::Ways,
-};
+use super::{objects, surroundings::Surroundings, unenforced::Unenforced, ways::Ways};
 
 /// What the tasks of `netpol run` share. No lock is held across a write to the kernel.
 #[derive(Debug)]
@@ -142,6 +137,11 @@ impl State {
             },
             None => self.has_gaps,
         })
+    }
+
+    /// Whether every source has been listed.
+    pub(super) fn is_listed(&self) -> bool {
+        self.is_listed
     }
 
     /// Whether the objects are known well enough to change the table of the last run.

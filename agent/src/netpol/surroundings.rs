@@ -31,7 +31,11 @@ impl Surroundings {
             )),
         }
         if has_bridge {
-            problems.extend(BRIDGE_SYSCTLS.into_iter().filter_map(|name| bridge(name, may_set)));
+            problems.extend(
+                BRIDGE_SYSCTLS
+                    .into_iter()
+                    .filter_map(|name| bridge(name, may_set)),
+            );
         }
         Self { problems }
     }

@@ -2,14 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use agent_core::policy::egress_firewall;
+use super::metrics::UnenforcedKind;
 
-/// Kinds of policies that only the programs of `run` enforce.
-pub(super) const KINDS: [&str; 3] = [
-    "CiliumNetworkPolicy",
-    "CiliumClusterwideNetworkPolicy",
-    egress_firewall::KIND,
-];
 /// Policies that a problem names.
 const NAMED: usize = 5;
 
@@ -36,14 +30,11 @@ impl Unenforced {
         }
     }
 
-    pub(super) fn clear(&mut self) {
-        self.0.clear();
-    }
-
     /// Each kind with the number of its policies.
     pub(super) fn counts(&self) -> impl Iterator<Item = (&'static str, usize)> {
         let count = |kind| self.0.get(kind).map_or(0, BTreeSet::len);
-        KINDS.into_iter().map(move |kind| (kind, count(kind)))
+        let kinds = UnenforcedKind::ALL.map(UnenforcedKind::as_str);
+        kinds.into_iter().map(move |kind| (kind, count(kind)))
     }
 
     /// A text for each kind of which there are policies.
@@ -66,7 +57,7 @@ impl Unenforced {
 
 fn split(key: &str) -> Option<(&'static str, &str)> {
     let (kind, name) = key.split_once('/')?;
-    let mut kinds = KINDS.into_iter();
+    let mut kinds = UnenforcedKind::ALL.map(UnenforcedKind::as_str).into_iter();
     Some((kinds.find(|known| *known == kind)?, name))
 }
 

@@ -54,7 +54,12 @@ impl State {
             pid: std::process::id(),
             ready: self.is_ready(),
             policies: self.pipeline.cache().policies().len(),
-            refused: self.refused.iter().take(SHOWN).map(ToString::to_string).collect(),
+            refused: self
+                .refused
+                .iter()
+                .take(SHOWN)
+                .map(ToString::to_string)
+                .collect(),
             pods: pods.len(),
             restricted,
             table: TableView {
@@ -78,7 +83,10 @@ impl State {
 
     fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        problems.extend(self.waits().map(|why| format!("the table of the last run stays: {why}")));
+        problems.extend(
+            self.waits()
+                .map(|why| format!("the table of the last run stays: {why}")),
+        );
         problems.extend(self.force.failing.clone());
         problems.extend(self.surroundings.problems.iter().cloned());
         problems.extend(self.unenforced.problems());
@@ -96,7 +104,11 @@ impl State {
         let pods = self.pipeline.pods().iter();
         let pods = pods.map(|(id, pod)| {
             let addresses = pod.addresses.iter();
-            let policies = |flow| pod.restricting(flow).map(|policy| name(&policy.id)).collect();
+            let policies = |flow| {
+                pod.restricting(flow)
+                    .map(|policy| name(&policy.id))
+                    .collect()
+            };
             NetpolPod {
                 pod: id.to_string(),
                 addresses: addresses
@@ -117,7 +129,9 @@ impl State {
         port: Option<(Protocol, u16)>,
     ) -> Result<NetpolWhy, NoAnswer> {
         let (senders, receivers) = (self.addresses_of(from)?, self.addresses_of(to)?);
-        let pairs = senders.iter().flat_map(|from| receivers.iter().map(move |to| (*from, *to)));
+        let pairs = senders
+            .iter()
+            .flat_map(|from| receivers.iter().map(move |to| (*from, *to)));
         let mut pairs = pairs.filter(|(from, to)| from.is_ipv4() == to.is_ipv4());
         let (sender, receiver) = pairs.next().ok_or_else(|| NoAnswer::Families {
             from: from.to_owned(),
@@ -136,9 +150,12 @@ impl State {
             sides: sides.iter().map(side).collect(),
             not_in_force: match self.is_ready() {
                 true => None,
-                false => Some(self.problems().into_iter().next().unwrap_or_else(|| {
-                    "the table has not been made yet".to_owned()
-                })),
+                false => Some(
+                    self.problems()
+                        .into_iter()
+                        .next()
+                        .unwrap_or_else(|| "the table has not been made yet".to_owned()),
+                ),
             },
         })
     }
@@ -149,7 +166,9 @@ impl State {
         }
         let id = PodId::parse(text).ok_or_else(|| NoAnswer::Form(text.to_owned()))?;
         let cache = self.pipeline.cache();
-        let pod = cache.pod(&id).map(|pod| cache.addresses(pod).collect::<Vec<_>>());
+        let pod = cache
+            .pod(&id)
+            .map(|pod| cache.addresses(pod).collect::<Vec<_>>());
         pod.filter(|addresses| !addresses.is_empty())
             .ok_or(NoAnswer::NoPod(id))
     }

@@ -22,8 +22,13 @@ const QUEUE: usize = 8;
 pub fn start(api: &Api, here: Here, tasks: &TaskTracker, stop: &CancellationToken) -> Watches {
     let health = ClusterHealth::new(api.server(), here.resources);
     let batches = watch_all(api, &here, &health, parse_object, tasks, stop);
-    let refusals = report(api, &here.node, &health, tasks, stop);
-    write_own_node(api, here.node, &health, tasks, stop);
+    let refusals = match here.reads_only {
+        true => channel::channel(Arc::default()).0,
+        false => {
+            write_own_node(api, here.node.clone(), &health, tasks, stop);
+            report(api, &here.node, &health, tasks, stop)
+        }
+    };
     Watches {
         batches,
         health,

@@ -68,7 +68,9 @@ pub fn follow(
         renewal: renewal::EVERY,
     };
     tasks.spawn(follower.run(stop.clone()));
-    write_own_node(api, here.node, &health, tasks, stop);
+    if !here.reads_only {
+        write_own_node(api, here.node, &health, tasks, stop);
+    }
     Watches {
         batches,
         health,
@@ -97,6 +99,7 @@ pub async fn run(config: RelayConfig) -> Result<()> {
     let here = Here {
         node: config.name.clone(),
         resources: RESOURCES,
+        reads_only: false,
         has_service_blocks: config.has_service_blocks,
     };
     let batches = watch_all(&api, &here, &shared.health, record::read, &tasks, &stop);

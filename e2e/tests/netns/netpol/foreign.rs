@@ -1,6 +1,6 @@
 //! Other programs' edits of the table are repaired, and other tables are left alone.
 
-use anyhow::{Result, ensure};
+use anyhow::ensure;
 use holdfast_e2e::netpol_run::{NETPOL_METRICS, TABLE};
 use holdfast_e2e::{eventually, with_lab};
 use serde_json::json;

@@ -1,6 +1,6 @@
 //! Pods that the node routes: each direction and port as the policies say, in both families.
 
-use anyhow::{Result, ensure};
+use anyhow::ensure;
 use holdfast_e2e::netpol_run::NETPOL_METRICS;
 use holdfast_e2e::{eventually, with_lab};
 use serde_json::json;

@@ -9,11 +9,13 @@ use std::{
     },
 };
 
+use dns_policy::boot_time::BootTime;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 /// Name of `netpol run`. Only one process can hold it.
 const NETPOL: &str = "holdfast-netpol";
-/// Names of `run` begin with it and end with the process id: several may run in one namespace.
+/// Names of `run` begin with it, and have the process id and a time: several may run in one namespace,
+/// also in containers where their ids are equal.
 const RUN: &str = "holdfast-run.";
 /// Sockets of this network namespace, with `@` before abstract names.
 const SOCKETS: &str = "/proc/self/net/unix";
@@ -56,7 +58,9 @@ impl NetnsLock {
             io::ErrorKind::AddrInUse => NetnsError::Busy { pid: holder() },
             _ => NetnsError::Io(error),
         })?;
-        match names()?.iter().find_map(|name| name.strip_prefix(RUN)) {
+        let names = names()?;
+        let mut of_run = names.iter().filter_map(|name| name.strip_prefix(RUN));
+        match of_run.next().and_then(|name| name.split('.').next()) {
             Some(pid) => Err(NetnsError::Run {
                 pid: pid.to_owned(),
             }),
@@ -66,7 +70,8 @@ impl NetnsLock {
 
     /// For `run`, which may run beside others of its kind.
     pub(crate) fn of_run() -> io::Result<Self> {
-        bind(&format!("{RUN}{}", std::process::id()))
+        let (pid, now) = (std::process::id(), BootTime::now().nanos());
+        bind(&format!("{RUN}{pid}.{now}"))
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod admin;
 pub mod app;
+mod drops;
 mod enforcer;
 mod feed;
 mod handover;

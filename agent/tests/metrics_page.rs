@@ -302,7 +302,12 @@ fn metrics_that_documents_name_exist() {
             let text = fs::read_to_string(&path).expect("a page");
             for name in named(&text) {
                 // The names of netfilter tables have the same form.
-                if [agent_datapath::nftables::TABLE, ::netpol::render::nft::TABLE].contains(&name) {
+                if [
+                    agent_datapath::nftables::TABLE,
+                    ::netpol::render::nft::TABLE,
+                ]
+                .contains(&name)
+                {
                     continue;
                 }
                 assert!(

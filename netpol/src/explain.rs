@@ -125,3 +125,102 @@ fn covers(block: &Block, address: IpAddr) -> bool {
     let within = |prefix: &IpNet| prefix.contains(&address);
     within(&block.prefix()) && !block.except().iter().any(within)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::{cache::Object, pipeline::Pipeline, render::nft::Limits};
+
+    fn pod(name: &str, node: &str, last: u8) -> Object {
+        let port = (PortName::new("web").unwrap(), Protocol::Tcp);
+        Object::Pod(Arc::new(Pod {
+            id: PodId::new("shop", name),
+            labels: [("app".to_owned(), name.to_owned())].into(),
+            node: Some(node.into()),
+            addresses: vec![IpAddr::from([10, 0, 0, last])],
+            created: None,
+            ports: [(port, 8080)].into(),
+        }))
+    }
+
+    fn policy(name: &str, spec: &serde_json::Value) -> Object {
+        let document = json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+            "metadata": {"name": name, "namespace": "shop"}, "spec": spec,
+        });
+        Object::Policy(Arc::new(crate::read(&document).unwrap()))
+    }
+
+    /// Each side as `direction of pod: rule`.
+    fn sides(pipeline: &Pipeline, from: u8, to: u8, port: Option<(Protocol, u16)>) -> Vec<String> {
+        let opening = Opening {
+            from: IpAddr::from([10, 0, 0, from]),
+            to: IpAddr::from([10, 0, 0, to]),
+            port,
+        };
+        let sides = pipeline.explain(&opening).into_iter().map(|side| {
+            let rule = side
+                .allowed_by
+                .map(|(policy, field)| format!("{policy} {field}"));
+            let rule = rule.unwrap_or_else(|| format!("denied by {}", side.policies.len()));
+            format!("{:?} of {}: {rule}", side.flow, side.pod.name)
+        });
+        sides.collect()
+    }
+
+    #[test]
+    fn both_ends_on_this_node_have_a_say() {
+        let mut pipeline = Pipeline::new("n1", Limits::default());
+        for object in [
+            pod("a", "n1", 1),
+            pod("b", "n1", 2),
+            pod("far", "n2", 3),
+            policy(
+                "out",
+                &json!({
+                    "podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Egress"],
+                    "egress": [
+                        {"to": [{"podSelector": {"matchLabels": {"app": "b"}}}], "ports": [{"port": "web"}]},
+                        {"to": [{"ipBlock": {"cidr": "10.0.0.0/24", "except": ["10.0.0.2/32"]}}]},
+                    ],
+                }),
+            ),
+            policy(
+                "in",
+                &json!({
+                    "podSelector": {"matchLabels": {"app": "b"}},
+                    "ingress": [{"ports": [{"port": 8000, "endPort": 8080}]}],
+                }),
+            ),
+            policy(
+                "closed",
+                &json!({"podSelector": {"matchLabels": {"app": "b"}}}),
+            ),
+        ] {
+            pipeline.put(object);
+        }
+        pipeline.commit().unwrap();
+        let tcp = |port| Some((Protocol::Tcp, port));
+        let both = |egress: &str, ingress: &str| {
+            vec![
+                format!("Egress of a: {egress}"),
+                format!("Ingress of b: {ingress}"),
+            ]
+        };
+        let allowed = both("shop/out spec.egress[0]", "shop/in spec.ingress[0]");
+        assert_eq!(sides(&pipeline, 1, 2, tcp(8080)), allowed);
+        let denied = both("denied by 1", "denied by 2");
+        assert_eq!(sides(&pipeline, 1, 2, tcp(80)), denied);
+        assert_eq!(sides(&pipeline, 1, 2, Some((Protocol::Udp, 8080))), denied);
+        assert_eq!(sides(&pipeline, 1, 2, None), denied);
+        // Another node has its own say; a pod reaches itself.
+        let to_far = ["Egress of a: shop/out spec.egress[1]"];
+        assert_eq!(sides(&pipeline, 1, 3, None), to_far);
+        assert_eq!(sides(&pipeline, 3, 1, None), [""; 0]);
+        assert_eq!(sides(&pipeline, 2, 2, None), [""; 0]);
+    }
+}

@@ -15,6 +15,7 @@ mod kernel_layout;
 pub mod nf_tables;
 pub mod nftables;
 mod notes;
+pub mod packet_log;
 pub mod program;
 pub mod quota;
 pub mod root;

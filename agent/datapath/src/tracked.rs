@@ -5,10 +5,9 @@
 
 use std::{io, net::IpAddr};
 
-use rtnetlink::{
-    packet_core::NlasIterator,
-    sys::{Socket, SocketAddr},
-};
+use rtnetlink::sys::{Socket, SocketAddr};
+
+use crate::nf_tables::attribute::{children, find};
 
 const NETLINK_NETFILTER: isize = 12;
 /// `NFNL_SUBSYS_CTNETLINK` with `IPCTNL_MSG_CT_NEW`, `_GET` and `_DELETE`.
@@ -139,21 +138,6 @@ fn answers(socket: &mut Socket, mut answer: impl FnMut(u8, &[u8])) -> io::Result
             rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
         }
     }
-}
-
-fn children(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    let found = NlasIterator::new(bytes).map_while(Result::ok);
-    found.map(|attribute| {
-        let length = attribute.value_length();
-        let value = attribute.into_inner().get(4..4 + length);
-        (attribute.kind(), value.unwrap_or_default())
-    })
-}
-
-fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
-    let mut all = children(bytes);
-    all.find(|(found, _)| *found == kind)
-        .map(|(_, value)| value)
 }
 
 /// Source, protocol and source port of a direction.

@@ -71,6 +71,10 @@ pub struct NetpolRunArgs {
     /// bridge: without them the kernel shows packets between pods of one bridge to no rule
     #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub set_bridge_sysctls: bool,
+    /// Log dropped packets with their pod and the policies about it, at most 50 in a second. Each copy of
+    /// a packet costs time
+    #[arg(long, default_value_t = false, action = ArgAction::Set)]
+    pub log_drops: bool,
     /// Log as JSON lines
     #[arg(long, default_value_t = false)]
     pub log_json: bool,

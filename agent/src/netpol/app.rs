@@ -25,6 +25,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     admin::{Listeners, Pages},
+    drops,
     enforcer::{Enforcer, Kernel},
     feed::NetpolFeed,
     handover::remove_table,
@@ -64,6 +65,9 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
     Descriptors::raise();
     let lock = NetnsLock::of_netpol()?;
     let kernel = Kernel::open()?;
+    let drops = config.flags.log_drops.then(drops::open).transpose();
+    let drops = drops
+        .context("--log-drops: the kernel needs nfnetlink_log (CONFIG_NETFILTER_NETLINK_LOG)")?;
     make_dir(&config.flags.state_dir)?;
     let state_lock = StateDirLock::take(&config.flags.state_dir)?;
     let listeners = Listeners {
@@ -78,6 +82,10 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
         node = config.node_name,
         "enforcing NetworkPolicies with nftables"
     );
+    if let Some(packets) = drops {
+        let shared = Arc::clone(&enforcer.shared);
+        tasks.spawn(drops::run(packets, shared, stop.clone()));
+    }
     let enforced = tasks.spawn(enforcer.run(kernel, stop.clone()));
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -160,6 +168,7 @@ fn start(
         counters,
         links: LinkEvents::watch(tasks, stop.clone()),
         sets_bridge_sysctls: config.flags.set_bridge_sysctls,
+        logs_drops: config.flags.log_drops,
     })
 }
 

@@ -35,6 +35,7 @@ use tokio::{task::spawn_blocking, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    drops,
     metrics::{CommitOutcome, Counters},
     state::Shared,
     surroundings::Surroundings,
@@ -77,6 +78,8 @@ pub(super) struct Enforcer {
     pub(super) links: LinkEvents,
     /// `--set-bridge-sysctls`
     pub(super) sets_bridge_sysctls: bool,
+    /// `--log-drops`
+    pub(super) logs_drops: bool,
 }
 
 /// What is due.
@@ -155,17 +158,30 @@ impl Enforcer {
         }
     }
 
-    /// Makes the changes of the state, and looks at the ways to its pods.
+    /// Makes the changes of the state, and looks at the ways to its pods. The first table has these
+    /// ways: it is compared with that of the last run.
     async fn enforce(&self, connection: &Arc<Mutex<Connection>>, due: &mut Due, over: &mut Over) {
+        if due.comparison
+            && let Ok(commit) = self.shared.state.lock().commit()
+        {
+            over.note(&commit);
+        }
         self.look_at_ways(due).await;
         let (shared, connection) = (Arc::clone(&self.shared), Arc::clone(connection));
-        let (compares, is_foreign) = (due.comparison, due.is_foreign);
-        let work = move || commit(&shared, &mut connection.lock(), compares, is_foreign);
+        let attempt = Attempt {
+            compares: due.comparison,
+            is_foreign: due.is_foreign,
+            logs_drops: self.logs_drops,
+        };
+        let work = move || attempt.make(&shared, &mut connection.lock());
         let Ok(done) = spawn_blocking(work).await else {
             tracing::error!("a change of the table panicked (a bug); the table in force remains");
             return;
         };
-        over.note(&done);
+        if let Some(commit) = &done.commit {
+            over.note(commit);
+        }
+        over.is_closing |= done.is_replaced;
         let failing = match &done.result {
             Ok(outcome) => {
                 (due.comparison, due.is_foreign, due.retry) = (false, false, None);
@@ -199,6 +215,9 @@ impl Enforcer {
             state.force.changed = Some((Instant::now(), elements));
         }
         state.force.failing = failing;
+        if !state.ways.are_of(&state.addresses()) {
+            self.shared.changed.notify_one();
+        }
     }
 
     /// Asks for the ways to the addresses of this node's pods, if one of them may be another.
@@ -260,9 +279,9 @@ impl Enforcer {
 }
 
 impl Over {
-    fn note(&mut self, done: &Done) {
-        self.ended.extend(done.ended.iter().copied());
-        self.is_closing |= done.is_closing;
+    fn note(&mut self, commit: &Commit) {
+        self.ended.extend(commit.ended.iter().copied());
+        self.is_closing |= !commit.closed.is_empty() || may_close(&commit.change);
     }
 }
 
@@ -298,69 +317,87 @@ struct Done {
     took: Option<Duration>,
     /// Elements that a batch changed.
     elements: Option<usize>,
-    ended: BTreeSet<IpAddr>,
-    is_closing: bool,
+    /// What the pipeline changed.
+    commit: Option<Commit>,
+    /// The whole table was made again.
+    is_replaced: bool,
 }
 
-/// Makes the changes of the state since the last attempt.
-fn commit(shared: &Shared, kernel: &mut Connection, compares: bool, is_foreign: bool) -> Done {
-    let mut done = Done {
-        result: Ok(None),
-        took: None,
-        elements: None,
-        ended: BTreeSet::new(),
-        is_closing: false,
-    };
-    let (committed, table) = {
-        let mut state = shared.state.lock();
-        let committed = state.commit();
-        let table = compares.then(|| state.table());
-        (committed, table)
-    };
-    let refused = match committed {
-        Ok(Commit {
-            change,
-            ended,
-            closed,
-        }) => {
-            done.ended = ended;
-            done.is_closing = !closed.is_empty() || may_close(&change);
-            if table.is_none() && !change.is_empty() {
-                make(kernel, &change, CommitOutcome::Changed, &mut done);
-            }
-            None
-        }
-        Err(too_large) => Some(too_large.to_string()),
-    };
-    if let Some(table) = table {
-        compare(kernel, &table, is_foreign, &mut done);
-    }
-    if let (Some(reason), Ok(_)) = (refused, &done.result) {
-        done.result = Err(reason);
-    }
-    done
+/// How the next attempt is made.
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    /// The kernel's table is compared, not only changed.
+    compares: bool,
+    /// Another program may have changed it.
+    is_foreign: bool,
+    logs_drops: bool,
 }
 
-/// Replaces the kernel's table if it is not `table`.
-fn compare(kernel: &mut Connection, table: &Table, is_foreign: bool, done: &mut Done) {
-    match kernel.difference(table) {
-        Ok(None) => {}
-        Ok(Some(difference)) => {
-            let outcome = match is_foreign {
-                true => {
-                    tracing::warn!(%difference, "another program changed the nftables table; it is made again");
-                    CommitOutcome::Repaired
+impl Attempt {
+    /// Makes the changes of the state since the last attempt.
+    fn make(self, shared: &Shared, kernel: &mut Connection) -> Done {
+        let mut done = Done {
+            result: Ok(None),
+            took: None,
+            elements: None,
+            commit: None,
+            is_replaced: false,
+        };
+        let (committed, table) = {
+            let mut state = shared.state.lock();
+            let committed = state.commit();
+            let table = self.compares.then(|| state.table());
+            (committed, table)
+        };
+        let refused = match committed {
+            Ok(commit) => {
+                if table.is_none() && !commit.change.is_empty() {
+                    let change = commit.change.clone();
+                    let change = match self.logs_drops {
+                        true => change.logging(drops::GROUP),
+                        false => change,
+                    };
+                    write(kernel, &change, CommitOutcome::Changed, &mut done);
                 }
-                false => CommitOutcome::Changed,
+                done.commit = Some(commit);
+                None
+            }
+            Err(too_large) => Some(too_large.to_string()),
+        };
+        if let Some(table) = table {
+            let table = match self.logs_drops {
+                true => table.logging(drops::GROUP),
+                false => table,
             };
-            done.is_closing = true;
-            make(kernel, &Change::replacement(table), outcome, done);
+            self.compare(kernel, &table, &mut done);
         }
-        Err(error) => done.result = Err(error.to_string()),
+        if let (Some(reason), Ok(_)) = (refused, &done.result) {
+            done.result = Err(reason);
+        }
+        done
+    }
+
+    /// Replaces the kernel's table if it is not `table`.
+    fn compare(self, kernel: &mut Connection, table: &Table, done: &mut Done) {
+        match kernel.difference(table) {
+            Ok(None) => {}
+            Ok(Some(difference)) => {
+                let outcome = match self.is_foreign {
+                    true => {
+                        tracing::warn!(%difference, "another program changed the nftables table; it is made again");
+                        CommitOutcome::Repaired
+                    }
+                    false => CommitOutcome::Changed,
+                };
+                done.is_replaced = true;
+                write(kernel, &Change::replacement(table), outcome, done);
+            }
+            Err(error) => done.result = Err(error.to_string()),
+        }
     }
 }
 
-fn make(kernel: &mut Connection, change: &Change, outcome: CommitOutcome, done: &mut Done) {
+fn write(kernel: &mut Connection, change: &Change, outcome: CommitOutcome, done: &mut Done) {
     let begin = Instant::now();
     match kernel.commit(change) {
         Ok(()) => {

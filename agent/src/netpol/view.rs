@@ -160,6 +160,23 @@ impl State {
         })
     }
 
+    /// The pod with an address, and its policies about a direction, for the log.
+    pub(super) fn restricting(&self, address: IpAddr, flow: Option<Flow>) -> (String, String) {
+        let Some(pod) = self.pipeline.cache().pod_at(address) else {
+            return (String::new(), String::new());
+        };
+        let policies = self
+            .pipeline
+            .pods()
+            .get(&pod.id)
+            .into_iter()
+            .flat_map(|policies| {
+                let flows = Flow::ALL.into_iter().filter(move |one| flow == Some(*one));
+                flows.flat_map(|flow| policies.restricting(flow).map(|policy| name(&policy.id)))
+            });
+        (pod.id.to_string(), policies.collect::<Vec<_>>().join(", "))
+    }
+
     fn addresses_of(&self, text: &str) -> Result<Vec<IpAddr>, NoAnswer> {
         if let Ok(address) = text.parse::<IpAddr>() {
             return Ok(vec![address]);

@@ -1,6 +1,7 @@
 //! `netpol run`: NetworkPolicies enforced with nftables, between pods that are routed and pods on a
 //! bridge.
 
+mod cluster;
 mod connections;
 mod foreign;
 mod handover;

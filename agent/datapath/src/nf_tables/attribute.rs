@@ -76,7 +76,7 @@ impl Attribute {
 }
 
 /// Attributes in `bytes`, up to the first that is cut.
-pub(super) fn children(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(crate) fn children(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(bytes)
         .map_while(Result::ok)
         .map(|attribute| {
@@ -86,7 +86,7 @@ pub(super) fn children(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
         })
 }
 
-pub(super) fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
+pub(crate) fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     children(bytes)
         .find(|(found, _)| *found == kind)
         .map(|(_, value)| value)

@@ -180,6 +180,16 @@ pub(super) fn verdict_of(map: &str) -> Attribute {
     expression("lookup", data)
 }
 
+/// A copy of the packet goes to a netlink group.
+pub(super) fn log(text: &str, group: u16) -> Attribute {
+    // NFTA_LOG_GROUP, NFTA_LOG_PREFIX.
+    let data = vec![
+        Attribute::Value(1, group.to_be_bytes().to_vec()),
+        Attribute::text(2, text),
+    ];
+    expression("log", data)
+}
+
 /// A counter of this name counts the packet.
 pub(super) fn count(counter: &str) -> Attribute {
     // NFTA_OBJREF_IMM_TYPE (NFT_OBJECT_COUNTER), NFTA_OBJREF_IMM_NAME.

@@ -9,8 +9,8 @@ use super::{
     attribute::Attribute,
     element::value_bytes,
     expression::{
-        Connection, FIRST, Header, Is, Meta, Register, and, compare, connection, count, lookup,
-        meta, payload, verdict, verdict_of,
+        Connection, FIRST, Header, Is, Meta, Register, and, compare, connection, count, log,
+        lookup, meta, payload, verdict, verdict_of,
     },
     message::RULE_EXPRESSIONS,
 };
@@ -40,6 +40,8 @@ pub(super) fn option(rule: &Rule) -> &'static str {
     let has = |is: fn(&Expression) -> bool| rule.0.iter().any(is);
     if has(|expression| matches!(expression, Expression::Answer | Expression::Related)) {
         "CONFIG_NFT_CT"
+    } else if has(|expression| matches!(expression, Expression::Log(..))) {
+        "CONFIG_NFT_LOG and CONFIG_NETFILTER_NETLINK_LOG"
     } else if has(|expression| matches!(expression, Expression::Count(_))) {
         "CONFIG_NFT_OBJREF (before Linux 6.2)"
     } else {
@@ -89,6 +91,7 @@ impl Encoder {
             Expression::Related => self.state(RELATED),
             Expression::NeighbourDiscovery => self.neighbour_discovery(),
             Expression::Count(counter) => self.list.push(count(counter)),
+            Expression::Log(text, group) => self.list.push(log(text, *group)),
             Expression::VerdictIn(field, map) => {
                 self.load(&[*field]);
                 self.list.push(verdict_of(map));

@@ -18,7 +18,7 @@ fn refused(lab: &Lab, flags: &[&str]) -> Result<String> {
 fn only_one_enforces_in_a_network_namespace() {
     with_lab(|lab| {
         let netpol = lab.start_netpol(&[])?;
-        let error = refused(lab, &["--state-dir=/nowhere", "--metrics-address=off"])?;
+        let error = refused(lab, &[])?;
         let pid = format!("(pid {})", netpol.id());
         for text in ["another `holdfast-agent netpol run`", &pid, "stop it first"] {
             ensure!(error.contains(text), "no {text:?} in: {error}");
@@ -74,7 +74,7 @@ fn pods_on_a_bridge_need_a_setting_of_the_kernel() {
 #[test]
 fn ipvs_is_named() {
     with_lab(|lab| {
-        lab.node.batch("link add kube-ipvs0 type dummy")?;
+        lab.node.batch("link add kube-ipvs0 type bridge")?;
         let _netpol = lab.begin_netpol(&[])?;
         status_has(lab, &["kube-proxy runs in IPVS mode", "no: see PROBLEM"])?;
         lab.node.batch("link del kube-ipvs0")?;

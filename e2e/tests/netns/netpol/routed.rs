@@ -1,5 +1,7 @@
 //! Pods that the node routes: each direction and port as the policies say, in both families.
 
+use std::net::UdpSocket;
+
 use anyhow::ensure;
 use holdfast_e2e::netpol_run::NETPOL_METRICS;
 use holdfast_e2e::{eventually, with_lab};
@@ -68,7 +70,7 @@ fn status_pods_and_why_say_what_is_in_force() {
         lab.write_policy(
             "cilium.yaml",
             "{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy, \
-             metadata: {name: names, namespace: default}, spec: {endpointSelector: {}}}",
+             metadata: {name: names, namespace: default}, spec: {endpointSelector: {}, ingress: [{}]}}",
         )?;
         let _netpol = lab.start_netpol(&[])?;
         status_has(
@@ -118,6 +120,8 @@ fn a_pod_cannot_send_under_another_address() {
         lab.a.netns.batch("address add 10.77.9.9/32 dev eth0")?;
         lab.node
             .batch(&format!("route add 10.77.9.9/32 dev {}", lab.a.host_side))?;
+        let taken = ("10.77.9.9", 0);
+        let socket = lab.a.netns.enter(|| UdpSocket::bind(taken))??;
         let spoofed = || {
             lab.metric(
                 NETPOL_METRICS,
@@ -126,13 +130,30 @@ fn a_pod_cannot_send_under_another_address() {
             )
         };
         eventually("the guard against false sources", SOON, || {
-            let to = lab.b.v4.to_string();
-            let _lost = lab
-                .a
-                .netns
-                .run("ping", &["-c1", "-W1", "-I", "10.77.9.9", &to]);
+            socket.send_to(b"hello", (lab.b.v4, PORT))?;
             let count = spoofed()?;
             ensure!(count > 0.5, "{count} packets");
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn dropped_packets_are_logged_with_pod_and_policy() {
+    with_lab(|lab| {
+        let _pods = Pods::new(lab)?;
+        lab.write_network_policy("b", &json!({"podSelector": of("b"), "ingress": []}))?;
+        let netpol = lab.start_netpol(&["--log-drops"])?;
+        reaches(&lab.a, &both(&lab.b, PORT), false)?;
+        eventually("a line about the packet", SOON, || {
+            let log = netpol.log();
+            let mut lines = log.lines().filter(|line| line.contains("packet dropped"));
+            let to = format!("to={}", lab.b.v6);
+            let found = lines.any(|line| {
+                let parts = ["ingress", "default/b", "NetworkPolicy/default/b", &to];
+                parts.iter().all(|part| line.contains(part))
+            });
+            ensure!(found, "{log}");
             Ok(())
         })
     });

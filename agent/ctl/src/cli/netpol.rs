@@ -29,7 +29,7 @@ pub(crate) async fn run(command: NetpolCommand) -> Result<()> {
 }
 
 fn client(args: &NetpolClientArgs) -> Client {
-    Client::new(&args.admin_socket)
+    Client::of_netpol(&args.admin_socket)
 }
 
 async fn ask(args: &NetpolWhyArgs) -> Result<()> {

@@ -80,11 +80,7 @@ impl Connection {
 
     /// Whether the kernel would accept a change. Changes nothing.
     pub fn dry_run(&mut self, change: &Change) -> Result<(), NftablesError> {
-        let messages = batch::messages(change);
-        match self.0.refused(&messages)?.into_iter().next() {
-            None => Ok(()),
-            Some(refusal) => Err(refusal.of(&messages)),
-        }
+        self.0.check(&batch::messages(change))
     }
 
     /// The first part of the kernel's table that differs from `wanted`; none if it is just this table.

@@ -50,6 +50,11 @@ impl Attribute {
         to.resize(to.len().next_multiple_of(4), 0);
     }
 
+    pub(super) const fn kind(&self) -> u16 {
+        let (Self::Value(kind, _) | Self::Nest(kind, _) | Self::List(kind, _)) = self;
+        *kind
+    }
+
     /// Whether `bytes`, attributes from the kernel, have this one. In a nest the kernel may return further
     /// attributes. A list must have exactly the same elements.
     pub(crate) fn is_in(&self, bytes: &[u8]) -> bool {

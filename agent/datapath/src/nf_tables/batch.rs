@@ -12,8 +12,9 @@ use super::{
     rule,
 };
 
-/// Elements in one message. An attribute ends at 64 KiB.
+/// Elements in one message, and verdicts, whose chains may have long names. An attribute ends at 64 KiB.
 const ELEMENTS: usize = 1000;
+const VERDICTS: usize = 100;
 /// `NF_INET_FORWARD`, `NF_IP_PRI_FILTER`.
 const FORWARD: u32 = 2;
 const FILTER: i32 = 0;
@@ -72,12 +73,12 @@ impl Batch<'_> {
                 return self.messages.extend(messages);
             }
             Step::AddVerdicts(name, pairs) => {
-                let parts = pairs.chunks(ELEMENTS).map(element::verdicts);
+                let parts = pairs.chunks(VERDICTS).map(element::verdicts);
                 let messages = parts.map(|part| table.create_elements(name, part));
                 return self.messages.extend(messages);
             }
             Step::DeleteVerdicts(name, pairs) => {
-                let parts = pairs.chunks(ELEMENTS).map(element::verdicts);
+                let parts = pairs.chunks(VERDICTS).map(element::verdicts);
                 let messages = parts.map(|part| table.delete_elements(name, part));
                 return self.messages.extend(messages);
             }
@@ -95,4 +96,37 @@ impl Batch<'_> {
 fn parts(elements: &[Element]) -> std::slice::Chunks<'_, Element> {
     let is_range = matches!(elements.first(), Some(Element::Range(..)));
     elements.chunks(if is_range { ELEMENTS / 2 } else { ELEMENTS })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv6Addr;
+
+    use netpol::render::ruleset::{Key, Type, Value, Verdict};
+
+    use super::*;
+
+    #[test]
+    fn elements_of_any_type_fit_into_their_messages() {
+        let address = |n: u32| Value::Ipv6(Ipv6Addr::from_bits(u128::from(n) * 4));
+        let of = |element: fn(Value) -> Element| (0..2500).map(address).map(element).collect();
+        let chain = "c".repeat(255);
+        let verdicts = (0..2500).map(|n| (address(n), Verdict::Jump(chain.clone())));
+        let name = String::from;
+        let change = Change::of(
+            "t",
+            vec![
+                Step::AddSet(name("pairs"), Key::Pair(Type::Ipv6, Type::Ipv6)),
+                Step::AddElements(name("pairs"), of(|value| Element::Pair(value, value))),
+                Step::AddElements(name("ranges"), of(|value| Element::Range(value, value))),
+                Step::AddVerdicts(name("map"), verdicts.collect()),
+            ],
+        );
+        let messages = messages(&change);
+        let mut bytes = Vec::new();
+        messages
+            .iter()
+            .for_each(|message| message.emit(0, 0, &mut bytes));
+        assert_eq!(messages.len(), 1 + 3 + 5 + 25);
+    }
 }

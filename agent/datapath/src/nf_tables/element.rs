@@ -62,11 +62,15 @@ fn declaration(flags: u32, first: Type, second: Option<Type>) -> Vec<Attribute> 
         ),
     };
     let length = u32::try_from(length).expect("keys are short");
-    vec![
-        Attribute::number(SET_FLAGS, flags),
+    let mut attributes = vec![
         Attribute::number(SET_KEY_TYPE, number),
         Attribute::number(SET_KEY_LENGTH, length),
-    ]
+    ];
+    // The kernel does not list flags of which none is set.
+    if flags != 0 {
+        attributes.push(Attribute::number(SET_FLAGS, flags));
+    }
+    attributes
 }
 
 /// Attributes of a set to create: those that it is recognised by, and nft's note about its keys.
@@ -277,4 +281,56 @@ fn read_verdict(verdict: &[u8]) -> Option<Verdict> {
 
 fn key_of(member: &[u8]) -> Option<&[u8]> {
     find(find(member, KEY)?, VALUE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(attributes: Vec<Attribute>) -> Vec<u8> {
+        let parts = attributes.iter().map(Attribute::bytes);
+        parts.collect::<Vec<_>>().concat()
+    }
+
+    fn address(last: u8) -> Value {
+        Value::Ipv4(Ipv4Addr::new(255, 255, 255, last))
+    }
+
+    #[test]
+    fn elements_are_read_as_they_are_written() {
+        let key = Key::Pair(Type::Port, Type::Ipv6);
+        let six = Value::Ipv6(Ipv6Addr::LOCALHOST);
+        let pairs = BTreeSet::from([80, 443].map(|port| Element::Pair(Value::Port(port), six)));
+        let written = list(elements(&pairs.iter().copied().collect::<Vec<_>>()));
+        assert_eq!(read(key, [written.as_slice()].into_iter()), Some(pairs));
+        // Another type has other lengths.
+        let other = Key::One(Type::Ipv6);
+        assert_eq!(read(other, [written.as_slice()].into_iter()), None);
+    }
+
+    #[test]
+    fn ranges_are_read_in_any_order() {
+        let ranges = [(0, 0), (1, 7), (9, 9), (200, 255)];
+        let ranges = ranges.map(|(first, last)| Element::Range(address(first), address(last)));
+        let mut attributes = elements(&ranges);
+        assert_eq!(attributes.len(), 7, "the last has no end");
+        attributes.reverse();
+        let written = list(attributes);
+        let found = read(Key::Ranges(Type::Ipv4), [written.as_slice()].into_iter());
+        assert_eq!(found, Some(BTreeSet::from(ranges)));
+        let starts = [Element::One(address(1)), Element::One(address(2))];
+        let written = list(elements(&starts));
+        let found = read(Key::Ranges(Type::Ipv4), [written.as_slice()].into_iter());
+        assert_eq!(found, None, "two starts without an end");
+    }
+
+    #[test]
+    fn verdicts_are_read_as_they_are_written() {
+        let jump = Verdict::Jump("i_a".to_owned());
+        let pairs = [jump, Verdict::Accept, Verdict::Drop, Verdict::Return];
+        let pairs: Vec<_> = (1..).map(address).zip(pairs).collect();
+        let written = list(verdicts(&pairs));
+        let found = read_verdicts(Type::Ipv4, [written.as_slice()].into_iter());
+        assert_eq!(found, Some(pairs.into_iter().collect()));
+    }
 }

@@ -9,8 +9,8 @@ use super::{
     attribute::Attribute,
     batch, element,
     message::{
-        CHAIN_HOOK, ELEMENTS, Family, Kind, OF_TABLE, RULE_CHAIN, TABLE_FLAGS, TableName,
-        counter_type,
+        CHAIN_HOOK, ELEMENTS, Family, Kind, OF_TABLE, RULE_CHAIN, SET_FLAGS, TABLE_FLAGS,
+        TableName, counter_type,
     },
     rule,
     socket::{Netfilter, Object},
@@ -89,8 +89,8 @@ fn try_compare(netfilter: &mut Netfilter, wanted: &Table) -> Result<(), Stop> {
     };
     comparison.counters()?;
     comparison.chains()?;
-    comparison.rules()?;
     comparison.sets()?;
+    comparison.rules()?;
     comparison.elements()
 }
 
@@ -114,10 +114,7 @@ impl Comparison<'_> {
         let mut found = self.objects(Kind::Chain)?;
         for (name, chain) in &self.wanted.chains {
             let attributes = batch::chain(chain.entry);
-            let is_it = |found: &Object| {
-                attributes.is_empty() == found.value(CHAIN_HOOK).is_none()
-                    && attributes.iter().all(|wanted| found.has(wanted))
-            };
+            let is_it = |found: &Object| is_just(found, &attributes, CHAIN_HOOK);
             take(&mut found, Kind::Chain, name, is_it)?;
         }
         nothing_left(&found, Kind::Chain)
@@ -130,7 +127,7 @@ impl Comparison<'_> {
         let maps = self.wanted.maps.iter();
         let maps = maps.map(|(name, map)| (name, element::map(map.key)));
         for (name, attributes) in sets.chain(maps) {
-            let is_it = |found: &Object| attributes.iter().all(|wanted| found.has(wanted));
+            let is_it = |found: &Object| is_just(found, &attributes, SET_FLAGS);
             take(&mut found, Kind::Set, name, is_it)?;
         }
         nothing_left(&found, Kind::Set)
@@ -187,6 +184,12 @@ impl Comparison<'_> {
         }
         Ok(objects)
     }
+}
+
+/// Whether an object has these attributes, and the optional one only if it is one of them.
+fn is_just(found: &Object, wanted: &[Attribute], optional: u16) -> bool {
+    let is_wanted = wanted.iter().any(|wanted| wanted.kind() == optional);
+    found.value(optional).is_some() == is_wanted && wanted.iter().all(|wanted| found.has(wanted))
 }
 
 fn take(

@@ -7,24 +7,27 @@ use netpol::render::{
     ruleset::{Chain, Entry, Expression, Field, Key, Rule, Set, Table, Type, Verdict, VerdictMap},
 };
 
-use super::{NftablesError, batch, socket::Netfilter};
+use super::{NftablesError, batch, message::Message, socket::Netfilter};
 
 /// Asks the kernel to check a small table for each part. Nothing is left of them.
 pub(super) fn probe(netfilter: &mut Netfilter) -> Result<(), NftablesError> {
+    probe_with(|messages| netfilter.check(messages))
+}
+
+fn probe_with(
+    mut check: impl FnMut(&[Message]) -> Result<(), NftablesError>,
+) -> Result<(), NftablesError> {
     let mut lacking = Vec::new();
     for table in samples() {
-        let messages = batch::messages(&Change::replacement(&table));
-        let refused = netfilter.refused(&messages)?;
-        let Some(first) = refused.into_iter().next() else {
-            continue;
-        };
-        match first.of(&messages) {
-            NftablesError::Refused { option, source, .. } if is_lack(source.raw_os_error()) => {
+        match check(&batch::messages(&Change::replacement(&table))) {
+            Err(NftablesError::Refused { option, source, .. })
+                if is_lack(source.raw_os_error()) =>
+            {
                 if !lacking.contains(&option) {
                     lacking.push(option);
                 }
             }
-            error => return Err(error),
+            checked => checked?,
         }
     }
     if lacking.is_empty() {
@@ -90,4 +93,48 @@ fn with_sets() -> Table {
     };
     table.maps.insert(name("from"), map);
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    /// A kernel without the parts that the predicate selects by the option of a message.
+    fn probe_without(lacks: impl Fn(&str) -> bool, errno: i32) -> Result<(), NftablesError> {
+        probe_with(|messages| {
+            let refused = messages.iter().find(|message| lacks(message.option));
+            refused.map_or(Ok(()), |message| {
+                Err(NftablesError::Refused {
+                    what: message.what.clone(),
+                    option: message.option,
+                    source: io::Error::from_raw_os_error(errno),
+                })
+            })
+        })
+    }
+
+    #[test]
+    fn each_missing_part_is_named_by_its_option() {
+        assert!(probe_without(|_| false, libc::ENOENT).is_ok());
+        for option in [
+            "CONFIG_NF_TABLES_INET",
+            "CONFIG_NFT_CT",
+            "CONFIG_NFT_COUNTER",
+            "CONFIG_NFT_OBJREF",
+        ] {
+            let error = probe_without(|needs| needs.starts_with(option), libc::ENOENT);
+            let text = error.expect_err(option).to_string();
+            assert!(text.contains(option), "{text}");
+            let options = text.matches("CONFIG_").count();
+            assert_eq!(options, 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_missing_privilege_is_no_missing_part() {
+        let error = probe_without(|_| true, libc::EPERM).expect_err("refused");
+        assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
+    }
 }

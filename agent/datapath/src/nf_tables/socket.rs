@@ -1,6 +1,6 @@
 //! A netlink socket to nf_tables: batches of changes, objects and listings.
 
-use std::{io, os::fd::AsFd as _};
+use std::{io, ops::RangeInclusive, os::fd::AsFd as _};
 
 use nix::sys::socket::{setsockopt, sockopt::SndBufForce};
 use rtnetlink::sys::{Socket, SocketAddr};
@@ -61,26 +61,18 @@ impl Netfilter {
 
     /// Makes all changes at once, or none.
     pub(crate) fn commit(&mut self, messages: &[Message]) -> Result<(), NftablesError> {
-        match self.send_batch(messages, true)?.into_iter().next() {
-            None => Ok(()),
-            Some(refusal) => Err(refusal.of(messages)),
-        }
+        self.send_batch(messages, true)
     }
 
-    /// Gives the messages that the kernel would refuse. It checks all, and changes nothing: a batch
-    /// without an end is undone.
-    pub(super) fn refused(&mut self, messages: &[Message]) -> Result<Vec<Refusal>, NftablesError> {
+    /// Lets the kernel check all changes and make none: it undoes a batch without an end.
+    pub(super) fn check(&mut self, messages: &[Message]) -> Result<(), NftablesError> {
         self.send_batch(messages, false)
     }
 
     /// Only the last message is acknowledged: acknowledgements of all do not fit into the receive buffer.
-    fn send_batch(
-        &mut self,
-        messages: &[Message],
-        has_end: bool,
-    ) -> Result<Vec<Refusal>, NftablesError> {
+    fn send_batch(&mut self, messages: &[Message], has_end: bool) -> Result<(), NftablesError> {
         let Some(last) = messages.len().checked_sub(1) else {
-            return Ok(Vec::new());
+            return Ok(());
         };
         let mut bytes = Vec::new();
         let begin = self.next();
@@ -96,39 +88,33 @@ impl Netfilter {
         }
         self.make_room(bytes.len())?;
         self.socket.send(&bytes, 0)?;
-        self.refusals(begin, acknowledged)
+        let result = self.result_of(messages, begin..=acknowledged);
+        if result.is_err() {
+            // Further refusals would leave no room for the next answers.
+            while self.receive().is_ok() {}
+        }
+        result
     }
 
-    /// The refusals among the answers, up to the answer to the last message.
-    fn refusals(&mut self, begin: u32, last: u32) -> Result<Vec<Refusal>, NftablesError> {
-        let mut refusals = Vec::new();
+    /// The first refusal, or the acknowledgement of the last message. `sequences`: of the start of the batch
+    /// and of the messages.
+    fn result_of(
+        &mut self,
+        messages: &[Message],
+        sequences: RangeInclusive<u32>,
+    ) -> Result<(), NftablesError> {
         loop {
-            let answers = match self.receive() {
-                // The last message was not reached.
-                Err(NftablesError::Socket(error))
-                    if error.kind() == io::ErrorKind::WouldBlock && !refusals.is_empty() =>
-                {
-                    return Ok(refusals);
-                }
-                // Refusals were lost, because there are so many of them.
-                Err(NftablesError::Socket(error))
-                    if error.raw_os_error() == Some(libc::ENOBUFS) =>
-                {
+            for answer in self.receive()? {
+                if answer.kind != ERROR || !sequences.contains(&answer.sequence) {
                     continue;
                 }
-                answers => answers?,
-            };
-            for answer in answers {
-                if answer.kind != ERROR || !(begin..=last).contains(&answer.sequence) {
-                    continue;
-                }
-                if let Err(errno) = answer.result() {
-                    let message = (answer.sequence - begin).checked_sub(1);
-                    refusals.push(Refusal { message, errno });
-                }
-                if answer.sequence == last || answer.sequence == begin {
-                    return Ok(refusals);
-                }
+                return answer.result().map_err(|errno| {
+                    // The start stands for the whole batch: its first message names the table.
+                    let at = (answer.sequence - sequences.start()).saturating_sub(1);
+                    let at = usize::try_from(at).unwrap_or(usize::MAX);
+                    let message = messages.get(at);
+                    message.map_or(NftablesError::Malformed, |message| errno.of(message))
+                });
             }
         }
     }
@@ -205,7 +191,11 @@ impl Netfilter {
     }
 
     fn receive(&mut self) -> Result<Vec<Answer>, NftablesError> {
-        let (bytes, _) = self.socket.recv_from_full()?;
+        let bytes = match self.socket.recv_from_full() {
+            // The last of many refusals were lost. The first are there.
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(Vec::new()),
+            received => received?.0,
+        };
         let mut answers = Vec::new();
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
@@ -233,26 +223,6 @@ impl Object {
     pub(super) fn text(&self, kind: u16) -> Option<&str> {
         let text = self.value(kind)?.strip_suffix(&[0])?;
         std::str::from_utf8(text).ok()
-    }
-}
-
-/// A message that the kernel refuses.
-pub(super) struct Refusal {
-    /// Its place in the batch; none if the whole batch is refused.
-    pub(super) message: Option<u32>,
-    errno: Errno,
-}
-
-impl Refusal {
-    /// The error for the message that it is about.
-    pub(super) fn of(self, messages: &[Message]) -> NftablesError {
-        let at = self
-            .message
-            .map_or(0, |at| at.try_into().unwrap_or(usize::MAX));
-        match messages.get(at) {
-            Some(message) => self.errno.of(message),
-            None => NftablesError::Malformed,
-        }
     }
 }
 

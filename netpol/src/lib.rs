@@ -12,15 +12,22 @@
 #![warn(missing_docs)]
 
 pub mod addresses;
+pub mod blocks;
+pub mod configurator;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod contiv;
 pub mod field;
 pub mod name;
+pub mod packet;
 pub mod pod;
 pub mod policy;
+pub mod ports;
 pub mod read;
 pub mod render;
+pub mod renderer;
+pub mod rule;
 pub mod selector;
+pub mod verdict;
 
 pub use self::{field::Refusal, policy::NetworkPolicy, read::read};

@@ -3,4 +3,6 @@
 pub mod change;
 pub mod nft;
 pub mod ruleset;
+pub mod tables;
 mod text;
+pub mod vpp;

@@ -12,7 +12,9 @@
 #![warn(missing_docs)]
 
 pub mod addresses;
+pub mod blocks;
 pub mod cache;
+pub mod configurator;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod contiv;
@@ -21,13 +23,18 @@ pub mod explain;
 pub mod field;
 pub mod group;
 pub mod name;
+pub mod packet;
 pub mod pipeline;
 pub mod pod;
 pub mod pod_set;
 pub mod policy;
+pub mod ports;
 pub mod processor;
 pub mod read;
 pub mod render;
+pub mod renderer;
+pub mod rule;
 pub mod selector;
+pub mod verdict;
 
 pub use self::{field::Refusal, policy::NetworkPolicy, read::read};

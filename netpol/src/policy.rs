@@ -231,6 +231,14 @@ impl Block {
     }
 }
 
+impl Ports {
+    /// Whether one of them is a name.
+    pub fn has_names(&self) -> bool {
+        let is_name = |port: &Port| matches!(port.ports, PortRange::Named(_));
+        matches!(self, Self::Of(ports) if ports.iter().any(is_name))
+    }
+}
+
 impl PortRange {
     /// Ports from `first` to `last`; none unless `1 <= first <= last`.
     pub const fn numbers(first: u16, last: u16) -> Option<Self> {

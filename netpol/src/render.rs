@@ -4,4 +4,6 @@ pub mod change;
 mod logging;
 pub mod nft;
 pub mod ruleset;
+pub mod tables;
 mod text;
+pub mod vpp;

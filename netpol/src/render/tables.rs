@@ -1,0 +1,118 @@
+//! Tables of rules for an access control that judges each packet once: a local table for traffic
+//! of a direction with pods of the node, and a global one for traffic between these pods and other nodes.
+//!
+//! A local table combines both sides of a connection within the node ([`combine`]). Pods whose
+//! tables have equal rules share one.
+
+mod combine;
+mod global;
+mod txn;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+
+pub use self::txn::{Change, Tables, Txn};
+use crate::{
+    configurator::PodRules,
+    contiv::Flow,
+    pod::PodId,
+    rule::{Net, Rule},
+};
+
+/// The rules of a table, in order: the first that is about a packet judges it.
+pub type Rules = Arc<[Rule]>;
+
+/// All tables of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// Local tables, each with the pods that it is for. A pod without one is open.
+    pub local: BTreeMap<Rules, BTreeSet<PodId>>,
+    /// The table for traffic with other nodes; without rules, all of it passes.
+    pub global: Rules,
+}
+
+/// A pod with two local tables.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("pod {0} has two local tables: remove one")]
+pub struct InTwoTables(pub PodId);
+
+impl View {
+    /// The tables of these pods, which are all pods of a node. Local tables are about traffic of
+    /// direction `flow`.
+    pub fn of(pods: &BTreeMap<PodId, PodRules>, flow: Flow) -> Self {
+        let mut local: BTreeMap<Rules, BTreeSet<PodId>> = BTreeMap::new();
+        for (id, pod) in pods {
+            let rules = combine::local(pod, flow, pods);
+            if !rules.is_empty() {
+                local.entry(rules.into()).or_default().insert(id.clone());
+            }
+        }
+        let global = global::global(combine::opposite(flow), pods);
+        Self {
+            local,
+            global: global.into(),
+        }
+    }
+
+    /// The local table of a pod.
+    pub fn local_of(&self, pod: &PodId) -> Option<&Rules> {
+        let mut tables = self.local.iter();
+        let found = tables.find(|(_, pods)| pods.contains(pod));
+        found.map(|(rules, _)| rules)
+    }
+
+    /// Fails if a pod has two local tables.
+    pub fn check(&self) -> Result<(), InTwoTables> {
+        let mut seen = BTreeSet::new();
+        let twice = self.local.values().flatten().find(|pod| !seen.insert(*pod));
+        twice.map_or(Ok(()), |pod| Err(InTwoTables(pod.clone())))
+    }
+}
+
+/// A name for a table with these rules: equal rules have equal names, on every node and in every
+/// run.
+pub fn name(rules: &[Rule]) -> String {
+    const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    let texts = rules.iter().map(|rule| format!("{rule}\n"));
+    let hash = texts.fold(BASIS, |hash, text| {
+        let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(PRIME);
+        text.bytes().fold(hash, step)
+    });
+    format!("{hash:016x}")
+}
+
+/// Rules in order, each once. Two that differ only in the family of all addresses are one about
+/// any address.
+fn in_order(rules: Vec<Rule>) -> Vec<Rule> {
+    let mut rules: BTreeSet<Rule> = rules.into_iter().collect();
+    let [four, six] = whole_families();
+    let sides: [fn(&mut Rule) -> &mut Net; 2] =
+        [|rule| &mut rule.source, |rule| &mut rule.destination];
+    for side in sides {
+        let with = |rule: &Rule, net| {
+            let mut rule = *rule;
+            *side(&mut rule) = net;
+            rule
+        };
+        let of_both = |rule: &&Rule| **rule == with(rule, four) && rules.contains(&with(rule, six));
+        for rule in rules.iter().filter(of_both).copied().collect::<Vec<_>>() {
+            rules.remove(&rule);
+            rules.remove(&with(&rule, six));
+            rules.insert(with(&rule, Net::Any));
+        }
+    }
+    rules.into_iter().collect()
+}
+
+/// All addresses of IPv4, and all of IPv6.
+fn whole_families() -> [Net; 2] {
+    [
+        Net::Block(Ipv4Net::default().into()),
+        Net::Block(Ipv6Net::default().into()),
+    ]
+}

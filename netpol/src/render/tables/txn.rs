@@ -1,0 +1,113 @@
+//! Changes of tables: what a change of pods means for them, before it is in force and after.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{InTwoTables, Rules, View};
+use crate::{configurator::PodRules, contiv::Flow, pod::PodId};
+
+/// The tables of a node that are in force.
+#[derive(Clone, Debug)]
+pub struct Tables {
+    flow: Flow,
+    pods: BTreeMap<PodId, PodRules>,
+    view: View,
+}
+
+/// A table that differs, or whose pods do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A local table.
+    Local {
+        /// What it consists of.
+        rules: Rules,
+        /// Pods that it is for now; none: it goes.
+        pods: BTreeSet<PodId>,
+        /// Pods that it was for; none: it is new.
+        before: BTreeSet<PodId>,
+    },
+    /// The global table: its rules now.
+    Global(Rules),
+}
+
+impl Tables {
+    /// No tables. Local ones will be about traffic of this direction.
+    pub fn new(flow: Flow) -> Self {
+        Self {
+            flow,
+            pods: BTreeMap::new(),
+            view: View::default(),
+        }
+    }
+
+    /// The tables in force.
+    pub const fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// The pods whose rules they are made of.
+    pub fn pods(&self) -> impl Iterator<Item = &PodId> {
+        self.pods.keys()
+    }
+
+    /// Takes over tables that were read back. The next change must bring every pod.
+    pub fn resync(&mut self, view: View) -> Result<(), InTwoTables> {
+        view.check()?;
+        self.view = view;
+        self.pods.clear();
+        Ok(())
+    }
+
+    /// Begins a change. Nothing of it is in force before [`Txn::commit`].
+    pub fn begin(&mut self) -> Txn<'_> {
+        Txn {
+            pods: self.pods.clone(),
+            tables: self,
+        }
+    }
+}
+
+/// A change of pods that is not in force yet.
+#[derive(Debug)]
+pub struct Txn<'a> {
+    tables: &'a mut Tables,
+    pods: BTreeMap<PodId, PodRules>,
+}
+
+impl Txn<'_> {
+    /// A pod comes, changes, or goes (none).
+    pub fn update(&mut self, pod: PodId, rules: Option<PodRules>) {
+        match rules {
+            Some(rules) => self.pods.insert(pod, rules),
+            None => self.pods.remove(&pod),
+        };
+    }
+
+    /// The tables as they will be.
+    pub fn view(&self) -> View {
+        View::of(&self.pods, self.tables.flow)
+    }
+
+    /// What differs from the tables in force.
+    pub fn changes(&self, view: &View) -> Vec<Change> {
+        let before = &self.tables.view;
+        let all: BTreeSet<&Rules> = before.local.keys().chain(view.local.keys()).collect();
+        let pods = |view: &View, rules: &Rules| view.local.get(rules).cloned().unwrap_or_default();
+        let local = all.into_iter().map(|rules| Change::Local {
+            rules: rules.clone(),
+            pods: pods(view, rules),
+            before: pods(before, rules),
+        });
+        let differs = |change: &Change| match change {
+            Change::Local { pods, before, .. } => pods != before,
+            Change::Global(_) => true,
+        };
+        let global = (before.global != view.global).then(|| Change::Global(view.global.clone()));
+        local.filter(differs).chain(global).collect()
+    }
+
+    /// Brings the change into force with these tables.
+    pub fn commit(self, view: View) {
+        self.tables.view = view;
+        self.tables.pods = self.pods;
+    }
+}

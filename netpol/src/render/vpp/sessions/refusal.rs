@@ -1,0 +1,70 @@
+//! Policies that session rules cannot express.
+
+use super::MAX_PORTS;
+use crate::{
+    contiv::{ContivPolicy, Match, MatchPeers},
+    pod::Pod,
+    policy::{PortRange, Ports, Protocol},
+    ports::Span,
+    rule::Rule,
+};
+
+pub(super) const SCTP: &str = "VPPTCP has TCP and UDP only, and this is about SCTP";
+pub(super) const IPV6: &str = "VPPTCP has IPv4 only, and this is an address of IPv6";
+pub(super) const PORTS: &str = "VPPTCP has single ports, and these are more than 1,024";
+pub(super) const SOURCE_PORTS: &str = "VPPTCP has no rule about the ports of a sender here";
+
+/// Why there are no session rules.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{at}: {reason}; use the ACLs, which have it")]
+pub struct NoSessionRules {
+    /// Policy and field, or the pod or rule.
+    pub at: String,
+    /// The thing that session rules lack.
+    pub reason: &'static str,
+}
+
+impl NoSessionRules {
+    pub(super) fn of(rule: &Rule, reason: &'static str) -> Self {
+        Self {
+            at: format!("rule {rule}"),
+            reason,
+        }
+    }
+}
+
+/// Why a pod with these policies has no session rules.
+pub fn refusal(pod: &Pod, policies: &[&ContivPolicy]) -> Option<NoSessionRules> {
+    if let Some(address) = pod.addresses.iter().find(|address| address.is_ipv6()) {
+        return Some(NoSessionRules {
+            at: format!("pod {}, {address}", pod.id),
+            reason: IPV6,
+        });
+    }
+    policies.iter().find_map(|policy| {
+        let mut found = policy.matches.iter().map(|one| refused(one, policy));
+        found.find_map(|refused| refused)
+    })
+}
+
+fn refused(of: &Match, policy: &ContivPolicy) -> Option<NoSessionRules> {
+    let at = |field: &str| format!("NetworkPolicy/{} {field}", policy.id);
+    if let MatchPeers::Of { blocks, .. } = &of.peers
+        && let Some(block) = blocks.iter().find(|block| block.prefix().addr().is_ipv6())
+    {
+        let at = at(block.path());
+        return Some(NoSessionRules { at, reason: IPV6 });
+    }
+    let Ports::Of(ports) = &of.ports else {
+        return None;
+    };
+    ports.iter().enumerate().find_map(|(n, port)| {
+        let reason = match &port.ports {
+            _ if port.protocol == Protocol::Sctp => SCTP,
+            PortRange::Numbers(numbers) if Span::from(*numbers).len() > MAX_PORTS => PORTS,
+            _ => return None,
+        };
+        let at = at(&format!("{}.ports[{n}]", of.path));
+        Some(NoSessionRules { at, reason })
+    })
+}

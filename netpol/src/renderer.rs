@@ -1,0 +1,119 @@
+//! Where the rules of a node's pods go.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    configurator::{Configurator, PodRules},
+    contiv::ContivPolicy,
+    pod::{Pod, PodId},
+    render::tables::{Change, Tables, View},
+};
+
+/// Brings a node's policies into force, or writes them down.
+pub trait Renderer {
+    /// Takes a change as a whole or not at all: after an error, the next change is one from the
+    /// last that it took.
+    fn commit(&mut self, txn: &Txn<'_>) -> Result<(), RenderError>;
+}
+
+/// Why a renderer did not take a change.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{renderer}: {reason}")]
+pub struct RenderError {
+    /// The renderer, for people.
+    pub renderer: &'static str,
+    /// The reason, with the remedy if there is one.
+    pub reason: String,
+}
+
+/// A change of a node's pods.
+pub struct Txn<'a> {
+    configurator: Configurator<'a>,
+    whole: bool,
+    pods: BTreeMap<PodId, Option<Restricted<'a>>>,
+}
+
+/// A pod, with the policies that select it.
+#[derive(Clone, Debug)]
+pub struct Restricted<'a> {
+    /// The pod itself.
+    pub pod: &'a Pod,
+    /// Policies, in no particular order.
+    pub policies: Vec<&'a ContivPolicy>,
+}
+
+impl<'a> Txn<'a> {
+    /// A change in which nothing differs yet. `whole`: pods that it does not name are gone.
+    pub const fn new(configurator: Configurator<'a>, whole: bool) -> Self {
+        Self {
+            configurator,
+            whole,
+            pods: BTreeMap::new(),
+        }
+    }
+
+    /// A pod is there, with these policies, or it is gone (none).
+    pub fn put(&mut self, pod: PodId, restricted: Option<Restricted<'a>>) {
+        self.pods.insert(pod, restricted);
+    }
+
+    /// Whether pods that it does not name are gone.
+    pub const fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// The pods with their policies, as matches; none for one that is gone.
+    pub fn pods(&self) -> impl Iterator<Item = (&PodId, Option<&Restricted<'a>>)> {
+        self.pods.iter().map(|(id, pod)| (id, pod.as_ref()))
+    }
+
+    /// The pods with their rules; none for one that is gone.
+    pub fn rules(&self) -> impl Iterator<Item = (&PodId, Option<PodRules>)> {
+        self.pods().map(|(id, restricted)| {
+            let rules = |r: &Restricted<'_>| self.configurator.rules(r.pod, &r.policies);
+            (id, restricted.map(rules))
+        })
+    }
+}
+
+/// Gives a change to every renderer. The error is the last one; it kept no other renderer from the change.
+pub fn commit(renderers: &mut [&mut dyn Renderer], txn: &Txn<'_>) -> Result<(), RenderError> {
+    let results = renderers.iter_mut().map(|renderer| renderer.commit(txn));
+    let results: Vec<Result<(), RenderError>> = results.collect();
+    results.into_iter().rfind(Result::is_err).unwrap_or(Ok(()))
+}
+
+/// An access control with one table for each pod, and one for the node.
+pub trait Stack {
+    /// Puts these tables in place of the last ones, all or none. `changes` is what differs.
+    fn apply(&mut self, view: &View, changes: &[Change]) -> Result<(), RenderError>;
+}
+
+/// Renders to a [`Stack`], only when its tables change.
+#[derive(Debug)]
+pub struct TableRenderer<S> {
+    /// The tables in force.
+    pub tables: Tables,
+    /// Where they are in force.
+    pub stack: S,
+}
+
+impl<S: Stack> Renderer for TableRenderer<S> {
+    fn commit(&mut self, txn: &Txn<'_>) -> Result<(), RenderError> {
+        let gone: Vec<PodId> = match txn.is_whole() {
+            true => self.tables.pods().cloned().collect(),
+            false => Vec::new(),
+        };
+        let mut change = self.tables.begin();
+        gone.into_iter().for_each(|pod| change.update(pod, None));
+        txn.rules()
+            .for_each(|(pod, rules)| change.update(pod.clone(), rules));
+        let view = change.view();
+        let changes = change.changes(&view);
+        if !changes.is_empty() {
+            self.stack.apply(&view, &changes)?;
+        }
+        change.commit(view);
+        Ok(())
+    }
+}

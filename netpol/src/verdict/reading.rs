@@ -1,0 +1,158 @@
+//! By the documents as they are written, without any of the steps that renderings share.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use super::{By, Verdict};
+use crate::{
+    contiv::Flow,
+    packet::{Packet, PacketPorts},
+    pod::{Namespace, Pod},
+    policy::{self, Namespaces, NetworkPolicy, Peer, Peers, PortRange, Ports},
+    selector::{Condition, Selector},
+};
+
+/// Label of a namespace that has its name.
+const NAME: &str = "kubernetes.io/metadata.name";
+
+/// All objects that policies are about.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    /// Pods; no two have an address in common.
+    pub pods: Vec<Pod>,
+    /// Namespaces that have an object.
+    pub namespaces: Vec<Namespace>,
+    /// The policies that are in force.
+    pub policies: Vec<NetworkPolicy>,
+}
+
+impl World {
+    /// The pod that has an address.
+    pub fn pod_at(&self, address: IpAddr) -> Option<&Pod> {
+        self.pods
+            .iter()
+            .find(|pod| pod.addresses.contains(&address))
+    }
+
+    /// By the policies of the sender and those of the receiver; of a pod that `judged` is false
+    /// for, another node judges the side.
+    pub fn judge(&self, packet: &Packet, judged: impl Fn(&Pod) -> bool) -> Verdict<'_> {
+        let (from, to) = (self.pod_at(packet.source), self.pod_at(packet.destination));
+        if let (Some(from), Some(to)) = (from, to)
+            && from.id == to.id
+        {
+            return Verdict::passed(By::Itself);
+        }
+        let side = |pod: Option<&Pod>, flow| match pod.filter(|pod| judged(pod)) {
+            Some(pod) => self.side(pod, flow, packet),
+            None => Verdict::passed(By::Open(flow)),
+        };
+        side(from, Flow::Egress).then(|| side(to, Flow::Ingress))
+    }
+
+    fn side(&self, pod: &Pod, flow: Flow, packet: &Packet) -> Verdict<'_> {
+        let mut restricting = Vec::new();
+        for policy in &self.policies {
+            let direction = match flow {
+                Flow::Ingress => &policy.ingress,
+                Flow::Egress => &policy.egress,
+            };
+            let selects =
+                *policy.namespace == *pod.id.namespace && policy.pods.matches(&pod.labels);
+            let policy::Direction::Restricted(rules) = direction else {
+                continue;
+            };
+            if !selects {
+                continue;
+            }
+            restricting.push(policy);
+            let mut rules = rules.iter();
+            if let Some(rule) = rules.find(|rule| self.allows(rule, policy, flow, packet)) {
+                return Verdict::passed(By::Policy(flow, policy, &rule.path));
+            }
+        }
+        let is_open = restricting.is_empty();
+        Verdict {
+            passes: is_open,
+            by: vec![match is_open {
+                true => By::Open(flow),
+                false => By::NoPolicy(flow, restricting),
+            }],
+        }
+    }
+
+    fn allows(
+        &self,
+        rule: &policy::Rule,
+        policy: &NetworkPolicy,
+        flow: Flow,
+        packet: &Packet,
+    ) -> bool {
+        let peer = match flow {
+            Flow::Ingress => packet.source,
+            Flow::Egress => packet.destination,
+        };
+        let is_peer = match &rule.peers {
+            Peers::Any => true,
+            Peers::Of(peers) => peers.iter().any(|one| self.is_peer(one, policy, peer)),
+        };
+        is_peer
+            && match (&rule.ports, packet.ports) {
+                (Ports::Any, _) => true,
+                (Ports::Of(_), None) => false,
+                (Ports::Of(ports), Some(of)) => {
+                    let receiver = self.pod_at(packet.destination);
+                    ports.iter().any(|port| is_port(port, of, receiver))
+                }
+            }
+    }
+
+    fn is_peer(&self, peer: &Peer, policy: &NetworkPolicy, address: IpAddr) -> bool {
+        match peer {
+            Peer::Block(block) => {
+                block.prefix().contains(&address)
+                    && !block.except().iter().any(|part| part.contains(&address))
+            }
+            Peer::Pods { namespaces, pods } => self.pod_at(address).is_some_and(|pod| {
+                let in_namespace = match namespaces {
+                    Namespaces::Own => *pod.id.namespace == *policy.namespace,
+                    Namespaces::Selected(selector) => self.selects(selector, &pod.id.namespace),
+                };
+                in_namespace && pods.matches(&pod.labels)
+            }),
+        }
+    }
+
+    /// Whether a selector selects a namespace. Of one without an object only the name is known, so
+    /// that `NotIn` and `DoesNotExist` do not select it.
+    fn selects(&self, selector: &Selector, namespace: &str) -> bool {
+        let known = self
+            .namespaces
+            .iter()
+            .find(|known| *known.name == *namespace);
+        if let Some(known) = known {
+            return selector.matches(&known.labels);
+        }
+        let name = BTreeMap::from([(NAME.to_owned(), namespace.to_owned())]);
+        let is_about_absence = |condition: &Condition| {
+            matches!(condition, Condition::NotIn(_) | Condition::DoesNotExist)
+        };
+        selector.matches(&name)
+            && !selector
+                .requirements()
+                .any(|r| is_about_absence(&r.condition))
+    }
+}
+
+fn is_port(port: &policy::Port, of: PacketPorts, receiver: Option<&Pod>) -> bool {
+    port.protocol == of.protocol
+        && match &port.ports {
+            PortRange::All => true,
+            PortRange::Numbers(numbers) => {
+                (numbers.first()..=numbers.last()).contains(&of.destination)
+            }
+            PortRange::Named(name) => {
+                let number = receiver.and_then(|pod| pod.port(name, port.protocol));
+                number == Some(of.destination)
+            }
+        }
+}

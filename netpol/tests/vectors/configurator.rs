@@ -1,0 +1,216 @@
+//! From policies to rules, and how all renderers get the same ones.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    rc::Rc,
+};
+
+use netpol::{
+    configurator::{Configurator, Members, PodRules},
+    contiv::{ContivPolicy, Flow, InNamespaces, Match, MatchPeers, PodSet, PolicyId, PolicyType},
+    pod::{Pod, PodId},
+    policy::{Block, Port, PortRange, Ports},
+    renderer::{self, RenderError, Renderer, Restricted, Txn},
+    rule::{self, Action},
+    selector::{Condition, Requirement, Selector},
+};
+use serde_json::Value;
+
+use super::read::{cases, fields, list, number, packet, pod, protocol, rules, text};
+
+/// A label that only the pod of this name has.
+const ONLY: &str = "only";
+
+struct Pods(BTreeMap<PodId, Pod>);
+
+impl Pods {
+    fn read(ips: &Value) -> Self {
+        let pods = fields(ips).map(|(id, address)| {
+            let id = pod(id);
+            let labels = BTreeMap::from([(ONLY.to_owned(), id.to_string().replace('/', "."))]);
+            let address: IpAddr = text(address).parse().unwrap();
+            let pod = Pod {
+                id: id.clone(),
+                labels,
+                node: None,
+                addresses: vec![address],
+                created: None,
+                ports: BTreeMap::new(),
+            };
+            (id, pod)
+        });
+        Self(pods.collect())
+    }
+}
+
+impl Members for Pods {
+    fn members(&self, of: &PodSet) -> Vec<&Pod> {
+        let pods = self.0.values();
+        pods.filter(|pod| of.pods.matches(&pod.labels)).collect()
+    }
+
+    fn everyone(&self) -> Vec<&Pod> {
+        self.0.values().collect()
+    }
+}
+
+fn group(id: &Value) -> PodSet {
+    let requirement = Requirement {
+        key: ONLY.to_owned(),
+        condition: Condition::In([text(id).replace('/', ".")].into()),
+    };
+    PodSet {
+        namespaces: InNamespaces::Selected(Selector::default()),
+        pods: Selector::new([requirement].into()),
+    }
+}
+
+fn block(value: &Value) -> Block {
+    let net = |value: &Value| text(value).parse().unwrap();
+    let except: Vec<_> = list(&value["except"]).map(net).collect();
+    Block::new("", net(&value["cidr"]), &except).unwrap()
+}
+
+fn port(value: &Value) -> Port {
+    let number = number(&value["port"]).try_into().unwrap();
+    Port {
+        protocol: protocol(text(&value["proto"])).unwrap(),
+        ports: PortRange::numbers(number, number).unwrap_or(PortRange::All),
+    }
+}
+
+fn one_match(value: &Value) -> Match {
+    let (pods, blocks) = (&value["pods"], &value["ipBlocks"]);
+    let items = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let ports: Vec<Port> = list(&value["ports"]).map(port).collect();
+    Match {
+        flow: match text(&value["direction"]) {
+            "INGRESS" => Flow::Ingress,
+            _ => Flow::Egress,
+        },
+        path: String::new(),
+        peers: match pods.is_null() && blocks.is_null() {
+            true => MatchPeers::Everyone,
+            false => MatchPeers::Of {
+                groups: items(pods).iter().map(group).collect(),
+                blocks: items(blocks).iter().map(block).collect(),
+            },
+        },
+        ports: match ports.is_empty() {
+            true => Ports::Any,
+            false => Ports::Of(ports),
+        },
+    }
+}
+
+fn policy(value: &Value) -> ContivPolicy {
+    ContivPolicy {
+        id: PolicyId {
+            namespace: text(&value["namespace"]).into(),
+            name: text(&value["name"]).into(),
+        },
+        restricts: match text(&value["type"]) {
+            "INGRESS" => PolicyType::Ingress,
+            "EGRESS" => PolicyType::Egress,
+            _ => PolicyType::All,
+        },
+        matches: list(&value["matches"]).map(one_match).collect(),
+    }
+}
+
+/// Keeps the last rules of each pod.
+struct Recorder {
+    fails: bool,
+    rules: Rc<RefCell<BTreeMap<PodId, PodRules>>>,
+}
+
+impl Renderer for Recorder {
+    fn commit(&mut self, txn: &Txn<'_>) -> Result<(), RenderError> {
+        for (pod, rules) in txn.rules() {
+            self.rules.borrow_mut().insert(pod.clone(), rules.unwrap());
+        }
+        match self.fails {
+            false => Ok(()),
+            true => Err(RenderError {
+                renderer: "recorder",
+                reason: "fails".to_owned(),
+            }),
+        }
+    }
+}
+
+#[test]
+fn policies_become_rules() {
+    let mut probes = 0;
+    for case in cases(include_str!("configurator.json"), 7) {
+        let (given, expect) = (&case["given"], &case["expect"]);
+        let pods = Pods::read(&given["pod_ips"]);
+        let policies: Vec<ContivPolicy> = list(&given["policies"]).map(policy).collect();
+        let configurator = Configurator {
+            members: &pods,
+            nat_loopback: given["nat_loopback_ip"]
+                .as_str()
+                .map(|a| a.parse().unwrap()),
+        };
+        let mut txn = Txn::new(configurator, true);
+        for (id, selecting) in fields(&given["configure"]) {
+            let names: BTreeSet<&str> = list(selecting).map(text).collect();
+            let selecting = policies
+                .iter()
+                .filter(|p| names.contains(&*p.id.to_string()));
+            let restricted = Restricted {
+                pod: &pods.0[&pod(id)],
+                policies: selecting.collect(),
+            };
+            txn.put(pod(id), Some(restricted));
+        }
+        // The second one of three fails.
+        let recorded = [(); 3].map(|()| Rc::default());
+        let mut recorders = [0, 1, 2].map(|n| Recorder {
+            fails: n == 1,
+            rules: Rc::clone(&recorded[n]),
+        });
+        let mut renderers = recorders.each_mut().map(|r| r as &mut dyn Renderer);
+        assert!(renderer::commit(&mut renderers, &txn).is_err());
+        for recorded in &recorded {
+            let recorded = recorded.borrow();
+            for (id, wanted) in fields(&expect["rules_derived"]) {
+                let found = &recorded[&pod(id)];
+                let [to, from] = ["vswitch-egress", "vswitch-ingress"];
+                assert_eq!(
+                    found.ingress,
+                    rules(&wanted[to]),
+                    "{} {id} {to}",
+                    case["id"]
+                );
+                assert_eq!(
+                    found.egress,
+                    rules(&wanted[from]),
+                    "{} {id} {from}",
+                    case["id"]
+                );
+            }
+            for probe in list(&expect["probes"]) {
+                probes += 1;
+                check_probe(&recorded, probe);
+            }
+        }
+    }
+    assert!(probes >= 261, "{probes}");
+}
+
+fn check_probe(recorded: &BTreeMap<PodId, PodRules>, probe: &Value) {
+    let packet = packet(text(&probe["src"]), text(&probe["dst"]), probe);
+    let rules = recorded[&pod(text(&probe["pod"]))].of(match text(&probe["side"]) {
+        "vswitch-egress" => Flow::Ingress,
+        _ => Flow::Egress,
+    });
+    let found = match rule::first(rules, &packet).map(|rule| rule.action) {
+        None => "UNMATCHED",
+        Some(Action::Permit) => "ALLOWED",
+        Some(Action::Deny) => "DENIED",
+    };
+    assert_eq!(found, text(&probe["expect"]), "{probe}");
+}

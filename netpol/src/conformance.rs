@@ -6,6 +6,7 @@ use std::{
     net::IpAddr,
 };
 
+use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -31,15 +32,12 @@ pub struct Case {
     pub id: String,
     /// Description of the policy under test, for messages.
     pub case: String,
-    /// Its blocks cover pods, so that its verdicts differ from those that Kubernetes expects.
-    #[serde(default)]
-    pub blocks_of_pods: bool,
     /// Changes, each with what is expected after it.
     pub steps: Vec<Step>,
 }
 
 /// Changes, and the reachability after them.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
     /// Specs of policies, by `namespace/name`.
@@ -54,8 +52,19 @@ pub struct Step {
     /// Labels that replace those of a pod, by `namespace/name`.
     #[serde(default)]
     pub pods: BTreeMap<String, BTreeMap<String, String>>,
-    /// Expected verdicts after the step.
+    /// Verdicts after the step, if blocks select no pods.
     pub expect: Vec<Expectation>,
+    /// Those of Kubernetes, where they are others: blocks select pods there.
+    pub kubernetes: Option<Vec<Expectation>>,
+}
+
+/// What a block of addresses selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocks {
+    /// Addresses that no pod has.
+    NoPods,
+    /// Every address in it, as Kubernetes has it.
+    Everything,
 }
 
 /// The reachability on some ports.
@@ -167,12 +176,20 @@ impl fmt::Display for Port {
 
 impl Case {
     /// Reads a document of [`CASES`]. `address` gives the address of a pod.
-    pub fn read(document: &Value, address: impl Fn(Pod) -> String) -> serde_json::Result<Self> {
+    pub fn read(document: &Value, address: impl Fn(Pod) -> IpAddr) -> serde_json::Result<Self> {
         let mut text = document.to_string();
         for pod in Pod::all() {
-            text = text.replace(&format!("{{{pod}}}"), &address(pod));
+            let address = address(pod);
+            let alone = IpNet::from(address).to_string();
+            text = text.replace(&format!("{{{pod}}}/32"), &alone);
+            text = text.replace(&format!("{{{pod}}}"), &address.to_string());
         }
         serde_json::from_str(&text)
+    }
+
+    /// Whether its blocks cover pods, so that not every enforcement has the verdicts of Kubernetes.
+    pub fn has_blocks_of_pods(&self) -> bool {
+        self.steps.iter().any(|step| step.kubernetes.is_some())
     }
 }
 
@@ -193,10 +210,14 @@ impl Step {
 
     /// Whether packets of a pod reach a port of another pod; none if no expectation is about the
     /// port. A pod always reaches itself.
-    pub fn is_open(&self, from: Pod, to: Pod, port: Port) -> Option<bool> {
+    pub fn is_open(&self, blocks: Blocks, from: Pod, to: Pod, port: Port) -> Option<bool> {
         let text = port.to_string();
-        let mut named = self.expect.iter().filter(|e| e.on.contains(&text));
-        let mut others = self.expect.iter().filter(|e| e.on.is_empty());
+        let expect = match (blocks, &self.kubernetes) {
+            (Blocks::Everything, Some(expect)) => expect,
+            _ => &self.expect,
+        };
+        let mut named = expect.iter().filter(|e| e.on.contains(&text));
+        let mut others = expect.iter().filter(|e| e.on.is_empty());
         let expected = named.next().or_else(|| others.next())?;
         let about = |list: &[String]| {
             list.iter().any(|pair| {

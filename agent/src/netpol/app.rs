@@ -217,11 +217,9 @@ async fn dry_run(config: &NetpolConfig, api: Option<Api>) -> Result<()> {
     match kernel.difference(&table)? {
         None => writeln!(out, "the table in force is the same")?,
         Some(difference) => {
-            writeln!(
-                out,
-                "# {difference}; the kernel accepts this table in its place:"
-            )?;
-            write!(out, "{}", Change::replacement(&table))?;
+            writeln!(out, "# {difference}; the kernel would accept this change:")?;
+            let change = Change::between(&kernel.outline(&table)?, &table);
+            write!(out, "{change}")?;
         }
     }
     Ok(())

@@ -87,7 +87,7 @@ fn ipvs_is_named() {
 }
 
 #[test]
-fn a_dry_run_prints_the_table_and_changes_nothing() {
+fn a_dry_run_prints_the_difference_and_changes_nothing() {
     with_lab(|lab| {
         let _pods = Pods::new(lab)?;
         lab.write_network_policy("b", &json!({"podSelector": of("b"), "ingress": []}))?;
@@ -101,7 +101,7 @@ fn a_dry_run_prints_the_table_and_changes_nothing() {
         ensure!(printed.contains("the table is missing"), "{printed}");
         ensure!(printed.contains("holdfast_policies_v1"), "{printed}");
         ensure!(lab.netpol_table().is_err(), "a table was made");
-        let _netpol = lab.start_netpol(&[])?;
+        let netpol = lab.start_netpol(&[])?;
         eventually("nothing is left to do", SOON, || {
             let printed = run()?;
             ensure!(
@@ -109,6 +109,14 @@ fn a_dry_run_prints_the_table_and_changes_nothing() {
                 "{printed}"
             );
             Ok(())
-        })
+        })?;
+        ensure!(netpol.terminate(SOON)?.success(), "exit code");
+        lab.write_pod("a", &json!({"app": "b"}), &lab.a)?;
+        let printed = run()?;
+        let elements = printed.lines().filter(|line| line.contains("element"));
+        // The pod is restricted in both families now, and reaches itself.
+        ensure!(elements.count() == 4, "{printed}");
+        ensure!(!printed.contains("delete"), "{printed}");
+        Ok(())
     });
 }

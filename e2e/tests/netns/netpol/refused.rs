@@ -113,7 +113,9 @@ fn a_dry_run_prints_the_difference_and_changes_nothing() {
         ensure!(netpol.terminate(SOON)?.success(), "exit code");
         lab.write_pod("a", &json!({"app": "b"}), &lab.a)?;
         let printed = run()?;
-        let elements = printed.lines().filter(|line| line.contains("element"));
+        let elements = printed
+            .lines()
+            .filter(|line| line.starts_with("add element"));
         // The pod is restricted in both families now, and reaches itself.
         ensure!(elements.count() == 4, "{printed}");
         ensure!(!printed.contains("delete"), "{printed}");

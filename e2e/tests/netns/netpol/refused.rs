@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use holdfast_e2e::bridge::Bridge;
+use holdfast_e2e::netpol_run::NODE;
 use holdfast_e2e::{AgentOptions, Lab, eventually, with_lab};
 use serde_json::json;
 
@@ -120,5 +121,27 @@ fn a_dry_run_prints_the_difference_and_changes_nothing() {
         ensure!(elements.count() == 4, "{printed}");
         ensure!(!printed.contains("delete"), "{printed}");
         Ok(())
+    });
+}
+
+#[test]
+fn a_route_that_leads_to_no_pod_is_named() {
+    with_lab(|lab| {
+        let pod = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "x", "namespace": "default"},
+            "spec": {"nodeName": NODE},
+            "status": {"phase": "Running", "podIP": "198.51.100.9"},
+        });
+        lab.write_policy("pod-x.json", &pod.to_string())?;
+        let _netpol = lab.start_netpol(&[])?;
+        status_has(
+            lab,
+            &[
+                "pod default/x: the route to 198.51.100.9 leads to up0 (veth), not to a pod",
+                "correct the route",
+            ],
+        )
     });
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use holdfast_e2e::bridge::Bridge;
+use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::netpol_run::NODE;
 use holdfast_e2e::{AgentOptions, Lab, eventually, with_lab};
 use serde_json::json;
@@ -125,23 +126,27 @@ fn a_dry_run_prints_the_difference_and_changes_nothing() {
 }
 
 #[test]
-fn a_route_that_leads_to_no_pod_is_named() {
+fn a_route_that_leads_to_no_pod_is_named_and_its_device_is_not_guarded() {
     with_lab(|lab| {
-        let pod = json!({
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "x", "namespace": "default"},
-            "spec": {"nodeName": NODE},
-            "status": {"phase": "Running", "podIP": "198.51.100.9"},
-        });
-        lab.write_policy("pod-x.json", &pod.to_string())?;
+        for (name, address) in [("far", "198.51.100.99"), ("near", "192.0.2.99")] {
+            let pod = json!({
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {"nodeName": NODE},
+                "status": {"phase": "Running", "podIP": address},
+            });
+            lab.write_policy(&format!("pod-{name}.json"), &pod.to_string())?;
+        }
         let _netpol = lab.start_netpol(&[])?;
         status_has(
             lab,
             &[
-                "pod default/x: the route to 198.51.100.9 leads to up0 (veth), not to a pod",
+                "pod default/far: the route to 198.51.100.99 leads to up0 (veth), not to a pod",
+                "pod default/near: the route to 192.0.2.99 leads to up0 (veth), not to a pod",
                 "correct the route",
             ],
-        )
+        )?;
+        reaches(&lab.a, &[at(web4(10), 80)], true)
     });
 }

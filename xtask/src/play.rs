@@ -24,6 +24,8 @@ pub(crate) enum Benchmark {
     Ha,
     /// What a pod loses while another attacks
     Hostile,
+    /// NetworkPolicies by nftables, while node, policies and cluster grow
+    Netpol,
     /// A relay with many agents
     Relay,
     /// How long an answer waits for the datapath

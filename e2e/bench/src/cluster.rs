@@ -11,8 +11,8 @@ use clap::Args;
 use holdfast_e2e::bench::usage;
 
 mod changes;
-mod objects;
-mod report;
+pub(crate) mod objects;
+pub(crate) mod report;
 mod soak;
 mod watched;
 

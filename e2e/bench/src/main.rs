@@ -7,6 +7,7 @@ mod datapath;
 mod dns;
 mod ha;
 mod hostile;
+mod netpol;
 mod relay;
 mod release;
 mod rules;
@@ -25,6 +26,7 @@ enum Command {
     Dns(dns::Options),
     Ha(ha::Options),
     Hostile(hostile::Options),
+    Netpol(netpol::Options),
     Relay(relay::Options),
     Release(release::Options),
     Rules(rules::Options),
@@ -40,6 +42,7 @@ fn main() -> Result<()> {
         Command::Dns(options) => dns::run(&options),
         Command::Ha(options) => ha::run(&options),
         Command::Hostile(options) => hostile::run(&options),
+        Command::Netpol(options) => netpol::run(&options),
         Command::Relay(options) => relay::run(&options),
         Command::Release(options) => release::run(&options),
         Command::Rules(options) => rules::run(&options),

@@ -76,9 +76,7 @@ pub(super) struct Enforcer {
     pub(super) shared: Arc<Shared>,
     pub(super) counters: Counters,
     pub(super) links: LinkEvents,
-    /// `--set-bridge-sysctls`
     pub(super) sets_bridge_sysctls: bool,
-    /// `--log-drops`
     pub(super) logs_drops: bool,
 }
 

@@ -6,7 +6,6 @@ use std::{
     net::IpAddr,
 };
 
-use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -32,12 +31,15 @@ pub struct Case {
     pub id: String,
     /// Description of the policy under test, for messages.
     pub case: String,
+    /// Its blocks cover pods, so that its verdicts differ from those that Kubernetes expects.
+    #[serde(default)]
+    pub blocks_of_pods: bool,
     /// Changes, each with what is expected after it.
     pub steps: Vec<Step>,
 }
 
 /// Changes, and the reachability after them.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
     /// Specs of policies, by `namespace/name`.
@@ -52,19 +54,11 @@ pub struct Step {
     /// Labels that replace those of a pod, by `namespace/name`.
     #[serde(default)]
     pub pods: BTreeMap<String, BTreeMap<String, String>>,
-    /// Verdicts after the step, if blocks select no pods.
+    /// Expected verdicts after the step.
     pub expect: Vec<Expectation>,
-    /// Those of Kubernetes, where they are others: blocks select pods there.
-    pub kubernetes: Option<Vec<Expectation>>,
-}
-
-/// What a block of addresses selects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blocks {
-    /// Addresses that no pod has.
-    NoPods,
-    /// Every address in it, as Kubernetes has it.
-    Everything,
+    /// Verdicts that Kubernetes expects of IPv4 packets, where they differ: blocks mean pods too.
+    #[serde(default)]
+    kubernetes: Vec<Expectation>,
 }
 
 /// The reachability on some ports.
@@ -176,20 +170,12 @@ impl fmt::Display for Port {
 
 impl Case {
     /// Reads a document of [`CASES`]. `address` gives the address of a pod.
-    pub fn read(document: &Value, address: impl Fn(Pod) -> IpAddr) -> serde_json::Result<Self> {
+    pub fn read(document: &Value, address: impl Fn(Pod) -> String) -> serde_json::Result<Self> {
         let mut text = document.to_string();
         for pod in Pod::all() {
-            let address = address(pod);
-            let alone = IpNet::from(address).to_string();
-            text = text.replace(&format!("{{{pod}}}/32"), &alone);
-            text = text.replace(&format!("{{{pod}}}"), &address.to_string());
+            text = text.replace(&format!("{{{pod}}}"), &address(pod));
         }
         serde_json::from_str(&text)
-    }
-
-    /// Whether its blocks cover pods, so that not every enforcement has the verdicts of Kubernetes.
-    pub fn has_blocks_of_pods(&self) -> bool {
-        self.steps.iter().any(|step| step.kubernetes.is_some())
     }
 }
 
@@ -210,21 +196,35 @@ impl Step {
 
     /// Whether packets of a pod reach a port of another pod; none if no expectation is about the
     /// port. A pod always reaches itself.
-    pub fn is_open(&self, blocks: Blocks, from: Pod, to: Pod, port: Port) -> Option<bool> {
-        let text = port.to_string();
-        let expect = match (blocks, &self.kubernetes) {
-            (Blocks::Everything, Some(expect)) => expect,
-            _ => &self.expect,
-        };
-        let mut named = expect.iter().filter(|e| e.on.contains(&text));
-        let mut others = expect.iter().filter(|e| e.on.is_empty());
-        let expected = named.next().or_else(|| others.next())?;
-        let about = |list: &[String]| {
-            list.iter().any(|pair| {
-                let pair = pair.split_once(" > ");
-                pair.is_some_and(|(one, other)| from.is_meant(one) && to.is_meant(other))
-            })
-        };
-        Some(from == to || about(&expected.open) || !about(&expected.closed))
+    pub fn is_open(&self, from: Pod, to: Pod, port: Port) -> Option<bool> {
+        verdict(&self.expect, from, to, port)
     }
+
+    /// The same as Kubernetes expects it, of packets between addresses of the family of `to_address`.
+    pub fn is_open_by_address(
+        &self,
+        from: Pod,
+        to: Pod,
+        port: Port,
+        to_address: IpAddr,
+    ) -> Option<bool> {
+        match self.kubernetes.is_empty() || to_address.is_ipv6() {
+            true => self.is_open(from, to, port),
+            false => verdict(&self.kubernetes, from, to, port),
+        }
+    }
+}
+
+fn verdict(expectations: &[Expectation], from: Pod, to: Pod, port: Port) -> Option<bool> {
+    let text = port.to_string();
+    let mut named = expectations.iter().filter(|e| e.on.contains(&text));
+    let mut others = expectations.iter().filter(|e| e.on.is_empty());
+    let expected = named.next().or_else(|| others.next())?;
+    let about = |list: &[String]| {
+        list.iter().any(|pair| {
+            let pair = pair.split_once(" > ");
+            pair.is_some_and(|(one, other)| from.is_meant(one) && to.is_meant(other))
+        })
+    };
+    Some(from == to || about(&expected.open) || !about(&expected.closed))
 }

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use limits::yaml;
 use netpol::{
     conformance::{
-        Blocks, CASES, Case, NAMESPACES, Pod, Port, Step, namespace_document, namespace_labels,
+        CASES, Case, NAMESPACES, Pod, Port, Step, namespace_document, namespace_labels,
         pod_document,
     },
     policy::Protocol,
@@ -96,9 +96,7 @@ impl Cluster {
         for (from, to) in Pod::all().flat_map(|from| Pod::all().map(move |to| (from, to))) {
             // A packet of a pod to itself does not leave the pod.
             for port in Port::all().filter(|_| from != to) {
-                let expected = step
-                    .is_open(Blocks::NoPods, from, to, port)
-                    .expect("the step is about it");
+                let expected = step.is_open(from, to, port).expect("the step is about it");
                 let protocol = match port.protocol {
                     Protocol::Tcp => 6,
                     Protocol::Udp => 17,
@@ -122,7 +120,7 @@ fn cases() -> Vec<Case> {
     let documents = yaml::documents(CASES);
     let values = documents.iter().map(|document| document.value().unwrap());
     let values = values.filter(|value| !value.is_null());
-    let cases = values.map(|value| Case::read(&value, address));
+    let cases = values.map(|value| Case::read(&value, |pod| address(pod).to_string()));
     cases.collect::<Result<_, _>>().unwrap()
 }
 
@@ -157,7 +155,7 @@ fn the_table_has_every_case_of_the_suite_once() {
     }
     assert_eq!(counted, [("sctp", 3), ("tcp", 42), ("udp", 3)].into());
     // The guide lists them.
-    let blocks = cases.iter().filter(|case| case.has_blocks_of_pods());
+    let blocks = cases.iter().filter(|case| case.blocks_of_pods);
     let blocks: Vec<&str> = blocks.map(|case| case.id.as_str()).collect();
     assert_eq!(blocks, ["tcp-34", "tcp-35", "tcp-36"]);
 }

@@ -1,5 +1,9 @@
 //! The meaning of policies in other forms than rules over identities.
 
+pub mod change;
+pub mod nft;
+pub mod node;
 pub mod ruleset;
 pub mod tables;
+mod text;
 pub mod vpp;

@@ -82,6 +82,8 @@ pub enum Type {
 }
 
 /// A member of a set.
+///
+/// Members of one set are of the kind that its [`Key`] names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Element {
     /// A single value.
@@ -90,6 +92,26 @@ pub enum Element {
     Pair(Value, Value),
     /// From the first value to the last, both of one type.
     Range(Value, Value),
+}
+
+impl Element {
+    /// The ranges of a set: those given, with those that overlap or touch made one.
+    pub fn merged(ranges: impl IntoIterator<Item = (Value, Value)>) -> BTreeSet<Self> {
+        let sorted: BTreeSet<(Value, Value)> = ranges.into_iter().collect();
+        let mut merged: Vec<(Value, Value)> = Vec::new();
+        for (first, last) in sorted {
+            match merged.last_mut() {
+                Some((_, end)) if end.next().is_none_or(|next| first <= next) => {
+                    *end = last.max(*end);
+                }
+                _ => merged.push((first, last)),
+            }
+        }
+        let ranges = merged.into_iter();
+        ranges
+            .map(|(first, last)| Self::Range(first, last))
+            .collect()
+    }
 }
 
 /// A value that a field of a packet can have.
@@ -113,6 +135,38 @@ impl Value {
             Self::Ipv4(_) => Type::Ipv4,
             Self::Ipv6(_) => Type::Ipv6,
             Self::Port(_) => Type::Port,
+        }
+    }
+
+    /// The value behind it; none behind the last of its type.
+    pub fn next(self) -> Option<Self> {
+        match self {
+            Self::Interface(index) => index.checked_add(1).map(Self::Interface),
+            Self::Ipv4(address) => {
+                let next = address.to_bits().checked_add(1);
+                next.map(|bits| Self::Ipv4(Ipv4Addr::from_bits(bits)))
+            }
+            Self::Ipv6(address) => {
+                let next = address.to_bits().checked_add(1);
+                next.map(|bits| Self::Ipv6(Ipv6Addr::from_bits(bits)))
+            }
+            Self::Port(port) => port.checked_add(1).map(Self::Port),
+        }
+    }
+
+    /// The value before it; none before the first of its type.
+    pub fn previous(self) -> Option<Self> {
+        match self {
+            Self::Interface(index) => index.checked_sub(1).map(Self::Interface),
+            Self::Ipv4(address) => {
+                let previous = address.to_bits().checked_sub(1);
+                previous.map(|bits| Self::Ipv4(Ipv4Addr::from_bits(bits)))
+            }
+            Self::Ipv6(address) => {
+                let previous = address.to_bits().checked_sub(1);
+                previous.map(|bits| Self::Ipv6(Ipv6Addr::from_bits(bits)))
+            }
+            Self::Port(port) => port.checked_sub(1).map(Self::Port),
         }
     }
 }

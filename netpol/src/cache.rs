@@ -1,0 +1,283 @@
+//! The objects of the cluster that give policies their meaning, and what their changes touch.
+//!
+//! A set in place of all objects is the same as single changes: [`Cache::replace`] removes and puts
+//! in the objects that differ.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use crate::{
+    addresses::Addresses,
+    contiv::{InNamespaces, PodSet, PolicyId},
+    pod::{Namespace, Pod, PodId},
+    pod_set::NamespaceLabels,
+    policy::NetworkPolicy,
+};
+
+/// An object of one of the three kinds that count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Object {
+    /// A pod of any node.
+    Pod(Arc<Pod>),
+    /// A namespace with its labels.
+    Namespace(Arc<Namespace>),
+    /// A policy for the pods of its namespace.
+    Policy(Arc<NetworkPolicy>),
+}
+
+/// Identifies an object.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    /// Of a pod.
+    Pod(PodId),
+    /// Of a namespace: its name.
+    Namespace(Arc<str>),
+    /// Of a policy.
+    Policy(PolicyId),
+}
+
+impl Object {
+    /// Kind, namespace and name.
+    pub fn key(&self) -> Key {
+        match self {
+            Self::Pod(pod) => Key::Pod(pod.id.clone()),
+            Self::Namespace(namespace) => Key::Namespace(Arc::clone(&namespace.name)),
+            Self::Policy(policy) => Key::Policy(PolicyId {
+                namespace: policy.namespace.as_str().into(),
+                name: policy.name.as_str().into(),
+            }),
+        }
+    }
+}
+
+/// What changes touched.
+#[derive(Debug, Default)]
+pub(crate) struct Touched {
+    /// Pods that are other than before, are in a namespace with other labels, or have or lost an
+    /// address with another pod.
+    pub(crate) pods: BTreeSet<PodId>,
+    /// Policies that came, went or are other than before.
+    pub(crate) policies: BTreeSet<PolicyId>,
+}
+
+/// All objects of the cluster, by what they are looked up by.
+#[derive(Debug)]
+pub struct Cache {
+    node: Arc<str>,
+    /// Pods by namespace and name.
+    pods: BTreeMap<Arc<str>, BTreeMap<Arc<str>, Arc<Pod>>>,
+    /// Pods of this node.
+    local: BTreeSet<PodId>,
+    namespaces: BTreeMap<Arc<str>, Arc<Namespace>>,
+    policies: BTreeMap<PolicyId, Arc<NetworkPolicy>>,
+    addresses: Addresses<PodId>,
+    touched: Touched,
+}
+
+impl Cache {
+    /// Empty. `node` is the name of this node, whose pods are local.
+    pub(crate) fn new(node: &str) -> Self {
+        Self {
+            node: node.into(),
+            pods: BTreeMap::new(),
+            local: BTreeSet::new(),
+            namespaces: BTreeMap::new(),
+            policies: BTreeMap::new(),
+            addresses: Addresses::default(),
+            touched: Touched::default(),
+        }
+    }
+
+    /// Puts an object in the place of its former version.
+    pub(crate) fn put(&mut self, object: Object) {
+        match object {
+            Object::Pod(pod) => self.put_pod(pod),
+            Object::Namespace(namespace) => {
+                let name = Arc::clone(&namespace.name);
+                if self.namespaces.get(&name) != Some(&namespace) {
+                    self.namespaces.insert(Arc::clone(&name), namespace);
+                    self.touch_namespace(&name);
+                }
+            }
+            Object::Policy(ref policy) => {
+                let Key::Policy(id) = object.key() else {
+                    return;
+                };
+                if self.policies.get(&id) != Some(policy) {
+                    self.policies.insert(id.clone(), Arc::clone(policy));
+                    self.touched.policies.insert(id);
+                }
+            }
+        }
+    }
+
+    /// Removes an object, if it is there.
+    pub(crate) fn remove(&mut self, key: &Key) {
+        match key {
+            Key::Pod(id) => self.remove_pod(id),
+            Key::Namespace(name) => {
+                if self.namespaces.remove(name).is_some() {
+                    self.touch_namespace(name);
+                }
+            }
+            Key::Policy(id) => {
+                if self.policies.remove(id).is_some() {
+                    self.touched.policies.insert(id.clone());
+                }
+            }
+        }
+    }
+
+    /// Puts a set of objects in the place of all.
+    pub(crate) fn replace(&mut self, objects: Vec<Object>) {
+        let stay: BTreeSet<Key> = objects.iter().map(Object::key).collect();
+        let gone: Vec<Key> = self.keys().filter(|key| !stay.contains(key)).collect();
+        for key in gone {
+            self.remove(&key);
+        }
+        for object in objects {
+            self.put(object);
+        }
+    }
+
+    /// What was touched since the last call.
+    pub(crate) fn take_touched(&mut self) -> Touched {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// The pod of this name.
+    pub fn pod(&self, id: &PodId) -> Option<&Arc<Pod>> {
+        self.pods.get(&id.namespace)?.get(&id.name)
+    }
+
+    /// Every pod.
+    pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.pods.values().flat_map(BTreeMap::values)
+    }
+
+    /// Whether a pod runs on this node.
+    pub fn is_local(&self, id: &PodId) -> bool {
+        self.local.contains(id)
+    }
+
+    /// Pods of a namespace that run on this node.
+    pub(crate) fn local_in(&self, namespace: &Arc<str>) -> impl Iterator<Item = &Arc<Pod>> {
+        let first = PodId {
+            namespace: Arc::clone(namespace),
+            name: "".into(),
+        };
+        let ids = self.local.range(first..);
+        let ids = ids.take_while(move |id| id.namespace == *namespace);
+        ids.filter_map(|id| self.pod(id))
+    }
+
+    /// The policy of this name.
+    pub fn policy(&self, id: &PolicyId) -> Option<&Arc<NetworkPolicy>> {
+        self.policies.get(id)
+    }
+
+    /// Addresses that a pod has: those that it claims, unless a younger pod does.
+    pub fn addresses(&self, pod: &Pod) -> impl Iterator<Item = IpAddr> {
+        let claimed = pod.addresses.iter().copied();
+        claimed.filter(|address| self.addresses.holder(*address) == Some(&pod.id))
+    }
+
+    /// The pod that has an address.
+    pub fn pod_at(&self, address: IpAddr) -> Option<&Arc<Pod>> {
+        self.pod(self.addresses.holder(address)?)
+    }
+
+    /// What is known of a namespace.
+    pub fn namespace_labels(&self, name: &str) -> NamespaceLabels<'_> {
+        match self.namespaces.get(name) {
+            Some(namespace) => NamespaceLabels::Known(&namespace.labels),
+            None => NamespaceLabels::unknown(name),
+        }
+    }
+
+    /// The pods that a set selects.
+    pub fn selected(&self, set: &PodSet) -> impl Iterator<Item = &Arc<Pod>> {
+        let all = self.pods.iter();
+        let only = match &set.namespaces {
+            InNamespaces::Named(name) => Some(self.pods.get_key_value(name)),
+            InNamespaces::Selected(_) => None,
+        };
+        let all = all.filter(move |_| only.is_none());
+        let namespaces = only.flatten().into_iter().chain(all).filter(|(name, _)| {
+            let labels = self.namespace_labels(name);
+            set.selects_in(name, &labels)
+        });
+        let pods = namespaces.flat_map(|(_, pods)| pods.values());
+        pods.filter(|pod| set.pods.matches(&pod.labels))
+    }
+
+    /// What the author of the documents should know: addresses of several pods, and namespaces
+    /// without an object. Each with the key of a document.
+    pub fn warnings(&self) -> Vec<(String, String)> {
+        let mut found: Vec<(String, String)> = self.addresses.conflicts().collect();
+        for (namespace, pods) in &self.pods {
+            let Some(pod) = pods.values().next() else {
+                continue;
+            };
+            if !self.namespaces.contains_key(namespace) {
+                let warning = format!(
+                    "metadata.namespace: there is no Namespace document for {namespace}: its pods \
+                     ({}) have no labels of their namespace; a namespaceSelector selects them by the \
+                     name of the namespace only",
+                    pods.len()
+                );
+                found.push((format!("Pod/{}", pod.id), warning));
+            }
+        }
+        found
+    }
+
+    fn keys(&self) -> impl Iterator<Item = Key> {
+        let pods = self.pods().map(|pod| Key::Pod(pod.id.clone()));
+        let namespaces = self.namespaces.keys().cloned().map(Key::Namespace);
+        let policies = self.policies.keys().cloned().map(Key::Policy);
+        pods.chain(namespaces).chain(policies)
+    }
+
+    fn put_pod(&mut self, pod: Arc<Pod>) {
+        let id = pod.id.clone();
+        if self.pod(&id) == Some(&pod) {
+            return;
+        }
+        match pod.node.as_ref() == Some(&self.node) {
+            true => self.local.insert(id.clone()),
+            false => self.local.remove(&id),
+        };
+        self.claim(&id, pod.addresses.as_slice(), pod.created);
+        let pods = self.pods.entry(Arc::clone(&id.namespace)).or_default();
+        pods.insert(Arc::clone(&id.name), pod);
+    }
+
+    fn remove_pod(&mut self, id: &PodId) {
+        let Some(pods) = self.pods.get_mut(&id.namespace) else {
+            return;
+        };
+        if pods.remove(&id.name).is_none() {
+            return;
+        }
+        if pods.is_empty() {
+            self.pods.remove(&id.namespace);
+        }
+        self.local.remove(id);
+        self.claim(id, &[], None);
+    }
+
+    fn claim(&mut self, id: &PodId, addresses: &[IpAddr], created: Option<u64>) {
+        let others = self.addresses.set(id, addresses.into(), created);
+        self.touched.pods.extend(others);
+        self.touched.pods.insert(id.clone());
+    }
+
+    fn touch_namespace(&mut self, name: &Arc<str>) {
+        let pods = self.pods.get(name).into_iter().flat_map(BTreeMap::values);
+        self.touched.pods.extend(pods.map(|pod| pod.id.clone()));
+    }
+}

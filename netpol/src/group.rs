@@ -1,0 +1,247 @@
+//! Peers of policies as groups: the addresses of the pods that a [`PodSet`] selects.
+//!
+//! Only groups that a chain uses exist. A group that nothing uses any more is kept up to date until
+//! [`Groups::sweep`], so that it comes back as it was if it is needed again before.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use crate::{
+    cache::Cache,
+    contiv::PodSet,
+    counted::Counted,
+    name::PortName,
+    pod::{Pod, PodId},
+    pod_set::PodSetIndex,
+    policy::Protocol,
+};
+
+/// More new groups than this are filled by a look at every pod, not one by one.
+const FILLED_ONE_BY_ONE: usize = 16;
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// Both families.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    /// The family of an address.
+    pub const fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+}
+
+/// Addresses of one family of the pods that a set selects.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Group {
+    /// Family of the addresses.
+    pub family: Family,
+    /// Selects the pods.
+    pub pods: PodSet,
+    /// With a named port: only pods that have it, each with its number.
+    pub port: Option<(PortName, Protocol)>,
+}
+
+/// A member of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Member {
+    /// An address of a pod.
+    pub address: IpAddr,
+    /// The number of the group's port at this pod.
+    pub port: Option<u16>,
+}
+
+/// Groups that are in use, with their members.
+#[derive(Debug, Default)]
+pub(crate) struct Groups {
+    slots: BTreeMap<SlotId, Slot>,
+    by_group: BTreeMap<Arc<Group>, SlotId>,
+    index: PodSetIndex<SlotId>,
+    /// What each pod brings to groups.
+    of_pod: BTreeMap<PodId, BTreeSet<(SlotId, Member)>>,
+    /// Groups without members so far.
+    unfilled: BTreeSet<SlotId>,
+    next: SlotId,
+}
+
+/// A number that is not used twice.
+pub(crate) type SlotId = u64;
+
+/// A group in use.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    group: Arc<Group>,
+    users: usize,
+    pub(crate) members: Counted<Member>,
+}
+
+impl Slot {
+    /// Whether something uses the group.
+    pub(crate) const fn is_used(&self) -> bool {
+        self.users > 0
+    }
+
+    /// What a pod brings to the group, which selects it.
+    fn members_of<'a>(
+        &'a self,
+        cache: &'a Cache,
+        pod: &'a Pod,
+    ) -> impl Iterator<Item = Member> + 'a {
+        let port = match &self.group.port {
+            None => Some(None),
+            Some((name, protocol)) => pod.port(name, *protocol).map(Some),
+        };
+        let addresses = cache.addresses(pod);
+        let addresses = addresses.filter(|address| Family::of(*address) == self.group.family);
+        addresses.filter_map(move |address| {
+            let port = port?;
+            Some(Member { address, port })
+        })
+    }
+}
+
+impl Groups {
+    /// Uses a group, once more if it is in use. New groups get their members from
+    /// [`Groups::update`].
+    pub(crate) fn acquire(&mut self, group: &Group) -> SlotId {
+        if let Some(id) = self.by_group.get(group) {
+            if let Some(slot) = self.slots.get_mut(id) {
+                slot.users += 1;
+            }
+            return *id;
+        }
+        let (id, group) = (self.next, Arc::new(group.clone()));
+        self.next += 1;
+        self.index.insert(&id, &group.pods);
+        self.by_group.insert(Arc::clone(&group), id);
+        self.unfilled.insert(id);
+        let slot = Slot {
+            group,
+            users: 1,
+            members: Counted::default(),
+        };
+        self.slots.insert(id, slot);
+        id
+    }
+
+    /// One use of a group less.
+    pub(crate) fn release(&mut self, id: SlotId) {
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.users -= 1;
+        }
+    }
+
+    /// The number of a group that is in use, or was before the last [`Groups::sweep`].
+    pub(crate) fn id(&self, group: &Group) -> Option<SlotId> {
+        self.by_group.get(group).copied()
+    }
+
+    /// Fills new groups, and looks at these pods again.
+    pub(crate) fn update(&mut self, cache: &Cache, touched: &BTreeSet<PodId>) {
+        let unfilled = std::mem::take(&mut self.unfilled);
+        if unfilled.len() > FILLED_ONE_BY_ONE {
+            for pod in cache.pods() {
+                self.update_pod(cache, &pod.id);
+            }
+        } else {
+            for id in unfilled {
+                self.fill(cache, id);
+            }
+        }
+        for id in touched {
+            self.update_pod(cache, id);
+        }
+    }
+
+    /// Groups that are in use, or were before the last [`Groups::sweep`].
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (SlotId, &Slot)> {
+        self.slots.iter().map(|(id, slot)| (*id, slot))
+    }
+
+    /// The same, to take their changes.
+    pub(crate) fn slots_mut(&mut self) -> impl Iterator<Item = (SlotId, &mut Slot)> {
+        self.slots.iter_mut().map(|(id, slot)| (*id, slot))
+    }
+
+    /// Forgets groups that nothing uses. Gives them.
+    pub(crate) fn sweep(&mut self) -> BTreeSet<SlotId> {
+        let unused = self.slots.iter().filter(|(_, slot)| !slot.is_used());
+        let unused: BTreeSet<SlotId> = unused.map(|(id, _)| *id).collect();
+        for id in &unused {
+            if let Some(slot) = self.slots.remove(id) {
+                self.by_group.remove(&slot.group);
+            }
+            self.index.remove(id);
+            self.unfilled.remove(id);
+        }
+        if !unused.is_empty() {
+            self.of_pod.retain(|_, members| {
+                members.retain(|(id, _)| !unused.contains(id));
+                !members.is_empty()
+            });
+        }
+        unused
+    }
+
+    fn fill(&mut self, cache: &Cache, id: SlotId) {
+        let Some(slot) = self.slots.get_mut(&id) else {
+            return;
+        };
+        let group = Arc::clone(&slot.group);
+        for pod in cache.selected(&group.pods) {
+            let members: Vec<Member> = slot.members_of(cache, pod).collect();
+            if members.is_empty() {
+                continue;
+            }
+            let of_pod = self.of_pod.entry(pod.id.clone()).or_default();
+            for member in members {
+                if of_pod.insert((id, member)) {
+                    slot.members.add(member);
+                }
+            }
+        }
+    }
+
+    fn update_pod(&mut self, cache: &Cache, id: &PodId) {
+        let before = self.of_pod.remove(id).unwrap_or_default();
+        let now = cache.pod(id).map(|pod| self.members_of(cache, pod));
+        let now = now.unwrap_or_default();
+        for (slot, member) in now.difference(&before) {
+            if let Some(slot) = self.slots.get_mut(slot) {
+                slot.members.add(*member);
+            }
+        }
+        for (slot, member) in before.difference(&now) {
+            if let Some(slot) = self.slots.get_mut(slot) {
+                slot.members.remove(member);
+            }
+        }
+        if !now.is_empty() {
+            self.of_pod.insert(id.clone(), now);
+        }
+    }
+
+    /// What a pod brings to all groups.
+    fn members_of(&self, cache: &Cache, pod: &Pod) -> BTreeSet<(SlotId, Member)> {
+        let namespace = cache.namespace_labels(&pod.id.namespace);
+        let candidates = self.index.candidates(pod, &namespace).into_iter();
+        let slots = candidates.filter_map(|id| Some((id, self.slots.get(&id)?)));
+        let selected = slots.filter(|(_, slot)| slot.group.pods.selects(pod, &namespace));
+        let members = selected
+            .flat_map(|(id, slot)| slot.members_of(cache, pod).map(move |member| (id, member)));
+        members.collect()
+    }
+}

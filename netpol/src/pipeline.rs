@@ -1,0 +1,137 @@
+//! From objects of the cluster to the table of this node, by the smallest changes.
+//!
+//! ```text
+//!  put, remove, replace ─► Cache ─► Processor ─► chains and groups ─► Commit: steps for the kernel
+//!                          indexes   policies     render::nft          closed directions, ended pods
+//!                                    of each pod
+//! ```
+//! A set of objects in place of all and single changes, in any order, lead to the same table.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use crate::{
+    cache::{Cache, Key, Object},
+    contiv::Flow,
+    pod::PodId,
+    processor::{PodPolicies, Processor},
+    render::{
+        change::Change,
+        nft::{Limits, Nft, Size, TooLarge},
+        ruleset::Table,
+    },
+};
+
+/// The policies of one node.
+#[derive(Debug)]
+pub struct Pipeline {
+    cache: Cache,
+    processor: Processor,
+    nft: Nft,
+    limits: Limits,
+    /// Addresses that pods of this node lost.
+    ended: BTreeSet<IpAddr>,
+}
+
+/// What a commit changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Commit {
+    /// Steps from the last commit's table to this one's.
+    pub change: Change,
+    /// Addresses of pods, and directions for which other rules hold than before: connections that
+    /// were let in by the former rules may be open.
+    pub closed: BTreeSet<(IpAddr, Flow)>,
+    /// Addresses that no pod of this node has any more.
+    pub ended: BTreeSet<IpAddr>,
+}
+
+impl Pipeline {
+    /// A node without pods. `node` is its name, as pods have it in `spec.nodeName`.
+    pub fn new(node: &str, limits: Limits) -> Self {
+        Self {
+            cache: Cache::new(node),
+            processor: Processor::default(),
+            nft: Nft::default(),
+            limits,
+            ended: BTreeSet::new(),
+        }
+    }
+
+    /// Puts an object in the place of its former version.
+    pub fn put(&mut self, object: Object) {
+        self.cache.put(object);
+    }
+
+    /// Removes an object, if it is there.
+    pub fn remove(&mut self, key: &Key) {
+        self.cache.remove(key);
+    }
+
+    /// Puts a set of objects in the place of all.
+    pub fn replace(&mut self, objects: Vec<Object>) {
+        self.cache.replace(objects);
+    }
+
+    /// The interface behind which each address is, for all addresses of which it is known. Packets
+    /// from one of these interfaces with another source are dropped.
+    pub fn set_interfaces(&mut self, interfaces: BTreeMap<IpAddr, u32>) {
+        self.nft.set_interfaces(interfaces);
+    }
+
+    /// What has changed since the last commit. Refused whole if the table would be too large: then
+    /// the last commit's table stays in force, and the next commit has this one's changes too.
+    ///
+    /// If the kernel refuses the steps, compare [`Pipeline::table`] with what it has: later commits
+    /// take this one for done.
+    pub fn commit(&mut self) -> Result<Commit, TooLarge> {
+        self.process();
+        let closed = self.nft.closing();
+        let change = self.nft.take(self.limits)?;
+        let ended = std::mem::take(&mut self.ended).into_iter();
+        let pods = self.processor.pods();
+        let is_here = |address: &IpAddr| {
+            let pod = self.cache.pod_at(*address);
+            pod.is_some_and(|pod| pods.contains_key(&pod.id))
+        };
+        Ok(Commit {
+            change,
+            closed,
+            ended: ended.filter(|address| !is_here(address)).collect(),
+        })
+    }
+
+    /// The whole table, as of the last commit that was not refused.
+    pub fn table(&self) -> Table {
+        self.nft.table()
+    }
+
+    /// How large the table is that the policies need, also if it is refused.
+    pub fn size(&self) -> Size {
+        self.nft.size()
+    }
+
+    /// The pods of this node that have an address, with the policies that restrict them.
+    pub fn pods(&self) -> &BTreeMap<PodId, PodPolicies> {
+        self.processor.pods()
+    }
+
+    /// All objects.
+    pub fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    fn process(&mut self) {
+        let touched = self.cache.take_touched();
+        for pod in self.processor.process(&self.cache, &touched) {
+            self.nft.place(&pod.id, self.processor.pods().get(&pod.id));
+            let before = pod.before.map(|before| before.addresses);
+            self.ended.extend(before.unwrap_or_default());
+        }
+        self.nft.follow(&self.cache, &touched.pods);
+    }
+}
+
+#[cfg(test)]
+mod tests;

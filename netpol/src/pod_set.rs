@@ -1,0 +1,175 @@
+//! Which pods a [`PodSet`] selects, and an index of such sets.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use crate::{
+    contiv::{InNamespaces, PodSet},
+    pod::Pod,
+    selector::{Condition, Selector},
+};
+
+/// The label that the API server gives to every namespace: its name.
+const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
+/// What selectors can know of a pod's namespace.
+#[derive(Clone, Debug)]
+pub enum NamespaceLabels<'a> {
+    /// Labels of its object.
+    Known(&'a BTreeMap<String, String>),
+    /// There is no object: only its name is known.
+    Unknown(BTreeMap<String, String>),
+}
+
+impl NamespaceLabels<'_> {
+    /// A namespace of this name without an object.
+    pub fn unknown(name: &str) -> Self {
+        Self::Unknown([(NAMESPACE_NAME.to_owned(), name.to_owned())].into())
+    }
+
+    const fn labels(&self) -> &BTreeMap<String, String> {
+        match self {
+            Self::Known(labels) => labels,
+            Self::Unknown(name) => name,
+        }
+    }
+
+    /// Whether a selector selects the namespace. Where only the name is known, only requirements on
+    /// the name hold: without the object no label is known to be absent.
+    fn is_selected(&self, selector: &Selector) -> bool {
+        let mut requirements = selector.requirements();
+        let is_known = matches!(self, Self::Known(_));
+        (is_known || requirements.all(|requirement| requirement.key == NAMESPACE_NAME))
+            && selector.matches(self.labels())
+    }
+}
+
+impl PodSet {
+    /// Whether it selects a pod, whose namespace has these labels.
+    pub fn selects(&self, pod: &Pod, namespace: &NamespaceLabels<'_>) -> bool {
+        self.selects_in(&pod.id.namespace, namespace) && self.pods.matches(&pod.labels)
+    }
+
+    /// Whether it may select pods of a namespace, which has this name and these labels.
+    pub(crate) fn selects_in(&self, name: &str, namespace: &NamespaceLabels<'_>) -> bool {
+        match &self.namespaces {
+            InNamespaces::Named(own) => **own == *name,
+            InNamespaces::Selected(selector) => namespace.is_selected(selector),
+        }
+    }
+}
+
+/// Sets of pods by a label that each requires: the labels of a pod find the few sets that may
+/// select it among many. `T` identifies a set.
+#[derive(Debug)]
+pub(crate) struct PodSetIndex<T> {
+    by_anchor: BTreeMap<Anchor, BTreeSet<T>>,
+    anchors: BTreeMap<T, Vec<Anchor>>,
+}
+
+/// What a pod must have, or its namespace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Anchor {
+    Nothing,
+    Namespace(Arc<str>),
+    NamespaceLabel(String, String),
+    Label(String, String),
+    LabelIn(Arc<str>, String, String),
+}
+
+impl<T> Default for PodSetIndex<T> {
+    fn default() -> Self {
+        Self {
+            by_anchor: BTreeMap::new(),
+            anchors: BTreeMap::new(),
+        }
+    }
+}
+
+impl<T: Ord + Clone> PodSetIndex<T> {
+    /// Adds a set that is not in the index.
+    pub(crate) fn insert(&mut self, id: &T, set: &PodSet) {
+        let anchors = self.rarest(set);
+        for anchor in &anchors {
+            let sets = self.by_anchor.entry(anchor.clone()).or_default();
+            sets.insert(id.clone());
+        }
+        self.anchors.insert(id.clone(), anchors);
+    }
+
+    /// Removes a set.
+    pub(crate) fn remove(&mut self, id: &T) {
+        for anchor in self.anchors.remove(id).unwrap_or_default() {
+            if let Some(sets) = self.by_anchor.get_mut(&anchor) {
+                sets.remove(id);
+                if sets.is_empty() {
+                    self.by_anchor.remove(&anchor);
+                }
+            }
+        }
+    }
+
+    /// The sets that may select a pod, whose namespace has these labels: each that selects it, and
+    /// some others.
+    pub(crate) fn candidates(&self, pod: &Pod, namespace: &NamespaceLabels<'_>) -> BTreeSet<T> {
+        let name = &pod.id.namespace;
+        let own = |(key, value): (&String, &String)| {
+            [
+                Anchor::Label(key.clone(), value.clone()),
+                Anchor::LabelIn(Arc::clone(name), key.clone(), value.clone()),
+            ]
+        };
+        let of_namespace = namespace.labels().iter();
+        let of_namespace =
+            of_namespace.map(|(key, value)| Anchor::NamespaceLabel(key.clone(), value.clone()));
+        let anchors = [Anchor::Nothing, Anchor::Namespace(Arc::clone(name))].into_iter();
+        let anchors = anchors
+            .chain(of_namespace)
+            .chain(pod.labels.iter().flat_map(own));
+        let found = anchors.filter_map(|anchor| self.by_anchor.get(&anchor));
+        found.flatten().cloned().collect()
+    }
+
+    /// What every pod of the set has one of: of several possibilities the one that the fewest sets
+    /// have.
+    fn rarest(&self, set: &PodSet) -> Vec<Anchor> {
+        let fewest = |anchors: &Vec<Anchor>| -> usize {
+            let sets = anchors
+                .iter()
+                .filter_map(|anchor| self.by_anchor.get(anchor));
+            sets.map(BTreeSet::len).sum()
+        };
+        match &set.namespaces {
+            InNamespaces::Named(name) => {
+                let of_pods = values(&set.pods, |key, value| {
+                    Anchor::LabelIn(Arc::clone(name), key, value)
+                });
+                let rarest = of_pods.min_by_key(fewest);
+                rarest.unwrap_or_else(|| vec![Anchor::Namespace(Arc::clone(name))])
+            }
+            InNamespaces::Selected(namespaces) => {
+                let of_namespaces = values(namespaces, Anchor::NamespaceLabel);
+                let of_pods = values(&set.pods, Anchor::Label);
+                let rarest = of_namespaces.chain(of_pods).min_by_key(fewest);
+                rarest.unwrap_or_else(|| vec![Anchor::Nothing])
+            }
+        }
+    }
+}
+
+/// For each requirement that lists values: the values.
+fn values(
+    selector: &Selector,
+    anchor: impl Fn(String, String) -> Anchor,
+) -> impl Iterator<Item = Vec<Anchor>> {
+    selector.requirements().filter_map(move |requirement| {
+        let Condition::In(values) = &requirement.condition else {
+            return None;
+        };
+        let values = values.iter();
+        let anchors = values.map(|value| anchor(requirement.key.clone(), value.clone()));
+        Some(anchors.collect())
+    })
+}

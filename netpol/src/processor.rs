@@ -1,0 +1,174 @@
+//! Which policies restrict each pod of this node.
+//!
+//! | change | pods that are looked at again |
+//! |---|---|
+//! | a policy comes, goes or changes | those that it restricted, and those that it selects |
+//! | a pod: labels, ports, addresses, node | the pod itself |
+//! | labels of a namespace | its pods |
+//!
+//! Who the peers of a policy are is not its concern: they are [groups](crate::group) that the
+//! matches name. A pod without an address waits until it has one.
+
+mod compile;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use crate::{
+    cache::{Cache, Touched},
+    contiv::{ContivPolicy, Flow, InNamespaces, PodSet, PolicyId},
+    name::PortName,
+    pod::{Pod, PodId},
+    pod_set::PodSetIndex,
+    policy::{NetworkPolicy, Protocol},
+};
+
+/// A pod of this node that has an address, and the policies that restrict it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodPolicies {
+    /// Addresses that are its own.
+    pub addresses: Vec<IpAddr>,
+    /// Numbers of its named ports.
+    pub ports: BTreeMap<(PortName, Protocol), u16>,
+    /// Sorted by namespace and name.
+    pub policies: Vec<Arc<ContivPolicy>>,
+}
+
+impl PodPolicies {
+    /// Policies that restrict a direction; none if it is open.
+    pub fn restricting(&self, flow: Flow) -> impl Iterator<Item = &ContivPolicy> {
+        let policies = self.policies.iter().map(AsRef::as_ref);
+        policies.filter(move |policy| policy.restricts.restricts(flow))
+    }
+
+    /// Whether a policy restricts a direction.
+    pub fn is_restricted(&self, flow: Flow) -> bool {
+        self.restricting(flow).next().is_some()
+    }
+}
+
+/// Finds the policies of each local pod, and follows changes.
+#[derive(Debug, Default)]
+pub(crate) struct Processor {
+    policies: BTreeMap<PolicyId, Compiled>,
+    subjects: PodSetIndex<PolicyId>,
+    pods: BTreeMap<PodId, PodPolicies>,
+    /// The pods that each policy restricts.
+    restricted: BTreeMap<PolicyId, BTreeSet<PodId>>,
+}
+
+#[derive(Debug)]
+struct Compiled {
+    subject: PodSet,
+    policy: Arc<ContivPolicy>,
+}
+
+impl Compiled {
+    /// None if the policy restricts nothing.
+    fn new(policy: &NetworkPolicy) -> Option<Self> {
+        let compiled = compile::policy(policy)?;
+        Some(Self {
+            subject: PodSet {
+                namespaces: InNamespaces::Named(Arc::clone(&compiled.id.namespace)),
+                pods: policy.pods.clone(),
+            },
+            policy: Arc::new(compiled),
+        })
+    }
+}
+
+/// A pod whose policies, addresses or ports are other than before.
+#[derive(Debug)]
+pub(crate) struct Reconfigured {
+    pub(crate) id: PodId,
+    /// As it was; none if it is new.
+    pub(crate) before: Option<PodPolicies>,
+}
+
+impl Processor {
+    /// Follows what changes of the cache touched. Gives the pods for which that makes a difference.
+    pub(crate) fn process(&mut self, cache: &Cache, touched: &Touched) -> Vec<Reconfigured> {
+        let mut pods = touched.pods.clone();
+        for id in &touched.policies {
+            pods.extend(self.change_policy(cache, id));
+        }
+        let changed = pods.into_iter().filter_map(|id| {
+            let now = cache.pod(&id).and_then(|pod| self.configure(cache, pod));
+            if self.pods.get(&id) == now.as_ref() {
+                return None;
+            }
+            let before = match &now {
+                Some(now) => self.pods.insert(id.clone(), now.clone()),
+                None => self.pods.remove(&id),
+            };
+            self.note_policies(&id, before.as_ref(), now.as_ref());
+            Some(Reconfigured { id, before })
+        });
+        changed.collect()
+    }
+
+    /// The pods of this node that have an address.
+    pub(crate) fn pods(&self) -> &BTreeMap<PodId, PodPolicies> {
+        &self.pods
+    }
+
+    /// Reads a policy again. Gives the pods that it restricts, before or now.
+    fn change_policy(&mut self, cache: &Cache, id: &PolicyId) -> BTreeSet<PodId> {
+        let mut pods = self.restricted.get(id).cloned().unwrap_or_default();
+        self.subjects.remove(id);
+        self.policies.remove(id);
+        if let Some(compiled) = cache.policy(id).and_then(|policy| Compiled::new(policy)) {
+            let local = cache.local_in(&id.namespace);
+            let selected = local.filter(|pod| compiled.subject.pods.matches(&pod.labels));
+            pods.extend(selected.map(|pod| pod.id.clone()));
+            self.subjects.insert(id, &compiled.subject);
+            self.policies.insert(id.clone(), compiled);
+        }
+        pods
+    }
+
+    /// The policies of a pod; none if it is not for this node to restrict it, or has no address yet.
+    fn configure(&self, cache: &Cache, pod: &Pod) -> Option<PodPolicies> {
+        let addresses: Vec<IpAddr> = cache.addresses(pod).collect();
+        if addresses.is_empty() || !cache.is_local(&pod.id) {
+            return None;
+        }
+        let namespace = cache.namespace_labels(&pod.id.namespace);
+        let candidates = self.subjects.candidates(pod, &namespace);
+        let policies = candidates.iter().filter_map(|id| self.policies.get(id));
+        let policies = policies.filter(|policy| policy.subject.selects(pod, &namespace));
+        Some(PodPolicies {
+            addresses,
+            ports: pod.ports.clone(),
+            policies: policies.map(|policy| Arc::clone(&policy.policy)).collect(),
+        })
+    }
+
+    fn note_policies(
+        &mut self,
+        id: &PodId,
+        before: Option<&PodPolicies>,
+        now: Option<&PodPolicies>,
+    ) {
+        let of = |pod: Option<&PodPolicies>| -> BTreeSet<PolicyId> {
+            let policies = pod.map(|pod| pod.policies.as_slice()).unwrap_or_default();
+            policies.iter().map(|policy| policy.id.clone()).collect()
+        };
+        let (before, now) = (of(before), of(now));
+        for policy in before.difference(&now) {
+            if let Some(pods) = self.restricted.get_mut(policy) {
+                pods.remove(id);
+                if pods.is_empty() {
+                    self.restricted.remove(policy);
+                }
+            }
+        }
+        for policy in now.difference(&before) {
+            let pods = self.restricted.entry(policy.clone()).or_default();
+            pods.insert(id.clone());
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Policies as a table of nf_tables.
+//!
+//! ```text
+//! table inet holdfast_policies_v1 {
+//!   map to4   { address of a restricted pod : jump i4_… }     # what it may receive
+//!   map from4 { address of a restricted pod : jump e4_… }     # what it may send
+//!   set g4_…  { addresses of the pods that a peer selects }   # set p4_…: address . port
+//!   set r_…   { ranges of addresses or ports }
+//!   chain i4_… { ip saddr @g4_… tcp dport 80 return; …; drop }
+//!   chain forward { answers pass; … ip saddr vmap @from4; ip daddr vmap @to4 }
+//! }
+//! ```
+//! and the same for IPv6. A row permits by `return`: the chain of the other side still has its say.
+//! Chains and sets have names by their content. A chain never changes: pods with other rows jump to
+//! another one, and pods with equal rows share one. A new pod of the cluster is an element of the
+//! groups that select it, and changes no chain.
+
+mod base;
+mod chains;
+mod names;
+mod ranges;
+mod rows;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+pub use self::base::{SPOOFED, TABLE, dropped};
+use self::{
+    chains::{ChainId, Chains},
+    rows::rows,
+};
+use super::{
+    change::{Change, Step},
+    ruleset::{Element, Table, Value, Verdict},
+};
+use crate::{
+    cache::Cache,
+    contiv::Flow,
+    counted::Counted,
+    group::{Family, Groups},
+    pod::PodId,
+    processor::PodPolicies,
+};
+
+/// How large the table may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Elements of all groups and sets of ranges.
+    pub addresses: usize,
+    /// Rules of all chains.
+    pub rows: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            addresses: 1_000_000,
+            rows: 20_000,
+        }
+    }
+}
+
+/// The table would be larger than [`Limits`] allow. The one that was taken last stays in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TooLarge {
+    /// Too many members of groups.
+    #[error(
+        "NetworkPolicies of this node's pods need {found} addresses of peers, of which nftables gets at \
+         most {limit}: the last policies that fit stay in force; select fewer pods by their peers, or \
+         write an ipBlock in place of a selector for every pod"
+    )]
+    Addresses {
+        /// Addresses that the policies need.
+        found: usize,
+        /// Most that are put in force.
+        limit: usize,
+    },
+    /// Too many rules.
+    #[error(
+        "NetworkPolicies of this node's pods need {found} rules, of which nftables gets at most \
+         {limit}: the last policies that fit stay in force; use fewer peers and ports, or one policy for \
+         several pods"
+    )]
+    Rows {
+        /// Rules that the policies need.
+        found: usize,
+        /// Most that are put in force.
+        limit: usize,
+    },
+}
+
+/// How much is in the table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Chains of pods.
+    pub chains: usize,
+    /// Rules of these chains.
+    pub rows: usize,
+    /// Groups of pods.
+    pub groups: usize,
+    /// Elements of groups and of sets of ranges.
+    pub addresses: usize,
+}
+
+/// The table, and what of it is not taken yet.
+#[derive(Debug, Default)]
+pub(crate) struct Nft {
+    groups: Groups,
+    chains: Chains,
+    pods: BTreeMap<PodId, Placed>,
+    /// For each map: addresses with the names of their chains.
+    verdicts: BTreeMap<(Flow, Family), Counted<(IpAddr, String)>>,
+    /// Addresses of restricted pods.
+    own: Counted<IpAddr>,
+    links: Counted<u32>,
+    behind: Counted<(u32, IpAddr)>,
+    interfaces: BTreeMap<IpAddr, u32>,
+}
+
+/// What a pod has in the table.
+#[derive(Debug, Default)]
+struct Placed {
+    chains: Vec<ChainId>,
+    verdicts: Vec<((Flow, Family), (IpAddr, String))>,
+    own: Vec<IpAddr>,
+}
+
+impl Nft {
+    /// Follows a pod of this node; none if it is gone.
+    pub(crate) fn place(&mut self, id: &PodId, now: Option<&PodPolicies>) {
+        let placed = now.map(|pod| self.add(pod)).unwrap_or_default();
+        let before = match placed.chains.is_empty() {
+            true => self.pods.remove(id),
+            false => self.pods.insert(id.clone(), placed),
+        };
+        let before = before.unwrap_or_default();
+        for chain in before.chains {
+            self.chains.release(&mut self.groups, chain);
+        }
+        for (map, verdict) in &before.verdicts {
+            if let Some(verdicts) = self.verdicts.get_mut(map) {
+                verdicts.remove(verdict);
+            }
+        }
+        for address in &before.own {
+            self.own.remove(address);
+        }
+    }
+
+    /// Follows pods of the cluster, after the last call of [`Nft::place`].
+    pub(crate) fn follow(&mut self, cache: &Cache, touched: &BTreeSet<PodId>) {
+        self.groups.update(cache, touched);
+    }
+
+    /// The interfaces behind which addresses are: packets from these interfaces with another source
+    /// are dropped. In place of those known before.
+    pub(crate) fn set_interfaces(&mut self, interfaces: BTreeMap<IpAddr, u32>) {
+        for (address, link) in &interfaces {
+            self.links.add(*link);
+            self.behind.add((*link, *address));
+        }
+        for (address, link) in std::mem::replace(&mut self.interfaces, interfaces) {
+            self.links.remove(&link);
+            self.behind.remove(&(link, address));
+        }
+    }
+
+    /// How large the table is that [`Nft::take`] makes.
+    pub(crate) fn size(&self) -> Size {
+        self.chains.size(&self.groups)
+    }
+
+    /// Addresses of pods for which a direction gets another chain with the next [`Nft::take`].
+    pub(crate) fn closing(&self) -> BTreeSet<(IpAddr, Flow)> {
+        let maps = self.verdicts.iter();
+        let added = maps.flat_map(|((flow, _), verdicts)| {
+            verdicts.added().map(|(address, _)| (*address, *flow))
+        });
+        added.collect()
+    }
+
+    /// The change from what was taken last, unless the table would be too large.
+    pub(crate) fn take(&mut self, limits: Limits) -> Result<Change, TooLarge> {
+        let size = self.size();
+        if size.addresses > limits.addresses {
+            let (found, limit) = (size.addresses, limits.addresses);
+            return Err(TooLarge::Addresses { found, limit });
+        }
+        if size.rows > limits.rows {
+            let (found, limit) = (size.rows, limits.rows);
+            return Err(TooLarge::Rows { found, limit });
+        }
+        let mut steps = Vec::new();
+        self.chains.take(&mut self.groups, &mut steps);
+        for ((flow, family), verdicts) in &mut self.verdicts {
+            let (added, removed) = verdicts.take();
+            let map = base::map(*flow, *family);
+            push(
+                &mut steps,
+                Step::DeleteVerdicts,
+                map,
+                removed.iter().map(jump),
+            );
+            push(&mut steps, Step::AddVerdicts, map, added.iter().map(jump));
+        }
+        let (added, removed) = self.own.take();
+        for family in Family::ALL {
+            let set = base::own(family);
+            let of = |addresses: &BTreeSet<IpAddr>| -> Vec<Element> {
+                let addresses = addresses.iter();
+                let addresses = addresses.filter(|address| Family::of(**address) == family);
+                addresses.map(base::itself).collect()
+            };
+            push(
+                &mut steps,
+                Step::DeleteElements,
+                set,
+                of(&removed).into_iter(),
+            );
+            push(&mut steps, Step::AddElements, set, of(&added).into_iter());
+        }
+        self.take_interfaces(&mut steps);
+        Ok(Change::of(TABLE, steps))
+    }
+
+    /// The whole table that was taken last.
+    pub(crate) fn table(&self) -> Table {
+        let mut table = base::table();
+        self.chains.fill(&self.groups, &mut table);
+        for ((flow, family), verdicts) in &self.verdicts {
+            if let Some(map) = table.maps.get_mut(base::map(*flow, *family)) {
+                map.elements.extend(verdicts.taken().map(jump));
+            }
+        }
+        for address in self.own.taken() {
+            let set = base::own(Family::of(*address));
+            insert(&mut table, set, base::itself(address));
+        }
+        for link in self.links.taken() {
+            insert(
+                &mut table,
+                base::LINKS,
+                Element::One(Value::Interface(*link)),
+            );
+        }
+        for pair in self.behind.taken() {
+            insert(
+                &mut table,
+                base::behind(Family::of(pair.1)),
+                base::behind_link(pair),
+            );
+        }
+        table
+    }
+
+    fn take_interfaces(&mut self, steps: &mut Vec<Step>) {
+        let (added, removed) = self.links.take();
+        let link = |link: &u32| Element::One(Value::Interface(*link));
+        push(
+            steps,
+            Step::DeleteElements,
+            base::LINKS,
+            removed.iter().map(link),
+        );
+        push(
+            steps,
+            Step::AddElements,
+            base::LINKS,
+            added.iter().map(link),
+        );
+        let (added, removed) = self.behind.take();
+        for family in Family::ALL {
+            let set = base::behind(family);
+            let of = |pairs: &BTreeSet<(u32, IpAddr)>| -> Vec<Element> {
+                let pairs = pairs.iter().filter(|pair| Family::of(pair.1) == family);
+                pairs.map(base::behind_link).collect()
+            };
+            push(steps, Step::DeleteElements, set, of(&removed).into_iter());
+            push(steps, Step::AddElements, set, of(&added).into_iter());
+        }
+    }
+
+    /// Chains and keys of a pod's restricted directions.
+    fn add(&mut self, pod: &PodPolicies) -> Placed {
+        let mut placed = Placed::default();
+        let mut own = BTreeSet::new();
+        for family in Family::ALL {
+            let addresses = pod.addresses.iter();
+            let addresses = addresses.filter(|address| Family::of(**address) == family);
+            let addresses: Vec<IpAddr> = addresses.copied().collect();
+            if addresses.is_empty() {
+                continue;
+            }
+            for flow in Flow::ALL {
+                let Some(rows) = rows(pod, flow, family) else {
+                    continue;
+                };
+                let chain = self.chains.acquire(&mut self.groups, flow, family, rows);
+                placed.chains.push(chain);
+                own.extend(addresses.iter().copied());
+                let name = self.chains.name(chain).unwrap_or_default();
+                for address in &addresses {
+                    let verdict = (*address, name.to_owned());
+                    let verdicts = self.verdicts.entry((flow, family)).or_default();
+                    verdicts.add(verdict.clone());
+                    placed.verdicts.push(((flow, family), verdict));
+                }
+            }
+        }
+        for address in &own {
+            self.own.add(*address);
+        }
+        placed.own.extend(own);
+        placed
+    }
+}
+
+fn jump((address, chain): &(IpAddr, String)) -> (Value, Verdict) {
+    (ranges::address(*address), Verdict::Jump(chain.clone()))
+}
+
+fn insert(table: &mut Table, set: &str, element: Element) {
+    if let Some(set) = table.sets.get_mut(set) {
+        set.elements.insert(element);
+    }
+}
+
+fn push<T>(
+    steps: &mut Vec<Step>,
+    step: impl Fn(String, Vec<T>) -> Step,
+    name: &str,
+    elements: impl Iterator<Item = T>,
+) {
+    let elements: Vec<T> = elements.collect();
+    if !elements.is_empty() {
+        steps.push(step(name.to_owned(), elements));
+    }
+}
+
+#[cfg(test)]
+mod tests;

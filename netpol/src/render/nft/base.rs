@@ -1,0 +1,170 @@
+//! The parts of the table that every node has: maps, sets about pods and interfaces, and the chain
+//! through which forwarded packets come.
+
+use std::net::IpAddr;
+
+use super::ranges;
+use crate::{
+    contiv::Flow,
+    group::Family,
+    render::ruleset::{
+        Chain, Element, Entry, Expression, Field, Key, Rule, Set, Table, Type, Value, Verdict,
+        VerdictMap,
+    },
+};
+
+/// Name of the table. A change of its form that an older agent must not undo gets a new name.
+pub const TABLE: &str = "holdfast_policies_v1";
+/// The counter of packets from an interface whose pod has another address.
+pub const SPOOFED: &str = "spoofed";
+/// The set of interfaces behind which the addresses are known.
+pub(super) const LINKS: &str = "links";
+
+const FORWARD: &str = "forward";
+
+/// The counter of packets that policies of a direction drop.
+pub const fn dropped(flow: Flow) -> &'static str {
+    match flow {
+        Flow::Ingress => "dropped_in",
+        Flow::Egress => "dropped_out",
+    }
+}
+
+/// The map from addresses of restricted pods to the chain of their packets.
+pub(super) const fn map(flow: Flow, family: Family) -> &'static str {
+    match (flow, family) {
+        (Flow::Ingress, Family::V4) => "to4",
+        (Flow::Ingress, Family::V6) => "to6",
+        (Flow::Egress, Family::V4) => "from4",
+        (Flow::Egress, Family::V6) => "from6",
+    }
+}
+
+/// The set of pairs: an interface, and an address behind it.
+pub(super) const fn behind(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "behind4",
+        Family::V6 => "behind6",
+    }
+}
+
+/// The set of pairs: an address of a restricted pod, and the same once more.
+pub(super) const fn own(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "self4",
+        Family::V6 => "self6",
+    }
+}
+
+/// The type of addresses.
+pub(super) const fn address_type(family: Family) -> Type {
+    match family {
+        Family::V4 => Type::Ipv4,
+        Family::V6 => Type::Ipv6,
+    }
+}
+
+/// The field of a packet that has the other side's address, seen from the pod.
+pub(super) const fn peer_field(flow: Flow, family: Family) -> Field {
+    match flow {
+        Flow::Ingress => source(family),
+        Flow::Egress => destination(family),
+    }
+}
+
+const fn source(family: Family) -> Field {
+    match family {
+        Family::V4 => Field::Source4,
+        Family::V6 => Field::Source6,
+    }
+}
+
+const fn destination(family: Family) -> Field {
+    match family {
+        Family::V4 => Field::Destination4,
+        Family::V6 => Field::Destination6,
+    }
+}
+
+/// The table of a node without pods.
+pub(super) fn table() -> Table {
+    let mut table = Table::new(TABLE);
+    let counters = [SPOOFED, dropped(Flow::Ingress), dropped(Flow::Egress)];
+    table.counters.extend(counters.map(str::to_owned));
+    add_set(&mut table, LINKS, Key::One(Type::Interface));
+    for family in Family::ALL {
+        let address = address_type(family);
+        add_set(
+            &mut table,
+            behind(family),
+            Key::Pair(Type::Interface, address),
+        );
+        add_set(&mut table, own(family), Key::Pair(address, address));
+        for flow in Flow::ALL {
+            let map = VerdictMap {
+                key: address,
+                elements: [].into(),
+            };
+            table.maps.insert(self::map(flow, family).to_owned(), map);
+        }
+    }
+    let forward = Chain {
+        entry: Entry::Forward,
+        rules: forward(),
+    };
+    table.chains.insert(FORWARD.to_owned(), forward);
+    table
+}
+
+fn add_set(table: &mut Table, name: &str, key: Key) {
+    let elements = [].into();
+    table.sets.insert(name.to_owned(), Set { key, elements });
+}
+
+/// First false sources end, then answers and what belongs to no policy pass, then the chains of
+/// both sides have their say. Packets of the original direction are judged always, so that a policy
+/// applies to open connections too.
+fn forward() -> Vec<Rule> {
+    use Expression::{
+        Answer, Count, In, NeighbourDiscovery, PairIn, PairNotIn, Related, Verdict as End,
+        VerdictIn,
+    };
+    let spoofed = |family| {
+        Rule(vec![
+            In(Field::Interface, LINKS.to_owned()),
+            PairNotIn(Field::Interface, source(family), behind(family).to_owned()),
+            Count(SPOOFED.to_owned()),
+            End(Verdict::Drop),
+        ])
+    };
+    let to_itself = |family| {
+        let pair = PairIn(source(family), destination(family), own(family).to_owned());
+        Rule(vec![pair, End(Verdict::Accept)])
+    };
+    let judged = |flow, family| {
+        let field = match flow {
+            Flow::Egress => source(family),
+            Flow::Ingress => destination(family),
+        };
+        Rule(vec![VerdictIn(field, map(flow, family).to_owned())])
+    };
+    let mut rules: Vec<Rule> = Family::ALL.map(spoofed).into();
+    let passing = [Answer, Related, NeighbourDiscovery];
+    rules.extend(passing.map(|packet| Rule(vec![packet, End(Verdict::Accept)])));
+    rules.extend(Family::ALL.map(to_itself));
+    for flow in [Flow::Egress, Flow::Ingress] {
+        rules.extend(Family::ALL.map(|family| judged(flow, family)));
+    }
+    rules
+}
+
+/// The pair of an address and itself.
+pub(super) fn itself(address: &IpAddr) -> Element {
+    let address = ranges::address(*address);
+    Element::Pair(address, address)
+}
+
+/// The pair of an interface and an address behind it.
+pub(super) fn behind_link((link, address): &(u32, IpAddr)) -> Element {
+    Element::Pair(Value::Interface(*link), ranges::address(*address))
+}

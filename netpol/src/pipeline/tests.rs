@@ -1,1 +1,5 @@
-
+mod gaps;
+mod judge;
+mod lab;
+mod minimal;
+mod order;

@@ -338,6 +338,3 @@ fn push<T>(
         steps.push(step(name.to_owned(), elements));
     }
 }
-
-#[cfg(test)]
-mod tests;

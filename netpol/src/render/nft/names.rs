@@ -78,6 +78,6 @@ mod tests {
     #[test]
     fn a_name_is_the_same_in_every_run() {
         let name = Names::default().give("g4", &"app=web");
-        assert_eq!(name, "g4_0f7ca6fd5a9a2ee9");
+        assert_eq!(name, "g4_db880395e22f7b1c");
     }
 }

@@ -67,7 +67,7 @@ pub(super) fn rows(pod: &PodPolicies, flow: Flow, family: Family) -> Option<BTre
     rows.extend(
         by_peer
             .into_iter()
-            .flat_map(|(peer, ports)| ports.rows(peer)),
+            .flat_map(|(peer, ports)| ports.rows(&peer)),
     );
     Some(rows)
 }
@@ -174,7 +174,7 @@ impl PortSet {
     }
 
     /// One row for each protocol; one for all, if all are in it.
-    fn rows(self, peer: Peer) -> Vec<Row> {
+    fn rows(self, peer: &Peer) -> Vec<Row> {
         let row = |ports| Row {
             peer: peer.clone(),
             ports,

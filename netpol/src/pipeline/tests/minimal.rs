@@ -1,0 +1,254 @@
+//! How small changes are.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::lab::*;
+use crate::{
+    cache::Object,
+    contiv::Flow,
+    pipeline::Pipeline,
+    render::{
+        change::Step,
+        nft::{Limits, TooLarge},
+    },
+};
+
+const WEB: &[(&str, &str)] = &[("app", "web")];
+
+fn both_directions() -> Value {
+    let web = json!([{"podSelector": {"matchLabels": {"app": "web"}}}]);
+    json!({
+        "podSelector": {},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": web, "ports": [{"port": 80}]}],
+        "egress": [{"to": web}, {"to": [{"namespaceSelector": {}}], "ports": [{"port": 53, "protocol": "UDP"}]}],
+    })
+}
+
+fn numbered(n: u8) -> Object {
+    let (id, address) = (format!("shop/web-{n}"), format!("10.0.0.{n}"));
+    object(pod(&id, WEB, &[&address]))
+}
+
+#[test]
+fn a_pod_like_others_is_an_element_of_each_map_and_group() {
+    let pods = (1..=100).map(numbered);
+    let mut lab = Lab::with(pods.chain([policy("shop/both", &both_directions())]));
+    let size = lab.pipeline.size();
+    assert_eq!((size.chains, size.groups, size.addresses), (2, 2, 200));
+    let interfaces = |pods: u8| -> BTreeMap<_, _> {
+        let pods = (1..=pods).map(|n| (format!("10.0.0.{n}").parse().unwrap(), u32::from(n)));
+        pods.collect()
+    };
+    lab.pipeline.set_interfaces(interfaces(100));
+    lab.commit();
+
+    lab.pipeline.set_interfaces(interfaces(101));
+    let commit = lab.put([numbered(101)]);
+    let mut found: Vec<String> = commit
+        .change
+        .steps
+        .iter()
+        .map(|step| match step {
+            Step::AddElements(set, elements) => {
+                let set = set.split('_').next().unwrap();
+                format!("{set} {}", elements.len())
+            }
+            Step::AddVerdicts(map, verdicts) => format!("{map} {}", verdicts.len()),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    found.sort();
+    let wanted = [
+        "behind4 1",
+        "from4 1",
+        "g4 1",
+        "g4 1",
+        "links 1",
+        "self4 1",
+        "to4 1",
+    ];
+    assert_eq!(found, wanted);
+    let address = "10.0.0.101".parse().unwrap();
+    let closed = [(address, Flow::Ingress), (address, Flow::Egress)];
+    assert_eq!(commit.closed, closed.into());
+
+    let commit = lab.remove(&pod_key("shop/web-101"));
+    assert_eq!(commit.change.elements(), 5, "{}", commit.change);
+    assert_eq!(commit.ended, [address].into());
+    // A pod of another node is in the groups only.
+    let far = elsewhere(pod("shop/web-102", WEB, &["10.0.0.102"]));
+    let commit = lab.put([object(far)]);
+    assert_eq!(
+        (commit.change.steps.len(), commit.change.elements()),
+        (2, 2)
+    );
+}
+
+#[test]
+fn the_same_input_is_no_change() {
+    let objects = || -> Vec<Object> {
+        let pods = (1..=3).map(numbered);
+        let others = [
+            policy("shop/both", &both_directions()),
+            namespace("shop", &[]),
+        ];
+        pods.chain(others).collect()
+    };
+    let mut lab = Lab::with(objects());
+    assert!(lab.put(objects()).change.is_empty());
+    lab.pipeline.replace(objects());
+    assert!(lab.commit().change.is_empty());
+    // A policy, pod and namespace that go and come back before the commit.
+    lab.pipeline.replace(Vec::new());
+    lab.pipeline.replace(objects());
+    assert!(lab.commit().change.is_empty());
+    // Other labels that no selector asks for.
+    let labels = &[("app", "web"), ("version", "2")];
+    let commit = lab.put([object(pod("shop/web-1", labels, &["10.0.0.1"]))]);
+    assert!(commit.change.is_empty(), "{}", commit.change);
+    // Another policy with the same meaning.
+    let commit = lab.put([policy("shop/twin", &both_directions())]);
+    assert!(commit.change.is_empty(), "{}", commit.change);
+    let restricting = lab.pipeline.pods().values().map(|pod| pod.policies.len());
+    assert_eq!(restricting.collect::<Vec<_>>(), [2, 2, 2]);
+    // Nothing is left when all is gone.
+    lab.pipeline.replace(Vec::new());
+    lab.commit();
+    assert_eq!(lab.table, Lab::new().table);
+}
+
+#[test]
+fn a_change_of_one_policy_makes_and_removes_one_chain() {
+    let mut lab = Lab::with((1..=100).map(numbered));
+    lab.put([policy("shop/both", &both_directions())]);
+    let mut spec = both_directions();
+    spec["ingress"][0]["ports"][0]["port"] = json!(81);
+    let commit = lab.put([policy("shop/both", &spec)]);
+    let chains = commit.change.steps.iter().filter_map(|step| match step {
+        Step::AddChain(name, _) => Some(('+', &name[..2])),
+        Step::DeleteChain(name) => Some(('-', &name[..2])),
+        Step::AddSet(..) | Step::DeleteSet(_) => panic!("{step:?}"),
+        _ => None,
+    });
+    assert_eq!(chains.collect::<Vec<_>>(), [('+', "i4"), ('-', "i4")]);
+    assert_eq!(commit.closed.len(), 100);
+    assert!(commit.closed.iter().all(|(_, flow)| *flow == Flow::Ingress));
+}
+
+#[test]
+fn a_direction_that_everyone_may_use_has_no_chain() {
+    let everyone = [
+        json!({"podSelector": {}, "ingress": [{}]}),
+        json!({"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}]}),
+    ];
+    for spec in everyone {
+        let lab = Lab::with([policy("shop/open", &spec), numbered(1)]);
+        assert_eq!(lab.pipeline.size().chains, 0, "{spec}");
+        let pod = lab.pipeline.pods().values().next().unwrap();
+        assert!(pod.is_restricted(Flow::Ingress) && !pod.is_restricted(Flow::Egress));
+    }
+    // Not one of IPv6.
+    let spec =
+        json!({"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}]});
+    let dual = pod("shop/web", WEB, &["10.0.0.1", "2001:db8::1"]);
+    let lab = Lab::with([policy("shop/open", &spec), object(dual)]);
+    assert!(lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
+    assert!(!lab.passes("2001:db8::2", "2001:db8::1 80/TCP"));
+}
+
+#[test]
+fn a_pod_reaches_itself_and_a_false_source_nobody() {
+    let mut lab = Lab::with([
+        policy(
+            "shop/closed",
+            &json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}),
+        ),
+        numbered(1),
+    ]);
+    assert!(lab.passes("10.0.0.1", "10.0.0.1 80/TCP"));
+    assert!(!lab.passes("10.0.0.1", "10.0.0.2 80/TCP"));
+    assert!(lab.passes("10.0.0.2", "10.0.0.3 80/TCP"));
+    lab.pipeline
+        .set_interfaces([("10.0.0.1".parse().unwrap(), 1)].into());
+    lab.commit();
+    assert!(!lab.passes("10.0.0.2", "10.0.0.3 80/TCP"));
+    lab.pipeline.set_interfaces(BTreeMap::new());
+    lab.commit();
+    assert!(lab.passes("10.0.0.2", "10.0.0.3 80/TCP"));
+}
+
+#[test]
+fn of_two_pods_with_one_address_the_younger_has_it() {
+    let made = |id: &str, created| {
+        let pod = pod(id, &[("app", &id[5..])], &["10.0.0.1"]);
+        object(crate::pod::Pod {
+            created: Some(created),
+            ..pod
+        })
+    };
+    let spec = json!({"podSelector": {"matchLabels": {"app": "old"}}});
+    let mut lab = Lab::with([policy("shop/closed", &spec), made("shop/old", 1)]);
+    assert!(!lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
+    let commit = lab.put([made("shop/new", 2)]);
+    assert!(lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
+    assert!(commit.ended.is_empty());
+    assert_eq!(lab.pipeline.cache().warnings()[0].0, "Pod/shop/new");
+    lab.remove(&pod_key("shop/new"));
+    assert!(!lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
+}
+
+#[test]
+fn a_pod_without_an_address_waits() {
+    let mut lab = Lab::with([policy("shop/both", &both_directions())]);
+    let commit = lab.put([object(pod("shop/web-1", WEB, &[]))]);
+    assert!(commit.change.is_empty());
+    assert!(lab.pipeline.pods().is_empty());
+    lab.put([numbered(1)]);
+    assert!(!lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
+    // Its node's network has no policies.
+    let commit = lab.put([object(pod("shop/web-1", WEB, &[]))]);
+    assert_eq!(commit.ended.len(), 1);
+    assert!(lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
+}
+
+#[test]
+fn a_table_that_is_too_large_is_refused_whole() {
+    let limits = Limits {
+        addresses: 4,
+        rows: 5,
+    };
+    let mut pipeline = Pipeline::new(HERE, limits);
+    let from_web = json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": {}}]}]});
+    pipeline.put(policy("shop/in", &from_web));
+    (1..=4).for_each(|n| pipeline.put(numbered(n)));
+    pipeline.commit().unwrap();
+    let good = pipeline.table();
+
+    pipeline.put(numbered(5));
+    let refused = pipeline.commit().unwrap_err();
+    assert_eq!(refused, TooLarge::Addresses { found: 5, limit: 4 });
+    assert_eq!(pipeline.table(), good);
+    // The next one has the changes of the refused one too.
+    pipeline.remove(&pod_key("shop/web-1"));
+    let commit = pipeline.commit().unwrap();
+    assert_eq!(commit.ended, ["10.0.0.1".parse().unwrap()].into());
+    assert_eq!(commit.change.elements(), 6, "{}", commit.change);
+
+    let good = pipeline.table();
+    let ports: Vec<Value> = ["TCP", "UDP", "SCTP"]
+        .map(|protocol| json!({"protocol": protocol}))
+        .into();
+    let to = ["10.0.0.0/8", "192.0.2.0/24"];
+    let to = to.map(|cidr| json!({"to": [{"ipBlock": {"cidr": cidr}}], "ports": ports}));
+    let spec = json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": to});
+    pipeline.put(policy("shop/out", &spec));
+    let refused = pipeline.commit().unwrap_err();
+    assert_eq!(refused, TooLarge::Rows { found: 9, limit: 5 });
+    assert_eq!(pipeline.table(), good);
+    pipeline.remove(&policy_key("shop/out"));
+    assert!(pipeline.commit().unwrap().change.is_empty());
+    assert_eq!(pipeline.table(), good);
+}

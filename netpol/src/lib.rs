@@ -22,6 +22,7 @@ pub mod configurator;
 pub mod conformance;
 pub mod contiv;
 mod counted;
+pub mod explain;
 pub mod field;
 pub mod group;
 pub mod name;

@@ -3,6 +3,7 @@
 
 pub(crate) mod bpf;
 mod cluster;
+mod netpol;
 pub(crate) mod observe;
 pub(crate) mod policy;
 mod resolver;
@@ -32,7 +33,7 @@ use holdfast_agent::{
 
 use self::show::print;
 
-/// Carries out every command except `run` and `relay`.
+/// Carries out every command except `run`, `relay` and `netpol run`.
 pub(crate) async fn run(command: Command) -> Result<()> {
     match command {
         Command::Run(_) | Command::Relay(_) => Ok(()),
@@ -75,6 +76,7 @@ pub(crate) async fn run(command: Command) -> Result<()> {
         Command::Observe(args) => observe::run(&args).await,
         Command::Why(args) => why::run(&args).await,
         Command::Cluster(ClusterCommand::Status(args)) => cluster::status(args).await,
+        Command::Netpol(command) => netpol::run(command).await,
     }
 }
 

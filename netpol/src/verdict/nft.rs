@@ -77,7 +77,7 @@ impl<'a> Judge<'a, '_> {
                     Some(verdict) => return End::Verdict(verdict),
                     None => true,
                 },
-                Expression::Count(_) => true,
+                Expression::Count(_) | Expression::Log(..) => true,
                 // The packet is the first of its connection.
                 Expression::Answer | Expression::Related | Expression::NeighbourDiscovery => false,
                 Expression::Protocol(protocol) => self

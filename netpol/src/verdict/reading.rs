@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{By, Verdict};
 use crate::{
+    addresses::Addresses,
     cache::Object,
     contiv::Flow,
     packet::{Packet, PacketPorts},
@@ -36,6 +37,14 @@ impl World {
                 Object::Namespace(namespace) => world.namespaces.push(Namespace::clone(namespace)),
                 Object::Policy(policy) => world.policies.push(NetworkPolicy::clone(policy)),
             }
+        }
+        let mut addresses = Addresses::default();
+        for pod in &world.pods {
+            addresses.set(&pod.id, pod.addresses.as_slice().into(), pod.created);
+        }
+        for pod in &mut world.pods {
+            pod.addresses
+                .retain(|address| addresses.holder(*address) == Some(&pod.id));
         }
         world
     }

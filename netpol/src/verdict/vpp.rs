@@ -7,6 +7,7 @@ use crate::{
     contiv::Flow,
     packet::Packet,
     pod::PodId,
+    policy::Protocol,
     render::vpp::{
         acl::{Acl, Interface, RowAction},
         sessions::{Scope, SessionRule},
@@ -43,7 +44,8 @@ pub fn by_sessions<'a>(
     local: &Local,
     packet: &Packet,
 ) -> Option<Verdict<'a>> {
-    let ports = packet.ports?;
+    let judged = [Protocol::Tcp, Protocol::Udp];
+    let ports = packet.ports.filter(|ports| judged.contains(&ports.protocol))?;
     let (from, to) = local.sides(packet);
     if from.is_some() && from == to {
         return Some(Verdict::passed(By::Itself));

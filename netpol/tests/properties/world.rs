@@ -66,7 +66,7 @@ fn pod(random: &mut Random, n: u8, families: Families) -> Object {
         addresses.push([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(n)].into());
     }
     let ports = random.list(3, |random| {
-        let name = PortName::new(*random.one_of::<&str>(&NAMES)).unwrap();
+        let name = PortName::new(random.one_of::<&str>(&NAMES)).unwrap();
         (
             (name, *random.one_of(&Protocol::ALL)),
             *random.one_of(&NUMBERS),
@@ -75,7 +75,7 @@ fn pod(random: &mut Random, n: u8, families: Families) -> Object {
     let labels = [("app", &VALUES), ("tier", &VALUES)];
     let labels = labels.map(|(key, values)| (key.to_owned(), (*random.one_of(values)).to_owned()));
     Object::Pod(Arc::new(Pod {
-        id: PodId::new(*random.one_of::<&str>(&NAMESPACES), &format!("pod-{n}")),
+        id: PodId::new(random.one_of::<&str>(&NAMESPACES), &format!("pod-{n}")),
         labels: labels.into_iter().filter(|_| random.chance(3, 4)).collect(),
         node: Some((*random.one_of(&NODES)).into()),
         addresses,

@@ -12,7 +12,7 @@ fn rules_are_ordered() {
         let [left, right] = ["left", "right"].map(|side| rule(&case["given"][side]));
         assert_eq!(case["expect"], -1);
         assert!(
-            left < right && right > left && left != right,
+            left < right,
             "{}",
             case["id"]
         );

@@ -1,6 +1,6 @@
 //! Which rules decide a connection: those of the sender's pod and those of the receiver's.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
 
@@ -37,9 +37,27 @@ pub struct Side {
     pub allowed_by: Option<(PolicyId, String)>,
 }
 
+/// What decides a connection: a side for each end that is one of `pods` and has policies about the
+/// direction. No side: it passes. A pod's packets to itself always do.
+pub(crate) fn sides(
+    cache: &Cache,
+    pods: &BTreeMap<PodId, PodPolicies>,
+    opening: &Opening,
+) -> Vec<Side> {
+    if opening.from == opening.to {
+        return Vec::new();
+    }
+    let ends = [(opening.from, Flow::Egress), (opening.to, Flow::Ingress)];
+    let sides = ends.into_iter().filter_map(|(address, flow)| {
+        let (id, pod) = pods.get_key_value(&cache.pod_at(address)?.id)?;
+        side(cache, id, pod, flow, opening)
+    });
+    sides.collect()
+}
+
 /// The policies of `pod`, which is one end of the connection, about its direction. None if no policy
 /// restricts it.
-pub(crate) fn side(
+fn side(
     cache: &Cache,
     id: &PodId,
     pod: &PodPolicies,
@@ -133,7 +151,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{cache::Object, pipeline::Pipeline, render::nft::Limits};
+    use crate::{cache::Object, processor::Processor};
+
+    type Node = (Cache, Processor);
 
     fn pod(name: &str, node: &str, last: u8) -> Object {
         let port = (PortName::new("web").unwrap(), Protocol::Tcp);
@@ -156,13 +176,15 @@ mod tests {
     }
 
     /// Each side as `direction of pod: rule`.
-    fn sides(pipeline: &Pipeline, from: u8, to: u8, port: Option<(Protocol, u16)>) -> Vec<String> {
+    fn shown(node: &Node, from: u8, to: u8, port: Option<(Protocol, u16)>) -> Vec<String> {
         let opening = Opening {
             from: IpAddr::from([10, 0, 0, from]),
             to: IpAddr::from([10, 0, 0, to]),
             port,
         };
-        let sides = pipeline.explain(&opening).into_iter().map(|side| {
+        let (cache, processor) = node;
+        let sides = sides(cache, processor.pods(), &opening);
+        let sides = sides.into_iter().map(|side| {
             let rule = side
                 .allowed_by
                 .map(|(policy, field)| format!("{policy} {field}"));
@@ -174,7 +196,7 @@ mod tests {
 
     #[test]
     fn both_ends_on_this_node_have_a_say() {
-        let mut pipeline = Pipeline::new("n1", Limits::default());
+        let (mut cache, mut processor) = (Cache::new("n1"), Processor::default());
         for object in [
             pod("a", "n1", 1),
             pod("b", "n1", 2),
@@ -201,9 +223,11 @@ mod tests {
                 &json!({"podSelector": {"matchLabels": {"app": "b"}}}),
             ),
         ] {
-            pipeline.put(object);
+            cache.put(object);
         }
-        pipeline.commit().unwrap();
+        let touched = cache.take_touched();
+        processor.process(&cache, &touched);
+        let node = (cache, processor);
         let tcp = |port| Some((Protocol::Tcp, port));
         let both = |egress: &str, ingress: &str| {
             vec![
@@ -212,15 +236,15 @@ mod tests {
             ]
         };
         let allowed = both("shop/out spec.egress[0]", "shop/in spec.ingress[0]");
-        assert_eq!(sides(&pipeline, 1, 2, tcp(8080)), allowed);
+        assert_eq!(shown(&node, 1, 2, tcp(8080)), allowed);
         let denied = both("denied by 1", "denied by 2");
-        assert_eq!(sides(&pipeline, 1, 2, tcp(80)), denied);
-        assert_eq!(sides(&pipeline, 1, 2, Some((Protocol::Udp, 8080))), denied);
-        assert_eq!(sides(&pipeline, 1, 2, None), denied);
+        assert_eq!(shown(&node, 1, 2, tcp(80)), denied);
+        assert_eq!(shown(&node, 1, 2, Some((Protocol::Udp, 8080))), denied);
+        assert_eq!(shown(&node, 1, 2, None), denied);
         // Another node has its own say; a pod reaches itself.
         let to_far = ["Egress of a: shop/out spec.egress[1]"];
-        assert_eq!(sides(&pipeline, 1, 3, None), to_far);
-        assert_eq!(sides(&pipeline, 3, 1, None), [""; 0]);
-        assert_eq!(sides(&pipeline, 2, 2, None), [""; 0]);
+        assert_eq!(shown(&node, 1, 3, None), to_far);
+        assert_eq!(shown(&node, 3, 1, None), [""; 0]);
+        assert_eq!(shown(&node, 2, 2, None), [""; 0]);
     }
 }

@@ -15,7 +15,7 @@ use std::{
 use crate::{
     cache::{Cache, Key, Object},
     contiv::Flow,
-    explain::{Opening, Side, side},
+    explain::{Opening, Side, sides},
     pod::PodId,
     processor::{PodPolicies, Processor},
     render::{
@@ -119,23 +119,9 @@ impl Pipeline {
     }
 
     /// What decides a connection: a side for each end that is a pod of this node with policies about
-    /// the direction. No side: it passes. A pod's packets to itself always do.
+    /// the direction. No side: it passes.
     pub fn explain(&self, opening: &Opening) -> Vec<Side> {
-        let ends = [(opening.from, Flow::Egress), (opening.to, Flow::Ingress)];
-        let sides = ends.into_iter().filter_map(|(address, flow)| {
-            let (id, pod) = self.pod_here(address)?;
-            side(&self.cache, id, pod, flow, opening)
-        });
-        match opening.from == opening.to {
-            true => Vec::new(),
-            false => sides.collect(),
-        }
-    }
-
-    /// The pod of this node that has an address.
-    fn pod_here(&self, address: IpAddr) -> Option<(&PodId, &PodPolicies)> {
-        let pod = self.cache.pod_at(address)?;
-        self.processor.pods().get_key_value(&pod.id)
+        sides(&self.cache, self.processor.pods(), opening)
     }
 
     /// All objects.

@@ -16,6 +16,7 @@ mod element;
 pub(crate) mod expression;
 mod listing;
 pub(crate) mod message;
+mod outline;
 mod probe;
 mod rule;
 pub(crate) mod socket;
@@ -86,6 +87,12 @@ impl Connection {
     /// The first part of the kernel's table that differs from `wanted`; none if it is just this table.
     pub fn difference(&mut self, wanted: &Table) -> Result<Option<Difference>, NftablesError> {
         listing::compare(&mut self.0, wanted)
+    }
+
+    /// What can be read as values of the kernel's table with the name of `wanted`: everything but rules
+    /// that `wanted` does not have, and objects of other types.
+    pub fn outline(&mut self, wanted: &Table) -> Result<Table, NftablesError> {
+        outline::read(&mut self.0, wanted)
     }
 
     /// Packets that each counter of a table has counted since it was made.

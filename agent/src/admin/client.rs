@@ -56,7 +56,8 @@ pub enum ClientError {
 /// How to reach an agent whose socket answered with `error`.
 fn remedy_of(error: &io::Error, start: &str) -> String {
     if error.kind() == io::ErrorKind::PermissionDenied {
-        "only root can connect to the agent: run this command as root (for example with sudo)".to_owned()
+        "only root can connect to the agent: run this command as root (for example with sudo)"
+            .to_owned()
     } else {
         format!("start one with `{start}`, or give the socket of another one with --admin-socket")
     }

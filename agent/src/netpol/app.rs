@@ -19,7 +19,7 @@ use agent_cluster::{
 use agent_datapath::nf_tables::Connection;
 use anyhow::{Context as _, Result, bail};
 use daemon::{descriptors::Descriptors, http_server};
-use netpol::render::change::Change;
+use netpol::render::{change::Change, ruleset::Table};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -194,37 +194,38 @@ async fn dry_run(config: &NetpolConfig, api: Option<Api>) -> Result<()> {
     listed.map_err(|_| {
         anyhow::anyhow!("not every kind of object was listed within {LISTING:?}; see the log")
     })?;
-    let mut state = shared.state.lock();
-    for refused in &state.refused {
-        eprintln!("refused: {refused}");
-    }
-    state.commit()?;
-    let addresses = state.addresses();
-    let (mut ways, table) = (state.ways.clone(), state.table());
-    drop(state);
-    // Without them the table would lack its guard against false sources.
-    ways.look(&addresses)
-        .await
-        .context("asking for the routes to pods")?;
-    let table = {
-        let mut state = shared.state.lock();
-        state.set_ways(ways);
-        state.commit().map(|_| state.table()).unwrap_or(table)
-    };
+    let table = planned(&shared).await?;
     let mut kernel = Connection::open()?;
     kernel.dry_run(&Change::replacement(&table))?;
     let mut out = std::io::stdout().lock();
     match kernel.difference(&table)? {
         None => writeln!(out, "the table in force is the same")?,
         Some(difference) => {
-            writeln!(
-                out,
-                "# {difference}; the kernel accepts this table in its place:"
-            )?;
-            write!(out, "{}", Change::replacement(&table))?;
+            writeln!(out, "# {difference}; the kernel would accept this change:")?;
+            let change = Change::between(&kernel.outline(&table)?, &table);
+            write!(out, "{change}")?;
         }
     }
     Ok(())
+}
+
+/// The table that the documents need.
+async fn planned(shared: &Shared) -> Result<Table> {
+    let (mut ways, addresses) = {
+        let mut state = shared.state.lock();
+        for refused in &state.refused {
+            eprintln!("refused: {refused}");
+        }
+        state.commit()?;
+        (state.ways.clone(), state.addresses())
+    };
+    // Without them the table would lack its guard against false sources.
+    let looked = ways.look(&addresses).await;
+    looked.context("asking for the routes to pods")?;
+    let mut state = shared.state.lock();
+    state.set_ways(ways);
+    state.commit()?;
+    Ok(state.table())
 }
 
 /// Waits until the policies are in force.

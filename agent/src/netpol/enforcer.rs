@@ -76,9 +76,7 @@ pub(super) struct Enforcer {
     pub(super) shared: Arc<Shared>,
     pub(super) counters: Counters,
     pub(super) links: LinkEvents,
-    /// `--set-bridge-sysctls`
     pub(super) sets_bridge_sysctls: bool,
-    /// `--log-drops`
     pub(super) logs_drops: bool,
 }
 
@@ -92,6 +90,21 @@ struct Due {
     ways: bool,
     /// When the next attempt is made after one that failed, and the pause after that.
     retry: Option<(Instant, Duration)>,
+}
+
+impl Due {
+    /// Notes the result of an attempt.
+    fn note(&mut self, result: &Result<Option<CommitOutcome>, String>) {
+        match result {
+            Ok(_) => (self.comparison, self.is_foreign, self.retry) = (false, false, None),
+            Err(_) => {
+                self.comparison = true;
+                let pause = self.retry.map(|(_, pause)| (pause * 2).min(RETRY.1));
+                let pause = pause.unwrap_or(RETRY.0);
+                self.retry = Some((Instant::now() + pause, pause));
+            }
+        }
+    }
 }
 
 /// Connections that may have to end.
@@ -158,8 +171,8 @@ impl Enforcer {
         }
     }
 
-    /// Makes the changes of the state, and looks at the ways to its pods. The first table has these
-    /// ways: it is compared with that of the last run.
+    /// Looks at the ways to the pods, and makes the changes of the state. The first table has these ways:
+    /// it is compared with that of the last run.
     async fn enforce(&self, connection: &Arc<Mutex<Connection>>, due: &mut Due, over: &mut Over) {
         if due.comparison
             && let Ok(commit) = self.shared.state.lock().commit()
@@ -182,37 +195,33 @@ impl Enforcer {
             over.note(commit);
         }
         over.is_closing |= done.is_replaced;
-        let failing = match &done.result {
-            Ok(outcome) => {
-                (due.comparison, due.is_foreign, due.retry) = (false, false, None);
-                if let Some(outcome) = *outcome {
-                    self.counters.outcomes.inc(outcome);
-                }
-                None
-            }
-            Err(reason) => {
-                self.counters.outcomes.inc(CommitOutcome::Failed);
-                due.comparison = true;
-                let pause = due
-                    .retry
-                    .map_or(RETRY.0, |(_, pause)| (pause * 2).min(RETRY.1));
-                due.retry = Some((Instant::now() + pause, pause));
-                Some(reason.clone())
-            }
-        };
+        due.note(&done.result);
+        self.note(done);
+    }
+
+    /// Counts an attempt, and shows its result.
+    fn note(&self, done: Done) {
+        match &done.result {
+            Ok(Some(outcome)) => self.counters.outcomes.inc(*outcome),
+            Ok(None) => {}
+            Err(_) => self.counters.outcomes.inc(CommitOutcome::Failed),
+        }
         if let Some(took) = done.took {
             self.counters.observe(took);
         }
         let mut state = self.shared.state.lock();
-        state.force.is_begun |= failing.is_none();
-        if failing.is_some() && state.force.failing != failing {
-            tracing::error!(
-                reason = failing,
+        let failing = done.result.err();
+        match &failing {
+            Some(reason) if state.force.failing != failing => tracing::error!(
+                reason,
                 "the table is not as the policies say; the last one remains in force"
-            );
-        }
-        if let Some(elements) = done.elements.filter(|_| failing.is_none()) {
-            state.force.changed = Some((Instant::now(), elements));
+            ),
+            Some(_) => {}
+            None => {
+                state.force.is_begun = true;
+                let changed = done.elements.map(|elements| (Instant::now(), elements));
+                state.force.changed = changed.or(state.force.changed);
+            }
         }
         state.force.failing = failing;
         if !state.ways.are_of(&state.addresses()) {

@@ -25,34 +25,47 @@ pub(crate) fn remove_table() -> Result<bool, NftablesError> {
     Ok(was_there)
 }
 
-/// Deletes the table once `in_force` is over, which says whether the programs of `run` enforce the
+/// Deletes the table once `in_force` ends with true, which says that the programs of `run` enforce the
 /// policies, and no `netpol run` runs any more.
 pub(crate) async fn take_over(in_force: impl Future<Output = bool>, stop: CancellationToken) {
     let taken = async {
         if !in_force.await {
             return;
         }
+        let mut known = None;
         loop {
-            match netns_lock::has_netpol() {
-                Ok(false) => match remove_table() {
-                    Ok(true) => {
+            match try_to_remove() {
+                Ok(Some(was_there)) => {
+                    if was_there {
                         tracing::info!(
                             "the nftables table of `netpol run` is deleted: programs enforce its policies now"
                         );
-                        return;
                     }
-                    Ok(false) => return,
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot delete the nftables table of `netpol run`; its last policies stay in force beside these; tried again");
-                    }
-                },
-                Ok(true) => {}
+                    return;
+                }
+                Ok(None) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "cannot see whether `netpol run` runs; its table stays")
+                    let error = error.to_string();
+                    if known.as_ref() != Some(&error) {
+                        tracing::warn!(
+                            error,
+                            "cannot delete the nftables table of `netpol run`: if there is one, its last \
+                             policies stay in force beside these; tried again"
+                        );
+                    }
+                    known = Some(error);
                 }
             }
             tokio::time::sleep(POLL).await;
         }
     };
     stop.run_until_cancelled(taken).await;
+}
+
+/// Whether the table was there; none while `netpol run` runs.
+fn try_to_remove() -> anyhow::Result<Option<bool>> {
+    match netns_lock::has_netpol()? {
+        true => Ok(None),
+        false => Ok(Some(remove_table()?)),
+    }
 }

@@ -91,9 +91,8 @@ spec: {podSelector: {}}
             if let Object::Pod(pod) = object {
                 assert_eq!(pod.labels.len(), 2);
                 assert_eq!(pod.node.as_deref(), Some("n1"));
-                let ports: Vec<_> = pod.ports.into_iter().collect();
-                assert_eq!(ports[0].0.1, Protocol::Udp);
-                assert_eq!(ports[0].1, 53);
+                let (name, number) = pod.ports.first_key_value().unwrap();
+                assert_eq!((name.1, *number), (Protocol::Udp, 53));
             }
         }
         assert_eq!(key("CiliumNetworkPolicy/shop/web"), None);

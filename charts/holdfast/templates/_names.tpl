@@ -45,7 +45,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- $node := get $affinity "nodeAffinity" | default dict -}}
 {{- $required := get $node "requiredDuringSchedulingIgnoredDuringExecution" | default dict -}}
 {{- $terms := list -}}
-{{- range get $required "nodeSelectorTerms" | default (list dict) -}}
+{{- range get $required "nodeSelectorTerms" | default (list (dict)) -}}
 {{- $terms = append $terms (set . "matchExpressions" (append (.matchExpressions | default list) $other)) -}}
 {{- end -}}
 {{- $_ := set $required "nodeSelectorTerms" $terms -}}

@@ -32,19 +32,23 @@ impl<'a> Pods<'a> {
     }
 
     fn of(lab: &'a Lab, pods: &[(&str, &Pod)]) -> Result<Self> {
-        let mut servers = Vec::new();
         for (name, pod) in pods {
             lab.write_pod(name, &json!({"app": name}), pod)?;
-            servers.push(Web::start(
-                &pod.netns,
-                &addresses(pod),
-                &[PORT, 8080],
-                &[7777],
-            )?);
         }
+        Self::serve(lab, pods)
+    }
+
+    fn without_documents(lab: &'a Lab) -> Result<Self> {
+        Self::serve(lab, &[("a", &lab.a), ("b", &lab.b)])
+    }
+
+    fn serve(lab: &'a Lab, pods: &[(&str, &Pod)]) -> Result<Self> {
+        let servers = pods
+            .iter()
+            .map(|(_, pod)| Web::start(&pod.netns, &addresses(pod), &[PORT, 8080], &[7777]));
         Ok(Self {
             lab,
-            _servers: servers,
+            _servers: servers.collect::<Result<_>>()?,
         })
     }
 }

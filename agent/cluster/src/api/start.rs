@@ -25,8 +25,9 @@ pub fn start(api: &Api, here: Here, tasks: &TaskTracker, stop: &CancellationToke
     let refusals = match here.reads_only {
         true => channel::channel(Arc::default()).0,
         false => {
-            write_own_node(api, here.node.clone(), &health, tasks, stop);
-            report(api, &here.node, &health, tasks, stop)
+            let refusals = report(api, &here.node, &health, tasks, stop);
+            write_own_node(api, here.node, &health, tasks, stop);
+            refusals
         }
     };
     Watches {

@@ -60,7 +60,11 @@ struct Encoder {
 impl Encoder {
     fn push(&mut self, expression: &Expression) {
         match expression {
-            Expression::Protocol(protocol) => self.protocol(protocol.number()),
+            Expression::Protocol(protocol) => {
+                // nft also writes it behind a condition that implies it.
+                self.protocol = None;
+                self.protocol(protocol.number());
+            }
             Expression::Within(field, first, last) => {
                 self.load(&[*field]);
                 let (first, last) = (value_bytes(*first), value_bytes(*last));

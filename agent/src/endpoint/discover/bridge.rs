@@ -69,7 +69,7 @@ pub(super) async fn leads_to(
 }
 
 /// Index of the interface that the node reaches an address through; none if it has no route.
-pub(super) async fn route_to(handle: &Handle, address: IpAddr) -> io::Result<Option<u32>> {
+async fn route_to(handle: &Handle, address: IpAddr) -> io::Result<Option<u32>> {
     let found = route_query::answer(handle, address).await?;
     let attributes = found.into_iter().flat_map(|route| route.attributes);
     let mut out = attributes.filter_map(|attribute| match attribute {

@@ -2,16 +2,20 @@
 
 use std::{io, net::IpAddr};
 
+use agent_datapath::route_query;
 use daemon::lookup::Lookup;
 use rtnetlink::{
     Handle,
-    packet_route::link::{InfoKind, LinkMessage},
+    packet_route::{
+        link::{InfoKind, LinkMessage},
+        route::{RouteAttribute, RouteMessage},
+    },
 };
 
 use super::{
     attributes::{name_of, peer_of},
     behind::{kind, leads_elsewhere},
-    bridge, links,
+    links,
 };
 
 /// The way to an address.
@@ -36,14 +40,30 @@ pub(crate) enum Way {
 /// # Errors
 /// The kernel could not be asked; this says nothing about the way.
 pub(crate) async fn way_to(handle: &Handle, address: IpAddr) -> io::Result<Way> {
-    let Some(out) = bridge::route_to(handle, address).await? else {
+    let Some(route) = route_query::entry(handle, address).await? else {
+        return Ok(Way::Nowhere);
+    };
+    let mut attributes = route.attributes.iter();
+    let out = attributes.find_map(|attribute| match attribute {
+        RouteAttribute::Oif(index) => Some(*index),
+        _ => None,
+    });
+    let Some(out) = out else {
         return Ok(Way::Nowhere);
     };
     let Some(link) = found(handle, out).await? else {
         return Ok(Way::Nowhere);
     };
     let name = name_of(&link).unwrap_or_else(|| format!("interface {out}"));
-    if leads_elsewhere(&link) {
+    let elsewhere = |name| Way::Elsewhere {
+        name,
+        kind: kind(&link),
+    };
+    if is_by_gateway(&route) {
+        return Ok(elsewhere(name));
+    }
+    // Behind the uplink of a node that is itself a container are many addresses.
+    if leads_elsewhere(&link) && is_of_one(&route, address) {
         return Ok(Way::Pair { index: out, name });
     }
     if is_bridge(&link) {
@@ -55,8 +75,27 @@ pub(crate) async fn way_to(handle: &Handle, address: IpAddr) -> io::Result<Way> 
     {
         return Ok(Way::Bridge { name });
     }
-    let kind = kind(&link);
-    Ok(Way::Elsewhere { name, kind })
+    Ok(elsewhere(name))
+}
+
+/// Whether another machine passes the packets on.
+fn is_by_gateway(route: &RouteMessage) -> bool {
+    let mut attributes = route.attributes.iter();
+    attributes.any(|attribute| {
+        matches!(
+            attribute,
+            RouteAttribute::Gateway(_) | RouteAttribute::Via(_)
+        )
+    })
+}
+
+/// Whether a route is one for this address alone.
+fn is_of_one(route: &RouteMessage, address: IpAddr) -> bool {
+    let bits = match address {
+        IpAddr::V4(_) => 32,
+        IpAddr::V6(_) => 128,
+    };
+    route.header.destination_prefix_length == bits
 }
 
 async fn found(handle: &Handle, index: u32) -> io::Result<Option<LinkMessage>> {

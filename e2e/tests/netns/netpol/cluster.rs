@@ -86,7 +86,7 @@ fn a_refused_policy_is_an_event_and_its_last_version_stays() {
         reaches(&lab.a, &both(&lab.b, PORT), false)?;
         api.put(policy(&json!({"podSelector": of("b"), "ingres": []})))?;
         eventually("an Event about the policy", SOON * 2, || {
-            let events = api.all("events")?;
+            let events = api.all("events.events.k8s.io")?;
             let about = events.iter().any(|event| {
                 let text = event.to_string();
                 text.contains("NetworkPolicy") && text.contains("spec.ingres")

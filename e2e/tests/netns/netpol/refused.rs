@@ -2,6 +2,8 @@
 
 use anyhow::{Result, ensure};
 use holdfast_e2e::bridge::Bridge;
+use holdfast_e2e::lab::{at, web4};
+use holdfast_e2e::netpol_run::NODE;
 use holdfast_e2e::{AgentOptions, Lab, eventually, with_lab};
 use serde_json::json;
 
@@ -87,7 +89,7 @@ fn ipvs_is_named() {
 }
 
 #[test]
-fn a_dry_run_prints_the_table_and_changes_nothing() {
+fn a_dry_run_prints_the_difference_and_changes_nothing() {
     with_lab(|lab| {
         let _pods = Pods::new(lab)?;
         lab.write_network_policy("b", &json!({"podSelector": of("b"), "ingress": []}))?;
@@ -101,7 +103,7 @@ fn a_dry_run_prints_the_table_and_changes_nothing() {
         ensure!(printed.contains("the table is missing"), "{printed}");
         ensure!(printed.contains("holdfast_policies_v1"), "{printed}");
         ensure!(lab.netpol_table().is_err(), "a table was made");
-        let _netpol = lab.start_netpol(&[])?;
+        let netpol = lab.start_netpol(&[])?;
         eventually("nothing is left to do", SOON, || {
             let printed = run()?;
             ensure!(
@@ -109,6 +111,42 @@ fn a_dry_run_prints_the_table_and_changes_nothing() {
                 "{printed}"
             );
             Ok(())
-        })
+        })?;
+        ensure!(netpol.terminate(SOON)?.success(), "exit code");
+        lab.write_pod("a", &json!({"app": "b"}), &lab.a)?;
+        let printed = run()?;
+        let elements = printed
+            .lines()
+            .filter(|line| line.starts_with("add element"));
+        // The pod is restricted in both families now, and reaches itself.
+        ensure!(elements.count() == 4, "{printed}");
+        ensure!(!printed.contains("delete"), "{printed}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_route_that_leads_to_no_pod_is_named_and_its_device_is_not_guarded() {
+    with_lab(|lab| {
+        for (name, address) in [("far", "198.51.100.99"), ("near", "192.0.2.99")] {
+            let pod = json!({
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {"nodeName": NODE},
+                "status": {"phase": "Running", "podIP": address},
+            });
+            lab.write_policy(&format!("pod-{name}.json"), &pod.to_string())?;
+        }
+        let _netpol = lab.start_netpol(&[])?;
+        status_has(
+            lab,
+            &[
+                "pod default/far: the route to 198.51.100.99 leads to up0 (veth), not to a pod",
+                "pod default/near: the route to 192.0.2.99 leads to up0 (veth), not to a pod",
+                "correct the route",
+            ],
+        )?;
+        reaches(&lab.a, &[at(web4(10), 80)], true)
     });
 }

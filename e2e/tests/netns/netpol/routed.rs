@@ -37,7 +37,7 @@ fn a_policy_opens_what_it_allows_and_nothing_else() {
         lab.write_pod("a", &json!({"app": "a"}), &lab.a)?;
         reaches(&lab.a, &both(&lab.b, 8080), false)?;
 
-        // Egress of a: to b only, and b allows nobody.
+        // Egress of a: to b only.
         lab.write_network_policy(
             "a",
             &json!({
@@ -116,7 +116,7 @@ fn a_pod_cannot_send_under_another_address() {
             }),
         )?;
         let _netpol = lab.start_netpol(&[])?;
-        // The allowed address is nobody's; a takes it.
+        // No pod has the allowed address; a takes it.
         lab.a.netns.batch("address add 10.77.9.9/32 dev eth0")?;
         lab.node
             .batch(&format!("route add 10.77.9.9/32 dev {}", lab.a.host_side))?;

@@ -1,14 +1,18 @@
-//! Single changes in any order lead to the table of the whole set.
+//! Random objects: single changes in any order lead to the table of the whole set, and the table says
+//! what the documents say.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use serde_json::{Value, json};
 
-use super::lab::*;
+use super::{judge, lab::*};
 use crate::{
     cache::{Key, Object},
+    packet::{Packet, PacketPorts},
     pod::Pod,
+    policy::Protocol,
+    verdict::World,
 };
 
 type Objects = BTreeMap<Key, Object>;
@@ -144,7 +148,73 @@ fn objects() -> impl Strategy<Value = Objects> {
     })
 }
 
+/// A packet between two of the addresses that pods may have, or others.
+fn a_packet() -> impl Strategy<Value = Packet> {
+    let protocol = select(
+        &[
+            None,
+            Some(Protocol::Tcp),
+            Some(Protocol::Udp),
+            Some(Protocol::Sctp),
+        ][..],
+    );
+    let port = (protocol, select(&[80, 85, 8080][..]));
+    (0u8..9, 0u8..9, prop::bool::ANY, port).prop_map(|(from, to, six, (protocol, number))| {
+        let address = |n: u8| match six {
+            true => format!("2001:db8::{n}").parse().unwrap(),
+            false => format!("10.0.0.{n}").parse().unwrap(),
+        };
+        Packet {
+            source: address(from),
+            destination: address(to),
+            ports: protocol.map(|protocol| PacketPorts {
+                protocol,
+                source: 1024,
+                destination: number,
+            }),
+        }
+    })
+}
+
+/// The objects as their reader sees them.
+fn world(lab: &Lab, objects: &Objects) -> World {
+    let mut world = World::default();
+    for object in objects.values() {
+        match object {
+            Object::Pod(pod) => {
+                let addresses = lab.pipeline.cache().addresses(pod).collect();
+                let pod = Pod::clone(pod);
+                world.pods.push(Pod { addresses, ..pod });
+            }
+            Object::Namespace(namespace) => world.namespaces.push((**namespace).clone()),
+            Object::Policy(policy) => world.policies.push((**policy).clone()),
+        }
+    }
+    world
+}
+
 proptest! {
+    #[test]
+    fn the_table_says_what_the_documents_say(
+        objects in objects(),
+        packets in vec(a_packet(), 100),
+    ) {
+        let lab = Lab::with(objects.values().cloned());
+        let world = world(&lab, &objects);
+        let is_here = |pod: &Pod| pod.node.as_deref() == Some(HERE);
+        for packet in packets {
+            let read = world.judge(&packet, is_here);
+            let judged = judge::Packet {
+                interface: 1,
+                source: packet.source,
+                destination: packet.destination,
+                ports: packet.ports.map(|ports| (ports.protocol, ports.destination)),
+            };
+            let passes = judge::passes(&lab.table, &judged);
+            prop_assert_eq!(passes, read.passes, "{:?} {:?}\n{}", packet, read.by, lab.table);
+        }
+    }
+
     #[test]
     fn single_changes_in_any_order_are_the_whole_set(
         before in objects(),

@@ -13,11 +13,8 @@ use std::{
     net::IpAddr,
 };
 
-pub use self::{
-    nft::by_table,
-    reading::World,
-    vpp::{by_acls, by_sessions},
-};
+pub(crate) use self::{nft::by_table, vpp::by_sessions};
+pub use self::{reading::World, vpp::by_acls};
 use crate::{
     configurator::PodRules,
     contiv::Flow,

@@ -5,5 +5,6 @@ mod properties {
     pub(crate) mod order;
     pub(crate) mod parity;
     pub(crate) mod random;
+    pub(crate) mod renderers;
     pub(crate) mod world;
 }

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// By the chains of forwarded packets. The interface by which the packet came is not known.
-pub fn by_table<'a>(table: &'a Table, packet: &Packet) -> Verdict<'a> {
+pub(crate) fn by_table<'a>(table: &'a Table, packet: &Packet) -> Verdict<'a> {
     let mut judge = Judge {
         table,
         packet,

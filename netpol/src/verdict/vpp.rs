@@ -39,13 +39,15 @@ pub fn by_acls<'a>(acls: &'a [Acl], local: &Local, packet: &Packet) -> Verdict<'
 }
 
 /// By the session rules of a node, which are about TCP and UDP only: none for other packets.
-pub fn by_sessions<'a>(
+pub(crate) fn by_sessions<'a>(
     rules: &'a [SessionRule],
     local: &Local,
     packet: &Packet,
 ) -> Option<Verdict<'a>> {
     let judged = [Protocol::Tcp, Protocol::Udp];
-    let ports = packet.ports.filter(|ports| judged.contains(&ports.protocol))?;
+    let ports = packet
+        .ports
+        .filter(|ports| judged.contains(&ports.protocol))?;
     let (from, to) = local.sides(packet);
     if from.is_some() && from == to {
         return Some(Verdict::passed(By::Itself));

@@ -16,9 +16,10 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net};
 
+pub(crate) use self::refusal::refusal;
 pub use self::{
     json::{from_json, to_json},
-    refusal::{NoSessionRules, refusal},
+    refusal::NoSessionRules,
 };
 use crate::{
     pod::PodId,
@@ -29,7 +30,7 @@ use crate::{
 };
 
 /// Ports of one rule that become a session rule each, at most.
-pub const MAX_PORTS: u32 = 1024;
+const MAX_PORTS: u32 = 1024;
 
 const TAG: &str = "contiv/vpp-policy";
 const ANY: &str = "-ANY";

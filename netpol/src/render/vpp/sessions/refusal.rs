@@ -35,7 +35,7 @@ impl NoSessionRules {
 }
 
 /// Why a pod with these policies has no session rules.
-pub fn refusal(id: &PodId, pod: &PodPolicies) -> Option<NoSessionRules> {
+pub(crate) fn refusal(id: &PodId, pod: &PodPolicies) -> Option<NoSessionRules> {
     if let Some(address) = pod.addresses.iter().find(|address| address.is_ipv6()) {
         return Some(NoSessionRules {
             at: format!("pod {id}, {address}"),

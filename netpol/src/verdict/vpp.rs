@@ -27,15 +27,16 @@ pub fn by_acls<'a>(acls: &'a [Acl], local: &Local, packet: &Packet) -> Verdict<'
         _ => false,
     };
     let applied = acls.iter().filter(|acl| acl.output.iter().any(leaves_by));
-    applied.fold(Verdict::passed(By::Open(Flow::Ingress)), |before, acl| {
-        before.then(|| {
-            let row = acl.rows.iter().find(|row| row.matches(packet));
-            Verdict {
-                passes: row.is_some_and(|row| row.action != RowAction::Deny),
-                by: vec![row.map_or(By::NoRow(&acl.name), |row| By::Row(&acl.name, row))],
-            }
-        })
-    })
+    let by_one = |acl: &'a Acl| {
+        let row = acl.rows.iter().find(|row| row.matches(packet));
+        Verdict {
+            passes: row.is_some_and(|row| row.action != RowAction::Deny),
+            by: vec![row.map_or(By::NoRow(&acl.name), |row| By::Row(&acl.name, row))],
+        }
+    };
+    let verdicts = applied.map(by_one);
+    let all = verdicts.reduce(|before, next| before.then(|| next));
+    all.unwrap_or_else(|| Verdict::passed(By::Open(Flow::Ingress)))
 }
 
 /// By the session rules of a node, which are about TCP and UDP only: none for other packets.

@@ -14,6 +14,7 @@ mod max_identities;
 mod metrics_address;
 pub mod netpol_args;
 mod relay_args;
+pub mod render_args;
 mod resolver_args;
 mod run_args;
 mod source_args;

@@ -16,7 +16,7 @@ mod feed;
 mod handover;
 pub mod metrics;
 pub mod model;
-mod objects;
+pub mod objects;
 mod state;
 mod surroundings;
 mod unenforced;

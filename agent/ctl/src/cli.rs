@@ -6,6 +6,7 @@ mod cluster;
 mod netpol;
 pub(crate) mod observe;
 pub(crate) mod policy;
+mod render;
 mod resolver;
 pub(crate) mod show;
 pub(crate) mod table;
@@ -63,6 +64,7 @@ pub(crate) async fn run(command: Command) -> Result<()> {
             policy::validate(&files, output)
         }
         Command::Policy(PolicyCommand::Trace(args)) => trace::run(&args).await,
+        Command::Policy(PolicyCommand::Render(args)) => render::run(&args),
         Command::Identity(command) => identity(command).await,
         Command::Ip(command) => ip(command).await,
         Command::Selectors(SelectorsCommand::List(args)) => {

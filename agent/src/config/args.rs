@@ -16,6 +16,7 @@ use super::{
     destination::{Receiver, sender},
     netpol_args::NetpolCommand,
     relay_args::RelayArgs,
+    render_args::RenderArgs,
     run_args::RunArgs,
     why_args::WhyArgs,
 };
@@ -206,6 +207,8 @@ pub enum PolicyCommand {
     },
     /// Show the verdict for a packet and the rules that decide it. Exit 1 if it is dropped
     Trace(TraceArgs),
+    /// Show what NetworkPolicies mean in addresses, without a running agent. With --to exit 1 if renderings disagree
+    Render(RenderArgs),
 }
 
 /// `policy trace`

@@ -14,7 +14,7 @@ use netpol::{
 };
 
 /// The object of a document; none if its kind is not one of the pipeline's.
-pub(super) fn object(body: &Body) -> Option<Object> {
+pub fn object(body: &Body) -> Option<Object> {
     match body {
         Body::Pod(pod) => Some(Object::Pod(Arc::new(pod_of(pod)))),
         Body::Namespace(namespace) => Some(Object::Namespace(Arc::new(namespace_of(namespace)))),

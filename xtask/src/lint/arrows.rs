@@ -71,6 +71,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
             "holdfast-agent-core",
             "holdfast-agent-datapath",
             "holdfast-agent-lib",
+            "netpol",
             "shared-maps",
         ],
     ),

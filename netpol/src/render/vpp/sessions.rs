@@ -16,9 +16,10 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net};
 
+pub(crate) use self::refusal::refusal;
 pub use self::{
     json::{from_json, to_json},
-    refusal::{NoSessionRules, refusal},
+    refusal::NoSessionRules,
 };
 use crate::{
     pod::PodId,
@@ -29,7 +30,7 @@ use crate::{
 };
 
 /// Ports of one rule that become a session rule each, at most.
-pub const MAX_PORTS: u32 = 1024;
+const MAX_PORTS: u32 = 1024;
 
 const TAG: &str = "contiv/vpp-policy";
 const ANY: &str = "-ANY";
@@ -79,12 +80,12 @@ pub fn export(
             let is_self = |rule: &Rule| own.iter().any(|a| rule.destination == Net::one(*a));
             let scope = Scope::Local(pod.clone());
             let mut others = rules.iter().filter(|rule| !is_self(rule));
-            others.try_for_each(|rule| list.add(&scope, rule))?;
+            others.try_for_each(|rule| list.add(&scope, rule, rules))?;
         }
     }
-    view.global
-        .iter()
-        .try_for_each(|rule| list.add(&Scope::Global, rule))?;
+    let global = &view.global;
+    let mut rules = global.iter();
+    rules.try_for_each(|rule| list.add(&Scope::Global, rule, global))?;
     Ok(list.rules)
 }
 
@@ -180,14 +181,17 @@ struct List {
 }
 
 impl List {
-    fn add(&mut self, scope: &Scope, rule: &Rule) -> Result<(), NoSessionRules> {
-        if *rule == Rule::PERMIT_ALL {
-            // The stack permits what no rule is about.
+    fn add(&mut self, scope: &Scope, rule: &Rule, table: &[Rule]) -> Result<(), NoSessionRules> {
+        let remote = match scope {
+            Scope::Local(_) => rule.destination,
+            Scope::Global => rule.source,
+        };
+        if is_default(rule, remote, table) {
             return Ok(());
         }
-        let (local, remote) = match scope {
-            Scope::Local(_) => (None, rule.destination),
-            Scope::Global => (Some(block(rule.destination, rule)?), rule.source),
+        let local = match scope {
+            Scope::Local(_) => None,
+            Scope::Global => Some(block(rule.destination, rule)?),
         };
         let (remotes, split) = match remote {
             Net::Any => (halves(), SPLIT),
@@ -248,6 +252,18 @@ impl List {
             self.rules.push(rule);
         }
     }
+}
+
+/// Whether it permits every port to everyone, and no rule of its table denies that: the stack does
+/// so itself.
+fn is_default(rule: &Rule, remote: Net, table: &[Rule]) -> bool {
+    let every_port = match rule.traffic {
+        Traffic::Any => true,
+        Traffic::Ports { destination, .. } => destination == Span::ALL,
+    };
+    let denies = |other: &Rule| other.action == Action::Deny && other.covers(rule);
+    let is_permission = rule.action == Action::Permit && remote == Net::Any;
+    is_permission && every_port && !table.iter().any(denies)
 }
 
 /// The ports of a range as session rules have them, with the tag of the range; none if there are

@@ -1,5 +1,5 @@
-//! One UDP worker: a thread with its own sockets, its own queries in flight and no locks on its
-//! path.
+//! One UDP worker: a thread whose sockets and queries in flight are its own, without locks. Other
+//! threads reach only its held answers ([`super::releases`]).
 //!
 //! Everything happens in [`Worker::run`]: wait, receive a batch of queries or answers, judge each,
 //! send the results in batches.

@@ -165,8 +165,8 @@ impl Core {
         }
     }
 
-    /// Whether a change of policy has parts left: [`Event::ContinueChange`] is the next, and anything else
-    /// may come before it.
+    /// Whether a change of policy has parts left: an [`Event::ContinueChange`] has to follow, and other
+    /// events may come before it.
     pub fn change_in_progress(&self) -> bool {
         self.state.change_in_progress()
     }
@@ -303,7 +303,7 @@ impl State {
         true
     }
 
-    /// Marks what failed to be planned once more.
+    /// Marks failed items, so that they are planned again.
     fn retry_due(&mut self) {
         let Some(prefixes) = self.retry.take_due(self.now) else {
             return;

@@ -298,7 +298,7 @@ impl State {
             .get(instance.id)
             .ok_or(Refusal::EndpointUnknown)?;
         let is_its = endpoint.had(instance.client, mapping.seen_at)
-            && endpoint.spec.ifindex == instance.ifindex
+            && endpoint.spec.interface.ifindex == instance.ifindex
             && endpoint.since <= mapping.seen_at;
         if !is_its || endpoint.restored {
             return Err(Refusal::EndpointUnknown);

@@ -176,7 +176,7 @@ impl State {
         let mut maps: BTreeMap<EndpointId, _> = restored.policy_maps.into_iter().collect();
         for file in restored.endpoints {
             let map = maps.remove(&file.id);
-            let alive = restored.interfaces.contains(&file.ifindex)
+            let alive = restored.interfaces.contains(&file.interface.ifindex)
                 && file.id.0 > 0
                 && self.endpoints.get(file.id).is_none();
             self.restore_endpoint(&file, map);

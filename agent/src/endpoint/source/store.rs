@@ -49,7 +49,7 @@ impl Place {
     pub(super) fn of(spec: &EndpointSpec) -> Option<Self> {
         Some(Self {
             boot_id: boot_id().ok()?,
-            interface: spec.ifname.clone(),
+            interface: spec.interface.ifname.clone(),
             addresses: spec.addresses.clone(),
         })
     }

@@ -119,9 +119,9 @@ impl Interfaces {
         if !dir.exists() {
             return;
         }
-        tokio::select! {
-            () = tokio::time::sleep(LAST_ANSWERS) => {}
-            () = stop.cancelled() => return,
+        let answered = tokio::time::sleep(LAST_ANSWERS);
+        if stop.run_until_cancelled(answered).await.is_none() {
+            return;
         }
         if let Err(error) = forget(&dir, &BTreeMap::new()).and_then(|()| remove(dir)) {
             tracing::warn!(%error, "cannot remove the programs of transparent mode");

@@ -39,6 +39,7 @@ use crate::{
         pre_cache::PreCached,
         servers::NameServers,
     },
+    identity::scopes::RESERVED_IDENTITIES,
     ipcache::{
         metadata::Claim,
         owners::{Owner, Source},
@@ -122,17 +123,7 @@ impl State {
     }
 
     fn know_reserved(&mut self) {
-        for (id, key) in [
-            (IdentityId::HOST, "host"),
-            (IdentityId::WORLD, "world"),
-            (IdentityId::UNMANAGED, "unmanaged"),
-            (IdentityId::HEALTH, "health"),
-            (IdentityId::INIT, "init"),
-            (IdentityId::REMOTE_NODE, "remote-node"),
-            (IdentityId::INGRESS, "ingress"),
-            (IdentityId::WORLD_IPV4, "world-ipv4"),
-            (IdentityId::WORLD_IPV6, "world-ipv6"),
-        ] {
+        for (key, id) in RESERVED_IDENTITIES {
             self.introduce(id, LabelSet::new(vec![Label::new(RESERVED, key, "")]));
         }
         let both = ["kube-apiserver", "remote-node"].map(|key| Label::new(RESERVED, key, ""));

@@ -21,7 +21,7 @@ use crate::{
         firewall_names::{FirewallNames, Openness},
         names::NameSelectors,
     },
-    identity::scopes::reserved,
+    identity::scopes::{RESERVED_IDENTITIES, reserved},
     ipcache::{
         metadata::Claim,
         owners::Owner,
@@ -210,19 +210,9 @@ fn outside(labels: LabelSet) -> Subject {
 /// An endpoint, or what the reserved label names.
 fn inside(labels: &LabelSet) -> Subject {
     let reserved = |(key, id): (&str, IdentityId)| labels.has_reserved(key).then_some(id);
-    let known = [
-        ("kube-apiserver", IdentityId::KUBE_APISERVER),
-        ("host", IdentityId::HOST),
-        ("remote-node", IdentityId::REMOTE_NODE),
-        ("health", IdentityId::HEALTH),
-        ("init", IdentityId::INIT),
-        ("unmanaged", IdentityId::UNMANAGED),
-        ("ingress", IdentityId::INGRESS),
-        ("world-ipv4", IdentityId::WORLD_IPV4),
-        ("world-ipv6", IdentityId::WORLD_IPV6),
-        ("world", IdentityId::WORLD),
-    ];
-    let id = known.into_iter().find_map(reserved);
+    let api_server = [("kube-apiserver", IdentityId::KUBE_APISERVER)];
+    let mut known = api_server.into_iter().chain(RESERVED_IDENTITIES);
+    let id = known.find_map(reserved);
     Subject::new(id.unwrap_or(IdentityId::ENDPOINT_MIN), labels.clone())
 }
 

@@ -14,6 +14,7 @@ pub mod checksum;
 pub mod core;
 pub mod datapath;
 pub mod endpoint;
+pub mod first_of;
 pub mod fqdn;
 pub mod identity;
 pub mod ipcache;

@@ -25,3 +25,4 @@ pub mod named_port;
 pub mod policy;
 pub mod selector;
 pub mod source_event;
+mod users;

@@ -131,15 +131,9 @@ impl State {
     }
 
     fn claim_world(&mut self) {
-        for (enabled, all) in [
-            (self.config.enable_ipv4, "0.0.0.0/0"),
-            (self.config.enable_ipv6, "::/0"),
-        ] {
-            if enabled {
-                let all: IpNet = all.parse().expect("a constant prefix");
-                let labels = LabelSet::new(vec![self.ipcache.world().label(all).clone()]);
-                self.ipcache.claim(all, Owner::World, Claim::Labels(labels));
-            }
+        for all in self.config.whole_families() {
+            let labels = LabelSet::new(vec![self.ipcache.world().label(all).clone()]);
+            self.ipcache.claim(all, Owner::World, Claim::Labels(labels));
         }
     }
 

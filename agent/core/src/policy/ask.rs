@@ -25,7 +25,7 @@ use crate::{
     ipcache::{
         metadata::Claim,
         owners::Owner,
-        resolve::{cidr_label, node_cidr_label},
+        resolve::{cidr_label, node_cidr_label, whole_families},
         table::Ipcache,
     },
     labels::{Label, LabelError, LabelSet, RESERVED, in_namespace},
@@ -106,8 +106,7 @@ impl Outside {
         let mut dns_names = FirewallNames::default();
         let mut node_blocks = BTreeSet::new();
         let mut node_keys: BTreeSet<&str> = BTreeSet::new();
-        for all in ["0.0.0.0/0", "::/0"] {
-            let all: IpNet = all.parse().expect("a constant prefix");
+        for all in whole_families() {
             let labels = LabelSet::new(vec![ipcache.world().label(all).clone()]);
             ipcache.claim(all, Owner::World, Claim::Labels(labels));
         }
@@ -189,8 +188,7 @@ impl Outside {
 
     /// An address of each family.
     fn name(&self, name: &Fqdn) -> Vec<Subject> {
-        let of = |all: &str| {
-            let all: IpNet = all.parse().expect("a constant prefix");
+        let of = |all: IpNet| {
             let selected = self.names.labels_of(name);
             let resolved = self.dns_names.labels_of(name, Openness::Open);
             let selected = selected.iter().chain(&resolved);
@@ -198,7 +196,7 @@ impl Outside {
             labels.push(self.ipcache.world().label(all).clone());
             outside(LabelSet::new(labels))
         };
-        vec![of("0.0.0.0/0"), of("::/0")]
+        whole_families().map(of).into()
     }
 }
 

@@ -39,6 +39,7 @@ use crate::{
         cache::{SelectorCache, SelectorId},
         selector::{FqdnSelector, Selector},
     },
+    users::release,
 };
 
 /// Endpoints whose maps have to follow a change.
@@ -188,15 +189,7 @@ impl PolicyModel {
 
     /// A selector no longer asks for a block's label. True if none does.
     pub(crate) fn drop_block(&mut self, prefix: IpNet) -> bool {
-        let Some(users) = self.blocks.get_mut(&prefix) else {
-            return false;
-        };
-        *users -= 1;
-        let is_unused = *users == 0;
-        if is_unused {
-            self.blocks.remove(&prefix);
-        }
-        is_unused
+        release(&mut self.blocks, &prefix)
     }
 }
 

@@ -10,7 +10,7 @@ use shared_maps::{EndpointId, IdentityId};
 
 use dns_policy::{
     name::Fqdn,
-    rule::{EndpointRules, NameRule, NameRules, Servers, Transport},
+    rule::{EndpointRules, NameRules, Servers, Transport},
 };
 
 use super::{
@@ -433,16 +433,12 @@ pub(super) fn dns_views(rules: &EndpointRules) -> Vec<DnsRulesView> {
             },
             names: match &rule.names {
                 NameRules::All => None,
-                NameRules::Names(list) => Some(list.iter().map(name_text).collect()),
+                NameRules::Names(list) => {
+                    Some(list.iter().map(|name| name.text().to_owned()).collect())
+                }
                 NameRules::Regex(text) => Some(vec![text.clone()]),
             },
         }));
     }
     found
-}
-
-fn name_text(rule: &NameRule) -> String {
-    match rule {
-        NameRule::Name(text) | NameRule::Pattern(text) => text.clone(),
-    }
 }

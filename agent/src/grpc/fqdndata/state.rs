@@ -116,12 +116,8 @@ fn policy(key: RuleKey, rule: &SelectorRule, every: &[u32]) -> DnsPolicy {
     let dns_pattern = match &rule.names {
         NameRules::All => Vec::new(),
         NameRules::Names(names) => {
-            let mut patterns: Vec<String> = names
-                .iter()
-                .map(|name| match name {
-                    NameRule::Name(text) | NameRule::Pattern(text) => text.clone(),
-                })
-                .collect();
+            let patterns = names.iter().map(|name| name.text().to_owned());
+            let mut patterns: Vec<String> = patterns.collect();
             if patterns.is_empty() {
                 patterns.push(NOTHING.to_owned());
             }

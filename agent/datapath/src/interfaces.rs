@@ -13,6 +13,7 @@ use std::{
 };
 
 use aya::Ebpf;
+use daemon::lookup::present;
 use rtnetlink::packet_route::link::LinkLayerType;
 use shared_maps::{
     pin,
@@ -226,12 +227,8 @@ fn make(path: PathBuf) -> Result<(), InterfacesError> {
 }
 
 fn remove(path: PathBuf) -> Result<(), InterfacesError> {
-    match fs::remove_dir_all(&path) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(InterfacesError::Directory { path, source })
-        }
-        _ => Ok(()),
-    }
+    let removed = present(fs::remove_dir_all(&path)).map(drop);
+    removed.map_err(|source| InterfacesError::Directory { path, source })
 }
 
 /// Removes links of interfaces that are not wanted.

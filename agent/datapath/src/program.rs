@@ -24,7 +24,7 @@ use aya::{
     maps::MapData,
     programs::{SchedClassifier, TcAttachType},
 };
-use daemon::steering_program::tail;
+use daemon::{lookup::present, steering_program::tail};
 use nix::errno::Errno;
 use parking_lot::Mutex;
 use shared_maps::{
@@ -405,12 +405,7 @@ impl Programs {
         for pin in fs::read_dir(&dir).into_iter().flatten().flatten() {
             release(&pin.path())?;
         }
-        match fs::remove_dir_all(&dir) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(pinned(&dir, &error));
-            }
-            _ => {}
-        }
+        present(fs::remove_dir_all(&dir)).map_err(|error| pinned(&dir, &error))?;
         match self.loaded.lock().as_ref() {
             Some(loaded) => loaded.slots.remove(endpoint).map_err(settings),
             None => Ok(()),

@@ -192,7 +192,7 @@ impl Core {
         state.revive_identities(plan.take_forgotten());
         let mut effects = state.settle_results(plan.take_results());
         let durable = plan.take_durable().into_iter();
-        effects.extend(durable.map(|result| Effect::Result(result.result())));
+        effects.extend(durable.map(Effect::Result));
         effects.extend(state.take_resolver_effects());
         state.free_numbers();
         if state.renumber() {

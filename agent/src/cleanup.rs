@@ -18,6 +18,7 @@ use agent_datapath::{
     root::{BpfRootLock, RootError},
     routing,
 };
+use daemon::lookup::present;
 use shared_maps::{pin, policy};
 
 use crate::{
@@ -302,14 +303,6 @@ fn remove_state(dir: &Path, netpol_runs: bool) -> io::Result<usize> {
         count += usize::from(removed.is_some() && entry.file_name() != LOCK_FILE);
     }
     Ok(count)
-}
-
-/// Nothing there is as good as removed.
-fn present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        other => other.map(Some),
-    }
 }
 
 #[cfg(test)]

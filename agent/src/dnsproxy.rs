@@ -364,11 +364,7 @@ impl Maintenance {
     async fn run(self, stop: CancellationToken) {
         let mut beat = tokio::time::interval(REFRESH);
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                _ = beat.tick() => {}
-                () = stop.cancelled() => return,
-            }
+        while stop.run_until_cancelled(beat.tick()).await.is_some() {
             let _change = self.maps.refresh();
             self.detect_transparent();
             self.sink.tick(BootTime::now());

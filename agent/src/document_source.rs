@@ -4,6 +4,7 @@
 pub(crate) mod core_feed;
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -36,6 +37,8 @@ use crate::{policy_dir::PolicyDir, watched_dir::WatchedDir};
 
 /// Batches of watches that are routed at once.
 const BATCHES: usize = 64;
+/// Most objects that the task reads itself: less work than passing them to another thread and back.
+const FEW: usize = 16;
 /// How long the watches may take for their first lists before a stored listing stands in.
 const STANDS_IN: Duration = Duration::from_secs(15);
 
@@ -76,6 +79,17 @@ enum Wake {
     Directory,
     Cluster(Vec<Batch>),
     Stored(Stored),
+}
+
+impl Wake {
+    fn is_short(&self) -> bool {
+        match self {
+            Self::Cluster(batches) => {
+                batches.iter().map(|batch| batch.seen.len()).sum::<usize>() <= FEW
+            }
+            Self::Directory | Self::Stored(_) => false,
+        }
+    }
 }
 
 /// State of the task, apart from what it waits for.
@@ -274,11 +288,17 @@ async fn follow<C: Consumer>(
     let mut was_complete = false;
     let mut wake = Wake::Directory;
     loop {
-        let looked = tokio::task::spawn_blocking(move || {
+        let is_short = wake.is_short();
+        let look = move || {
             let output = reader.read(wake);
             (reader, output)
-        });
-        let Ok((read, output)) = looked.await else {
+        };
+        let looked = if is_short {
+            catch_unwind(AssertUnwindSafe(look)).ok()
+        } else {
+            tokio::task::spawn_blocking(look).await.ok()
+        };
+        let Some((read, output)) = looked else {
             tracing::error!("reading the policies panicked (a bug); the policies in force remain");
             return;
         };

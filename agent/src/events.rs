@@ -92,11 +92,7 @@ impl Events {
         let mut poll = tokio::time::interval(POLL_INTERVAL);
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut reader = None;
-        loop {
-            tokio::select! {
-                _ = poll.tick() => {}
-                () = stop.cancelled() => return,
-            }
+        while stop.run_until_cancelled(poll.tick()).await.is_some() {
             if reader.is_none() {
                 reader = EventReader::open(&maps)
                     .inspect_err(|error| tracing::debug!(%error, "cannot read datapath events"))

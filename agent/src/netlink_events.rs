@@ -36,27 +36,8 @@ impl NetlinkEvents {
         stop: CancellationToken,
     ) -> Self {
         let events = Self::default();
-        let own = events.clone();
-        tasks.spawn(async move {
-            loop {
-                let ended = tokio::select! {
-                    ended = own.follow(&subscription) => ended,
-                    () = stop.cancelled() => return,
-                };
-                let pause = match ended {
-                    Ok(()) => ENDED,
-                    Err(error) => {
-                        let instead = subscription.instead;
-                        tracing::warn!(%error, "cannot receive events of the kernel; {instead}");
-                        AGAIN
-                    }
-                };
-                tokio::select! {
-                    () = tokio::time::sleep(pause) => {}
-                    () = stop.cancelled() => return,
-                }
-            }
-        });
+        let following = events.clone().follow_always(subscription);
+        tasks.spawn(stop.run_until_cancelled_owned(following));
         events
     }
 
@@ -64,6 +45,20 @@ impl NetlinkEvents {
     /// changed before it was not reported.
     pub(crate) async fn changed(&self) {
         self.0.notified().await;
+    }
+
+    async fn follow_always(self, subscription: Subscription) {
+        loop {
+            let pause = match self.follow(&subscription).await {
+                Ok(()) => ENDED,
+                Err(error) => {
+                    let instead = subscription.instead;
+                    tracing::warn!(%error, "cannot receive events of the kernel; {instead}");
+                    AGAIN
+                }
+            };
+            tokio::time::sleep(pause).await;
+        }
     }
 
     async fn follow(&self, subscription: &Subscription) -> io::Result<()> {

@@ -48,17 +48,11 @@ pub(crate) fn events(tasks: &TaskTracker, stop: CancellationToken) -> NetlinkEve
 }
 
 /// Sends the core the node's addresses and interfaces whenever they differ from `current`.
-pub(crate) async fn run(
-    core: CoreHandle,
-    mut current: OwnInterfaces,
-    events: NetlinkEvents,
-    stop: CancellationToken,
-) {
+pub(crate) async fn run(core: CoreHandle, mut current: OwnInterfaces, events: NetlinkEvents) {
     loop {
         tokio::select! {
             () = events.changed() => {}
             () = tokio::time::sleep(INTERVAL) => {}
-            () = stop.cancelled() => return,
         }
         let begin = Instant::now();
         match look(&current, own_interfaces::list) {
@@ -76,10 +70,7 @@ pub(crate) async fn run(
         }
         let (shortest, longest) = PAUSES;
         let pause = (begin.elapsed() * LOOKS).clamp(shortest, longest);
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            () = stop.cancelled() => return,
-        }
+        tokio::time::sleep(pause).await;
     }
 }
 

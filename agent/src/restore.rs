@@ -29,7 +29,7 @@ use agent_datapath::{
     hook,
 };
 use daemon::{
-    lookup::Lookup,
+    lookup::{Lookup, present},
     regular_file,
     state_file::{self, Content},
 };
@@ -245,13 +245,10 @@ fn read_maps(maps: &Globals, restored: &mut Restored) -> Result<(), RestoreError
 /// Endpoints that have a pinned policy map, ascending.
 pub fn policy_maps(maps: &Globals) -> Result<Vec<EndpointId>, RestoreError> {
     let dir = maps.dir();
-    let listing = match fs::read_dir(&dir) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other,
-    };
     let failed = failed_at(&dir);
+    let listing = present(fs::read_dir(&dir)).map_err(&failed)?;
     let mut found = Vec::new();
-    for entry in listing.map_err(&failed)? {
+    for entry in listing.into_iter().flatten() {
         let name = entry.map_err(&failed)?.file_name();
         let number = name
             .to_str()
@@ -284,11 +281,9 @@ fn programs(maps: &Globals) -> Result<BTreeMap<EndpointId, BTreeSet<u32>>, Resto
 /// What a directory has; nothing if there is none.
 fn entries(dir: &Path) -> Result<Vec<PathBuf>, RestoreError> {
     let failed = failed_at(dir);
-    let listing = match fs::read_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        listing => listing.map_err(&failed)?,
-    };
-    let paths = listing.map(|entry| Ok(entry.map_err(&failed)?.path()));
+    let listing = present(fs::read_dir(dir)).map_err(&failed)?;
+    let entries = listing.into_iter().flatten();
+    let paths = entries.map(|entry| Ok(entry.map_err(&failed)?.path()));
     paths.collect()
 }
 

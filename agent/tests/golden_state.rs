@@ -10,7 +10,10 @@ use std::{
 };
 
 use agent_core::{
-    endpoint::config_file::{self, EndpointFile, HistoryEntry, RulesInFile, ZombieEntry},
+    endpoint::{
+        config_file::{self, EndpointFile, HistoryEntry, RulesInFile, ZombieEntry},
+        spec::PodInterface,
+    },
     fqdn::cleaned::{self, Cleaning},
     identity::{
         checkpoint,
@@ -100,12 +103,14 @@ fn endpoint() -> EndpointFile {
         labels: pods().remove(0).1,
         ipv4: Some("10.0.0.7".parse().unwrap()),
         ipv6: Some("fd00::7".parse().unwrap()),
-        ifindex: 12,
-        ifname: "lxc7".into(),
-        mac: [2, 0, 0, 0, 0, 7],
-        node_mac: [2, 0, 0, 0, 0, 8],
-        on_bridge: false,
-        link: agent_core::datapath::link::Link::default(),
+        interface: PodInterface {
+            ifindex: 12,
+            ifname: "lxc7".into(),
+            mac: [2, 0, 0, 0, 0, 7],
+            node_mac: [2, 0, 0, 0, 0, 8],
+            on_bridge: false,
+            link: Default::default(),
+        },
         netns: "/run/netns/pod1".into(),
         history: vec![HistoryEntry {
             name: Fqdn::normalise("www.cilium.io"),

@@ -151,9 +151,8 @@ pub async fn serve<S, F>(
             || socket.accept(users, owners.as_ref()),
             |error| tracing::debug!(%error, "cannot accept an HTTP connection"),
         );
-        let accepted = tokio::select! {
-            accepted = accepted => accepted,
-            () = stop.cancelled() => return,
+        let Some(accepted) = stop.run_until_cancelled(accepted).await else {
+            return;
         };
         let Some((stream, peer)) = accepted else {
             guests.reject();

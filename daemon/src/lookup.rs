@@ -67,6 +67,17 @@ impl<T> Lookup<T> {
     }
 }
 
+/// The result of a system call about a path; `None` if nothing is there.
+///
+/// # Errors
+/// All other errors of the call.
+pub fn present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

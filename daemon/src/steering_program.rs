@@ -28,7 +28,10 @@ use shared_maps::{
     user::{Globals, LinkPlace, Map, MapError, MapKind, PinnedLink},
 };
 
-use crate::pins::{self, MayOpen, PinDirError};
+use crate::{
+    lookup::present,
+    pins::{self, MayOpen, PinDirError},
+};
 
 /// The program, built by `cargo xtask bpf`.
 static OBJECT: &[u8] = include_bytes_aligned!("../../bpf/prebuilt/holdfast-steer.o");
@@ -306,10 +309,7 @@ pub fn pin_over(link: FdLink, path: &Path) -> Result<(), String> {
     let next = PathBuf::from(next);
     // A remainder of an interrupted replacement is removed last, because its new link is attached
     // already.
-    match fs::remove_file(&next) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(tail(&error)),
-        _ => {}
-    }
+    present(fs::remove_file(&next)).map_err(|error| tail(&error))?;
     link.pin(&next).map_err(|error| tail(&error))?;
     fs::rename(&next, path).map_err(|error| tail(&error))
 }

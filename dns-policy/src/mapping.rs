@@ -47,6 +47,22 @@ pub struct Mapping {
     pub replayed: bool,
 }
 
+/// Reads an address of 4 or 16 bytes, as messages have it.
+pub fn address(bytes: &[u8]) -> Option<IpAddr> {
+    if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
+        return Some(v4.into());
+    }
+    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
+}
+
+/// The 4 or 16 bytes of an address.
+pub fn address_bytes(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
 /// What became of a mapping at the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Realised {

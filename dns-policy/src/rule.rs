@@ -6,6 +6,7 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 use shared_maps::{EndpointId, IdentityId};
 
 shared_maps::words! {
@@ -169,12 +170,23 @@ impl PortRules {
 }
 
 /// One `matchName` or `matchPattern`, as the policy spells it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum NameRule {
     /// This name and no other (`matchName`).
+    #[serde(rename = "match_name")]
     Name(String),
     /// A pattern with `*` wildcards.
+    #[serde(rename = "match_pattern")]
     Pattern(String),
+}
+
+impl NameRule {
+    /// The name, or the pattern.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Name(text) | Self::Pattern(text) => text,
+        }
+    }
 }
 
 /// Rules of one endpoint with its number.

@@ -55,14 +55,7 @@ struct StoredRule {
     servers: BTreeSet<u32>,
     /// None at all allows every name.
     #[serde(default)]
-    names: Vec<StoredName>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum StoredName {
-    MatchName(String),
-    MatchPattern(String),
+    names: Vec<NameRule>,
 }
 
 impl StoredRules {
@@ -111,13 +104,7 @@ fn stored_rule(rule: &SelectorRule) -> Option<StoredRule> {
     let names = match &rule.names {
         NameRules::All => Vec::new(),
         NameRules::Names(list) if list.is_empty() => return None,
-        NameRules::Names(list) => list
-            .iter()
-            .map(|name| match name {
-                NameRule::Name(text) => StoredName::MatchName(text.clone()),
-                NameRule::Pattern(text) => StoredName::MatchPattern(text.clone()),
-            })
-            .collect(),
+        NameRules::Names(list) => list.clone(),
         NameRules::Regex(_) => return None,
     };
     Some(StoredRule {
@@ -129,20 +116,15 @@ fn stored_rule(rule: &SelectorRule) -> Option<StoredRule> {
 }
 
 fn selector_rule(rule: StoredRule) -> SelectorRule {
-    let names = rule.names.into_iter().map(|name| match name {
-        StoredName::MatchName(text) => NameRule::Name(text),
-        StoredName::MatchPattern(text) => NameRule::Pattern(text),
-    });
-    let names: Vec<NameRule> = names.collect();
     SelectorRule {
         selector: rule.selector,
         servers: match rule.any_server {
             true => Servers::Any,
             false => Servers::Identities(rule.servers.into_iter().map(IdentityId).collect()),
         },
-        names: match names.is_empty() {
+        names: match rule.names.is_empty() {
             true => NameRules::All,
-            false => NameRules::Names(names),
+            false => NameRules::Names(rule.names),
         },
     }
 }

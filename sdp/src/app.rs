@@ -327,11 +327,7 @@ fn bound_ports() -> BoundPorts {
 async fn run_maintenance(shared: Arc<Shared>, stop: CancellationToken) {
     let mut beat = tokio::time::interval(REFRESH);
     beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = beat.tick() => {}
-            () = stop.cancelled() => return,
-        }
+    while stop.run_until_cancelled(beat.tick()).await.is_some() {
         // A map that is replaced is read whole, which may take a second.
         let change = tokio::task::block_in_place(|| shared.maps.refresh());
         if change == Change::Reopened {

@@ -124,10 +124,7 @@ impl Link {
 
     /// Keeps the link until `stop`.
     pub async fn run(self, stop: CancellationToken) {
-        tokio::select! {
-            () = self.keep() => {}
-            () = stop.cancelled() => {}
-        }
+        stop.run_until_cancelled(self.keep()).await;
         self.sink.agent_down();
         self.state.disconnected("the proxy is leaving");
     }

@@ -24,7 +24,7 @@ use shared_maps::{
     EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId,
     ipcache::IpcacheKey,
     lxc::{FLAG_HOST, LxcKey, LxcValue},
-    user::{Access, Globals, Map, MapError, ipcache_key, lxc_key},
+    user::{Access, Globals, Map, MapError, ipcache_key, lxc_address, lxc_key},
 };
 
 pub use self::tables::AgentTables;
@@ -259,7 +259,7 @@ impl PinnedMaps {
             let entries = map.entries().ok().filter(|entries| entries.complete)?;
             for (key, value) in entries.found {
                 if value.flags & FLAG_HOST == 0
-                    && let Some(ip) = address_of(&key)
+                    && let Some(ip) = lxc_address(&key)
                 {
                     let new = || Instance::new(value.ifindex, IdentityId(value.sec_id));
                     let instance = instances
@@ -373,14 +373,6 @@ impl Resolver for PinnedMaps {
             FAMILY_IPV6
         };
         found.unwrap_or_else(|| IdentityId::world_of(family, self.dual_stack))
-    }
-}
-
-fn address_of(key: &LxcKey) -> Option<IpAddr> {
-    match key.family {
-        FAMILY_IPV4 => Some(IpAddr::from(*key.ip.first_chunk::<4>()?)),
-        FAMILY_IPV6 => Some(IpAddr::from(key.ip)),
-        _ => None,
     }
 }
 

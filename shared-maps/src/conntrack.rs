@@ -53,32 +53,19 @@ pub const LIFETIME_CLOSE: u32 = 10;
 /// Lifetime of other entries, seconds.
 pub const LIFETIME_ANY: u32 = 60;
 
-/// Key, IPv4. Packed: 14 bytes.
-#[repr(C, packed)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct CtKey4 {
-    /// Source of the original packet (see the module's text).
-    pub daddr: [u8; 4],
-    /// Destination of the original packet.
-    pub saddr: [u8; 4],
-    /// Destination port of the original packet.
-    pub dport: Be16,
-    /// Source port of the original packet.
-    pub sport: Be16,
-    /// Number of the IP protocol, such as 6 for TCP.
-    pub nexthdr: u8,
-    /// One of [`DIR_OUT`], [`DIR_IN`], [`RELATED`] and [`SERVICE`].
-    pub flags: u8,
-}
+/// Key, IPv4: 14 bytes.
+pub type CtKey4 = CtKey<[u8; 4]>;
+/// Key, IPv6: 38 bytes.
+pub type CtKey6 = CtKey<[u8; 16]>;
 
-/// Key, IPv6. Packed: 38 bytes.
+/// Key, with addresses of the family's length. Packed.
 #[repr(C, packed)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct CtKey6 {
+pub struct CtKey<A> {
     /// Source of the original packet (see the module's text).
-    pub daddr: [u8; 16],
+    pub daddr: A,
     /// Destination of the original packet.
-    pub saddr: [u8; 16],
+    pub saddr: A,
     /// Destination port of the original packet.
     pub dport: Be16,
     /// Source port of the original packet.

@@ -4,14 +4,15 @@
 pub const BPF_ROOT: &str = "/sys/fs/bpf";
 /// Directory of the maps, below the root.
 pub const GLOBALS: &str = "tc/globals";
-/// Directory of our program links, below the root: one sub-directory per endpoint id.
+/// Directory of our program links, below the root: one sub-directory per endpoint id, the two
+/// directories below, and the link of the steering program.
 pub const LINKS: &str = "holdfast/links";
 /// Directory of the links of `to_proxy`, below the root.
 pub const TO_PROXY_LINKS: &str = "holdfast/links/to_proxy";
 /// Directory of the links of `closed`, below the root: one sub-directory per endpoint document.
 pub const CLOSED_LINKS: &str = "holdfast/links/closed";
-/// Directory below the root. It exists while the datapath delivers answers to pods' addresses to
-/// the proxies that wait for them. It has no content.
+/// Directory below the root. It exists, empty, while transparent mode is on: the datapath then
+/// delivers answers that are addressed to pods to the proxies that wait for them.
 pub const TRANSPARENT: &str = "holdfast/transparent";
 /// Lock of the agent that owns all pins below the root: a directory, because a BPF file system has
 /// no regular files. Only root may open it.

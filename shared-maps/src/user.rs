@@ -26,4 +26,4 @@ pub use map::{Access, Entries, Map, MapKind, MapSpec, possible_cpus};
 pub use map_of_maps::{MapOfMaps, create_queue};
 pub use record::Record;
 pub use sys::{boottime_ns, monotonic_ns};
-pub use tables::{Globals, ipcache_key, lxc_address, lxc_key};
+pub use tables::{Globals, address_of, ipcache_key, ipcache_prefix, lxc_address, lxc_key};

@@ -6,6 +6,7 @@ mod tally;
 mod tier;
 
 use std::{
+    collections::BTreeMap,
     io::{BufRead as _, BufReader},
     process::{Command, Stdio},
     sync::Arc,
@@ -19,7 +20,7 @@ use parking_lot::Mutex;
 pub(crate) use tier::Tier;
 
 use crate::{fuzz, image, kernels::Kernel, previous, process, setup};
-use programs::{ALONE, test_programs};
+use programs::test_programs;
 use tally::Tally;
 
 /// A file of tests that runs longer hangs: it is ended and counts as failed.
@@ -29,8 +30,6 @@ const NIGHTLY_LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// How long each fuzzer runs.
 const FUZZ_FOR: Duration = Duration::from_secs(60);
-/// Files of tests that run at the same time. Most of their time they wait.
-const LANES: usize = 4;
 /// Its tests that are the tier of the same name.
 const HOSTILE: &str = "hostile::";
 /// Where the tests of `e2e` find the previous version's programs.
@@ -178,7 +177,7 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
         let mut tests = program.tests(ignored)?;
         tests.retain(|test| filter.is_none_or(|filter| test.contains(filter)));
         tests.retain(|test| tier != Tier::Hostile || test.starts_with(HOSTILE));
-        for (file, tests) in programs::by_file(&program.name, tests) {
+        for (name, tests) in program.jobs(tests) {
             let mut command = program.command(&tests);
             if ignored {
                 command.arg("--ignored");
@@ -188,9 +187,9 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
                 command.env(PREVIOUS_AGENT, &previous.agent);
             }
             jobs.push(Job {
-                name: file,
+                name,
                 command,
-                alone: ignored || program.name == ALONE,
+                lanes: if ignored { 1 } else { program.lanes() },
             });
         }
     }
@@ -198,50 +197,52 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
     Ok(total)
 }
 
-/// Tests of one file, which run in one process.
+/// Tests that run in one process.
 #[derive(Debug)]
 struct Job {
     name: String,
     command: Command,
-    /// Whether no other test may run at the same time.
-    alone: bool,
+    /// How many such jobs may run at the same time.
+    lanes: usize,
 }
 
-/// Runs the files, [`LANES`] at a time, then those that must run alone. Each makes namespaces
-/// and pins of its own, so they do not meet.
+/// Runs the jobs, first those of which most may run at the same time. Each makes namespaces and
+/// pins of its own, so they do not meet.
 fn side_by_side(jobs: Vec<Job>, limit: Duration) -> Result<Tally> {
-    let (alone, shared): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|job| job.alone);
-    let queue = Mutex::new(shared.into_iter());
+    let mut groups = BTreeMap::<usize, Vec<Job>>::new();
+    for job in jobs {
+        groups.entry(job.lanes).or_default().push(job);
+    }
+    let mut total = Tally::default();
+    for (lanes, jobs) in groups.into_iter().rev() {
+        total.add(&in_lanes(lanes, jobs, limit)?);
+    }
+    Ok(total)
+}
+
+fn in_lanes(lanes: usize, jobs: Vec<Job>, limit: Duration) -> Result<Tally> {
+    let output = if lanes == 1 {
+        Output::AtOnce
+    } else {
+        Output::AtItsEnd
+    };
+    let queue = Mutex::new(jobs.into_iter());
     let lane = || -> Result<Tally> {
         let mut tally = Tally::default();
         loop {
             let next = queue.lock().next();
             let Some(job) = next else { return Ok(tally) };
-            tally.add(&observe(
-                &job.name,
-                job.command,
-                Output::AtItsEnd,
-                Some(limit),
-            )?);
+            tally.add(&observe(&job.name, job.command, output, Some(limit))?);
         }
     };
-    let mut total = thread::scope(|scope| {
-        let lanes: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
+    thread::scope(|scope| {
+        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
         let mut total = Tally::default();
         for lane in lanes {
             total.add(&lane.join().map_err(|_| anyhow!("a lane panicked"))??);
         }
-        Ok::<_, anyhow::Error>(total)
-    })?;
-    for job in alone {
-        total.add(&observe(
-            &job.name,
-            job.command,
-            Output::AtOnce,
-            Some(limit),
-        )?);
-    }
-    Ok(total)
+        Ok(total)
+    })
 }
 
 fn heading(tier: &str) {

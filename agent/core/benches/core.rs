@@ -3,15 +3,12 @@
 use std::{hint::black_box, net::Ipv4Addr};
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use dns_policy::name::Fqdn;
+use dns_policy::{name::Fqdn, rule::NameRule};
 use holdfast_agent_core::{
     fqdn::names::NameSelectors,
     ipcache::trie::PrefixMap,
     labels::LabelSet,
-    selector::{
-        cache::SelectorCache,
-        selector::{FqdnSelector, Selector},
-    },
+    selector::{cache::SelectorCache, selector::Selector},
 };
 use ipnet::IpNet;
 use shared_maps::IdentityId;
@@ -27,10 +24,10 @@ const PREFIXES: u32 = 1_000_000;
 fn names(c: &mut Criterion) {
     let mut selectors = NameSelectors::default();
     for k in 0..PAIRS {
-        selectors.add(&FqdnSelector::Name(format!("{k}.example.com")));
-        selectors.add(&FqdnSelector::Pattern(format!("*.{k}.example.com")));
+        selectors.add(&NameRule::Name(format!("{k}.example.com")));
+        selectors.add(&NameRule::Pattern(format!("*.{k}.example.com")));
     }
-    selectors.add(&FqdnSelector::Pattern("*.example.com".to_owned()));
+    selectors.add(&NameRule::Pattern("*.example.com".to_owned()));
     for name in ["500.example.com", "example.500.example.com"] {
         let name = Fqdn::normalise(name);
         c.bench_function(&format!("names: labels of {name}"), |b| {
@@ -51,7 +48,7 @@ fn selectors(c: &mut Criterion) {
     let mut cache = SelectorCache::default();
     for number in 0..MANY {
         let name = format!("n{number}.example.com");
-        cache.register(&Selector::Fqdn(FqdnSelector::Name(name)));
+        cache.register(&Selector::Fqdn(NameRule::Name(name)));
         cache.add_identity(IdentityId(IdentityId::LOCAL_MIN.0 + number), labels(number));
     }
     let id = IdentityId(IdentityId::LOCAL_MIN.0 + MANY);
@@ -61,7 +58,7 @@ fn selectors(c: &mut Criterion) {
             cache.remove_identity(id)
         });
     });
-    let known = Selector::Fqdn(FqdnSelector::Pattern("*.example.com".to_owned()));
+    let known = Selector::Fqdn(NameRule::Pattern("*.example.com".to_owned()));
     c.bench_function("selectors: a selector added and removed", |b| {
         b.iter(|| {
             cache.register(&known);

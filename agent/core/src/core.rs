@@ -11,8 +11,9 @@
 //! `endpoint_table`, `endpoint_files`, `lxc_table`, `leases`, `closed_names`,
 //! `publication`, `retry`; beside them `intake` and `reconcile`. What waits for the outcome
 //! of a plan is in the `plan`. The other files decide across parts: handlers of events change
-//! the model and mark what is behind, and one `flush` at the end plans the difference. Two events in
-//! a run have a second one: the sync, and the end of the grace after a restart.
+//! the model and mark the entries that differ from it, and one `flush` at the end of the event plans
+//! their writes. Two events have an earlier flush too: the one that makes all sources complete (the
+//! sync), and the end of the grace after a restart.
 //!
 //! By subject: `mappings` takes answers, `resolved` and `clean` hold names; `changes` takes policy,
 //! `endpoints`, `pods` and `services` the rest of the cluster; `identities` gives numbers to labels;
@@ -164,8 +165,8 @@ impl Core {
         }
     }
 
-    /// Whether a change of policy has parts left: [`Event::ContinueChange`] is the next, and anything else
-    /// may come before it.
+    /// Whether a change of policy has parts left: an [`Event::ContinueChange`] has to follow, and other
+    /// events may come before it.
     pub fn change_in_progress(&self) -> bool {
         self.state.change_in_progress()
     }
@@ -191,7 +192,7 @@ impl Core {
         state.revive_identities(plan.take_forgotten());
         let mut effects = state.settle_results(plan.take_results());
         let durable = plan.take_durable().into_iter();
-        effects.extend(durable.map(|result| Effect::Result(result.result())));
+        effects.extend(durable.map(Effect::Result));
         effects.extend(state.take_resolver_effects());
         state.free_numbers();
         if state.renumber() {
@@ -273,9 +274,8 @@ impl Core {
 }
 
 impl State {
-    /// Once all sources are complete, the model becomes the plan: that alone needs a flush of its
-    /// own, since what proxies sent before is judged by the rules that follow from it. True if
-    /// that is now.
+    /// Once all sources are complete, plans the whole model with a flush of its own: mappings that
+    /// proxies sent before are judged by the rules that follow from it. True if that happened now.
     fn sync_up(&mut self, plan: &mut Plan) -> bool {
         let until = self.now.plus(self.config.restore_grace);
         if !self.restoration.sync(until) {
@@ -303,7 +303,7 @@ impl State {
         true
     }
 
-    /// Marks what failed to be planned once more.
+    /// Marks failed items, so that they are planned again.
     fn retry_due(&mut self) {
         let Some(prefixes) = self.retry.take_due(self.now) else {
             return;

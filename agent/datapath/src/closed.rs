@@ -17,6 +17,7 @@ use std::{
 };
 
 use aya::{Ebpf, programs::TcAttachType};
+use daemon::lookup::present;
 use shared_maps::{pin, user::Globals};
 
 use super::{
@@ -209,12 +210,9 @@ fn directory(globals: &Globals) -> PathBuf {
 
 /// Directories of the documents that keep interfaces closed.
 fn documents(globals: &Globals) -> io::Result<Vec<PathBuf>> {
-    match fs::read_dir(directory(globals)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        entries => entries?
-            .map(|entry| entry.map(|entry| entry.path()))
-            .collect(),
-    }
+    let entries = present(fs::read_dir(directory(globals)))?;
+    let entries = entries.into_iter().flatten();
+    entries.map(|entry| Ok(entry?.path())).collect()
 }
 
 #[cfg(test)]

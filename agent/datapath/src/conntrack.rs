@@ -11,45 +11,30 @@ use std::{
 };
 
 use shared_maps::{
-    FAMILY_IPV4,
     conntrack::{
-        CtKey4, CtKey6, CtValue, DIR_IN, FLAG_ANSWERED, FLAG_RX_CLOSING, FLAG_TX_CLOSING,
-        NAME_ANY4, NAME_ANY6, NAME_TCP4, NAME_TCP6, REFUSED, RELATED, SERVICE,
+        CtKey, CtValue, DIR_IN, FLAG_ANSWERED, FLAG_RX_CLOSING, FLAG_TX_CLOSING, NAME_ANY4,
+        NAME_ANY6, NAME_TCP4, NAME_TCP6, REFUSED, RELATED, SERVICE,
     },
     lxc::{self, FLAG_HOST, LxcKey, LxcValue},
     quota::{self, held_index, held_map},
-    user::{Access, Globals, Map, MapError, MapKind, Record},
+    user::{Access, Globals, Map, MapError, MapKind, Record, lxc_address},
 };
 
 /// Flags of a connection that both sides have closed.
 const CLOSED: u16 = FLAG_RX_CLOSING | FLAG_TX_CLOSING;
 
-/// A key of either family.
-trait Tuple: Record + Eq + Hash {
-    /// (endpoint, remote), and the key's flags.
-    fn sides(&self) -> (IpAddr, IpAddr, u8);
-}
+/// An address of either family, in a key.
+trait Address: Copy + Eq + Hash + Into<IpAddr> {}
 
-impl Tuple for CtKey4 {
-    fn sides(&self) -> (IpAddr, IpAddr, u8) {
-        let (daddr, saddr) = (IpAddr::from(self.daddr), IpAddr::from(self.saddr));
-        turned(daddr, saddr, self.flags)
-    }
-}
+impl<A: Copy + Eq + Hash + Into<IpAddr>> Address for A {}
 
-impl Tuple for CtKey6 {
-    fn sides(&self) -> (IpAddr, IpAddr, u8) {
-        let (daddr, saddr) = (IpAddr::from(self.daddr), IpAddr::from(self.saddr));
-        turned(daddr, saddr, self.flags)
-    }
-}
-
-/// `daddr` sent the first packet and `saddr` received it.
-const fn turned(daddr: IpAddr, saddr: IpAddr, flags: u8) -> (IpAddr, IpAddr, u8) {
-    if flags & DIR_IN == 0 {
-        (daddr, saddr, flags)
+/// (endpoint, remote). `daddr` sent the first packet and `saddr` received it.
+fn sides<A: Address>(key: &CtKey<A>) -> (IpAddr, IpAddr) {
+    let (daddr, saddr) = (key.daddr, key.saddr);
+    if key.flags & DIR_IN == 0 {
+        (daddr.into(), saddr.into())
     } else {
-        (saddr, daddr, flags)
+        (saddr.into(), daddr.into())
     }
 }
 
@@ -73,10 +58,10 @@ pub fn scan(maps: &Globals, now: u32, valid: u32) -> Found {
         }
     };
     let reads = [
-        scan.through::<CtKey4>(NAME_TCP4, held_map(true, false)),
-        scan.through::<CtKey4>(NAME_ANY4, held_map(false, false)),
-        scan.through::<CtKey6>(NAME_TCP6, held_map(true, true)),
-        scan.through::<CtKey6>(NAME_ANY6, held_map(false, true)),
+        scan.through::<[u8; 4]>(NAME_TCP4, held_map(true, false)),
+        scan.through::<[u8; 4]>(NAME_ANY4, held_map(false, false)),
+        scan.through::<[u8; 16]>(NAME_TCP6, held_map(true, true)),
+        scan.through::<[u8; 16]>(NAME_ANY6, held_map(false, true)),
     ];
     let mut complete = true;
     for read in reads {
@@ -124,9 +109,12 @@ impl<'a> Scan<'a> {
     }
 
     /// Looks through one map. Says whether the walk reached the end.
-    fn through<K: Tuple>(&mut self, name: &str, number: u32) -> Result<bool, MapError> {
+    fn through<A: Address>(&mut self, name: &str, number: u32) -> Result<bool, MapError>
+    where
+        CtKey<A>: Record,
+    {
         let path = self.maps.path(name);
-        let map: Map<K, CtValue> = Map::open(&path, MapKind::LruHash, Access::ReadWrite)?;
+        let map: Map<CtKey<A>, CtValue> = Map::open(&path, MapKind::LruHash, Access::ReadWrite)?;
         let entries = map.entries()?;
         let ids = self.endpoints.ids.iter();
         let mut held: HashMap<u16, u32> = ids.map(|endpoint| (*endpoint, 0)).collect();
@@ -142,14 +130,14 @@ impl<'a> Scan<'a> {
                 continue;
             }
             used += 1;
-            let (endpoint, remote, flags) = key.sides();
+            let (endpoint, remote) = sides(key);
             if self.endpoints.have_lost(endpoint, value) {
                 left.push(*key);
                 continue;
             }
             // Policy refuses the flow, so it keeps no expired address open.
             let refused = value.last_rx_report != 0 && value.last_tx_report == REFUSED;
-            if !refused && flags & (DIR_IN | RELATED | SERVICE) == 0 {
+            if !refused && key.flags & (DIR_IN | RELATED | SERVICE) == 0 {
                 self.alive.push((endpoint, remote));
             }
             let answered = value.flags & FLAG_ANSWERED != 0 && value.flags & CLOSED != CLOSED;
@@ -170,14 +158,21 @@ impl<'a> Scan<'a> {
     }
 
     /// Removes entries that no endpoint has. An endpoint may have come during the walk.
-    fn remove_left<K: Tuple>(&mut self, map: &Map<K, CtValue>, left: &[K]) -> Result<(), MapError> {
+    fn remove_left<A: Address>(
+        &mut self,
+        map: &Map<CtKey<A>, CtValue>,
+        left: &[CtKey<A>],
+    ) -> Result<(), MapError>
+    where
+        CtKey<A>: Record,
+    {
         if left.is_empty() {
             return Ok(());
         }
         self.endpoints = Addresses::read(self.maps)?;
         for key in left {
             let value = map.get(key)?;
-            if value.is_some_and(|value| self.endpoints.have_lost(key.sides().0, &value)) {
+            if value.is_some_and(|value| self.endpoints.have_lost(sides(key).0, &value)) {
                 map.remove(key)?;
             }
         }
@@ -199,7 +194,9 @@ impl Addresses {
         let mut found = Self::default();
         for (key, value) in lxc.entries()?.found {
             if value.flags & FLAG_HOST == 0 {
-                found.of.insert(address(&key), value.lxc_id);
+                found
+                    .of
+                    .extend(lxc_address(&key).map(|ip| (ip, value.lxc_id)));
                 found.ids.insert(value.lxc_id);
             }
         }
@@ -221,18 +218,9 @@ impl Addresses {
     }
 }
 
-fn address(key: &LxcKey) -> IpAddr {
-    if key.family == FAMILY_IPV4 {
-        let [a, b, c, d, ..] = key.ip;
-        IpAddr::from([a, b, c, d])
-    } else {
-        IpAddr::from(key.ip)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use shared_maps::conntrack::DIR_OUT;
+    use shared_maps::conntrack::{CtKey4, DIR_OUT};
 
     use super::*;
 
@@ -245,9 +233,9 @@ mod tests {
             ..CtKey4::default()
         };
         let (pod, remote) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([192, 0, 2, 1]));
-        assert_eq!(key.sides(), (pod, remote, DIR_OUT));
+        assert_eq!(sides(&key), (pod, remote));
         key.flags = DIR_IN;
-        assert_eq!(key.sides(), (remote, pod, DIR_IN));
+        assert_eq!(sides(&key), (remote, pod));
     }
 
     #[test]

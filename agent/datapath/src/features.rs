@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use agent_core::first_of::first_of;
 use serde::{Deserialize, Serialize};
 use shared_maps::{
     pin,
@@ -153,15 +154,9 @@ fn others(globals: &Globals) -> Vec<String> {
                 .push(name.clone());
         }
     }
-    let lines = found.into_iter().map(|(other, interfaces)| {
-        let first = interfaces.iter().take(INTERFACES).map(String::as_str);
-        let first: Vec<&str> = first.collect();
-        let more = match interfaces.len() - first.len() {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        format!("{other} on {}{more}", first.join(", "))
-    });
+    let lines = found
+        .into_iter()
+        .map(|(other, interfaces)| format!("{other} on {}", first_of(&interfaces, INTERFACES)));
     lines.collect()
 }
 

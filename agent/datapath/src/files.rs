@@ -16,6 +16,7 @@ use agent_core::{
     identity::endpoint_checkpoint::EndpointWrite,
 };
 use daemon::{
+    lookup::present,
     regular_file::NO_WAIT,
     state_file::{sync_dir, write_atomic},
 };
@@ -124,10 +125,7 @@ impl StateFiles {
 
     fn remove_endpoint(&self, endpoint: EndpointId) -> Result<(), StepError> {
         let dir = self.endpoint_dir(endpoint);
-        let removed = match fs::remove_dir_all(&dir) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-            _ => sync_dir(&self.dir),
-        };
+        let removed = present(fs::remove_dir_all(&dir)).and_then(|_| sync_dir(&self.dir));
         removed.map_err(|source| StepError::File { path: dir, source })
     }
 }

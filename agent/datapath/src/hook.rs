@@ -16,7 +16,10 @@ use aya::programs::{
     links::{FdLink, PinnedLink as LinkPin},
     tc::{SchedClassifierLink, TcAttachOptions},
 };
-use daemon::steering_program::{self as steering, tail};
+use daemon::{
+    lookup::present,
+    steering_program::{self as steering, tail},
+};
 use nix::errno::Errno;
 use shared_maps::{
     pin,
@@ -461,10 +464,8 @@ pub(crate) fn release(path: &Path) -> Result<(), ProgramError> {
 /// Detaches what the pin at `path` attaches, and removes the pin.
 pub(crate) fn remove(path: &Path) -> Result<(), ProgramError> {
     detach(path).map_err(|error| pinned(path, &error))?;
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(pinned(path, &error)),
-        _ => Ok(()),
-    }
+    present(fs::remove_file(path)).map_err(|error| pinned(path, &error))?;
+    Ok(())
 }
 
 /// Detaches what the pin at `path` attaches. The kernel would release a link only some time after

@@ -13,6 +13,7 @@ use std::{
 };
 
 use aya::Ebpf;
+use daemon::lookup::present;
 use rtnetlink::packet_route::link::LinkLayerType;
 use shared_maps::{
     pin,
@@ -119,9 +120,9 @@ impl Interfaces {
         if !dir.exists() {
             return;
         }
-        tokio::select! {
-            () = tokio::time::sleep(LAST_ANSWERS) => {}
-            () = stop.cancelled() => return,
+        let answered = tokio::time::sleep(LAST_ANSWERS);
+        if stop.run_until_cancelled(answered).await.is_none() {
+            return;
         }
         if let Err(error) = forget(&dir, &BTreeMap::new()).and_then(|()| remove(dir)) {
             tracing::warn!(%error, "cannot remove the programs of transparent mode");
@@ -226,12 +227,8 @@ fn make(path: PathBuf) -> Result<(), InterfacesError> {
 }
 
 fn remove(path: PathBuf) -> Result<(), InterfacesError> {
-    match fs::remove_dir_all(&path) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(InterfacesError::Directory { path, source })
-        }
-        _ => Ok(()),
-    }
+    let removed = present(fs::remove_dir_all(&path)).map(drop);
+    removed.map_err(|source| InterfacesError::Directory { path, source })
 }
 
 /// Removes links of interfaces that are not wanted.

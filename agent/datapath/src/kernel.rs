@@ -14,7 +14,10 @@ use agent_core::datapath::{
     plan::{Datapath, Step, StepError, Wake},
 };
 use clap::value_parser;
-use daemon::steering_program::{self, SteerError};
+use daemon::{
+    lookup::present,
+    steering_program::{self, SteerError},
+};
 use shared_maps::{
     EndpointId,
     conntrack::{self, CtKey4, CtKey6, CtValue},
@@ -358,12 +361,8 @@ impl KernelDatapath {
         self.policies.remove(&endpoint);
         self.forget_quotas(endpoint)?;
         let path = self.globals.policy_path(endpoint);
-        match fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(StepError::File { path, source })
-            }
-            _ => Ok(()),
-        }
+        present(fs::remove_file(&path)).map_err(|source| StepError::File { path, source })?;
+        Ok(())
     }
 }
 

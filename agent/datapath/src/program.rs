@@ -12,7 +12,7 @@
 mod without_endpoint;
 
 use std::{
-    fs, io,
+    fs, io, iter,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
@@ -24,7 +24,7 @@ use aya::{
     maps::MapData,
     programs::{SchedClassifier, TcAttachType},
 };
-use daemon::steering_program::tail;
+use daemon::{lookup::present, steering_program::tail};
 use nix::errno::Errno;
 use parking_lot::Mutex;
 use shared_maps::{
@@ -368,28 +368,22 @@ impl Programs {
     ) -> Vec<ProgramFault> {
         let dir = links_of(globals, endpoint);
         let mut faults = Vec::new();
-        match group::has(ifindex) {
-            Ok(true) => {}
-            Ok(false) => faults.push(ProgramFault::OutOfGroup(GROUP)),
-            Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => {
-                return vec![ProgramFault::NoInterface(ifindex)];
-            }
-            Err(error) => faults.push(ProgramFault::Unknown {
-                program: "the interface's group",
-                reason: error.to_string(),
-            }),
-        }
-        for (place, hook) in HOOKS.into_iter().enumerate() {
+        let of_group =
+            group::has(ifindex).map(|has| (!has).then_some(ProgramFault::OutOfGroup(GROUP)));
+        let of_group = iter::once(("the interface's group", of_group));
+        let of_hooks = HOOKS.into_iter().enumerate().map(|(place, hook)| {
             let number = numbers.and_then(|numbers| numbers.get(place).copied());
             let path = pin_of(&dir, hook, ifindex);
-            match hook.fault(&path, ifindex, number) {
-                Ok(None) => {}
-                Ok(Some(fault)) => faults.push(fault),
+            (hook.program, hook.fault(&path, ifindex, number))
+        });
+        for (program, fault) in of_group.chain(of_hooks) {
+            match fault {
+                Ok(fault) => faults.extend(fault),
                 Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => {
                     return vec![ProgramFault::NoInterface(ifindex)];
                 }
                 Err(error) => faults.push(ProgramFault::Unknown {
-                    program: hook.program,
+                    program,
                     reason: error.to_string(),
                 }),
             }
@@ -405,12 +399,7 @@ impl Programs {
         for pin in fs::read_dir(&dir).into_iter().flatten().flatten() {
             release(&pin.path())?;
         }
-        match fs::remove_dir_all(&dir) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(pinned(&dir, &error));
-            }
-            _ => {}
-        }
+        present(fs::remove_dir_all(&dir)).map_err(|error| pinned(&dir, &error))?;
         match self.loaded.lock().as_ref() {
             Some(loaded) => loaded.slots.remove(endpoint).map_err(settings),
             None => Ok(()),

@@ -153,12 +153,7 @@ impl Conditions {
 /// What is checked, with what it takes to repair it.
 #[derive(Debug)]
 pub struct Upkeep {
-    ipv4: bool,
-    ipv6: bool,
-    globals: Globals,
-    sdp_group: u32,
-    /// Number of the steering program.
-    steering: u32,
+    node: Node,
     /// Maps held open, by name.
     pins: BTreeMap<&'static str, HeldPin>,
     port: Option<PortHold>,
@@ -201,14 +196,10 @@ impl Upkeep {
     /// Binds the port and opens the maps. `conditions` receives the state of each part.
     pub fn new(node: Node, conditions: Conditions) -> Self {
         let mut upkeep = Self {
-            ipv4: node.ipv4,
-            ipv6: node.ipv6,
             port: node
                 .port
                 .map(|port| PortHold::new(port, node.ipv4, node.ipv6)),
-            globals: node.globals,
-            sdp_group: node.sdp_group,
-            steering: node.steering,
+            node,
             pins: BTreeMap::new(),
             conditions,
         };
@@ -266,13 +257,13 @@ impl Upkeep {
     }
 
     async fn check_routes(&self) {
-        let look = || routing::faults(self.ipv4, self.ipv6);
+        let look = || routing::faults(self.node.ipv4, self.node.ipv6);
         let repair = async {
             let before = look().await?;
             if before.is_empty() {
                 return Ok((before, Vec::new()));
             }
-            routing::install(self.ipv4, self.ipv6).await?;
+            routing::install(self.node.ipv4, self.node.ipv6).await?;
             Ok::<_, routing::RoutingError>((before, look().await?))
         };
         match repair.await {
@@ -314,13 +305,13 @@ impl Upkeep {
     }
 
     fn check_steering(&mut self) {
-        let Some(fault) = steering_program::fault(&self.globals, self.steering) else {
+        let Some(fault) = steering_program::fault(&self.node.globals, self.node.steering) else {
             self.conditions.is_well(Part::Steering);
             return;
         };
-        match steering_program::replace(&self.globals) {
+        match steering_program::replace(&self.node.globals) {
             Ok(number) => {
-                self.steering = number;
+                self.node.steering = number;
                 self.conditions.repaired(Part::Steering, &fault);
             }
             Err(error) => self
@@ -330,7 +321,7 @@ impl Upkeep {
     }
 
     fn make_directories(&self) {
-        let root = self.globals.root();
+        let root = self.node.globals.root();
         let missing: Vec<_> = [pin::GLOBALS, pin::LINKS]
             .into_iter()
             .filter(|dir| !root.join(dir).is_dir())
@@ -354,7 +345,7 @@ impl Upkeep {
                 Some(held) if held.is_pinned() => continue,
                 Some(held) => held.pin_again().map(|()| lost.push(name)),
                 // Made with the first endpoint's programs.
-                None => HeldPin::open(&self.globals.path(name)).map(|opened| {
+                None => HeldPin::open(&self.node.globals.path(name)).map(|opened| {
                     self.pins.extend(opened.map(|held| (name, held)));
                 }),
             };
@@ -363,7 +354,7 @@ impl Upkeep {
             }
         }
         if !lost.is_empty()
-            && let Err(error) = kernel::share(&self.globals, self.sdp_group)
+            && let Err(error) = kernel::share(&self.node.globals, self.node.sdp_group)
         {
             failed.push(error.to_string());
         }

@@ -4,7 +4,8 @@ use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use agent_cluster::health::ClusterView;
 use agent_core::{
-    core::snapshot::Summary, kubernetes::unattended::LEFT, name_objects::MAX_OBJECTS,
+    core::snapshot::Summary, first_of::first_of, kubernetes::unattended::LEFT,
+    name_objects::MAX_OBJECTS,
 };
 use daemon::lookup::Lookup;
 use shared_maps::EndpointId;
@@ -35,21 +36,12 @@ pub(crate) fn tainted(cluster: &ClusterView) -> Option<String> {
 /// Nodes that enforce policy, although no agent runs there.
 pub(super) fn without_agent(cluster: &ClusterView) -> Option<String> {
     let nodes = &cluster.nodes_without_agent;
-    let first: Vec<&str> = nodes
-        .iter()
-        .take(NODES)
-        .map(|one| one.node.as_str())
-        .collect();
-    let more = match nodes.len() - first.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
     (!nodes.is_empty()).then(|| {
         format!(
-            "no agent runs on {}{more}: policy in force stays there, nothing changes, and no new pod \
+            "no agent runs on {}: policy in force stays there, nothing changes, and no new pod \
              starts. Start an agent there (agent.nodeSelector, agent.tolerations of the chart), or take \
              the node out with `holdfast-agent cleanup` and then `kubectl label ciliumnode NODE {LEFT}=true`",
-            first.join(", ")
+            first_of(nodes.iter().map(|one| &one.node), NODES)
         )
     })
 }

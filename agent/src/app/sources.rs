@@ -86,8 +86,9 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
     for event in node::changes(&OwnInterfaces::default(), &interfaces) {
         rim.core.send(event).await?;
     }
-    let following = node::run(rim.core.clone(), interfaces, changed, rim.stop.clone());
-    rim.tasks.spawn(following);
+    let following = node::run(rim.core.clone(), interfaces, changed);
+    let stop = rim.stop.clone();
+    rim.tasks.spawn(stop.run_until_cancelled_owned(following));
     let (local, pods) = watch::channel(Arc::<LocalPods>::default());
     let of_node = pods.clone();
     let endpoints = endpoint_source(config, rim, &state, endpoints, gate)?;

@@ -114,11 +114,7 @@ impl CniPlaces {
         ready: impl Future<Output = bool>,
         stop: CancellationToken,
     ) {
-        let is_ready = tokio::select! {
-            is_ready = ready => is_ready,
-            () = stop.cancelled() => return,
-        };
-        if !is_ready {
+        if stop.run_until_cancelled(ready).await != Some(true) {
             return;
         }
         let watched = self.conf_dir.as_deref().map(WatchedDir::new);
@@ -137,9 +133,8 @@ impl CniPlaces {
                 }
             };
             condition.set(place);
-            tokio::select! {
-                () = pause => {}
-                () = stop.cancelled() => return,
+            if stop.run_until_cancelled(pause).await.is_none() {
+                return;
             }
         }
     }

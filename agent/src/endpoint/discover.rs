@@ -30,7 +30,7 @@ use std::{
     thread,
 };
 
-use agent_core::datapath::link::Link;
+use agent_core::endpoint::spec::PodInterface;
 use serde::{Deserialize, Serialize};
 
 use self::{
@@ -76,20 +76,9 @@ impl fmt::Display for Netns {
 /// What was found about a pod's interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Discovered {
-    /// Index of the host-side interface.
-    pub ifindex: u32,
-    /// Name of the host-side interface.
-    pub ifname: String,
+    pub interface: PodInterface,
     /// Addresses that count, IPv4 first: not all that the pod's interface has.
     pub addresses: Vec<IpAddr>,
-    /// MAC of the pod's interface.
-    pub mac: [u8; 6],
-    /// MAC of the host side.
-    pub node_mac: [u8; 6],
-    /// Whether the host side is a port of a bridge.
-    pub on_bridge: bool,
-    /// What neighbour discovery on the pod's link needs.
-    pub link: Link,
     /// Every address of the pod's interface that is not link-local.
     pub present: Vec<IpAddr>,
     /// Further interfaces of the pod that lead to another namespace.
@@ -131,18 +120,13 @@ pub(crate) fn discover(
         return Err(DiscoverError::NotRouted {
             netns: netns.clone(),
             ifname: ifname.to_owned(),
-            host: host.name,
+            host: host.interface.ifname,
             addresses: addresses.join(", "),
         });
     }
     Ok(Discovered {
-        ifindex: inside.peer,
-        ifname: host.name,
+        interface: host.interface,
         addresses: host.addresses,
-        mac: host.pod_mac,
-        node_mac: host.mac,
-        on_bridge: host.on_bridge,
-        link: host.link,
         present: inside.addresses,
         others: inside.others,
         foreign_master: host.foreign_master,

@@ -297,7 +297,7 @@ impl EndpointBook {
         namespace: Option<NamespaceId>,
     ) -> Result<EndpointSpec, EndpointError> {
         let mut state = self.state.lock();
-        let former = state.former(key, &document, netns, spec.ifindex)?;
+        let former = state.former(key, &document, netns, spec.interface.ifindex)?;
         let of_before = former
             .as_ref()
             .and_then(|former| state.documents.get(former));
@@ -320,7 +320,7 @@ impl EndpointBook {
             return Err(error);
         }
         state.processes.found(key, pid);
-        state.settle_document(key, spec.ifindex);
+        state.settle_document(key, spec.interface.ifindex);
         state.found.insert(
             key.to_owned(),
             Found {
@@ -418,7 +418,7 @@ impl State {
     /// not count.
     fn other_with(&self, ifindex: u32, key: &str) -> Option<String> {
         let mut others = self.found.iter().filter(|(other, found)| {
-            found.spec.ifindex == ifindex
+            found.spec.interface.ifindex == ifindex
                 && *other != key
                 && !found.superseded
                 && !self.marks.stale.contains(*other)
@@ -447,9 +447,9 @@ impl State {
     /// Whether an endpoint's interface is there. An interface with the same number and another name
     /// is the same one, renamed, if it has the endpoint's programs.
     fn interface_of(&self, found: &Found) -> Lookup<()> {
-        let ifindex = found.spec.ifindex;
+        let ifindex = found.spec.interface.ifindex;
         match self.interfaces.name(ifindex) {
-            Lookup::Found(name) if name == found.spec.ifname => Lookup::Found(()),
+            Lookup::Found(name) if name == found.spec.interface.ifname => Lookup::Found(()),
             Lookup::Found(_) if self.gated.is_under_policy(ifindex) => Lookup::Found(()),
             Lookup::Found(_) | Lookup::Gone => Lookup::Gone,
             Lookup::Unknown(error) => Lookup::Unknown(error),
@@ -469,7 +469,7 @@ impl State {
         let netns = Netns::Pid(pid).to_string();
         let found = self.found.get(key);
         match found.filter(|found| found.spec.netns == netns) {
-            Some(found) => self.interfaces.name(found.spec.ifindex).is_gone(),
+            Some(found) => self.interfaces.name(found.spec.interface.ifindex).is_gone(),
             None => {
                 let is_added = cli::is_key(key) && !self.processes.is_known(key, pid);
                 is_added || self.marks.ended.contains(key)

@@ -7,7 +7,7 @@ use daemon::state_dir::StateDir;
 use dns_policy::{
     boot_time::BootTime,
     epoch::Epoch,
-    mapping::{EndpointInstance, Mapping, Realised, Refusal},
+    mapping::{EndpointInstance, Mapping, Realised, Refusal, address, address_bytes},
     name::Fqdn,
     rule::{EndpointRules, NameRule, NameRules, SelectorRule, Servers, Transport},
 };
@@ -71,23 +71,6 @@ pub fn mapping(message: &FqdnMapping) -> Option<Mapping> {
     })
 }
 
-/// Reads an address of 4 or 16 bytes.
-pub fn address(bytes: &[u8]) -> Option<IpAddr> {
-    match bytes.len() {
-        4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
-        16 => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
-        _ => None,
-    }
-}
-
-/// The 4 or 16 bytes of an address.
-pub fn bytes(ip: IpAddr) -> Vec<u8> {
-    match ip {
-        IpAddr::V4(ip) => ip.octets().to_vec(),
-        IpAddr::V6(ip) => ip.octets().to_vec(),
-    }
-}
-
 /// Result of a mapping whose fields were out of range.
 pub(crate) fn invalid(sequence: u64) -> MappingResult {
     MappingResult {
@@ -121,7 +104,11 @@ pub fn revoked(revocation: &Revocation) -> LeaseRevoked {
     LeaseRevoked {
         id: revocation.id,
         name: revocation.name.as_str().to_owned(),
-        addresses: revocation.addresses.iter().map(|ip| bytes(*ip)).collect(),
+        addresses: revocation
+            .addresses
+            .iter()
+            .map(|ip| address_bytes(*ip))
+            .collect(),
     }
 }
 

@@ -119,13 +119,9 @@ impl FqdnDataService {
     ) -> Self {
         let (reports, results) = Reports::start(core.clone(), proxies.clone(), max_delay).await;
         let reports = Arc::new(reports);
-        let (dispatching, stopped) = (Arc::clone(&reports), stop.clone());
-        tasks.spawn(async move {
-            tokio::select! {
-                () = dispatching.dispatch(results) => {}
-                () = stopped.cancelled() => {}
-            }
-        });
+        let dispatching = Arc::clone(&reports);
+        let dispatching = async move { dispatching.dispatch(results).await };
+        tasks.spawn(stop.clone().run_until_cancelled_owned(dispatching));
         Self {
             timings: Timings::default(),
             sent_rules: Arc::default(),
@@ -154,15 +150,9 @@ impl FqdnDataService {
     pub async fn serve(self, listener: TcpListener) {
         let stop = self.stop.clone();
         let (sender, incoming) = mpsc::channel::<Incoming>(ACCEPTED);
-        self.tasks.spawn({
-            let (guests, stop) = (self.guests.clone(), stop.clone());
-            async move {
-                tokio::select! {
-                    () = accept(&listener, &guests, &sender) => {}
-                    () = stop.cancelled() => {}
-                }
-            }
-        });
+        let accepting = accept(listener, self.guests.clone(), sender);
+        self.tasks
+            .spawn(stop.clone().run_until_cancelled_owned(accepting));
         let served = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(self.timings.ping))
             .http2_keepalive_timeout(Some(PING))
@@ -310,7 +300,7 @@ struct Client {
     activity: Activity,
 }
 
-async fn accept(listener: &TcpListener, guests: &Guests<Who>, sender: &mpsc::Sender<Incoming>) {
+async fn accept(listener: TcpListener, guests: Guests<Who>, sender: mpsc::Sender<Incoming>) {
     let owners = TcpOwners::open().inspect_err(|error| {
         tracing::warn!(%error, "cannot find the users of connections: all of them share one limit");
     });

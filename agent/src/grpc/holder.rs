@@ -65,11 +65,8 @@ impl Holders {
 
     /// Tells the core which streams' processes have ended, until stopped.
     pub(crate) async fn run(self, core: CoreHandle, stop: CancellationToken) {
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(POLL_INTERVAL) => {}
-                () = stop.cancelled() => return,
-            }
+        let pause = || stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL));
+        while pause().await.is_some() {
             let ended = self.take_ended();
             if !ended.is_empty() && core.send(Event::HolderEnded(ended)).await.is_err() {
                 return;

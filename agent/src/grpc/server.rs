@@ -96,16 +96,9 @@ impl Native {
         let holders = self.holders.clone();
         self.tasks
             .spawn(holders.run(self.core.clone(), stop.clone()));
-        self.tasks.spawn({
-            let stop = stop.clone();
-            let guests = self.guests.clone();
-            async move {
-                tokio::select! {
-                    () = accept(&listener, allowed, &guests, &sender) => {}
-                    () = stop.cancelled() => {}
-                }
-            }
-        });
+        let accepting = accept(listener, allowed, self.guests.clone(), sender);
+        self.tasks
+            .spawn(stop.clone().run_until_cancelled_owned(accepting));
         let served = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(PING_TIMEOUT))
             .http2_keepalive_timeout(Some(PING_TIMEOUT))
@@ -132,16 +125,16 @@ impl Native {
 type Incoming = std::io::Result<ProxyConnection>;
 
 async fn accept(
-    listener: &UnixListener,
+    listener: UnixListener,
     allowed: Allowed,
-    guests: &Guests<Who>,
-    sender: &mpsc::Sender<Incoming>,
+    guests: Guests<Who>,
+    sender: mpsc::Sender<Incoming>,
 ) {
     let failed =
         |error: std::io::Error| tracing::warn!(%error, "cannot accept a proxy's connection");
     loop {
         let (stream, _) = guests.accept(|| listener.accept(), failed).await;
-        match Checked::new(stream, allowed).and_then(|checked| checked.admit(guests)) {
+        match Checked::new(stream, allowed).and_then(|checked| checked.admit(&guests)) {
             Ok(connection) => {
                 if sender.send(Ok(connection)).await.is_err() {
                     return;

@@ -6,12 +6,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
 use daemon::{
-    lookup::Lookup,
+    lookup::{Lookup, present},
     state_file::{self, Content, StateFileError, set_aside, write_atomic},
 };
 use serde::Deserialize;
@@ -150,12 +150,8 @@ impl LastGood {
             .collect::<Vec<_>>()
         {
             let path = self.path(number);
-            match fs::remove_file(&path) {
-                Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                    return Err(StateFileError::io(&path)(source));
-                }
-                _ => self.numbers.remove(&file),
-            };
+            present(fs::remove_file(&path)).map_err(StateFileError::io(&path))?;
+            self.numbers.remove(&file);
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use dns_policy::name::Fqdn;
 
 use super::object::ObjectKey;
 
-/// Names of objects that are tried for one name.
+/// Names of objects that are tried for one DNS name if the first is taken.
 const COLLISIONS: u64 = 10;
 /// Letters that spell no words.
 const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
@@ -15,7 +15,7 @@ const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 /// Objects to make and to remove.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Objects to make, each with its name.
+    /// Objects to make, each with its DNS name.
     pub create: Vec<(ObjectKey, Fqdn)>,
     /// Objects that no EgressFirewall needs, or that are about the name of another object.
     pub delete: Vec<ObjectKey>,
@@ -23,13 +23,13 @@ pub struct Plan {
     pub left_out: usize,
 }
 
-/// What is to be done so that each wanted name has one object in `namespace`. `objects` are those
-/// that there are, with their names.
+/// The objects to make and to remove, so that each wanted DNS name has one object in `namespace`.
+/// `objects` are those that exist, each with its DNS name.
 pub fn plan(wanted: &BTreeSet<Fqdn>, objects: &BTreeMap<ObjectKey, Fqdn>, namespace: &str) -> Plan {
     let mut plan = Plan::default();
     let mut missing = wanted.clone();
     let mut first = objects.iter().collect::<Vec<_>>();
-    // Of two objects of one name, the one stays whose key is made of the name.
+    // Of two objects of one DNS name, the one stays whose own name is made of the DNS name.
     first.sort_by_cached_key(|(key, name)| key.name != object_name(name, 0));
     for (key, name) in first {
         if !missing.remove(name) {

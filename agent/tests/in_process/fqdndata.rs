@@ -68,14 +68,15 @@ fn dual_stack() -> EndpointSpec {
 
 /// An endpoint that no policy selects.
 fn bystander() -> EndpointSpec {
-    EndpointSpec {
+    let mut spec = EndpointSpec {
         key: "dir/other.yaml".to_owned(),
         labels: vec!["k8s:app=other".to_owned()],
-        ifindex: 43,
-        ifname: "lxc43".to_owned(),
         addresses: vec!["10.0.0.3".parse().unwrap()],
         ..pod()
-    }
+    };
+    spec.interface.ifindex = 43;
+    spec.interface.ifname = "lxc43".to_owned();
+    spec
 }
 
 /// Learned addresses are open on one port, which is not the port of DNS. Without a DNS rule they
@@ -344,10 +345,8 @@ async fn the_first_answers_of_a_new_pod_are_realised() {
     };
     // It is added, and another endpoint replaces it.
     for ifindex in [43, 44] {
-        let spec = EndpointSpec {
-            ifindex,
-            ..new.clone()
-        };
+        let mut spec = new.clone();
+        spec.interface.ifindex = ifindex;
         for event in [
             SourceEvent::Delete(spec.key.clone()),
             SourceEvent::Apply(spec),

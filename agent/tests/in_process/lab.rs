@@ -18,7 +18,7 @@ use agent_core::{
         memory::MemoryDatapath,
         plan::{Datapath, Step, StepError},
     },
-    endpoint::spec::EndpointSpec,
+    endpoint::spec::{EndpointSpec, PodInterface},
     policy::{document::PolicyDocument, parse::parse_documents},
     source_event::SourceEvent,
 };
@@ -92,13 +92,15 @@ pub(crate) fn pod() -> EndpointSpec {
     EndpointSpec {
         key: "dir/pod.yaml".to_owned(),
         labels: vec!["k8s:app=web".to_owned()],
-        ifindex: 42,
-        ifname: "lxc42".to_owned(),
+        interface: PodInterface {
+            ifindex: 42,
+            ifname: "lxc42".to_owned(),
+            mac: [2, 0, 0, 0, 0, 2],
+            node_mac: [2, 0, 0, 0, 0, 1],
+            on_bridge: false,
+            link: Default::default(),
+        },
         addresses: vec![IpAddr::from([10, 0, 0, 2])],
-        mac: [2, 0, 0, 0, 0, 2],
-        node_mac: [2, 0, 0, 0, 0, 1],
-        on_bridge: false,
-        link: agent_core::datapath::link::Link::default(),
         netns: "pod".to_owned(),
         pod: None,
         pod_uid: None,
@@ -277,7 +279,7 @@ pub(crate) fn found(files: &StateFiles, memory: &MemoryDatapath) -> Found {
         policy_maps: policy_maps
             .map(|(id, map)| (*id, map.iter().map(|(k, v)| (*k, *v)).collect()))
             .collect(),
-        interfaces: [pod().ifindex].into(),
+        interfaces: [pod().interface.ifindex].into(),
         ..found.restored
     };
     found

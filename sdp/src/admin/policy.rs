@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use dns_policy::rule::{NameRule, NameRules, SelectorRule, Servers};
+use dns_policy::rule::{NameRules, SelectorRule, Servers};
 use serde::{Deserialize, Serialize};
 use shared_maps::EndpointId;
 
@@ -67,12 +67,9 @@ impl RuleView {
             names: match &rule.names {
                 NameRules::All => vec!["every name".to_owned()],
                 NameRules::Regex(text) => vec![format!("expression {text}")],
-                NameRules::Names(names) => names
-                    .iter()
-                    .map(|name| match name {
-                        NameRule::Name(text) | NameRule::Pattern(text) => text.clone(),
-                    })
-                    .collect(),
+                NameRules::Names(names) => {
+                    names.iter().map(|name| name.text().to_owned()).collect()
+                }
             },
         }
     }

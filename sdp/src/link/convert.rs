@@ -11,7 +11,7 @@ use daemon::state_dir::StateDir;
 use dns_policy::{
     boot_time::BootTime,
     epoch::Epoch,
-    mapping::{EndpointInstance, Mapping, Refusal},
+    mapping::{EndpointInstance, Mapping, Refusal, address, address_bytes},
     name::Fqdn,
     pattern,
     rule::{
@@ -213,11 +213,11 @@ fn mapping_out(out: Outgoing) -> wire::FqdnMapping {
         sequence: out.sequence,
         endpoint: Some(instance_out(endpoint)),
         name: name.as_str().to_owned(),
-        addresses: addresses.into_iter().map(ip_out).collect(),
+        addresses: addresses.into_iter().map(address_bytes).collect(),
         ttl,
         seen_at: seen_at.nanos(),
         rcode: rcode.into(),
-        server_ip: ip_out(server.ip()),
+        server_ip: address_bytes(server.ip()),
         server_port: SocketAddr::port(&server).into(),
         protocol: transport.number().into(),
         replayed,
@@ -228,23 +228,9 @@ fn mapping_out(out: Outgoing) -> wire::FqdnMapping {
 fn instance_out(endpoint: EndpointInstance) -> wire::EndpointInstance {
     wire::EndpointInstance {
         id: endpoint.id.0.into(),
-        client_ip: ip_out(endpoint.client),
+        client_ip: address_bytes(endpoint.client),
         ifindex: endpoint.ifindex,
     }
-}
-
-fn ip_out(ip: IpAddr) -> Vec<u8> {
-    match ip {
-        IpAddr::V4(ip) => ip.octets().to_vec(),
-        IpAddr::V6(ip) => ip.octets().to_vec(),
-    }
-}
-
-pub(super) fn ip(bytes: &[u8]) -> Option<IpAddr> {
-    if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
-        return Some(v4.into());
-    }
-    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
 }
 
 pub(super) fn result(message: &wire::MappingResult) -> MappingResult {
@@ -279,7 +265,7 @@ pub(super) fn revocation(from: &wire::LeaseRevoked) -> (u64, Option<Fqdn>, Vec<I
     let addresses: Vec<_> = from
         .addresses
         .iter()
-        .filter_map(|bytes| ip(bytes))
+        .filter_map(|bytes| address(bytes))
         .collect();
     // An address that cannot be read widens the revocation: a lease too few only costs a wait.
     let unread = addresses.len() != from.addresses.len();

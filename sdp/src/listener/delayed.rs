@@ -114,7 +114,7 @@ impl UnjudgedQuery {
     }
 }
 
-/// A query that waits for a free share or for rules.
+/// A query that waits for a place in flight or for rules.
 #[derive(Debug)]
 pub(super) enum Postponed {
     ForShare(DelayedQuery),
@@ -150,9 +150,9 @@ pub(super) struct Delayed {
 /// A query that left its line, with the action that is due.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// Its endpoint has a free share now: send it on.
+    /// Its endpoint has a place now: send it on.
     Forward(DelayedQuery),
-    /// It has waited long enough for a share.
+    /// It has waited long enough for a place.
     Expired(DelayedQuery),
     /// Its endpoint has rules now, or it has waited long enough for them.
     Judge(UnjudgedQuery),
@@ -240,7 +240,8 @@ impl Delayed {
         })
     }
 
-    /// Removes any query that waits for a place. Queries that wait for rules are dropped.
+    /// Removes and returns one query that waits for a place, of any endpoint. Drops queries that wait
+    /// for rules before it.
     pub(super) fn any(&mut self) -> Option<DelayedQuery> {
         loop {
             let holder = *self.lines.keys().next()?;

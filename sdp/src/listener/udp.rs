@@ -1,5 +1,5 @@
-//! One UDP worker: a thread with its own sockets, its own queries in flight and no locks on its
-//! path.
+//! One UDP worker: a thread whose sockets and queries in flight are its own, without locks. Other
+//! threads can release its held answers ([`super::releases`]).
 //!
 //! Everything happens in [`Worker::run`]: wait, receive a batch of queries or answers, judge each,
 //! send the results in batches.
@@ -49,7 +49,8 @@ const BUSY: usize = 8;
 const EVENTS: usize = 64;
 /// How often idle sockets are looked for.
 const SWEEP: Duration = Duration::from_secs(5);
-/// Epoll tokens above those of upstream sockets, whose generations stay far below.
+/// Epoll token of the control descriptor. The upper half of an upstream socket's token is its
+/// generation, which never gets that high.
 const TOKEN_WAKE: u64 = u64::MAX;
 /// Token of the first listener; the second is one less.
 const TOKEN_LISTENER: u64 = u64::MAX - 1;

@@ -10,14 +10,17 @@ use foldhash::quality::RandomState;
 /// what is kept for the agent can be behind the last answer.
 pub(crate) const WITHIN: Duration = Duration::from_millis(250);
 
-/// Answers that one worker remembers; two with the same index replace each other.
-const ANSWERS: usize = 4096;
+/// Answers that one worker remembers: so many sets of [`WAYS`]. A print belongs to one set.
+const SETS: usize = 1024;
+
+/// Answers of one set. With one only, two popular answers that share it would be reported each time.
+const WAYS: usize = 4;
 
 /// The recent answers of one worker.
 #[derive(Debug)]
 pub(crate) struct Repeats {
     hasher: RandomState,
-    answers: Vec<SeenAnswer>,
+    sets: Vec<[SeenAnswer; WAYS]>,
 }
 
 /// An answer that was learned.
@@ -37,7 +40,7 @@ impl Repeats {
     pub(crate) fn new() -> Self {
         Self {
             hasher: RandomState::default(),
-            answers: vec![SeenAnswer::default(); ANSWERS],
+            sets: vec![<[SeenAnswer; WAYS]>::default(); SETS],
         }
     }
 
@@ -53,26 +56,34 @@ impl Repeats {
 
     /// Whether the answer was leased less than [`WITHIN`] ago, and no lease was revoked since.
     pub(crate) fn is_leased(&self, print: Print, version: Option<u64>, now: BootTime) -> bool {
-        self.answers.get(index_of(print)).is_some_and(|answer| {
+        let is_leased = |answer: &SeenAnswer| {
             answer.print == print.0 && Some(answer.version) == version && now < answer.until
-        })
+        };
+        let set = self.sets.get(set_of(print));
+        set.is_some_and(|answers| answers.iter().any(is_leased))
     }
 
     /// Notes that an answer was leased; `version` is of before the sink was asked.
+    /// It replaces what was noted of the answer before, or else the oldest of its set.
     pub(crate) fn leased(&mut self, print: Print, version: Option<u64>, now: BootTime) {
-        let (Some(version), Some(answer)) = (version, self.answers.get_mut(index_of(print))) else {
+        let (Some(version), Some(answers)) = (version, self.sets.get_mut(set_of(print))) else {
             return;
         };
-        *answer = SeenAnswer {
-            print: print.0,
-            version,
-            until: now.plus(WITHIN),
-        };
+        let place = answers
+            .iter_mut()
+            .min_by_key(|answer| (answer.print != print.0, answer.until));
+        if let Some(answer) = place {
+            *answer = SeenAnswer {
+                print: print.0,
+                version,
+                until: now.plus(WITHIN),
+            };
+        }
     }
 }
 
-fn index_of(print: Print) -> usize {
-    usize::try_from(print.0 % ANSWERS as u64).unwrap_or_default()
+fn set_of(print: Print) -> usize {
+    usize::try_from(print.0 % SETS as u64).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -101,5 +112,21 @@ mod tests {
             ..endpoint
         };
         assert_ne!(print, repeats.print(other, server, b"\x01\x02answer"));
+    }
+
+    #[test]
+    fn answers_of_one_set_do_not_replace_each_other_until_it_is_full() {
+        let mut repeats = Repeats::new();
+        let print = |n: usize| Print((n * SETS) as u64 + 5);
+        let at = |n: usize| BootTime::from_nanos(1_000 + n as u64);
+        let is_leased = |repeats: &Repeats, n| repeats.is_leased(print(n), Some(7), at(100));
+        for n in [0, 1, 0, 2, 3, 2] {
+            repeats.leased(print(n), Some(7), at(n));
+        }
+        assert!((0..WAYS).all(|n| is_leased(&repeats, n)));
+        repeats.leased(print(0), Some(7), at(WAYS));
+        repeats.leased(print(WAYS), Some(7), at(WAYS));
+        let remembered: Vec<_> = (0..=WAYS).filter(|n| is_leased(&repeats, *n)).collect();
+        assert_eq!(remembered, [0, 2, 3, 4], "the oldest is replaced");
     }
 }

@@ -1,12 +1,10 @@
 //! The pinned ipcache, in either layout.
 
-use std::net::IpAddr;
-
 use ipnet::IpNet;
 use shared_maps::{
-    FAMILY_IPV4, FAMILY_IPV6, IdentityId, ipcache,
-    ipcache::{IpcacheKey, IpcacheValue, IpcacheValueV1, STATIC_PREFIX_BITS},
-    user::{Access, Globals, Map, MapError},
+    IdentityId, ipcache,
+    ipcache::{IpcacheKey, IpcacheValue, IpcacheValueV1},
+    user::{Access, Globals, Map, MapError, ipcache_prefix},
 };
 
 use super::tables::AgentTables;
@@ -84,14 +82,8 @@ impl Ipcache {
 }
 
 fn prefix_of(key: &IpcacheKey) -> Option<IpNet> {
-    let length = key.prefix_len.checked_sub(STATIC_PREFIX_BITS)?;
-    let address = match key.family {
-        FAMILY_IPV4 => IpAddr::from(*key.ip.first_chunk::<4>()?),
-        FAMILY_IPV6 => IpAddr::from(key.ip),
-        _ => return None,
-    };
-    let prefix = IpNet::new(address, u8::try_from(length).ok()?).ok()?;
-    (key.cluster_id == 0).then_some(prefix)
+    let (address, length) = ipcache_prefix(key)?;
+    IpNet::new(address, length).ok()
 }
 
 #[cfg(test)]

@@ -99,19 +99,13 @@ fn saved_rule(rule: &SelectorRule) -> Option<SavedRule> {
     };
     let patterns = match &rule.names {
         NameRules::All => None,
-        NameRules::Names(names) => Some(names.iter().map(text).collect()),
+        NameRules::Names(names) => Some(names.iter().map(|name| name.text().to_owned()).collect()),
         NameRules::Regex(_) => return None,
     };
     Some(SavedRule {
         servers: servers.iter().map(|identity| identity.0).collect(),
         patterns,
     })
-}
-
-fn text(name: &NameRule) -> String {
-    match name {
-        NameRule::Name(text) | NameRule::Pattern(text) => text.clone(),
-    }
 }
 
 /// Content of the file. `None` if it is of another boot.

@@ -25,9 +25,22 @@ pub fn lxc_key(ip: IpAddr) -> LxcKey {
 
 /// Address of a key of `cilium_lxc`; none if its family is unknown.
 pub fn lxc_address(key: &LxcKey) -> Option<IpAddr> {
-    match key.family {
-        crate::FAMILY_IPV4 => key.ip.first_chunk::<4>().map(|v4| IpAddr::from(*v4)),
-        crate::FAMILY_IPV6 => Some(IpAddr::from(key.ip)),
+    address_of(key.family, key.ip)
+}
+
+/// Prefix of a key of the ipcache, as its address and length; none if its family is unknown or it is
+/// of another cluster.
+pub fn ipcache_prefix(key: &IpcacheKey) -> Option<(IpAddr, u8)> {
+    let len = key.prefix_len.checked_sub(ipcache::STATIC_PREFIX_BITS)?;
+    let len = u8::try_from(len).ok().filter(|_| key.cluster_id == 0)?;
+    Some((address_of(key.family, key.ip)?, len))
+}
+
+/// An address of this family; none if the family is unknown.
+pub fn address_of(family: u8, ip: [u8; 16]) -> Option<IpAddr> {
+    match family {
+        crate::FAMILY_IPV4 => ip.first_chunk::<4>().map(|v4| IpAddr::from(*v4)),
+        crate::FAMILY_IPV6 => Some(IpAddr::from(ip)),
         _ => None,
     }
 }

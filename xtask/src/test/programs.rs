@@ -12,8 +12,12 @@ use serde_json::Value;
 use super::tier::Tier;
 use crate::{process, repository, workspace};
 
-/// The test program whose tests bear no other beside them.
+/// The test program whose tests keep both CPUs busy.
 pub(super) const ALONE: &str = "alone";
+/// The test program whose tests count lost queries.
+const PAIRED: &str = "paired";
+/// How many jobs of any other program run at the same time. Most of their time they wait.
+const LANES: usize = 4;
 /// The test program whose two tests run in two guests.
 pub(super) const BOOTS: &str = "boots";
 
@@ -60,6 +64,27 @@ impl TestProgram {
         let lines = String::from_utf8_lossy(&output.stdout).into_owned();
         let tests = lines.lines().filter_map(|line| line.strip_suffix(": test"));
         Ok(tests.map(str::to_owned).collect())
+    }
+
+    /// How many of its jobs may run at the same time.
+    pub(super) fn lanes(&self) -> usize {
+        match self.name.as_str() {
+            ALONE => 1,
+            PAIRED => 2,
+            _ => LANES,
+        }
+    }
+
+    /// Its tests by job: one for each file, or for each test where few jobs may run at the same time.
+    pub(super) fn jobs(&self, tests: Vec<String>) -> BTreeMap<String, Vec<String>> {
+        if self.name == PAIRED {
+            let named = tests.into_iter();
+            named
+                .map(|test| (format!("{PAIRED}::{test}"), vec![test]))
+                .collect()
+        } else {
+            by_file(&self.name, tests)
+        }
     }
 
     /// A run of exactly these tests, one after another.
@@ -144,6 +169,7 @@ mod tests {
             ("boots", Tier::Kernels),
             ("netns", Tier::Netns),
             ("alone", Tier::Netns),
+            ("paired", Tier::Netns),
             ("bench", Tier::Netns),
             ("holdfast_e2e", Tier::Netns),
         ] {

@@ -16,18 +16,18 @@ use super::{
     watch::Lines,
 };
 
-/// Between two questions at the end.
+/// While the agent stops: pause between two requests.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Longest time for an answer at the end, from a server that does not answer.
+/// While the agent stops: how long it requests a clear answer.
 const LONGEST: Duration = Duration::from_secs(15);
-/// Longest time at the end for an event that is under way, from a server that refuses the account.
+/// While the agent stops: how long it waits for an event of the watch, if it got no clear answer.
 const UNDER_WAY: Duration = Duration::from_secs(2);
 /// After this time the server ends a watch, seconds. Without bookmarks a watch is silent, and
 /// [`Lines`] gives up a connection that is silent for longer.
 const WATCH_SECONDS: u32 = 100;
 /// A watch that lasted so long did not fail when it began.
 const LASTED: Duration = Duration::from_secs(WATCH_SECONDS as u64 / 2);
-/// The metadata is enough: each replaced agent changes the status.
+/// Metadata only, so that events stay small: each agent that is replaced changes the status.
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
 /// The DaemonSet that the agent is of, followed until [`Self::was_deleted`]: an agent that stops at
@@ -51,7 +51,7 @@ struct Followed {
 /// The last that the API server said while it accepted the agent's account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
-    /// A name that never was a DaemonSet's says nothing when it is not found.
+    /// It was never there: a name that is not found was not deleted.
     Never,
     There,
     Gone,
@@ -62,7 +62,7 @@ enum Seen {
 enum Answer {
     There,
     Gone,
-    /// The account is not accepted: of an uninstall, or of broken credentials.
+    /// The account is not accepted, because of an uninstall or of broken credentials.
     Refused,
     Unclear,
 }
@@ -136,10 +136,12 @@ impl Followed {
 
     /// Follows the set until the server ends the watch.
     ///
-    /// The watch begins with the present state (version 0). A version from a read of the set is no
-    /// beginning: it is that of the last change, which a server that was restarted has forgotten, and
-    /// refuses each time. With bookmarks, a server with an old etcd refuses version 0. A watch that
-    /// begins when the set is gone has no event. So the set is read once the watch has begun.
+    /// - The watch begins with the present state (version 0), not with the version of a read. That is
+    ///   the version of the last change: a server that was restarted has forgotten it, and refuses it
+    ///   each time.
+    /// - It has no bookmarks: with them, a server with an old etcd refuses version 0.
+    /// - The set is read once the watch has begun: a watch that begins when the set is gone has no
+    ///   event.
     async fn follow_once(&self) -> Result<(), RequestError> {
         let uri = format!(
             "{}?watch=true&fieldSelector=metadata.name%3D{}&resourceVersion=0\

@@ -273,7 +273,7 @@ impl Reporter {
         Ok(())
     }
 
-    /// Creates an Event, or counts on if it exists.
+    /// Creates an Event, or raises its count if it exists.
     async fn write_event(
         &self,
         object: &Value,
@@ -309,7 +309,7 @@ impl Reporter {
         Ok(())
     }
 
-    /// An object as it is now. The agent may list objects, and not get them.
+    /// An object as it is now. The account has the right to `list` objects, and not to `get` one.
     async fn object(&self, place: &Place<'_>) -> Result<Option<Value>, RequestError> {
         let path = format!(
             "{}?fieldSelector=metadata.name%3D{}&limit=1",

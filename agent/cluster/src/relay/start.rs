@@ -166,11 +166,8 @@ async fn feed(
 ) {
     loop {
         let mut received = Vec::new();
-        let count = tokio::select! {
-            count = batches.recv_many(&mut received, BATCHES) => count,
-            () = stop.cancelled() => return,
-        };
-        if count == 0 {
+        let receipt = batches.recv_many(&mut received, BATCHES);
+        if let None | Some(0) = stop.run_until_cancelled(receipt).await {
             return;
         }
         shared.take(received);

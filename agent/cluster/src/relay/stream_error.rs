@@ -49,7 +49,7 @@ pub(super) enum StreamError {
     Silent(Duration),
     #[error("the stream ended")]
     Ended,
-    #[error("the CA of --k8s-relay-ca is another one")]
+    #[error("the CA of --k8s-relay-ca has changed")]
     Renewed,
     #[error("the agent stops")]
     Stopped,

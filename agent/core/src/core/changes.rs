@@ -1,4 +1,5 @@
-//! Changes of policy, cut into parts: between two of them the core handles events of proxies.
+//! Changes of policy, cut into parts: between two parts the core handles events of proxies. A change
+//! has four stages:
 //!
 //! 1. Labels of new selectors, under the rules that are in force.
 //! 2. The rules, endpoint by endpoint. Each endpoint is under the old or under the new rules, and
@@ -33,14 +34,14 @@ use crate::{
     source_event::SourceEvent,
 };
 
-/// What work costs, in units of some ten microseconds ([`super::CoreConfig::work_budget`]): an
-/// identity whose entries an endpoint's map has to follow.
+/// Cost of one identity whose entries change in one endpoint's policy map, in units of about ten
+/// microseconds ([`super::CoreConfig::work_budget`]).
 pub(super) const MARK: usize = 4;
-/// A selector that comes or goes.
+/// Cost of a selector that a change adds or removes.
 const SELECTOR: usize = 4;
-/// A subject whose rules are compared.
+/// Cost of comparing the rules of a subject.
 const SUBJECT: usize = 4;
-/// Planning to write the file of an endpoint whose DNS rules changed.
+/// Cost of planning to write the file of an endpoint whose DNS rules changed.
 const FILE: usize = 100;
 
 impl State {
@@ -105,7 +106,8 @@ impl State {
         ))
     }
 
-    /// Plans the next part; before the sync, when nothing is planned yet, all of it.
+    /// Plans the next part. Before all sources are complete, nothing is planned yet, and the whole change
+    /// enters the model at once.
     pub(super) fn change_policy(&mut self, plan: &mut Plan) {
         self.policy.changes_mut().spent = 0;
         while self.change_in_progress() && self.has_room() {
@@ -247,7 +249,8 @@ impl State {
         }
     }
 
-    /// Puts the new rules in the place of the old ones, which its subjects still have.
+    /// Puts the new rules in the place of the old ones. The subjects of the change have the old ones
+    /// until the rollout that this returns reaches them.
     fn replace(&mut self, change: &Change) -> PendingRollout {
         self.policy.put_document(&change.key, change.new.as_ref());
         self.note_dns_servers(change.old.as_deref(), change.new.as_deref());
@@ -298,7 +301,7 @@ impl State {
         all
     }
 
-    /// What a document says of blocks, and as whom.
+    /// The labels that a document gives to prefixes, and the owner for whom they are claimed.
     pub(super) fn says(&self, document: &PolicyDocument) -> (Owner, BTreeMap<IpNet, LabelSet>) {
         let own = self.config.node_name.as_deref();
         let (source, labels) = document.labels(own, &|key| self.cluster.nodes.asks_for(key));

@@ -20,6 +20,7 @@ use crate::{
     fqdn::{
         cleaned::CleanedNames, pre_cache::PreCached, refused::RefusedPrefixes, servers::NameServers,
     },
+    ipcache::resolve::whole_families,
     kubernetes::external_ips::ExternalIps,
     labels::LabelSet,
     policy::mode::PolicyMode,
@@ -102,6 +103,15 @@ pub struct CoreConfig {
     pub work_budget: usize,
     /// Between two passes that compare the datapath with the model.
     pub reconcile_interval: Duration,
+}
+
+impl CoreConfig {
+    /// All addresses of each family that is enabled.
+    pub(crate) fn whole_families(&self) -> impl Iterator<Item = IpNet> + use<> {
+        let enabled = [self.enable_ipv4, self.enable_ipv6];
+        let families = whole_families().into_iter().zip(enabled);
+        families.filter_map(|(all, is_enabled)| is_enabled.then_some(all))
+    }
 }
 
 impl Default for CoreConfig {

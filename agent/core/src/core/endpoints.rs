@@ -137,7 +137,9 @@ impl State {
         let refused = self.keep_own_addresses(own, &mut spec);
         if spec.addresses.is_empty() {
             let of = own.and_then(|id| self.endpoints.get_mut(id));
-            if let Some(endpoint) = of.filter(|endpoint| endpoint.spec.ifindex == spec.ifindex) {
+            if let Some(endpoint) =
+                of.filter(|endpoint| endpoint.spec.interface.ifindex == spec.interface.ifindex)
+            {
                 // What was in force at this interface stays.
                 endpoint.restored = false;
                 let id = endpoint.id;
@@ -161,7 +163,8 @@ impl State {
         let own = self.endpoints.by_key(&spec.key);
         let own = own.and_then(|id| self.endpoints.get_mut(id));
         let own = own.filter(|endpoint| {
-            endpoint.spec.ifindex == spec.ifindex && endpoint.addresses().eq(pick(&spec.addresses))
+            endpoint.spec.interface.ifindex == spec.interface.ifindex
+                && endpoint.addresses().eq(pick(&spec.addresses))
         });
         if let Some(endpoint) = own {
             endpoint.restored = false;
@@ -190,7 +193,7 @@ impl State {
             let Some(endpoint) = self.endpoints.get(id) else {
                 return;
             };
-            let same = endpoint.spec.ifindex == spec.ifindex
+            let same = endpoint.spec.interface.ifindex == spec.interface.ifindex
                 && endpoint.addresses().eq(pick(&spec.addresses));
             if same {
                 self.update_endpoint(id, spec, labels);
@@ -251,7 +254,7 @@ impl State {
         let at = pick(&spec.addresses).find_map(|address| self.endpoints.by_address(address));
         let same = at.and_then(|id| self.endpoints.get(id)).filter(|endpoint| {
             Some(endpoint.id) != own
-                && endpoint.spec.ifindex == spec.ifindex
+                && endpoint.spec.interface.ifindex == spec.interface.ifindex
                 && endpoint.addresses().eq(pick(&spec.addresses))
         });
         let Some(mut endpoint) = same.map(|e| e.id).and_then(|id| self.endpoints.take(id)) else {
@@ -501,8 +504,8 @@ impl State {
 /// pod.
 fn is_same_pod(before: &EndpointSpec, now: &EndpointSpec) -> bool {
     let differ = |before: &Option<String>, now: &Option<String>| matches!((before, now), (Some(before), Some(now)) if before != now);
-    before.ifindex == now.ifindex
-        && before.ifname == now.ifname
+    before.interface.ifindex == now.interface.ifindex
+        && before.interface.ifname == now.interface.ifname
         && before.netns == now.netns
         && !differ(&before.pod, &now.pod)
         && !differ(&before.pod_uid, &now.pod_uid)

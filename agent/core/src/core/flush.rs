@@ -189,7 +189,7 @@ impl State {
             None => Step::UnsetPolicy(id, key),
         };
         self.step(plan, step, Undo::Policy(id, key, old));
-        if let Some(endpoint) = self.endpoints.get_mut(id) {
+        if let Some(endpoint) = self.endpoints.get_any_mut(id) {
             endpoint.policy_map.get_or_insert_default().put(key, value);
         }
     }

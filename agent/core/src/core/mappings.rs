@@ -23,7 +23,6 @@ use super::{
     state::State,
 };
 use crate::{
-    core::state::endpoint_files::Undurable,
     fqdn::{cache::Answer, embedded, longest::MAX_TTL, resolved::Room},
     ipcache::{metadata::Claim, owners::Owner},
 };
@@ -298,7 +297,7 @@ impl State {
             .get(instance.id)
             .ok_or(Refusal::EndpointUnknown)?;
         let is_its = endpoint.had(instance.client, mapping.seen_at)
-            && endpoint.spec.ifindex == instance.ifindex
+            && endpoint.spec.interface.ifindex == instance.ifindex
             && endpoint.since <= mapping.seen_at;
         if !is_its || endpoint.restored {
             return Err(Refusal::EndpointUnknown);
@@ -402,7 +401,7 @@ impl State {
                     if let Some(until) = result.lease_end {
                         self.proxies.leases.promise(result.stream, until);
                     }
-                    self.files.await_write(endpoint, Undurable::new(&result));
+                    self.files.await_write(endpoint, &result);
                 } else {
                     self.counters.mappings_not_realised += 1;
                     result.realised = Realised::No(Refusal::NotRealised);

@@ -9,7 +9,7 @@ use shared_maps::{EndpointId, IdentityId, policy::PolicyKey};
 
 use super::event::{MappingResult, Revocation};
 use crate::{
-    core::state::endpoint_files::{Presence, Undurable},
+    core::state::endpoint_files::Presence,
     datapath::{
         attachment::Attachment,
         plan::{Datapath, Step, StepError},
@@ -35,7 +35,7 @@ pub struct Plan {
     /// Results of mappings that wait for the plan's outcome.
     results: Vec<PendingResult>,
     /// Results to repeat, as the plan writes the file of their endpoint.
-    durable: Vec<(EndpointId, Undurable)>,
+    durable: Vec<(EndpointId, MappingResult)>,
     /// Identities that nothing has any more, if no step fails.
     forgotten: Vec<(IdentityId, LabelSet)>,
     /// Revocations to send once the plan is committed.
@@ -78,7 +78,7 @@ impl Plan {
     }
 
     /// Adds results that are durable once the endpoint's file is written.
-    pub(super) fn make_durable(&mut self, id: EndpointId, results: Vec<Undurable>) {
+    pub(super) fn make_durable(&mut self, id: EndpointId, results: Vec<MappingResult>) {
         let results = results.into_iter().map(|undurable| (id, undurable));
         self.durable.extend(results);
     }
@@ -113,14 +113,14 @@ impl Plan {
     }
 
     /// Takes the results that a failed write of this endpoint's file leaves not durable.
-    pub(super) fn take_undurable(&mut self, id: EndpointId) -> Vec<Undurable> {
+    pub(super) fn take_undurable(&mut self, id: EndpointId) -> Vec<MappingResult> {
         let durable = std::mem::take(&mut self.durable);
         let (undurable, durable): (Vec<_>, _) = durable.into_iter().partition(|(of, _)| *of == id);
         self.durable = durable;
         undurable.into_iter().map(|(_, result)| result).collect()
     }
 
-    pub(super) fn take_durable(&mut self) -> Vec<Undurable> {
+    pub(super) fn take_durable(&mut self) -> Vec<MappingResult> {
         let durable = std::mem::take(&mut self.durable).into_iter();
         durable.map(|(_, result)| result).collect()
     }

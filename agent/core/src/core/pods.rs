@@ -189,7 +189,7 @@ impl State {
                     .without_identity
                     .insert(Arc::clone(&pod.key));
             }
-            // An address of the cluster is never the world, although no policy selects it then.
+            // An address of the cluster is never the world, although no labels select it then.
             let claim = Claim::Identity(identity.unwrap_or(IdentityId::UNMANAGED));
             for address in &pod.addresses {
                 let prefix = IpNet::from(*address);

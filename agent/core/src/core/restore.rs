@@ -39,6 +39,7 @@ use crate::{
         pre_cache::PreCached,
         servers::NameServers,
     },
+    identity::scopes::RESERVED_IDENTITIES,
     ipcache::{
         metadata::Claim,
         owners::{Owner, Source},
@@ -122,17 +123,7 @@ impl State {
     }
 
     fn know_reserved(&mut self) {
-        for (id, key) in [
-            (IdentityId::HOST, "host"),
-            (IdentityId::WORLD, "world"),
-            (IdentityId::UNMANAGED, "unmanaged"),
-            (IdentityId::HEALTH, "health"),
-            (IdentityId::INIT, "init"),
-            (IdentityId::REMOTE_NODE, "remote-node"),
-            (IdentityId::INGRESS, "ingress"),
-            (IdentityId::WORLD_IPV4, "world-ipv4"),
-            (IdentityId::WORLD_IPV6, "world-ipv6"),
-        ] {
+        for (key, id) in RESERVED_IDENTITIES {
             self.introduce(id, LabelSet::new(vec![Label::new(RESERVED, key, "")]));
         }
         let both = ["kube-apiserver", "remote-node"].map(|key| Label::new(RESERVED, key, ""));
@@ -140,15 +131,9 @@ impl State {
     }
 
     fn claim_world(&mut self) {
-        for (enabled, all) in [
-            (self.config.enable_ipv4, "0.0.0.0/0"),
-            (self.config.enable_ipv6, "::/0"),
-        ] {
-            if enabled {
-                let all: IpNet = all.parse().expect("a constant prefix");
-                let labels = LabelSet::new(vec![self.ipcache.world().label(all).clone()]);
-                self.ipcache.claim(all, Owner::World, Claim::Labels(labels));
-            }
+        for all in self.config.whole_families() {
+            let labels = LabelSet::new(vec![self.ipcache.world().label(all).clone()]);
+            self.ipcache.claim(all, Owner::World, Claim::Labels(labels));
         }
     }
 
@@ -176,7 +161,7 @@ impl State {
         let mut maps: BTreeMap<EndpointId, _> = restored.policy_maps.into_iter().collect();
         for file in restored.endpoints {
             let map = maps.remove(&file.id);
-            let alive = restored.interfaces.contains(&file.ifindex)
+            let alive = restored.interfaces.contains(&file.interface.ifindex)
                 && file.id.0 > 0
                 && self.endpoints.get(file.id).is_none();
             self.restore_endpoint(&file, map);

@@ -10,7 +10,7 @@ use shared_maps::{EndpointId, IdentityId};
 
 use dns_policy::{
     name::Fqdn,
-    rule::{EndpointRules, NameRule, NameRules, Servers, Transport},
+    rule::{EndpointRules, NameRules, Servers, Transport},
 };
 
 use super::{
@@ -256,7 +256,9 @@ impl State {
     fn keeps_policy(&self, waiting: &EndpointSpec) -> bool {
         let own = self.endpoints.by_key(&waiting.key);
         let own = own.and_then(|id| self.endpoints.get(id));
-        own.is_some_and(|own| own.spec.ifindex == waiting.ifindex && own.policy_map.is_some())
+        own.is_some_and(|own| {
+            own.spec.interface.ifindex == waiting.interface.ifindex && own.policy_map.is_some()
+        })
     }
 
     pub(super) fn endpoint(&self, endpoint: &Endpoint) -> EndpointView {
@@ -270,8 +272,8 @@ impl State {
             named_ports: NamedPorts::of(&endpoint.labels).texts(),
             ipv4: endpoint.ipv4.map(|ip| ip.to_string()),
             ipv6: endpoint.ipv6.map(|ip| ip.to_string()),
-            ifindex: endpoint.spec.ifindex,
-            ifname: endpoint.spec.ifname.clone(),
+            ifindex: endpoint.spec.interface.ifindex,
+            ifname: endpoint.spec.interface.ifname.clone(),
             netns: endpoint.spec.netns.clone(),
             state: if endpoint.restored {
                 "restored"
@@ -431,16 +433,12 @@ pub(super) fn dns_views(rules: &EndpointRules) -> Vec<DnsRulesView> {
             },
             names: match &rule.names {
                 NameRules::All => None,
-                NameRules::Names(list) => Some(list.iter().map(name_text).collect()),
+                NameRules::Names(list) => {
+                    Some(list.iter().map(|name| name.text().to_owned()).collect())
+                }
                 NameRules::Regex(text) => Some(vec![text.clone()]),
             },
         }));
     }
     found
-}
-
-fn name_text(rule: &NameRule) -> String {
-    match rule {
-        NameRule::Name(text) | NameRule::Pattern(text) => text.clone(),
-    }
 }

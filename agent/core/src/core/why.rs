@@ -18,7 +18,7 @@ use std::{
 use dns_policy::{
     name::Fqdn,
     pattern::Pattern,
-    rule::{EndpointRules, NameRules},
+    rule::{EndpointRules, NameRule, NameRules},
 };
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
@@ -40,7 +40,7 @@ use crate::{
         rule::Peers,
         trace::{self, FlowDirection, Match, Port, RuleView},
     },
-    selector::selector::{FqdnSelector, Selector, Subject},
+    selector::selector::{Selector, Subject},
 };
 
 /// The other side of a question.
@@ -379,7 +379,7 @@ fn rules_about(rules: &EndpointRules, name: &Fqdn) -> EndpointRules {
     matching
 }
 
-fn selects(selector: &FqdnSelector, name: &Fqdn) -> bool {
+fn selects(selector: &NameRule, name: &Fqdn) -> bool {
     let mut probe = crate::fqdn::names::NameSelectors::default();
     probe
         .add(selector)

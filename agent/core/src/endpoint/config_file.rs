@@ -9,7 +9,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use dns_policy::{name::Fqdn, rule::EndpointRules, stored_rules::UnknownProtocol};
 use shared_maps::{EndpointId, IdentityId};
 
-use crate::{datapath::link::Link, endpoint::spec::EndpointSpec, labels::LabelSet};
+use crate::{
+    endpoint::spec::{EndpointSpec, PodInterface},
+    labels::LabelSet,
+};
 
 /// An endpoint as its file has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,18 +24,7 @@ pub struct EndpointFile {
     pub labels: LabelSet,
     pub ipv4: Option<Ipv4Addr>,
     pub ipv6: Option<Ipv6Addr>,
-    /// Index of the host-side interface.
-    pub ifindex: u32,
-    /// Name of the host-side interface.
-    pub ifname: String,
-    /// MAC of the pod's interface.
-    pub mac: [u8; 6],
-    /// MAC of the host side.
-    pub node_mac: [u8; 6],
-    /// Whether the host side is a port of a bridge.
-    pub on_bridge: bool,
-    /// What neighbour discovery on the pod's link needs.
-    pub link: Link,
+    pub interface: PodInterface,
     /// Where the network namespace was found.
     pub netns: String,
     /// Addresses learned and not expired.
@@ -50,13 +42,8 @@ impl EndpointFile {
         EndpointSpec {
             key: self.key.clone(),
             labels: self.labels.texts(),
-            ifindex: self.ifindex,
-            ifname: self.ifname.clone(),
+            interface: self.interface.clone(),
             addresses: addresses.into_iter().flatten().collect(),
-            mac: self.mac,
-            node_mac: self.node_mac,
-            on_bridge: self.on_bridge,
-            link: self.link.clone(),
             netns: self.netns.clone(),
             pod: None,
             pod_uid: None,

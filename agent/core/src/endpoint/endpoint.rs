@@ -130,10 +130,10 @@ impl Endpoint {
     /// Value of each of its entries in `cilium_lxc`.
     pub(crate) fn lxc(&self) -> LxcValue {
         LxcValue {
-            ifindex: self.spec.ifindex,
+            ifindex: self.spec.interface.ifindex,
             lxc_id: self.id.0,
-            mac: pack_mac(self.spec.mac),
-            node_mac: pack_mac(self.spec.node_mac),
+            mac: pack_mac(self.spec.interface.mac),
+            node_mac: pack_mac(self.spec.interface.node_mac),
             sec_id: self.identity.0,
             ..LxcValue::default()
         }
@@ -141,17 +141,18 @@ impl Endpoint {
 
     /// What its programs need to know.
     pub(crate) fn attachment(&self) -> Attachment {
+        let interface = &self.spec.interface;
         Attachment {
             endpoint: self.id,
             identity: self.identity,
-            ifindex: self.spec.ifindex,
+            ifindex: interface.ifindex,
             ipv4: self.ipv4,
             ipv6: self.ipv6,
-            mac: self.spec.mac,
+            mac: interface.mac,
             // A bridge delivers what is addressed to one of its ports, and a port's address does
             // not change when other ports are added and removed, unlike the bridge's own address.
-            gateway_mac: self.spec.on_bridge.then_some(self.spec.node_mac),
-            link: self.spec.link.clone(),
+            gateway_mac: interface.on_bridge.then_some(interface.node_mac),
+            link: interface.link.clone(),
         }
     }
 

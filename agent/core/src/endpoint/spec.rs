@@ -15,13 +15,21 @@ pub struct EndpointSpec {
     pub pod: Option<String>,
     /// Its uid, if the source has it: a pod of the same name with another one is another pod.
     pub pod_uid: Option<String>,
+    pub interface: PodInterface,
+    /// Addresses of the pod's interface (at most one of each family is used).
+    pub addresses: Vec<IpAddr>,
+    /// Where the network namespace was found, for people.
+    pub netns: String,
+}
+
+/// Both ends of a pod's interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodInterface {
     /// Index of the host-side interface.
     pub ifindex: u32,
     /// Name of the host-side interface.
     pub ifname: String,
-    /// Addresses of the pod's interface (at most one of each family is used).
-    pub addresses: Vec<IpAddr>,
-    /// MAC of the pod's interface.
+    /// MAC inside the pod.
     pub mac: [u8; 6],
     /// MAC of the host side.
     pub node_mac: [u8; 6],
@@ -29,6 +37,4 @@ pub struct EndpointSpec {
     pub on_bridge: bool,
     /// What neighbour discovery on the pod's link needs.
     pub link: Link,
-    /// Where the network namespace was found, for people.
-    pub netns: String,
 }

@@ -11,7 +11,7 @@ use foldhash::HashMap;
 
 use crate::{
     labels::{Label, LabelSet},
-    selector::selector::FqdnSelector,
+    selector::selector::fqdn_label,
 };
 
 /// Registered FQDN selectors, indexed by the names that they match.
@@ -21,12 +21,12 @@ pub struct NameSelectors {
     one_label: HashMap<String, Vec<Entry>>,
     labels: HashMap<String, Vec<Entry>>,
     scan: Vec<Entry>,
-    known: BTreeSet<FqdnSelector>,
+    known: BTreeSet<NameRule>,
 }
 
 #[derive(Clone, Debug)]
 struct Entry {
-    selector: FqdnSelector,
+    selector: NameRule,
     matcher: SelectorMatcher,
     label: Label,
 }
@@ -34,17 +34,13 @@ struct Entry {
 impl NameSelectors {
     /// Adds a selector; gives its matcher. None if its text cannot be a name or pattern,
     /// which the policy reader refuses.
-    pub fn add(&mut self, selector: &FqdnSelector) -> Option<SelectorMatcher> {
-        let rule = match selector {
-            FqdnSelector::Name(text) => NameRule::Name(text.clone()),
-            FqdnSelector::Pattern(text) => NameRule::Pattern(text.clone()),
-        };
-        let matcher = SelectorMatcher::compile(&rule).ok()?;
+    pub fn add(&mut self, selector: &NameRule) -> Option<SelectorMatcher> {
+        let matcher = SelectorMatcher::compile(selector).ok()?;
         if self.known.insert(selector.clone()) {
             let entry = Entry {
                 selector: selector.clone(),
                 matcher: matcher.clone(),
-                label: selector.label(),
+                label: fqdn_label(selector),
             };
             let found = self.entries_of(&matcher);
             found.push(entry);
@@ -62,15 +58,11 @@ impl NameSelectors {
     }
 
     /// Removes a selector; gives its matcher.
-    pub fn remove(&mut self, selector: &FqdnSelector) -> Option<SelectorMatcher> {
+    pub fn remove(&mut self, selector: &NameRule) -> Option<SelectorMatcher> {
         if !self.known.remove(selector) {
             return None;
         }
-        let rule = match selector {
-            FqdnSelector::Name(text) => NameRule::Name(text.clone()),
-            FqdnSelector::Pattern(text) => NameRule::Pattern(text.clone()),
-        };
-        let matcher = SelectorMatcher::compile(&rule).ok()?;
+        let matcher = SelectorMatcher::compile(selector).ok()?;
         let (map, key) = match matcher.key() {
             SelectorKey::Exact(name) => (&mut self.exact, name),
             SelectorKey::OneLabel(suffix) => (&mut self.one_label, suffix),
@@ -129,17 +121,17 @@ mod tests {
     #[test]
     fn the_index_finds_the_same_as_a_full_search() {
         let selectors = [
-            FqdnSelector::Name("www.cilium.io".into()),
-            FqdnSelector::Pattern("*.cilium.io".into()),
-            FqdnSelector::Pattern("**.io".into()),
-            FqdnSelector::Pattern("*".into()),
-            FqdnSelector::Pattern("w*.cilium.io.".into()),
-            FqdnSelector::Pattern("Example.COM".into()),
+            NameRule::Name("www.cilium.io".into()),
+            NameRule::Pattern("*.cilium.io".into()),
+            NameRule::Pattern("**.io".into()),
+            NameRule::Pattern("*".into()),
+            NameRule::Pattern("w*.cilium.io.".into()),
+            NameRule::Pattern("Example.COM".into()),
         ];
         let mut index = NameSelectors::default();
         let matchers: Vec<_> = selectors
             .iter()
-            .map(|s| (s.label(), index.add(s).unwrap()))
+            .map(|s| (fqdn_label(s), index.add(s).unwrap()))
             .collect();
         for name in [
             "www.cilium.io",

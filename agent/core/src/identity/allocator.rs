@@ -7,32 +7,7 @@ use shared_maps::IdentityId;
 
 use crate::labels::LabelSet;
 
-/// Allocates identities of one scope. Node-local now; a cluster-wide store may take its
-/// place for endpoint identities.
-pub(crate) trait Allocator: std::fmt::Debug + Send {
-    /// Identity of `labels`, with one reference more. `fresh` if no map may know it yet.
-    fn acquire(&mut self, labels: &LabelSet) -> Result<Acquired, Exhausted>;
-    /// Gives one reference back; true if it was the last. Without references an identity stays
-    /// until [`Allocator::sweep`].
-    fn release(&mut self, id: IdentityId) -> bool;
-    /// Frees identities without references, save those the datapath still has
-    /// (`in_force`): they wait for a later sweep.
-    fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId>;
-    /// Takes a sweep of `id` back, without references. False if its number is another's now.
-    fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool;
-    /// Labels of an allocated identity.
-    fn labels(&self, id: IdentityId) -> Option<&LabelSet>;
-    /// Every identity that a checkpoint has to keep: allocated or held for a restart.
-    fn kept(&self) -> Vec<(IdentityId, LabelSet)>;
-    /// Allocated identities, with their references.
-    fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)>;
-    /// How many identities are allocated, without withheld ones.
-    fn len(&self) -> usize;
-    /// Releases restored numbers that no policy or endpoint has requested.
-    fn release_withheld(&mut self);
-}
-
-/// An identity with one reference more, from [`Allocator::acquire`].
+/// An identity with one reference more, from [`NodeLocal::acquire`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Acquired {
     pub id: IdentityId,
@@ -110,7 +85,7 @@ impl NodeLocal {
         Self::new(IdentityId::ENDPOINT_MIN, IdentityId::ENDPOINT_MAX, restored)
     }
 
-    /// As [`Allocator::acquire`]; labels that have no number, now or before a restart, get
+    /// As [`Self::acquire`]; labels that have no number, now or before a restart, get
     /// `request` if it is withheld.
     pub(crate) fn acquire_as(
         &mut self,
@@ -162,30 +137,43 @@ impl NodeLocal {
         })
     }
 
-    /// As [`Allocator::acquire`], with a number that `is_free` allows.
+    /// As [`Self::acquire`], with a number that `is_free` allows.
     pub(crate) fn acquire_where(
         &mut self,
         labels: &LabelSet,
         is_free: &dyn Fn(IdentityId) -> bool,
     ) -> Result<Acquired, Exhausted> {
-        let known = [self.ids.get(labels), self.withheld_ids.get(labels)];
-        if known
-            .into_iter()
-            .flatten()
-            .next()
-            .is_some_and(|id| is_free(*id))
-        {
-            return self.acquire(labels);
+        let known = self.ids.get(labels).copied();
+        if let Some(id) = known.filter(|id| is_free(*id)) {
+            if let Some(slot) = self.slots.get_mut(&id) {
+                slot.references += 1;
+            }
+            self.idle.remove(&id);
+            return Ok(Acquired {
+                id,
+                new: false,
+                fresh: false,
+            });
         }
-        let id = self.free_number(is_free).ok_or(Exhausted {
-            min: IdentityId(self.min),
-            max: IdentityId(self.max),
-        })?;
+        let held = self.withheld_ids.get(labels).copied();
+        let (id, fresh) = match held.filter(|id| known.is_none() && is_free(*id)) {
+            Some(id) => {
+                self.unhold(id);
+                (id, false)
+            }
+            None => {
+                let exhausted = Exhausted {
+                    min: IdentityId(self.min),
+                    max: IdentityId(self.max),
+                };
+                (self.free_number(is_free).ok_or(exhausted)?, true)
+            }
+        };
         self.allot(labels, id);
         Ok(Acquired {
             id,
             new: true,
-            fresh: true,
+            fresh,
         })
     }
 
@@ -242,44 +230,15 @@ impl NodeLocal {
         }
         true
     }
-}
 
-impl Allocator for NodeLocal {
-    fn acquire(&mut self, labels: &LabelSet) -> Result<Acquired, Exhausted> {
-        if let Some(id) = self.ids.get(labels).copied() {
-            if let Some(slot) = self.slots.get_mut(&id) {
-                slot.references += 1;
-            }
-            self.idle.remove(&id);
-            return Ok(Acquired {
-                id,
-                new: false,
-                fresh: false,
-            });
-        }
-        let held = self.withheld_ids.get(labels).copied();
-        let (id, fresh) = match held {
-            Some(id) => {
-                self.unhold(id);
-                (id, false)
-            }
-            None => {
-                let exhausted = Exhausted {
-                    min: IdentityId(self.min),
-                    max: IdentityId(self.max),
-                };
-                (self.free_number(&|_| true).ok_or(exhausted)?, true)
-            }
-        };
-        self.allot(labels, id);
-        Ok(Acquired {
-            id,
-            new: true,
-            fresh,
-        })
+    /// Identity of `labels`, with one reference more. `fresh` if no map may know it yet.
+    pub(crate) fn acquire(&mut self, labels: &LabelSet) -> Result<Acquired, Exhausted> {
+        self.acquire_where(labels, &|_| true)
     }
 
-    fn release(&mut self, id: IdentityId) -> bool {
+    /// Gives one reference back; true if it was the last. Without references an identity stays
+    /// until [`Self::sweep`].
+    pub(crate) fn release(&mut self, id: IdentityId) -> bool {
         let Some(slot) = self.slots.get_mut(&id) else {
             return false;
         };
@@ -287,7 +246,9 @@ impl Allocator for NodeLocal {
         slot.references == 0 && self.idle.insert(id)
     }
 
-    fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {
+    /// Frees identities without references, save those the datapath still has
+    /// (`in_force`): they wait for a later sweep.
+    pub(crate) fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {
         let (kept, swept): (BTreeSet<_>, BTreeSet<_>) = std::mem::take(&mut self.idle)
             .into_iter()
             .partition(|id| in_force(*id));
@@ -303,7 +264,8 @@ impl Allocator for NodeLocal {
         swept.into_iter().collect()
     }
 
-    fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
+    /// Takes a sweep of `id` back, without references. False if its number is another's now.
+    pub(crate) fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
         if self.slots.contains_key(&id) {
             return false;
         }
@@ -315,11 +277,13 @@ impl Allocator for NodeLocal {
         true
     }
 
-    fn labels(&self, id: IdentityId) -> Option<&LabelSet> {
+    /// Labels of an allocated identity.
+    pub(crate) fn labels(&self, id: IdentityId) -> Option<&LabelSet> {
         self.slots.get(&id).map(|slot| &slot.labels)
     }
 
-    fn kept(&self) -> Vec<(IdentityId, LabelSet)> {
+    /// Every identity that a checkpoint has to keep: allocated or held for a restart.
+    pub(crate) fn kept(&self) -> Vec<(IdentityId, LabelSet)> {
         let allocated = self
             .slots
             .iter()
@@ -331,18 +295,21 @@ impl Allocator for NodeLocal {
         allocated.chain(withheld).collect()
     }
 
-    fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)> {
+    /// Allocated identities, with their references.
+    pub(crate) fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)> {
         let slots = self.slots.iter();
         slots
             .map(|(id, slot)| (*id, slot.labels.clone(), slot.references))
             .collect()
     }
 
-    fn len(&self) -> usize {
+    /// How many identities are allocated, without withheld ones.
+    pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    fn release_withheld(&mut self) {
+    /// Releases restored numbers that no policy or endpoint has requested.
+    pub(crate) fn release_withheld(&mut self) {
         self.withheld.clear();
         self.withheld_ids.clear();
     }

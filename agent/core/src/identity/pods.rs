@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use shared_maps::IdentityId;
 
-use super::allocator::{Acquired, Allocator as _, NodeLocal};
+use super::allocator::{Acquired, NodeLocal};
 use crate::labels::LabelSet;
 
-/// Gives label sets of pods their numbers, and counts references as an
-/// [`super::allocator::Allocator`] does.
+/// Gives label sets of pods their numbers, and counts references as
+/// [`NodeLocal`] does.
 pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     /// Identity of `labels`, with one reference more if there is one.
     fn ask(&mut self, labels: &LabelSet) -> Asked;

@@ -6,13 +6,26 @@ use shared_maps::{
     identity::{SCOPE_MASK, SCOPE_REMOTE_NODE},
 };
 
-use super::allocator::{Acquired, Allocator, Exhausted, NodeLocal};
+use super::allocator::{Acquired, Exhausted, NodeLocal};
 use crate::labels::{LabelSet, SERVICE};
 
 /// Whether a number is of the scope of other nodes.
 pub(crate) const fn is_remote_node(id: IdentityId) -> bool {
     id.0 & SCOPE_MASK == SCOPE_REMOTE_NODE
 }
+
+/// Reserved labels that have an identity of their own. Of several labels, the first one here decides.
+pub(crate) const RESERVED_IDENTITIES: [(&str, IdentityId); 9] = [
+    ("host", IdentityId::HOST),
+    ("remote-node", IdentityId::REMOTE_NODE),
+    ("health", IdentityId::HEALTH),
+    ("init", IdentityId::INIT),
+    ("unmanaged", IdentityId::UNMANAGED),
+    ("ingress", IdentityId::INGRESS),
+    ("world-ipv4", IdentityId::WORLD_IPV4),
+    ("world-ipv6", IdentityId::WORLD_IPV6),
+    ("world", IdentityId::WORLD),
+];
 
 /// The reserved identity of exactly these labels.
 pub(crate) fn reserved(labels: &LabelSet) -> Option<IdentityId> {
@@ -21,20 +34,12 @@ pub(crate) fn reserved(labels: &LabelSet) -> Option<IdentityId> {
         [_, _] if is_api_server && labels.has_reserved("remote-node") => {
             Some(IdentityId::KUBE_APISERVER)
         }
-        [label] => [
-            ("host", IdentityId::HOST),
-            ("world", IdentityId::WORLD),
-            ("world-ipv4", IdentityId::WORLD_IPV4),
-            ("world-ipv6", IdentityId::WORLD_IPV6),
-            ("remote-node", IdentityId::REMOTE_NODE),
-            ("health", IdentityId::HEALTH),
-            ("ingress", IdentityId::INGRESS),
-            ("unmanaged", IdentityId::UNMANAGED),
-            ("init", IdentityId::INIT),
-        ]
-        .into_iter()
-        .find(|(key, _)| label.is_reserved(key))
-        .map(|(_, id)| id),
+        [label] => {
+            let mut known = RESERVED_IDENTITIES.into_iter();
+            known
+                .find(|(key, _)| label.is_reserved(key))
+                .map(|(_, id)| id)
+        }
         _ => None,
     }
 }
@@ -116,45 +121,39 @@ impl LocalScopes {
     pub(crate) fn withheld(&self) -> impl Iterator<Item = (IdentityId, &LabelSet)> {
         self.all().into_iter().flat_map(NodeLocal::withheld)
     }
-}
 
-impl Allocator for LocalScopes {
-    fn acquire(&mut self, labels: &LabelSet) -> Result<Acquired, Exhausted> {
-        self.of_labels(labels).acquire(labels)
-    }
-
-    fn release(&mut self, id: IdentityId) -> bool {
+    pub(crate) fn release(&mut self, id: IdentityId) -> bool {
         self.of_id(id).release(id)
     }
 
-    fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {
+    pub(crate) fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {
         let scopes = self.all_mut().into_iter();
         scopes.flat_map(|scope| scope.sweep(in_force)).collect()
     }
 
-    fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
+    pub(crate) fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
         self.of_id(id).revive(id, labels)
     }
 
-    fn labels(&self, id: IdentityId) -> Option<&LabelSet> {
+    pub(crate) fn labels(&self, id: IdentityId) -> Option<&LabelSet> {
         let scopes = self.all().into_iter();
         scopes.filter_map(|scope| scope.labels(id)).next()
     }
 
-    fn kept(&self) -> Vec<(IdentityId, LabelSet)> {
+    pub(crate) fn kept(&self) -> Vec<(IdentityId, LabelSet)> {
         self.all().into_iter().flat_map(NodeLocal::kept).collect()
     }
 
-    fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)> {
+    pub(crate) fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)> {
         let scopes = self.all().into_iter();
         scopes.flat_map(NodeLocal::allocated).collect()
     }
 
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.all().into_iter().map(NodeLocal::len).sum()
     }
 
-    fn release_withheld(&mut self) {
+    pub(crate) fn release_withheld(&mut self) {
         for scope in self.all_mut() {
             scope.release_withheld();
         }
@@ -191,24 +190,30 @@ mod tests {
             "reserved:world",
         ]);
         let mut scopes = LocalScopes::new(Vec::new());
-        assert_eq!(scopes.acquire(&node).unwrap().id, IdentityId(0x0200_0001));
         assert_eq!(
-            scopes.acquire(&outside).unwrap().id,
+            scopes.acquire_as(&node, None).unwrap().id,
+            IdentityId(0x0200_0001)
+        );
+        assert_eq!(
+            scopes.acquire_as(&outside, None).unwrap().id,
             IdentityId(0x0100_0001)
         );
         let mut again = LocalScopes::new(scopes.kept());
         let other = set(&["k8s:zone=b", "reserved:remote-node"]);
-        assert_eq!(again.acquire(&other).unwrap().id, IdentityId(0x0200_0002));
-        let known = again.acquire(&node).unwrap();
+        assert_eq!(
+            again.acquire_as(&other, None).unwrap().id,
+            IdentityId(0x0200_0002)
+        );
+        let known = again.acquire_as(&node, None).unwrap();
         assert_eq!((known.id, known.fresh), (IdentityId(0x0200_0001), false));
         again.release(known.id);
         assert_eq!(again.sweep(&|_| false), [known.id]);
         assert_eq!(again.labels(IdentityId(0x0200_0002)), Some(&other));
         let service = set(&["service:shop/web"]);
-        let first = again.acquire(&service).unwrap();
+        let first = again.acquire_as(&service, None).unwrap();
         assert_eq!((first.id, first.fresh), (IdentityId(0x0300_0001), true));
         let mut third = LocalScopes::new(again.kept());
-        let same = third.acquire(&service).unwrap();
+        let same = third.acquire_as(&service, None).unwrap();
         assert_eq!((same.id, same.fresh), (first.id, false));
     }
 }

@@ -1,6 +1,6 @@
 //! Effective labels of a prefix: its own, and what flows down to it.
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use shared_maps::IdentityId;
 
@@ -13,6 +13,11 @@ use crate::labels::{
 const INSIDE: [&str; 5] = ["host", "remote-node", "health", "ingress", UNMANAGED];
 /// Of blocks of the cluster's pods and Services: addresses of which nothing else is known.
 const UNMANAGED: &str = "unmanaged";
+
+/// All addresses of IPv4, and all of IPv6.
+pub(crate) fn whole_families() -> [IpNet; 2] {
+    [Ipv4Net::default().into(), Ipv6Net::default().into()]
+}
 
 /// The world labels of a node with these families.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use foldhash::HashMap;
 use ipnet::IpNet;
-use shared_maps::{FAMILY_IPV6, IdentityId, ipcache::IpcacheKey};
+use shared_maps::{IdentityId, ipcache::IpcacheKey, user::ipcache_prefix};
 
 use super::{
     metadata::{Claim, Metadata},
@@ -264,19 +264,7 @@ pub(crate) fn key_of(prefix: IpNet) -> IpcacheKey {
 
 /// Prefix of a map key; `None` if the key belongs to another cluster or is malformed.
 pub fn prefix_of(key: &IpcacheKey) -> Option<IpNet> {
-    let bits = key
-        .prefix_len
-        .checked_sub(shared_maps::ipcache::STATIC_PREFIX_BITS)?;
-    let len = u8::try_from(bits).ok()?;
-    if key.cluster_id != 0 {
-        return None;
-    }
-    let address = if key.family == FAMILY_IPV6 {
-        IpAddr::from(key.ip)
-    } else {
-        let v4: [u8; 4] = key.ip.first_chunk().copied()?;
-        IpAddr::from(v4)
-    };
+    let (address, len) = ipcache_prefix(key)?;
     IpNet::new(address, len).ok()
 }
 

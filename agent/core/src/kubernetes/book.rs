@@ -36,6 +36,7 @@ use crate::{
         document::{Body, PolicyDocument},
     },
     source_event::SourceEvent,
+    users::release,
 };
 
 /// What changed since the last call.
@@ -161,7 +162,7 @@ impl Book {
             "Pod" => {
                 if let Some((key, pod)) = self.pods.remove_entry(key) {
                     self.touched.insert(key);
-                    drop_one(&mut self.pods_of, &pod.workload.namespace);
+                    release(&mut self.pods_of, &pod.workload.namespace);
                     self.workloads.remove(&pod.workload);
                 }
             }
@@ -194,7 +195,7 @@ impl Book {
                 *self.sets.entry(pod.labels.clone()).or_default() += 1;
             }
             if let Some(pod) = &before {
-                drop_one(&mut self.sets, &pod.labels);
+                release(&mut self.sets, &pod.labels);
             }
             match (before, now) {
                 (None, None) => {}
@@ -399,16 +400,6 @@ fn labels_of(
     );
     labels.extend(workload.ports.labels());
     LabelSet::new(labels)
-}
-
-/// Counts one less of `key`.
-fn drop_one<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
-    if let Some(count) = counts.get_mut(key) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(key);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -21,11 +21,11 @@ use crate::{
         firewall_names::{FirewallNames, Openness},
         names::NameSelectors,
     },
-    identity::scopes::reserved,
+    identity::scopes::{RESERVED_IDENTITIES, reserved},
     ipcache::{
         metadata::Claim,
         owners::Owner,
-        resolve::{cidr_label, node_cidr_label},
+        resolve::{cidr_label, node_cidr_label, whole_families},
         table::Ipcache,
     },
     labels::{Label, LabelError, LabelSet, RESERVED, in_namespace},
@@ -106,8 +106,7 @@ impl Outside {
         let mut dns_names = FirewallNames::default();
         let mut node_blocks = BTreeSet::new();
         let mut node_keys: BTreeSet<&str> = BTreeSet::new();
-        for all in ["0.0.0.0/0", "::/0"] {
-            let all: IpNet = all.parse().expect("a constant prefix");
+        for all in whole_families() {
             let labels = LabelSet::new(vec![ipcache.world().label(all).clone()]);
             ipcache.claim(all, Owner::World, Claim::Labels(labels));
         }
@@ -189,8 +188,7 @@ impl Outside {
 
     /// An address of each family.
     fn name(&self, name: &Fqdn) -> Vec<Subject> {
-        let of = |all: &str| {
-            let all: IpNet = all.parse().expect("a constant prefix");
+        let of = |all: IpNet| {
             let selected = self.names.labels_of(name);
             let resolved = self.dns_names.labels_of(name, Openness::Open);
             let selected = selected.iter().chain(&resolved);
@@ -198,7 +196,7 @@ impl Outside {
             labels.push(self.ipcache.world().label(all).clone());
             outside(LabelSet::new(labels))
         };
-        vec![of("0.0.0.0/0"), of("::/0")]
+        whole_families().map(of).into()
     }
 }
 
@@ -210,19 +208,9 @@ fn outside(labels: LabelSet) -> Subject {
 /// An endpoint, or what the reserved label names.
 fn inside(labels: &LabelSet) -> Subject {
     let reserved = |(key, id): (&str, IdentityId)| labels.has_reserved(key).then_some(id);
-    let known = [
-        ("kube-apiserver", IdentityId::KUBE_APISERVER),
-        ("host", IdentityId::HOST),
-        ("remote-node", IdentityId::REMOTE_NODE),
-        ("health", IdentityId::HEALTH),
-        ("init", IdentityId::INIT),
-        ("unmanaged", IdentityId::UNMANAGED),
-        ("ingress", IdentityId::INGRESS),
-        ("world-ipv4", IdentityId::WORLD_IPV4),
-        ("world-ipv6", IdentityId::WORLD_IPV6),
-        ("world", IdentityId::WORLD),
-    ];
-    let id = known.into_iter().find_map(reserved);
+    let api_server = [("kube-apiserver", IdentityId::KUBE_APISERVER)];
+    let mut known = api_server.into_iter().chain(RESERVED_IDENTITIES);
+    let id = known.find_map(reserved);
     Subject::new(id.unwrap_or(IdentityId::ENDPOINT_MIN), labels.clone())
 }
 

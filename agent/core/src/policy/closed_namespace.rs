@@ -8,10 +8,10 @@ use super::{
     rule::{Direction, Rule, TierAction, TierRule},
     validate::pods_of_namespace,
 };
-use crate::selector::selector::{CidrSelector, Selector};
-
-/// Destinations that it denies.
-const EVERY_BLOCK: [&str; 2] = ["0.0.0.0/0", "::/0"];
+use crate::{
+    ipcache::resolve::whole_families,
+    selector::selector::{CidrSelector, Selector},
+};
 
 /// A document that denies the pods of the namespace all that an EgressFirewall can deny. None if the
 /// refused document is of another kind, or if it does not have the name of an EgressFirewall.
@@ -19,8 +19,7 @@ pub(crate) fn of_refused(error: &PolicyError) -> Option<PolicyDocument> {
     let key = error.key.as_ref()?;
     let namespace = key.strip_prefix(KIND)?.strip_prefix('/')?;
     let namespace = namespace.strip_suffix(NAME)?.strip_suffix('/')?;
-    let blocks = EVERY_BLOCK.iter().filter_map(|block| block.parse().ok());
-    let tier = blocks.map(|prefix| {
+    let tier = whole_families().into_iter().map(|prefix| {
         let nodes = true;
         let except = [].into();
         Arc::new(TierRule {

@@ -12,6 +12,7 @@ use super::{
     rule::{PeerRule, Peers, Rule},
 };
 use crate::{
+    first_of::first_of,
     labels::{K8S, Label, LabelSet},
     selector::{
         cache::SelectorCache,
@@ -41,14 +42,10 @@ pub(crate) fn unlearned(policy: &EndpointPolicy) -> Option<String> {
     let place = |rule: &SideRule| format!("{} {}", rule.document, rule.rule.path);
     let by_name = rules.iter().filter(|rule| is_by_name(&rule.rule));
     let places: BTreeSet<String> = by_name.map(place).collect();
-    let first = places.first()?;
-    let more = match places.len() {
-        1 => String::new(),
-        n => format!(" and {} more", n - 1),
-    };
-    Some(format!(
-        "toFQDNs ({first}{more}) without any DNS rule: {LEARNS_NOTHING}"
-    ))
+    (!places.is_empty()).then(|| {
+        let places = first_of(&places, 1);
+        format!("toFQDNs ({places}) without any DNS rule: {LEARNS_NOTHING}")
+    })
 }
 
 /// Port names in rules of which no receiver has such a port: they select nothing. Of subjects,

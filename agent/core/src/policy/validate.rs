@@ -26,8 +26,8 @@ use super::rule::{Direction, PeerRule, Peers, Rule};
 use crate::{
     labels::{CIDR_GROUP, NAMESPACE_KEY, NAMESPACE_LABELS, RESERVED},
     selector::selector::{
-        CidrSelector, Entity, FqdnSelector, GroupSelector, LabelSelector, Operator, Requirement,
-        Selector, group_label,
+        CidrSelector, Entity, GroupSelector, LabelSelector, Operator, Requirement, Selector,
+        group_label,
     },
 };
 
@@ -281,10 +281,7 @@ fn fqdn(field: &Field<'_>) -> Checked<Selector> {
         (Some(_), None) => name_rule(&name, NameRule::Name)?,
         (None, Some(_)) => name_rule(&pattern, NameRule::Pattern)?,
     };
-    Ok(Selector::Fqdn(match rule {
-        NameRule::Name(text) => FqdnSelector::Name(text),
-        NameRule::Pattern(text) => FqdnSelector::Pattern(text),
-    }))
+    Ok(Selector::Fqdn(rule))
 }
 
 /// What the author of these rules should know although they are valid.
@@ -340,7 +337,7 @@ fn is_every_name(peers: &Peers) -> bool {
         return false;
     };
     list.iter().any(|selector| match selector {
-        Selector::Fqdn(FqdnSelector::Pattern(text)) => {
+        Selector::Fqdn(NameRule::Pattern(text)) => {
             text.chars().all(|c| matches!(c, '*' | '.')) && text.contains('*')
         }
         _ => false,

@@ -192,15 +192,14 @@ impl SelectorCache {
 
 #[cfg(test)]
 mod tests {
+    use dns_policy::rule::NameRule;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::selector::selector::{
-        CidrSelector, Entity, FqdnSelector, LabelSelector, Operator, Requirement,
-    };
+    use crate::selector::selector::{CidrSelector, Entity, LabelSelector, Operator, Requirement};
 
     fn fqdn(text: &str) -> Selector {
-        Selector::Fqdn(FqdnSelector::Pattern(text.to_owned()))
+        Selector::Fqdn(NameRule::Pattern(text.to_owned()))
     }
 
     /// CFP-28427, "Are overlapping FQDN selectors handled correctly?"

@@ -11,11 +11,13 @@ mod tests;
 
 use std::fmt;
 
+use dns_policy::rule::NameRule;
+
 pub use self::{
     blocks::{CidrSelector, GroupSelector},
     entity::Entity,
     labels::{LabelSelector, Operator, Requirement},
-    names::{DnsNameSelector, FqdnSelector},
+    names::{DnsNameSelector, fqdn_label},
     subject::Subject,
 };
 pub(crate) use self::{
@@ -34,7 +36,7 @@ pub enum Selector {
     /// By groups of blocks, which are CiliumCIDRGroups.
     Group(GroupSelector),
     /// By DNS name, in `toFQDNs` rules.
-    Fqdn(FqdnSelector),
+    Fqdn(NameRule),
     /// By DNS name of an EgressFirewall.
     DnsName(DnsNameSelector),
     /// By labels of nodes, in EgressFirewalls.

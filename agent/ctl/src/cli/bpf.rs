@@ -1,18 +1,19 @@
 //! `bpf … list`: the pinned maps themselves, read without an agent.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    hash::Hash,
+    net::{IpAddr, SocketAddr},
+};
 
 use agent_core::policy::trace::{port_range, protocol_name};
 use anyhow::Result;
 use holdfast_agent::config::args::{BpfArgs, BpfCommand, BpfList, BpfPolicy};
 use serde::Serialize;
 use shared_maps::{
-    EndpointId, FAMILY_IPV4,
-    conntrack::{
-        CtKey4, CtKey6, CtValue, DIR_IN, NAME_ANY4, NAME_ANY6, NAME_TCP4, NAME_TCP6, RELATED,
-    },
+    EndpointId,
+    conntrack::{CtKey, CtValue, DIR_IN, NAME_ANY4, NAME_ANY6, NAME_TCP4, NAME_TCP6, RELATED},
     policy::EGRESS,
-    user::{Access, Globals, Map, MapError, MapKind, Record, monotonic_ns},
+    user::{Access, Globals, Map, MapError, MapKind, Record, address_of, monotonic_ns},
 };
 
 use super::{show::print, table::table};
@@ -177,45 +178,14 @@ struct CtLine {
     source_identity: u32,
 }
 
-trait CtKey: Record + Eq + std::hash::Hash {
-    /// Source address and port, destination address and port, protocol, flags.
-    fn parts(&self) -> (IpAddr, u16, IpAddr, u16, u8, u8);
-}
-
-impl CtKey for CtKey4 {
-    fn parts(&self) -> (IpAddr, u16, IpAddr, u16, u8, u8) {
-        (
-            self.daddr.into(),
-            self.sport.get(),
-            self.saddr.into(),
-            self.dport.get(),
-            self.nexthdr,
-            self.flags,
-        )
-    }
-}
-
-impl CtKey for CtKey6 {
-    fn parts(&self) -> (IpAddr, u16, IpAddr, u16, u8, u8) {
-        (
-            self.daddr.into(),
-            self.sport.get(),
-            self.saddr.into(),
-            self.dport.get(),
-            self.nexthdr,
-            self.flags,
-        )
-    }
-}
-
 fn conntrack(args: &BpfArgs) -> Result<()> {
     let maps = Globals::new(&args.bpf_root);
     let mut lines = Vec::new();
     let all = [
-        read::<CtKey4>(&maps, NAME_TCP4, &mut lines),
-        read::<CtKey4>(&maps, NAME_ANY4, &mut lines),
-        read::<CtKey6>(&maps, NAME_TCP6, &mut lines),
-        read::<CtKey6>(&maps, NAME_ANY6, &mut lines),
+        read::<[u8; 4]>(&maps, NAME_TCP4, &mut lines),
+        read::<[u8; 4]>(&maps, NAME_ANY4, &mut lines),
+        read::<[u8; 16]>(&maps, NAME_TCP6, &mut lines),
+        read::<[u8; 16]>(&maps, NAME_ANY6, &mut lines),
     ];
     // An agent of one address family pins the maps of that family only.
     let is_missing = |read: &Result<(), MapError>| matches!(read, Err(MapError::NotPinned(_)));
@@ -242,20 +212,25 @@ fn conntrack(args: &BpfArgs) -> Result<()> {
     })
 }
 
-fn read<K: CtKey>(maps: &Globals, name: &str, lines: &mut Vec<CtLine>) -> Result<(), MapError> {
+fn read<A>(maps: &Globals, name: &str, lines: &mut Vec<CtLine>) -> Result<(), MapError>
+where
+    A: Copy + Eq + Hash + Into<IpAddr>,
+    CtKey<A>: Record,
+{
     let now = monotonic_ns() / 1_000_000_000;
-    let map: Map<K, CtValue> = Map::open(&maps.path(name), MapKind::LruHash, Access::ReadOnly)?;
+    let path = maps.path(name);
+    let map: Map<CtKey<A>, CtValue> = Map::open(&path, MapKind::LruHash, Access::ReadOnly)?;
     for (key, value) in map.entries()?.found {
-        let (from, from_port, to, to_port, number, flags) = key.parts();
+        let (from, to) = (key.daddr, key.saddr);
         lines.push(CtLine {
-            protocol: protocol_name(number),
-            direction: match flags {
+            protocol: protocol_name(key.nexthdr),
+            direction: match key.flags {
                 f if f & RELATED != 0 => "related",
                 f if f & DIR_IN != 0 => "in",
                 _ => "out",
             },
-            from: std::net::SocketAddr::new(from, from_port).to_string(),
-            to: std::net::SocketAddr::new(to, to_port).to_string(),
+            from: SocketAddr::new(from.into(), key.sport.get()).to_string(),
+            to: SocketAddr::new(to.into(), key.dport.get()).to_string(),
             expires_in_seconds: u64::from(value.lifetime).saturating_sub(now),
             packets: value.packets,
             bytes: value.bytes,
@@ -266,12 +241,7 @@ fn read<K: CtKey>(maps: &Globals, name: &str, lines: &mut Vec<CtLine>) -> Result
 }
 
 fn address(family: u8, ip: [u8; 16]) -> IpAddr {
-    if family == FAMILY_IPV4 {
-        let [a, b, c, d, ..] = ip;
-        Ipv4Addr::new(a, b, c, d).into()
-    } else {
-        Ipv6Addr::from(ip).into()
-    }
+    address_of(family, ip).unwrap_or(ip.into())
 }
 
 fn mac(word: u64) -> String {

@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
+use daemon::lookup::present;
 use nix::errno::Errno;
 use shared_maps::user::{Attached, Pinned, program_name};
 
@@ -19,11 +20,7 @@ impl PinnedNames {
         let mut found = BTreeMap::new();
         let mut directories = vec![dir.to_owned()];
         while let Some(directory) = directories.pop() {
-            let entries = match fs::read_dir(&directory) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                entries => entries?,
-            };
-            for entry in entries {
+            for entry in present(fs::read_dir(&directory))?.into_iter().flatten() {
                 let entry = entry?;
                 let path = entry.path();
                 if entry.file_type()?.is_dir() {

@@ -2,7 +2,7 @@
 
 use std::{io, net::IpAddr};
 
-use agent_core::datapath::link::Link;
+use agent_core::endpoint::spec::PodInterface;
 
 use super::{
     DiscoverError, Netns,
@@ -13,16 +13,12 @@ use super::{
 };
 
 pub(super) struct HostInterface {
-    pub(super) name: String,
-    pub(super) mac: [u8; 6],
-    /// The MAC of the pod's interface that counts.
-    pub(super) pod_mac: [u8; 6],
+    /// With the MAC of the pod's interface that counts.
+    pub(super) interface: PodInterface,
     /// Addresses that were looked at.
     pub(super) candidates: Vec<IpAddr>,
     /// Those of them that count.
     pub(super) addresses: Vec<IpAddr>,
-    pub(super) on_bridge: bool,
-    pub(super) link: Link,
     pub(super) foreign_master: Option<String>,
 }
 
@@ -62,26 +58,27 @@ pub(super) async fn host_side(
         Some(master) => Some(links::name(handle, master).await),
         None => None,
     };
-    let mac = mac_of(&link).ok_or_else(no_peer)?;
     let claimed = claims.link_locals(side, inside.peer, &inside.link_locals);
-    let pod_mac = claims.mac(side, inside.peer, inside.mac);
     let ends = links::Ends {
         host_side: inside.peer,
-        pod_mac,
-        node_mac: mac,
+        pod_mac: claims.mac(side, inside.peer, inside.mac),
+        node_mac: mac_of(&link).ok_or_else(no_peer)?,
         bridge,
     };
     let found = links::of(handle, &ends, &claimed, &addresses)
         .await
         .map_err(failed)?;
     Ok(HostInterface {
-        name: name_of(&link).ok_or_else(no_peer)?,
-        mac,
-        pod_mac,
+        interface: PodInterface {
+            ifindex: inside.peer,
+            ifname: name_of(&link).ok_or_else(no_peer)?,
+            mac: ends.pod_mac,
+            node_mac: ends.node_mac,
+            on_bridge: bridge.is_some(),
+            link: found,
+        },
         candidates,
         addresses,
-        on_bridge: bridge.is_some(),
-        link: found,
         foreign_master,
     })
 }

@@ -180,6 +180,8 @@ impl CliFile {
 mod tests {
     use std::fs;
 
+    use agent_core::endpoint::spec::PodInterface;
+
     use super::*;
 
     fn documents(file: &CliFile) -> BTreeMap<String, EndpointDocument> {
@@ -234,13 +236,15 @@ mod tests {
                 "gen:io.cilium.k8s.named-ports=http.TCP.80".to_owned(),
                 PolicyMode::Always.label().to_string(),
             ],
-            ifindex: 7,
-            ifname: "lxc7".to_owned(),
+            interface: PodInterface {
+                ifindex: 7,
+                ifname: "lxc7".to_owned(),
+                mac: [0; 6],
+                node_mac: [0; 6],
+                on_bridge: false,
+                link: Default::default(),
+            },
             addresses: vec!["10.0.0.7".parse().unwrap()],
-            mac: [0; 6],
-            node_mac: [0; 6],
-            on_bridge: false,
-            link: agent_core::datapath::link::Link::default(),
             netns: "pod1".to_owned(),
             pod: None,
             pod_uid: None,

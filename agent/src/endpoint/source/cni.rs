@@ -383,19 +383,21 @@ fn check(found: &Discovered, ifname: &str, addresses: &[IpAddr]) -> Result<(), A
 #[cfg(test)]
 mod tests {
     use super::*;
-    use agent_core::datapath::link::Link;
+    use agent_core::endpoint::spec::PodInterface;
 
     #[test]
     fn a_port_of_open_vswitch_and_a_pod_with_another_way_out_are_refused_by_name() {
         let address: IpAddr = "10.0.0.7".parse().unwrap();
         let found = Discovered {
-            ifindex: 7,
-            ifname: "veth7".to_owned(),
+            interface: PodInterface {
+                ifindex: 7,
+                ifname: "veth7".to_owned(),
+                mac: [2, 0, 0, 0, 0, 7],
+                node_mac: [2, 0, 0, 0, 1, 7],
+                on_bridge: false,
+                link: Default::default(),
+            },
             addresses: vec![address],
-            mac: [2, 0, 0, 0, 0, 7],
-            node_mac: [2, 0, 0, 0, 1, 7],
-            on_bridge: false,
-            link: Link::default(),
             present: vec![address],
             others: Vec::new(),
             foreign_master: None,

@@ -245,14 +245,16 @@ impl EndpointDocument {
             known: before
                 .filter(|_| addresses == Addresses::Known)
                 .map(|before| Known {
-                    ifindex: before.ifindex,
+                    ifindex: before.interface.ifindex,
                     addresses: before.addresses.clone(),
-                    link_locals: before.link.pod.clone(),
-                    mac: before.mac,
+                    link_locals: before.interface.link.pod.clone(),
+                    mac: before.interface.mac,
                 }),
         };
         let mut found = discover(&netns, &self.ifname, &claims)?;
-        let elsewhere = before.filter(|before| before.ifindex != found.ifindex);
+        let is_elsewhere =
+            |before: &&EndpointSpec| before.interface.ifindex != found.interface.ifindex;
+        let elsewhere = before.filter(is_elsewhere);
         if let (Netns::Pid(_), Some(before)) = (&netns, elsewhere) {
             // The number belongs to another process now: the namespace that was meant lives on.
             return Ok(Resolved {
@@ -278,13 +280,8 @@ impl EndpointDocument {
         Ok(EndpointSpec {
             key: key.to_owned(),
             labels: self.all_labels()?,
-            ifindex: found.ifindex,
-            ifname: found.ifname,
+            interface: found.interface,
             addresses: found.addresses,
-            mac: found.mac,
-            node_mac: found.node_mac,
-            on_bridge: found.on_bridge,
-            link: found.link,
             netns: netns.to_string(),
             pod: self.pod.clone(),
             pod_uid: self.uid.clone(),

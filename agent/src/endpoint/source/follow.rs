@@ -135,7 +135,7 @@ impl State {
             false => Addresses::Known,
         };
         let spec = document.look(key, before, addresses)?.spec;
-        match self.other_with(spec.ifindex, key) {
+        match self.other_with(spec.interface.ifindex, key) {
             Some(other) => Err(EndpointError::Taken {
                 netns: netns?,
                 ifname: document.ifname.clone(),
@@ -158,23 +158,25 @@ impl State {
         if before.is_none() {
             self.processes.found(key, document.pid);
         }
-        let elsewhere = before.filter(|before| before.ifindex != spec.ifindex);
+        let elsewhere = before.filter(|before| before.interface.ifindex != spec.interface.ifindex);
         let known = self.found.contains_key(key);
         let moved = elsewhere.is_some() || self.still_there(key).is_none();
         if moved && (known || !self.listing.starting) {
-            self.gated.close(key, spec.ifindex, Until::Attached);
+            self.gated
+                .close(key, spec.interface.ifindex, Until::Attached);
         }
         // The document is the same, and the namespace of that name is another one.
         let replaced = |before: &EndpointSpec| {
             let netns = document.namespace().ok();
             let netns = netns.filter(|netns| netns.to_string() == before.netns);
-            let apart = |netns| lead_apart(&netns, before.ifindex, spec.ifindex);
+            let apart =
+                |netns| lead_apart(&netns, before.interface.ifindex, spec.interface.ifindex);
             netns.is_some_and(|netns| apart(netns).unwrap_or(true))
         };
         if let Some(before) = elsewhere.filter(replaced) {
-            self.gated.close(key, before.ifindex, Until::Gone);
+            self.gated.close(key, before.interface.ifindex, Until::Gone);
         }
-        self.settle_document(key, spec.ifindex);
+        self.settle_document(key, spec.interface.ifindex);
         self.put(key, spec, namespace, deliver);
     }
 
@@ -191,7 +193,7 @@ impl State {
         self.problems.passing |= error.is_passing();
         match before {
             Some(before) => {
-                let ifname = &before.ifname;
+                let ifname = &before.interface.ifname;
                 let reason =
                     format!("{error}; it keeps its last policy while interface {ifname} exists");
                 let closed = self.close_unresolved(key, document, error);
@@ -221,7 +223,7 @@ impl State {
     fn has_successor(&self, key: &str) -> bool {
         let found = self.found.get(key);
         found.is_some_and(|found| {
-            let now = self.interfaces.name(found.spec.ifindex);
+            let now = self.interfaces.name(found.spec.interface.ifindex);
             matches!(now, Lookup::Found(_))
         })
     }
@@ -293,7 +295,7 @@ impl State {
             interfaces.extend(self.gated.waiting(key));
         }
         for endpoint in self.found.values().filter(|found| !found.superseded) {
-            interfaces.remove(&endpoint.spec.ifindex);
+            interfaces.remove(&endpoint.spec.interface.ifindex);
         }
         self.gated.unresolved(key, &interfaces)
     }
@@ -314,7 +316,7 @@ impl State {
             superseded: false,
         };
         for other in self.found.values_mut() {
-            other.superseded |= other.spec.ifindex == spec.ifindex;
+            other.superseded |= other.spec.interface.ifindex == spec.interface.ifindex;
         }
         self.found.insert(key.to_owned(), found);
         self.left.remove(key);

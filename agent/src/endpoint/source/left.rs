@@ -41,7 +41,7 @@ impl State {
             return Ok(BTreeSet::new());
         };
         let known = self.found.values().filter(|found| !found.superseded);
-        let known = known.map(|found| found.spec.ifindex).collect();
+        let known = known.map(|found| found.spec.interface.ifindex).collect();
         successors(&place.interface, &place.addresses, known)
     }
 
@@ -76,7 +76,7 @@ impl State {
         });
         let gone: Vec<&String> = gone.map(|(other, _)| other).collect();
         let has_place = |place: &Place| {
-            place.interface == spec.ifname
+            place.interface == spec.interface.ifname
                 || place.addresses.iter().any(|it| spec.addresses.contains(it))
         };
         let in_place = |other: &&&String| self.place_left(other).is_some_and(has_place);

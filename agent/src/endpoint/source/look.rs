@@ -3,7 +3,6 @@
 
 use std::{collections::BTreeMap, net::IpAddr, ops::Bound};
 
-use agent_core::endpoint::spec::EndpointSpec;
 use daemon::lookup::Lookup;
 
 use super::{
@@ -115,18 +114,16 @@ impl State {
         if document.pod.is_some() {
             self.note_further(&key, looked.others);
         }
-        if before.on_bridge {
+        if before.interface.on_bridge {
             let foreign = foreign(&before.addresses, &looked.present);
             self.note_foreign(&key, foreign);
         }
-        let changed = now.link != before.link || now.mac != before.mac;
-        if !before.on_bridge && now.ifindex == before.ifindex && changed {
-            let (link, mac) = (now.link, now.mac);
-            let spec = EndpointSpec {
-                link,
-                mac,
-                ..before
-            };
+        let (was, now) = (&before.interface, now.interface);
+        let changed = now.link != was.link || now.mac != was.mac;
+        if !was.on_bridge && now.ifindex == was.ifindex && changed {
+            let mut spec = before;
+            spec.interface.link = now.link;
+            spec.interface.mac = now.mac;
             self.put(&key, spec, namespace, deliver);
         }
     }
@@ -185,8 +182,8 @@ impl Found {
             (self.namespace, now),
             (Some(then), Some(Lookup::Found(now))) if then != now
         );
-        let in_place = match interfaces.name(self.spec.ifindex) {
-            Lookup::Found(name) => name == self.spec.ifname,
+        let in_place = match interfaces.name(self.spec.interface.ifindex) {
+            Lookup::Found(name) => name == self.spec.interface.ifname,
             Lookup::Gone => false,
             Lookup::Unknown(_) => true,
         };

@@ -29,11 +29,12 @@ impl State {
         for key in self.documents.keys().cloned().collect::<Vec<_>>() {
             let found = self.found.get(&key);
             let settled = found.is_some_and(|found| {
-                let is_bridged = |ports: &BTreeSet<u32>| ports.contains(&found.spec.ifindex);
+                let is_bridged =
+                    |ports: &BTreeSet<u32>| ports.contains(&found.spec.interface.ifindex);
                 found.is_settled(&self.interfaces, self.documents.get(&key))
                     && bridged
                         .as_ref()
-                        .is_none_or(|ports| is_bridged(ports) == found.spec.on_bridge)
+                        .is_none_or(|ports| is_bridged(ports) == found.spec.interface.on_bridge)
             });
             if !settled || self.marks.stale.contains(&key) {
                 self.follow(&key, deliver);

@@ -20,6 +20,7 @@ use std::{
 use agent_core::endpoint::spec::EndpointSpec;
 use agent_datapath::closed::DocumentHash;
 use daemon::{
+    lookup::present,
     regular_file,
     state_file::{self, Content, sync_dir, write_json},
 };
@@ -49,7 +50,7 @@ impl Place {
     pub(super) fn of(spec: &EndpointSpec) -> Option<Self> {
         Some(Self {
             boot_id: boot_id().ok()?,
-            interface: spec.ifname.clone(),
+            interface: spec.interface.ifname.clone(),
             addresses: spec.addresses.clone(),
         })
     }
@@ -182,10 +183,7 @@ impl EndpointStore {
             return;
         };
         let path = self.path(&dir, key);
-        let removed = match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => sync_dir(&dir),
-        };
+        let removed = present(fs::remove_file(&path)).and_then(|_| sync_dir(&dir));
         let removed = removed.map_err(|error| {
             format!(
                 "{}: {error}; endpoint {key} is added again after a boot: delete the file",
@@ -234,11 +232,7 @@ impl EndpointStore {
         let Some(dir) = self.dir.clone() else {
             return Ok(());
         };
-        let entries = match fs::read_dir(&dir) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            entries => entries?,
-        };
-        for entry in entries {
+        for entry in present(fs::read_dir(&dir))?.into_iter().flatten() {
             let path = entry?.path();
             if path.extension() != Some(OsStr::new(EXTENSION)) {
                 continue;
@@ -344,9 +338,8 @@ fn processes(dir: &Path, state_dir: &Path) -> PathBuf {
 /// Gives how many there were.
 pub(crate) fn remove_all(dir: &Path, state_dir: &Path) -> io::Result<usize> {
     let state_dir = fs::canonicalize(state_dir).unwrap_or_else(|_| state_dir.to_owned());
-    let entries = match fs::read_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
-        entries => entries?,
+    let Some(entries) = present(fs::read_dir(dir))? else {
+        return Ok(0);
     };
     let mut count = 0;
     for entry in entries {

@@ -3,7 +3,7 @@
 
 use std::{fs, os::fd::OwnedFd, path::Path};
 
-use agent_core::datapath::link::Link;
+use agent_core::endpoint::spec::PodInterface;
 use agent_datapath::{
     closed::{Closed, DocumentHash, Why},
     program::ProgramError,
@@ -22,13 +22,15 @@ fn restored(key: &str, ifindex: u32, netns: &str) -> EndpointSpec {
     EndpointSpec {
         key: key.to_owned(),
         labels: vec!["k8s:app=a".to_owned()],
-        ifindex,
-        ifname: "lo".to_owned(),
+        interface: PodInterface {
+            ifindex,
+            ifname: "lo".to_owned(),
+            mac: [2, 0, 0, 0, 0, 7],
+            node_mac: [2, 0, 0, 0, 1, 7],
+            on_bridge: false,
+            link: Default::default(),
+        },
         addresses: vec!["10.0.0.7".parse().unwrap()],
-        mac: [2, 0, 0, 0, 0, 7],
-        node_mac: [2, 0, 0, 0, 1, 7],
-        on_bridge: false,
-        link: Link::default(),
         netns: netns.to_owned(),
         pod: None,
         pod_uid: None,
@@ -216,7 +218,14 @@ fn an_endpoint_stays_while_its_interface_cannot_be_looked_for() {
         assert!(problem.contains("interface number 1: "), "{problem}");
         // Now it is certain that there is none, and that the namespace is gone, too.
         book.state.lock().interfaces = Interfaces::default();
-        book.state.lock().found.get_mut(KEY).unwrap().spec.ifindex = NO_INTERFACE;
+        book.state
+            .lock()
+            .found
+            .get_mut(KEY)
+            .unwrap()
+            .spec
+            .interface
+            .ifindex = NO_INTERFACE;
         book.state.lock().problems.retries.reset();
         look(&book);
         assert_eq!(*events.lock(), [SourceEvent::Delete(KEY.to_owned())]);

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use agent_core::core::{Directory, state::location::RuleKey};
 use dns_policy::{
     boot_time::BootTime,
-    rule::{NameRule, NameRules, SelectorRule, Servers},
+    mapping::address_bytes,
+    rule::{NameRules, SelectorRule, Servers},
 };
 use fqdn_proto::fqdndata::{
     DnsPolicy, DnsServer, EndpointInfo, IdentityToEndpointMapping, IdentityToPrefixMapping,
@@ -15,7 +16,7 @@ use ipnet::IpNet;
 use shared_maps::IdentityId;
 
 use super::sent_rules::{At, SentRules};
-use crate::{grpc::convert, proxies::RulesTable};
+use crate::proxies::RulesTable;
 
 /// A pattern that matches no name.
 const NOTHING: &str = ".";
@@ -116,12 +117,8 @@ fn policy(key: RuleKey, rule: &SelectorRule, every: &[u32]) -> DnsPolicy {
     let dns_pattern = match &rule.names {
         NameRules::All => Vec::new(),
         NameRules::Names(names) => {
-            let mut patterns: Vec<String> = names
-                .iter()
-                .map(|name| match name {
-                    NameRule::Name(text) | NameRule::Pattern(text) => text.clone(),
-                })
-                .collect();
+            let patterns = names.iter().map(|name| name.text().to_owned());
+            let mut patterns: Vec<String> = patterns.collect();
             if patterns.is_empty() {
                 patterns.push(NOTHING.to_owned());
             }
@@ -168,7 +165,7 @@ fn endpoints(addresses: &[At]) -> Vec<IdentityToEndpointMapping> {
         let infos = by_identity.entry(identity.0).or_default();
         infos.push(EndpointInfo {
             id: endpoint.0.into(),
-            ip: vec![convert::bytes(*address)],
+            ip: vec![address_bytes(*address)],
         });
     }
     by_identity
@@ -183,7 +180,7 @@ fn endpoints(addresses: &[At]) -> Vec<IdentityToEndpointMapping> {
 fn prefixes(prefixes: &[(IpNet, IdentityId)]) -> Vec<IdentityToPrefixMapping> {
     let mut by_identity: BTreeMap<u32, Vec<Vec<u8>>> = BTreeMap::new();
     for (prefix, identity) in prefixes {
-        let mut bytes = convert::bytes(prefix.network());
+        let mut bytes = address_bytes(prefix.network());
         bytes.push(prefix.prefix_len());
         by_identity.entry(identity.0).or_default().push(bytes);
     }

@@ -210,10 +210,7 @@ impl ResolverStore for FileStore {
                 }
             };
             role.send_if_modified(|role| std::mem::replace(role, now) != now);
-            tokio::select! {
-                () = sleep(ATTEMPTS) => {}
-                () = stop.cancelled() => {}
-            }
+            let _stopped = stop.run_until_cancelled(sleep(ATTEMPTS)).await;
         }
         self.files.lock().set_leads(false);
         role.send_replace(Role::Follows);

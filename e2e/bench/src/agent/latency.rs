@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use agent_core::{
     core::{Core, CoreConfig, Event, Restored},
-    endpoint::spec::EndpointSpec,
+    endpoint::spec::{EndpointSpec, PodInterface},
     policy::document::PolicyDocument,
     source_event::SourceEvent,
 };
@@ -387,13 +387,15 @@ fn specs(count: usize) -> Result<Vec<EndpointSpec>> {
             Ok(EndpointSpec {
                 key: format!("pod{n}"),
                 labels: web(Some(n)),
-                ifindex: if_nametoindex(name.as_str())?,
-                ifname: name,
+                interface: PodInterface {
+                    ifindex: if_nametoindex(name.as_str())?,
+                    ifname: name,
+                    mac: [2, 0, a, b, c, d],
+                    node_mac: [2, 1, a, b, c, d],
+                    on_bridge: false,
+                    link: Default::default(),
+                },
                 addresses: vec![Ipv4Addr::from_bits(0xac10_0001 + number).into()],
-                mac: [2, 0, a, b, c, d],
-                node_mac: [2, 1, a, b, c, d],
-                on_bridge: false,
-                link: agent_core::datapath::link::Link::default(),
                 netns: format!("pod{n}"),
                 pod: None,
                 pod_uid: None,

@@ -10,7 +10,7 @@ use std::{
 
 use dns_policy::{
     boot_time::BootTime,
-    mapping::Mapping,
+    mapping::{self, Mapping},
     pattern,
     rule::{
         EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
@@ -77,7 +77,7 @@ pub(in crate::link) fn state(from: wire::PolicyState) -> State {
             let Ok(id) = u16::try_from(info.id) else {
                 continue;
             };
-            for ip in info.ip.iter().filter_map(|bytes| super::ip(bytes)) {
+            for ip in info.ip.iter().filter_map(|bytes| mapping::address(bytes)) {
                 state
                     .tables
                     .add_endpoint(ip, EndpointId(id), IdentityId(row.identity));
@@ -175,7 +175,7 @@ fn servers(
 
 fn prefix(bytes: &[u8]) -> Option<IpNet> {
     let (len, address) = bytes.split_last()?;
-    IpNet::new(super::ip(address)?, *len).ok()
+    IpNet::new(mapping::address(address)?, *len).ok()
 }
 
 pub(in crate::link) fn ack(request_id: String) -> wire::PolicyStateResponse {

@@ -9,8 +9,8 @@ use foldhash::quality::RandomState;
 use limits::quota::{Holder, Quota};
 use shared_maps::IdentityId;
 
-/// Most connections of one pod to all servers together that serve several clients, in use or not.
-/// The pod's share of all connections may be smaller.
+/// Most shared connections of one pod to all servers together, in use or idle: those that serve
+/// several clients. The pod's share of all connections may be smaller.
 const MAX_OF_POD: usize = 512;
 /// Most of them to one server.
 const MAX_TO_SERVER: usize = 128;
@@ -29,8 +29,8 @@ pub(super) struct Target {
 pub(super) enum Taken<C> {
     /// An open connection that was idle.
     Idle(C),
-    /// The connection must be made. A connection of the pod that had its permit, if any, is to be
-    /// closed.
+    /// The connection must be made. `closes` is an idle connection of the pod in whose place it
+    /// counts, if any.
     New { closes: Option<C> },
     /// The pod has all the connections that it may have, and queries use all of them.
     Full,

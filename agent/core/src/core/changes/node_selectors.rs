@@ -4,8 +4,6 @@
 //! a node has the label of the longest selected block that covers it, and those labels of its node
 //! whose keys are selected. Selectors of other policies select by neither kind of label.
 
-use std::collections::BTreeMap;
-
 use ipnet::IpNet;
 
 use crate::{
@@ -14,6 +12,7 @@ use crate::{
     labels::LabelSet,
     policy::document::Body,
     selector::selector::LabelSelector,
+    users::release,
 };
 
 impl State {
@@ -70,20 +69,4 @@ impl State {
             }
         }
     }
-}
-
-/// Takes one user away. True if it was the last.
-fn release<K: Ord + std::borrow::Borrow<Q>, Q: Ord + ?Sized>(
-    users: &mut BTreeMap<K, usize>,
-    key: &Q,
-) -> bool {
-    let Some(left) = users.get_mut(key) else {
-        return false;
-    };
-    *left -= 1;
-    let is_unused = *left == 0;
-    if is_unused {
-        users.remove(key);
-    }
-    is_unused
 }

@@ -1,7 +1,7 @@
 //! What a change of policy does to subjects, selectors and labels; in which order, says
 //! [`crate::core::changes`].
 
-use dns_policy::{name::Fqdn, pattern::SelectorKey};
+use dns_policy::{name::Fqdn, pattern::SelectorKey, rule::NameRule};
 use ipnet::IpNet;
 
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     fqdn::cache::NamePair,
     ipcache::{metadata::Claim, owners::Owner, resolve::cidr_label},
     labels::LabelSet,
-    selector::selector::{FqdnSelector, Selector},
+    selector::selector::{Selector, fqdn_label},
 };
 
 impl State {
@@ -88,7 +88,7 @@ impl State {
     }
 
     /// A selector was added or removed: the names that it matches get their labels again.
-    fn relabel_names(&mut self, selector: &FqdnSelector) {
+    fn relabel_names(&mut self, selector: &NameRule) {
         let mut probe = crate::fqdn::names::NameSelectors::default();
         let Some(matcher) = probe.add(selector) else {
             return;
@@ -131,7 +131,7 @@ impl State {
         }
     }
 
-    fn preallocate(&mut self, selector: &FqdnSelector) {
+    fn preallocate(&mut self, selector: &NameRule) {
         if !self.config.preallocate_identities {
             return;
         }
@@ -146,16 +146,10 @@ impl State {
     }
 
     /// Labels of addresses that only this selector selects, of each family.
-    pub(in crate::core) fn labels_alone(&self, selector: &FqdnSelector) -> Vec<LabelSet> {
-        let families = [
-            (self.config.enable_ipv4, "0.0.0.0/0"),
-            (self.config.enable_ipv6, "::/0"),
-        ];
-        let enabled = families.into_iter().filter(|(enabled, _)| *enabled);
-        let labels = enabled.map(|(_, all)| {
-            let all: IpNet = all.parse().expect("a constant prefix");
+    pub(in crate::core) fn labels_alone(&self, selector: &NameRule) -> Vec<LabelSet> {
+        let labels = self.config.whole_families().map(|all| {
             LabelSet::new(vec![
-                selector.label(),
+                fqdn_label(selector),
                 self.ipcache.world().label(all).clone(),
             ])
         });

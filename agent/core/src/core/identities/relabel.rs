@@ -20,12 +20,7 @@ use shared_maps::{
 };
 
 use crate::{
-    core::{
-        flush::CHUNK,
-        plan::{Plan, Undo},
-        state::State,
-    },
-    datapath::plan::Step,
+    core::{flush::CHUNK, plan::Plan, state::State},
     endpoint::endpoint::Endpoint,
     labels::LabelSet,
     policy::compute::{entries::Entries, set_order::set_order},
@@ -253,15 +248,7 @@ impl State {
 
     fn plan_taken_over(&mut self, plan: &mut Plan, changes: Vec<Change>) {
         for (id, key, value, old) in changes {
-            let step = match value {
-                Some(value) => Step::SetPolicy(id, key, value),
-                None => Step::UnsetPolicy(id, key),
-            };
-            self.step(plan, step, Undo::Policy(id, key, old));
-            let endpoint = self.endpoints.get_any_mut(id);
-            if let Some(map) = endpoint.and_then(|endpoint| endpoint.policy_map.as_mut()) {
-                map.put(key, value);
-            }
+            self.put_policy(plan, id, key, (value, old));
         }
     }
 }

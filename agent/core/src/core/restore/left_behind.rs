@@ -21,9 +21,10 @@ impl State {
         if self.endpoints.left().0.is_empty() {
             return;
         }
-        let present = self.endpoints.iter().map(|endpoint| endpoint.spec.ifindex);
-        let waiting = self.endpoints.waiting().map(|(spec, _)| spec.ifindex);
-        let known: BTreeSet<u32> = present.chain(waiting).collect();
+        let present = self.endpoints.iter().map(|endpoint| &endpoint.spec);
+        let waiting = self.endpoints.waiting().map(|(spec, _)| spec);
+        let known = present.chain(waiting).map(|spec| spec.interface.ifindex);
+        let known: BTreeSet<u32> = known.collect();
         let left = self.endpoints.left().interfaces();
         let unknown = left.filter(|(_, interfaces)| interfaces.is_disjoint(&known));
         for id in unknown.map(|(id, _)| id).collect::<Vec<_>>() {

@@ -16,6 +16,7 @@ use crate::{
     core::state::{State, services::addresses::dns_servers},
     ipcache::metadata::Claim,
     policy::document::PolicyDocument,
+    users::release,
 };
 
 impl State {
@@ -55,12 +56,7 @@ impl State {
             *known.entry(*address).or_default() += 1;
         }
         for address in old.difference(&new) {
-            if let Some(count) = known.get_mut(address) {
-                *count -= 1;
-                if *count == 0 {
-                    known.remove(address);
-                }
-            }
+            release(known, address);
         }
         for address in old.symmetric_difference(&new) {
             self.claim_service_address(*address);

@@ -16,6 +16,7 @@ use crate::{
             services::backends::{Exception, SKEW},
         },
     },
+    first_of::first_of,
     identity::scopes::is_remote_node,
     ipcache::owners::Owner,
     kubernetes::service_at::{BackendAt, Family, PortAt, ServiceAt},
@@ -267,16 +268,7 @@ impl State {
     }
 
     fn mixed(&self, subject: &Subject, at: &ServiceAt, family: Family) -> Option<String> {
-        let ids: Vec<String> = subject
-            .endpoints()
-            .iter()
-            .map(|id| id.0.to_string())
-            .collect();
-        let named = ids.get(..ids.len().min(NAMED))?.join(", ");
-        let more = match ids.len().saturating_sub(NAMED) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
+        let endpoints = first_of(subject.endpoints(), NAMED);
         let Refused {
             port,
             backend,
@@ -285,7 +277,7 @@ impl State {
         let (number, protocol) = (backend.port.unwrap_or(port.port), port.protocol.as_str());
         let who = self.described(at, backend, identity);
         Some(format!(
-            "Service {} is closed to endpoint {named}{more} at port {}/{protocol}: policy allows \
+            "Service {} is closed to endpoint {endpoints} at port {}/{protocol}: policy allows \
              some of its backends, but not {who} at {number}/{protocol}: allow that one too, or \
              give it a Service of its own",
             at.key, port.port

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use dns_policy::{boot_time::BootTime, mapping::Realised, rule::EndpointRules};
+use dns_policy::{boot_time::BootTime, rule::EndpointRules};
 use shared_maps::EndpointId;
 
 use crate::core::event::{MappingResult, StreamId};
@@ -24,39 +24,6 @@ const GATHER_TIME: u64 = 200_000_000;
 /// Results that wait for one endpoint's file.
 const MAX_UNDURABLE: usize = 65_536;
 
-/// A result that was given before the mapping was on disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Undurable {
-    stream: StreamId,
-    sequence: u64,
-    lease_end: Option<BootTime>,
-    revision: u64,
-}
-
-impl Undurable {
-    /// A result that was given.
-    pub(crate) fn new(result: &MappingResult) -> Self {
-        Self {
-            stream: result.stream,
-            sequence: result.sequence,
-            lease_end: result.lease_end,
-            revision: result.revision,
-        }
-    }
-
-    /// The result again, now that the mapping is on disk.
-    pub(crate) fn result(&self) -> MappingResult {
-        MappingResult {
-            stream: self.stream,
-            sequence: self.sequence,
-            realised: Realised::Yes,
-            durable: true,
-            lease_end: self.lease_end,
-            revision: self.revision,
-        }
-    }
-}
-
 /// Whether an endpoint has a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Presence {
@@ -69,7 +36,7 @@ pub(crate) enum Presence {
 #[derive(Debug)]
 struct Background {
     number: u64,
-    results: Vec<Undurable>,
+    results: Vec<MappingResult>,
 }
 
 #[derive(Debug, Default)]
@@ -79,7 +46,7 @@ struct File {
     rules: Option<Arc<EndpointRules>>,
     written_at: BootTime,
     due: Option<BootTime>,
-    undurable: Vec<Undurable>,
+    undurable: Vec<MappingResult>,
     background: Option<Background>,
     /// Why the last background write failed, until a write succeeds.
     failure: Option<String>,
@@ -199,12 +166,16 @@ impl EndpointFiles {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// A result waits for the file of this endpoint.
-    pub(crate) fn await_write(&mut self, id: EndpointId, result: Undurable) {
+    /// A result that was given waits for the file of this endpoint: once that is written, it is given
+    /// again as durable.
+    pub(crate) fn await_write(&mut self, id: EndpointId, result: &MappingResult) {
         if let Some(file) = self.files.get_mut(&id)
             && file.undurable.len() < MAX_UNDURABLE
         {
-            file.undurable.push(result);
+            file.undurable.push(MappingResult {
+                durable: true,
+                ..result.clone()
+            });
         }
     }
 
@@ -225,7 +196,7 @@ impl EndpointFiles {
         id: EndpointId,
         rules: Arc<EndpointRules>,
         now: BootTime,
-    ) -> (Presence, Vec<Undurable>) {
+    ) -> (Presence, Vec<MappingResult>) {
         let Some(file) = self.files.get_mut(&id) else {
             return (Presence::Absent, Vec::new());
         };
@@ -246,7 +217,7 @@ impl EndpointFiles {
         &mut self,
         id: EndpointId,
         before: Presence,
-        results: Vec<Undurable>,
+        results: Vec<MappingResult>,
         retry_at: BootTime,
     ) {
         if let Some(file) = self.files.get_mut(&id) {
@@ -280,7 +251,7 @@ impl EndpointFiles {
 
     /// A write in the background is done. Gives the results that are durable; none if another
     /// write of the file has replaced it.
-    pub(crate) fn end_background(&mut self, id: EndpointId, number: u64) -> Vec<Undurable> {
+    pub(crate) fn end_background(&mut self, id: EndpointId, number: u64) -> Vec<MappingResult> {
         let Some(file) = self.files.get_mut(&id) else {
             return Vec::new();
         };

@@ -13,7 +13,7 @@ use shared_maps::IdentityId;
 use super::identity_budget::IdentityBudget;
 use crate::{
     identity::{
-        allocator::{Acquired, Allocator as _},
+        allocator::Acquired,
         checkpoint::IdentityFile,
         endpoint_checkpoint::{EndpointCheckpoint, EndpointWrite},
         pods::{Asked, Assigned, PodIdentities},

@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use dns_policy::name::Fqdn;
+use dns_policy::{name::Fqdn, rule::NameRule};
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
@@ -37,8 +37,9 @@ use crate::{
     },
     selector::{
         cache::{SelectorCache, SelectorId},
-        selector::{FqdnSelector, Selector},
+        selector::Selector,
     },
+    users::release,
 };
 
 /// Endpoints whose maps have to follow a change.
@@ -70,7 +71,7 @@ pub(crate) struct PolicyModel {
     selectors: SelectorCache,
     name_selectors: NameSelectors,
     /// Identities held for FQDN selectors.
-    preallocated: BTreeMap<FqdnSelector, Vec<IdentityId>>,
+    preallocated: BTreeMap<NameRule, Vec<IdentityId>>,
     /// How often selectors ask for a block's label.
     blocks: BTreeMap<IpNet, usize>,
     subjects: BTreeMap<IdentityId, Subject>,
@@ -161,23 +162,23 @@ impl PolicyModel {
     }
 
     /// Names get the label of this selector.
-    pub(crate) fn add_name_selector(&mut self, selector: &FqdnSelector) {
+    pub(crate) fn add_name_selector(&mut self, selector: &NameRule) {
         self.name_selectors.add(selector);
     }
 
     /// Names no longer get the label of this selector. Gives the identities held for it.
-    pub(crate) fn remove_name_selector(&mut self, selector: &FqdnSelector) -> Vec<IdentityId> {
+    pub(crate) fn remove_name_selector(&mut self, selector: &NameRule) -> Vec<IdentityId> {
         self.name_selectors.remove(selector);
         self.preallocated.remove(selector).unwrap_or_default()
     }
 
     /// These identities are held for a selector.
-    pub(crate) fn preallocate(&mut self, selector: FqdnSelector, held: Vec<IdentityId>) {
+    pub(crate) fn preallocate(&mut self, selector: NameRule, held: Vec<IdentityId>) {
         self.preallocated.insert(selector, held);
     }
 
     /// Selectors for which identities are held, or shall be.
-    pub(crate) fn preallocated(&self) -> Vec<FqdnSelector> {
+    pub(crate) fn preallocated(&self) -> Vec<NameRule> {
         self.preallocated.keys().cloned().collect()
     }
 
@@ -188,15 +189,7 @@ impl PolicyModel {
 
     /// A selector no longer asks for a block's label. True if none does.
     pub(crate) fn drop_block(&mut self, prefix: IpNet) -> bool {
-        let Some(users) = self.blocks.get_mut(&prefix) else {
-            return false;
-        };
-        *users -= 1;
-        let is_unused = *users == 0;
-        if is_unused {
-            self.blocks.remove(&prefix);
-        }
-        is_unused
+        release(&mut self.blocks, &prefix)
     }
 }
 

@@ -2,10 +2,7 @@
 
 use dns_policy::{pattern::SelectorMatcher, rule::NameRule};
 
-use crate::{
-    policy::{document::PolicyDocument, parse::parse_documents},
-    selector::selector::FqdnSelector,
-};
+use crate::policy::{document::PolicyDocument, parse::parse_documents};
 
 /// The CiliumNetworkPolicy of this name and `spec`.
 pub fn document(name: &str, spec: &str) -> PolicyDocument {
@@ -16,10 +13,6 @@ pub fn document(name: &str, spec: &str) -> PolicyDocument {
 }
 
 /// What a selector matches, by the selector itself.
-pub fn matcher(selector: &FqdnSelector) -> SelectorMatcher {
-    let rule = match selector {
-        FqdnSelector::Name(text) => NameRule::Name(text.clone()),
-        FqdnSelector::Pattern(text) => NameRule::Pattern(text.clone()),
-    };
-    SelectorMatcher::compile(&rule).unwrap()
+pub fn matcher(selector: &NameRule) -> SelectorMatcher {
+    SelectorMatcher::compile(selector).unwrap()
 }

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use dns_policy::{boot_time::BootTime, name::Fqdn};
+use dns_policy::{boot_time::BootTime, name::Fqdn, rule::NameRule};
 use ipnet::IpNet;
 use proptest::prelude::*;
 use shared_maps::{EndpointId, IdentityId};
@@ -21,7 +21,7 @@ use crate::{
         table::key_of,
     },
     labels::{Label, LabelSet},
-    selector::selector::{CidrSelector, Entity, FqdnSelector, Selector},
+    selector::selector::{CidrSelector, Entity, Selector},
 };
 
 const PREFIXES: [&str; 12] = [
@@ -213,7 +213,7 @@ fn selectors() -> [Read; 5] {
             nodes: false,
         })
     };
-    let name = Selector::Fqdn(FqdnSelector::Pattern("*.test".to_owned()));
+    let name = Selector::Fqdn(NameRule::Pattern("*.test".to_owned()));
     [
         (name, |labels| labels & 0b010 != 0),
         (block("10.0.0.0/16"), |labels| {

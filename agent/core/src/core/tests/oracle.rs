@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use dns_policy::{boot_time::BootTime, name::Fqdn};
+use dns_policy::{boot_time::BootTime, name::Fqdn, rule::NameRule};
 use proptest::{prelude::*, sample::select};
 use serde_json::Value;
 use shared_maps::{
@@ -33,7 +33,7 @@ use crate::{
         parse::parse_documents,
         trace::{FlowDirection, Port, Verdict},
     },
-    selector::selector::{FqdnSelector, Selector},
+    selector::selector::{Selector, fqdn_label},
     source_event::SourceEvent,
 };
 
@@ -469,7 +469,7 @@ endpoints: [{endpoints}]
             let matching: BTreeSet<_> = selectors
                 .iter()
                 .filter(|s| matcher(s).matches(&name))
-                .map(|s| s.label())
+                .map(fqdn_label)
                 .collect();
             if matching.is_empty() {
                 continue;
@@ -486,7 +486,7 @@ endpoints: [{endpoints}]
         }
     }
 
-    fn selectors(&self) -> Vec<FqdnSelector> {
+    fn selectors(&self) -> Vec<NameRule> {
         let rules = self.policies.values().flat_map(|document| document.rules());
         let selectors = rules.flat_map(|rule| rule.selectors());
         let fqdn = selectors.filter_map(|selector| match selector {

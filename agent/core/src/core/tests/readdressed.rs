@@ -106,13 +106,13 @@ fn another_pod_gets_neither_the_number_nor_the_names() {
         spec
     };
     for other in [
-        elsewhere(|spec| spec.ifindex = 109),
-        elsewhere(|spec| spec.ifname = "lxc9".to_owned()),
+        elsewhere(|spec| spec.interface.ifindex = 109),
+        elsewhere(|spec| spec.interface.ifname = "lxc9".to_owned()),
         elsewhere(|spec| spec.netns = "other".to_owned()),
         // Its former address at another interface.
         EndpointSpec {
-            ifindex: 109,
-            ..at(7)
+            addresses: at(7).addresses,
+            ..elsewhere(|spec| spec.interface.ifindex = 109)
         },
     ] {
         let node = started_again(&learned(), other.clone());

@@ -12,7 +12,7 @@ impl State {
         let locations = self.endpoints.iter().map(|endpoint| EndpointLocation {
             id: endpoint.id,
             identity: endpoint.identity,
-            ifindex: endpoint.spec.ifindex,
+            ifindex: endpoint.spec.interface.ifindex,
             addresses: endpoint.addresses().collect(),
         });
         locations.collect()

@@ -14,6 +14,7 @@ use crate::{
         why::Target,
     },
     endpoint::endpoint::Endpoint,
+    first_of::first_of,
     policy::{
         compute::{decide, everyone_at, longest},
         lint::firewalls::{self, ALLOW_BEFORE},
@@ -257,16 +258,10 @@ impl Core {
                 if rules.is_empty() {
                     continue;
                 }
-                let ids = endpoints.iter().take(NAMED).map(|id| id.0.to_string());
-                let ids: Vec<String> = ids.collect();
-                let more = match endpoints.len().saturating_sub(NAMED) {
-                    0 => String::new(),
-                    more => format!(" and {more} more"),
-                };
                 found.push(format!(
-                    "endpoint {}{more}: its DNS servers ({selector}) are denied by {}: no query of it \
-                     is answered; {ALLOW_BEFORE}",
-                    ids.join(", "),
+                    "endpoint {}: its DNS servers ({selector}) are denied by {}: no query of it is \
+                     answered; {ALLOW_BEFORE}",
+                    first_of(endpoints, NAMED),
                     rules.join("; "),
                 ));
             }

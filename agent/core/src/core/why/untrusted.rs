@@ -17,6 +17,7 @@ use crate::{
             policy_model::subject::Subject,
         },
     },
+    first_of::first_of,
     fqdn::servers::NameServers,
     policy::{
         lint::foreign_servers::{self, KnownServers},
@@ -183,10 +184,9 @@ impl State {
 
     fn trusted_text(&self) -> String {
         let trusted = self.resolved.trusted_servers();
-        match trusted.first() {
-            None => "none is known".to_owned(),
-            Some(first) if trusted.len() == 1 => first.to_string(),
-            Some(first) => format!("{first} and {} more", trusted.len() - 1),
+        match trusted.is_empty() {
+            true => "none is known".to_owned(),
+            false => first_of(trusted, 1),
         }
     }
 

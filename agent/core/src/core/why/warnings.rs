@@ -2,6 +2,7 @@
 
 use crate::{
     core::{Core, state::State},
+    first_of::first_of,
     policy::{cidr_group::group_key, document::Body, lint},
 };
 
@@ -41,14 +42,8 @@ impl State {
     fn unlearned_warnings(&self) -> impl Iterator<Item = String> {
         self.policy.subjects().filter_map(|(_, subject)| {
             let text = lint::unlearned(subject.policy())?;
-            let endpoints = subject.endpoints();
-            let ids = endpoints.iter().take(NAMED).map(|id| id.0.to_string());
-            let ids: Vec<String> = ids.collect();
-            let more = match endpoints.len().saturating_sub(NAMED) {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            Some(format!("endpoint {}{more}: {text}", ids.join(", ")))
+            let endpoints = first_of(subject.endpoints(), NAMED);
+            Some(format!("endpoint {endpoints}: {text}"))
         })
     }
 

@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     datapath::link::Link,
+    endpoint::spec::PodInterface,
     identity::checkpoint::{LabelMap, spell, unspell},
     labels::{LabelSet, NAMESPACE_KEY},
 };
@@ -188,15 +189,15 @@ pub fn render(file: &EndpointFile, servers: &ServerAddresses, limit: usize) -> S
     let json = File {
         id: file.id.0,
         netns: file.netns.clone(),
-        ifname: file.ifname.clone(),
-        ifindex: file.ifindex,
+        ifname: file.interface.ifname.clone(),
+        ifindex: file.interface.ifindex,
         op_labels: OpLabels {
             identity: Some(spell(&file.labels)),
         },
-        mac: mac_text(file.mac),
+        mac: mac_text(file.interface.mac),
         ipv6: file.ipv6.map(|ip| ip.to_string()).unwrap_or_default(),
         ipv4: file.ipv4.map(|ip| ip.to_string()).unwrap_or_default(),
-        node_mac: mac_text(file.node_mac),
+        node_mac: mac_text(file.interface.node_mac),
         identity: SecLabel {
             id: file.identity.0,
             labels: Some(spell(&file.labels)),
@@ -211,8 +212,8 @@ pub fn render(file: &EndpointFile, servers: &ServerAddresses, limit: usize) -> S
             .as_ref()
             .map(|of| StoredRules::new(&of.rules, &of.boot_id, of.start, of.revision)),
         key: file.key.clone(),
-        on_bridge: file.on_bridge,
-        link: file.link.clone(),
+        on_bridge: file.interface.on_bridge,
+        link: file.interface.link.clone(),
         history: Some(history.collect()),
         zombies: Some(Zombies {
             deletes: (!zombies.is_empty()).then_some(zombies),
@@ -270,12 +271,14 @@ pub fn parse(text: &str) -> Result<EndpointFile, FileError> {
         labels: labels.map_or_else(|| LabelSet::new(Vec::new()), unspell),
         ipv4: address("IPv4", &json.ipv4)?,
         ipv6: address("IPv6", &json.ipv6)?,
-        ifindex: json.ifindex,
-        ifname: json.ifname,
-        mac: mac("LXCMAC", &json.mac)?,
-        node_mac: mac("NodeMAC", &json.node_mac)?,
-        on_bridge: json.on_bridge,
-        link: json.link,
+        interface: PodInterface {
+            ifindex: json.ifindex,
+            ifname: json.ifname,
+            mac: mac("LXCMAC", &json.mac)?,
+            node_mac: mac("NodeMAC", &json.node_mac)?,
+            on_bridge: json.on_bridge,
+            link: json.link,
+        },
         netns: json.netns,
         history: read_history(json.history.unwrap_or_default())?,
         zombies: read_zombies(json.zombies)?,

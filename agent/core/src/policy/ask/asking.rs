@@ -3,17 +3,17 @@
 //! each selector, and judged as packets are.
 
 use dns_policy::{name::Fqdn, pattern::Pattern};
-use ipnet::IpNet;
 
 use super::{Outside, Step, inside, outside};
 use crate::{
-    labels::{FQDN, K8S, Label, LabelSet, RESERVED},
+    ipcache::resolve::whole_families,
+    labels::{K8S, Label, LabelSet, RESERVED},
     policy::{
         model::{EndpointPolicy, SideRule},
         rule::{DnsNames, PeerRule, Peers, PortRule, Ports},
         trace::{self, Decision, FlowDirection, Match, Port, RuleView, Verdict},
     },
-    selector::selector::{Operator, Selector, Subject},
+    selector::selector::{Operator, Selector, Subject, fqdn_label},
 };
 
 /// Ports of DNS: UDP and TCP.
@@ -183,10 +183,7 @@ fn servers(policy: &EndpointPolicy, addresses: &Outside) -> Vec<Subject> {
             Selector::Fqdn(fqdn) => whole_families()
                 .map(|all| {
                     let world = addresses.ipcache.world().label(all).clone();
-                    outside(LabelSet::new(vec![
-                        Label::new(FQDN, fqdn.text(), ""),
-                        world,
-                    ]))
+                    outside(LabelSet::new(vec![fqdn_label(fqdn), world]))
                 })
                 .to_vec(),
             Selector::Labels(labels) => {
@@ -210,8 +207,4 @@ fn servers(policy: &EndpointPolicy, addresses: &Outside) -> Vec<Subject> {
         );
     }
     found
-}
-
-fn whole_families() -> [IpNet; 2] {
-    ["0.0.0.0/0", "::/0"].map(|all| all.parse().expect("a constant prefix"))
 }

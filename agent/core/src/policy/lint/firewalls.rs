@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 
 use crate::{
+    ipcache::resolve::whole_families,
     policy::{
         document::PolicyDocument,
         rule::{Peers, Rule, TierAction, TierRule},
@@ -155,10 +156,6 @@ fn dns_servers(rule: &Rule) -> impl Iterator<Item = (&str, Vec<IpNet>)> {
         }
         Some((&*rule.path, servers))
     })
-}
-
-fn whole_families() -> [IpNet; 2] {
-    ["0.0.0.0/0", "::/0"].map(|all| all.parse().expect("a constant prefix"))
 }
 
 /// The rule that denies every address of a block at port 53; none if a rule before it may allow one.

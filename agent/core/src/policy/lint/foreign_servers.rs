@@ -14,7 +14,7 @@ use crate::{
         document::PolicyDocument,
         rule::{DnsNames, PeerRule, Peers},
     },
-    selector::selector::{CidrSelector, Entity, FqdnSelector, LabelSelector, Operator, Selector},
+    selector::selector::{CidrSelector, Entity, LabelSelector, Operator, Selector},
 };
 
 /// Pairs of names that are compared at most: a status must not wait for more.
@@ -48,7 +48,7 @@ struct Asking<'a> {
 struct Opening<'a> {
     document: &'a PolicyDocument,
     rule: &'a PeerRule,
-    selector: &'a FqdnSelector,
+    selector: &'a NameRule,
 }
 
 /// Keys of policies, each with a warning.
@@ -216,9 +216,7 @@ fn names_of(names: &DnsNames) -> impl Iterator<Item = Vec<Token>> {
         DnsNames::All => [].as_slice(),
         DnsNames::Names(names) => names.as_slice(),
     };
-    let some = some.iter().map(|name| match name {
-        NameRule::Name(text) | NameRule::Pattern(text) => tokens(text),
-    });
+    let some = some.iter().map(|name| tokens(name.text()));
     all.into_iter().chain(some)
 }
 

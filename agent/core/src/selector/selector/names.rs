@@ -1,29 +1,12 @@
 //! Selectors of DNS names: those of `toFQDNs` rules, and those of EgressFirewalls.
 
-use dns_policy::name::Fqdn;
+use dns_policy::{name::Fqdn, rule::NameRule};
 
 use crate::labels::{CLOSED_NAME, DNS_NAME, FQDN, Label};
 
-/// A name or a pattern of names, spelt as in the policy: the spelling is the label.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum FqdnSelector {
-    /// `matchName`.
-    Name(String),
-    /// `matchPattern`.
-    Pattern(String),
-}
-
-impl FqdnSelector {
-    pub fn text(&self) -> &str {
-        match self {
-            Self::Name(text) | Self::Pattern(text) => text,
-        }
-    }
-
-    /// The label that addresses of matching names carry.
-    pub fn label(&self) -> Label {
-        Label::new(FQDN, self.text(), "")
-    }
+/// The label that addresses of names carry which a `toFQDNs` rule matches: the rule's spelling.
+pub fn fqdn_label(rule: &NameRule) -> Label {
+    Label::new(FQDN, rule.text(), "")
 }
 
 /// A name of an EgressFirewall, or `*.` and a name, which means one label: lower case, without
@@ -82,7 +65,7 @@ impl DnsNameSelector {
     }
 
     /// The label that addresses of matching names carry. Its source is not that of
-    /// [`FqdnSelector::label`]: no rule of another kind selects what an EgressFirewall names.
+    /// [`fqdn_label`]: no rule of another kind selects what an EgressFirewall names.
     pub fn label(&self) -> Label {
         Label::new(DNS_NAME, self.text(), "")
     }

@@ -7,7 +7,7 @@ use shared_maps::IdentityId;
 
 use crate::{
     ipcache::resolve::{cidr_of, node_cidr_of},
-    labels::LabelSet,
+    labels::{Label, LabelSet},
 };
 
 /// What selectors need to know of an identity.
@@ -34,9 +34,7 @@ impl Subject {
     }
 
     pub(super) fn is_world(&self) -> bool {
-        ["world", "world-ipv4", "world-ipv6"]
-            .iter()
-            .any(|key| self.labels.has_reserved(key))
+        self.labels.iter().any(Label::is_world)
     }
 
     /// Whether its block is within one of these.

@@ -1,7 +1,10 @@
 //! The lines and tables of `status`.
 
 use agent_cluster::health::ClusterView;
-use agent_core::core::snapshot::{Counters, FirewallSummary, LimitView, Reconciled, Summary};
+use agent_core::{
+    core::snapshot::{Counters, FirewallSummary, LimitView, Reconciled, Summary},
+    first_of::first_of,
+};
 use agent_datapath::{quota::QuotaView, upkeep::RepairsView};
 use holdfast_agent::{
     admin::model::Status, endpoint::source::taken_in::StartedOpen, proxies::ProxyView,
@@ -83,19 +86,14 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
 
 /// Pods that ran before they were under policy; `-o json` lists all.
 fn started_open(pods: &[StartedOpen]) -> Option<(&'static str, String)> {
-    let first = pods.iter().take(PODS).map(|pod| match &pod.until {
+    let named = pods.iter().map(|pod| match &pod.until {
         Some(until) => format!("{} (until {until})", pod.pod),
         None => pod.pod.clone(),
     });
-    let first: Vec<String> = first.collect();
-    let more = match pods.len() - first.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
     let text = format!(
-        "{}: {}{more}; no policy judged their first packets. Delete a pod to start it under policy",
+        "{}: {}; no policy judged their first packets. Delete a pod to start it under policy",
         pods.len(),
-        first.join(", ")
+        first_of(named, PODS)
     );
     (!pods.is_empty()).then_some(("Started open", text))
 }
@@ -147,11 +145,7 @@ fn firewalls(summary: &FirewallSummary) -> Option<String> {
     }
     let dns = match trusted_dns.as_slice() {
         [] => "none".to_owned(),
-        all if all.len() <= SERVERS => all.join(", "),
-        all => {
-            let first = all.get(..SERVERS).unwrap_or_default().join(", ");
-            format!("{first} and {} more", all.len() - SERVERS)
-        }
+        all => first_of(all, SERVERS),
     };
     Some(format!(
         "{firewalls} ({rules} rules), {names} names with {addresses} addresses, trusted DNS {dns}"

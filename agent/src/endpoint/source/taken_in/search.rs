@@ -95,7 +95,7 @@ impl EndpointBook {
         let Some(hit) = hits.pop() else {
             return Err(reasons.join("; "));
         };
-        let (key, ifname) = (key(&hit.file), hit.spec.ifname.clone());
+        let (key, ifname) = (key(&hit.file), hit.spec.interface.ifname.clone());
         self.enter(
             &key,
             hit.document,

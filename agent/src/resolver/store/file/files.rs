@@ -8,7 +8,10 @@ use std::{
 };
 
 use agent_core::{name_objects::MAX_OBJECTS, source_event::SourceEvent};
-use daemon::{lookup::Lookup, state_file::write_atomic};
+use daemon::{
+    lookup::{Lookup, present},
+    state_file::write_atomic,
+};
 use dns_policy::name::Fqdn;
 use limits::yaml;
 
@@ -241,11 +244,10 @@ impl Files {
         let name = file.strip_suffix(ENDING).unwrap_or(file);
         let known = self.known.get(name);
         let path = self.path(name);
-        let metadata = match fs::metadata(&path) {
-            Ok(metadata) => metadata,
+        let metadata = present(fs::metadata(&path)).map_err(|error| failed(&path, &error))?;
+        let Some(metadata) = metadata else {
             // Removed since the directory was read.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(failed(&path, &error)),
+            return Ok(());
         };
         let stamp = Stamp::settled(&metadata);
         if stamp.is_some() && known.is_some_and(|known| known.stamp == stamp) {
@@ -393,12 +395,7 @@ impl Files {
     pub(super) fn delete(&mut self, key: &ObjectKey) -> Result<(), StoreError> {
         self.check_leads()?;
         let path = self.path(&key.name);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(failed(&path, &error));
-            }
-            _ => {}
-        }
+        present(fs::remove_file(&path)).map_err(|error| failed(&path, &error))?;
         if self.known.remove(&key.name).is_some() {
             self.changes.push(SourceEvent::Delete(key.to_string()));
         }

@@ -6,8 +6,10 @@ use std::{
 };
 
 use agent_core::{
-    core::testing::policy::matcher, identity::checkpoint, labels::FQDN,
-    selector::selector::Selector,
+    core::testing::policy::matcher,
+    identity::checkpoint,
+    labels::FQDN,
+    selector::selector::{Selector, fqdn_label},
 };
 use dns_policy::{boot_time::BootTime, name::Fqdn};
 use shared_maps::{IdentityId, ipcache::IpcacheKey};
@@ -133,7 +135,7 @@ impl World {
             if let Selector::Fqdn(fqdn) = selector
                 && matcher(fqdn).matches(name)
             {
-                wanted.insert(fqdn.label().to_string());
+                wanted.insert(fqdn_label(fqdn).to_string());
             }
         }
         wanted

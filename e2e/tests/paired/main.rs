@@ -1,0 +1,6 @@
+//! Tests of the tier `netns` that count lost queries: at most one other of them may run at the same
+//! time. Needs root.
+
+mod ha_promises;
+mod restart_storm;
+mod under_cilium_restart;

@@ -92,7 +92,7 @@ pub struct PodSet {
 pub enum InNamespaces {
     /// The one of this name, whether or not there is an object of it.
     Named(Arc<str>),
-    /// Namespaces with an object whose labels match.
+    /// Namespaces whose labels match. Of one without an object only the name is known.
     Selected(Selector),
 }
 

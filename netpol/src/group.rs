@@ -74,7 +74,17 @@ pub(crate) struct Groups {
     of_pod: BTreeMap<PodId, BTreeSet<(SlotId, Member)>>,
     /// Groups without members so far.
     unfilled: BTreeSet<SlotId>,
+    /// Groups that came, went or changed since the last [`Groups::sweep`].
+    changed: BTreeSet<SlotId>,
+    size: Size,
     next: SlotId,
+}
+
+/// How many groups are in use, and how many members they have together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Size {
+    pub(crate) groups: usize,
+    pub(crate) members: usize,
 }
 
 /// A number that is not used twice.
@@ -117,23 +127,18 @@ impl Groups {
     /// Uses a group, once more if it is in use. New groups get their members from
     /// [`Groups::update`].
     pub(crate) fn acquire(&mut self, group: &Group) -> SlotId {
-        if let Some(id) = self.by_group.get(group) {
-            if let Some(slot) = self.slots.get_mut(id) {
-                slot.users += 1;
-            }
-            return *id;
-        }
-        let (id, group) = (self.next, Arc::new(group.clone()));
-        self.next += 1;
-        self.index.insert(&id, &group.pods);
-        self.by_group.insert(Arc::clone(&group), id);
-        self.unfilled.insert(id);
-        let slot = Slot {
-            group,
-            users: 1,
-            members: Counted::default(),
+        let id = match self.by_group.get(group) {
+            Some(id) => *id,
+            None => self.create(group),
         };
-        self.slots.insert(id, slot);
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.users += 1;
+            if slot.users == 1 {
+                self.size.groups += 1;
+                self.size.members += slot.members.len();
+                self.changed.insert(id);
+            }
+        }
         id
     }
 
@@ -141,7 +146,27 @@ impl Groups {
     pub(crate) fn release(&mut self, id: SlotId) {
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.users -= 1;
+            if slot.users == 0 {
+                self.size.groups -= 1;
+                self.size.members -= slot.members.len();
+                self.changed.insert(id);
+            }
         }
+    }
+
+    fn create(&mut self, group: &Group) -> SlotId {
+        let (id, group) = (self.next, Arc::new(group.clone()));
+        self.next += 1;
+        self.index.insert(&id, &group.pods);
+        self.by_group.insert(Arc::clone(&group), id);
+        self.unfilled.insert(id);
+        let slot = Slot {
+            group,
+            users: 0,
+            members: Counted::default(),
+        };
+        self.slots.insert(id, slot);
+        id
     }
 
     /// The number of a group that is in use, or was before the last [`Groups::sweep`].
@@ -171,15 +196,24 @@ impl Groups {
         self.slots.iter().map(|(id, slot)| (*id, slot))
     }
 
-    /// The same, to take their changes.
-    pub(crate) fn slots_mut(&mut self) -> impl Iterator<Item = (SlotId, &mut Slot)> {
-        self.slots.iter_mut().map(|(id, slot)| (*id, slot))
+    /// Visits those that changed since the last [`Groups::sweep`], to take their changes.
+    pub(crate) fn visit_changed(&mut self, mut visit: impl FnMut(SlotId, &mut Slot)) {
+        for id in &self.changed {
+            if let Some(slot) = self.slots.get_mut(id) {
+                visit(*id, slot);
+            }
+        }
     }
 
-    /// Forgets groups that nothing uses. Gives them.
+    /// How much is in use.
+    pub(crate) const fn size(&self) -> Size {
+        self.size
+    }
+
+    /// Forgets groups that nothing uses, and gives them. All changes count as taken.
     pub(crate) fn sweep(&mut self) -> BTreeSet<SlotId> {
-        let unused = self.slots.iter().filter(|(_, slot)| !slot.is_used());
-        let unused: BTreeSet<SlotId> = unused.map(|(id, _)| *id).collect();
+        let mut unused = std::mem::take(&mut self.changed);
+        unused.retain(|id| self.slots.get(id).is_some_and(|slot| !slot.is_used()));
         for id in &unused {
             if let Some(slot) = self.slots.remove(id) {
                 self.by_group.remove(&slot.group);
@@ -197,20 +231,17 @@ impl Groups {
     }
 
     fn fill(&mut self, cache: &Cache, id: SlotId) {
-        let Some(slot) = self.slots.get_mut(&id) else {
+        let Some(slot) = self.slots.get(&id) else {
             return;
         };
-        let group = Arc::clone(&slot.group);
-        for pod in cache.selected(&group.pods) {
-            let members: Vec<Member> = slot.members_of(cache, pod).collect();
-            if members.is_empty() {
-                continue;
-            }
-            let of_pod = self.of_pod.entry(pod.id.clone()).or_default();
-            for member in members {
-                if of_pod.insert((id, member)) {
-                    slot.members.add(member);
-                }
+        let selected = cache.selected(&slot.group.pods).flat_map(|pod| {
+            let members = slot.members_of(cache, pod);
+            members.map(|member| (pod.id.clone(), member))
+        });
+        let selected: Vec<(PodId, Member)> = selected.collect();
+        for (pod, member) in selected {
+            if self.of_pod.entry(pod).or_default().insert((id, member)) {
+                self.change(id, |members| members.add(member));
             }
         }
     }
@@ -220,18 +251,26 @@ impl Groups {
         let now = cache.pod(id).map(|pod| self.members_of(cache, pod));
         let now = now.unwrap_or_default();
         for (slot, member) in now.difference(&before) {
-            if let Some(slot) = self.slots.get_mut(slot) {
-                slot.members.add(*member);
-            }
+            self.change(*slot, |members| members.add(*member));
         }
         for (slot, member) in before.difference(&now) {
-            if let Some(slot) = self.slots.get_mut(slot) {
-                slot.members.remove(member);
-            }
+            self.change(*slot, |members| members.remove(member));
         }
         if !now.is_empty() {
             self.of_pod.insert(id.clone(), now);
         }
+    }
+
+    fn change(&mut self, id: SlotId, change: impl FnOnce(&mut Counted<Member>)) {
+        let Some(slot) = self.slots.get_mut(&id) else {
+            return;
+        };
+        let before = slot.members.len();
+        change(&mut slot.members);
+        if slot.is_used() {
+            self.size.members = self.size.members + slot.members.len() - before;
+        }
+        self.changed.insert(id);
     }
 
     /// What a pod brings to all groups.

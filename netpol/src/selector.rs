@@ -1,11 +1,15 @@
 //! Label selectors: `matchLabels` and `matchExpressions`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// Selects label sets that meet every requirement; without requirements it selects all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Selector {
-    requirements: BTreeSet<Requirement>,
+    /// Sorted; groups, policies and rows of one peer share them.
+    requirements: Arc<[Requirement]>,
 }
 
 /// A requirement on one label key.
@@ -33,7 +37,9 @@ pub enum Condition {
 impl Selector {
     /// The selector with these requirements.
     pub fn new(requirements: BTreeSet<Requirement>) -> Self {
-        Self { requirements }
+        Self {
+            requirements: requirements.into_iter().collect(),
+        }
     }
 
     /// The requirements, sorted by key.

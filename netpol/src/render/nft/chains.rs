@@ -36,6 +36,8 @@ pub(super) struct Chains {
     ranges: BTreeMap<RangeSet, Shared>,
     groups: BTreeMap<SlotId, GroupSet>,
     names: Names,
+    /// Chains came into use or out of use since the last [`Chains::take`].
+    changed: bool,
     next: ChainId,
 }
 
@@ -86,20 +88,27 @@ impl Chains {
                 chain.shared.users
             });
             if users == 1 {
+                self.changed = true;
                 self.acquire_sets(groups, &content);
             }
             return id;
         }
+        self.changed = true;
         self.acquire_sets(groups, &content);
+        self.create(groups, content)
+    }
+
+    /// A chain with one use, whose sets are in use.
+    fn create(&mut self, groups: &Groups, content: Content) -> ChainId {
         let id = self.next;
         self.next += 1;
-        let content = Arc::new(content);
-        let prefix = match (flow, family) {
+        let prefix = match (content.flow, content.family) {
             (Flow::Ingress, Family::V4) => "i4",
             (Flow::Ingress, Family::V6) => "i6",
             (Flow::Egress, Family::V4) => "e4",
             (Flow::Egress, Family::V6) => "e6",
         };
+        let content = Arc::new(content);
         let chain = PodChain {
             rules: self.rules(groups, &content),
             shared: Shared {
@@ -121,6 +130,7 @@ impl Chains {
         };
         chain.shared.users -= 1;
         if chain.shared.users == 0 {
+            self.changed = true;
             for row in &chain.content.rows {
                 for ranges in sets_of(row) {
                     if let Some(shared) = self.ranges.get_mut(ranges) {
@@ -142,40 +152,50 @@ impl Chains {
     pub(super) fn size(&self, groups: &Groups) -> Size {
         let chains = self.chains.values();
         let chains = chains.filter(|chain| chain.shared.users > 0);
-        let slots = groups.slots().filter(|(_, slot)| slot.is_used());
         let ranges = self.ranges.iter().filter(|(_, shared)| shared.users > 0);
+        let ranges: usize = ranges.map(|(ranges, _)| ranges.elements.len()).sum();
+        let of_groups = groups.size();
         let mut size = Size {
-            addresses: ranges.map(|(ranges, _)| ranges.elements.len()).sum(),
+            groups: of_groups.groups,
+            addresses: of_groups.members + ranges,
             ..Size::default()
         };
         for chain in chains {
             size.chains += 1;
             size.rows += chain.rules.len();
         }
-        for (_, slot) in slots {
-            size.groups += 1;
-            size.addresses += slot.members.len();
-        }
         size
     }
 
     /// The steps from the chains and sets that were taken last to those in use.
     pub(super) fn take(&mut self, groups: &mut Groups, steps: &mut Vec<Step>) {
+        let sets = &mut self.groups;
+        groups.visit_changed(|id, slot| {
+            if let Some(set) = sets.get_mut(&id) {
+                set.take(slot, steps);
+            }
+        });
+        if self.changed {
+            self.take_chains(steps);
+        }
+        for id in groups.sweep() {
+            if let Some(set) = self.groups.remove(&id) {
+                self.names.release(&set.name);
+            }
+        }
+    }
+
+    fn take_chains(&mut self, steps: &mut Vec<Step>) {
         for (ranges, shared) in &mut self.ranges {
+            let name = &shared.name.clone();
             match shared.turn() {
                 Turn::Comes => {
-                    let name = &shared.name;
                     steps.push(Step::AddSet(name.clone(), Key::Ranges(ranges.of_type)));
                     let elements = ranges.elements.iter().copied().collect();
                     steps.push(Step::AddElements(name.clone(), elements));
                 }
-                Turn::Goes => steps.push(Step::DeleteSet(shared.name.clone())),
+                Turn::Goes => steps.push(Step::DeleteSet(name.clone())),
                 Turn::Stays => {}
-            }
-        }
-        for (id, slot) in groups.slots_mut() {
-            if let Some(set) = self.groups.get_mut(&id) {
-                set.take(slot, steps);
             }
         }
         for chain in self.chains.values_mut() {
@@ -195,7 +215,7 @@ impl Chains {
                 Turn::Stays => {}
             }
         }
-        self.sweep(groups);
+        self.sweep();
     }
 
     /// Puts the chains and sets that were taken last into a table.
@@ -221,8 +241,9 @@ impl Chains {
         }
     }
 
-    /// Forgets what nothing uses.
-    fn sweep(&mut self, groups: &mut Groups) {
+    /// Forgets chains and ranges that nothing uses.
+    fn sweep(&mut self) {
+        self.changed = false;
         let names = &mut self.names;
         let mut keep = |shared: &Shared| {
             if shared.users == 0 {
@@ -238,11 +259,6 @@ impl Chains {
             }
             keep
         });
-        for id in groups.sweep() {
-            if let Some(set) = self.groups.remove(&id) {
-                self.names.release(&set.name);
-            }
-        }
     }
 
     /// Uses the sets of a chain.

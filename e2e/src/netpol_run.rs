@@ -29,8 +29,10 @@ impl Lab {
     /// Command line of `netpol run`.
     pub fn netpol_command(&self, flags: &[&str]) -> Result<Command> {
         let program = config::program("holdfast-agent")?;
-        let program = program.to_str().context("a path in UTF-8")?;
-        let mut command = self.node.command(program);
+        // With its only capability.
+        let mut command = self.node.command("setpriv");
+        command.args(["--bounding-set=-all,+net_admin", "--inh-caps=-all", "--"]);
+        command.arg(program);
         command.env("NO_COLOR", "1");
         command.env("HOLDFAST_LOG", "info,holdfast_agent=debug");
         command.args(["netpol", "run", "--node-name", NODE, "--policy-dir"]);

@@ -182,3 +182,45 @@ fn names(attributes: &[u8]) -> Vec<u8> {
     }
     names
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nf_tables::attribute::Attribute;
+
+    fn direction(kind: u16, [from, to]: [u8; 2], [source, destination]: [u16; 2]) -> Attribute {
+        let address = |kind, last| Attribute::Value(kind, vec![10, 0, 0, last]);
+        let port = |kind, port: u16| Attribute::Value(kind, port.to_be_bytes().to_vec());
+        let addresses = vec![address(SOURCE4, from), address(2, to)];
+        let number = Attribute::Value(NUMBER, vec![17]);
+        let protocol = vec![number, port(SOURCE_PORT, source), port(3, destination)];
+        Attribute::Nest(
+            kind,
+            vec![
+                Attribute::Nest(ADDRESSES, addresses),
+                Attribute::Nest(PROTOCOL, protocol),
+            ],
+        )
+    }
+
+    #[test]
+    fn the_receiver_is_the_one_behind_the_translation_of_a_service() {
+        let service = direction(ORIGINAL, [1, 96], [40_000, 53]);
+        let backend = direction(REPLY, [2, 1], [5353, 40_000]);
+        let id = Attribute::number(ID, 7);
+        let mark = Attribute::number(8, 1);
+        let parts = [&service, &backend, &mark, &id].map(Attribute::bytes);
+        let attributes = parts.concat();
+        let wanted = Connection {
+            source: IpAddr::from([10, 0, 0, 1]),
+            destination: IpAddr::from([10, 0, 0, 2]),
+            protocol: 17,
+            port: Some(5353),
+        };
+        assert_eq!(connection(&attributes), Some(wanted));
+        // The kernel finds it by its first direction and its number.
+        let named = [service.bytes(), id.bytes()].concat();
+        assert_eq!(names(&attributes), named);
+        assert_eq!(connection(&service.bytes()), None);
+    }
+}

@@ -2,6 +2,7 @@
 //! bridge.
 
 mod cluster;
+mod conformance;
 mod connections;
 mod foreign;
 mod handover;

@@ -287,7 +287,7 @@ fn key_of(member: &[u8]) -> Option<&[u8]> {
 mod tests {
     use super::*;
 
-    fn list(attributes: Vec<Attribute>) -> Vec<u8> {
+    fn list(attributes: &[Attribute]) -> Vec<u8> {
         let parts = attributes.iter().map(Attribute::bytes);
         parts.collect::<Vec<_>>().concat()
     }
@@ -301,7 +301,7 @@ mod tests {
         let key = Key::Pair(Type::Port, Type::Ipv6);
         let six = Value::Ipv6(Ipv6Addr::LOCALHOST);
         let pairs = BTreeSet::from([80, 443].map(|port| Element::Pair(Value::Port(port), six)));
-        let written = list(elements(&pairs.iter().copied().collect::<Vec<_>>()));
+        let written = list(&elements(&pairs.iter().copied().collect::<Vec<_>>()));
         assert_eq!(read(key, [written.as_slice()].into_iter()), Some(pairs));
         // Another type has other lengths.
         let other = Key::One(Type::Ipv6);
@@ -315,11 +315,11 @@ mod tests {
         let mut attributes = elements(&ranges);
         assert_eq!(attributes.len(), 7, "the last has no end");
         attributes.reverse();
-        let written = list(attributes);
+        let written = list(&attributes);
         let found = read(Key::Ranges(Type::Ipv4), [written.as_slice()].into_iter());
         assert_eq!(found, Some(BTreeSet::from(ranges)));
         let starts = [Element::One(address(1)), Element::One(address(2))];
-        let written = list(elements(&starts));
+        let written = list(&elements(&starts));
         let found = read(Key::Ranges(Type::Ipv4), [written.as_slice()].into_iter());
         assert_eq!(found, None, "two starts without an end");
     }
@@ -329,7 +329,7 @@ mod tests {
         let jump = Verdict::Jump("i_a".to_owned());
         let pairs = [jump, Verdict::Accept, Verdict::Drop, Verdict::Return];
         let pairs: Vec<_> = (1..).map(address).zip(pairs).collect();
-        let written = list(verdicts(&pairs));
+        let written = list(&verdicts(&pairs));
         let found = read_verdicts(Type::Ipv4, [written.as_slice()].into_iter());
         assert_eq!(found, Some(pairs.into_iter().collect()));
     }

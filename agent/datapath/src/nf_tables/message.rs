@@ -130,7 +130,8 @@ pub(crate) struct Message {
     pub(super) option: &'static str,
     kind: u16,
     flags: u16,
-    attributes: Vec<Attribute>,
+    /// Encoded: elements are many, and this is their smallest form.
+    attributes: Vec<u8>,
 }
 
 /// The kinds of objects that have names.
@@ -289,15 +290,18 @@ impl TableName<'_> {
     }
 
     fn message(self, what: &str, kind: u16, flags: u16, attributes: Vec<Attribute>) -> Message {
-        let mut all = vec![Attribute::text(OF_TABLE, self.1)];
-        all.extend(attributes);
+        let mut bytes = Vec::new();
+        Attribute::text(OF_TABLE, self.1).emit(&mut bytes);
+        for attribute in attributes {
+            attribute.emit(&mut bytes);
+        }
         Message {
             family: self.0,
             what: format!("{what} of {self}"),
             option: self.0.option(),
             kind: (NFTABLES << 8) | kind,
             flags,
-            attributes: all,
+            attributes: bytes,
         }
     }
 }
@@ -345,7 +349,7 @@ pub(super) fn put(
     sequence: u32,
     family: u8,
     resource: u16,
-    attributes: &[Attribute],
+    attributes: &[u8],
 ) {
     let start = to.len();
     to.extend([0; 4]);
@@ -355,9 +359,7 @@ pub(super) fn put(
     to.extend([0; 4]);
     to.extend([family, 0]);
     to.extend(resource.to_be_bytes());
-    for attribute in attributes {
-        attribute.emit(to);
-    }
+    to.extend(attributes);
     let length = u32::try_from(to.len() - start).expect("messages here are short");
     to[start..start + 4].copy_from_slice(&length.to_ne_bytes());
 }

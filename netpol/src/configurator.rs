@@ -21,7 +21,7 @@ use crate::{
 /// The rules of a pod. In each list at most the last rule denies; an empty list restricts nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRules {
-    /// Addresses of the pod.
+    /// Its own, of both families.
     pub addresses: Vec<IpAddr>,
     /// About packets to the pod; their destination is any.
     pub ingress: Vec<Rule>,

@@ -26,6 +26,7 @@ pub mod explain;
 pub mod field;
 pub mod group;
 pub mod name;
+pub mod node;
 pub mod packet;
 pub mod pipeline;
 pub mod pod;

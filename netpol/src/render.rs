@@ -3,7 +3,6 @@
 pub mod change;
 mod logging;
 pub mod nft;
-pub mod node;
 pub mod ruleset;
 pub mod tables;
 mod text;

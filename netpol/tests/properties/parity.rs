@@ -3,11 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use netpol::{
+    node::{Node, Surroundings},
     packet::Packet,
-    render::{
-        node::{Node, Surroundings},
-        vpp::{acl, sessions},
-    },
+    render::vpp::{acl, sessions},
     rule::{Net, Rule},
     verdict::World,
 };
@@ -122,7 +120,13 @@ fn check_exports(node: &Node) {
         rules.sort_unstable_by_key(ToString::to_string);
         rules
     };
-    assert_eq!(sorted(&again), sorted(rules));
+    let (again, rules) = (sorted(&again), sorted(rules));
+    let mut pairs = again.iter().zip(&rules);
+    let differs = pairs.find(|(one, other)| one != other);
+    assert!(
+        differs.is_none() && again.len() == rules.len(),
+        "{differs:?}"
+    );
     let local = imported.local.iter();
     for (pod, rules) in local.flat_map(|(rules, pods)| pods.iter().map(move |pod| (pod, rules))) {
         let written = node.session_tables.local_of(pod).unwrap().iter();

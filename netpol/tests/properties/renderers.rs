@@ -16,7 +16,7 @@ use netpol::{
 };
 use serde_json::json;
 
-/// Counts what it is given, and fails if it is told to.
+/// Counts the changes that it takes, and fails on request.
 #[derive(Debug, Default)]
 struct Counting {
     fails: bool,

@@ -10,11 +10,9 @@ use holdfast_agent::config::{
     render_args::{Format, RenderArgs},
 };
 use netpol::{
+    node::Node,
     pod::PodId,
-    render::{
-        node::Node,
-        vpp::{acl, sessions},
-    },
+    render::vpp::{acl, sessions},
 };
 
 use self::cluster::Cluster;

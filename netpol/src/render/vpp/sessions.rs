@@ -37,7 +37,7 @@ const ANY: &str = "-ANY";
 const SPLIT: &str = "-SPLIT";
 const PORTS: &str = "-PORTS-";
 
-/// A session rule.
+/// What happens to connections of TCP or UDP between some addresses and ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionRule {
     /// The table that it is in.
@@ -80,13 +80,12 @@ pub fn export(
             let is_self = |rule: &Rule| own.iter().any(|a| rule.destination == Net::one(*a));
             let scope = Scope::Local(pod.clone());
             let mut others = rules.iter().filter(|rule| !is_self(rule));
-            others.try_for_each(|rule| list.add(&scope, rule, rules))?;
+            others.try_for_each(|rule| list.add(&scope, rule))?;
         }
     }
-    let global = &view.global;
-    let mut rules = global.iter();
-    rules.try_for_each(|rule| list.add(&Scope::Global, rule, global))?;
-    Ok(list.rules)
+    let mut global = view.global.iter();
+    global.try_for_each(|rule| list.add(&Scope::Global, rule))?;
+    Ok(list.without_defaults())
 }
 
 /// The tables that session rules were made of, without rules that no session rule stands for:
@@ -181,17 +180,13 @@ struct List {
 }
 
 impl List {
-    fn add(&mut self, scope: &Scope, rule: &Rule, table: &[Rule]) -> Result<(), NoSessionRules> {
-        let remote = match scope {
-            Scope::Local(_) => rule.destination,
-            Scope::Global => rule.source,
-        };
-        if is_default(rule, remote, table) {
+    fn add(&mut self, scope: &Scope, rule: &Rule) -> Result<(), NoSessionRules> {
+        if *rule == Rule::PERMIT_ALL {
             return Ok(());
         }
-        let local = match scope {
-            Scope::Local(_) => None,
-            Scope::Global => Some(block(rule.destination, rule)?),
+        let (local, remote) = match scope {
+            Scope::Local(_) => (None, rule.destination),
+            Scope::Global => (Some(block(rule.destination, rule)?), rule.source),
         };
         let (remotes, split) = match remote {
             Net::Any => (halves(), SPLIT),
@@ -239,6 +234,26 @@ impl List {
         Ok(())
     }
 
+    /// The rules without those that permit every port to everyone: the stack does so itself. One
+    /// stays where it says that a denial of every protocol is not about its own.
+    fn without_defaults(self) -> Vec<SessionRule> {
+        let is_default = |rule: &SessionRule| {
+            let every_port = rule.local_port == 0 && rule.remote_port == 0;
+            rule.action == Action::Permit && every_port && rule.tag.contains(SPLIT)
+        };
+        let denials = self.rules.iter();
+        let denials = denials.filter(|rule| rule.action == Action::Deny && rule.tag.contains(ANY));
+        let denials: BTreeSet<_> = denials
+            .map(|rule| (rule.scope.clone(), rule.local, rule.remote))
+            .collect();
+        let mut rules = self.rules;
+        rules.retain(|rule| {
+            let key = (rule.scope.clone(), rule.local, rule.remote);
+            !is_default(rule) || denials.contains(&key)
+        });
+        rules
+    }
+
     fn push(&mut self, rule: SessionRule) {
         let key = (
             rule.scope.clone(),
@@ -252,18 +267,6 @@ impl List {
             self.rules.push(rule);
         }
     }
-}
-
-/// Whether it permits every port to everyone, and no rule of its table denies that: the stack does
-/// so itself.
-fn is_default(rule: &Rule, remote: Net, table: &[Rule]) -> bool {
-    let every_port = match rule.traffic {
-        Traffic::Any => true,
-        Traffic::Ports { destination, .. } => destination == Span::ALL,
-    };
-    let denies = |other: &Rule| other.action == Action::Deny && other.covers(rule);
-    let is_permission = rule.action == Action::Permit && remote == Net::Any;
-    is_permission && every_port && !table.iter().any(denies)
 }
 
 /// The ports of a range as session rules have them, with the tag of the range; none if there are

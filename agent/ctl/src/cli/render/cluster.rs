@@ -11,8 +11,8 @@ use anyhow::{Result, bail};
 use holdfast_agent::{config::render_args::RenderArgs, netpol::objects::object};
 use netpol::{
     cache::Object,
+    node::{Node, Surroundings},
     pod::{Pod, PodId},
-    render::node::{Node, Surroundings},
     verdict::World,
 };
 

@@ -1,11 +1,6 @@
 //! Rules and tables as text: one rule in a line, so that two texts can be compared.
 
-use netpol::{
-    contiv::Flow,
-    pod::PodId,
-    render::{node::Node, tables},
-    rule::Rule,
-};
+use netpol::{contiv::Flow, node::Node, pod::PodId, render::tables, rule::Rule};
 
 /// The name of a node, for people.
 pub(super) fn name(node: &str) -> &str {

@@ -4,9 +4,12 @@ use std::net::IpAddr;
 
 use netpol::{
     cache::Object,
-    render::node::{Node, Surroundings},
+    node::{Node, Surroundings},
 };
-use proptest::{strategy::ValueTree as _, test_runner::TestRunner};
+use proptest::{
+    strategy::{Strategy as _, ValueTree as _},
+    test_runner::TestRunner,
+};
 
 use super::world::{VOCABULARY, World};
 use crate::core::tests::random_network_policies::policies;

@@ -3,7 +3,7 @@
 mod clean;
 pub mod client;
 pub mod model;
-mod problems;
+pub(crate) mod problems;
 pub mod query;
 mod refusal;
 mod resolver;

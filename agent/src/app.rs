@@ -21,6 +21,7 @@ use agent_core::{
     core::Core,
     datapath::plan::Datapath,
     endpoint::{config_file::EndpointFile, spec::EndpointSpec},
+    kubernetes::local_pods::LocalPods,
 };
 use agent_datapath::{
     closed::Gate, files::StateFiles, interfaces::Interfaces, root::BpfRootLock, upkeep::Conditions,
@@ -43,6 +44,8 @@ use crate::{
     epoch::{self, StateDirLock},
     lane::Lane,
     listener, liveness,
+    netns_lock::NetnsLock,
+    netpol,
     proxies::{Proxies, RulesTable},
     restore::Found,
     runner::{self, CoreHandle, CoreThread, Inbox},
@@ -50,6 +53,8 @@ use crate::{
 
 /// Socket of a Cilium agent.
 const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
+/// Between two looks whether each pod is an endpoint.
+const TAKEN_IN: Duration = Duration::from_secs(2);
 /// Longest time for tasks to stop.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -65,11 +70,19 @@ pub async fn run(mut config: Config) -> Result<()> {
         None => None,
     };
     let lock = StateDirLock::take(&config.flags.state_dir)?;
+    let presence =
+        NetnsLock::of_run().context("the name of this agent in its network namespace")?;
     refuse_beside_cilium(&config.flags.bpf_root)?;
     let root_lock = BpfRootLock::take(&config.flags.bpf_root)?;
     // One spelling of the root, whatever links lead to it: filters have it in their names.
     config.flags.bpf_root = std::fs::canonicalize(&config.flags.bpf_root)?;
-    let set = config.flags.cluster.daemonset.clone().zip(api.clone());
+    let set = config
+        .flags
+        .cluster
+        .source
+        .daemonset
+        .clone()
+        .zip(api.clone());
     let places = Places::of(&config);
     let (config, parts, node) = kernel::prepare(config, api).await?;
     let agent = Agent::start(config, parts).await?;
@@ -96,7 +109,7 @@ pub async fn run(mut config: Config) -> Result<()> {
         }
         cleaned.result()?;
     }
-    drop((root_lock, lock));
+    drop((root_lock, lock, presence));
     Ok(())
 }
 
@@ -127,6 +140,8 @@ pub struct TasksLeft(usize);
 pub struct Agent {
     core: CoreHandle,
     rules: watch::Receiver<Arc<RulesTable>>,
+    /// Pods of this node.
+    local: watch::Receiver<Arc<LocalPods>>,
     thread: CoreThread,
     builtin: Option<Arc<BuiltinProxy>>,
     /// Mapping and rules streams of proxies: clients of other services do not delay them.
@@ -178,10 +193,12 @@ impl Rim {
         thread: CoreThread,
         builtin: Option<Arc<BuiltinProxy>>,
         streams: Lane,
+        local: watch::Receiver<Arc<LocalPods>>,
     ) -> Agent {
         Agent {
             core: self.core,
             rules: self.proxies.watch_rules(),
+            local,
             thread,
             builtin,
             streams,
@@ -238,6 +255,7 @@ impl Agent {
         rim.follow_connections(&config, freed);
         let builtin = streams::builtin(&config, &rim, &rules)?;
         let streams = streams::start(&config, &rim, &limits, bound.sdp, bound.fqdndata).await?;
+        let local = sources.local.clone();
         let about = pages::About {
             sources,
             damaged: Arc::new(damaged),
@@ -248,12 +266,14 @@ impl Agent {
             api,
         };
         pages::start(config, &rim, about, bound.pages);
-        Ok(rim.into_agent(thread, builtin, streams))
+        Ok(rim.into_agent(thread, builtin, streams, local))
     }
 
     /// Keeps the node's part of the datapath as it shall be.
     fn look_after(&self, node: NodeParts) {
         let stop = self.stop.clone();
+        self.tasks
+            .spawn(netpol::take_over(self.pods_in_force(), stop.clone()));
         self.tasks
             .spawn(node.upkeep.run(node.interval, stop.clone()));
         match node.interfaces {
@@ -264,6 +284,28 @@ impl Agent {
             }
             None => self.tasks.spawn(Interfaces::clear(node.maps, stop)),
         };
+    }
+
+    /// Waits until each pod of this node is an endpoint that is in force. False: the agent stops.
+    fn pods_in_force(&self) -> impl Future<Output = bool> + use<> {
+        let (core, mut rules, local) = (self.core.clone(), self.rules.clone(), self.local.clone());
+        async move {
+            if rules.wait_for(|rules| rules.ready).await.is_err() {
+                return false;
+            }
+            loop {
+                // The first pods are known a moment after the agent is ready.
+                tokio::time::sleep(TAKEN_IN).await;
+                let pods = Arc::clone(&local.borrow());
+                let Ok(in_force) = core.inspect(Core::addresses_in_force).await else {
+                    continue;
+                };
+                let mut addresses = pods.values().flat_map(|pod| &pod.addresses);
+                if addresses.all(|address| in_force.contains(address)) {
+                    return true;
+                }
+            }
+        }
     }
 
     /// Returns when the core's thread has ended by itself.

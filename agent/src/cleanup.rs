@@ -25,12 +25,15 @@ use crate::{
     config::Config,
     endpoint::source::store as stored,
     epoch::{LOCK_FILE, StateDirLock},
+    netns_lock, netpol,
 };
 
 /// Beginning of the names of our own maps, of every release.
 const NAMES_OF_OURS: &str = "hf_";
 /// Directory of the proxies' sockets in the state directory. Proxies may still run.
 const PROXIES: &str = "sdp";
+/// Names in the state directory that are those of `netpol run`.
+const NETPOL: [&str; 2] = ["netpol", "netpol-admin.sock"];
 
 /// Where agents of this node have their files.
 #[derive(Clone, Debug)]
@@ -186,11 +189,20 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
     let text = |count| counted(count, "pinned link", "of programs", &links);
     cleaned.part(&links.display().to_string(), removed.map(text));
     for family in Family::ALL {
-        let what = family.to_string();
+        let what = nftables::table(family).to_string();
         let removed = nftables::remove(family);
         cleaned.part(
             &what,
             removed.map(|was_there| was_there.then(|| what.clone())),
+        );
+    }
+    let netpol_runs = netns_lock::has_netpol();
+    if matches!(netpol_runs, Ok(false)) {
+        let what = "the nftables table of `netpol run`";
+        let removed = netpol::remove_table();
+        cleaned.part(
+            what,
+            removed.map(|was_there| was_there.then(|| what.to_owned())),
         );
     }
     let removed = routing::remove().await;
@@ -206,7 +218,7 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
     let text = |count| counted(count, "file", "of added endpoints", store);
     cleaned.part(&store.display().to_string(), removed.map(text));
     let state = &places.state_dir;
-    let removed = remove_state(state);
+    let removed = remove_state(state, !matches!(netpol_runs, Ok(false)));
     let text = |count| counted(count, "file or directory", "of state", state);
     cleaned.part(&state.display().to_string(), removed.map(text));
     cleaned
@@ -269,14 +281,15 @@ fn is_our_map(name: &str) -> bool {
 }
 
 /// Removes the agent's files. Its lock stays until the process ends, and so does the directory, which
-/// may be a mount. Gives how many entries of the directory were removed, without the lock.
-fn remove_state(dir: &Path) -> io::Result<usize> {
+/// may be a mount. With `netpol_runs`, the files of `netpol run` stay. Gives how many entries of the directory were removed, without the lock.
+fn remove_state(dir: &Path, netpol_runs: bool) -> io::Result<usize> {
     let mut count = 0;
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let path = entry.path();
         let kind = entry.file_type()?;
-        if kind.is_dir() && entry.file_name() == PROXIES {
+        let is_netpols = NETPOL.iter().any(|name| entry.file_name() == *name);
+        if kind.is_dir() && entry.file_name() == PROXIES || netpol_runs && is_netpols {
             continue;
         }
         let removed = if kind.is_dir() {
@@ -320,7 +333,7 @@ mod tests {
         }
         // The lock is this process's own and does not count.
         assert_eq!(remove_maps(&globals).unwrap(), 3);
-        assert_eq!(remove_state(&state).unwrap(), 1);
+        assert_eq!(remove_state(&state, true).unwrap(), 1);
         let left = |dir: &Path| {
             let names = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name());
             names.collect::<Vec<_>>()

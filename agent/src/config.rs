@@ -12,9 +12,12 @@ mod from_args;
 mod host_name;
 mod max_identities;
 mod metrics_address;
+pub mod netpol_args;
 mod relay_args;
+pub mod render_args;
 mod resolver_args;
 mod run_args;
+mod source_args;
 pub mod why_args;
 
 use std::{net::SocketAddr, path::PathBuf};
@@ -28,9 +31,11 @@ pub use cni_args::CniArgs;
 pub use dir::{ParseError, Parsed, parse};
 pub use firewall_args::FirewallArgs;
 pub use max_identities::MaxIdentities;
+pub use netpol_args::NetpolConfig;
 pub use relay_args::{FollowArgs, RelayArgs};
 pub use resolver_args::{ResolverArgs, ResolverMode};
 pub use run_args::RunArgs;
+pub use source_args::SourceArgs;
 
 use crate::resolver::ResolverSettings;
 
@@ -78,10 +83,9 @@ impl Config {
         self.flags.state_dir.join("state")
     }
 
-    /// Key of the taint that is removed from the Node once the agent is ready; `None` = no taint.
+    /// As [`SourceArgs::startup_taint`].
     pub(crate) fn startup_taint(&self) -> Option<&str> {
-        let key = self.flags.cluster.agent_not_ready_taint_key.as_str();
-        Some(key).filter(|key| !key.is_empty())
+        self.flags.cluster.source.startup_taint()
     }
 
     /// Port of Cilium's FQDNData on 127.0.0.1; `None` = off.

@@ -1,5 +1,7 @@
-//! The task that reads documents, those of `--policy-dir` and those of the cluster, and sends their
-//! changes to the core.
+//! The task that reads documents, those of `--policy-dir` and those of the cluster, and passes their
+//! changes to a [`Consumer`].
+
+pub(crate) mod core_feed;
 
 use std::{
     path::{Path, PathBuf},
@@ -13,12 +15,10 @@ use agent_cluster::{
     listing_file::{self, ListingFile, Origin, Stored},
     listing_task::{self, Pending},
     refusals::Refusals,
-    resource::RESOURCES,
 };
 use agent_core::{
-    core::{event::Event, router::Router},
-    kubernetes::{book::Book, local_pods::LocalPods, unattended::Unattended},
     policy::source::{
+        PolicyChange,
         cluster::{Batch, ClusterDocuments},
         merge::Merged,
     },
@@ -32,33 +32,43 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{
-    policy_dir::PolicyDir,
-    resolver::store::feed::Feed,
-    runner::{CoreAway, CoreHandle},
-    watched_dir::WatchedDir,
-};
+use crate::{policy_dir::PolicyDir, watched_dir::WatchedDir};
 
 /// Batches of watches that are routed at once.
 const BATCHES: usize = 64;
 /// How long the watches may take for their first lists before a stored listing stands in.
 const STANDS_IN: Duration = Duration::from_secs(15);
 
-/// Sources of documents, and receivers of other objects that the same watches read.
+/// The receiver of changes has ended.
+#[derive(Debug)]
+pub(crate) struct Gone;
+
+/// Takes the changes of documents.
+pub(crate) trait Consumer: Send + 'static {
+    /// The result of the changes of one reading.
+    type Output: Send + 'static;
+
+    /// Takes the changes of one reading, on a thread that may block.
+    fn take(&mut self, changes: Vec<PolicyChange>) -> Self::Output;
+
+    /// Passes the result on. The next reading begins when it is done.
+    fn pass_on(
+        &mut self,
+        output: Self::Output,
+    ) -> impl Future<Output = Result<(), Gone>> + Send + '_;
+}
+
+/// Sources of documents.
 #[derive(Debug)]
 pub(crate) struct Sources {
     /// Watch and reader of `--policy-dir`; `None` = the flag is not given.
     pub(crate) directory: Option<(WatchedDir, PolicyDir)>,
     /// The watches of the cluster.
     pub(crate) cluster: Option<Watches>,
-    /// State directory, and the cluster whose listing is stored there.
-    pub(crate) stored: (PathBuf, Origin),
-    /// Takes the pods of this node.
-    pub(crate) local: channel::Sender<Arc<LocalPods>>,
-    /// Takes the DNSNameResolvers, if they are used.
-    pub(crate) names: Option<Arc<Feed>>,
-    /// Finds nodes without an agent, if agents are pods.
-    pub(crate) unattended: Option<Unattended>,
+    /// State directory, and the cluster whose listing is stored there; none = nothing is stored.
+    pub(crate) stored: Option<(PathBuf, Origin)>,
+    /// Whether this agent reports the object of a key in the cluster.
+    pub(crate) reports: fn(&str) -> bool,
 }
 
 /// The next input that the task reads.
@@ -69,10 +79,11 @@ enum Wake {
 }
 
 /// State of the task, apart from what it waits for.
-struct Reader {
+struct Reader<C> {
     directory: Option<PolicyDir>,
     merged: Merged,
-    router: Router,
+    consumer: C,
+    reports: fn(&str) -> bool,
     has_listed: bool,
     /// Where changes of the cluster go that are to be stored.
     pending: Arc<Pending>,
@@ -89,16 +100,16 @@ struct StoodIn {
     age: Duration,
 }
 
-impl Reader {
+impl<C: Consumer> Reader<C> {
     fn new(
         directory: Option<PolicyDir>,
-        has_cluster: bool,
-        router: Router,
+        cluster: Option<&ClusterHealth>,
+        consumer: C,
+        reports: fn(&str) -> bool,
         pending: Arc<Pending>,
     ) -> Self {
-        let documents = has_cluster.then(|| {
-            let kinds = RESOURCES.iter().map(|resource| resource.kind);
-            let mut documents = ClusterDocuments::new(kinds);
+        let documents = cluster.map(|cluster| {
+            let mut documents = ClusterDocuments::new(cluster.kinds());
             documents.note_changed();
             documents
         });
@@ -109,7 +120,8 @@ impl Reader {
         Self {
             directory,
             merged,
-            router,
+            consumer,
+            reports,
             has_listed: false,
             pending,
             stood_in: None,
@@ -117,7 +129,7 @@ impl Reader {
         }
     }
 
-    fn read(&mut self, wake: Wake) -> Vec<Event> {
+    fn read(&mut self, wake: Wake) -> C::Output {
         let changes = match wake {
             Wake::Cluster(batches) => {
                 let changes = self.merged.watched(batches);
@@ -142,7 +154,7 @@ impl Reader {
                 self.merged.directory(changes)
             }
         };
-        self.router.route(changes)
+        self.consumer.take(changes)
     }
 
     /// Notes what is to be stored.
@@ -155,16 +167,13 @@ impl Reader {
         }
     }
 
-    /// Reports the objects of the cluster: what stands in for them, how many there are, which are
-    /// refused, and which nodes have no agent.
+    /// Reports the objects of the cluster: what stands in for them, how many there are, and which are
+    /// refused.
     fn report(&mut self, health: &ClusterHealth, refusals: &channel::Sender<Arc<Refusals>>) {
         if let Some(StoodIn { kinds, age }) = self.stood_in.take() {
             health.set_stored(&kinds, age);
         }
         self.report_objects(health, refusals);
-        if let Some(nodes) = self.router.take_unattended() {
-            health.set_unattended(nodes);
-        }
     }
 
     fn report_objects(
@@ -175,8 +184,8 @@ impl Reader {
         let Some(documents) = self.merged.cluster() else {
             return;
         };
-        for resource in RESOURCES {
-            health.set_objects(resource.kind, documents.count(resource.kind));
+        for kind in health.kinds() {
+            health.set_objects(kind, documents.count(kind));
         }
         if let Some(uid) = documents.foreign_list()
             && !std::mem::replace(&mut self.is_foreign, true)
@@ -207,25 +216,28 @@ impl Reader {
 
     /// The refused objects of the cluster, if they changed.
     fn take_refusals(&mut self) -> Option<Refusals> {
+        let reports = self.reports;
         let documents = self.merged.cluster_mut()?;
         let changed = documents.is_complete() && documents.take_refusals_changed();
-        changed.then(|| Refusals::of(documents.refused(), documents.marked()))
+        changed.then(|| {
+            let refused = documents.refused();
+            let refused = refused.filter(|error| error.key.as_deref().is_some_and(reports));
+            let marked = documents.marked().filter(|key| reports(key));
+            Refusals::of(refused, marked)
+        })
     }
 }
 
 /// Starts the task. Without any source the listing is empty.
-pub(crate) fn start(
+pub(crate) fn start<C: Consumer>(
     sources: Sources,
-    book: Book,
-    core: &CoreHandle,
+    mut consumer: C,
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) {
-    let core = core.clone();
     let stop = stop.clone();
     let pending = Arc::<Pending>::default();
-    if let Some(watches) = &sources.cluster {
-        let (state, origin) = &sources.stored;
+    if let (Some(watches), Some((state, origin))) = (&sources.cluster, &sources.stored) {
         let file = ListingFile::new(state, origin.clone());
         let health = watches.health.clone();
         let storing = listing_task::run(Arc::clone(&pending), file, health, stop.clone());
@@ -233,44 +245,40 @@ pub(crate) fn start(
     }
     tasks.spawn(async move {
         if sources.directory.is_none() && sources.cluster.is_none() {
-            for event in [SourceEvent::Init, SourceEvent::InitDone] {
-                let _stopped = core.send(Event::Policies(event)).await;
-            }
+            let empty = [SourceEvent::Init, SourceEvent::InitDone];
+            let empty = consumer.take(empty.map(PolicyChange::Document).into());
+            let _stopped = consumer.pass_on(empty).await;
             return;
         }
-        follow(sources, book, pending, &core, &stop).await;
+        follow(sources, consumer, pending, &stop).await;
     });
 }
 
 /// Reads until the agent stops.
-async fn follow(
+async fn follow<C: Consumer>(
     sources: Sources,
-    book: Book,
+    consumer: C,
     pending: Arc<Pending>,
-    core: &CoreHandle,
     stop: &CancellationToken,
 ) {
     let Sources {
         directory,
         cluster,
         stored,
-        local,
-        names,
-        unattended,
+        reports,
     } = sources;
     let (watched, directory) = directory.unzip();
-    let router = Router::new(book).with_unattended(unattended);
-    let mut reader = Reader::new(directory, cluster.is_some(), router, pending);
+    let health = cluster.as_ref().map(|watches| &watches.health);
+    let mut reader = Reader::new(directory, health, consumer, reports, pending);
     let mut inputs = Inputs::new(watched, cluster, stored);
-    let outputs = Outputs { core, local, names };
     let mut was_complete = false;
     let mut wake = Wake::Directory;
     loop {
         let looked = tokio::task::spawn_blocking(move || {
-            let events = reader.read(wake);
-            (reader, events)
+            let output = reader.read(wake);
+            (reader, output)
         });
-        let Ok((read, events)) = looked.await else {
+        let Ok((read, output)) = looked.await else {
             tracing::error!("reading the policies panicked (a bug); the policies in force remain");
             return;
         };
@@ -282,7 +290,7 @@ async fn follow(
         if is_complete {
             inputs.stands_in = None;
         }
-        if outputs.send(&mut reader, events).await.is_err() {
+        if reader.consumer.pass_on(output).await.is_err() {
             return;
         }
         if is_complete && !was_complete {
@@ -301,8 +309,8 @@ async fn follow(
 struct Inputs {
     watched: Option<WatchedDir>,
     watches: Option<Watches>,
-    /// State directory, and the cluster whose listing is stored there.
-    stored: (PathBuf, Origin),
+    /// State directory, and the cluster whose listing is stored there; none = nothing is stored.
+    stored: Option<(PathBuf, Origin)>,
     /// When the stored listing stands in. `None` if it is not to be read, or not again.
     stands_in: Option<Instant>,
 }
@@ -311,7 +319,7 @@ impl Inputs {
     fn new(
         watched: Option<WatchedDir>,
         watches: Option<Watches>,
-        stored: (PathBuf, Origin),
+        stored: Option<(PathBuf, Origin)>,
     ) -> Self {
         Self {
             stands_in: watches.as_ref().map(|_| Instant::now() + STANDS_IN),
@@ -333,39 +341,12 @@ impl Inputs {
                 () = stop.cancelled() => return None,
             }
             self.stands_in = None;
-            let (state, origin) = &self.stored;
-            if let Some(watches) = &self.watches
+            if let (Some(watches), Some((state, origin))) = (&self.watches, &self.stored)
                 && let Some(stored) = read_stored(state, origin, uid.clone(), &watches.health).await
             {
                 return Some(Wake::Stored(stored));
             }
         }
-    }
-}
-
-/// Where changes go.
-struct Outputs<'c> {
-    core: &'c CoreHandle,
-    local: channel::Sender<Arc<LocalPods>>,
-    names: Option<Arc<Feed>>,
-}
-
-impl Outputs<'_> {
-    /// Sends the events to the core, and other changes to their receivers. The pods of this node are
-    /// sent after the events.
-    async fn send(&self, reader: &mut Reader, events: Vec<Event>) -> Result<(), CoreAway> {
-        let pods = reader.router.take_local();
-        let changed_names = reader.router.take_names();
-        if let Some(feed) = &self.names {
-            feed.add(changed_names);
-        }
-        for event in events {
-            self.core.send(event).await?;
-        }
-        if let Some(pods) = pods.filter(|_| reader.merged.cluster().is_some()) {
-            self.local.send_replace(Arc::new(pods));
-        }
-        Ok(())
     }
 }
 

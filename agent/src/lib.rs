@@ -27,6 +27,8 @@ pub mod listener;
 pub(crate) mod liveness;
 pub mod metrics;
 pub(crate) mod netlink_events;
+pub(crate) mod netns_lock;
+pub mod netpol;
 pub(crate) mod node;
 pub mod policy_dir;
 pub mod proxies;

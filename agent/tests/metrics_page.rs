@@ -15,6 +15,7 @@ use daemon::metrics::Counts;
 use holdfast_agent::{
     listener::Listener,
     metrics::{self, Scrape, meanings, resolver::ResolverScrape},
+    netpol::metrics::NetpolScrape,
     proxies::Proxies,
 };
 use holdfast_sdp::{metrics::Metrics, stats::Stats};
@@ -128,6 +129,15 @@ fn relay() -> Vec<Family> {
     families(&scrape.text().expect("text"))
 }
 
+fn netpol() -> Vec<Family> {
+    let mut scrape = NetpolScrape::default();
+    scrape.watches.push(WatchHealth {
+        kind: "Pod".to_owned(),
+        ..WatchHealth::default()
+    });
+    families(&scrape.text().expect("text"))
+}
+
 impl Family {
     /// Its name in samples and queries.
     fn exposed(&self) -> String {
@@ -226,6 +236,8 @@ fn page() -> String {
     table(&mut out, &agent());
     out.push_str("\n## holdfast-agent relay\n\nOn 127.0.0.1:9972.\n\n");
     table(&mut out, &relay());
+    out.push_str("\n## holdfast-agent netpol run\n\nOn 127.0.0.1:9963.\n\n");
+    table(&mut out, &netpol());
     out
 }
 
@@ -249,7 +261,7 @@ fn the_page_matches_the_programs() {
 
 #[test]
 fn no_two_metrics_of_a_program_share_a_name() {
-    for families in [sdp(), agent(), relay()] {
+    for families in [sdp(), agent(), relay(), netpol()] {
         let names: BTreeSet<_> = families.iter().map(|family| &family.name).collect();
         assert_eq!(names.len(), families.len(), "{families:#?}");
         assert!(
@@ -273,7 +285,8 @@ fn named(text: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn metrics_that_documents_name_exist() {
     let mut known = BTreeSet::new();
-    for family in sdp().into_iter().chain(agent()).chain(relay()) {
+    let agents = agent().into_iter().chain(relay()).chain(netpol());
+    for family in sdp().into_iter().chain(agents) {
         match family.kind.as_str() {
             "histogram" => known.extend(
                 ["_bucket", "_sum", "_count", ""].map(|ending| format!("{}{ending}", family.name)),
@@ -288,8 +301,13 @@ fn metrics_that_documents_name_exist() {
         if is_page && !path.ends_with("metrics.md") {
             let text = fs::read_to_string(&path).expect("a page");
             for name in named(&text) {
-                // The name of the agent's netfilter table has the same form.
-                if name == agent_datapath::nftables::TABLE {
+                // The names of netfilter tables have the same form.
+                if [
+                    agent_datapath::nftables::TABLE,
+                    ::netpol::render::nft::TABLE,
+                ]
+                .contains(&name)
+                {
                     continue;
                 }
                 assert!(

@@ -27,6 +27,7 @@ pub mod kernel;
 pub mod lab;
 pub mod load;
 pub mod netns;
+pub mod netpol_run;
 pub mod node;
 pub(crate) mod nsd;
 pub mod packet;

@@ -31,6 +31,7 @@ const TICK: u16 = 50;
 const SCTP: i32 = 132;
 const INIT: u8 = 1;
 const INIT_ACK: u8 = 2;
+const TAG: u32 = 1;
 
 /// A port of a pod, with its protocol, that a probe tries to reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -286,16 +287,38 @@ impl SctpPacket {
         })
     }
 
-    /// The packet without tag and checksum. Its chunk has the minimal length.
+    /// The packet, as conntrack accepts it. Its chunk has the minimal length. Both sides have the same
+    /// tag, which an INIT does not know yet.
     fn bytes(&self) -> Vec<u8> {
+        let known = match self.chunk {
+            INIT => 0,
+            _ => TAG,
+        };
         let mut bytes = Vec::new();
         bytes.extend(self.from.to_be_bytes());
         bytes.extend(self.to.to_be_bytes());
-        bytes.extend([0; 8]);
+        bytes.extend(known.to_be_bytes());
+        bytes.extend([0; 4]);
         bytes.extend([self.chunk, 0, 0, 20]);
-        bytes.extend([0; 16]);
+        bytes.extend(TAG.to_be_bytes());
+        // Window, streams of both directions, and the first sequence number.
+        bytes.extend([0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1]);
+        let checksum = crc32c(&bytes).to_le_bytes();
+        bytes[8..12].copy_from_slice(&checksum);
         bytes
     }
+}
+
+/// The checksum of SCTP (RFC 9260 appendix A).
+fn crc32c(bytes: &[u8]) -> u32 {
+    let crc = bytes.iter().fold(u32::MAX, |crc, byte| {
+        let crc = crc ^ u32::from(*byte);
+        (0..8).fold(crc, |crc, _| match crc & 1 {
+            0 => crc >> 1,
+            _ => crc >> 1 ^ 0x82f6_3b78,
+        })
+    });
+    !crc
 }
 
 fn raw(domain: Domain) -> Result<UdpSocket> {

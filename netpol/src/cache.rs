@@ -179,6 +179,11 @@ impl Cache {
         self.policies.get(id)
     }
 
+    /// Every policy.
+    pub fn policies(&self) -> impl ExactSizeIterator<Item = &Arc<NetworkPolicy>> {
+        self.policies.values()
+    }
+
     /// Addresses that a pod has: those that it claims, unless a younger pod does.
     pub fn addresses(&self, pod: &Pod) -> impl Iterator<Item = IpAddr> {
         let claimed = pod.addresses.iter().copied();

@@ -1,21 +1,27 @@
 //! What the policies of a pod mean, as lists of rules: one for what it may receive, one for what
 //! it may send.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use crate::{
     blocks::pieces,
-    contiv::{ContivPolicy, Flow, Match, MatchPeers, PodSet},
+    cache::Cache,
+    contiv::{Flow, Match, MatchPeers},
+    name::PortName,
     pod::Pod,
-    policy::{Port, PortRange, Ports},
+    policy::{Port, PortRange, Ports, Protocol},
     ports::Span,
+    processor::PodPolicies,
     rule::{Action, Net, Rule, Traffic},
 };
 
 /// The rules of a pod. In each list at most the last rule denies; an empty list restricts nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRules {
-    /// Addresses of the pod.
+    /// Its own, of both families.
     pub addresses: Vec<IpAddr>,
     /// About packets to the pod; their destination is any.
     pub ingress: Vec<Rule>,
@@ -33,29 +39,20 @@ impl PodRules {
     }
 }
 
-/// Who is in the groups of matches.
-pub trait Members {
-    /// The pods that selectors select.
-    fn members(&self, of: &PodSet) -> Vec<&Pod>;
-    /// Every pod, for ports with names where everyone is a peer.
-    fn everyone(&self) -> Vec<&Pod>;
-}
-
 /// Makes rules of policies.
+#[derive(Clone, Copy, Debug)]
 pub struct Configurator<'a> {
-    /// Who is in the groups.
-    pub members: &'a dyn Members,
+    /// The pods that groups select.
+    pub cache: &'a Cache,
     /// The source of packets that a pod sends to itself through a Service, if the node's NAT gives
     /// them one: it may always send to pods.
     pub nat_loopback: Option<IpAddr>,
 }
 
 impl Configurator<'_> {
-    /// The rules of a pod that these policies select. Equal sets of policies give equal rules.
-    pub fn rules(&self, pod: &Pod, policies: &[&ContivPolicy]) -> PodRules {
-        let mut policies = policies.to_vec();
-        policies.sort_unstable_by_key(|policy| &policy.id);
-        let list = |flow| self.list(pod, &policies, flow);
+    /// The rules of a pod. Equal sets of policies give equal rules.
+    pub fn rules(&self, pod: &PodPolicies) -> PodRules {
+        let list = |flow| self.list(pod, flow);
         PodRules {
             addresses: pod.addresses.clone(),
             ingress: list(Flow::Ingress),
@@ -63,18 +60,13 @@ impl Configurator<'_> {
         }
     }
 
-    fn list(&self, pod: &Pod, policies: &[&ContivPolicy], flow: Flow) -> Vec<Rule> {
-        let applicable = policies
-            .iter()
-            .filter(|policy| policy.restricts.restricts(flow));
+    fn list(&self, pod: &PodPolicies, flow: Flow) -> Vec<Rule> {
         let mut list = List::default();
-        let mut restricted = false;
-        for policy in applicable {
-            restricted = true;
-            let matches = policy.matches.iter().filter(|one| one.flow == flow);
-            matches.for_each(|one| self.permit(pod, one, &mut list));
+        let matches = pod.restricting(flow).flat_map(|policy| &policy.matches);
+        for one in matches.filter(|one| one.flow == flow) {
+            self.permit(pod, one, &mut list);
         }
-        if restricted && !list.seen.contains(&Rule::PERMIT_ALL) {
+        if pod.is_restricted(flow) && !list.seen.contains(&Rule::PERMIT_ALL) {
             if let (Flow::Ingress, Some(address)) = (flow, self.nat_loopback) {
                 list.push(permission(flow, Net::one(address), Traffic::Any));
             }
@@ -84,17 +76,18 @@ impl Configurator<'_> {
     }
 
     /// Adds a permission for each peer and port of a match.
-    fn permit(&self, pod: &Pod, of: &Match, list: &mut List) {
+    fn permit(&self, pod: &PodPolicies, of: &Match, list: &mut List) {
         for peer in self.peers(of) {
             match &of.ports {
                 Ports::Any if peer.by_name_only => {}
                 Ports::Any => list.push(permission(of.flow, peer.net, Traffic::Any)),
                 Ports::Of(ports) => {
-                    let receiver = match of.flow {
-                        Flow::Ingress => Some(pod),
-                        Flow::Egress => peer.pod,
+                    // A name means the port of the pod that receives.
+                    let names = match of.flow {
+                        Flow::Ingress => Some(&pod.ports),
+                        Flow::Egress => peer.pod.map(|pod| &pod.ports),
                     };
-                    let meant = ports.iter().filter_map(|port| peer.traffic(port, receiver));
+                    let meant = ports.iter().filter_map(|port| peer.traffic(port, names));
                     meant.for_each(|traffic| list.push(permission(of.flow, peer.net, traffic)));
                 }
             }
@@ -102,15 +95,13 @@ impl Configurator<'_> {
     }
 
     fn peers(&self, of: &Match) -> Vec<Peer<'_>> {
-        let (mut peers, nets) = match &of.peers {
-            MatchPeers::Everyone => (Vec::new(), vec![Net::Any]),
+        let mut peers = Vec::new();
+        let nets: Vec<Net> = match &of.peers {
+            MatchPeers::Everyone => vec![Net::Any],
             MatchPeers::Of { groups, blocks } => {
-                let pods = groups.iter().flat_map(|group| self.members.members(group));
-                let blocks = blocks.iter().flat_map(pieces).map(Net::Block);
-                (
-                    pods.flat_map(|pod| Peer::of(pod, false)).collect(),
-                    blocks.collect(),
-                )
+                let pods = groups.iter().flat_map(|group| self.cache.selected(group));
+                peers.extend(pods.flat_map(|pod| self.peer(pod, false)));
+                blocks.iter().flat_map(pieces).map(Net::Block).collect()
             }
         };
         peers.extend(nets.iter().map(|net| Peer {
@@ -119,13 +110,24 @@ impl Configurator<'_> {
             by_name_only: false,
         }));
         if of.flow == Flow::Egress && !nets.is_empty() && of.ports.has_names() {
-            let pods = self.members.everyone().into_iter();
-            let within = |peer: &Peer<'_>| nets.iter().any(|net| net.covers(peer.net));
-            peers.extend(pods.flat_map(|pod| Peer::of(pod, true)).filter(within));
+            let pods = self.cache.pods().flat_map(|pod| self.peer(pod, true));
+            peers.extend(pods.filter(|peer| nets.iter().any(|net| net.covers(peer.net))));
         }
         peers
     }
+
+    /// A pod as a peer, once for each of its addresses.
+    fn peer<'a>(&'a self, pod: &'a Pod, by_name_only: bool) -> impl Iterator<Item = Peer<'a>> {
+        self.cache.addresses(pod).map(move |address| Peer {
+            net: Net::one(address),
+            pod: Some(pod),
+            by_name_only,
+        })
+    }
 }
+
+/// Numbers of named ports.
+type Names = BTreeMap<(PortName, Protocol), u16>;
 
 /// The other side of a permission.
 struct Peer<'a> {
@@ -136,21 +138,11 @@ struct Peer<'a> {
     by_name_only: bool,
 }
 
-impl<'a> Peer<'a> {
-    /// A pod, once for each of its addresses.
-    fn of(pod: &'a Pod, by_name_only: bool) -> impl Iterator<Item = Self> {
-        pod.addresses.iter().map(move |address| Self {
-            net: Net::one(*address),
-            pod: Some(pod),
-            by_name_only,
-        })
-    }
-
-    /// What a port means at the pod that receives, if that is one: a name that it does not have
-    /// means nothing.
-    fn traffic(&self, port: &Port, receiver: Option<&Pod>) -> Option<Traffic> {
+impl Peer<'_> {
+    /// What a port means: nothing, if it is a name that the receiver does not have.
+    fn traffic(&self, port: &Port, names: Option<&Names>) -> Option<Traffic> {
         let span = match &port.ports {
-            PortRange::Named(name) => Span::one(receiver?.port(name, port.protocol)?),
+            PortRange::Named(name) => Span::one(*names?.get(&(name.clone(), port.protocol))?),
             _ if self.by_name_only => return None,
             PortRange::All => Span::ALL,
             PortRange::Numbers(numbers) => Span::from(*numbers),

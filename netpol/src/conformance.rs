@@ -56,6 +56,9 @@ pub struct Step {
     pub pods: BTreeMap<String, BTreeMap<String, String>>,
     /// Expected verdicts after the step.
     pub expect: Vec<Expectation>,
+    /// Verdicts that Kubernetes expects of IPv4 packets, where they differ: blocks mean pods too.
+    #[serde(default)]
+    kubernetes: Vec<Expectation>,
 }
 
 /// The reachability on some ports.
@@ -194,16 +197,34 @@ impl Step {
     /// Whether packets of a pod reach a port of another pod; none if no expectation is about the
     /// port. A pod always reaches itself.
     pub fn is_open(&self, from: Pod, to: Pod, port: Port) -> Option<bool> {
-        let text = port.to_string();
-        let mut named = self.expect.iter().filter(|e| e.on.contains(&text));
-        let mut others = self.expect.iter().filter(|e| e.on.is_empty());
-        let expected = named.next().or_else(|| others.next())?;
-        let about = |list: &[String]| {
-            list.iter().any(|pair| {
-                let pair = pair.split_once(" > ");
-                pair.is_some_and(|(one, other)| from.is_meant(one) && to.is_meant(other))
-            })
-        };
-        Some(from == to || about(&expected.open) || !about(&expected.closed))
+        verdict(&self.expect, from, to, port)
     }
+
+    /// The same as Kubernetes expects it, of packets between addresses of the family of `to_address`.
+    pub fn is_open_by_address(
+        &self,
+        from: Pod,
+        to: Pod,
+        port: Port,
+        to_address: IpAddr,
+    ) -> Option<bool> {
+        match self.kubernetes.is_empty() || to_address.is_ipv6() {
+            true => self.is_open(from, to, port),
+            false => verdict(&self.kubernetes, from, to, port),
+        }
+    }
+}
+
+fn verdict(expectations: &[Expectation], from: Pod, to: Pod, port: Port) -> Option<bool> {
+    let text = port.to_string();
+    let mut named = expectations.iter().filter(|e| e.on.contains(&text));
+    let mut others = expectations.iter().filter(|e| e.on.is_empty());
+    let expected = named.next().or_else(|| others.next())?;
+    let about = |list: &[String]| {
+        list.iter().any(|pair| {
+            let pair = pair.split_once(" > ");
+            pair.is_some_and(|(one, other)| from.is_meant(one) && to.is_meant(other))
+        })
+    };
+    Some(from == to || about(&expected.open) || !about(&expected.closed))
 }

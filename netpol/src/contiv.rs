@@ -68,7 +68,7 @@ pub struct Match {
 pub enum MatchPeers {
     /// Every address.
     Everyone,
-    /// Members of any of the groups, and addresses of any of the blocks: nobody, if there is
+    /// Members of any of the groups, and addresses of any of the blocks: no peer, if there is
     /// neither a member nor a block.
     Of {
         /// Pods that selectors select.

@@ -4,6 +4,9 @@
 //!  JSON value ─► read ─► policy::NetworkPolicy ─► one compiler for each target
 //!                │        (selectors, blocks and ports are valid by construction)
 //!                └─► Refusal: field, reason, remedy
+//!
+//!  pods, namespaces, policies ─► pipeline ─► render::nft: the table that is enforced
+//!                                   └─► configurator ─► rules ─► render::tables ─► render::vpp
 //! ```
 //!
 //! The crate does no input or output and has no runtime. The document means the same to every
@@ -19,9 +22,11 @@ pub mod configurator;
 pub mod conformance;
 pub mod contiv;
 mod counted;
+pub mod explain;
 pub mod field;
 pub mod group;
 pub mod name;
+pub mod node;
 pub mod packet;
 pub mod pipeline;
 pub mod pod;

@@ -15,6 +15,7 @@ use std::{
 use crate::{
     cache::{Cache, Key, Object},
     contiv::Flow,
+    explain::{Opening, Side, sides},
     pod::PodId,
     processor::{PodPolicies, Processor},
     render::{
@@ -115,6 +116,12 @@ impl Pipeline {
     /// The pods of this node that have an address, with the policies that restrict them.
     pub fn pods(&self) -> &BTreeMap<PodId, PodPolicies> {
         self.processor.pods()
+    }
+
+    /// What decides a connection: a side for each end that is a pod of this node with policies about
+    /// the direction. No side: it passes.
+    pub fn explain(&self, opening: &Opening) -> Vec<Side> {
+        sides(&self.cache, self.processor.pods(), opening)
     }
 
     /// All objects.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::{
     configurator::{Configurator, PodRules},
-    contiv::ContivPolicy,
-    pod::{Pod, PodId},
+    pod::PodId,
+    processor::PodPolicies,
     render::tables::{Change, Tables, View},
 };
 
@@ -27,19 +27,11 @@ pub struct RenderError {
 }
 
 /// A change of a node's pods.
+#[derive(Debug)]
 pub struct Txn<'a> {
     configurator: Configurator<'a>,
     whole: bool,
-    pods: BTreeMap<PodId, Option<Restricted<'a>>>,
-}
-
-/// A pod, with the policies that select it.
-#[derive(Clone, Debug)]
-pub struct Restricted<'a> {
-    /// The pod itself.
-    pub pod: &'a Pod,
-    /// Policies, in no particular order.
-    pub policies: Vec<&'a ContivPolicy>,
+    pods: BTreeMap<PodId, Option<&'a PodPolicies>>,
 }
 
 impl<'a> Txn<'a> {
@@ -53,8 +45,8 @@ impl<'a> Txn<'a> {
     }
 
     /// A pod is there, with these policies, or it is gone (none).
-    pub fn put(&mut self, pod: PodId, restricted: Option<Restricted<'a>>) {
-        self.pods.insert(pod, restricted);
+    pub fn put(&mut self, pod: PodId, policies: Option<&'a PodPolicies>) {
+        self.pods.insert(pod, policies);
     }
 
     /// Whether pods that it does not name are gone.
@@ -63,16 +55,14 @@ impl<'a> Txn<'a> {
     }
 
     /// The pods with their policies, as matches; none for one that is gone.
-    pub fn pods(&self) -> impl Iterator<Item = (&PodId, Option<&Restricted<'a>>)> {
-        self.pods.iter().map(|(id, pod)| (id, pod.as_ref()))
+    pub fn pods(&self) -> impl Iterator<Item = (&PodId, Option<&'a PodPolicies>)> {
+        self.pods.iter().map(|(id, pod)| (id, *pod))
     }
 
     /// The pods with their rules; none for one that is gone.
     pub fn rules(&self) -> impl Iterator<Item = (&PodId, Option<PodRules>)> {
-        self.pods().map(|(id, restricted)| {
-            let rules = |r: &Restricted<'_>| self.configurator.rules(r.pod, &r.policies);
-            (id, restricted.map(rules))
-        })
+        let rules = |pod: &PodPolicies| self.configurator.rules(pod);
+        self.pods().map(move |(id, pod)| (id, pod.map(rules)))
     }
 }
 

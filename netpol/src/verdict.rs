@@ -3,6 +3,7 @@
 //! Each judge knows only its own form: none computes what another one does. A node judges the side
 //! of its own pods; a packet passes if every node that has one of its pods lets it pass.
 
+mod nft;
 mod reading;
 mod vpp;
 
@@ -12,10 +13,8 @@ use std::{
     net::IpAddr,
 };
 
-pub use self::{
-    reading::World,
-    vpp::{by_acls, by_sessions},
-};
+pub(crate) use self::{nft::by_table, vpp::by_sessions};
+pub use self::{reading::World, vpp::by_acls};
 use crate::{
     configurator::PodRules,
     contiv::Flow,
@@ -23,6 +22,7 @@ use crate::{
     pod::PodId,
     policy::NetworkPolicy,
     render::{
+        ruleset,
         tables::View,
         vpp::{acl, sessions::SessionRule},
     },
@@ -57,6 +57,8 @@ pub enum By<'a> {
     NoRow(&'a str),
     /// A session rule decides.
     Session(&'a SessionRule),
+    /// A rule of the chain of this name decides.
+    Nft(&'a str, &'a ruleset::Rule),
 }
 
 /// The pods of a node, by their addresses.
@@ -65,18 +67,15 @@ pub struct Local {
     of: BTreeMap<IpAddr, PodId>,
 }
 
-impl Local {
-    /// Addresses of pods.
-    pub fn new(pods: &BTreeMap<PodId, PodRules>) -> Self {
-        let claims = pods.iter().flat_map(|(id, pod)| {
-            let addresses = pod.addresses.iter();
-            addresses.map(|address| (*address, id.clone()))
-        });
+impl FromIterator<(IpAddr, PodId)> for Local {
+    fn from_iter<I: IntoIterator<Item = (IpAddr, PodId)>>(addresses: I) -> Self {
         Self {
-            of: claims.collect(),
+            of: addresses.into_iter().collect(),
         }
     }
+}
 
+impl Local {
     /// The pods that a packet is from and to.
     fn sides(&self, packet: &Packet) -> (Option<&PodId>, Option<&PodId>) {
         let at = |address| self.of.get(&address);
@@ -170,6 +169,7 @@ impl fmt::Display for By<'_> {
             Self::Row(acl, row) => write!(f, "{acl}: {row}"),
             Self::NoRow(acl) => write!(f, "{acl}: no row is about it"),
             Self::Session(rule) => write!(f, "{rule}"),
+            Self::Nft(chain, rule) => write!(f, "{chain}: {rule}"),
         }
     }
 }

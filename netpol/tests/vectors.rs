@@ -3,6 +3,7 @@
 //! There, sides are those of a vswitch: `egress` is traffic to the pod, `ingress` is traffic from
 //! it. An empty `src` or `dst` is any address, and port 0 is any port.
 
+#[cfg(test)]
 mod vectors {
     pub(crate) mod acls;
     pub(crate) mod configurator;

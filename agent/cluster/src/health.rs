@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::resource::{RESOURCES, Resource};
+use super::resource::Resource;
 
 /// A node may be without an agent for so long: the pod of an agent is replaced.
 const UNATTENDED_AFTER: Duration = Duration::from_secs(30);
@@ -18,6 +18,8 @@ const UNATTENDED_AFTER: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, Default)]
 pub struct ClusterHealth {
     server: Arc<str>,
+    /// The watched kinds.
+    resources: &'static [Resource],
     /// `host:port` of the relays in the place of the server's watches; empty = there are none.
     relays: Arc<[String]>,
     /// The relay that the objects come from.
@@ -63,7 +65,7 @@ pub struct ClusterView {
     /// in use; none = they can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay_certificates: Option<String>,
-    /// One entry for each kind in [`RESOURCES`].
+    /// One entry for each watched kind.
     pub watches: Vec<WatchHealth>,
     /// Why the object about this node cannot be written; none = it is written.
     pub own_node: Option<String>,
@@ -113,8 +115,8 @@ impl ClusterHealth {
         }
     }
 
-    /// Of watches that have not begun.
-    pub(crate) fn new(server: &str) -> Self {
+    /// Of watches of these kinds that have not begun.
+    pub(crate) fn new(server: &str, resources: &'static [Resource]) -> Self {
         let begin = Instant::now();
         let state = State {
             has_listed: false,
@@ -123,16 +125,22 @@ impl ClusterHealth {
             stored: None,
             has_stored: false,
         };
-        let watches = RESOURCES.iter().map(|_| Mutex::new(state.clone()));
+        let watches = resources.iter().map(|_| Mutex::new(state.clone()));
         Self {
             server: server.into(),
+            resources,
             watches: Arc::new(watches.collect()),
             ..Self::default()
         }
     }
 
+    /// The watched kinds.
+    pub fn kinds(&self) -> impl Iterator<Item = &'static str> + use<> {
+        self.resources.iter().map(|resource| resource.kind)
+    }
+
     fn with(&self, kind: &str, change: impl FnOnce(&mut State)) {
-        let of = RESOURCES.iter().position(|one| one.kind == kind);
+        let of = self.resources.iter().position(|one| one.kind == kind);
         if let Some(state) = of.and_then(|of| self.watches.get(of)) {
             change(&mut state.lock());
         }
@@ -375,7 +383,7 @@ impl ClusterHealth {
     }
 
     pub fn watches(&self) -> Vec<WatchHealth> {
-        let all = RESOURCES.iter().zip(self.watches.iter());
+        let all = self.resources.iter().zip(self.watches.iter());
         all.map(|(resource, state)| {
             let state = state.lock();
             let stale = state.stale.as_ref();
@@ -395,6 +403,7 @@ impl ClusterHealth {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resource::RESOURCES;
 
     fn resource(kind: &str) -> &'static Resource {
         RESOURCES.iter().find(|one| one.kind == kind).unwrap()
@@ -402,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_stored_list_stands_in_until_the_watch_has_listed() {
-        let health = ClusterHealth::new("https://192.0.2.1:6443");
+        let health = ClusterHealth::new("https://192.0.2.1:6443", RESOURCES);
         health.set_listed(resource("Namespace"));
         let kinds = [("Namespace", 1), ("Pod", 1), ("ServiceCIDR", 0)];
         let age = Duration::from_secs(1);

@@ -35,7 +35,7 @@ use std::{path::PathBuf, sync::Arc};
 use agent_core::policy::source::cluster::Batch;
 use tokio::sync::{mpsc, watch as channel};
 
-use crate::{health::ClusterHealth, refusals::Refusals};
+use crate::{health::ClusterHealth, refusals::Refusals, resource::Resource};
 
 /// Where the API server is, and with which account it is asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
@@ -55,6 +55,10 @@ pub struct ApiSettings {
 #[derive(Clone, Debug)]
 pub struct Here {
     pub node: String,
+    /// Kinds that are watched.
+    pub resources: &'static [Resource],
+    /// Nothing is written in the cluster: neither the object about this node nor reports.
+    pub reads_only: bool,
     /// `--k8s-service-cidr` is given, or `--without-service-cidrs` to a relay: the kind ServiceCIDR
     /// may then be absent.
     pub has_service_blocks: bool,

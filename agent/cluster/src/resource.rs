@@ -30,93 +30,136 @@ pub(crate) enum Absence {
 
 /// Every kind that is watched. Namespaces come before pods: then pods are complete at once.
 pub const RESOURCES: &[Resource] = &[
-    Resource {
-        kind: "Namespace",
-        version: "v1",
-        plural: "namespaces",
-        selector: "",
-        absence: Absence::Never,
-    },
-    Resource {
-        kind: "Pod",
-        version: "v1",
-        plural: "pods",
-        selector: "",
-        absence: Absence::Never,
-    },
-    Resource {
-        kind: "Service",
-        version: "v1",
-        plural: "services",
-        selector: "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name",
-        absence: Absence::Never,
-    },
-    Resource {
-        kind: "ServiceCIDR",
-        version: "networking.k8s.io/v1",
-        plural: "servicecidrs",
-        selector: "",
-        absence: Absence::Release,
-    },
-    Resource {
-        kind: "EndpointSlice",
-        version: "discovery.k8s.io/v1",
-        plural: "endpointslices",
-        selector: "!service.kubernetes.io/headless",
-        absence: Absence::Never,
-    },
-    Resource {
-        kind: "NetworkPolicy",
-        version: "networking.k8s.io/v1",
-        plural: "networkpolicies",
-        selector: "",
-        absence: Absence::Never,
-    },
-    Resource {
-        kind: "CiliumNetworkPolicy",
-        version: "cilium.io/v2",
-        plural: "ciliumnetworkpolicies",
-        selector: "",
-        absence: Absence::Definition,
-    },
-    Resource {
-        kind: "CiliumClusterwideNetworkPolicy",
-        version: "cilium.io/v2",
-        plural: "ciliumclusterwidenetworkpolicies",
-        selector: "",
-        absence: Absence::Definition,
-    },
-    Resource {
-        kind: "CiliumCIDRGroup",
-        version: "cilium.io/v2",
-        plural: "ciliumcidrgroups",
-        selector: "",
-        absence: Absence::Definition,
-    },
-    Resource {
-        kind: "CiliumNode",
-        version: "cilium.io/v2",
-        plural: "ciliumnodes",
-        selector: "",
-        absence: Absence::Definition,
-    },
-    Resource {
-        kind: "EgressFirewall",
-        version: "k8s.ovn.org/v1",
-        plural: "egressfirewalls",
-        selector: "",
-        absence: Absence::Optional,
-    },
-    Resource {
-        kind: "DNSNameResolver",
-        version: "network.openshift.io/v1alpha1",
-        plural: "dnsnameresolvers",
-        selector: "",
-        absence: Absence::Optional,
-    },
+    NAMESPACE,
+    POD,
+    SERVICE,
+    SERVICE_CIDR,
+    ENDPOINT_SLICE,
+    NETWORK_POLICY,
+    CILIUM_NETWORK_POLICY,
+    CILIUM_CLUSTERWIDE_NETWORK_POLICY,
+    CILIUM_CIDR_GROUP,
+    CILIUM_NODE,
+    EGRESS_FIREWALL,
+    DNS_NAME_RESOLVER,
 ];
 
+/// Kinds that an agent without programs watches: NetworkPolicies with the objects that they select, and the
+/// policies that it does not enforce. A cluster may do without the definitions of these.
+pub const OF_NETWORK_POLICIES: &[Resource] = &[
+    NAMESPACE,
+    POD,
+    NETWORK_POLICY,
+    CILIUM_NETWORK_POLICY.optional(),
+    CILIUM_CLUSTERWIDE_NETWORK_POLICY.optional(),
+    EGRESS_FIREWALL,
+];
+
+const NAMESPACE: Resource = Resource {
+    kind: "Namespace",
+    version: "v1",
+    plural: "namespaces",
+    selector: "",
+    absence: Absence::Never,
+};
+
+const POD: Resource = Resource {
+    kind: "Pod",
+    version: "v1",
+    plural: "pods",
+    selector: "",
+    absence: Absence::Never,
+};
+
+const SERVICE: Resource = Resource {
+    kind: "Service",
+    version: "v1",
+    plural: "services",
+    selector: "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name",
+    absence: Absence::Never,
+};
+
+const SERVICE_CIDR: Resource = Resource {
+    kind: "ServiceCIDR",
+    version: "networking.k8s.io/v1",
+    plural: "servicecidrs",
+    selector: "",
+    absence: Absence::Release,
+};
+
+const ENDPOINT_SLICE: Resource = Resource {
+    kind: "EndpointSlice",
+    version: "discovery.k8s.io/v1",
+    plural: "endpointslices",
+    selector: "!service.kubernetes.io/headless",
+    absence: Absence::Never,
+};
+
+const NETWORK_POLICY: Resource = Resource {
+    kind: "NetworkPolicy",
+    version: "networking.k8s.io/v1",
+    plural: "networkpolicies",
+    selector: "",
+    absence: Absence::Never,
+};
+
+const CILIUM_NETWORK_POLICY: Resource = Resource {
+    kind: "CiliumNetworkPolicy",
+    version: "cilium.io/v2",
+    plural: "ciliumnetworkpolicies",
+    selector: "",
+    absence: Absence::Definition,
+};
+
+const CILIUM_CLUSTERWIDE_NETWORK_POLICY: Resource = Resource {
+    kind: "CiliumClusterwideNetworkPolicy",
+    version: "cilium.io/v2",
+    plural: "ciliumclusterwidenetworkpolicies",
+    selector: "",
+    absence: Absence::Definition,
+};
+
+const CILIUM_CIDR_GROUP: Resource = Resource {
+    kind: "CiliumCIDRGroup",
+    version: "cilium.io/v2",
+    plural: "ciliumcidrgroups",
+    selector: "",
+    absence: Absence::Definition,
+};
+
+const CILIUM_NODE: Resource = Resource {
+    kind: "CiliumNode",
+    version: "cilium.io/v2",
+    plural: "ciliumnodes",
+    selector: "",
+    absence: Absence::Definition,
+};
+
+const EGRESS_FIREWALL: Resource = Resource {
+    kind: "EgressFirewall",
+    version: "k8s.ovn.org/v1",
+    plural: "egressfirewalls",
+    selector: "",
+    absence: Absence::Optional,
+};
+
+const DNS_NAME_RESOLVER: Resource = Resource {
+    kind: "DNSNameResolver",
+    version: "network.openshift.io/v1alpha1",
+    plural: "dnsnameresolvers",
+    selector: "",
+    absence: Absence::Optional,
+};
+
 impl Resource {
+    /// The same, of a cluster that may do without its definition.
+    const fn optional(self) -> Self {
+        Self {
+            absence: Absence::Optional,
+            ..self
+        }
+    }
+
     /// Path of all its objects.
     pub(crate) fn path(&self) -> String {
         match self.version.contains('/') {

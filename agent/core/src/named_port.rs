@@ -99,6 +99,11 @@ impl NamedPorts {
         labels.collect()
     }
 
+    /// Each name with its port.
+    pub fn iter(&self) -> impl Iterator<Item = (&PortName, ProtocolPort)> {
+        self.0.iter().map(|(name, port)| (name, *port))
+    }
+
     /// The ports as texts that [`NamedPorts::parse`] reads.
     pub fn texts(&self) -> Vec<String> {
         let text = |(name, target): (&PortName, &ProtocolPort)| {

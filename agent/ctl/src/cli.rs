@@ -3,8 +3,10 @@
 
 pub(crate) mod bpf;
 mod cluster;
+mod netpol;
 pub(crate) mod observe;
 pub(crate) mod policy;
+mod render;
 mod resolver;
 pub(crate) mod show;
 pub(crate) mod table;
@@ -32,7 +34,7 @@ use holdfast_agent::{
 
 use self::show::print;
 
-/// Carries out every command except `run` and `relay`.
+/// Carries out every command except `run`, `relay` and `netpol run`.
 pub(crate) async fn run(command: Command) -> Result<()> {
     match command {
         Command::Run(_) | Command::Relay(_) => Ok(()),
@@ -62,6 +64,7 @@ pub(crate) async fn run(command: Command) -> Result<()> {
             policy::validate(&files, output)
         }
         Command::Policy(PolicyCommand::Trace(args)) => trace::run(&args).await,
+        Command::Policy(PolicyCommand::Render(args)) => render::run(&args),
         Command::Identity(command) => identity(command).await,
         Command::Ip(command) => ip(command).await,
         Command::Selectors(SelectorsCommand::List(args)) => {
@@ -75,6 +78,7 @@ pub(crate) async fn run(command: Command) -> Result<()> {
         Command::Observe(args) => observe::run(&args).await,
         Command::Why(args) => why::run(&args).await,
         Command::Cluster(ClusterCommand::Status(args)) => cluster::status(args).await,
+        Command::Netpol(command) => netpol::run(command).await,
     }
 }
 

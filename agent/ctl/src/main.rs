@@ -8,7 +8,8 @@ use agent_cluster::{api::client::ClientError, relay, relay_settings::RelayConfig
 use daemon::{log_filter, one_line::OneLine};
 use holdfast_agent::{
     app,
-    config::{self, Command, Config, ParseError},
+    config::{self, Command, Config, NetpolConfig, ParseError, netpol_args::NetpolCommand},
+    netpol,
 };
 use tokio::runtime::Runtime;
 
@@ -55,6 +56,15 @@ fn main() -> ExitCode {
             }
             log_ignored(&parsed.ignored);
             serve(*args, &runtime)
+        }
+        Command::Netpol(NetpolCommand::Run(args)) => {
+            if let Err(reason) = log(&args.log, args.log_json) {
+                return failed(2, &reason);
+            }
+            match NetpolConfig::try_from(*args) {
+                Ok(config) => needs_root(runtime.block_on(netpol::app::run(config))),
+                Err(error) => failed(2, &error.to_string()),
+            }
         }
         command @ (Command::Bpf(_) | Command::Cleanup(_)) => {
             needs_root(runtime.block_on(cli::run(command)))

@@ -173,6 +173,12 @@ fn a_misspelt_level_of_the_log_is_an_error_from_each_place() {
 
 #[test]
 fn a_request_to_a_missing_agent_ends_with_1_and_one_line() {
+    let socket = "--admin-socket=/nowhere/netpol.sock";
+    fails(
+        1,
+        &["netpol", "pods", socket],
+        "`holdfast-agent netpol run`",
+    );
     let dir = tempfile::tempdir().expect("a directory");
     let socket = dir.path().join("none.sock");
     let socket = socket.to_str().expect("UTF-8");

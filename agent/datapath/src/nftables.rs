@@ -38,65 +38,40 @@
 //! [`install`] are all that a reconciler needs: both block for less than a millisecond, use the
 //! network namespace of the calling thread, and may be repeated at any time.
 
-mod expressions;
-mod netlink;
-mod table_events;
+mod rule;
 
-use std::{fmt, io};
+use std::fmt;
 
 use shared_maps::mark::{JUDGED, MAGIC_FROM_EGRESS_PROXY, MAGIC_MASK, MAGIC_TO_PROXY};
 
-pub use self::table_events::TableEvents;
-use self::{
-    expressions::{Action, Condition, Rule},
-    netlink::{Attribute, Message, Netfilter},
+use self::rule::{Action, Condition, Rule};
+pub use super::nf_tables::{Family, NftablesError};
+use super::{
+    group::GROUP,
+    nf_tables::{
+        attribute::Attribute,
+        message::{TABLE_FLAGS, TableName, base_chain},
+        socket::Netfilter,
+    },
 };
-use super::group::GROUP;
 
 /// Name of the tables. A change of their rules that an older agent must not undo gets a new name.
 pub const TABLE: &str = "holdfast_v1";
 
-/// Families that have a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// IPv4 and IPv6 packets, in one table.
-    Inet,
-    /// Frames at ports of bridges.
-    Bridge,
-    /// ARP for the node itself.
-    Arp,
+/// The table of a family, for messages to people.
+pub fn table(family: Family) -> impl fmt::Display {
+    name(family)
 }
 
-impl Family {
-    pub const ALL: [Self; 3] = [Self::Inet, Self::Bridge, Self::Arp];
-
-    /// `NFPROTO_*`.
-    fn number(self) -> u8 {
-        match self {
-            Self::Inet => 1,
-            Self::Arp => 3,
-            Self::Bridge => 7,
-        }
-    }
-
-    fn chains(self) -> &'static [Chain] {
-        match self {
-            Self::Inet => &[JUDGED_PACKETS, UNMARK, TO_PROXIES, FROM_PROXIES],
-            Self::Bridge => &[JUDGED_PACKETS, UNMARK],
-            Self::Arp => &[JUDGED_ARP],
-        }
-    }
+const fn name(family: Family) -> TableName<'static> {
+    TableName(family, TABLE)
 }
 
-impl fmt::Display for Family {
-    /// The table, as nft(8) names it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let family = match self {
-            Self::Inet => "inet",
-            Self::Bridge => "bridge",
-            Self::Arp => "arp",
-        };
-        write!(f, "nftables table {family} {TABLE}")
+const fn chains(family: Family) -> &'static [Chain] {
+    match family {
+        Family::Inet => &[JUDGED_PACKETS, UNMARK, TO_PROXIES, FROM_PROXIES],
+        Family::Bridge => &[JUDGED_PACKETS, UNMARK],
+        Family::Arp => &[JUDGED_ARP],
     }
 }
 
@@ -114,61 +89,32 @@ pub enum Missing {
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Table(table) => write!(f, "{table} is missing or dormant"),
-            Self::Chain(table, chain) => {
+            Self::Table(family) => write!(f, "{} is missing or dormant", name(*family)),
+            Self::Chain(family, chain) => {
+                let table = name(*family);
                 write!(f, "chain {chain} of {table} is missing or changed")
             }
-            Self::Rule(table, chain) => {
+            Self::Rule(family, chain) => {
+                let table = name(*family);
                 write!(f, "chain {chain} of {table} does not have just its rules")
             }
         }
     }
 }
 
-/// Why the rules could not be made or read.
-#[derive(Debug, thiserror::Error)]
-pub enum NftablesError {
-    /// The socket of `NETLINK_NETFILTER` cannot be opened.
-    #[error("netlink socket of netfilter: {0}; the kernel needs nf_tables (CONFIG_NF_TABLES)")]
-    Socket(#[from] io::Error),
-    /// The kernel refused a part.
-    #[error(
-        "the kernel refuses {what} of {family}: {source}; it needs {}, and the agent CAP_NET_ADMIN",
-        needed(*.family)
-    )]
-    Refused {
-        /// Family of the table that the part belongs to.
-        family: Family,
-        /// The refused part: the name of a chain, or a step such as `the head`.
-        what: &'static str,
-        source: io::Error,
-    },
-    /// The kernel's answer is cut.
-    #[error("netfilter sent an answer that cannot be decoded")]
-    Malformed,
-}
-
-fn needed(family: Family) -> &'static str {
-    match family {
-        Family::Inet => "CONFIG_NF_TABLES_INET and CONFIG_NFT_CT",
-        Family::Bridge => "CONFIG_NF_TABLES_BRIDGE",
-        Family::Arp => "CONFIG_NF_TABLES_ARP",
-    }
-}
-
 /// What of a family's table is missing or changed; none if its rules are in force.
 pub fn check(family: Family) -> Result<Option<Missing>, NftablesError> {
-    let mut netfilter = Netfilter::open()?;
-    match netfilter.get(&Message::get_table(family))? {
-        Some(table) if table.has(&Attribute::number(netlink::TABLE_FLAGS, 0)) => {}
+    let (mut netfilter, table) = (Netfilter::open()?, name(family));
+    match netfilter.get(&table.get())? {
+        Some(found) if found.has(&Attribute::number(TABLE_FLAGS, 0)) => {}
         _ => return Ok(Some(Missing::Table(family))),
     }
-    for chain in family.chains() {
-        match netfilter.get(&Message::get_chain(family, chain.name))? {
+    for chain in chains(family) {
+        match netfilter.get(&table.get_chain(chain.name))? {
             Some(found) if chain.attributes().iter().all(|wanted| found.has(wanted)) => {}
             _ => return Ok(Some(Missing::Chain(family, chain.name))),
         }
-        let rules = netfilter.rules(family, chain.name)?;
+        let rules = netfilter.list(&table.list_rules(Some(chain.name)))?;
         let mut both = rules.iter().zip(chain.rules);
         if rules.len() != chain.rules.len() || !both.all(|(is, rule)| is.has(&rule.attribute())) {
             return Ok(Some(Missing::Rule(family, chain.name)));
@@ -179,17 +125,15 @@ pub fn check(family: Family) -> Result<Option<Missing>, NftablesError> {
 
 /// Makes the table of a family in place of what is there under its name, in one step.
 pub fn install(family: Family) -> Result<(), NftablesError> {
-    let mut messages = vec![
-        // To delete what may not be there: make it first.
-        Message::new_table(family),
-        Message::delete_table(family),
-        Message::new_table(family),
-    ];
-    for chain in family.chains() {
+    let table = name(family);
+    // To delete what may not be there: make it first.
+    let mut messages = vec![table.create(), table.delete(), table.create()];
+    for chain in chains(family) {
         let attributes = chain.attributes();
-        messages.push(Message::new_chain(family, chain.name, attributes));
+        messages.push(table.create_chain(chain.name, attributes));
         let rules = chain.rules.iter();
-        messages.extend(rules.map(|rule| Message::new_rule(family, chain.name, rule.attribute())));
+        let rules = rules.map(|rule| (rule.attribute(), rule.option()));
+        messages.extend(rules.map(|(rule, option)| table.append_rule(chain.name, rule, option)));
     }
     Netfilter::open()?.commit(&messages)
 }
@@ -206,11 +150,10 @@ pub fn install_missing() -> Result<(), NftablesError> {
 
 /// Removes the table of a family, as an uninstall does. Gives whether it was there.
 pub fn remove(family: Family) -> Result<bool, NftablesError> {
-    let mut netfilter = Netfilter::open()?;
-    let was_there = netfilter.get(&Message::get_table(family))?.is_some();
+    let (mut netfilter, table) = (Netfilter::open()?, name(family));
+    let was_there = netfilter.get(&table.get())?.is_some();
     if was_there {
-        let remove = [Message::new_table(family), Message::delete_table(family)];
-        netfilter.commit(&remove)?;
+        netfilter.commit(&[table.create(), table.delete()])?;
     }
     Ok(was_there)
 }
@@ -287,12 +230,14 @@ const FROM_PROXIES: Chain = Chain {
 
 impl Chain {
     fn attributes(&self) -> Vec<Attribute> {
-        netlink::base_chain(self.hook, self.priority)
+        base_chain(self.hook, self.priority)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
 
     #[test]
@@ -316,8 +261,8 @@ mod tests {
     #[test]
     fn a_refusal_names_the_part_and_what_the_kernel_needs() {
         let error = NftablesError::Refused {
-            family: Family::Inet,
-            what: "chain pre",
+            what: format!("chain pre of {}", table(Family::Inet)),
+            option: "CONFIG_NFT_CT",
             source: io::Error::from_raw_os_error(libc::EOPNOTSUPP),
         };
         let text = error.to_string();

@@ -7,7 +7,10 @@ use std::{
 };
 
 use nix::errno::Errno;
-use rtnetlink::{Error, Handle, RouteMessageBuilder, packet_route::route::RouteMessage};
+use rtnetlink::{
+    Error, Handle, RouteMessageBuilder,
+    packet_route::route::{RouteFlags, RouteMessage},
+};
 use tokio_stream::StreamExt as _;
 
 /// The query for the route to one address (RTM_GETROUTE).
@@ -24,7 +27,18 @@ pub(crate) fn to(address: IpAddr) -> RouteMessage {
 
 /// The route to one address; none if the kernel says that there is none.
 pub async fn answer(handle: &Handle, address: IpAddr) -> io::Result<Option<RouteMessage>> {
-    let mut routes = pin!(handle.route().get(to(address)).execute());
+    ask(handle, to(address)).await
+}
+
+/// The entry of the routing table that leads to an address; none if the kernel says that there is none.
+pub async fn entry(handle: &Handle, address: IpAddr) -> io::Result<Option<RouteMessage>> {
+    let mut query = to(address);
+    query.header.flags |= RouteFlags::FibMatch;
+    ask(handle, query).await
+}
+
+async fn ask(handle: &Handle, query: RouteMessage) -> io::Result<Option<RouteMessage>> {
+    let mut routes = pin!(handle.route().get(query).execute());
     match routes.next().await {
         Some(Ok(route)) => Ok(Some(route)),
         Some(Err(Error::NetlinkError(message))) => {

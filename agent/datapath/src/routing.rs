@@ -6,9 +6,8 @@
 //! ```
 
 use std::{
-    fs, io,
+    io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    path::Path,
 };
 
 use rtnetlink::{
@@ -21,13 +20,14 @@ use rtnetlink::{
 use shared_maps::mark::{MAGIC_MASK, MAGIC_TO_PROXY, TO_PROXY_RULE_PREF, TO_PROXY_TABLE};
 use tokio_stream::StreamExt as _;
 
-use crate::route_query;
+use crate::{
+    route_query,
+    sysctl::{self, SysctlError},
+};
 
 /// Index of the loopback interface in every network namespace.
 const LOOPBACK: u32 = 1;
 
-/// Where a container has the node's /proc/sys, as in Cilium.
-const MOUNTED_SYSCTLS: &str = "/host/proc/sys";
 const IPV4_FORWARDING: &str = "net.ipv4.ip_forward";
 const IPV6_FORWARDING: &str = "net.ipv6.conf.all.forwarding";
 /// Destinations with which the route of a redirected packet is checked. The kernel delivers a packet to an address of
@@ -55,21 +55,17 @@ pub enum RoutingError {
         source: Error,
     },
     /// A kernel parameter could not be set.
-    #[error("sysctl {name}=1: {source}; set it before the agent starts")]
-    Sysctl {
-        /// Name with dots, such as `net.ipv4.ip_forward`.
-        name: &'static str,
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Sysctl(#[from] SysctlError),
 }
 
 /// Installs rules, routes and forwarding for the families given. Safe to repeat.
 pub async fn install(ipv4: bool, ipv6: bool) -> Result<(), RoutingError> {
     if ipv4 {
-        set_sysctl(IPV4_FORWARDING)?;
+        sysctl::set(IPV4_FORWARDING)?;
     }
     if ipv6 {
-        set_sysctl(IPV6_FORWARDING)?;
+        sysctl::set(IPV6_FORWARDING)?;
     }
     let (connection, handle, _messages) = rtnetlink::new_connection()?;
     let work = async {
@@ -168,7 +164,7 @@ async fn lookup(handle: &Handle, to: IpAddr) -> Result<(u32, RouteType), Error> 
 }
 
 fn sysctl_fault(name: &'static str) -> Option<String> {
-    (!is_one(name)).then(|| format!("sysctl {name} is not 1"))
+    (!sysctl::is_one(name)).then(|| format!("sysctl {name} is not 1"))
 }
 
 /// Removes the rules and the routes of both families. Gives those that were there.
@@ -247,26 +243,4 @@ fn there(what: &'static str, result: Result<(), Error>) -> Result<(), RoutingErr
         Err(source) => Err(RoutingError::Netlink { what, source }),
         Ok(()) => Ok(()),
     }
-}
-
-/// Sets a kernel parameter to 1 unless it is: where it is read-only it may be right already.
-fn set_sysctl(name: &'static str) -> Result<(), RoutingError> {
-    if is_one(name) {
-        return Ok(());
-    }
-    fs::write(path_of(name), "1").map_err(|source| RoutingError::Sysctl { name, source })
-}
-
-fn is_one(name: &str) -> bool {
-    fs::read_to_string(path_of(name)).is_ok_and(|value| value.trim() == "1")
-}
-
-/// In a container /proc/sys is read-only: then the node's is mounted elsewhere.
-fn path_of(name: &str) -> String {
-    let name = name.replace('.', "/");
-    let mounted = format!("{MOUNTED_SYSCTLS}/{name}");
-    if Path::new(&mounted).exists() {
-        return mounted;
-    }
-    format!("/proc/sys/{name}")
 }

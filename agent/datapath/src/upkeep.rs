@@ -24,7 +24,8 @@ use tokio_util::sync::CancellationToken;
 use super::{
     features::KernelView,
     kernel,
-    nftables::{self, Family, TableEvents},
+    nf_tables::TableEvents,
+    nftables::{self, Family},
     root::make_dirs,
     routing,
 };
@@ -221,7 +222,9 @@ impl Upkeep {
     pub async fn run(mut self, interval: Duration, stop: CancellationToken) {
         let mut ticker = tokio::time::interval(interval.clamp(Duration::from_millis(10), INTERVAL));
         ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut tables = TableEvents::open().inspect_err(no_events).ok();
+        let mut tables = TableEvents::open(nftables::TABLE)
+            .inspect_err(no_events)
+            .ok();
         loop {
             let is_change = tokio::select! {
                 _ = ticker.tick() => false,

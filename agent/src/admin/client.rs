@@ -32,9 +32,14 @@ pub enum ClientError {
     #[error(
         "no agent answers on {path}: {source}; {remedy}",
         path = .path.display(),
-        remedy = remedy_of(source)
+        remedy = remedy_of(source, start)
     )]
-    Connect { path: PathBuf, source: io::Error },
+    Connect {
+        path: PathBuf,
+        source: io::Error,
+        /// Command that starts a process which answers there.
+        start: &'static str,
+    },
     /// The agent stopped answering, or its answer is too large or too late.
     #[error("{path}: the agent did not answer: {source}; its log may say why", path = .path.display())]
     Answer { path: PathBuf, source: AnswerError },
@@ -49,11 +54,12 @@ pub enum ClientError {
 }
 
 /// How to reach an agent whose socket answered with `error`.
-fn remedy_of(error: &io::Error) -> &'static str {
+fn remedy_of(error: &io::Error, start: &str) -> String {
     if error.kind() == io::ErrorKind::PermissionDenied {
         "only root can connect to the agent: run this command as root (for example with sudo)"
+            .to_owned()
     } else {
-        "start one with `holdfast-agent run`, or give the socket of another one with --admin-socket"
+        format!("start one with `{start}`, or give the socket of another one with --admin-socket")
     }
 }
 
@@ -61,6 +67,7 @@ fn remedy_of(error: &io::Error) -> &'static str {
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
+    start: &'static str,
 }
 
 impl Client {
@@ -68,6 +75,15 @@ impl Client {
     pub fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),
+            start: "holdfast-agent run",
+        }
+    }
+
+    /// Of the `netpol run` at `socket`.
+    pub fn of_netpol(socket: &Path) -> Self {
+        Self {
+            start: "holdfast-agent netpol run",
+            ..Self::new(socket)
         }
     }
 
@@ -100,6 +116,7 @@ impl Client {
                 .map_err(|source| ClientError::Connect {
                     path: self.socket.clone(),
                     source,
+                    start: self.start,
                 })?;
         let mut request = Request::new(Full::new(Bytes::from(body)));
         *request.method_mut() = method.clone();

@@ -23,12 +23,12 @@ pub(super) fn policies_refused(summary: &Summary) -> Option<String> {
 }
 
 /// Reports in the cluster that cannot be written.
-pub(super) fn not_reported(cluster: &ClusterView) -> Option<String> {
+pub(crate) fn not_reported(cluster: &ClusterView) -> Option<String> {
     cluster.report_problem.clone()
 }
 
 /// The startup taint of this node cannot be removed.
-pub(super) fn tainted(cluster: &ClusterView) -> Option<String> {
+pub(crate) fn tainted(cluster: &ClusterView) -> Option<String> {
     cluster.startup_taint.clone()
 }
 
@@ -55,7 +55,7 @@ pub(super) fn without_agent(cluster: &ClusterView) -> Option<String> {
 }
 
 /// Watches that do not follow their source, and an object about this node that is not written.
-pub(super) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = String> {
+pub(crate) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = String> {
     let own_node = cluster.own_node.iter().map(|reason| {
         format!(
             "the CiliumNode of this node cannot be written, so that other nodes may take its \

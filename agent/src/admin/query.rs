@@ -1,7 +1,7 @@
 //! Parameters of requests, in the query string.
 
 /// A parameter of a query string, percent-decoded.
-pub(super) fn parameter(query: Option<&str>, name: &str) -> Option<String> {
+pub(crate) fn parameter(query: Option<&str>, name: &str) -> Option<String> {
     query?
         .split('&')
         .filter_map(|pair| pair.split_once('='))

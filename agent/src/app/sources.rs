@@ -12,11 +12,12 @@ use agent_cluster::{
     listing_file::Origin,
     own_interfaces::{self, OwnInterfaces},
     relay,
+    resource::RESOURCES,
 };
 use agent_core::{
-    core::Event,
+    core::{Event, router::Router},
     endpoint::spec::EndpointSpec,
-    kubernetes::{book::Book, labels::LabelFilter, unattended::Unattended},
+    kubernetes::{book::Book, labels::LabelFilter, local_pods::LocalPods, unattended::Unattended},
 };
 use agent_datapath::{closed::Gate, files::StateFiles};
 use anyhow::{Context as _, Result};
@@ -25,7 +26,7 @@ use tokio::sync::watch;
 use super::Rim;
 use crate::{
     config::Config,
-    document_source::{self, Sources},
+    document_source::{self, Sources, core_feed::CoreFeed},
     endpoint::source::{EndpointBook, cli::CliFile, polls, taken_in::PodSource},
     node,
     policy_dir::{PolicyDir, last_good::LastGood},
@@ -66,6 +67,8 @@ pub(super) struct Started {
     pub(super) endpoints: Arc<EndpointBook>,
     /// The watches; none without a cluster.
     pub(super) cluster: Option<ClusterHealth>,
+    /// The pods of this node.
+    pub(super) local: watch::Receiver<Arc<LocalPods>>,
 }
 
 /// Starts every source. The core has the node's addresses when this returns.
@@ -85,7 +88,8 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
     }
     let following = node::run(rim.core.clone(), interfaces, changed, rim.stop.clone());
     rim.tasks.spawn(following);
-    let (local, pods) = watch::channel(Arc::default());
+    let (local, pods) = watch::channel(Arc::<LocalPods>::default());
+    let of_node = pods.clone();
     let endpoints = endpoint_source(config, rim, &state, endpoints, gate)?;
     if api.is_some() {
         let netns_dir = config.netns_dir.clone();
@@ -94,23 +98,33 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
     // Only agents of a DaemonSet are pods.
     let unattended = api
         .as_ref()
-        .filter(|_| config.flags.cluster.daemonset.is_some());
+        .filter(|_| config.flags.cluster.source.daemonset.is_some());
     let unattended = unattended.map(|api| Unattended::new(&config.node_name, api.namespace()));
     let filter = LabelFilter::new(config.flags.cluster.labels.clone());
-    let book = Book::new(filter, &config.flags.cluster.cluster_name).on_node(&config.node_name);
+    let book =
+        Book::new(filter, &config.flags.cluster.source.cluster_name).on_node(&config.node_name);
     let origin = origin(config, api.as_ref());
     let watches = api.map(|api| watches(config, rim, &api));
     let cluster = watches.as_ref().map(|watches| watches.health.clone());
+    let feed = CoreFeed {
+        router: Router::new(book).with_unattended(unattended),
+        core: rim.core.clone(),
+        local,
+        names,
+        health: cluster.clone(),
+    };
     let sources = Sources {
         directory: policies,
         cluster: watches,
-        stored: (state, origin),
-        local,
-        names,
-        unattended,
+        stored: Some((state, origin)),
+        reports: |_| true,
     };
-    document_source::start(sources, book, &rim.core, &rim.tasks, &rim.stop);
-    Ok(Started { endpoints, cluster })
+    document_source::start(sources, feed, &rim.tasks, &rim.stop);
+    Ok(Started {
+        endpoints,
+        cluster,
+        local: of_node,
+    })
 }
 
 /// Which cluster a stored list is of.
@@ -119,7 +133,7 @@ fn origin(config: &Config, api: Option<&Api>) -> Origin {
     let authorities = api.map(|api| api.authorities().to_vec());
     Origin {
         server: server.unwrap_or_default(),
-        cluster: config.flags.cluster.cluster_name.clone(),
+        cluster: config.flags.cluster.source.cluster_name.clone(),
         authorities: authorities.unwrap_or_default(),
     }
 }
@@ -128,6 +142,8 @@ fn origin(config: &Config, api: Option<&Api>) -> Origin {
 fn watches(config: &Config, rim: &Rim, api: &Api) -> Watches {
     let here = Here {
         node: config.node_name.clone(),
+        resources: RESOURCES,
+        reads_only: false,
         has_service_blocks: !config.flags.cluster.k8s_service_cidr.is_empty(),
     };
     match config.relays.clone() {

@@ -14,7 +14,9 @@ use daemon::flags;
 use super::{
     cluster_command::ClusterCommand,
     destination::{Receiver, sender},
+    netpol_args::NetpolCommand,
     relay_args::RelayArgs,
+    render_args::RenderArgs,
     run_args::RunArgs,
     why_args::WhyArgs,
 };
@@ -80,6 +82,9 @@ pub enum Command {
     Observe(ObserveArgs),
     /// Show whether an endpoint may connect to a name or an address, and each step that decides it: for a Service, each backend. Names the node and the command for a side that another node judges. Exit 1 if packets do not pass, or not at each backend
     Why(WhyArgs),
+    /// Enforce NetworkPolicies without eBPF programs: run it, and ask the running one
+    #[command(subcommand)]
+    Netpol(NetpolCommand),
     /// Show the state of the agents of a whole cluster, from a machine with kubectl and a kubeconfig
     #[command(subcommand)]
     Cluster(ClusterCommand),
@@ -202,6 +207,8 @@ pub enum PolicyCommand {
     },
     /// Show the verdict for a packet and the rules that decide it. Exit 1 if it is dropped
     Trace(TraceArgs),
+    /// Show what NetworkPolicies mean in addresses, without a running agent. With --to exit 1 if renderings disagree
+    Render(RenderArgs),
 }
 
 /// `policy trace`

@@ -1,48 +1,17 @@
-//! Flags about the cluster that this node is part of.
+//! Flags about the objects of the cluster that this node is part of.
 
 use std::net::IpAddr;
 
-use agent_cluster::ApiSettings;
 use agent_core::kubernetes::{external_ips::ExternalIps, labels::LabelRule};
-use clap::{ArgAction, Args};
+use clap::Args;
 use ipnet::IpNet;
-use netpol::name::is_label_key;
 
-use super::firewall_args;
-
-/// Bytes of a cluster's name, as in Cilium.
-const NAME_MAX: usize = 32;
+use super::{firewall_args, source_args::SourceArgs};
 
 #[derive(Clone, Debug, Args)]
 pub struct ClusterArgs {
-    /// Read pods, namespaces, Services, nodes and policies from the Kubernetes API: with the service
-    /// account of this pod, or with --kubeconfig. --policy-dir may be read as well; of two documents
-    /// of one kind and name that of the cluster counts
-    #[arg(long, default_value_t = false, action = ArgAction::Set)]
-    pub kubernetes: bool,
     #[command(flatten)]
-    pub api: ApiSettings,
-    /// DaemonSet of this agent, in the namespace of its service account. When the agent is stopped and
-    /// this DaemonSet was deleted, it takes everything off the node, as `holdfast-agent cleanup` does
-    #[arg(long, value_name = "NAME")]
-    pub daemonset: Option<String>,
-    /// Name of this node in Node, CiliumNode and Pod documents [default: the host name]
-    #[arg(long, value_name = "NAME")]
-    pub node_name: Option<String>,
-    /// Key of the taint that keeps pods off a node until its agent is ready, set by a node pool or the
-    /// kubelet. With --kubernetes, the agent removes it from its Node once its sources are synced and
-    /// the CNI configuration is written; other taints stay. Empty: the agent removes no taint
-    #[arg(
-        long,
-        value_name = "KEY",
-        default_value = "holdfast.io/agent-not-ready",
-        value_parser = taint_key
-    )]
-    pub agent_not_ready_taint_key: String,
-    /// Name of this node's cluster: pods of Pod documents have it as their label
-    /// k8s:io.cilium.k8s.policy.cluster
-    #[arg(long, value_name = "NAME", default_value = "default", value_parser = cluster_name)]
-    pub cluster_name: String,
+    pub source: SourceArgs,
     /// Which labels of a Pod document make the pod's identity, in addition to Cilium's rules, in
     /// the grammar of Cilium's --labels: `[!][source:]regex`, several with a space between them; the
     /// regex matches from the start of a key, and ! excludes. If a rule includes, labels that no
@@ -109,40 +78,6 @@ fn block(text: &str) -> Result<IpNet, String> {
     }
 }
 
-/// Not a key of Kubernetes itself: those say that a node is broken, full or cordoned off.
-fn taint_key(text: &str) -> Result<String, String> {
-    let is_reserved = |prefix: &str| {
-        let of = |domain: &str| prefix == domain || prefix.ends_with(&format!(".{domain}"));
-        of("node.kubernetes.io")
-            || of("node-role.kubernetes.io")
-            || of("cloudprovider.kubernetes.io")
-    };
-    let is_key = match text.split_once('/') {
-        Some((prefix, _)) => is_label_key(text) && !is_reserved(prefix),
-        None => text.is_empty(),
-    };
-    match is_key {
-        true => Ok(text.to_owned()),
-        false => Err(
-            "write the key of a taint that is set for this agent, with a prefix that is not one of \
-             Kubernetes' own, for example holdfast.io/agent-not-ready, or nothing"
-                .to_owned(),
-        ),
-    }
-}
-
-fn cluster_name(text: &str) -> Result<String, String> {
-    let known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let good = (1..=NAME_MAX).contains(&text.len())
-        && text.bytes().all(known)
-        && !text.starts_with('-')
-        && !text.ends_with('-');
-    match good {
-        true => Ok(text.to_owned()),
-        false => Err("write at most 32 lower-case letters, digits and dashes".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,21 +100,6 @@ mod tests {
                 error.contains("169.254.20.10=kube-system/kube-dns"),
                 "{bad}: {error}"
             );
-        }
-        for good in [
-            "",
-            "holdfast.io/agent-not-ready",
-            "startup-taint.cluster-autoscaler.kubernetes.io/x",
-        ] {
-            assert_eq!(taint_key(good), Ok(good.to_owned()));
-        }
-        for bad in [
-            "not-ready",
-            "node.kubernetes.io/unschedulable",
-            "node-role.kubernetes.io/x",
-            "a/b/c",
-        ] {
-            assert!(taint_key(bad).is_err(), "{bad}");
         }
         assert_eq!(block("10.96.0.1/12"), Ok("10.96.0.0/12".parse().unwrap()));
         for bad in ["10.96.0.0", "0.0.0.0/0", "::/0", "x"] {

@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(parsed.ignored, ["config-dir", "workers"]);
         let config = config(parsed);
         assert_eq!(config.core.proxy_port, 10194);
-        assert_eq!(config.flags.cluster.cluster_name, "west");
+        assert_eq!(config.flags.cluster.source.cluster_name, "west");
         assert!(
             !config.core.enable_ipv6
                 && config.core.enable_ipv4

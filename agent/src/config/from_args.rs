@@ -2,13 +2,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use agent_cluster::ApiSettings;
 use agent_core::{core::CoreConfig, fqdn::refused::RefusedPrefixes};
 
-use super::{
-    ClusterArgs, Config, ConfigError, FollowArgs, RunArgs, host_name::host_name,
-    metrics_address::metrics_address, relay_args,
-};
+use super::{Config, ConfigError, RunArgs, metrics_address::metrics_address, relay_args};
 
 impl TryFrom<RunArgs> for Config {
     type Error = ConfigError;
@@ -18,10 +14,10 @@ impl TryFrom<RunArgs> for Config {
         check_ports(&args)?;
         Ok(Self {
             core: core(&args)?,
-            kubernetes: kubernetes(&args.cluster, &args.follow)?,
+            kubernetes: args.cluster.source.kubernetes(&args.follow)?,
             relays: relay_args::relays(args.follow.clone())?,
-            resolver: args.resolver.settings(args.cluster.kubernetes)?,
-            node_name: node_name(&args.cluster),
+            resolver: args.resolver.settings(args.cluster.source.kubernetes)?,
+            node_name: args.cluster.source.node_name(),
             netns_dir: netns_dir(&args)?,
             metrics_address: metrics_address(&args.metrics_address)?,
             flags: args,
@@ -35,7 +31,7 @@ fn core(args: &RunArgs) -> Result<CoreConfig, ConfigError> {
     let entries = |size: u32| usize::try_from(size).unwrap_or(usize::MAX);
     Ok(CoreConfig {
         names_kept_later: true,
-        node_name: Some(node_name(cluster)),
+        node_name: Some(cluster.source.node_name()),
         cluster_blocks: [&cluster.k8s_service_cidr[..], &cluster.pod_cidr].concat(),
         pod_blocks: cluster.pod_cidr.clone(),
         service_aliases: cluster.k8s_dns_alias.clone(),
@@ -65,10 +61,6 @@ fn core(args: &RunArgs) -> Result<CoreConfig, ConfigError> {
     })
 }
 
-fn node_name(args: &ClusterArgs) -> String {
-    args.node_name.clone().unwrap_or_else(host_name)
-}
-
 /// TTLs are whole seconds: rounded up.
 fn whole_seconds(duration: Duration) -> u32 {
     let rest = u64::from(duration.subsec_nanos() > 0);
@@ -83,40 +75,17 @@ fn refused_prefixes(args: &RunArgs) -> Result<RefusedPrefixes, ConfigError> {
 fn netns_dir(args: &RunArgs) -> Result<Option<PathBuf>, ConfigError> {
     let refused = |reason: &str| ConfigError::new("cni-netns-dir", reason);
     match &args.cni.cni_netns_dir {
-        Some(_) if !args.cluster.kubernetes => Err(refused(
+        Some(_) if !args.cluster.source.kubernetes => Err(refused(
             "has no effect without --kubernetes, because pods are found by their addresses in the \
              API; add that, or leave this out",
         )),
         Some(dir) if !dir.is_absolute() => Err(refused(
             "is not an absolute path; write for example /run/netns",
         )),
-        _ => Ok(args.cni.netns_dir().filter(|_| args.cluster.kubernetes)),
-    }
-}
-
-fn kubernetes(args: &ClusterArgs, follow: &FollowArgs) -> Result<Option<ApiSettings>, ConfigError> {
-    if args.kubernetes && cfg!(not(feature = "kubernetes")) {
-        return Err(ConfigError::new(
-            "kubernetes",
-            "this program was built without the feature kubernetes; build it with `cargo build \
-                     -p holdfast-agent --features kubernetes`",
-        ));
-    }
-    if args.kubernetes {
-        return Ok(Some(args.api.clone()));
-    }
-    let given = [
-        ("kubeconfig", args.api.kubeconfig.is_some()),
-        ("k8s-api-server", args.api.server.is_some()),
-        ("daemonset", args.daemonset.is_some()),
-        ("k8s-relay", !follow.k8s_relay.is_empty()),
-    ];
-    match given.into_iter().find(|(_, is_given)| *is_given) {
-        None => Ok(None),
-        Some((flag, _)) => Err(ConfigError::new(
-            flag,
-            "has no effect without --kubernetes; add that, or leave this out",
-        )),
+        _ => Ok(args
+            .cni
+            .netns_dir()
+            .filter(|_| args.cluster.source.kubernetes)),
     }
 }
 

@@ -6,6 +6,7 @@ mod addresses;
 mod attributes;
 mod behind;
 pub(crate) mod bridge;
+pub(crate) mod by_route;
 mod error;
 mod host_side;
 mod inside;

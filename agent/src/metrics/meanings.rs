@@ -7,6 +7,7 @@ use daemon::{label, metrics::meanings};
 use crate::{
     cni::failures::AddFailure,
     listener::Listener,
+    netpol,
     proxies::StreamKind,
     resolver::counters::{LookupResult, WriteResult},
 };
@@ -116,4 +117,5 @@ pub fn labels() -> impl Iterator<Item = [&'static str; 4]> {
         .chain(meanings::<Refusal>("relay_refused"))
         .chain(meanings::<LookupResult>("resolver_lookups"))
         .chain(meanings::<WriteResult>("resolver_status_writes"))
+        .chain(netpol::metrics::labels())
 }

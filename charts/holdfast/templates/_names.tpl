@@ -35,6 +35,28 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end }}
 
+{{/* Affinity of pods that are on no node of netpol: each of its terms gets one more expression. */}}
+{{- define "holdfast.affinity" -}}
+{{- $affinity := deepCopy .affinity -}}
+{{- $netpol := .root.Values.netpol | default dict -}}
+{{- if $netpol.enabled -}}
+{{- $label := splitList "=" $netpol.nodeLabel -}}
+{{- $other := dict "key" (first $label) "operator" "NotIn" "values" (list (last $label)) -}}
+{{- $node := get $affinity "nodeAffinity" | default dict -}}
+{{- $required := get $node "requiredDuringSchedulingIgnoredDuringExecution" | default dict -}}
+{{- $terms := list -}}
+{{- range get $required "nodeSelectorTerms" | default (list (dict)) -}}
+{{- $terms = append $terms (set . "matchExpressions" (append (.matchExpressions | default list) $other)) -}}
+{{- end -}}
+{{- $_ := set $required "nodeSelectorTerms" $terms -}}
+{{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" $required -}}
+{{- $_ := set $affinity "nodeAffinity" $node -}}
+{{- end -}}
+{{- with $affinity }}
+{{- toYaml . }}
+{{- end }}
+{{- end }}
+
 {{/* The pods run on a node that no other pod is scheduled to yet. */}}
 {{- define "holdfast.startupToleration" -}}
 {{- with .Values.agentNotReadyTaintKey }}

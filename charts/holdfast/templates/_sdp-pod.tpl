@@ -45,9 +45,9 @@ spec:
   nodeSelector:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with $sdp.affinity }}
+  {{- with include "holdfast.affinity" (dict "affinity" $sdp.affinity "root" .root) }}
   affinity:
-    {{- toYaml . | nindent 4 }}
+    {{- . | nindent 4 }}
   {{- end }}
   {{- with concat (include "holdfast.startupToleration" .root | fromYamlArray) $sdp.tolerations }}
   tolerations:

@@ -10,6 +10,7 @@ mod from_pod;
 mod lifecycle;
 mod link;
 mod neighbour;
+mod nf_tables;
 mod nftables;
 mod others;
 mod plan;

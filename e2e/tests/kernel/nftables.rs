@@ -2,10 +2,13 @@
 //! NAT does not change.
 use std::time::Duration;
 
-use agent_datapath::nftables::{
-    self,
-    Family::{self, Arp, Bridge, Inet},
-    Missing, TableEvents,
+use agent_datapath::{
+    nf_tables::TableEvents,
+    nftables::{
+        self,
+        Family::{self, Arp, Bridge, Inet},
+        Missing, TABLE,
+    },
 };
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::{Netns, shell};
@@ -195,7 +198,7 @@ fn a_change_of_a_table_is_reported_at_once_and_one_of_another_program_is_not() {
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = runtime.enable_all().build()?;
             runtime.block_on(async {
-                let events = TableEvents::open()?;
+                let events = TableEvents::open(TABLE)?;
                 let quiet = Duration::from_millis(200);
                 for change in [
                     "flush chain bridge holdfast_v1 judged",

@@ -47,6 +47,7 @@ mod local_user;
 mod lost_state;
 mod map_bytes;
 mod named_ports;
+mod netpol;
 mod network_policies;
 mod node_address;
 mod node_dns;

@@ -40,13 +40,13 @@ pub enum Step {
     AddElements(String, Vec<Element>),
     /// New keys of a verdict map.
     AddVerdicts(String, Vec<(Value, Verdict)>),
-    /// Deletes a chain with its rules.
+    /// Its rules go with it.
     DeleteChain(String),
-    /// Deletes a verdict map.
+    /// The keys of the map go with it.
     DeleteMap(String),
-    /// Deletes a set.
+    /// The members of the set go with it.
     DeleteSet(String),
-    /// Deletes a counter.
+    /// Its value is lost.
     DeleteCounter(String),
 }
 

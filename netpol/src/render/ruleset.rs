@@ -215,6 +215,8 @@ pub enum Expression {
     NeighbourDiscovery,
     /// The counter of this name counts the packet.
     Count(String),
+    /// A copy of the packet goes to the netlink group of this number, with this text.
+    Log(String, u16),
     /// The verdict that the map of this name has for the field; the next expression if it has none.
     VerdictIn(Field, String),
     /// The end of the rule.

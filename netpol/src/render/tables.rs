@@ -20,7 +20,7 @@ use crate::{
     configurator::PodRules,
     contiv::Flow,
     pod::PodId,
-    rule::{Net, Rule},
+    rule::{Action, Net, Rule},
 };
 
 /// The rules of a table, in order: the first that is about a packet judges it.
@@ -87,7 +87,8 @@ pub fn name(rules: &[Rule]) -> String {
 }
 
 /// Rules in order, each once. Two that differ only in the family of all addresses are one about
-/// any address.
+/// any address. A permission wins over a refusal of the same packets, as in a pod's list, which
+/// has its refusal last.
 fn in_order(rules: Vec<Rule>) -> Vec<Rule> {
     let mut rules: BTreeSet<Rule> = rules.into_iter().collect();
     let [four, six] = whole_families();
@@ -106,7 +107,15 @@ fn in_order(rules: Vec<Rule>) -> Vec<Rule> {
             rules.insert(with(&rule, Net::Any));
         }
     }
-    rules.into_iter().collect()
+    let is_hidden = |rule: &Rule| {
+        let action = Action::Permit;
+        rule.action == Action::Deny && rules.contains(&Rule { action, ..*rule })
+    };
+    rules
+        .iter()
+        .filter(|rule| !is_hidden(rule))
+        .copied()
+        .collect()
 }
 
 /// All addresses of IPv4, and all of IPv6.

@@ -211,6 +211,7 @@ impl Display for Expression {
             Self::Related => f.write_str("ct state related"),
             Self::NeighbourDiscovery => f.write_str("icmpv6 type 133-137 ip6 hoplimit 255"),
             Self::Count(counter) => write!(f, "counter name {counter}"),
+            Self::Log(text, group) => write!(f, "log prefix \"{text}\" group {group}"),
             Self::VerdictIn(field, map) => write!(f, "{field} vmap @{map}"),
             Self::Verdict(verdict) => verdict.fmt(f),
         }

@@ -4,11 +4,13 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{By, Verdict};
 use crate::{
+    addresses::Addresses,
+    cache::Object,
     contiv::Flow,
     packet::{Packet, PacketPorts},
     pod::{Namespace, Pod},
     policy::{self, Namespaces, NetworkPolicy, Peer, Peers, PortRange, Ports},
-    selector::{Condition, Selector},
+    selector::Selector,
 };
 
 /// Label of a namespace that has its name.
@@ -26,6 +28,27 @@ pub struct World {
 }
 
 impl World {
+    /// The world of these objects.
+    pub fn new(objects: &[Object]) -> Self {
+        let mut world = Self::default();
+        for object in objects {
+            match object {
+                Object::Pod(pod) => world.pods.push(Pod::clone(pod)),
+                Object::Namespace(namespace) => world.namespaces.push(Namespace::clone(namespace)),
+                Object::Policy(policy) => world.policies.push(NetworkPolicy::clone(policy)),
+            }
+        }
+        let mut addresses = Addresses::default();
+        for pod in &world.pods {
+            addresses.set(&pod.id, pod.addresses.as_slice().into(), pod.created);
+        }
+        for pod in &mut world.pods {
+            pod.addresses
+                .retain(|address| addresses.holder(*address) == Some(&pod.id));
+        }
+        world
+    }
+
     /// The pod that has an address.
     pub fn pod_at(&self, address: IpAddr) -> Option<&Pod> {
         self.pods
@@ -123,7 +146,7 @@ impl World {
     }
 
     /// Whether a selector selects a namespace. Of one without an object only the name is known, so
-    /// that `NotIn` and `DoesNotExist` do not select it.
+    /// that only requirements on the name hold.
     fn selects(&self, selector: &Selector, namespace: &str) -> bool {
         let known = self
             .namespaces
@@ -133,13 +156,7 @@ impl World {
             return selector.matches(&known.labels);
         }
         let name = BTreeMap::from([(NAME.to_owned(), namespace.to_owned())]);
-        let is_about_absence = |condition: &Condition| {
-            matches!(condition, Condition::NotIn(_) | Condition::DoesNotExist)
-        };
-        selector.matches(&name)
-            && !selector
-                .requirements()
-                .any(|r| is_about_absence(&r.condition))
+        selector.requirements().all(|r| r.key == NAME) && selector.matches(&name)
     }
 }
 

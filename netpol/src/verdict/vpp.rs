@@ -7,6 +7,7 @@ use crate::{
     contiv::Flow,
     packet::Packet,
     pod::PodId,
+    policy::Protocol,
     render::vpp::{
         acl::{Acl, Interface, RowAction},
         sessions::{Scope, SessionRule},
@@ -26,24 +27,28 @@ pub fn by_acls<'a>(acls: &'a [Acl], local: &Local, packet: &Packet) -> Verdict<'
         _ => false,
     };
     let applied = acls.iter().filter(|acl| acl.output.iter().any(leaves_by));
-    applied.fold(Verdict::passed(By::Open(Flow::Ingress)), |before, acl| {
-        before.then(|| {
-            let row = acl.rows.iter().find(|row| row.matches(packet));
-            Verdict {
-                passes: row.is_some_and(|row| row.action != RowAction::Deny),
-                by: vec![row.map_or(By::NoRow(&acl.name), |row| By::Row(&acl.name, row))],
-            }
-        })
-    })
+    let by_one = |acl: &'a Acl| {
+        let row = acl.rows.iter().find(|row| row.matches(packet));
+        Verdict {
+            passes: row.is_some_and(|row| row.action != RowAction::Deny),
+            by: vec![row.map_or(By::NoRow(&acl.name), |row| By::Row(&acl.name, row))],
+        }
+    };
+    let verdicts = applied.map(by_one);
+    let all = verdicts.reduce(|before, next| before.then(|| next));
+    all.unwrap_or_else(|| Verdict::passed(By::Open(Flow::Ingress)))
 }
 
 /// By the session rules of a node, which are about TCP and UDP only: none for other packets.
-pub fn by_sessions<'a>(
+pub(crate) fn by_sessions<'a>(
     rules: &'a [SessionRule],
     local: &Local,
     packet: &Packet,
 ) -> Option<Verdict<'a>> {
-    let ports = packet.ports?;
+    let judged = [Protocol::Tcp, Protocol::Udp];
+    let ports = packet
+        .ports
+        .filter(|ports| judged.contains(&ports.protocol))?;
     let (from, to) = local.sides(packet);
     if from.is_some() && from == to {
         return Some(Verdict::passed(By::Itself));

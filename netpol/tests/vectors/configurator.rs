@@ -3,16 +3,20 @@
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
     rc::Rc,
+    sync::Arc,
 };
 
 use netpol::{
-    configurator::{Configurator, Members, PodRules},
+    cache::Object,
+    configurator::{Configurator, PodRules},
     contiv::{ContivPolicy, Flow, InNamespaces, Match, MatchPeers, PodSet, PolicyId, PolicyType},
+    pipeline::Pipeline,
     pod::{Pod, PodId},
     policy::{Block, Port, PortRange, Ports},
-    renderer::{self, RenderError, Renderer, Restricted, Txn},
+    processor::PodPolicies,
+    render::nft::Limits,
+    renderer::{self, RenderError, Renderer, Txn},
     rule::{self, Action},
     selector::{Condition, Requirement, Selector},
 };
@@ -23,37 +27,21 @@ use super::read::{cases, fields, list, number, packet, pod, protocol, rules, tex
 /// A label that only the pod of this name has.
 const ONLY: &str = "only";
 
-struct Pods(BTreeMap<PodId, Pod>);
-
-impl Pods {
-    fn read(ips: &Value) -> Self {
-        let pods = fields(ips).map(|(id, address)| {
-            let id = pod(id);
-            let labels = BTreeMap::from([(ONLY.to_owned(), id.to_string().replace('/', "."))]);
-            let address: IpAddr = text(address).parse().unwrap();
-            let pod = Pod {
-                id: id.clone(),
-                labels,
-                node: None,
-                addresses: vec![address],
-                created: None,
-                ports: BTreeMap::new(),
-            };
-            (id, pod)
-        });
-        Self(pods.collect())
+/// The pods of a case, each with a label of its own.
+fn cluster(ips: &Value) -> Pipeline {
+    let mut pipeline = Pipeline::new("node", Limits::default());
+    for (id, address) in fields(ips) {
+        let id = pod(id);
+        pipeline.put(Object::Pod(Arc::new(Pod {
+            labels: BTreeMap::from([(ONLY.to_owned(), id.to_string().replace('/', "."))]),
+            id,
+            node: Some("node".into()),
+            addresses: vec![text(address).parse().unwrap()],
+            created: None,
+            ports: BTreeMap::new(),
+        })));
     }
-}
-
-impl Members for Pods {
-    fn members(&self, of: &PodSet) -> Vec<&Pod> {
-        let pods = self.0.values();
-        pods.filter(|pod| of.pods.matches(&pod.labels)).collect()
-    }
-
-    fn everyone(&self) -> Vec<&Pod> {
-        self.0.values().collect()
-    }
+    pipeline
 }
 
 fn group(id: &Value) -> PodSet {
@@ -146,25 +134,33 @@ fn policies_become_rules() {
     let mut probes = 0;
     for case in cases(include_str!("configurator.json"), 7) {
         let (given, expect) = (&case["given"], &case["expect"]);
-        let pods = Pods::read(&given["pod_ips"]);
-        let policies: Vec<ContivPolicy> = list(&given["policies"]).map(policy).collect();
+        let pods = cluster(&given["pod_ips"]);
+        let policies: Vec<Arc<ContivPolicy>> = list(&given["policies"])
+            .map(|one| Arc::new(policy(one)))
+            .collect();
+        let selected: BTreeMap<PodId, PodPolicies> = fields(&given["configure"])
+            .map(|(id, selecting)| {
+                let names: BTreeSet<&str> = list(selecting).map(text).collect();
+                let of_pod = policies
+                    .iter()
+                    .filter(|p| names.contains(&*p.id.to_string()));
+                let policies = PodPolicies {
+                    addresses: pods.cache().pod(&pod(id)).unwrap().addresses.clone(),
+                    ports: BTreeMap::new(),
+                    policies: of_pod.cloned().collect(),
+                };
+                (pod(id), policies)
+            })
+            .collect();
         let configurator = Configurator {
-            members: &pods,
+            cache: pods.cache(),
             nat_loopback: given["nat_loopback_ip"]
                 .as_str()
                 .map(|a| a.parse().unwrap()),
         };
         let mut txn = Txn::new(configurator, true);
-        for (id, selecting) in fields(&given["configure"]) {
-            let names: BTreeSet<&str> = list(selecting).map(text).collect();
-            let selecting = policies
-                .iter()
-                .filter(|p| names.contains(&*p.id.to_string()));
-            let restricted = Restricted {
-                pod: &pods.0[&pod(id)],
-                policies: selecting.collect(),
-            };
-            txn.put(pod(id), Some(restricted));
+        for (id, policies) in &selected {
+            txn.put(id.clone(), Some(policies));
         }
         // The second one of three fails.
         let recorded = [(); 3].map(|()| Rc::default());

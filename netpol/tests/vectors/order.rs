@@ -11,11 +11,7 @@ fn rules_are_ordered() {
     for case in cases(include_str!("order.json"), 63) {
         let [left, right] = ["left", "right"].map(|side| rule(&case["given"][side]));
         assert_eq!(case["expect"], -1);
-        assert!(
-            left < right && right > left && left != right,
-            "{}",
-            case["id"]
-        );
+        assert!(left < right, "{}", case["id"]);
     }
 }
 

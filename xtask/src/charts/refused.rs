@@ -50,6 +50,21 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
         "crds: {install: 'yes'}",
         &["/crds/install", "auto"],
     ),
+    (
+        "holdfast",
+        "netpol: {enabled: true, nodeLabel: ''}",
+        &[
+            "netpol.nodeLabel",
+            "KEY=VALUE",
+            "holdfast.io/enforcement=nftables",
+        ],
+    ),
+    (
+        "holdfast",
+        "{netpol: {enabled: true}, metrics: {netpolPort: 9962}}",
+        &["metrics.netpolPort", "metrics.agentPort"],
+    ),
+    ("holdfast", "netpol: {log: ''}", &["/netpol/log"]),
     ("holdfast", "enablePolicy: sometimes", &["/enablePolicy"]),
     (
         "holdfast",

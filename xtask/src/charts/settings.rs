@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, process::Command};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::render::Rendered;
@@ -10,8 +10,11 @@ use crate::{process, workspace};
 
 /// Container and package of a program, and the arguments before its flags.
 const PROGRAMS: [(&str, &[&str]); 2] = [("holdfast-agent", &["run"]), ("holdfast-sdp", &[])];
-/// A further command of the agent, whose container has a name of its own.
-const RELAY: (&str, &str) = ("holdfast-relay", "relay");
+/// Further commands of the agent, whose containers have names of their own.
+const COMMANDS: [(&str, &[&str]); 2] = [
+    ("holdfast-relay", &["relay"]),
+    ("holdfast-netpol", &["netpol", "run"]),
+];
 /// Variables of the programs' libraries.
 const OTHERS: [&str; 1] = ["RUST_BACKTRACE"];
 
@@ -52,11 +55,11 @@ fn container(set: &Rendered, object: &Value, problems: &mut BTreeSet<String>) ->
     let container = &object["spec"]["template"]["spec"]["containers"][0];
     let name = container["name"].as_str().context("a container's name")?;
     let args: Vec<&str> = texts(&container["args"]).collect();
-    let (name, before): (&str, &[&str]) = match PROGRAMS.iter().find(|(one, _)| *one == name) {
-        Some((_, before)) => (name, before),
-        None if name == RELAY.0 => (PROGRAMS[0].0, &[RELAY.1]),
-        None => bail!("{name} is no program"),
-    };
+    let commands = COMMANDS.map(|(container, before)| (container, PROGRAMS[0].0, before));
+    let programs = PROGRAMS.map(|(program, before)| (program, program, before));
+    let mut all = programs.into_iter().chain(commands);
+    let found = all.find(|(container, ..)| *container == name);
+    let (_, name, before) = found.with_context(|| format!("{name} is no program"))?;
     // Every value is parsed before the help is printed.
     if let Err(reason) = accepts(name, &args)? {
         problems.insert(format!("charts/{}: {name}: {reason}", set.name));

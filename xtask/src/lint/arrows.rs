@@ -33,7 +33,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ),
     (
         "holdfast-agent-datapath",
-        &["daemon", "holdfast-agent-core", "shared-maps"],
+        &["daemon", "holdfast-agent-core", "netpol", "shared-maps"],
     ),
     (
         "holdfast-agent-cluster",
@@ -71,6 +71,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
             "holdfast-agent-core",
             "holdfast-agent-datapath",
             "holdfast-agent-lib",
+            "netpol",
             "shared-maps",
         ],
     ),

@@ -27,6 +27,7 @@ const FILES: &[&str] = &[
     "kernel::deny_response",
     "kernel::from_pod",
     "kernel::lifecycle",
+    "kernel::nf_tables",
     "kernel::nftables",
     "kernel::sandbox",
     "kernel::sdp_maps",

@@ -13,17 +13,23 @@ use super::{
     report::Reporter,
     watch::{Reader, Watch},
 };
-use crate::{Here, Watches, health::ClusterHealth, refusals::Refusals, resource::RESOURCES};
+use crate::{Here, Watches, health::ClusterHealth, refusals::Refusals};
 
 /// Batches that wait for the documents' task: a page of a list each.
 const QUEUE: usize = 8;
 
 /// Starts a watch for each kind, and the reports of this node.
 pub fn start(api: &Api, here: Here, tasks: &TaskTracker, stop: &CancellationToken) -> Watches {
-    let health = ClusterHealth::new(api.server());
+    let health = ClusterHealth::new(api.server(), here.resources);
     let batches = watch_all(api, &here, &health, parse_object, tasks, stop);
-    let refusals = report(api, &here.node, &health, tasks, stop);
-    write_own_node(api, here.node, &health, tasks, stop);
+    let refusals = match here.reads_only {
+        true => channel::channel(Arc::default()).0,
+        false => {
+            let refusals = report(api, &here.node, &health, tasks, stop);
+            write_own_node(api, here.node, &health, tasks, stop);
+            refusals
+        }
+    };
     Watches {
         batches,
         health,
@@ -41,7 +47,7 @@ pub(crate) fn watch_all<T: Send + 'static>(
     stop: &CancellationToken,
 ) -> mpsc::Receiver<Batch<T>> {
     let (send, batches) = mpsc::channel(QUEUE);
-    for resource in RESOURCES {
+    for resource in here.resources {
         let watch = Watch {
             api: api.clone(),
             resource,

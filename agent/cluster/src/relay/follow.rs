@@ -38,7 +38,7 @@ use crate::{
     api::{backoff::Backoff, client::chain},
     health::ClusterHealth,
     relay_settings::{RelaySettings, TlsFiles},
-    resource::{Absence, RESOURCES},
+    resource::{Absence, Resource},
 };
 
 /// Longest time until a connection is there.
@@ -64,6 +64,8 @@ pub(crate) struct Follower {
     pub(crate) node: String,
     pub(crate) health: ClusterHealth,
     pub(crate) send: mpsc::Sender<Batch>,
+    /// Kinds that this agent follows.
+    pub(crate) resources: &'static [Resource],
     /// `--k8s-service-cidr` is given: the kind ServiceCIDR may then be absent.
     pub(crate) has_service_blocks: bool,
     pub(crate) tasks: TaskTracker,
@@ -105,7 +107,7 @@ impl Follower {
                 Ok(credentials) => return credentials,
                 Err(error) => error.to_string(),
             };
-            for resource in RESOURCES {
+            for resource in self.resources {
                 self.health.set_stale(resource, error.clone());
             }
             tokio::time::sleep(backoff.pause()).await;
@@ -113,7 +115,7 @@ impl Follower {
     }
 
     async fn follow_always(&self, mut current: Current) {
-        let mut receiver = Receiver::default();
+        let mut receiver = Receiver::of(self.resources);
         let mut backoff = Backoff::default();
         // Of each relay, since the last stream.
         let mut failures: BTreeMap<&str, String> = BTreeMap::new();
@@ -142,7 +144,7 @@ impl Follower {
                 .iter()
                 .map(|(relay, error)| format!("relay {relay}: {error}"));
             let reason = failed.collect::<Vec<_>>().join("; ");
-            for resource in RESOURCES {
+            for resource in self.resources {
                 self.health.set_stale(resource, reason.clone());
             }
             if begin.elapsed() >= IN_ORDER {
@@ -231,7 +233,7 @@ impl Follower {
             self.health.set_relay(Some(relay));
         }
         for batch in received.batches {
-            let resource = RESOURCES.iter().find(|one| one.kind == batch.kind);
+            let resource = self.resources.iter().find(|one| one.kind == batch.kind);
             let is_listed = batch.seen.iter().any(|seen| matches!(seen, Seen::Listed));
             let sent = self.send.send(batch).await;
             sent.map_err(|_| StreamError::Stopped)?;
@@ -244,7 +246,7 @@ impl Follower {
         let Some(view) = received.view else {
             return Ok(());
         };
-        for resource in RESOURCES {
+        for resource in self.resources {
             let is_replaced = resource.absence == Absence::Release && self.has_service_blocks;
             let stale = view.iter().find(|stale| stale.kind == resource.kind);
             match stale.filter(|_| !is_replaced) {

@@ -154,7 +154,7 @@ pub(super) async fn start_with(
     files: Option<&TlsFiles>,
 ) -> Relay {
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-    let health = ClusterHealth::new("server");
+    let health = ClusterHealth::new("server", RESOURCES);
     for resource in RESOURCES {
         health.set_fresh(resource);
     }
@@ -203,7 +203,7 @@ pub(super) fn follow(addresses: &[&str]) -> Agent {
 
 /// An agent, with TLS if there are files.
 pub(super) fn follow_with(addresses: &[&str], files: Option<&TlsFiles>) -> Agent {
-    let health = ClusterHealth::new("server");
+    let health = ClusterHealth::new("server", RESOURCES);
     let (send, batches) = mpsc::channel(8);
     let stop = CancellationToken::new();
     let follower = Follower {
@@ -215,6 +215,7 @@ pub(super) fn follow_with(addresses: &[&str], files: Option<&TlsFiles>) -> Agent
         node: "n1".to_owned(),
         health: health.clone(),
         send,
+        resources: RESOURCES,
         has_service_blocks: false,
         tasks: TaskTracker::new(),
         renewal: RENEWAL,

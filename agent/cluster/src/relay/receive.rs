@@ -15,7 +15,7 @@ use fqdn_proto::relay::{Frame, Hello, Position, Put, Stale, Step, step};
 use serde_json::Value;
 
 use super::item::join;
-use crate::resource::{RESOURCES, Resource};
+use crate::resource::Resource;
 
 /// Why the frames of a relay cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -56,8 +56,10 @@ pub(super) struct Received {
 }
 
 /// What the agent has of a relay's stream: its position and its templates.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Receiver {
+    /// Kinds that the agent follows; the relay sends others as well.
+    resources: &'static [Resource],
     /// Of the relay's run, since its Hello on this stream.
     epoch: Option<String>,
     position: Option<Position>,
@@ -73,6 +75,17 @@ struct Template {
 }
 
 impl Receiver {
+    /// Without a position.
+    pub(super) fn of(resources: &'static [Resource]) -> Self {
+        Self {
+            resources,
+            epoch: None,
+            position: None,
+            templates: BTreeMap::new(),
+            hash: RandomState::new(),
+        }
+    }
+
     /// A stream begins. Gives the position to continue after.
     pub(super) fn begin(&mut self) -> Option<Position> {
         self.epoch = None;
@@ -121,12 +134,12 @@ impl Receiver {
             step::Step::Forget(forget) => drop(self.templates.remove(&forget.number)),
             step::Step::Listing(listing) => {
                 self.position = None;
-                add(batches, find(&listing.kind), Seen::Listing);
+                add(batches, self.find(&listing.kind), Seen::Listing);
             }
-            step::Step::Listed(listed) => add(batches, find(&listed.kind), Seen::Listed),
-            step::Step::Gone(gone) => add(batches, of_key(&gone.key), Seen::Gone(gone.key)),
+            step::Step::Listed(listed) => add(batches, self.find(&listed.kind), Seen::Listed),
+            step::Step::Gone(gone) => add(batches, self.of_key(&gone.key), Seen::Gone(gone.key)),
             step::Step::Put(put) => {
-                let Some(resource) = of_key(&put.key) else {
+                let Some(resource) = self.of_key(&put.key) else {
                     return Ok(());
                 };
                 let seen = self.put(put, resource)?;
@@ -139,7 +152,7 @@ impl Receiver {
 
     fn hello(&mut self, hello: Hello) -> Result<(), FrameError> {
         let has = |resource: &&Resource| hello.kinds.iter().any(|kind| kind == resource.kind);
-        if let Some(missing) = RESOURCES.iter().find(|resource| !has(resource)) {
+        if let Some(missing) = self.resources.iter().find(|resource| !has(resource)) {
             return Err(FrameError::Kind {
                 version: hello.version,
                 kind: missing.kind,
@@ -151,6 +164,14 @@ impl Receiver {
         }
         self.epoch = Some(hello.epoch);
         Ok(())
+    }
+
+    fn find(&self, kind: &str) -> Option<&'static Resource> {
+        self.resources.iter().find(|resource| resource.kind == kind)
+    }
+
+    fn of_key(&self, key: &str) -> Option<&'static Resource> {
+        self.find(key.split('/').next().unwrap_or(key))
     }
 
     fn put(&self, put: Put, resource: &'static Resource) -> Result<Seen, FrameError> {
@@ -191,14 +212,6 @@ fn add(batches: &mut Vec<Batch>, resource: Option<&'static Resource>, seen: Seen
             seen: vec![seen],
         }),
     }
-}
-
-fn find(kind: &str) -> Option<&'static Resource> {
-    RESOURCES.iter().find(|resource| resource.kind == kind)
-}
-
-fn of_key(key: &str) -> Option<&'static Resource> {
-    find(key.split('/').next().unwrap_or(key))
 }
 
 fn json(text: &[u8], what: impl Fn() -> String) -> Result<Value, FrameError> {

@@ -3,6 +3,7 @@
 use fqdn_proto::relay::Template;
 
 use super::*;
+use crate::resource::RESOURCES;
 
 fn frame(steps: Vec<step::Step>) -> Frame {
     let steps = steps.into_iter().map(|step| Step { step: Some(step) });
@@ -37,7 +38,7 @@ fn put(template: u64, json: &str) -> step::Step {
 fn a_relay_without_a_kind_is_too_old_and_named() {
     let mut kinds = all_kinds();
     kinds.retain(|kind| *kind != "EndpointSlice");
-    let error = Receiver::default().take(frame(vec![hello(&kinds)]));
+    let error = Receiver::of(RESOURCES).take(frame(vec![hello(&kinds)]));
     let error = error.unwrap_err().to_string();
     assert!(
         error.contains("version 0.0.9 and no EndpointSlice: update the relays"),
@@ -54,7 +55,7 @@ fn a_kind_that_the_agent_does_not_read_is_left_out() {
         template: 7,
         json: b"?".to_vec(),
     });
-    let received = Receiver::default().take(frame(vec![hello(&kinds), other]));
+    let received = Receiver::of(RESOURCES).take(frame(vec![hello(&kinds), other]));
     assert!(received.unwrap().batches.is_empty());
 }
 
@@ -74,14 +75,14 @@ fn malformed_frames_are_errors_and_no_panic() {
         (vec![first(), put(0, "{")], "Pod/shop/web is not JSON"),
         (vec![first(), template], "template 1 is not JSON"),
     ] {
-        let error = Receiver::default()
+        let error = Receiver::of(RESOURCES)
             .take(frame(steps))
             .unwrap_err()
             .to_string();
         assert!(error.contains(text), "{error}");
     }
     // Not an object: refused by name, as the answer of an API server would be.
-    let mut receiver = Receiver::default();
+    let mut receiver = Receiver::of(RESOURCES);
     let received = receiver.take(frame(vec![first(), put(0, "[1]")])).unwrap();
     let seen = &received.batches[0].seen[0];
     assert!(
@@ -98,7 +99,7 @@ fn malformed_frames_are_errors_and_no_panic() {
 
 #[test]
 fn a_position_within_a_snapshot_is_none() {
-    let mut receiver = Receiver::default();
+    let mut receiver = Receiver::of(RESOURCES);
     let mut end = frame(vec![]);
     end.sequence = 9;
     receiver.take(frame(vec![hello(&all_kinds())])).unwrap();

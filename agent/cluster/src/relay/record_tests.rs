@@ -131,7 +131,7 @@ struct Agent {
 impl Agent {
     fn new() -> Self {
         Self {
-            receiver: Receiver::default(),
+            receiver: Receiver::of(RESOURCES),
             documents: Documents::new(),
             at: None,
             snapshots: 0,

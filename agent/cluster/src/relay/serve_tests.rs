@@ -96,7 +96,7 @@ async fn a_relay_that_has_not_read_everything_or_is_full_says_so() {
     second.until_fresh().await;
 
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-    let health = ClusterHealth::new("server");
+    let health = ClusterHealth::new("server", RESOURCES);
     let shared = Shared::new("e".to_owned(), Bounds::agents(1), health, tasks, stop);
     shared
         .health

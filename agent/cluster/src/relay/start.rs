@@ -36,6 +36,7 @@ use crate::{
     health::ClusterHealth,
     refusals::Refusals,
     relay_settings::{RelayConfig, RelaySettings},
+    resource::RESOURCES,
 };
 
 /// Batches of a relay that wait for the documents' task.
@@ -54,19 +55,22 @@ pub fn follow(
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> Watches {
-    let health = ClusterHealth::new(api.server()).through(&settings.addresses);
+    let health = ClusterHealth::new(api.server(), here.resources).through(&settings.addresses);
     let (send, batches) = mpsc::channel(QUEUE);
     let follower = Follower {
         settings,
         node: here.node.clone(),
         health: health.clone(),
         send,
+        resources: here.resources,
         has_service_blocks: here.has_service_blocks,
         tasks: tasks.clone(),
         renewal: renewal::EVERY,
     };
     tasks.spawn(follower.run(stop.clone()));
-    write_own_node(api, here.node, &health, tasks, stop);
+    if !here.reads_only {
+        write_own_node(api, here.node, &health, tasks, stop);
+    }
     Watches {
         batches,
         health,
@@ -87,13 +91,15 @@ pub async fn run(config: RelayConfig) -> Result<()> {
     let metrics_listener = http_server::bind_metrics(config.metrics_address).await?;
     let credentials = credentials(&config)?;
     tracing::info!(?config, "relay starting");
-    let health = ClusterHealth::new(api.server());
+    let health = ClusterHealth::new(api.server(), RESOURCES);
     let mut bounds = Bounds::agents(config.agents_max);
     bounds.agents = descriptors.connections(bounds.agents, bounds.other_descriptors());
     let shared = Shared::new(epoch(), bounds, health, tasks.clone(), stop.clone());
     let shared = Arc::new(shared);
     let here = Here {
         node: config.name.clone(),
+        resources: RESOURCES,
+        reads_only: false,
         has_service_blocks: config.has_service_blocks,
     };
     let batches = watch_all(&api, &here, &shared.health, record::read, &tasks, &stop);

@@ -65,7 +65,11 @@ const NEITHER: Parts = Parts {
 
 fn parts(document: &PolicyDocument) -> Parts {
     match &document.body {
-        Body::Rules(_) | Body::Group(_) | Body::Node(_) | Body::ServiceCidr(_) => Parts {
+        Body::Rules(_)
+        | Body::NetworkPolicy { .. }
+        | Body::Group(_)
+        | Body::Node(_)
+        | Body::ServiceCidr(_) => Parts {
             core: true,
             book: false,
         },

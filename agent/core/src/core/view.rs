@@ -26,7 +26,7 @@ use crate::{
     fqdn::{cache::EndpointNames, servers::NameServers},
     kubernetes::external_ips::ExternalIps,
     named_port::NamedPorts,
-    policy::{document::Body, repository::is_about},
+    policy::repository::is_about,
 };
 
 /// Endpoints whose problem a summary spells out.
@@ -247,7 +247,7 @@ impl State {
     /// Policies; documents of other kinds, such as nodes, do not count.
     fn policies_in_force(&self) -> usize {
         let documents = self.policy.repository().iter();
-        let policies = documents.filter(|document| matches!(document.body, Body::Rules(_)));
+        let policies = documents.filter(|document| document.is_policy());
         policies.count()
     }
 

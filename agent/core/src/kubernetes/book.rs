@@ -146,6 +146,7 @@ impl Book {
             }
             Body::Identity(identity) => self.identities.put(identity),
             Body::Rules(_)
+            | Body::NetworkPolicy { .. }
             | Body::Group(_)
             | Body::Node(_)
             | Body::ServiceCidr(_)

@@ -14,13 +14,14 @@ use crate::policy::document::{Body, PolicyDocument};
 
 /// Label that says who writes a CiliumNode.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// Its value for agents, and that of `APP` for their pods.
+/// Its value for agents.
 pub const US: &str = "holdfast-agent";
 /// Label of the CiliumNode of a node that was taken out and cleaned up. An agent that starts there
 /// removes it.
 pub const LEFT: &str = "holdfast.io/left";
-/// Label of the agents' pods.
+/// Label of the agents' pods, and its values: agents with programs, and those of `netpol run`.
 const APP: &str = "app.kubernetes.io/name";
+const APPS: [&str; 2] = [US, "holdfast-netpol"];
 
 /// The nodes, and the pods of agents.
 #[derive(Debug)]
@@ -64,7 +65,10 @@ impl Unattended {
             }
             Body::Pod(pod) => {
                 let is_agent = pod.namespace == self.namespace
-                    && pod.labels.get(APP).is_some_and(|app| app == US);
+                    && pod
+                        .labels
+                        .get(APP)
+                        .is_some_and(|app| APPS.contains(&app.as_str()));
                 match pod.node.as_ref().filter(|_| is_agent) {
                     Some(node) => {
                         let key = document.key.as_str().into();

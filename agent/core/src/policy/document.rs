@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use ipnet::IpNet;
+use netpol::NetworkPolicy;
 
 use super::{
     cidr_group::CidrGroup,
@@ -30,8 +31,14 @@ pub struct PolicyDocument {
 /// The content of a document, by kind.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Body {
-    /// Rules of a policy, of any of its kinds.
+    /// Rules of a policy, of any of its kinds except NetworkPolicy.
     Rules(Vec<Rule>),
+    /// A NetworkPolicy, which is also enforced without identities.
+    NetworkPolicy {
+        policy: Arc<NetworkPolicy>,
+        /// Its rules over identities.
+        rules: Vec<Rule>,
+    },
     /// Blocks that rules of other documents name.
     Group(CidrGroup),
     /// A node of the cluster.
@@ -54,9 +61,14 @@ impl PolicyDocument {
     /// Its rules; none unless it is a policy.
     pub fn rules(&self) -> &[Rule] {
         match &self.body {
-            Body::Rules(rules) => rules,
+            Body::Rules(rules) | Body::NetworkPolicy { rules, .. } => rules,
             _ => &[],
         }
+    }
+
+    /// Whether it is a policy: it has rules.
+    pub(crate) fn is_policy(&self) -> bool {
+        matches!(self.body, Body::Rules(_) | Body::NetworkPolicy { .. })
     }
 
     /// Whether it is an EgressFirewall.

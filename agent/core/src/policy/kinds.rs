@@ -79,7 +79,7 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         placement: Placement::Namespaced,
         fields: &["spec", "status"],
         kept: ALL,
-        read: |_, value, warnings| Ok(Body::Rules(vec![network_policy::read(value, warnings)?])),
+        read: |_, value, warnings| network_policy::read(value, warnings),
     },
     Kind {
         name: egress_firewall::KIND,

@@ -6,17 +6,22 @@ mod rules;
 
 pub use self::blocks::blocks_without_pods;
 
+use std::sync::Arc;
+
 use netpol::field::Checked;
 use serde_json::Value;
 
-use super::rule::Rule;
+use super::document::Body;
 
 /// Reads a document; adds to `warnings` the remarks for its author.
-pub(super) fn read(value: &Value, warnings: &mut Vec<String>) -> Checked<Rule> {
+pub(super) fn read(value: &Value, warnings: &mut Vec<String>) -> Checked<Body> {
     let policy = netpol::read(value)?;
     let remarks = policy.warnings.iter();
     warnings.extend(remarks.map(|warning| format!("{}: {}", warning.field, warning.text)));
-    Ok(rules::rule(&policy))
+    Ok(Body::NetworkPolicy {
+        rules: vec![rules::rule(&policy)],
+        policy: Arc::new(policy),
+    })
 }
 
 #[cfg(test)]

@@ -56,9 +56,10 @@ pub(crate) fn validate(files: &[PathBuf], output: Output) -> Result<()> {
 }
 
 /// Each file's name, and its documents or why they are refused.
-type ReadFile = (String, Vec<Result<PolicyDocument, PolicyError>>);
+pub(super) type ReadFile = (String, Vec<Result<PolicyDocument, PolicyError>>);
 
-fn read_documents(files: &[PathBuf]) -> Result<Vec<ReadFile>> {
+/// Reads documents of files and directories, in their order.
+pub(super) fn read_documents(files: &[PathBuf]) -> Result<Vec<ReadFile>> {
     let mut read = Vec::new();
     for file in &document_files(files)? {
         let text = watched_dir::read_file(file)

@@ -12,7 +12,7 @@ use dns_policy::boot_time::BootTime;
 use holdfast_agent::{admin::model::Policies, config::args::Output};
 use serde::Serialize;
 
-pub(crate) use self::status::status;
+pub(crate) use self::status::{aligned, cluster_source, status};
 use super::table::{list, maybe, table};
 
 /// Prints `value` as asked. A reader that closed the pipe is no error.

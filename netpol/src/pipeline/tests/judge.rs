@@ -60,6 +60,7 @@ fn rule(table: &Table, expressions: &[Expression], packet: &Packet) -> Option<Ve
                 .is_some_and(|pair| !table.sets[set].elements.contains(&pair)),
             Expression::Answer | Expression::Related | Expression::NeighbourDiscovery => false,
             Expression::Count(name) => table.counters.contains(name),
+            Expression::Log(..) => true,
             Expression::VerdictIn(of, map) => {
                 let value = field(packet, *of)?;
                 return table.maps[map].elements.get(&value).cloned();

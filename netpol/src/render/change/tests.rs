@@ -1,3 +1,5 @@
+//! Changes between many tables, made step by step in a model of the kernel.
+
 use std::net::Ipv4Addr;
 
 use super::*;
@@ -7,7 +9,7 @@ fn address(last: u8) -> Value {
     Value::Ipv4(Ipv4Addr::new(10, 0, 0, last))
 }
 
-/// Its parts come and go with the bits of `bits`.
+/// Each bit of `bits` is a part of it.
 fn table(bits: u32) -> Table {
     let has = |bit: u32| bits & 1 << bit != 0;
     let mut table = Table::new("t");

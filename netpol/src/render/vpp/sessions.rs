@@ -16,9 +16,10 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net};
 
+pub(crate) use self::refusal::refusal;
 pub use self::{
     json::{from_json, to_json},
-    refusal::{NoSessionRules, refusal},
+    refusal::NoSessionRules,
 };
 use crate::{
     pod::PodId,
@@ -29,14 +30,14 @@ use crate::{
 };
 
 /// Ports of one rule that become a session rule each, at most.
-pub const MAX_PORTS: u32 = 1024;
+const MAX_PORTS: u32 = 1024;
 
 const TAG: &str = "contiv/vpp-policy";
 const ANY: &str = "-ANY";
 const SPLIT: &str = "-SPLIT";
 const PORTS: &str = "-PORTS-";
 
-/// A session rule.
+/// What happens to connections of TCP or UDP between some addresses and ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionRule {
     /// The table that it is in.
@@ -82,10 +83,9 @@ pub fn export(
             others.try_for_each(|rule| list.add(&scope, rule))?;
         }
     }
-    view.global
-        .iter()
-        .try_for_each(|rule| list.add(&Scope::Global, rule))?;
-    Ok(list.rules)
+    let mut global = view.global.iter();
+    global.try_for_each(|rule| list.add(&Scope::Global, rule))?;
+    Ok(list.without_defaults())
 }
 
 /// The tables that session rules were made of, without rules that no session rule stands for:
@@ -182,7 +182,6 @@ struct List {
 impl List {
     fn add(&mut self, scope: &Scope, rule: &Rule) -> Result<(), NoSessionRules> {
         if *rule == Rule::PERMIT_ALL {
-            // The stack permits what no rule is about.
             return Ok(());
         }
         let (local, remote) = match scope {
@@ -233,6 +232,26 @@ impl List {
             }
         }
         Ok(())
+    }
+
+    /// The rules without those that permit every port to everyone: the stack does so itself. One
+    /// stays where it says that a denial of every protocol is not about its own.
+    fn without_defaults(self) -> Vec<SessionRule> {
+        let is_default = |rule: &SessionRule| {
+            let every_port = rule.local_port == 0 && rule.remote_port == 0;
+            rule.action == Action::Permit && every_port && rule.tag.contains(SPLIT)
+        };
+        let denials = self.rules.iter();
+        let denials = denials.filter(|rule| rule.action == Action::Deny && rule.tag.contains(ANY));
+        let denials: BTreeSet<_> = denials
+            .map(|rule| (rule.scope.clone(), rule.local, rule.remote))
+            .collect();
+        let mut rules = self.rules;
+        rules.retain(|rule| {
+            let key = (rule.scope.clone(), rule.local, rule.remote);
+            !is_default(rule) || denials.contains(&key)
+        });
+        rules
     }
 
     fn push(&mut self, rule: SessionRule) {

@@ -12,7 +12,7 @@ use crate::{
 /// Starts the watch of one kind against the scripted server.
 fn watch_of(server: &Server, kind: &str) -> Started {
     let resource = RESOURCES.iter().find(|one| one.kind == kind).unwrap();
-    let health = ClusterHealth::new("server");
+    let health = ClusterHealth::new("server", RESOURCES);
     let (send, batches) = mpsc::channel(64);
     let watch = Watch {
         api: server.api.clone(),

@@ -22,6 +22,7 @@ use crate::{
 
 mod beside_cilium;
 mod conformance;
+mod netpol_parity;
 mod parity;
 mod world;
 

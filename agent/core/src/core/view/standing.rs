@@ -1,6 +1,6 @@
 //! How far one endpoint is on its way into force.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 use shared_maps::EndpointId;
@@ -47,6 +47,14 @@ impl Core {
         let waiting = endpoints.waiting().map(|(spec, _)| spec);
         let without = waiting.filter(|spec| endpoints.by_key(&spec.key).is_none());
         without.filter_map(|spec| spec.pod.clone()).collect()
+    }
+
+    /// Addresses of the endpoints that are in force as a whole.
+    pub fn addresses_in_force(&self) -> BTreeSet<IpAddr> {
+        let state = &self.state;
+        let endpoints = state.endpoints.iter();
+        let in_force = endpoints.filter(|endpoint| state.is_in_force(endpoint));
+        in_force.flat_map(Endpoint::addresses).collect()
     }
 }
 

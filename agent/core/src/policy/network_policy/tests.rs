@@ -5,7 +5,7 @@ use super::{blocks_without_pods, read};
 use crate::{
     labels::Label,
     policy::{
-        document::PolicyDocument,
+        document::{Body, PolicyDocument},
         lint,
         parse::parse_value,
         rule::{Direction, Peers, Rule},
@@ -25,7 +25,11 @@ fn document(spec: &Value) -> Value {
 #[track_caller]
 fn compiled(spec: &Value) -> (Rule, Vec<String>) {
     let mut warnings = Vec::new();
-    let rule = read(&document(spec), &mut warnings).unwrap();
+    let body = read(&document(spec), &mut warnings).unwrap();
+    let Body::NetworkPolicy { rules, .. } = body else {
+        panic!("{body:?}");
+    };
+    let [rule] = rules.try_into().unwrap();
     (rule, warnings)
 }
 

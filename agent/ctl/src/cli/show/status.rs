@@ -101,7 +101,7 @@ fn started_open(pods: &[StartedOpen]) -> Option<(&'static str, String)> {
 }
 
 /// The API server, and how many objects there are of each kind.
-fn cluster_source(cluster: &ClusterView) -> String {
+pub(crate) fn cluster_source(cluster: &ClusterView) -> String {
     let counts = cluster.watches.iter().map(|watch| match &watch.reason {
         None => format!("{} {}", watch.objects, watch.kind),
         Some(_) => format!(
@@ -159,7 +159,7 @@ fn firewalls(summary: &FirewallSummary) -> Option<String> {
 }
 
 /// A line for each row, the values below each other.
-fn aligned(rows: &[(&str, String)]) -> String {
+pub(crate) fn aligned(rows: &[(&str, String)]) -> String {
     let width = rows.iter().map(|(name, _)| name.len()).max();
     let width = width.unwrap_or_default();
     rows.iter()

@@ -3,9 +3,10 @@
 use super::MAX_PORTS;
 use crate::{
     contiv::{ContivPolicy, Match, MatchPeers},
-    pod::Pod,
+    pod::PodId,
     policy::{PortRange, Ports, Protocol},
     ports::Span,
+    processor::PodPolicies,
     rule::Rule,
 };
 
@@ -34,16 +35,16 @@ impl NoSessionRules {
 }
 
 /// Why a pod with these policies has no session rules.
-pub fn refusal(pod: &Pod, policies: &[&ContivPolicy]) -> Option<NoSessionRules> {
+pub(crate) fn refusal(id: &PodId, pod: &PodPolicies) -> Option<NoSessionRules> {
     if let Some(address) = pod.addresses.iter().find(|address| address.is_ipv6()) {
         return Some(NoSessionRules {
-            at: format!("pod {}, {address}", pod.id),
+            at: format!("pod {id}, {address}"),
             reason: IPV6,
         });
     }
-    policies.iter().find_map(|policy| {
-        let mut found = policy.matches.iter().map(|one| refused(one, policy));
-        found.find_map(|refused| refused)
+    pod.policies.iter().find_map(|policy| {
+        let mut refused = policy.matches.iter().filter_map(|one| refused(one, policy));
+        refused.next()
     })
 }
 

@@ -1,7 +1,14 @@
 //! Pods, outside addresses and the node, and packets between them.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
+use netpol::{
+    cache::Object,
+    name::PortName,
+    packet::PacketPorts,
+    pod::{Namespace, PodId},
+    policy::Protocol,
+};
 use proptest::{prelude::*, sample::select, strategy::ValueTree as _, test_runner::TestRunner};
 use serde_json::Value;
 
@@ -195,6 +202,77 @@ impl World {
                 node.endpoint(self.endpoint(n));
             }
         }
+    }
+
+    /// The objects from which enforcement by addresses starts; all pods run on one node.
+    pub(super) fn objects(&self) -> Vec<Object> {
+        let policies = self.policies.iter().map(|(name, policy)| {
+            let mut policy = policy.clone();
+            policy["metadata"]["name"] = name.as_str().into();
+            Object::Policy(Arc::new(netpol::read(&policy).unwrap()))
+        });
+        let pods = self.pods.iter().enumerate().map(|(n, (pod, address))| {
+            let ports = pod.ports.iter().map(|(name, protocol, number)| {
+                let name = PortName::new(name).unwrap();
+                ((name, Protocol::parse(protocol).unwrap()), *number)
+            });
+            Object::Pod(Arc::new(netpol::pod::Pod {
+                id: PodId::new(&pod.namespace, &format!("pod-{n}")),
+                labels: pod.labels.clone(),
+                node: Some("one".into()),
+                addresses: vec![*address],
+                created: None,
+                ports: ports.collect(),
+            }))
+        });
+        let namespaces = self.pods.iter().map(|(pod, _)| {
+            let labels = pod.namespace_labels.clone().unwrap();
+            let name = pod.namespace.as_str().into();
+            Object::Namespace(Arc::new(Namespace { name, labels }))
+        });
+        policies.chain(pods).chain(namespaces).collect()
+    }
+
+    /// Random packets between pods, or with the outside: as addresses, and whether the maps let
+    /// them pass.
+    pub(super) fn packets(
+        &self,
+        node: &Node,
+        number: usize,
+        runner: &mut TestRunner,
+    ) -> Vec<(netpol::packet::Packet, bool)> {
+        let outside = OUTSIDE.map(|text| text.parse().unwrap());
+        let addresses: Vec<IpAddr> = self
+            .pods
+            .iter()
+            .map(|(_, address)| *address)
+            .chain(outside)
+            .collect();
+        let maps = Maps::of(node, addresses.iter().copied());
+        let ends = (0..PODS.len(), 1..addresses.len(), any::<bool>());
+        let packet = (ends, select(&PROTOCOLS[..]), select(VOCABULARY.ports));
+        let packets = (0..number).filter_map(|_| {
+            let ((pod, distance, sends), (name, number), port) =
+                packet.new_tree(runner).unwrap().current();
+            let other = (pod + distance) % addresses.len();
+            let (from, to) = if sends { (pod, other) } else { (other, pod) };
+            let (source, destination) = (addresses[from], addresses[to]);
+            if source.is_ipv4() != destination.is_ipv4() {
+                return None;
+            }
+            let port = if name == "ICMP" { 8 } else { port };
+            let packet = netpol::packet::Packet {
+                source,
+                destination,
+                ports: Protocol::parse(name).map(|protocol| PacketPorts {
+                    protocol,
+                    source: 40_000,
+                    destination: port,
+                }),
+            };
+            Some((packet, maps.passes(source, destination, number, port)))
+        });
+        packets.collect()
     }
 
     /// Everyone who sends or receives.

@@ -1,0 +1,99 @@
+//! `policy render`: what NetworkPolicies mean in addresses, without a running agent.
+
+mod cluster;
+mod packet;
+mod text;
+
+use anyhow::{Result, bail};
+use holdfast_agent::config::{
+    args::Output,
+    render_args::{Format, RenderArgs},
+};
+use netpol::{
+    node::Node,
+    pod::PodId,
+    render::vpp::{acl, sessions},
+};
+
+use self::cluster::Cluster;
+use super::show::print;
+
+/// Renders, or judges a packet by every rendering.
+pub(crate) fn run(args: &RenderArgs) -> Result<()> {
+    let cluster = Cluster::read(args)?;
+    match (args.format, &args.pod, &args.to, args.port) {
+        (Some(format), ..) => render(args, &cluster, format),
+        (None, Some(from), Some(to), Some(port)) => {
+            packet::judge(&cluster, (from, to, port), args.output)
+        }
+        _ => bail!("add --format, or --pod, --to and --port for a packet"),
+    }
+}
+
+fn render(args: &RenderArgs, cluster: &Cluster, format: Format) -> Result<()> {
+    let pod = args
+        .pod
+        .as_deref()
+        .map(|pod| cluster.pod(pod, "--pod"))
+        .transpose()?;
+    let of_pod = pod.as_ref().map(|pod| cluster.node_of(pod)).transpose()?;
+    let nodes = match (of_pod, format) {
+        (Some(node), _) => vec![node],
+        (None, Format::Rules | Format::Tables) => cluster.nodes(),
+        // What another program reads is about one node.
+        (None, Format::Nft | Format::Acl | Format::Sessions) => vec![cluster.only_node()?],
+    };
+    if args.output == Output::Json && !matches!(format, Format::Acl | Format::Sessions) {
+        bail!("-o json goes with --format acl, --format sessions and --to: leave it out");
+    }
+    let mut all = String::new();
+    for name in nodes {
+        let node = match (format, &pod) {
+            (Format::Nft, Some(pod)) => cluster.render_only(&name, pod)?,
+            _ => cluster.render(&name)?,
+        };
+        if matches!(format, Format::Rules | Format::Tables) {
+            all.push_str(&format!("node {}\n", text::name(&name)));
+        }
+        let pod = pod.as_ref();
+        match format {
+            Format::Rules => all.push_str(&text::rules(&node, pod)),
+            Format::Tables => all.push_str(&text::tables(&node, pod)),
+            Format::Nft => all.push_str(&node.nft.to_string()),
+            Format::Acl => return acls(args.output, &node, pod),
+            Format::Sessions => return session_rules(args.output, node, pod),
+        }
+    }
+    print(Output::Table, &all, String::clone)
+}
+
+fn acls(output: Output, node: &Node, pod: Option<&PodId>) -> Result<()> {
+    let interface = pod.cloned().map(acl::Interface::Pod);
+    let mut acls = node.acls.clone();
+    acls.retain(|acl| {
+        interface
+            .as_ref()
+            .is_none_or(|pod| acl.output.contains(pod) || acl.input.contains(pod))
+    });
+    print(output, &acl::to_json(&acls), |_| acl::cli(&acls))
+}
+
+fn session_rules(output: Output, node: Node, pod: Option<&PodId>) -> Result<()> {
+    let mut rules = node.sessions?;
+    rules.retain(|rule| match (&rule.scope, pod) {
+        (_, None) => true,
+        (sessions::Scope::Local(of), Some(pod)) => of == pod,
+        (sessions::Scope::Global, Some(pod)) => {
+            let own = node
+                .pods
+                .get(pod)
+                .into_iter()
+                .flat_map(|pod| &pod.addresses);
+            let mut own = own.map(|address| ipnet::IpNet::from(*address));
+            own.any(|own| rule.local.map(ipnet::IpNet::V4) == Some(own))
+        }
+    });
+    print(output, &sessions::to_json(&rules), |_| {
+        rules.iter().map(|rule| format!("{rule}\n")).collect()
+    })
+}

@@ -1,0 +1,198 @@
+//! Expressions of rules: from a packet to registers, and from registers to a verdict.
+
+use super::{
+    attribute::{Attribute, ELEMENT},
+    element::verdict_attribute,
+};
+use netpol::render::ruleset::Verdict;
+
+/// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`.
+const NAME: u16 = 1;
+const DATA: u16 = 2;
+/// `NFTA_DATA_VALUE`.
+const VALUE: u16 = 1;
+/// `NFT_REG_VERDICT`.
+const VERDICT_REGISTER: u32 = 0;
+
+/// A place for values. [`FIRST`] is enough for one value.
+#[derive(Clone, Copy)]
+pub(crate) struct Register(u32);
+
+/// `NFT_REG_1`.
+pub(crate) const FIRST: Register = Register(1);
+
+impl Register {
+    /// The place that is so many words of four bytes behind the first, by the number that the kernel lists:
+    /// of the registers of 16 bytes if one begins there (`NFT_REG_1` …), or of those of four (`NFT_REG32_00` …).
+    pub(super) const fn behind(words: u32) -> Self {
+        if words.is_multiple_of(4) {
+            Self(1 + words / 4)
+        } else {
+            Self(8 + words)
+        }
+    }
+
+    fn attribute(self, kind: u16) -> Attribute {
+        Attribute::number(kind, self.0)
+    }
+}
+
+/// Keys of `meta`: `NFT_META_*`.
+#[derive(Clone, Copy)]
+pub(crate) enum Meta {
+    Mark = 3,
+    Interface = 4,
+    Family = 15,
+    Protocol = 16,
+    InterfaceGroup = 21,
+}
+
+/// How a register compares with a value: `NFT_CMP_*`.
+#[derive(Clone, Copy)]
+pub(crate) enum Is {
+    Equal = 0,
+    NotEqual = 1,
+    AtMost = 3,
+    AtLeast = 5,
+}
+
+/// Part of a packet, counted from the start of a header: `NFT_PAYLOAD_*`.
+#[derive(Clone, Copy)]
+pub(super) enum Header {
+    Network = 1,
+    Transport = 2,
+}
+
+/// Keys of `ct`: `NFT_CT_*`.
+#[derive(Clone, Copy)]
+pub(super) enum Connection {
+    State = 0,
+    Direction = 1,
+}
+
+/// An expression by its name, for those without a function here.
+pub(crate) fn expression(name: &str, data: Vec<Attribute>) -> Attribute {
+    let mut parts = vec![Attribute::text(NAME, name)];
+    if !data.is_empty() {
+        parts.push(Attribute::Nest(DATA, data));
+    }
+    Attribute::Nest(ELEMENT, parts)
+}
+
+fn data(kind: u16, value: &[u8]) -> Attribute {
+    Attribute::Nest(kind, vec![Attribute::Value(VALUE, value.to_vec())])
+}
+
+/// Something about the packet goes to a register.
+pub(crate) fn meta(key: Meta, to: Register) -> Attribute {
+    // NFTA_META_DREG, NFTA_META_KEY.
+    let data = vec![to.attribute(1), Attribute::number(2, key as u32)];
+    expression("meta", data)
+}
+
+/// The first register goes to the packet.
+pub(crate) fn set_meta(key: Meta) -> Attribute {
+    // NFTA_META_KEY, NFTA_META_SREG.
+    let data = vec![Attribute::number(2, key as u32), FIRST.attribute(3)];
+    expression("meta", data)
+}
+
+/// Bytes of the packet go to a register.
+pub(super) fn payload(header: Header, offset: u32, length: u32, to: Register) -> Attribute {
+    // NFTA_PAYLOAD_DREG, _BASE, _OFFSET, _LEN.
+    let data = vec![
+        to.attribute(1),
+        Attribute::number(2, header as u32),
+        Attribute::number(3, offset),
+        Attribute::number(4, length),
+    ];
+    expression("payload", data)
+}
+
+/// Something about the packet's connection goes to the first register.
+pub(super) fn connection(key: Connection) -> Attribute {
+    // NFTA_CT_DREG, NFTA_CT_KEY.
+    let data = vec![FIRST.attribute(1), Attribute::number(2, key as u32)];
+    expression("ct", data)
+}
+
+/// A value goes to the first register.
+pub(crate) fn immediate(value: u32) -> Attribute {
+    // NFTA_IMMEDIATE_DREG, NFTA_IMMEDIATE_DATA.
+    let data = vec![FIRST.attribute(1), data(2, &value.to_ne_bytes())];
+    expression("immediate", data)
+}
+
+/// The rule ends with this verdict.
+pub(crate) fn verdict(verdict: &Verdict) -> Attribute {
+    // NFTA_IMMEDIATE_DREG, NFTA_IMMEDIATE_DATA.
+    let data = vec![
+        Attribute::number(1, VERDICT_REGISTER),
+        verdict_attribute(2, verdict),
+    ];
+    expression("immediate", data)
+}
+
+/// The first register is masked.
+pub(crate) fn and(mask: u32) -> Attribute {
+    // NFTA_BITWISE_SREG, _DREG, _LEN, _MASK, _XOR.
+    let data = vec![
+        FIRST.attribute(1),
+        FIRST.attribute(2),
+        Attribute::number(3, 4),
+        data(4, &mask.to_ne_bytes()),
+        data(5, &0_u32.to_ne_bytes()),
+    ];
+    expression("bitwise", data)
+}
+
+/// The rule goes on if the first register compares so with `value`.
+pub(crate) fn compare(is: Is, value: &[u8]) -> Attribute {
+    // NFTA_CMP_SREG, _OP, _DATA.
+    let data = vec![
+        FIRST.attribute(1),
+        Attribute::number(2, is as u32),
+        data(3, value),
+    ];
+    expression("cmp", data)
+}
+
+/// The rule goes on if the registers are in the set, or if they are not.
+pub(super) fn lookup(set: &str, is_inverted: bool) -> Attribute {
+    // NFTA_LOOKUP_SET, _SREG, _FLAGS.
+    let data = vec![
+        Attribute::text(1, set),
+        FIRST.attribute(2),
+        Attribute::number(5, u32::from(is_inverted)),
+    ];
+    expression("lookup", data)
+}
+
+/// The rule ends with the verdict that the map has for the first register, if it has one.
+pub(super) fn verdict_of(map: &str) -> Attribute {
+    // NFTA_LOOKUP_SET, _SREG, _DREG, _FLAGS.
+    let data = vec![
+        Attribute::text(1, map),
+        FIRST.attribute(2),
+        Attribute::number(3, VERDICT_REGISTER),
+        Attribute::number(5, 0),
+    ];
+    expression("lookup", data)
+}
+
+/// A copy of the packet goes to a netlink group.
+pub(super) fn log(text: &str, group: u16) -> Attribute {
+    // NFTA_LOG_GROUP, NFTA_LOG_PREFIX.
+    let data = vec![
+        Attribute::Value(1, group.to_be_bytes().to_vec()),
+        Attribute::text(2, text),
+    ];
+    expression("log", data)
+}
+
+/// A counter of this name counts the packet.
+pub(super) fn count(counter: &str) -> Attribute {
+    // NFTA_OBJREF_IMM_TYPE (NFT_OBJECT_COUNTER), NFTA_OBJREF_IMM_NAME.
+    let data = vec![Attribute::number(1, 1), Attribute::text(2, counter)];
+    expression("objref", data)
+}

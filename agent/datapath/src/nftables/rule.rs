@@ -1,0 +1,129 @@
+//! Rules about packets of endpoints: what a packet must be, and what becomes of it.
+
+use netpol::render::ruleset::Verdict;
+
+use crate::nf_tables::{
+    attribute::Attribute,
+    expression::{FIRST, Is, Meta, and, compare, expression, immediate, meta, set_meta, verdict},
+    message::RULE_EXPRESSIONS,
+};
+
+/// A rule of a chain.
+pub(super) struct Rule {
+    /// What a packet must be.
+    pub(super) conditions: &'static [Condition],
+    /// What is done with it.
+    pub(super) action: Action,
+}
+
+/// A condition on a packet.
+#[derive(Clone, Copy)]
+pub(super) enum Condition {
+    /// The masked mark is this.
+    Masked { mask: u32, is: u32 },
+    /// The whole mark is this.
+    Is(u32),
+    /// The whole mark is not this.
+    IsNot(u32),
+    /// The interface by which it came is in this group.
+    CameByGroup(u32),
+}
+
+/// What is done with a packet.
+#[derive(Clone, Copy)]
+pub(super) enum Action {
+    /// Conntrack does not see it.
+    Notrack,
+    /// It loses its mark, and the rest of the chain does not see it.
+    Unmark,
+    /// It is counted and dropped.
+    Drop,
+}
+
+impl Rule {
+    pub(super) fn attribute(&self) -> Attribute {
+        let mut list = Vec::new();
+        for condition in self.conditions {
+            match *condition {
+                Condition::Masked { mask, is } => {
+                    list.extend([load(Meta::Mark), and(mask), equals(is)]);
+                }
+                Condition::Is(mark) => list.extend([load(Meta::Mark), equals(mark)]),
+                Condition::IsNot(mark) => {
+                    let is_not = compare(Is::NotEqual, &mark.to_ne_bytes());
+                    list.extend([load(Meta::Mark), is_not]);
+                }
+                Condition::CameByGroup(group) => {
+                    list.extend([load(Meta::InterfaceGroup), equals(group)]);
+                }
+            }
+        }
+        match self.action {
+            Action::Notrack => list.push(expression("notrack", Vec::new())),
+            Action::Unmark => list.extend([
+                immediate(0),
+                set_meta(Meta::Mark),
+                verdict(&Verdict::Accept),
+            ]),
+            Action::Drop => {
+                list.extend([expression("counter", Vec::new()), verdict(&Verdict::Drop)])
+            }
+        }
+        Attribute::List(RULE_EXPRESSIONS, list)
+    }
+
+    /// Option of the kernel that it needs.
+    pub(super) const fn option(&self) -> &'static str {
+        self.action.option()
+    }
+}
+
+impl Action {
+    const fn option(self) -> &'static str {
+        match self {
+            Self::Notrack => "CONFIG_NFT_CT",
+            Self::Unmark => "CONFIG_NF_TABLES",
+            Self::Drop => "CONFIG_NFT_COUNTER (before Linux 5.18)",
+        }
+    }
+}
+
+fn load(key: Meta) -> Attribute {
+    meta(key, FIRST)
+}
+
+fn equals(value: u32) -> Attribute {
+    compare(Is::Equal, &value.to_ne_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANSWERS: Rule = Rule {
+        conditions: &[Condition::Is(0xb00)],
+        action: Action::Notrack,
+    };
+
+    #[test]
+    fn a_rule_with_another_condition_or_action_is_another_rule() {
+        let bytes = |rule: &Rule| rule.attribute().bytes();
+        assert!(ANSWERS.attribute().is_in(&bytes(&ANSWERS)));
+        let other = |conditions, action| Rule { conditions, action };
+        for changed in [
+            other(&[Condition::Is(0xc00)], Action::Notrack),
+            other(&[Condition::IsNot(0xb00)], Action::Notrack),
+            other(&[Condition::CameByGroup(0xb00)], Action::Notrack),
+            other(&[], Action::Notrack),
+            other(&[Condition::Is(0xb00)], Action::Drop),
+            other(&[Condition::Is(0xb00)], Action::Unmark),
+            other(
+                &[Condition::Is(0xb00), Condition::Is(0xb00)],
+                Action::Notrack,
+            ),
+        ] {
+            assert!(!ANSWERS.attribute().is_in(&bytes(&changed)));
+            assert!(!changed.attribute().is_in(&bytes(&ANSWERS)));
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Composition root of `netpol run`.
+
+use std::{
+    fs::DirBuilder, io::Write as _, os::unix::fs::DirBuilderExt as _, path::Path, sync::Arc,
+    time::Duration,
+};
+
+use agent_cluster::{
+    Here, Watches,
+    api::{
+        client::{self, Api},
+        own_set::OwnSet,
+        startup_taint::StartupTaint,
+    },
+    listing_file::Origin,
+    relay,
+    resource::OF_NETWORK_POLICIES,
+};
+use agent_datapath::nf_tables::Connection;
+use anyhow::{Context as _, Result, bail};
+use daemon::{descriptors::Descriptors, http_server};
+use netpol::render::{change::Change, ruleset::Table};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    admin::{Listeners, Pages},
+    drops,
+    enforcer::{Enforcer, Kernel},
+    feed::NetpolFeed,
+    handover::remove_table,
+    metrics::Counters,
+    state::Shared,
+};
+use crate::{
+    config::NetpolConfig,
+    document_source::{self, Sources},
+    endpoint::link_events::LinkEvents,
+    epoch::StateDirLock,
+    grpc::peer,
+    netns_lock::NetnsLock,
+    policy_dir::{PolicyDir, last_good::LastGood},
+    watched_dir::WatchedDir,
+};
+
+/// Longest time for tasks to stop.
+const GRACE: Duration = Duration::from_secs(5);
+/// Between two looks whether the state is known, or the policies are in force.
+const POLL: Duration = Duration::from_millis(200);
+/// How long `--dry-run` waits for the objects of the cluster.
+const LISTING: Duration = Duration::from_mins(1);
+
+/// Runs until SIGTERM or SIGINT. The table stays in force.
+///
+/// # Errors
+/// The kernel or a flag's value cannot be used, or another process enforces policy here.
+pub async fn run(config: NetpolConfig) -> Result<()> {
+    let api = match &config.kubernetes {
+        Some(settings) => Some(Api::connect(settings).await?),
+        None => None,
+    };
+    if config.flags.dry_run {
+        return dry_run(&config, api).await;
+    }
+    Descriptors::raise();
+    let lock = NetnsLock::of_netpol()?;
+    let kernel = Kernel::open()?;
+    let drops = config.flags.log_drops.then(drops::open).transpose();
+    let drops = drops
+        .context("--log-drops: the kernel needs nfnetlink_log (CONFIG_NETFILTER_NETLINK_LOG)")?;
+    make_dir(&config.flags.state_dir)?;
+    let state_lock = StateDirLock::take(&config.flags.state_dir)?;
+    let listeners = Listeners {
+        admin: peer::bind(&config.flags.admin_socket, None).context("--admin-socket")?,
+        metrics: http_server::bind_metrics(config.metrics_address).await?,
+    };
+    let set = config.flags.source.daemonset.clone().zip(api.clone());
+    let set = set.map(|(name, api)| OwnSet::start(api, &name));
+    let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+    let enforcer = start(&config, api, listeners, &tasks, &stop)?;
+    tracing::info!(
+        node = config.node_name,
+        "enforcing NetworkPolicies with nftables"
+    );
+    if let Some(packets) = drops {
+        let shared = Arc::clone(&enforcer.shared);
+        tasks.spawn(drops::run(packets, shared, stop.clone()));
+    }
+    let enforced = tasks.spawn(enforcer.run(kernel, stop.clone()));
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        _ = enforced => bail!("the task that writes the table ended; see the log"),
+    }
+    stop.cancel();
+    tasks.close();
+    let _late = tokio::time::timeout(GRACE, tasks.wait()).await;
+    let is_uninstalled = match set {
+        Some(set) => set.was_deleted().await,
+        None => false,
+    };
+    if is_uninstalled || config.flags.flush_on_exit {
+        remove_table()?;
+        tracing::info!("stopped; the table is deleted, and every pod is open");
+    } else {
+        tracing::info!("stopped; the table remains in force");
+    }
+    if is_uninstalled {
+        std::fs::remove_dir_all(&config.flags.state_dir)?;
+    }
+    drop((state_lock, lock));
+    Ok(())
+}
+
+/// Starts everything but the enforcer, which it gives.
+fn start(
+    config: &NetpolConfig,
+    api: Option<Api>,
+    listeners: Listeners,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> Result<Enforcer> {
+    let shared = Arc::new(Shared::new(&config.node_name));
+    let mut damaged = Vec::new();
+    let directory = match &config.flags.policy_dir {
+        Some(dir) => {
+            let kept = LastGood::open(&config.flags.state_dir, dir, &mut damaged)?;
+            Some((WatchedDir::new(dir), PolicyDir::with_last_good(dir, kept)))
+        }
+        None => None,
+    };
+    let watches = api
+        .as_ref()
+        .map(|api| watches(config, api, false, tasks, stop));
+    let cluster = watches.as_ref().map(|watches| watches.health.clone());
+    let sources = Sources {
+        directory,
+        cluster: watches,
+        stored: api
+            .as_ref()
+            .map(|api| (config.flags.state_dir.clone(), origin(config, api))),
+        reports: |key| key.starts_with("NetworkPolicy/"),
+    };
+    document_source::start(sources, NetpolFeed(Arc::clone(&shared)), tasks, stop);
+    if let (Some(api), Some(health), Some(key)) =
+        (api, cluster.clone(), config.flags.source.startup_taint())
+    {
+        let taint = StartupTaint {
+            api,
+            node: config.node_name.clone(),
+            key: key.to_owned(),
+            health,
+        };
+        tasks.spawn(taint.run(in_force(Arc::clone(&shared)), stop.clone()));
+    }
+    let counters = Counters::default();
+    let pages = Pages {
+        shared: Arc::clone(&shared),
+        counters: counters.clone(),
+        cluster,
+        damaged: Arc::new(damaged),
+    };
+    pages.start(listeners, tasks, stop);
+    Ok(Enforcer {
+        shared,
+        counters,
+        links: LinkEvents::watch(tasks, stop.clone()),
+        sets_bridge_sysctls: config.flags.set_bridge_sysctls,
+        logs_drops: config.flags.log_drops,
+    })
+}
+
+/// Prints the change that the documents would make, and asks the kernel whether it would accept it.
+async fn dry_run(config: &NetpolConfig, api: Option<Api>) -> Result<()> {
+    let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+    let shared = Arc::new(Shared::new(&config.node_name));
+    let directory = config.flags.policy_dir.as_deref();
+    let sources = Sources {
+        directory: directory.map(|dir| (WatchedDir::new(dir), PolicyDir::new(dir))),
+        cluster: api.map(|api| watches(config, &api, true, &tasks, &stop)),
+        stored: None,
+        reports: |_| false,
+    };
+    document_source::start(sources, NetpolFeed(Arc::clone(&shared)), &tasks, &stop);
+    let listed = async {
+        while !shared.state.lock().is_listed() {
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    let listed = tokio::time::timeout(LISTING, listed).await;
+    stop.cancel();
+    listed.map_err(|_| {
+        anyhow::anyhow!("not every kind of object was listed within {LISTING:?}; see the log")
+    })?;
+    let table = planned(&shared).await?;
+    let mut kernel = Connection::open()?;
+    kernel.dry_run(&Change::replacement(&table))?;
+    let mut out = std::io::stdout().lock();
+    match kernel.difference(&table)? {
+        None => writeln!(out, "the table in force is the same")?,
+        Some(difference) => {
+            writeln!(out, "# {difference}; the kernel would accept this change:")?;
+            let change = Change::between(&kernel.outline(&table)?, &table);
+            write!(out, "{change}")?;
+        }
+    }
+    Ok(())
+}
+
+/// The table that the documents need.
+async fn planned(shared: &Shared) -> Result<Table> {
+    let (mut ways, addresses) = {
+        let mut state = shared.state.lock();
+        for refused in &state.refused {
+            eprintln!("refused: {refused}");
+        }
+        state.commit()?;
+        (state.ways.clone(), state.addresses())
+    };
+    // Without them the table would lack its guard against false sources.
+    let looked = ways.look(&addresses).await;
+    looked.context("asking for the routes to pods")?;
+    let mut state = shared.state.lock();
+    state.set_ways(ways);
+    state.commit()?;
+    Ok(state.table())
+}
+
+/// Waits until the policies are in force.
+async fn in_force(shared: Arc<Shared>) -> bool {
+    while !shared.state.lock().is_ready() {
+        tokio::time::sleep(POLL).await;
+    }
+    true
+}
+
+/// Reads the cluster from the API server, or from relays.
+fn watches(
+    config: &NetpolConfig,
+    api: &Api,
+    reads_only: bool,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> Watches {
+    let here = Here {
+        node: config.node_name.clone(),
+        resources: OF_NETWORK_POLICIES,
+        reads_only,
+        has_service_blocks: true,
+    };
+    match config.relays.clone() {
+        Some(relays) => relay::start::follow(api, relays, here, tasks, stop),
+        None => client::start(api, here, tasks, stop),
+    }
+}
+
+/// Which cluster a stored list is of.
+fn origin(config: &NetpolConfig, api: &Api) -> Origin {
+    Origin {
+        server: api.server().to_owned(),
+        cluster: config.flags.source.cluster_name.clone(),
+        authorities: api.authorities().to_vec(),
+    }
+}
+
+fn make_dir(dir: &Path) -> Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(0o750);
+    let made = builder.create(dir);
+    made.with_context(|| format!("--state-dir {}", dir.display()))
+}

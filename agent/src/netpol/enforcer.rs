@@ -1,0 +1,430 @@
+//! Brings the kernel's table to the state's, and keeps it there.
+//!
+//! Changes of the first two sorts are one batch each, at most 20 in a second:
+//!
+//! | when | what |
+//! |---|---|
+//! | the state changes | the steps of the pipeline |
+//! | another program changed the table, a batch failed, this is the first | the table is compared, and replaced if it differs |
+//! | every two seconds | settings of the node that keep packets from every rule |
+//! | an interface or a route changes | ways to pods |
+
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use agent_datapath::{
+    nf_tables::{Connection, NftablesError, TableEvents},
+    tracked::{self, Connection as Tracked},
+};
+use netpol::{
+    explain::Opening,
+    pipeline::Commit,
+    policy::Protocol,
+    render::{
+        change::{Change, Step},
+        nft::TABLE,
+        ruleset::Table,
+    },
+};
+use parking_lot::Mutex;
+use tokio::{task::spawn_blocking, time::sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    drops,
+    metrics::{CommitOutcome, Counters},
+    state::Shared,
+    surroundings::Surroundings,
+};
+use crate::endpoint::link_events::LinkEvents;
+
+/// Time between two batches.
+const PACE: Duration = Duration::from_millis(50);
+/// Time between two looks at the node's settings.
+const TICK: Duration = Duration::from_secs(2);
+/// First and longest time until a failed batch is tried again.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+/// Time between two scans of tracked connections.
+const SCANS: Duration = Duration::from_secs(1);
+
+/// The kernel's side.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    pub(super) connection: Connection,
+    pub(super) events: TableEvents,
+}
+
+impl Kernel {
+    /// In the network namespace of this thread.
+    ///
+    /// # Errors
+    /// The kernel lacks a part of nf_tables, or the process a right.
+    pub(super) fn open() -> Result<Self, NftablesError> {
+        let mut connection = Connection::open()?;
+        connection.probe()?;
+        let events = TableEvents::open(TABLE)?.by_others(connection.port());
+        Ok(Self { connection, events })
+    }
+}
+
+/// The task that enforces.
+pub(super) struct Enforcer {
+    pub(super) shared: Arc<Shared>,
+    pub(super) counters: Counters,
+    pub(super) links: LinkEvents,
+    pub(super) sets_bridge_sysctls: bool,
+    pub(super) logs_drops: bool,
+}
+
+/// What is due.
+#[derive(Debug)]
+struct Due {
+    /// The kernel's table may be another one than the state says.
+    comparison: bool,
+    /// Another program may have changed it.
+    is_foreign: bool,
+    ways: bool,
+    /// When the next attempt is made after one that failed, and the pause after that.
+    retry: Option<(Instant, Duration)>,
+}
+
+impl Due {
+    /// Notes the result of an attempt.
+    fn note(&mut self, result: &Result<Option<CommitOutcome>, String>) {
+        match result {
+            Ok(_) => (self.comparison, self.is_foreign, self.retry) = (false, false, None),
+            Err(_) => {
+                self.comparison = true;
+                let pause = self.retry.map(|(_, pause)| (pause * 2).min(RETRY.1));
+                let pause = pause.unwrap_or(RETRY.0);
+                self.retry = Some((Instant::now() + pause, pause));
+            }
+        }
+    }
+}
+
+/// Connections that may have to end.
+#[derive(Debug, Default)]
+struct Over {
+    /// Addresses that no pod of this node has any more.
+    ended: BTreeSet<IpAddr>,
+    /// Some directions may be closed that were open.
+    is_closing: bool,
+    scanned: Option<Instant>,
+}
+
+impl Enforcer {
+    /// Runs until stopped. The table stays.
+    pub(super) async fn run(self, kernel: Kernel, stop: CancellationToken) {
+        let Kernel { connection, events } = kernel;
+        let connection = Arc::new(Mutex::new(connection));
+        let mut due = Due {
+            comparison: true,
+            is_foreign: false,
+            ways: true,
+            retry: None,
+        };
+        let mut over = Over::default();
+        let mut tick = tokio::time::interval(TICK);
+        loop {
+            tokio::select! {
+                () = self.shared.changed.notified() => {}
+                () = self.links.changed() => due.ways = true,
+                changed = events.changed() => {
+                    due.is_foreign = true;
+                    due.comparison = true;
+                    if let Err(error) = changed {
+                        tracing::warn!(%error, "cannot receive changes of the nftables table; it is compared every two seconds");
+                        sleep(TICK).await;
+                    }
+                }
+                _ = tick.tick() => self.look_around().await,
+                () = stop.cancelled() => return,
+            }
+            self.shared.state.lock().force.beat = Instant::now();
+            let may_try = due.retry.is_none_or(|(at, _)| at <= Instant::now());
+            if may_try && self.shared.state.lock().is_known() {
+                self.enforce(&connection, &mut due, &mut over).await;
+                self.end_connections(&mut over).await;
+                sleep(PACE).await;
+            }
+        }
+    }
+
+    /// Looks at the node's settings.
+    async fn look_around(&self) {
+        let (has_bridge, may_set) = (
+            self.shared.state.lock().ways.has_bridge(),
+            self.sets_bridge_sysctls,
+        );
+        let looked = spawn_blocking(move || Surroundings::look(has_bridge, may_set)).await;
+        if let Ok(now) = looked {
+            let before = std::mem::replace(&mut self.shared.state.lock().surroundings, now.clone());
+            let new = now.problems.iter();
+            for problem in new.filter(|problem| !before.problems.contains(problem)) {
+                tracing::error!("{problem}");
+            }
+        }
+    }
+
+    /// Looks at the ways to the pods, and makes the changes of the state. The first table has these ways:
+    /// it is compared with that of the last run.
+    async fn enforce(&self, connection: &Arc<Mutex<Connection>>, due: &mut Due, over: &mut Over) {
+        if due.comparison
+            && let Ok(commit) = self.shared.state.lock().commit()
+        {
+            over.note(&commit);
+        }
+        self.look_at_ways(due).await;
+        let (shared, connection) = (Arc::clone(&self.shared), Arc::clone(connection));
+        let attempt = Attempt {
+            compares: due.comparison,
+            is_foreign: due.is_foreign,
+            logs_drops: self.logs_drops,
+        };
+        let work = move || attempt.make(&shared, &mut connection.lock());
+        let Ok(done) = spawn_blocking(work).await else {
+            tracing::error!("a change of the table panicked (a bug); the table in force remains");
+            return;
+        };
+        if let Some(commit) = &done.commit {
+            over.note(commit);
+        }
+        over.is_closing |= done.is_replaced;
+        due.note(&done.result);
+        self.note(done);
+    }
+
+    /// Counts an attempt, and shows its result.
+    fn note(&self, done: Done) {
+        match &done.result {
+            Ok(Some(outcome)) => self.counters.outcomes.inc(*outcome),
+            Ok(None) => {}
+            Err(_) => self.counters.outcomes.inc(CommitOutcome::Failed),
+        }
+        if let Some(took) = done.took {
+            self.counters.observe(took);
+        }
+        let mut state = self.shared.state.lock();
+        let failing = done.result.err();
+        match &failing {
+            Some(reason) if state.force.failing != failing => tracing::error!(
+                reason,
+                "the table is not as the policies say; the last one remains in force"
+            ),
+            Some(_) => {}
+            None => {
+                state.force.is_begun = true;
+                let changed = done.elements.map(|elements| (Instant::now(), elements));
+                state.force.changed = changed.or(state.force.changed);
+            }
+        }
+        state.force.failing = failing;
+        if !state.ways.are_of(&state.addresses()) {
+            self.shared.changed.notify_one();
+        }
+    }
+
+    /// Asks for the ways to the addresses of this node's pods, if one of them may be another.
+    async fn look_at_ways(&self, due: &mut Due) {
+        let (mut ways, addresses) = {
+            let state = self.shared.state.lock();
+            (state.ways.clone(), state.addresses())
+        };
+        if !std::mem::take(&mut due.ways) && ways.are_of(&addresses) {
+            return;
+        }
+        let before = ways.clone();
+        if ways.look(&addresses).await.is_err() {
+            due.ways = true;
+        }
+        if ways != before {
+            self.shared.state.lock().set_ways(ways);
+        }
+    }
+
+    /// Deletes connections that no policy would let in now.
+    async fn end_connections(&self, over: &mut Over) {
+        let is_due = over.is_closing || !over.ended.is_empty();
+        let is_soon = over.scanned.is_some_and(|at| at.elapsed() < SCANS);
+        if !is_due || is_soon {
+            if is_due {
+                // The next tick, at the latest.
+                self.shared.changed.notify_one();
+            }
+            return;
+        }
+        over.scanned = Some(Instant::now());
+        over.is_closing = false;
+        let ended = std::mem::take(&mut over.ended);
+        let shared = Arc::clone(&self.shared);
+        let again = ended.clone();
+        let scanned = spawn_blocking(move || {
+            tracked::delete(|connection| is_over(&shared, &ended, connection))
+        });
+        match scanned.await {
+            Ok(Ok(0)) => {}
+            Ok(Ok(deleted)) => {
+                tracing::debug!(
+                    deleted,
+                    "tracked connections were deleted, which no policy lets in"
+                );
+                self.counters
+                    .ended_connections
+                    .inc_by(u64::try_from(deleted).unwrap_or(0));
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "cannot delete tracked connections; answers in connections that policy closed pass until they end; tried again");
+                over.ended.extend(again);
+                over.is_closing = true;
+            }
+            Err(_) => tracing::error!("the scan of tracked connections panicked (a bug)"),
+        }
+    }
+}
+
+impl Over {
+    fn note(&mut self, commit: &Commit) {
+        self.ended.extend(commit.ended.iter().copied());
+        self.is_closing |= !commit.closed.is_empty() || may_close(&commit.change);
+    }
+}
+
+/// Whether a connection has to end: one of its ends is no pod of this node any more, or policy would
+/// not let it in now.
+///
+/// A TCP connection that is closed by policy stays: its packets of the first direction are dropped, so
+/// that it stalls. Without its entry the kernel would take the next packet of the server for the first
+/// one of a connection in the other direction, and all that follow would pass as its answers.
+fn is_over(shared: &Shared, ended: &BTreeSet<IpAddr>, connection: &Tracked) -> bool {
+    const TCP: u8 = 6;
+    if ended.contains(&connection.source) || ended.contains(&connection.destination) {
+        return true;
+    }
+    if connection.protocol == TCP {
+        return false;
+    }
+    let mut protocols = Protocol::ALL.into_iter();
+    let protocol = protocols.find(|protocol| protocol.number() == connection.protocol);
+    let sides = shared.state.lock().pipeline.explain(&Opening {
+        from: connection.source,
+        to: connection.destination,
+        port: protocol.zip(connection.port),
+    });
+    sides.iter().any(|side| side.allowed_by.is_none())
+}
+
+/// The result of one attempt.
+struct Done {
+    /// What was done, if anything was; or why it failed.
+    result: Result<Option<CommitOutcome>, String>,
+    /// How long the kernel took for a batch.
+    took: Option<Duration>,
+    /// Elements that a batch changed.
+    elements: Option<usize>,
+    /// What the pipeline changed.
+    commit: Option<Commit>,
+    /// The whole table was made again.
+    is_replaced: bool,
+}
+
+/// How the next attempt is made.
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    /// The kernel's table is compared, not only changed.
+    compares: bool,
+    /// Another program may have changed it.
+    is_foreign: bool,
+    logs_drops: bool,
+}
+
+impl Attempt {
+    /// Makes the changes of the state since the last attempt.
+    fn make(self, shared: &Shared, kernel: &mut Connection) -> Done {
+        let mut done = Done {
+            result: Ok(None),
+            took: None,
+            elements: None,
+            commit: None,
+            is_replaced: false,
+        };
+        let (committed, table) = {
+            let mut state = shared.state.lock();
+            let committed = state.commit();
+            let table = self.compares.then(|| state.table());
+            (committed, table)
+        };
+        let refused = match committed {
+            Ok(commit) => {
+                if table.is_none() && !commit.change.is_empty() {
+                    let change = commit.change.clone();
+                    let change = match self.logs_drops {
+                        true => change.logging(drops::GROUP),
+                        false => change,
+                    };
+                    write(kernel, &change, CommitOutcome::Changed, &mut done);
+                }
+                done.commit = Some(commit);
+                None
+            }
+            Err(too_large) => Some(too_large.to_string()),
+        };
+        if let Some(table) = table {
+            let table = match self.logs_drops {
+                true => table.logging(drops::GROUP),
+                false => table,
+            };
+            self.compare(kernel, &table, &mut done);
+        }
+        if let (Some(reason), Ok(_)) = (refused, &done.result) {
+            done.result = Err(reason);
+        }
+        done
+    }
+
+    /// Replaces the kernel's table if it is not `table`.
+    fn compare(self, kernel: &mut Connection, table: &Table, done: &mut Done) {
+        match kernel.difference(table) {
+            Ok(None) => {}
+            Ok(Some(difference)) => {
+                let outcome = match self.is_foreign {
+                    true => {
+                        tracing::warn!(%difference, "another program changed the nftables table; it is made again");
+                        CommitOutcome::Repaired
+                    }
+                    false => CommitOutcome::Changed,
+                };
+                done.is_replaced = true;
+                write(kernel, &Change::replacement(table), outcome, done);
+            }
+            Err(error) => done.result = Err(error.to_string()),
+        }
+    }
+}
+
+fn write(kernel: &mut Connection, change: &Change, outcome: CommitOutcome, done: &mut Done) {
+    let begin = Instant::now();
+    match kernel.commit(change) {
+        Ok(()) => {
+            done.result = Ok(Some(outcome));
+            done.took = Some(begin.elapsed());
+            done.elements = Some(change.elements());
+        }
+        Err(error) => done.result = Err(error.to_string()),
+    }
+}
+
+/// Whether a change may close a direction that was open.
+fn may_close(change: &Change) -> bool {
+    let mut steps = change.steps.iter();
+    steps.any(|step| {
+        matches!(
+            step,
+            Step::DeleteElements(..) | Step::DeleteVerdicts(..) | Step::AddVerdicts(..)
+        )
+    })
+}

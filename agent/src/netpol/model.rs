@@ -1,0 +1,103 @@
+//! Answers of the admin interface of `netpol run`. The command line uses the same types.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use agent_cluster::health::ClusterView;
+use serde::{Deserialize, Serialize};
+
+/// Answer to `/v1/netpol/status`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct NetpolStatus {
+    pub version: String,
+    /// Process id of `netpol run`.
+    pub pid: u32,
+    /// The policies are in force as the documents say.
+    pub ready: bool,
+    /// NetworkPolicies that were read.
+    pub policies: usize,
+    /// Documents that are refused, with reason and remedy.
+    pub refused: Vec<String>,
+    /// Pods of this node that have an address of their own.
+    pub pods: usize,
+    /// Pods of this node that a policy restricts.
+    pub restricted: usize,
+    pub table: TableView,
+    /// Policies of kinds that are not enforced, by kind.
+    pub not_enforced: BTreeMap<String, usize>,
+    /// Packets that were dropped, by counter of the table; none if they cannot be read.
+    pub dropped: Option<BTreeMap<String, u64>>,
+    /// How often another program changed the table, and it was made again.
+    pub repairs: u64,
+    /// Problems that need attention; empty if there are none.
+    pub problems: Vec<String>,
+    /// Documents that may not mean what their authors think.
+    pub warnings: Vec<String>,
+    /// The cluster that objects are read from.
+    pub cluster: Option<ClusterView>,
+}
+
+/// Sizes of the table, and its last change.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct TableView {
+    /// The kernel has had the table of this process.
+    pub is_begun: bool,
+    /// Chains of pods.
+    pub chains: usize,
+    /// Groups of peers.
+    pub groups: usize,
+    /// Addresses in these groups and in blocks.
+    pub addresses: usize,
+    /// How long ago the table was changed, seconds; none = not by this process.
+    pub changed_seconds: Option<u64>,
+    /// Elements of the last change.
+    pub changed_elements: usize,
+}
+
+/// One pod of the answer to `/v1/netpol/pods`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct NetpolPod {
+    /// `namespace/name`
+    pub pod: String,
+    /// Each address, with the interface, bridge or device that leads to it.
+    pub addresses: Vec<(IpAddr, String)>,
+    /// Policies that restrict what it may receive; empty: everything.
+    pub ingress: Vec<String>,
+    /// Policies that restrict what it may send; empty: everything.
+    pub egress: Vec<String>,
+}
+
+/// Answer to `/v1/netpol/why`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct NetpolWhy {
+    pub from: IpSide,
+    pub to: IpSide,
+    /// Destination port and protocol; none = of a protocol without ports.
+    pub port: Option<String>,
+    pub allowed: bool,
+    /// The ends that are pods of this node with policies about their direction.
+    pub sides: Vec<SideView>,
+    /// Why the kernel may judge otherwise; none = it has these rules.
+    pub not_in_force: Option<String>,
+}
+
+/// One end of a connection.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct IpSide {
+    pub address: String,
+    /// The pod that has the address, `namespace/name`.
+    pub pod: Option<String>,
+    /// The pod runs on this node.
+    pub is_here: bool,
+}
+
+/// Policies of one end about the connection.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct SideView {
+    pub pod: String,
+    /// `egress`: the pod sends; `ingress`: it receives.
+    pub direction: String,
+    /// Policies that restrict the direction.
+    pub policies: Vec<String>,
+    /// The rule that allows the connection, as `NetworkPolicy/namespace/name field`; none = denied.
+    pub allowed_by: Option<String>,
+}

@@ -1,0 +1,239 @@
+//! The objects, the policies that follow from them, and how far they are in force.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Instant,
+};
+
+use agent_core::policy::document::{PolicyDocument, PolicyError};
+use netpol::{
+    cache::Key,
+    pipeline::{Commit, Pipeline},
+    render::{nft::TooLarge, ruleset::Table},
+};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::{objects, surroundings::Surroundings, unenforced::Unenforced, ways::Ways};
+
+/// What the tasks of `netpol run` share. No lock is held across a write to the kernel.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) state: Mutex<State>,
+    /// The state may have changed.
+    pub(super) changed: Notify,
+}
+
+impl Shared {
+    /// Nothing is known yet. `node` is the name of this node.
+    pub(super) fn new(node: &str) -> Self {
+        Self {
+            state: Mutex::new(State::new(node)),
+            changed: Notify::new(),
+        }
+    }
+}
+
+/// The state of this node's policies.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) pipeline: Pipeline,
+    pub(super) unenforced: Unenforced,
+    /// Refused documents.
+    pub(super) refused: Vec<PolicyError>,
+    /// Every source has been listed once.
+    is_listed: bool,
+    /// The first listing lacks documents of some kind.
+    has_gaps: bool,
+    /// The first listing lacks a NetworkPolicy: it is refused, and no good version of it is known.
+    is_uncertain: bool,
+    pub(super) warnings: BTreeMap<String, Vec<String>>,
+    pub(super) ways: Ways,
+    pub(super) surroundings: Surroundings,
+    pub(super) force: Force,
+}
+
+/// How far the policies are in force.
+#[derive(Debug)]
+pub(super) struct Force {
+    /// The kernel has had the table of this run.
+    pub(super) is_begun: bool,
+    /// The last change, and how many elements of sets and maps it had.
+    pub(super) changed: Option<(Instant, usize)>,
+    /// Why the last change is not in force.
+    pub(super) failing: Option<String>,
+    /// When the enforcer last ran.
+    pub(super) beat: Instant,
+}
+
+impl State {
+    fn new(node: &str) -> Self {
+        Self {
+            pipeline: Pipeline::new(node, netpol::render::nft::Limits::default()),
+            unenforced: Unenforced::default(),
+            refused: Vec::new(),
+            is_listed: false,
+            has_gaps: false,
+            is_uncertain: false,
+            warnings: BTreeMap::new(),
+            ways: Ways::default(),
+            surroundings: Surroundings::default(),
+            force: Force {
+                is_begun: false,
+                changed: None,
+                failing: None,
+                beat: Instant::now(),
+            },
+        }
+    }
+
+    /// Puts a document in the place of its former version.
+    pub(super) fn put(&mut self, document: PolicyDocument) {
+        self.unenforced.put(&document.key);
+        if let Some(object) = objects::object(&document.body) {
+            self.pipeline.put(object);
+        }
+        match document.warnings.is_empty() {
+            true => self.warnings.remove(&document.key),
+            false => self.warnings.insert(document.key, document.warnings),
+        };
+    }
+
+    /// Removes the document of a key.
+    pub(super) fn remove(&mut self, key: &str) {
+        self.unenforced.remove(key);
+        self.warnings.remove(key);
+        if let Some(key) = objects::key(key) {
+            self.pipeline.remove(&key);
+        }
+    }
+
+    /// The documents that are refused now.
+    pub(super) fn refuse(&mut self, errors: Vec<PolicyError>) {
+        self.refused = errors;
+        self.is_uncertain &= self.lacks();
+    }
+
+    /// Whether the first listing lacks documents: they are refused, and no good version is known.
+    pub(super) fn set_gaps(&mut self, has_gaps: bool) {
+        self.has_gaps = has_gaps;
+        self.is_uncertain &= self.lacks();
+    }
+
+    /// Every source has been listed.
+    pub(super) fn set_listed(&mut self) {
+        self.is_listed = true;
+        self.is_uncertain = self.lacks();
+    }
+
+    /// Whether a NetworkPolicy may be missing: one is refused, or a file that may have one, and no good
+    /// version is known.
+    fn lacks(&self) -> bool {
+        self.refused.iter().any(|error| match &error.key {
+            Some(key) => match objects::key(key) {
+                Some(Key::Policy(id)) => self.pipeline.cache().policy(&id).is_none(),
+                _ => false,
+            },
+            None => self.has_gaps,
+        })
+    }
+
+    /// Whether every source has been listed.
+    pub(super) fn is_listed(&self) -> bool {
+        self.is_listed
+    }
+
+    /// Whether the objects are known well enough to change the table of the last run.
+    pub(super) fn is_known(&self) -> bool {
+        self.is_listed && !self.is_uncertain
+    }
+
+    /// Why the table of the last run is not changed yet.
+    pub(super) fn waits(&self) -> Option<&'static str> {
+        if !self.is_listed {
+            return Some("not every kind of object has been listed yet");
+        }
+        self.is_uncertain.then_some(
+            "a NetworkPolicy is refused and no good version of it is known; correct it or remove it",
+        )
+    }
+
+    /// Changes of the table since the last call.
+    pub(super) fn commit(&mut self) -> Result<Commit, TooLarge> {
+        self.pipeline.commit()
+    }
+
+    /// The table as of the last call of [`Self::commit`].
+    pub(super) fn table(&self) -> Table {
+        self.pipeline.table()
+    }
+
+    /// Addresses of the pods of this node.
+    pub(super) fn addresses(&self) -> BTreeSet<IpAddr> {
+        let pods = self.pipeline.pods().values();
+        pods.flat_map(|pod| pod.addresses.iter().copied()).collect()
+    }
+
+    /// Takes the ways to pods as they were found.
+    pub(super) fn set_ways(&mut self, ways: Ways) {
+        self.pipeline.set_interfaces(ways.interfaces());
+        self.ways = ways;
+    }
+
+    /// Whether policy is in force as the documents say.
+    pub(super) fn is_ready(&self) -> bool {
+        self.is_known()
+            && self.force.is_begun
+            && self.force.failing.is_none()
+            && self.surroundings.problems.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_core::policy::parse::parse_documents;
+
+    use super::*;
+
+    fn refused(key: &str) -> PolicyError {
+        PolicyError {
+            source_name: "cluster".to_owned(),
+            key: Some(key.to_owned()),
+            field: "spec".to_owned(),
+            reason: "is missing".to_owned(),
+            remedy: "add it".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_refused_policy_without_a_good_version_keeps_the_table_of_the_last_run() {
+        let mut state = State::new("n1");
+        assert!(state.waits().unwrap().contains("listed"));
+        state.refuse(vec![refused("NetworkPolicy/shop/web")]);
+        state.set_listed();
+        assert!(!state.is_known());
+        assert!(state.waits().unwrap().contains("refused"));
+        let policy = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy,
+            metadata: {name: web, namespace: shop}, spec: {podSelector: {}}}";
+        for document in parse_documents(policy, "cluster") {
+            state.put(document.unwrap());
+        }
+        state.refuse(Vec::new());
+        assert!(state.is_known());
+        // Later it has a good version, and others are not known to have been in force.
+        state.refuse(vec![
+            refused("NetworkPolicy/shop/web"),
+            refused("NetworkPolicy/shop/new"),
+        ]);
+        assert!(state.is_known());
+    }
+
+    #[test]
+    fn a_refused_policy_of_another_kind_keeps_nothing() {
+        let mut state = State::new("n1");
+        state.refuse(vec![refused("CiliumNetworkPolicy/shop/web")]);
+        state.set_listed();
+        assert!(state.is_known());
+    }
+}

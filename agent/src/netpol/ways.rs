@@ -1,0 +1,101 @@
+//! Which interface leads to each pod of this node. Interfaces guard against false sources only: one
+//! that is not found opens nothing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::IpAddr,
+};
+
+use netpol::pod::PodId;
+
+use crate::endpoint::discover::by_route::{Way, way_to};
+
+/// The way to each address of the node's pods, as it was found last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ways(BTreeMap<IpAddr, Way>);
+
+impl Ways {
+    /// Whether these are the addresses that were looked at.
+    pub(super) fn are_of(&self, addresses: &BTreeSet<IpAddr>) -> bool {
+        self.0.keys().eq(addresses)
+    }
+
+    /// Looks at the ways to `addresses` again. One that cannot be looked at stays as it was.
+    ///
+    /// # Errors
+    /// Some could not be looked at.
+    pub(super) async fn look(&mut self, addresses: &BTreeSet<IpAddr>) -> io::Result<()> {
+        self.0.retain(|address, _| addresses.contains(address));
+        let (connection, handle, _messages) = rtnetlink::new_connection()?;
+        let look = async {
+            let mut looked = Ok(());
+            for address in addresses {
+                match way_to(&handle, *address).await {
+                    Ok(way) => drop(self.0.insert(*address, way)),
+                    Err(error) => {
+                        tracing::warn!(%address, %error, "cannot ask for the route to a pod; its interface stays as it was");
+                        looked = Err(error);
+                    }
+                }
+            }
+            looked
+        };
+        tokio::select! {
+            () = connection => Err(io::ErrorKind::UnexpectedEof.into()),
+            looked = look => looked,
+        }
+    }
+
+    /// The interface behind which each address is, where a route says it.
+    pub(super) fn interfaces(&self) -> BTreeMap<IpAddr, u32> {
+        let pairs = self.0.iter().filter_map(|(address, way)| match way {
+            Way::Pair { index, .. } => Some((*address, *index)),
+            _ => None,
+        });
+        pairs.collect()
+    }
+
+    /// Whether pods are on a bridge.
+    pub(super) fn has_bridge(&self) -> bool {
+        self.0.values().any(|way| matches!(way, Way::Bridge { .. }))
+    }
+
+    /// The way to an address, for people.
+    pub(super) fn describe(&self, address: IpAddr) -> String {
+        match self.0.get(&address) {
+            Some(Way::Pair { name, .. }) => name.clone(),
+            Some(Way::Bridge { name }) => format!("bridge {name}"),
+            Some(Way::Elsewhere { name, kind }) => format!("{name} ({kind}), no pod's"),
+            Some(Way::Nowhere) => "no route".to_owned(),
+            None => "-".to_owned(),
+        }
+    }
+
+    /// What is wrong with the ways to the addresses of a pod.
+    pub(super) fn problems<'a>(
+        &'a self,
+        pod: &'a PodId,
+        addresses: &'a [IpAddr],
+    ) -> impl Iterator<Item = String> + 'a {
+        addresses.iter().filter_map(move |address| {
+            let Some(Way::Elsewhere { name, kind }) = self.0.get(address) else {
+                return None;
+            };
+            Some(format!(
+                "pod {pod}: the route to {address} leads to {name} ({kind}), not to a pod of this node; \
+                 its policy is in force, but other pods can send under its address; correct the route, or \
+                 the pod's status.podIPs"
+            ))
+        })
+    }
+
+    /// Bridges with pods, which can send under each other's addresses.
+    pub(super) fn bridges(&self) -> BTreeSet<&str> {
+        let bridges = self.0.values().filter_map(|way| match way {
+            Way::Bridge { name } => Some(name.as_str()),
+            _ => None,
+        });
+        bridges.collect()
+    }
+}

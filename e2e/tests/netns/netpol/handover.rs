@@ -1,0 +1,88 @@
+//! A node goes from `netpol run` to `run`: nothing opens, and no stale table is left.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use holdfast_e2e::{AgentOptions, config, eventually, shell, with_lab};
+use serde_json::json;
+
+use super::{PORT, Pods, SOON, both, of, reaches};
+
+#[test]
+fn a_node_that_gets_programs_opens_nothing_meanwhile() {
+    with_lab(|lab| {
+        let _pods = Pods::new(lab)?;
+        lab.write_network_policy(
+            "b",
+            &json!({"podSelector": of("b"), "ingress": [{"ports": [{"port": PORT}]}]}),
+        )?;
+        let netpol = lab.start_netpol(&[])?;
+        reaches(&lab.a, &both(&lab.b, 8080), false)?;
+        let done = AtomicBool::new(false);
+        let opened = std::thread::scope(|scope| -> Result<usize> {
+            let watch = scope.spawn(|| {
+                let mut opened = 0;
+                while !done.load(Ordering::Relaxed) {
+                    let to = both(&lab.b, 8080)[0];
+                    opened += usize::from(lab.a.connect(to, Duration::from_millis(50)).is_ok());
+                }
+                opened
+            });
+            let handed = (|| -> Result<()> {
+                ensure!(netpol.terminate(SOON)?.success(), "exit code");
+                let options = AgentOptions::default().flag("--node-name=n1");
+                let _agent = lab.start_agent(&options)?;
+                // Until each pod is an endpoint.
+                std::thread::sleep(Duration::from_secs(5));
+                ensure!(
+                    lab.netpol_table().is_ok(),
+                    "the table went before the endpoints came"
+                );
+                for (name, pod) in [("a", &lab.a), ("b", &lab.b)] {
+                    let key = format!("default/{name}");
+                    let netns = pod.netns.name();
+                    lab.agent(&["endpoint", "add", "--netns", netns, "--pod", &key])?;
+                }
+                eventually("the table is deleted", SOON * 2, || {
+                    ensure!(lab.netpol_table().is_err(), "it is there");
+                    Ok(())
+                })?;
+                reaches(&lab.a, &both(&lab.b, PORT), true)?;
+                reaches(&lab.a, &both(&lab.b, 8080), false)
+            })();
+            done.store(true, Ordering::Relaxed);
+            let opened = watch.join().expect("the watch does not panic");
+            handed.map(|()| opened)
+        })?;
+        ensure!(opened == 0, "port 8080 was open {opened} times");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_cleanup_removes_the_table_unless_its_process_runs() {
+    with_lab(|lab| {
+        let cleanup = || -> Result<String> {
+            let program = config::program("holdfast-agent")?;
+            let mut command = lab.node.command(program.to_str().context("UTF-8")?);
+            command.arg("cleanup").arg("--bpf-root").arg(lab.bpf_root());
+            command
+                .arg("--state-dir")
+                .arg(lab.directory().join("state"));
+            shell::finish(&mut command)
+        };
+        let netpol = lab.start_netpol(&[])?;
+        cleanup()?;
+        lab.netpol(&["status"])?;
+        lab.netpol_table()?;
+        ensure!(netpol.terminate(SOON)?.success(), "exit code");
+        let removed = cleanup()?;
+        ensure!(
+            removed.contains("removed the nftables table of `netpol run`"),
+            "{removed}"
+        );
+        ensure!(lab.netpol_table().is_err(), "it is there");
+        Ok(())
+    });
+}

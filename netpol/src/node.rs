@@ -1,0 +1,111 @@
+//! All renderings of the policies of one node's pods.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use crate::{
+    cache::Object,
+    configurator::{Configurator, PodRules},
+    contiv::Flow,
+    packet::Packet,
+    pipeline::Pipeline,
+    pod::PodId,
+    render::{
+        nft::{Limits, TooLarge},
+        ruleset::Table,
+        tables::View,
+        vpp::{
+            acl::{self, Acl},
+            sessions::{self, NoSessionRules, SessionRule},
+        },
+    },
+    verdict::{self, Local, Verdict},
+};
+
+/// What renderings need to know of a node, besides its pods.
+#[derive(Clone, Debug, Default)]
+pub struct Surroundings {
+    /// Interfaces that lead to other nodes, by their names in the vswitch.
+    pub node_interfaces: BTreeSet<String>,
+    /// The source of packets that a pod sends to itself through a Service.
+    pub nat_loopback: Option<IpAddr>,
+}
+
+/// The policies of a node's pods in every form.
+#[derive(Debug)]
+pub struct Node {
+    /// The rules of each pod that has an address.
+    pub pods: BTreeMap<PodId, PodRules>,
+    /// The table of nf_tables.
+    pub nft: Table,
+    /// Tables whose local ones are about traffic to pods.
+    pub tables: View,
+    /// Access lists of these tables.
+    pub acls: Vec<Acl>,
+    /// Tables whose local ones are about traffic from pods.
+    pub session_tables: View,
+    /// Session rules of these tables, or why there are none.
+    pub sessions: Result<Vec<SessionRule>, NoSessionRules>,
+    local: Local,
+}
+
+impl Node {
+    /// The pods with this `spec.nodeName`, among all objects of the cluster.
+    pub fn new(name: &str, objects: &[Object], around: &Surroundings) -> Result<Self, TooLarge> {
+        let mut pipeline = Pipeline::new(name, Limits::default());
+        pipeline.replace(objects.to_vec());
+        pipeline.commit()?;
+        let configurator = Configurator {
+            cache: pipeline.cache(),
+            nat_loopback: around.nat_loopback,
+        };
+        let pods = pipeline.pods().iter();
+        let pods: BTreeMap<PodId, PodRules> = pods
+            .map(|(id, pod)| (id.clone(), configurator.rules(pod)))
+            .collect();
+        let tables = View::of(&pods, Flow::Ingress);
+        let session_tables = View::of(&pods, Flow::Egress);
+        let mut refused = pipeline.pods().iter();
+        let refused = refused.find_map(|(id, pod)| sessions::refusal(id, pod));
+        let addresses = pods
+            .iter()
+            .map(|(id, pod)| (id.clone(), pod.addresses.clone()));
+        let sessions = match refused {
+            Some(refused) => Err(refused),
+            None => sessions::export(&session_tables, &addresses.collect()),
+        };
+        let claims = pods
+            .iter()
+            .flat_map(|(id, pod)| pod.addresses.iter().map(|address| (*address, id.clone())));
+        Ok(Self {
+            acls: acl::export(&tables, &around.node_interfaces),
+            nft: pipeline.table(),
+            local: claims.collect(),
+            pods,
+            tables,
+            session_tables,
+            sessions,
+        })
+    }
+
+    /// How each rendering judges a packet, by its name. Session rules are left out where there are
+    /// none, or none about such packets.
+    pub fn judge(&self, packet: &Packet) -> Vec<(&'static str, Verdict<'_>)> {
+        let local = &self.local;
+        let mut verdicts = vec![
+            ("rules", verdict::by_rules(&self.pods, local, packet)),
+            ("nft", verdict::by_table(&self.nft, packet)),
+            (
+                "tables",
+                verdict::by_tables(&self.tables, Flow::Ingress, local, packet),
+            ),
+            ("acl", verdict::by_acls(&self.acls, local, packet)),
+        ];
+        let sessions = self.sessions.iter();
+        let sessions = sessions.filter_map(|rules| verdict::by_sessions(rules, local, packet));
+        verdicts.extend(sessions.map(|verdict| ("sessions", verdict)));
+        verdicts
+    }
+}

@@ -248,6 +248,14 @@ fn a_table_that_is_too_large_is_refused_whole() {
     let refused = pipeline.commit().unwrap_err();
     assert_eq!(refused, TooLarge::Rows { found: 9, limit: 5 });
     assert_eq!(pipeline.table(), good);
+    // One with a group, which is never in force.
+    let to_web = json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [
+        {"to": [{"podSelector": {"matchLabels": {"app": "web"}}}]},
+    ]});
+    pipeline.put(policy("shop/none", &to_web));
+    let refused = pipeline.commit().unwrap_err();
+    assert_eq!(refused, TooLarge::Addresses { found: 8, limit: 4 });
+    pipeline.remove(&policy_key("shop/none"));
     pipeline.remove(&policy_key("shop/out"));
     assert!(pipeline.commit().unwrap().change.is_empty());
     assert_eq!(pipeline.table(), good);

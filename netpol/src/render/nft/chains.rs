@@ -348,6 +348,7 @@ fn sets_of(row: &Row) -> impl Iterator<Item = &RangeSet> {
 /// What happens to a part of the table.
 enum Turn {
     Comes,
+    /// It stays in force, or out of force.
     Stays,
     Goes,
 }
@@ -392,6 +393,7 @@ impl GroupSet {
         match Turn::of(slot.is_used(), &mut self.in_force) {
             Turn::Goes => return steps.push(Step::DeleteSet(name.clone())),
             Turn::Comes => steps.push(Step::AddSet(name.clone(), self.key)),
+            Turn::Stays if !self.in_force => return,
             Turn::Stays => {}
         }
         let (added, removed) = slot.members.take();

@@ -103,28 +103,28 @@ impl fmt::Display for Span {
 
 /// A set of ports: ranges that neither overlap nor touch, from the lowest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PortSet(Vec<Span>);
+pub(crate) struct PortSet(Vec<Span>);
 
 impl PortSet {
     /// Every port.
-    pub fn all() -> Self {
+    pub(crate) fn all() -> Self {
         Self(vec![Span::ALL])
     }
 
     /// The ranges, from the lowest.
-    pub fn spans(&self) -> impl Iterator<Item = Span> + '_ {
+    pub(crate) fn spans(&self) -> impl Iterator<Item = Span> + '_ {
         self.0.iter().copied()
     }
 
     /// Whether it has every port of another set.
-    pub fn covers(&self, other: &Self) -> bool {
+    pub(crate) fn covers(&self, other: &Self) -> bool {
         other
             .spans()
             .all(|part| self.spans().any(|span| span.covers(part)))
     }
 
     /// The ports that are in both.
-    pub fn common(&self, other: &Self) -> Self {
+    pub(crate) fn common(&self, other: &Self) -> Self {
         let pairs = self
             .spans()
             .flat_map(|a| other.spans().map(move |b| a.common(b)));

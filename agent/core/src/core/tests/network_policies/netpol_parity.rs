@@ -20,12 +20,16 @@ const PACKETS: usize = 1_000;
 #[test]
 fn netpol_parity() {
     let mut runner = TestRunner::deterministic();
+    let around = Surroundings {
+        node_interfaces: ["uplink".to_owned()].into(),
+        ..Surroundings::default()
+    };
     let (mut judged, mut differ) = (0, 0);
     for _ in 0..SETS {
         let drawn = policies(VOCABULARY).new_tree(&mut runner).unwrap();
         let world = World::new(&drawn.current());
         let objects = world.objects();
-        let node = Node::new("one", &objects, &Surroundings::default()).unwrap();
+        let node = Node::new("one", &objects, &around).unwrap();
         for (packet, passes) in world.packets(&world.node(), PACKETS, &mut runner) {
             let verdicts = node.judge(&packet);
             let (_, first) = &verdicts[0];

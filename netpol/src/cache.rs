@@ -20,22 +20,22 @@ use crate::{
 /// An object of one of the three kinds that count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Object {
-    /// A pod of any node.
+    /// It runs on this node or another one.
     Pod(Arc<Pod>),
     /// A namespace with its labels.
     Namespace(Arc<Namespace>),
-    /// A policy for the pods of its namespace.
+    /// Restricts pods of its namespace.
     Policy(Arc<NetworkPolicy>),
 }
 
 /// Identifies an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
-    /// Of a pod.
+    /// Namespace and name.
     Pod(PodId),
     /// Of a namespace: its name.
     Namespace(Arc<str>),
-    /// Of a policy.
+    /// Also of a namespace and a name.
     Policy(PolicyId),
 }
 
@@ -195,8 +195,8 @@ impl Cache {
         self.pod(self.addresses.holder(address)?)
     }
 
-    /// What is known of a namespace.
-    pub fn namespace_labels(&self, name: &str) -> NamespaceLabels<'_> {
+    /// Labels of a namespace, as far as they are known.
+    pub(crate) fn namespace_labels(&self, name: &str) -> NamespaceLabels<'_> {
         match self.namespaces.get(name) {
             Some(namespace) => NamespaceLabels::Known(&namespace.labels),
             None => NamespaceLabels::unknown(name),

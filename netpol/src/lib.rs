@@ -30,7 +30,7 @@ pub mod node;
 pub mod packet;
 pub mod pipeline;
 pub mod pod;
-pub mod pod_set;
+mod pod_set;
 pub mod policy;
 pub mod ports;
 pub mod processor;

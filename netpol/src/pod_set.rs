@@ -16,7 +16,7 @@ const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// What selectors can know of a pod's namespace.
 #[derive(Clone, Debug)]
-pub enum NamespaceLabels<'a> {
+pub(crate) enum NamespaceLabels<'a> {
     /// Labels of its object.
     Known(&'a BTreeMap<String, String>),
     /// There is no object: only its name is known.
@@ -25,7 +25,7 @@ pub enum NamespaceLabels<'a> {
 
 impl NamespaceLabels<'_> {
     /// A namespace of this name without an object.
-    pub fn unknown(name: &str) -> Self {
+    pub(crate) fn unknown(name: &str) -> Self {
         Self::Unknown([(NAMESPACE_NAME.to_owned(), name.to_owned())].into())
     }
 
@@ -48,7 +48,7 @@ impl NamespaceLabels<'_> {
 
 impl PodSet {
     /// Whether it selects a pod, whose namespace has these labels.
-    pub fn selects(&self, pod: &Pod, namespace: &NamespaceLabels<'_>) -> bool {
+    pub(crate) fn selects(&self, pod: &Pod, namespace: &NamespaceLabels<'_>) -> bool {
         self.selects_in(&pod.id.namespace, namespace) && self.pods.matches(&pod.labels)
     }
 

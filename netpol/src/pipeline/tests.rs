@@ -1,3 +1,5 @@
+//! Objects in, packets judged by the table out.
+
 mod gaps;
 mod judge;
 mod lab;

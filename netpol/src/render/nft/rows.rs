@@ -29,7 +29,7 @@ pub(super) struct Peer {
     pub(super) group: Option<Group>,
 }
 
-/// Ports of a row.
+/// Packets of a row, by protocol and port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum RowPorts {
     /// Every packet, also of protocols without ports.

@@ -164,7 +164,7 @@ fn port(random: &mut Random, families: Families) -> Value {
             let first = *random.one_of(&NUMBERS);
             json!({"protocol": protocol, "port": first, "endPort": first.saturating_add(2000)})
         }
-        2 => json!({"protocol": protocol, "port": 79, "endPort": random.one_of(&[80, 81, 500])}),
+        2 => json!({"protocol": protocol, "port": 79, "endPort": random.one_of(&[80, 81, 90])}),
         _ => json!({"protocol": protocol, "port": random.one_of(&NUMBERS)}),
     }
 }

@@ -81,6 +81,12 @@ impl Pipeline {
         self.nft.set_interfaces(interfaces);
     }
 
+    /// The bridges that pods of this node are on. While a pod is restricted, IPv6 packets with
+    /// link-local addresses, which no policy selects, do not pass between their ports.
+    pub fn set_bridges(&mut self, bridges: BTreeSet<u32>) {
+        self.nft.set_bridges(bridges);
+    }
+
     /// What has changed since the last commit. Refused whole if the table would be too large: then
     /// the last commit's table stays in force, and the next commit has this one's changes too.
     ///

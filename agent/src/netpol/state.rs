@@ -178,6 +178,7 @@ impl State {
     /// Takes the ways to pods as they were found.
     pub(super) fn set_ways(&mut self, ways: Ways) {
         self.pipeline.set_interfaces(ways.interfaces());
+        self.pipeline.set_bridges(ways.bridge_links());
         self.ways = ways;
     }
 

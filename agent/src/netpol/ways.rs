@@ -56,6 +56,15 @@ impl Ways {
         pairs.collect()
     }
 
+    /// The bridges that pods are on.
+    pub(super) fn bridge_links(&self) -> BTreeSet<u32> {
+        let bridges = self.0.values().filter_map(|way| match way {
+            Way::Bridge { index, .. } => Some(*index),
+            _ => None,
+        });
+        bridges.collect()
+    }
+
     /// Whether pods are on a bridge.
     pub(super) fn has_bridge(&self) -> bool {
         self.0.values().any(|way| matches!(way, Way::Bridge { .. }))
@@ -65,7 +74,7 @@ impl Ways {
     pub(super) fn describe(&self, address: IpAddr) -> String {
         match self.0.get(&address) {
             Some(Way::Pair { name, .. }) => name.clone(),
-            Some(Way::Bridge { name }) => format!("bridge {name}"),
+            Some(Way::Bridge { name, .. }) => format!("bridge {name}"),
             Some(Way::Elsewhere { name, kind }) => format!("{name} ({kind}), no pod's"),
             Some(Way::Nowhere) => "no route".to_owned(),
             None => "-".to_owned(),
@@ -93,7 +102,7 @@ impl Ways {
     /// Bridges with pods, which can send under each other's addresses.
     pub(super) fn bridges(&self) -> BTreeSet<&str> {
         let bridges = self.0.values().filter_map(|way| match way {
-            Way::Bridge { name } => Some(name.as_str()),
+            Way::Bridge { name, .. } => Some(name.as_str()),
             _ => None,
         });
         bridges.collect()

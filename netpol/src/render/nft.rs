@@ -116,6 +116,8 @@ pub(crate) struct Nft {
     own: Counted<IpAddr>,
     links: Counted<u32>,
     behind: Counted<(u32, IpAddr)>,
+    bridges: BTreeSet<u32>,
+    guarded_bridges: BTreeSet<u32>,
     interfaces: BTreeMap<IpAddr, u32>,
 }
 
@@ -165,6 +167,11 @@ impl Nft {
             self.links.remove(&link);
             self.behind.remove(&(link, address));
         }
+    }
+
+    /// The bridges that pods are on.
+    pub(crate) fn set_bridges(&mut self, bridges: BTreeSet<u32>) {
+        self.bridges = bridges;
     }
 
     /// How large the table is that [`Nft::take`] makes.
@@ -222,6 +229,7 @@ impl Nft {
             push(&mut steps, Step::AddElements, set, of(&added).into_iter());
         }
         self.take_interfaces(&mut steps);
+        self.take_bridges(&mut steps);
         Ok(Change::of(TABLE, steps))
     }
 
@@ -245,6 +253,10 @@ impl Nft {
                 Element::One(Value::Interface(*link)),
             );
         }
+        for link in &self.guarded_bridges {
+            let element = Element::One(Value::Interface(*link));
+            insert(&mut table, base::BRIDGES, element);
+        }
         for pair in self.behind.taken() {
             insert(
                 &mut table,
@@ -253,6 +265,30 @@ impl Nft {
             );
         }
         table
+    }
+
+    /// Nothing changes on a bridge whose pods are all open.
+    fn take_bridges(&mut self, steps: &mut Vec<Step>) {
+        let now = match self.own.len() {
+            0 => BTreeSet::new(),
+            _ => self.bridges.clone(),
+        };
+        let before = std::mem::replace(&mut self.guarded_bridges, now);
+        let now = &self.guarded_bridges;
+        let set = base::BRIDGES;
+        let link = |link: &u32| Element::One(Value::Interface(*link));
+        push(
+            steps,
+            Step::DeleteElements,
+            set,
+            before.difference(now).map(link),
+        );
+        push(
+            steps,
+            Step::AddElements,
+            set,
+            now.difference(&before).map(link),
+        );
     }
 
     fn take_interfaces(&mut self, steps: &mut Vec<Step>) {

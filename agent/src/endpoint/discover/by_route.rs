@@ -24,7 +24,11 @@ pub(crate) enum Way {
     /// One end of a pair of interfaces whose other end is in another namespace.
     Pair { index: u32, name: String },
     /// A bridge. Which of its ports leads to the address cannot be told by routes.
-    Bridge { name: String },
+    Bridge {
+        /// Interface by which packets between its ports come.
+        index: u32,
+        name: String,
+    },
     /// An interface that leads to no pod of this node.
     Elsewhere {
         name: String,
@@ -67,13 +71,13 @@ pub(crate) async fn way_to(handle: &Handle, address: IpAddr) -> io::Result<Way> 
         return Ok(Way::Pair { index: out, name });
     }
     if is_bridge(&link) {
-        return Ok(Way::Bridge { name });
+        return Ok(Way::Bridge { index: out, name });
     }
     // A VLAN of a bridge.
     if let Some(below) = peer_of(&link)
         && found(handle, below).await?.as_ref().is_some_and(is_bridge)
     {
-        return Ok(Way::Bridge { name });
+        return Ok(Way::Bridge { index: below, name });
     }
     Ok(elsewhere(name))
 }

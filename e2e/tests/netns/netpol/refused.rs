@@ -1,10 +1,13 @@
 //! Starts that are refused, and surroundings in which policy is not in force, each with its remedy.
 
-use anyhow::{Result, ensure};
+use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::bridge::Bridge;
 use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::netpol_run::NODE;
-use holdfast_e2e::{AgentOptions, Lab, eventually, with_lab};
+use holdfast_e2e::{AgentOptions, Lab, Pod, eventually, with_lab};
 use serde_json::json;
 
 use super::{PORT, Pods, SOON, both, of, reaches, status_has};
@@ -70,6 +73,44 @@ fn pods_on_a_bridge_need_a_setting_of_the_kernel() {
         let _netpol = lab.begin_netpol(&["--set-bridge-sysctls"])?;
         reaches(&c, &both(&d, 8080), false)?;
         reaches(&c, &both(&d, PORT), true)
+    });
+}
+
+/// Whether a datagram to the link-local address of a pod arrives, which every pod has.
+fn arrives_at_link_local(from: &Pod, to: &Pod) -> Result<bool> {
+    let shown = [
+        "-6", "-o", "address", "show", "dev", "eth0", "scope", "link",
+    ];
+    let shown = to.netns.run("ip", &shown)?;
+    let address = shown.split_whitespace().find(|word| word.contains("/64"));
+    let address = address.and_then(|word| word.split('/').next());
+    let address: Ipv6Addr = address.context("a link-local address")?.parse()?;
+    let link = from.netns.run("ip", &["-o", "link", "show", "eth0"])?;
+    let index = link.split(':').next().unwrap_or_default().trim().parse()?;
+    let any = (Ipv6Addr::UNSPECIFIED, 0);
+    let receiver = to.netns.enter(|| UdpSocket::bind(any))??;
+    receiver.set_read_timeout(Some(Duration::from_millis(500)))?;
+    let sender = from.netns.enter(|| UdpSocket::bind(any))??;
+    let to = SocketAddrV6::new(address, receiver.local_addr()?.port(), 0, index);
+    for _ in 0..3 {
+        sender.send_to(b"hello", to)?;
+    }
+    Ok(receiver.recv(&mut [0; 16]).is_ok())
+}
+
+#[test]
+fn link_local_addresses_bypass_no_policy_on_a_bridge() {
+    with_lab(|lab| {
+        let bridge = Bridge::new(lab, "br0")?;
+        let (c, d) = (bridge.add_pod("c", 13)?, bridge.add_pod("d", 14)?);
+        let _pods = Pods::of(lab, &[("c", &c), ("d", &d)])?;
+        let _netpol = lab.start_netpol(&["--set-bridge-sysctls"])?;
+        ensure!(arrives_at_link_local(&c, &d)?, "no pod is restricted");
+        lab.write_network_policy("d", &json!({"podSelector": of("d"), "ingress": []}))?;
+        reaches(&c, &both(&d, PORT), false)?;
+        ensure!(!arrives_at_link_local(&c, &d)?, "policy was bypassed");
+        ensure!(!arrives_at_link_local(&d, &c)?, "in both directions");
+        Ok(())
     });
 }
 

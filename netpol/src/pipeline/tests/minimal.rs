@@ -181,6 +181,29 @@ fn a_pod_reaches_itself_and_a_false_source_nobody() {
 }
 
 #[test]
+fn link_local_addresses_bypass_no_policy_of_pods_on_a_bridge() {
+    let mut lab = Lab::with([numbered(1)]);
+    let sources = ["fe80::1", "2001:db8::1"];
+    let passing = |lab: &Lab| {
+        let from = sources.into_iter();
+        from.filter(|from| lab.passes(from, "fe80::2 80/TCP"))
+            .count()
+    };
+    lab.pipeline.set_bridges([1].into());
+    lab.commit();
+    assert_eq!(passing(&lab), 2, "no pod is restricted");
+    let closed = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
+    lab.put([policy("shop/closed", &closed)]);
+    assert_eq!(passing(&lab), 0);
+    lab.pipeline.set_bridges([2].into());
+    lab.commit();
+    assert_eq!(passing(&lab), 2, "of a bridge without pods");
+    lab.pipeline.set_bridges([1].into());
+    lab.remove(&policy_key("shop/closed"));
+    assert_eq!(passing(&lab), 2);
+}
+
+#[test]
 fn of_two_pods_with_one_address_the_younger_has_it() {
     let made = |id: &str, created| {
         let pod = pod(id, &[("app", &id[5..])], &["10.0.0.1"]);

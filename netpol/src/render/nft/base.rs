@@ -1,7 +1,7 @@
 //! The parts of the table that every node has: maps, sets about pods and interfaces, and the chain
 //! through which forwarded packets come.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use super::ranges;
 use crate::{
@@ -15,10 +15,19 @@ use crate::{
 
 /// Name of the table. A change of its form that an older agent must not undo gets a new name.
 pub const TABLE: &str = "holdfast_policies_v1";
-/// The counter of packets from an interface whose pod has another address.
+/// The counter of packets from an interface whose pod has another address, and of packets with
+/// link-local addresses between ports of a bridge.
 pub const SPOOFED: &str = "spoofed";
 /// The set of interfaces behind which the addresses are known.
 pub(super) const LINKS: &str = "links";
+
+/// The set of bridges on which pods do not reach each other by link-local addresses.
+pub(super) const BRIDGES: &str = "bridges";
+/// First and last link-local address.
+const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
+    Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0),
+    Ipv6Addr::from_bits((0xfebf << 112) | (u128::MAX >> 16)),
+);
 
 const FORWARD: &str = "forward";
 
@@ -92,6 +101,7 @@ pub(super) fn table() -> Table {
     let counters = [SPOOFED, dropped(Flow::Ingress), dropped(Flow::Egress)];
     table.counters.extend(counters.map(str::to_owned));
     add_set(&mut table, LINKS, Key::One(Type::Interface));
+    add_set(&mut table, BRIDGES, Key::One(Type::Interface));
     for family in Family::ALL {
         let address = address_type(family);
         add_set(
@@ -127,12 +137,21 @@ fn add_set(table: &mut Table, name: &str, key: Key) {
 fn forward() -> Vec<Rule> {
     use Expression::{
         Answer, Count, In, NeighbourDiscovery, PairIn, PairNotIn, Related, Verdict as End,
-        VerdictIn,
+        VerdictIn, Within,
     };
     let spoofed = |family| {
         Rule(vec![
             In(Field::Interface, LINKS.to_owned()),
             PairNotIn(Field::Interface, source(family), behind(family).to_owned()),
+            Count(SPOOFED.to_owned()),
+            End(Verdict::Drop),
+        ])
+    };
+    let link_local = |field| {
+        let (first, last) = LINK_LOCAL;
+        Rule(vec![
+            In(Field::Interface, BRIDGES.to_owned()),
+            Within(field, Value::Ipv6(first), Value::Ipv6(last)),
             Count(SPOOFED.to_owned()),
             End(Verdict::Drop),
         ])
@@ -151,6 +170,7 @@ fn forward() -> Vec<Rule> {
     let mut rules: Vec<Rule> = Family::ALL.map(spoofed).into();
     let passing = [Answer, Related, NeighbourDiscovery];
     rules.extend(passing.map(|packet| Rule(vec![packet, End(Verdict::Accept)])));
+    rules.extend([Field::Source6, Field::Destination6].map(link_local));
     rules.extend(Family::ALL.map(to_itself));
     for flow in [Flow::Egress, Flow::Ingress] {
         rules.extend(Family::ALL.map(|family| judged(flow, family)));

@@ -301,7 +301,7 @@ impl State {
         all
     }
 
-    /// The labels that a document gives to prefixes, and the owner for whom they are claimed.
+    /// The labels that a document gives to prefixes, and the owner that claims them.
     pub(super) fn says(&self, document: &PolicyDocument) -> (Owner, BTreeMap<IpNet, LabelSet>) {
         let own = self.config.node_name.as_deref();
         let (source, labels) = document.labels(own, &|key| self.cluster.nodes.asks_for(key));

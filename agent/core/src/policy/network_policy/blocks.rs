@@ -10,8 +10,9 @@ use crate::{
     selector::selector::{CidrSelector, Selector},
 };
 
-const NO_PODS: &str = "an ipBlock does not mean pods or nodes, whatever their addresses; add a \
-                       peer with podSelector or namespaceSelector for the pods that it covers";
+const NO_PODS: &str = "an ipBlock does not mean pods or nodes, whatever their addresses, except on nodes with \
+                       `netpol run`, where it means every address; add a peer with podSelector or \
+                       namespaceSelector for the pods that it covers";
 
 /// What the author of a NetworkPolicy with blocks should know: which pods of these documents its
 /// blocks cover, or, if there are none, that blocks do not mean pods.

@@ -7,6 +7,7 @@ mod connections;
 mod foreign;
 mod handover;
 mod refused;
+mod render;
 mod restart;
 mod routed;
 

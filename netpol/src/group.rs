@@ -1,7 +1,7 @@
 //! Peers of policies as groups: the addresses of the pods that a [`PodSet`] selects.
 //!
 //! Only groups that a chain uses exist. A group that nothing uses any more is kept up to date until
-//! [`Groups::sweep`], so that it comes back as it was if it is needed again before.
+//! `Groups::sweep`, so that it comes back as it was if it is needed again before.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

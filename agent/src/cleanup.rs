@@ -68,6 +68,8 @@ pub(crate) struct Left(Vec<String>);
 pub(crate) struct Cleaned {
     /// What was removed, a line each.
     pub(crate) removed: Vec<String>,
+    /// What another program uses.
+    kept: Vec<&'static str>,
     /// What could not be removed, and why.
     left: Vec<String>,
 }
@@ -155,7 +157,10 @@ pub async fn run(places: &Places) -> anyhow::Result<()> {
     let cleaned = everything(places).await;
     drop((root, state));
     let mut out = io::stdout().lock();
-    if cleaned.removed.is_empty() && cleaned.left.is_empty() {
+    for kept in &cleaned.kept {
+        writeln!(out, "kept {kept}")?;
+    }
+    if cleaned.removed.is_empty() && cleaned.left.is_empty() && cleaned.kept.is_empty() {
         writeln!(out, "nothing of holdfast-agent was on this node")?;
     }
     for removed in &cleaned.removed {
@@ -198,6 +203,11 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
         );
     }
     let netpol_runs = netns_lock::has_netpol();
+    if matches!(netpol_runs, Ok(true)) {
+        cleaned
+            .kept
+            .push("the nftables table of `netpol run`, which runs; stop it and run this again to remove it");
+    }
     if matches!(netpol_runs, Ok(false)) {
         let what = "the nftables table of `netpol run`";
         let removed = netpol::remove_table();

@@ -34,6 +34,7 @@ pub struct Pipeline {
     limits: Limits,
     /// Addresses that pods of this node lost.
     ended: BTreeSet<IpAddr>,
+    has_committed: bool,
 }
 
 /// What a commit changes.
@@ -57,6 +58,7 @@ impl Pipeline {
             nft: Nft::default(),
             limits,
             ended: BTreeSet::new(),
+            has_committed: false,
         }
     }
 
@@ -96,17 +98,17 @@ impl Pipeline {
         self.process();
         let closed = self.nft.closing();
         let change = self.nft.take(self.limits)?;
-        let ended = std::mem::take(&mut self.ended).into_iter();
-        let pods = self.processor.pods();
-        let is_here = |address: &IpAddr| {
-            let pod = self.cache.pod_at(*address);
-            pod.is_some_and(|pod| pods.contains_key(&pod.id))
-        };
+        self.has_committed = true;
         Ok(Commit {
             change,
             closed,
-            ended: ended.filter(|address| !is_here(address)).collect(),
+            ended: std::mem::take(&mut self.ended),
         })
+    }
+
+    /// Whether a commit was not refused. Before, [`Pipeline::table`] has no policy.
+    pub fn has_committed(&self) -> bool {
+        self.has_committed
     }
 
     /// The whole table, as of the last commit that was not refused.
@@ -139,8 +141,11 @@ impl Pipeline {
         let touched = self.cache.take_touched();
         for pod in self.processor.process(&self.cache, &touched) {
             self.nft.place(&pod.id, self.processor.pods().get(&pod.id));
+            let now = self.processor.pods().get(&pod.id);
+            let still = |address: &IpAddr| now.is_some_and(|now| now.addresses.contains(address));
             let before = pod.before.map(|before| before.addresses);
-            self.ended.extend(before.unwrap_or_default());
+            let before = before.into_iter().flatten();
+            self.ended.extend(before.filter(|address| !still(address)));
         }
         self.nft.follow(&self.cache, &touched.pods);
     }

@@ -52,6 +52,8 @@ pub struct Connection {
     pub destination: IpAddr,
     /// IP protocol number.
     pub protocol: u8,
+    /// Port of the sender; none for protocols without ports.
+    pub source_port: Option<u16>,
     /// Port of the receiver; none for protocols without ports.
     pub port: Option<u16>,
 }
@@ -154,13 +156,14 @@ fn source(tuple: &[u8]) -> Option<(IpAddr, u8, Option<u16>)> {
 }
 
 fn connection(attributes: &[u8]) -> Option<Connection> {
-    let (from, protocol, _) = source(find(attributes, ORIGINAL)?)?;
+    let (from, protocol, source_port) = source(find(attributes, ORIGINAL)?)?;
     // The receiver is the source of answers.
     let (to, _, port) = source(find(attributes, REPLY)?)?;
     Some(Connection {
         source: from,
         destination: to,
         protocol,
+        source_port,
         port,
     })
 }

@@ -1,7 +1,7 @@
 //! Flags about where the objects of the cluster come from, of every command that enforces policy.
 
 use agent_cluster::ApiSettings;
-use clap::{ArgAction, Args};
+use clap::{ArgAction, Args, builder::NonEmptyStringValueParser};
 use netpol::name::is_label_key;
 
 use super::{ConfigError, FollowArgs, host_name::host_name};
@@ -23,7 +23,7 @@ pub struct SourceArgs {
     #[arg(long, value_name = "NAME")]
     pub daemonset: Option<String>,
     /// Name of this node in Node, CiliumNode and Pod documents [default: the host name]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub node_name: Option<String>,
     /// Key of the taint that keeps pods off a node until its agent is ready, set by a node pool or the
     /// kubelet. With --kubernetes, the agent removes it from its Node once its sources are synced and

@@ -194,7 +194,16 @@ async fn dry_run(config: &NetpolConfig, api: Option<Api>) -> Result<()> {
     listed.map_err(|_| {
         anyhow::anyhow!("not every kind of object was listed within {LISTING:?}; see the log")
     })?;
+    let waits = shared.state.lock().waits();
     let table = planned(&shared).await?;
+    if let Some(why) = waits {
+        println!("nothing would change: the table of the last run stays: {why}");
+        return Ok(());
+    }
+    let table = match config.flags.log_drops {
+        true => table.logging(drops::GROUP),
+        false => table,
+    };
     let mut kernel = Connection::open()?;
     kernel.dry_run(&Change::replacement(&table))?;
     let mut out = std::io::stdout().lock();

@@ -189,6 +189,7 @@ impl Enforcer {
         let work = move || attempt.make(&shared, &mut connection.lock());
         let Ok(done) = spawn_blocking(work).await else {
             tracing::error!("a change of the table panicked (a bug); the table in force remains");
+            due.comparison = true;
             return;
         };
         if let Some(commit) = &done.commit {
@@ -196,6 +197,10 @@ impl Enforcer {
         }
         over.is_closing |= done.is_replaced;
         due.note(&done.result);
+        if done.is_too_large {
+            // A commit costs no batch, and documents may be corrected at any time.
+            due.retry = None;
+        }
         self.note(done);
     }
 
@@ -295,7 +300,9 @@ impl Over {
 }
 
 /// Whether a connection has to end: one of its ends is no pod of this node any more, or policy would
-/// not let it in now.
+/// let it in in neither direction now. If the receiver may open one to the sender, its next packet
+/// would make a new entry, and the sender's packets would pass as answers. With the old entry they
+/// are judged, and dropped.
 ///
 /// A TCP connection that is closed by policy stays: its packets of the first direction are dropped, so
 /// that it stalls. Without its entry the kernel would take the next packet of the server for the first
@@ -310,12 +317,17 @@ fn is_over(shared: &Shared, ended: &BTreeSet<IpAddr>, connection: &Tracked) -> b
     }
     let mut protocols = Protocol::ALL.into_iter();
     let protocol = protocols.find(|protocol| protocol.number() == connection.protocol);
-    let sides = shared.state.lock().pipeline.explain(&Opening {
-        from: connection.source,
-        to: connection.destination,
-        port: protocol.zip(connection.port),
-    });
-    sides.iter().any(|side| side.allowed_by.is_none())
+    let is_closed = |from, to, port| {
+        let port = protocol.zip(port);
+        let sides = shared
+            .state
+            .lock()
+            .pipeline
+            .explain(&Opening { from, to, port });
+        sides.iter().any(|side| side.allowed_by.is_none())
+    };
+    let (from, to) = (connection.source, connection.destination);
+    is_closed(from, to, connection.port) && is_closed(to, from, connection.source_port)
 }
 
 /// The result of one attempt.
@@ -330,6 +342,8 @@ struct Done {
     commit: Option<Commit>,
     /// The whole table was made again.
     is_replaced: bool,
+    /// The policies need a table that is too large.
+    is_too_large: bool,
 }
 
 /// How the next attempt is made.
@@ -345,18 +359,21 @@ struct Attempt {
 impl Attempt {
     /// Makes the changes of the state since the last attempt.
     fn make(self, shared: &Shared, kernel: &mut Connection) -> Done {
+        let (committed, table) = {
+            let mut state = shared.state.lock();
+            let committed = state.commit();
+            // Until one is accepted, the table of the last run stays.
+            let compares = self.compares && state.pipeline.has_committed();
+            let table = compares.then(|| state.table());
+            (committed, table)
+        };
         let mut done = Done {
             result: Ok(None),
             took: None,
             elements: None,
             commit: None,
             is_replaced: false,
-        };
-        let (committed, table) = {
-            let mut state = shared.state.lock();
-            let committed = state.commit();
-            let table = self.compares.then(|| state.table());
-            (committed, table)
+            is_too_large: committed.is_err(),
         };
         let refused = match committed {
             Ok(commit) => {

@@ -13,6 +13,9 @@ pub struct NetpolStatus {
     pub pid: u32,
     /// The policies are in force as the documents say.
     pub ready: bool,
+    /// Name of the node: pods with it in `spec.nodeName` are its own.
+    #[serde(default)]
+    pub node: String,
     /// NetworkPolicies that were read.
     pub policies: usize,
     /// Documents that are refused, with reason and remedy.
@@ -74,6 +77,9 @@ pub struct NetpolWhy {
     /// Destination port and protocol; none = of a protocol without ports.
     pub port: Option<String>,
     pub allowed: bool,
+    /// One end is the node itself, whose packets from and to its own pods pass.
+    #[serde(default)]
+    pub is_of_node: bool,
     /// The ends that are pods of this node with policies about their direction.
     pub sides: Vec<SideView>,
     /// Why the kernel may judge otherwise; none = it has these rules.

@@ -38,6 +38,8 @@ impl Shared {
 /// The state of this node's policies.
 #[derive(Debug)]
 pub(super) struct State {
+    /// Name of this node.
+    pub(super) node: String,
     pub(super) pipeline: Pipeline,
     pub(super) unenforced: Unenforced,
     /// Refused documents.
@@ -46,7 +48,7 @@ pub(super) struct State {
     is_listed: bool,
     /// The first listing lacks documents of some kind.
     has_gaps: bool,
-    /// The first listing lacks a NetworkPolicy: it is refused, and no good version of it is known.
+    /// The first listing lacks a NetworkPolicy or a Pod: it is refused, and no good version of it is known.
     is_uncertain: bool,
     pub(super) warnings: BTreeMap<String, Vec<String>>,
     pub(super) ways: Ways,
@@ -70,6 +72,7 @@ pub(super) struct Force {
 impl State {
     fn new(node: &str) -> Self {
         Self {
+            node: node.to_owned(),
             pipeline: Pipeline::new(node, netpol::render::nft::Limits::default()),
             unenforced: Unenforced::default(),
             refused: Vec::new(),
@@ -127,12 +130,13 @@ impl State {
         self.is_uncertain = self.lacks();
     }
 
-    /// Whether a NetworkPolicy may be missing: one is refused, or a file that may have one, and no good
-    /// version is known.
+    /// Whether a NetworkPolicy or a pod may be missing: one is refused, or a file that may have one, and no
+    /// good version is known.
     fn lacks(&self) -> bool {
         self.refused.iter().any(|error| match &error.key {
             Some(key) => match objects::key(key) {
                 Some(Key::Policy(id)) => self.pipeline.cache().policy(&id).is_none(),
+                Some(Key::Pod(id)) => self.pipeline.cache().pod(&id).is_none(),
                 _ => false,
             },
             None => self.has_gaps,
@@ -155,7 +159,7 @@ impl State {
             return Some("not every kind of object has been listed yet");
         }
         self.is_uncertain.then_some(
-            "a NetworkPolicy is refused and no good version of it is known; correct it or remove it",
+            "a NetworkPolicy or Pod is refused and no good version of it is known; correct it or remove it",
         )
     }
 

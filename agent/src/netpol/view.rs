@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use agent_cluster::own_interfaces;
 use netpol::{
     contiv::{Flow, PolicyId},
     explain::{Opening, Side},
@@ -52,6 +53,7 @@ impl State {
         NetpolStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
+            node: self.node.clone(),
             ready: self.is_ready(),
             policies: self.pipeline.cache().policies().len(),
             refused: self
@@ -76,7 +78,14 @@ impl State {
                 .map(|(kind, count)| (kind.to_owned(), count))
                 .collect(),
             problems: self.problems(),
-            warnings: joined.chain(own).take(SHOWN).collect(),
+            warnings: self
+                .lacks_pods()
+                .into_iter()
+                .chain(self.open_bridges())
+                .chain(joined)
+                .chain(own)
+                .take(SHOWN)
+                .collect(),
             ..NetpolStatus::default()
         }
     }
@@ -92,11 +101,28 @@ impl State {
         problems.extend(self.unenforced.problems());
         let pods = self.pipeline.pods().iter();
         problems.extend(pods.flat_map(|(id, pod)| self.ways.problems(id, &pod.addresses)));
-        let bridges = self.ways.bridges().into_iter();
-        problems.extend(bridges.map(|bridge| {
-            format!("pods on bridge {bridge} can send under each other's addresses: their ports are not known by routes")
-        }));
         problems
+    }
+
+    fn open_bridges(&self) -> impl Iterator<Item = String> {
+        let bridges = self.ways.bridges().into_iter();
+        bridges.map(|bridge| {
+            format!(
+                "pods on bridge {bridge} can send under each other's addresses: their ports are not known by routes; \
+                 a network that routes its pods prevents it"
+            )
+        })
+    }
+
+    /// A wrong name of the node leaves all pods open.
+    fn lacks_pods(&self) -> Option<String> {
+        let others = self.pipeline.cache().pods().any(|pod| pod.node.is_some());
+        (self.is_listed() && self.pipeline.pods().is_empty() && others).then(|| {
+            format!(
+                "no pod of the documents runs on node {}: is it the name in their spec.nodeName? --node-name sets it",
+                self.node
+            )
+        })
     }
 
     /// Every pod of this node that has an address.
@@ -137,16 +163,24 @@ impl State {
             from: from.to_owned(),
             to: to.to_owned(),
         })?;
-        let sides = self.pipeline.explain(&Opening {
-            from: sender,
-            to: receiver,
-            port,
+        let is_of_node = own_interfaces::list().is_ok_and(|interfaces| {
+            let is_own = |address| interfaces.own.contains(address);
+            is_own(&sender) || is_own(&receiver)
         });
+        let sides = match is_of_node {
+            true => Vec::new(),
+            false => self.pipeline.explain(&Opening {
+                from: sender,
+                to: receiver,
+                port,
+            }),
+        };
         Ok(NetpolWhy {
             from: self.end(sender),
             to: self.end(receiver),
             port: port.map(|(protocol, number)| format!("{number}/{}", protocol.as_str())),
             allowed: sides.iter().all(|side| side.allowed_by.is_some()),
+            is_of_node,
             sides: sides.iter().map(side).collect(),
             not_in_force: match self.is_ready() {
                 true => None,

@@ -116,6 +116,7 @@ pub(crate) struct Nft {
     own: Counted<IpAddr>,
     links: Counted<u32>,
     behind: Counted<(u32, IpAddr)>,
+    routed: Counted<IpAddr>,
     bridges: BTreeSet<u32>,
     guarded_bridges: BTreeSet<u32>,
     interfaces: BTreeMap<IpAddr, u32>,
@@ -162,10 +163,12 @@ impl Nft {
         for (address, link) in &interfaces {
             self.links.add(*link);
             self.behind.add((*link, *address));
+            self.routed.add(*address);
         }
         for (address, link) in std::mem::replace(&mut self.interfaces, interfaces) {
             self.links.remove(&link);
             self.behind.remove(&(link, address));
+            self.routed.remove(&address);
         }
     }
 
@@ -253,6 +256,10 @@ impl Nft {
                 Element::One(Value::Interface(*link)),
             );
         }
+        for address in self.routed.taken() {
+            let set = base::routed(Family::of(*address));
+            insert(&mut table, set, Element::One(ranges::address(*address)));
+        }
         for link in &self.guarded_bridges {
             let element = Element::One(Value::Interface(*link));
             insert(&mut table, base::BRIDGES, element);
@@ -306,6 +313,18 @@ impl Nft {
             base::LINKS,
             added.iter().map(link),
         );
+        let (added, removed) = self.routed.take();
+        for family in Family::ALL {
+            let set = base::routed(family);
+            let of = |addresses: &BTreeSet<IpAddr>| -> Vec<Element> {
+                let addresses = addresses.iter();
+                let addresses = addresses.filter(|address| Family::of(**address) == family);
+                let addresses = addresses.map(|address| ranges::address(*address));
+                addresses.map(Element::One).collect()
+            };
+            push(steps, Step::DeleteElements, set, of(&removed).into_iter());
+            push(steps, Step::AddElements, set, of(&added).into_iter());
+        }
         let (added, removed) = self.behind.take();
         for family in Family::ALL {
             let set = base::behind(family);

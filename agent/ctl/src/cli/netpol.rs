@@ -68,6 +68,7 @@ fn status(status: &NetpolStatus) -> String {
                 status.version, status.pid
             ),
         ),
+        ("Node", status.node.clone()),
         ("Ready", ready.to_owned()),
         (
             "NetworkPolicies",
@@ -155,7 +156,9 @@ fn why(why: &NetpolWhy) -> String {
         end(&why.from),
         end(&why.to)
     );
-    if why.sides.is_empty() {
+    if why.is_of_node {
+        text.push_str("  the node itself is one end: its packets from and to its own pods pass\n");
+    } else if why.sides.is_empty() {
         text.push_str("  no policy of a pod of this node is about it\n");
     }
     for SideView {

@@ -70,6 +70,36 @@ fn datagrams_that_only_the_server_still_sends_end_as_well() {
 }
 
 #[test]
+fn datagrams_to_a_closed_pod_end_although_it_goes_on_sending() {
+    with_lab(|lab| {
+        let _pods = Pods::new(lab)?;
+        let _netpol = lab.start_netpol(&[])?;
+        let at = SocketAddr::new(lab.b.v4.into(), 7000);
+        let server = lab.b.netns.enter(|| UdpSocket::bind(at))??;
+        let client = lab.a.netns.enter(|| UdpSocket::bind((lab.a.v4, 0)))??;
+        server.set_read_timeout(Some(Duration::from_millis(100)))?;
+        client.send_to(b"begin", at)?;
+        let mut buffer = [0; 16];
+        let (_, from) = server.recv_from(&mut buffer)?;
+        lab.write_network_policy("ingress", &json!({"podSelector": of("b"), "ingress": []}))?;
+        // b may send: its datagrams must not open the way for those of a.
+        let round = |buffer: &mut [u8]| {
+            server.send_to(b"push", from)?;
+            client.send_to(b"more", at)?;
+            anyhow::Ok(server.recv_from(buffer).is_ok())
+        };
+        eventually("datagrams of the client end", SOON, || {
+            ensure!(!round(&mut buffer)?, "one arrived");
+            Ok(())
+        })?;
+        for _ in 0..20 {
+            ensure!(!round(&mut buffer)?, "one arrived later");
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn connections_of_a_pod_that_ends_are_forgotten() {
     with_lab(|lab| {
         let _pods = Pods::new(lab)?;

@@ -67,6 +67,7 @@ fn a_pod_like_others_is_an_element_of_each_map_and_group() {
         "g4 1",
         "g4 1",
         "links 1",
+        "routed4 1",
         "self4 1",
         "to4 1",
     ];
@@ -217,7 +218,8 @@ fn of_two_pods_with_one_address_the_younger_has_it() {
     assert!(!lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
     let commit = lab.put([made("shop/new", 2)]);
     assert!(lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
-    assert!(commit.ended.is_empty());
+    let address = "10.0.0.1".parse().unwrap();
+    assert_eq!(commit.ended, [address].into(), "entries of the former pod");
     assert_eq!(lab.pipeline.cache().warnings()[0].0, "Pod/shop/new");
     lab.remove(&pod_key("shop/new"));
     assert!(!lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
@@ -246,8 +248,12 @@ fn a_table_that_is_too_large_is_refused_whole() {
     let mut pipeline = Pipeline::new(HERE, limits);
     let from_web = json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": {}}]}]});
     pipeline.put(policy("shop/in", &from_web));
-    (1..=4).for_each(|n| pipeline.put(numbered(n)));
+    (1..=5).for_each(|n| pipeline.put(numbered(n)));
+    assert!(pipeline.commit().is_err());
+    assert!(!pipeline.has_committed(), "its table is of no use");
+    pipeline.remove(&pod_key("shop/web-5"));
     pipeline.commit().unwrap();
+    assert!(pipeline.has_committed());
     let good = pipeline.table();
 
     pipeline.put(numbered(5));

@@ -57,6 +57,14 @@ pub(super) const fn behind(family: Family) -> &'static str {
     }
 }
 
+/// The set of addresses of which the interface is known.
+pub(super) const fn routed(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "routed4",
+        Family::V6 => "routed6",
+    }
+}
+
 /// The set of pairs: an address of a restricted pod, and the same once more.
 pub(super) const fn own(family: Family) -> &'static str {
     match family {
@@ -109,6 +117,7 @@ pub(super) fn table() -> Table {
             behind(family),
             Key::Pair(Type::Interface, address),
         );
+        add_set(&mut table, routed(family), Key::One(address));
         add_set(&mut table, own(family), Key::Pair(address, address));
         for flow in Flow::ALL {
             let map = VerdictMap {
@@ -139,9 +148,10 @@ fn forward() -> Vec<Rule> {
         Answer, Count, In, NeighbourDiscovery, PairIn, PairNotIn, Related, Verdict as End,
         VerdictIn, Within,
     };
-    let spoofed = |family| {
+    // An interface has its addresses, and an address its interface.
+    let spoofed = |(family, field, set): (Family, Field, &str)| {
         Rule(vec![
-            In(Field::Interface, LINKS.to_owned()),
+            In(field, set.to_owned()),
             PairNotIn(Field::Interface, source(family), behind(family).to_owned()),
             Count(SPOOFED.to_owned()),
             End(Verdict::Drop),
@@ -167,7 +177,13 @@ fn forward() -> Vec<Rule> {
         };
         Rule(vec![VerdictIn(field, map(flow, family).to_owned())])
     };
-    let mut rules: Vec<Rule> = Family::ALL.map(spoofed).into();
+    let guards = Family::ALL.into_iter().flat_map(|family| {
+        [
+            (family, Field::Interface, LINKS),
+            (family, source(family), routed(family)),
+        ]
+    });
+    let mut rules: Vec<Rule> = guards.map(spoofed).collect();
     let passing = [Answer, Related, NeighbourDiscovery];
     rules.extend(passing.map(|packet| Rule(vec![packet, End(Verdict::Accept)])));
     rules.extend([Field::Source6, Field::Destination6].map(link_local));

@@ -218,6 +218,7 @@ mod tests {
             source: IpAddr::from([10, 0, 0, 1]),
             destination: IpAddr::from([10, 0, 0, 2]),
             protocol: 17,
+            source_port: Some(40_000),
             port: Some(5353),
         };
         assert_eq!(connection(&attributes), Some(wanted));

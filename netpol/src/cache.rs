@@ -1,6 +1,6 @@
 //! The objects of the cluster that give policies their meaning, and what their changes touch.
 //!
-//! A set in place of all objects is the same as single changes: [`Cache::replace`] removes and puts
+//! A set in place of all objects is the same as single changes: `Cache::replace` removes and puts
 //! in the objects that differ.
 
 use std::{

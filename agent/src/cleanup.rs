@@ -203,18 +203,19 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
         );
     }
     let netpol_runs = netns_lock::has_netpol();
-    if matches!(netpol_runs, Ok(true)) {
-        cleaned
-            .kept
-            .push("the nftables table of `netpol run`, which runs; stop it and run this again to remove it");
-    }
-    if matches!(netpol_runs, Ok(false)) {
-        let what = "the nftables table of `netpol run`";
-        let removed = netpol::remove_table();
-        cleaned.part(
-            what,
-            removed.map(|was_there| was_there.then(|| what.to_owned())),
-        );
+    match netpol_runs {
+        Ok(true) => cleaned.kept.push(
+            "the nftables table of `netpol run`, which runs; stop it and run this again to remove it",
+        ),
+        Ok(false) => {
+            let what = "the nftables table of `netpol run`";
+            let removed = netpol::remove_table();
+            cleaned.part(
+                what,
+                removed.map(|was_there| was_there.then(|| what.to_owned())),
+            );
+        }
+        Err(_) => {}
     }
     let removed = routing::remove().await;
     let text = |parts: Vec<&str>| (!parts.is_empty()).then(|| parts.join(", "));

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_cluster::health::ClusterHealth;
+use agent_cluster::{health::ClusterHealth, own_interfaces};
 use agent_core::policy::trace::Port;
 use agent_datapath::nf_tables::Connection;
 use daemon::http_server::{self, Admission, OPENMETRICS, Socket, TEXT, answer};
@@ -99,7 +99,8 @@ impl Pages {
                     .map(|port| port_of(&port))
                     .transpose()?;
                 let port = port.flatten();
-                let why = self.shared.state.lock().why(&from, &to, port);
+                let own = own_interfaces::list().map_err(|error| Refusal::internal(&error))?;
+                let why = self.shared.state.lock().why(&own.own, &from, &to, port);
                 render(&why.map_err(|error| Refusal::not_found(error.to_string()))?)
             }
             _ => Err(unknown(request)),

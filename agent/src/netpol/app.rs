@@ -200,10 +200,7 @@ async fn dry_run(config: &NetpolConfig, api: Option<Api>) -> Result<()> {
         println!("nothing would change: the table of the last run stays: {why}");
         return Ok(());
     }
-    let table = match config.flags.log_drops {
-        true => table.logging(drops::GROUP),
-        false => table,
-    };
+    let table = drops::logged(table, config.flags.log_drops);
     let mut kernel = Connection::open()?;
     kernel.dry_run(&Change::replacement(&table))?;
     let mut out = std::io::stdout().lock();

@@ -9,7 +9,10 @@ use std::{
 use agent_datapath::packet_log::{LoggedPacket, PacketLog};
 use netpol::{
     contiv::Flow,
-    render::nft::{SPOOFED, dropped},
+    render::{
+        nft::{SPOOFED, dropped},
+        ruleset::Table,
+    },
 };
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +32,14 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// The kernel lacks nfnetlink_log, or another process has the group.
 pub(super) fn open() -> io::Result<PacketLog> {
     PacketLog::bind(GROUP)
+}
+
+/// The table, with rules that copy what is dropped if `--log-drops` is given.
+pub(super) fn logged(table: Table, is_wanted: bool) -> Table {
+    match is_wanted {
+        true => table.logging(GROUP),
+        false => table,
+    }
 }
 
 /// Logs until stopped.

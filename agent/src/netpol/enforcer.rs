@@ -94,9 +94,13 @@ struct Due {
 
 impl Due {
     /// Notes the result of an attempt.
-    fn note(&mut self, result: &Result<Option<CommitOutcome>, String>) {
-        match result {
-            Ok(_) => (self.comparison, self.is_foreign, self.retry) = (false, false, None),
+    fn note(&mut self, done: &Done) {
+        match done.result {
+            Ok(_) => {
+                self.comparison = done.cannot_compare;
+                self.is_foreign &= done.cannot_compare;
+                self.retry = None;
+            }
             Err(_) => {
                 self.comparison = true;
                 let pause = self.retry.map(|(_, pause)| (pause * 2).min(RETRY.1));
@@ -196,26 +200,24 @@ impl Enforcer {
             over.note(commit);
         }
         over.is_closing |= done.is_replaced;
-        due.note(&done.result);
-        if done.is_too_large {
-            // A commit costs no batch, and documents may be corrected at any time.
-            due.retry = None;
-        }
+        due.note(&done);
         self.note(done);
     }
 
     /// Counts an attempt, and shows its result.
     fn note(&self, done: Done) {
-        match &done.result {
-            Ok(Some(outcome)) => self.counters.outcomes.inc(*outcome),
-            Ok(None) => {}
-            Err(_) => self.counters.outcomes.inc(CommitOutcome::Failed),
+        let outcome = match (&done.result, &done.refused) {
+            (Err(_), _) | (_, Some(_)) => Some(CommitOutcome::Failed),
+            (Ok(outcome), None) => *outcome,
+        };
+        if let Some(outcome) = outcome {
+            self.counters.outcomes.inc(outcome);
         }
         if let Some(took) = done.took {
             self.counters.observe(took);
         }
         let mut state = self.shared.state.lock();
-        let failing = done.result.err();
+        let failing = done.result.err().or(done.refused);
         match &failing {
             Some(reason) if state.force.failing != failing => tracing::error!(
                 reason,
@@ -332,7 +334,7 @@ fn is_over(shared: &Shared, ended: &BTreeSet<IpAddr>, connection: &Tracked) -> b
 
 /// The result of one attempt.
 struct Done {
-    /// What was done, if anything was; or why it failed.
+    /// What the kernel did, if anything; or why it failed.
     result: Result<Option<CommitOutcome>, String>,
     /// How long the kernel took for a batch.
     took: Option<Duration>,
@@ -342,8 +344,10 @@ struct Done {
     commit: Option<Commit>,
     /// The whole table was made again.
     is_replaced: bool,
-    /// The policies need a table that is too large.
-    is_too_large: bool,
+    /// The policies need a table that is too large: why.
+    refused: Option<String>,
+    /// No table of this run was accepted yet, with which the kernel's could be compared.
+    cannot_compare: bool,
 }
 
 /// How the next attempt is made.
@@ -364,8 +368,7 @@ impl Attempt {
             let committed = state.commit();
             // Until one is accepted, the table of the last run stays.
             let compares = self.compares && state.pipeline.has_committed();
-            let table = compares.then(|| state.table());
-            (committed, table)
+            (committed, compares.then(|| state.table()))
         };
         let mut done = Done {
             result: Ok(None),
@@ -373,9 +376,10 @@ impl Attempt {
             elements: None,
             commit: None,
             is_replaced: false,
-            is_too_large: committed.is_err(),
+            refused: None,
+            cannot_compare: self.compares && table.is_none(),
         };
-        let refused = match committed {
+        match committed {
             Ok(commit) => {
                 if table.is_none() && !commit.change.is_empty() {
                     let change = commit.change.clone();
@@ -386,19 +390,12 @@ impl Attempt {
                     write(kernel, &change, CommitOutcome::Changed, &mut done);
                 }
                 done.commit = Some(commit);
-                None
             }
-            Err(too_large) => Some(too_large.to_string()),
-        };
-        if let Some(table) = table {
-            let table = match self.logs_drops {
-                true => table.logging(drops::GROUP),
-                false => table,
-            };
-            self.compare(kernel, &table, &mut done);
+            Err(too_large) => done.refused = Some(too_large.to_string()),
         }
-        if let (Some(reason), Ok(_)) = (refused, &done.result) {
-            done.result = Err(reason);
+        if let Some(table) = table {
+            let table = drops::logged(table, self.logs_drops);
+            self.compare(kernel, &table, &mut done);
         }
         done
     }

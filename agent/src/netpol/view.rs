@@ -1,8 +1,7 @@
 //! The state as people see it.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
-use agent_cluster::own_interfaces;
 use netpol::{
     contiv::{Flow, PolicyId},
     explain::{Opening, Side},
@@ -147,9 +146,10 @@ impl State {
         pods.collect()
     }
 
-    /// Whether a connection may be opened, and by which rules.
+    /// Whether a connection may be opened, and by which rules. `own` are the node's addresses.
     pub(super) fn why(
         &self,
+        own: &BTreeSet<IpAddr>,
         from: &str,
         to: &str,
         port: Option<(Protocol, u16)>,
@@ -163,10 +163,7 @@ impl State {
             from: from.to_owned(),
             to: to.to_owned(),
         })?;
-        let is_of_node = own_interfaces::list().is_ok_and(|interfaces| {
-            let is_own = |address| interfaces.own.contains(address);
-            is_own(&sender) || is_own(&receiver)
-        });
+        let is_of_node = own.contains(&sender) || own.contains(&receiver);
         let sides = match is_of_node {
             true => Vec::new(),
             false => self.pipeline.explain(&Opening {

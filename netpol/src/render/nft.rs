@@ -215,22 +215,8 @@ impl Nft {
             );
             push(&mut steps, Step::AddVerdicts, map, added.iter().map(jump));
         }
-        let (added, removed) = self.own.take();
-        for family in Family::ALL {
-            let set = base::own(family);
-            let of = |addresses: &BTreeSet<IpAddr>| -> Vec<Element> {
-                let addresses = addresses.iter();
-                let addresses = addresses.filter(|address| Family::of(**address) == family);
-                addresses.map(base::itself).collect()
-            };
-            push(
-                &mut steps,
-                Step::DeleteElements,
-                set,
-                of(&removed).into_iter(),
-            );
-            push(&mut steps, Step::AddElements, set, of(&added).into_iter());
-        }
+        let itself = base::itself;
+        push_by_family(&mut steps, base::own, self.own.take(), |one| *one, itself);
         self.take_interfaces(&mut steps);
         self.take_bridges(&mut steps);
         Ok(Change::of(TABLE, steps))
@@ -313,28 +299,16 @@ impl Nft {
             base::LINKS,
             added.iter().map(link),
         );
-        let (added, removed) = self.routed.take();
-        for family in Family::ALL {
-            let set = base::routed(family);
-            let of = |addresses: &BTreeSet<IpAddr>| -> Vec<Element> {
-                let addresses = addresses.iter();
-                let addresses = addresses.filter(|address| Family::of(**address) == family);
-                let addresses = addresses.map(|address| ranges::address(*address));
-                addresses.map(Element::One).collect()
-            };
-            push(steps, Step::DeleteElements, set, of(&removed).into_iter());
-            push(steps, Step::AddElements, set, of(&added).into_iter());
-        }
-        let (added, removed) = self.behind.take();
-        for family in Family::ALL {
-            let set = base::behind(family);
-            let of = |pairs: &BTreeSet<(u32, IpAddr)>| -> Vec<Element> {
-                let pairs = pairs.iter().filter(|pair| Family::of(pair.1) == family);
-                pairs.map(base::behind_link).collect()
-            };
-            push(steps, Step::DeleteElements, set, of(&removed).into_iter());
-            push(steps, Step::AddElements, set, of(&added).into_iter());
-        }
+        let alone = |address: &IpAddr| Element::One(ranges::address(*address));
+        push_by_family(steps, base::routed, self.routed.take(), |one| *one, alone);
+        let pair = base::behind_link;
+        push_by_family(
+            steps,
+            base::behind,
+            self.behind.take(),
+            |(_, one)| *one,
+            pair,
+        );
     }
 
     /// Chains and keys of a pod's restricted directions.
@@ -391,5 +365,25 @@ fn push<T>(
     let elements: Vec<T> = elements.collect();
     if !elements.is_empty() {
         steps.push(step(name.to_owned(), elements));
+    }
+}
+
+/// The steps for the two sets of both families, by what came to them and what went.
+fn push_by_family<T>(
+    steps: &mut Vec<Step>,
+    set: impl Fn(Family) -> &'static str,
+    (added, removed): (BTreeSet<T>, BTreeSet<T>),
+    address: impl Fn(&T) -> IpAddr,
+    element: impl Fn(&T) -> Element,
+) {
+    for family in Family::ALL {
+        let of = |members: &BTreeSet<T>| -> Vec<Element> {
+            let members = members.iter();
+            let members = members.filter(|member| Family::of(address(member)) == family);
+            members.map(&element).collect()
+        };
+        let name = set(family);
+        push(steps, Step::DeleteElements, name, of(&removed).into_iter());
+        push(steps, Step::AddElements, name, of(&added).into_iter());
     }
 }

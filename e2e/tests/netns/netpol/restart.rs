@@ -5,7 +5,7 @@ use holdfast_e2e::netpol_run::NETPOL_METRICS;
 use holdfast_e2e::{Lab, eventually, with_lab};
 use serde_json::json;
 
-use super::{PORT, Pods, SOON, both, of, reaches};
+use super::{PORT, Pods, SOON, both, of, reaches, status_has};
 
 fn changes(lab: &Lab) -> Result<f64> {
     lab.metric(
@@ -85,5 +85,35 @@ fn a_refused_document_at_the_start_keeps_the_last_table() {
         reaches(&lab.a, &both(&lab.b, PORT), false)?;
         lab.remove_policy("policy-b.json")?;
         reaches(&lab.a, &both(&lab.b, PORT), true)
+    });
+}
+
+#[test]
+fn a_start_with_policies_that_are_too_large_keeps_the_table_of_the_last_run() {
+    with_lab(|lab| {
+        let _pods = Pods::new(lab)?;
+        lab.write_network_policy("b", &json!({"podSelector": of("b"), "ingress": []}))?;
+        let netpol = lab.start_netpol(&[])?;
+        reaches(&lab.a, &both(&lab.b, PORT), false)?;
+        netpol.kill_9()?;
+        let before = lab.netpol_table()?;
+        // More peers than the table may have rules.
+        let peers: Vec<_> = (0..20_001)
+            .map(|n| json!({"podSelector": of(&n.to_string())}))
+            .collect();
+        lab.write_network_policy(
+            "a",
+            &json!({"podSelector": of("a"), "ingress": [{"from": peers}]}),
+        )?;
+        let netpol = lab.begin_netpol(&[])?;
+        status_has(lab, &["no: see PROBLEM", "at most 20000"])?;
+        ensure!(lab.netpol_table()? == before, "the table changed");
+        reaches(&lab.a, &both(&lab.b, PORT), false)?;
+
+        lab.remove_policy("policy-a.json")?;
+        status_has(lab, &["Ready            yes"])?;
+        reaches(&lab.a, &both(&lab.b, PORT), false)?;
+        drop(netpol);
+        Ok(())
     });
 }

@@ -368,7 +368,7 @@ fn push<T>(
     }
 }
 
-/// The steps for the two sets of both families, by what came to them and what went.
+/// The steps for the two sets of both families, by the added and the removed members.
 fn push_by_family<T>(
     steps: &mut Vec<Step>,
     set: impl Fn(Family) -> &'static str,

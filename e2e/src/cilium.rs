@@ -36,6 +36,7 @@ use wire::fqdn_data_server::FqdnDataServer;
 use self::keepalive::Timing;
 use self::service::Service;
 use self::world::World;
+use crate::listening::listen;
 use crate::netns::Netns;
 
 /// TCP port of the FQDNData service.
@@ -142,9 +143,8 @@ impl CiliumAgent {
             hung: hangs,
         };
         // Bound here, so that a port in use fails the test and not a thread.
-        let listener = netns.enter(|| std::net::TcpListener::bind(at))?;
+        let listener = netns.enter(|| listen(at))?;
         let listener = listener.with_context(|| format!("bind {at}"))?;
-        listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;

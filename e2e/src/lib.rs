@@ -25,6 +25,7 @@ pub(crate) mod http;
 pub mod in_memory;
 pub mod kernel;
 pub mod lab;
+mod listening;
 pub mod load;
 pub mod netns;
 pub mod netpol_run;

@@ -18,6 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rand::Rng as _;
 use socket2::{Domain, Socket, Type};
 
+use crate::listening::listen;
 use crate::netns::Netns;
 
 /// How long wanted answers are waited for.
@@ -87,8 +88,7 @@ impl Sockets {
         let any = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
         let (mut tcp, mut udp) = (Vec::new(), Vec::new());
         for port in ports {
-            let listener = TcpListener::bind((any, *port)).context("TCP server")?;
-            listener.set_nonblocking(true)?;
+            let listener = listen(SocketAddr::new(any, *port)).context("TCP server")?;
             tcp.push(listener);
             let socket = UdpSocket::bind((any, *port)).context("UDP server")?;
             socket.set_nonblocking(true)?;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 
+use crate::listening::{self, listen};
 use crate::netns::Netns;
 
 const TICK: Duration = Duration::from_millis(50);
@@ -35,10 +36,7 @@ impl Web {
         let mut threads = Vec::new();
         for port in tcp {
             let at = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), *port);
-            let listener = netns
-                .enter(|| TcpListener::bind(at))?
-                .context("bind web server")?;
-            listener.set_nonblocking(true)?;
+            let listener = netns.enter(|| listen(at))?.context("bind web server")?;
             let (v, s) = (visits.clone(), stop.clone());
             threads.push(std::thread::spawn(move || accept(&listener, &v, &s)));
         }
@@ -79,8 +77,7 @@ impl Drop for Web {
 
 fn accept(listener: &TcpListener, visits: &Visits, stop: &Arc<AtomicBool>) {
     while !stop.load(Ordering::Relaxed) {
-        let Ok((stream, _)) = listener.accept() else {
-            std::thread::sleep(TICK / 10);
+        let Some((stream, _)) = listening::accept(listener, TICK) else {
             continue;
         };
         if let Ok(local) = stream.local_addr() {

@@ -13,26 +13,14 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::server::Shared;
+use crate::listening::listen;
 use crate::netns::Netns;
-
-/// Connections that the kernel queues.
-const BACKLOG: i32 = 1024;
 
 /// Binds in a namespace, or where the test runs.
 pub(super) fn bind(netns: Option<&Netns>, at: SocketAddr) -> Result<std::net::TcpListener> {
-    let bind = || -> std::io::Result<std::net::TcpListener> {
-        let domain = socket2::Domain::for_address(at);
-        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
-        // A server that comes back binds beside ended connections.
-        socket.set_reuse_address(true)?;
-        socket.bind(&at.into())?;
-        socket.listen(BACKLOG)?;
-        socket.set_nonblocking(true)?;
-        Ok(socket.into())
-    };
     let bound = match netns {
-        Some(netns) => netns.enter(bind)?,
-        None => bind(),
+        Some(netns) => netns.enter(|| listen(at))?,
+        None => listen(at),
     };
     bound.with_context(|| format!("bind {at}"))
 }

@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use parking_lot::Mutex;
 
 use crate::dns::zone::Zone;
+use crate::listening::{self, listen};
 use crate::netns::Netns;
 
 /// How often a waiting thread checks whether it must end.
@@ -50,11 +51,10 @@ impl DnsServer {
             let at = SocketAddr::new(*address, port);
             let (udp, tcp) = netns.enter(|| -> Result<_> {
                 let udp = UdpSocket::bind(at).with_context(|| format!("bind {at}/udp"))?;
-                let tcp = TcpListener::bind(at).with_context(|| format!("bind {at}/tcp"))?;
+                let tcp = listen(at).with_context(|| format!("bind {at}/tcp"))?;
                 Ok((udp, tcp))
             })??;
             udp.set_read_timeout(Some(TICK))?;
-            tcp.set_nonblocking(true)?;
             let (z, s, a) = (zone.clone(), stop.clone(), askers.clone());
             threads.push(std::thread::spawn(move || {
                 serve_udp(&Arc::new(udp), &z, &s, &a)
@@ -111,15 +111,13 @@ fn serve_udp(socket: &Arc<UdpSocket>, zone: &Zone, stop: &AtomicBool, askers: &A
 
 fn serve_tcp(listener: &TcpListener, zone: &Zone, stop: &Arc<AtomicBool>, askers: &Askers) {
     while !stop.load(Ordering::Relaxed) {
-        match listener.accept() {
-            Ok((stream, peer)) => {
-                let (zone, stop, askers) = (zone.clone(), stop.clone(), askers.clone());
-                std::thread::spawn(move || {
-                    let _ = serve_stream(stream, &zone, &stop, || askers.note(peer));
-                });
-            }
-            Err(_) => std::thread::sleep(TICK / 10),
-        }
+        let Some((stream, peer)) = listening::accept(listener, TICK) else {
+            continue;
+        };
+        let (zone, stop, askers) = (zone.clone(), stop.clone(), askers.clone());
+        std::thread::spawn(move || {
+            let _ = serve_stream(stream, &zone, &stop, || askers.note(peer));
+        });
     }
 }
 

@@ -1,4 +1,4 @@
-//! `netpol run`: NetworkPolicies enforced with nftables, without programs.
+//! `netpol run`: NetworkPolicies enforced with nftables instead of eBPF programs.
 //!
 //! ```text
 //!  document_source ─► feed ─► State (the pipeline of crate netpol) ─► enforcer ─► nf_tables

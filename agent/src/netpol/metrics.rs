@@ -162,7 +162,8 @@ impl NetpolScrape {
                 DropReason::Egress => dropped("dropped_out"),
                 DropReason::Spoofed => dropped("spoofed"),
             };
-            /// Tracked connections that were deleted, because no policy would let them in any more
+            /// Entries of conntrack that were deleted: those of pods that ended, and those of flows other
+            /// than TCP that policy allows in neither direction any more
             counter netpol_ended_connections = counters.ended_connections.get();
             /// Policies of kinds that this node does not enforce
             gauge_by netpol_not_enforced_policies = |kind: UnenforcedKind| {

@@ -1,4 +1,4 @@
-//! Settings of the node with which packets between pods pass no rule of nftables.
+//! Settings of the node with which no rule of nftables judges packets between pods.
 
 use agent_cluster::own_interfaces;
 use agent_datapath::sysctl;

@@ -176,7 +176,7 @@ impl Cluster {
         Ok(Node::new(node, &objects, &self.around)?)
     }
 
-    /// The documents as they read.
+    /// Judges packets by a direct evaluation of the documents.
     pub(super) fn world(&self) -> World {
         World::new(&self.objects)
     }

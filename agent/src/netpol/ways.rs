@@ -21,6 +21,11 @@ impl Ways {
         self.0.keys().eq(addresses)
     }
 
+    /// Whether the way to an address has been looked at.
+    pub(super) fn knows(&self, address: IpAddr) -> bool {
+        self.0.contains_key(&address)
+    }
+
     /// Looks at the ways to `addresses` again. One that cannot be looked at stays as it was.
     ///
     /// # Errors
@@ -68,6 +73,12 @@ impl Ways {
     /// Whether pods are on a bridge.
     pub(super) fn has_bridge(&self) -> bool {
         self.0.values().any(|way| matches!(way, Way::Bridge { .. }))
+    }
+
+    /// An address to which there is no route.
+    #[cfg(test)]
+    pub(super) fn note_for_tests(&mut self, address: IpAddr) {
+        self.0.insert(address, Way::Nowhere);
     }
 
     /// The way to an address, for people.

@@ -17,8 +17,8 @@ use netpol::pod::{Pod, PodId};
 pub(super) struct AttachedPod {
     /// Name of the attachment.
     pub(super) key: String,
-    /// Path of its network namespace.
-    pub(super) netns: PathBuf,
+    /// Path of its network namespace, if this process sees it.
+    pub(super) netns: Option<PathBuf>,
     pub(super) uid: Option<Arc<str>>,
     /// Addresses that the interface was given.
     pub(super) addresses: Vec<IpAddr>,

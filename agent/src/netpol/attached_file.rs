@@ -37,7 +37,7 @@ pub(super) struct Content {
 #[serde(rename_all = "camelCase")]
 struct Record {
     key: String,
-    netns: PathBuf,
+    netns: Option<PathBuf>,
     namespace: String,
     name: String,
     uid: Option<String>,

@@ -68,7 +68,8 @@ impl PluginPods {
 
     fn remove_ended(&self) -> Result<usize, EndpointError> {
         let pods: Vec<AttachedPod> = self.shared.state.lock().attached.pods().cloned().collect();
-        let gone = pods.into_iter().filter(|pod| is_gone(&pod.netns));
+        let is_gone = |pod: &AttachedPod| pod.netns.as_deref().is_some_and(is_gone);
+        let gone = pods.into_iter().filter(is_gone);
         let gone: BTreeSet<String> = gone.map(|pod| pod.key).collect();
         self.remove(|pod| gone.contains(&pod.key))
     }
@@ -135,11 +136,13 @@ impl Enforcement for PluginPods {
     }
 }
 
-/// Whether a namespace is certainly gone. Where its directory is not seen, nothing is certain.
+/// Whether a namespace that was seen is certainly gone. Where its directory is not seen, nothing is certain.
 fn is_gone(netns: &Path) -> bool {
-    let sees = |path: &Path| Lookup::of_path(fs::metadata(path));
-    let dir = netns.parent().map(sees);
-    dir.and_then(Lookup::found).is_some() && sees(netns).is_gone()
+    netns.parent().is_some_and(is_seen) && Lookup::of_path(fs::metadata(netns)).is_gone()
+}
+
+fn is_seen(path: &Path) -> bool {
+    Lookup::of_path(fs::metadata(path)).found().is_some()
 }
 
 impl State {
@@ -171,7 +174,7 @@ impl State {
         let pod = known.map_err(|error| AttachError::Awaited(error.to_string()))?;
         let attached = AttachedPod {
             key: attachment.id.key(),
-            netns: attachment.netns,
+            netns: is_seen(&attachment.netns).then_some(attachment.netns),
             uid,
             addresses: attachment.addresses,
             pod,

@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use netpol::pod::{Pod, PodId};
 
@@ -23,7 +23,7 @@ fn document(name: &str, node: Option<&str>, addresses: &[&str], created: u64) ->
 fn attachment(pod: &Arc<Pod>, uid: &str, addresses: &[&str]) -> AttachedPod {
     AttachedPod {
         key: format!("cni/{uid}/eth0"),
-        netns: PathBuf::from("/run/netns/a"),
+        netns: None,
         uid: Some(uid.into()),
         addresses: addresses.iter().map(|text| ip(text)).collect(),
         pod: Arc::clone(pod),

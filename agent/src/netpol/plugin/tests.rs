@@ -108,34 +108,30 @@ fn a_pod_is_taken_once_its_document_is_known_and_is_in_force_once_the_kernel_has
 }
 
 #[test]
-fn a_restart_knows_the_pods_of_the_plugin_before_any_document() {
+fn a_restart_knows_the_pods_of_the_plugin_before_any_document_until_their_namespaces_are_gone() {
     let dir = tempfile::tempdir().unwrap();
+    let netns = dir.path().join("netns");
+    fs::write(&netns, "").unwrap();
     {
         let (shared, pods) = open(dir.path());
         shared.state.lock().set_listed();
         put(&shared, POD);
-        pods.attach(attachment("a", "shop/web", &["10.0.0.7", "fd00::7"]))
-            .unwrap();
+        let seen = Attachment {
+            netns: netns.clone(),
+            ..attachment("a", "shop/web", &["10.0.0.7", "fd00::7"])
+        };
+        pods.attach(seen).unwrap();
     }
     let (shared, pods) = open(dir.path());
     assert_eq!(addresses(&shared).len(), 2);
-    let pod = shared
-        .state
-        .lock()
-        .attached
-        .pods()
-        .next()
-        .unwrap()
-        .pod
-        .clone();
-    assert_eq!(pod.labels["app"], "web");
-    assert_eq!(pod.ports.len(), 1);
-    // Its namespace is gone, and where namespaces are is seen.
-    let (seen, netns) = (tempfile::tempdir().unwrap(), "/nowhere/run/netns/none");
-    assert!(is_gone(&seen.path().join("none")) && !is_gone(Path::new(netns)));
-    let none = BTreeSet::new();
-    assert_eq!(pods.detach_others(&none).unwrap(), 1);
+    let pod = Arc::clone(&shared.state.lock().attached.pods().next().unwrap().pod);
+    assert_eq!((pod.labels["app"].as_str(), pod.ports.len()), ("web", 1));
+    assert_eq!(pods.remove_ended().unwrap(), 0);
+    fs::remove_file(&netns).unwrap();
+    assert_eq!(pods.remove_ended().unwrap(), 1);
     assert!(addresses(&open(dir.path()).0).is_empty());
+    // A namespace whose directory is not seen may be there.
+    assert!(!is_gone(Path::new("/nowhere/run/netns/none")));
 }
 
 #[test]

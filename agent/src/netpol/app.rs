@@ -38,7 +38,10 @@ use super::{
     state::Shared,
 };
 use crate::{
-    cni::{install, server::CniServer},
+    cni::{
+        install::{self, CniCondition},
+        server::CniServer,
+    },
     config::NetpolConfig,
     document_source::{self, Sources},
     endpoint::link_events::LinkEvents,
@@ -110,12 +113,7 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
         None => false,
     };
     if is_uninstalled || config.flags.flush_on_exit {
-        // First: pods that start now would wait for an answer.
-        if let Some(dir) = &config.flags.plugin.cni_conf_dir {
-            install::withdraw(dir).with_context(|| format!("--cni-conf-dir {}", dir.display()))?;
-        }
-        remove_table()?;
-        tracing::info!("stopped; the table is deleted, and every pod is open");
+        open_pods(&config)?;
     } else {
         tracing::info!("stopped; the table remains in force");
     }
@@ -123,6 +121,17 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
         std::fs::remove_dir_all(&config.flags.state_dir)?;
     }
     drop((state_lock, lock));
+    Ok(())
+}
+
+/// Opens every pod, and lets new ones start without this process.
+fn open_pods(config: &NetpolConfig) -> Result<()> {
+    // First: pods that start now would wait for an answer.
+    if let Some(dir) = &config.flags.plugin.cni_conf_dir {
+        install::withdraw(dir).with_context(|| format!("--cni-conf-dir {}", dir.display()))?;
+    }
+    remove_table()?;
+    tracing::info!("stopped; the table is deleted, and every pod is open");
     Ok(())
 }
 
@@ -166,15 +175,8 @@ fn start(
             key: key.to_owned(),
             health,
         };
-        let (shared, cni) = (Arc::clone(&shared), cni.clone());
-        let has_places = config.flags.plugin.places().is_some();
-        let ready = async move {
-            let is_ready = in_force(shared).await;
-            if has_places {
-                cni.condition.in_place().await;
-            }
-            is_ready
-        };
+        let places = config.flags.plugin.places();
+        let ready = ready_with_plugin(Arc::clone(&shared), places.map(|_| cni.condition.clone()));
         tasks.spawn(taint.run(ready, stop.clone()));
     }
     let counters = Counters::default();
@@ -295,6 +297,15 @@ async fn in_force(shared: Arc<Shared>) -> bool {
         tokio::time::sleep(POLL).await;
     }
     true
+}
+
+/// The same, and for the plugin to be in its place if there is one.
+async fn ready_with_plugin(shared: Arc<Shared>, plugin: Option<CniCondition>) -> bool {
+    let is_ready = in_force(shared).await;
+    if let Some(plugin) = plugin {
+        plugin.in_place().await;
+    }
+    is_ready
 }
 
 /// Reads the cluster from the API server, or from relays.

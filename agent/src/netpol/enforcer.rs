@@ -263,7 +263,7 @@ impl Enforcer {
 
     /// Deletes connections that no policy would let in now.
     async fn end_connections(&self, over: &mut Over) {
-        over.ended.append(&mut self.shared.state.lock().freed);
+        over.ended.extend(&self.shared.state.lock().freed);
         let is_due = over.is_closing || !over.ended.is_empty();
         let is_soon = over.scanned.is_some_and(|at| at.elapsed() < SCANS);
         if !is_due || is_soon {
@@ -281,7 +281,12 @@ impl Enforcer {
         let scanned = spawn_blocking(move || {
             tracked::delete(|connection| is_over(&shared, &ended, connection))
         });
-        match scanned.await {
+        let scanned = scanned.await;
+        if matches!(scanned, Ok(Ok(_))) {
+            let freed = &mut self.shared.state.lock().freed;
+            freed.retain(|address| !again.contains(address));
+        }
+        match scanned {
             Ok(Ok(0)) => {}
             Ok(Ok(deleted)) => {
                 tracing::debug!(

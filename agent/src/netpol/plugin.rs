@@ -181,6 +181,9 @@ impl State {
             since: None,
         };
         let others = self.with_addresses_of(&attached);
+        if !others.is_empty() {
+            self.freed.extend(&attached.addresses);
+        }
         let effects = self.attached.attach(attached, others);
         self.carry_out(effects);
         Ok(())
@@ -218,6 +221,14 @@ impl State {
         }
         if let Some(problem) = self.surroundings.problems.first() {
             return PodStanding::Waiting(problem.clone());
+        }
+        if pod
+            .addresses
+            .iter()
+            .any(|address| self.freed.contains(address))
+        {
+            let why = "tracked connections of an earlier pod with its address are not deleted yet";
+            return PodStanding::Incomplete(Some(why.to_owned()));
         }
         let failing = PodStanding::Incomplete(self.force.failing.clone());
         let policies = self.pipeline.pods().get(&pod.pod.id);

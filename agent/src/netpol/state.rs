@@ -49,7 +49,7 @@ pub(super) struct State {
     pub(super) pipeline: Pipeline,
     /// Pods of the CNI plugin.
     pub(super) attached: Attached,
-    /// Addresses that the runtime took from pods: their tracked connections end.
+    /// Addresses that the runtime took from pods, until their tracked connections are deleted.
     pub(super) freed: BTreeSet<IpAddr>,
     /// Number of the changes so far.
     pub(super) generation: u64,

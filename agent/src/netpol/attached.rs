@@ -122,23 +122,19 @@ impl Attached {
         }
         self.known.insert(id.clone(), known);
         effects.push(self.effect(&id));
-        let is_elsewhere = |known: &Known| {
-            known
-                .pod
-                .node
-                .as_ref()
-                .is_some_and(|node| *node != self.node)
-        };
-        let is_whole =
-            |known: &Known| matches!(effects.last(), Some(Effect::Put(pod)) if *pod == known.pod);
-        if self
-            .known
-            .get(&id)
-            .is_some_and(|known| is_elsewhere(known) && is_whole(known))
+        if let Some(Effect::Put(counts)) = effects.last()
+            && self.is_elsewhere_and_whole(&id, counts)
         {
             self.known.remove(&id);
         }
         effects
+    }
+
+    /// Whether a document's pod runs on another node and counts as it is.
+    fn is_elsewhere_and_whole(&self, id: &PodId, counts: &Arc<Pod>) -> bool {
+        let known = self.known.get(id).map(|known| &known.pod);
+        let is_here = |node: &Arc<str>| *node == self.node;
+        known == Some(counts) && counts.node.as_ref().is_some_and(|node| !is_here(node))
     }
 
     /// The document of a pod is gone. A pod of the plugin stays until the runtime removes it.

@@ -180,6 +180,7 @@ impl State {
             pod,
             since: None,
         };
+        self.ways.forget(&attached.addresses);
         let others = self.with_addresses_of(&attached);
         if !others.is_empty() {
             self.freed.extend(&attached.addresses);
@@ -236,12 +237,9 @@ impl State {
         if !pod.addresses.iter().all(has) {
             return failing;
         }
-        if !pod
-            .addresses
-            .iter()
-            .all(|address| self.ways.knows(*address))
-        {
-            return PodStanding::Incomplete(Some("the route to it is not known yet".to_owned()));
+        let mut obstacles = pod.addresses.iter();
+        if let Some(why) = obstacles.find_map(|address| self.ways.obstacle(*address)) {
+            return PodStanding::Incomplete(Some(why));
         }
         match self.force.accepted >= *pod.since.get_or_insert(generation) {
             true => PodStanding::InForce(None),

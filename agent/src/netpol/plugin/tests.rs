@@ -3,6 +3,7 @@ use std::net::IpAddr;
 use agent_core::policy::parse::parse_documents;
 
 use super::*;
+use crate::endpoint::discover::by_route::Way;
 
 fn put(shared: &Shared, documents: &str) {
     let mut state = shared.state.lock();
@@ -74,9 +75,17 @@ fn a_pod_is_taken_once_its_document_is_known_and_is_in_force_once_the_kernel_has
         state.force.accepted = state.generation;
     };
     accept(&shared);
-    let mut ways = shared.state.lock().ways.clone();
-    ways.note_for_tests("10.0.0.7".parse().unwrap());
-    shared.state.lock().set_ways(ways);
+    let lead = |way| {
+        let mut state = shared.state.lock();
+        let mut ways = state.ways.clone();
+        ways.note("10.0.0.7".parse().unwrap(), way);
+        state.set_ways(ways);
+    };
+    let (name, kind) = ("eth0".to_owned(), "macvlan".to_owned());
+    lead(Way::Elsewhere { name, kind });
+    assert!(matches!(standing(), PodStanding::Incomplete(Some(why)) if why.contains("macvlan")));
+    let name = "veth7".to_owned();
+    lead(Way::Pair { index: 7, name });
     assert_eq!(standing(), PodStanding::Incomplete(None));
     accept(&shared);
     assert_eq!(standing(), PodStanding::InForce(None));

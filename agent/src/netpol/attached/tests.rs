@@ -1,7 +1,3 @@
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
-
-use netpol::pod::{Pod, PodId};
-
 use super::*;
 
 fn ip(text: &str) -> IpAddr {

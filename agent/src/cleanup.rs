@@ -53,7 +53,7 @@ impl Places {
             bpf_root: config.flags.bpf_root.clone(),
             state_dir: config.flags.state_dir.clone(),
             endpoint_store: config.flags.endpoint_store.clone(),
-            cni_conf_dir: config.flags.cni.cni_conf_dir.clone(),
+            cni_conf_dir: config.flags.cni.plugin.cni_conf_dir.clone(),
         }
     }
 }

@@ -3,13 +3,16 @@
 //! ```text
 //!  document_source ─► feed ─► State (the pipeline of crate netpol) ─► enforcer ─► nf_tables
 //!                              ▲            │                          ▲   └─► conntrack
-//!                  ways (routes), surroundings                   table events
+//!  holdfast-cni ─► plugin ─► attached ─┘    │                   table events
+//!                  ways (routes), surroundings
 //!                                           └─► admin, metrics
 //! ```
 //! The table stays in force when the process ends, and until the next one has read every kind.
 
 mod admin;
 pub mod app;
+mod attached;
+mod attached_file;
 mod drops;
 mod enforcer;
 mod feed;
@@ -17,6 +20,7 @@ mod handover;
 pub mod metrics;
 pub mod model;
 pub mod objects;
+mod plugin;
 mod state;
 mod surroundings;
 mod unenforced;

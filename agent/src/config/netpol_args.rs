@@ -8,7 +8,7 @@ use clap::{ArgAction, Args, Subcommand};
 use daemon::flags;
 
 use super::{
-    ConfigError, FollowArgs, SourceArgs, args::Output, existing_dir::existing_dir,
+    ConfigError, FollowArgs, PluginArgs, SourceArgs, args::Output, existing_dir::existing_dir,
     metrics_address::metrics_address, relay_args,
 };
 
@@ -60,6 +60,8 @@ pub struct NetpolRunArgs {
         env = "HOLDFAST_NETPOL_METRICS_ADDRESS"
     )]
     pub metrics_address: String,
+    #[command(flatten)]
+    pub plugin: PluginArgs,
     /// Print the change of the table that the documents would make, and end. Nothing is changed
     #[arg(long)]
     pub dry_run: bool,

@@ -46,6 +46,11 @@ impl Allowed {
     }
 }
 
+/// Binds a socket for root only, if there is to be one.
+pub(crate) fn bind_some(path: Option<PathBuf>) -> Result<Option<UnixListener>, SocketError> {
+    path.map(|path| bind(&path, None)).transpose()
+}
+
 /// Binds a unix socket of mode 0660 in a directory of mode 0750, in place of
 /// one without a listening process.
 pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError> {

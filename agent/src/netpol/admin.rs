@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     admin::{problems, query::parameter},
+    cni::{install::CniCondition, reports::PluginReports},
     refusal::{self, Refusal},
 };
 
@@ -41,23 +42,39 @@ pub(super) struct Pages {
     pub(super) cluster: Option<ClusterHealth>,
     /// Files found damaged at the start.
     pub(super) damaged: Arc<Vec<String>>,
+    pub(super) cni: Plugin,
 }
 
-/// The sockets of [`Pages`].
+/// What is known of the CNI plugin's place on the node, and of its requests.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Plugin {
+    /// Whether new pods get it.
+    pub(super) condition: CniCondition,
+    pub(super) reports: PluginReports,
+}
+
+/// The sockets of `netpol run`.
 pub(super) struct Listeners {
     pub(super) admin: UnixListener,
     pub(super) metrics: Option<TcpListener>,
+    pub(super) cni: Option<UnixListener>,
 }
 
 impl Pages {
     /// Serves until stopped.
-    pub(super) fn start(self, listeners: Listeners, tasks: &TaskTracker, stop: &CancellationToken) {
+    pub(super) fn start(
+        self,
+        admin: UnixListener,
+        metrics: Option<TcpListener>,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) {
         let pages = self.clone();
         let commands = move |request| {
             let pages = pages.clone();
             async move { refusal::answer(pages.command(&request).await) }
         };
-        let socket = Socket::Unix(listeners.admin);
+        let socket = Socket::Unix(admin);
         let served = http_server::serve(
             socket,
             Admission::default(),
@@ -66,7 +83,7 @@ impl Pages {
             stop.clone(),
         );
         tasks.spawn(served);
-        if let Some(listener) = listeners.metrics {
+        if let Some(listener) = metrics {
             let probes = move |request| {
                 let pages = self.clone();
                 async move { pages.probe(&request).await }
@@ -123,6 +140,7 @@ impl Pages {
             .problems
             .extend(cluster.iter().filter_map(problems::tainted));
         status.problems.extend(self.damaged.iter().cloned());
+        status.problems.extend(self.cni.condition.problem());
         status.cluster = cluster;
         status
     }
@@ -165,6 +183,7 @@ impl Pages {
         let scrape = NetpolScrape {
             status: Arc::new(self.status().await),
             counters: self.counters.clone(),
+            plugin: self.cni.reports.clone(),
             watches: self
                 .cluster
                 .as_ref()

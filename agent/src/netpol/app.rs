@@ -20,24 +20,34 @@ use agent_datapath::nf_tables::Connection;
 use anyhow::{Context as _, Result, bail};
 use daemon::{descriptors::Descriptors, http_server};
 use netpol::render::{change::Change, ruleset::Table};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    net::UnixListener,
+    signal::unix::{SignalKind, signal},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    admin::{Listeners, Pages},
+    admin::{Listeners, Pages, Plugin},
+    attached_file::AttachedFile,
     drops,
     enforcer::{Enforcer, Kernel},
     feed::NetpolFeed,
     handover::remove_table,
     metrics::Counters,
+    plugin::PluginPods,
     state::Shared,
 };
 use crate::{
+    cni::{
+        install::{self, CniCondition},
+        server::CniServer,
+    },
     config::NetpolConfig,
     document_source::{self, Sources},
     endpoint::link_events::LinkEvents,
     epoch::StateDirLock,
     grpc::peer,
+    listener,
     netns_lock::NetnsLock,
     policy_dir::{PolicyDir, last_good::LastGood},
     watched_dir::WatchedDir,
@@ -73,6 +83,7 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
     let listeners = Listeners {
         admin: peer::bind(&config.flags.admin_socket, None).context("--admin-socket")?,
         metrics: http_server::bind_metrics(config.metrics_address).await?,
+        cni: peer::bind_some(config.flags.plugin.socket()).context("--cni-socket")?,
     };
     let set = config.flags.source.daemonset.clone().zip(api.clone());
     let set = set.map(|(name, api)| OwnSet::start(api, &name));
@@ -102,8 +113,7 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
         None => false,
     };
     if is_uninstalled || config.flags.flush_on_exit {
-        remove_table()?;
-        tracing::info!("stopped; the table is deleted, and every pod is open");
+        open_pods(&config)?;
     } else {
         tracing::info!("stopped; the table remains in force");
     }
@@ -111,6 +121,17 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
         std::fs::remove_dir_all(&config.flags.state_dir)?;
     }
     drop((state_lock, lock));
+    Ok(())
+}
+
+/// Opens every pod, and lets new ones start without this process.
+fn open_pods(config: &NetpolConfig) -> Result<()> {
+    // First: pods that start now would wait for an answer.
+    if let Some(dir) = &config.flags.plugin.cni_conf_dir {
+        install::withdraw(dir).with_context(|| format!("--cni-conf-dir {}", dir.display()))?;
+    }
+    remove_table()?;
+    tracing::info!("stopped; the table is deleted, and every pod is open");
     Ok(())
 }
 
@@ -124,6 +145,7 @@ fn start(
 ) -> Result<Enforcer> {
     let shared = Arc::new(Shared::new(&config.node_name));
     let mut damaged = Vec::new();
+    let cni = start_plugin(config, &shared, listeners.cni, &mut damaged, tasks, stop)?;
     let directory = match &config.flags.policy_dir {
         Some(dir) => {
             let kept = LastGood::open(&config.flags.state_dir, dir, &mut damaged)?;
@@ -153,7 +175,9 @@ fn start(
             key: key.to_owned(),
             health,
         };
-        tasks.spawn(taint.run(in_force(Arc::clone(&shared)), stop.clone()));
+        let places = config.flags.plugin.places();
+        let ready = ready_with_plugin(Arc::clone(&shared), places.map(|_| cni.condition.clone()));
+        tasks.spawn(taint.run(ready, stop.clone()));
     }
     let counters = Counters::default();
     let pages = Pages {
@@ -161,8 +185,9 @@ fn start(
         counters: counters.clone(),
         cluster,
         damaged: Arc::new(damaged),
+        cni,
     };
-    pages.start(listeners, tasks, stop);
+    pages.start(listeners.admin, listeners.metrics, tasks, stop);
     Ok(Enforcer {
         shared,
         counters,
@@ -172,10 +197,42 @@ fn start(
     })
 }
 
+/// Starts what answers the CNI plugin, if it is wanted. Pods that it added in an earlier run are taken in
+/// before the first document.
+fn start_plugin(
+    config: &NetpolConfig,
+    shared: &Arc<Shared>,
+    listener: Option<UnixListener>,
+    damaged: &mut Vec<String>,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> Result<Plugin> {
+    let plugin = Plugin::default();
+    let file = AttachedFile::in_dir(&config.flags.state_dir);
+    let Some(listener) = listener else {
+        file.remove()?;
+        return Ok(plugin);
+    };
+    let pods = PluginPods::open(Arc::clone(shared), file, damaged)?;
+    tasks.spawn(pods.clone().forget_ended(stop.clone()));
+    let server = CniServer::new(pods, plugin.reports.clone());
+    let admission = listener::plugin_admission();
+    tasks.spawn(server.serve(listener, admission, tasks.clone(), stop.clone()));
+    if let Some(places) = config.flags.plugin.places() {
+        let ready = in_force(Arc::clone(shared));
+        tasks.spawn(places.run(plugin.condition.clone(), ready, stop.clone()));
+    }
+    Ok(plugin)
+}
+
 /// Prints the change that the documents would make, and asks the kernel whether it would accept it.
 async fn dry_run(config: &NetpolConfig, api: Option<Api>) -> Result<()> {
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let shared = Arc::new(Shared::new(&config.node_name));
+    if config.flags.plugin.socket().is_some() {
+        let file = AttachedFile::in_dir(&config.flags.state_dir);
+        shared.state.lock().take_in(file.look()?);
+    }
     let directory = config.flags.policy_dir.as_deref();
     let sources = Sources {
         directory: directory.map(|dir| (WatchedDir::new(dir), PolicyDir::new(dir))),
@@ -240,6 +297,15 @@ async fn in_force(shared: Arc<Shared>) -> bool {
         tokio::time::sleep(POLL).await;
     }
     true
+}
+
+/// The same, and for the plugin to be in its place if there is one.
+async fn ready_with_plugin(shared: Arc<Shared>, plugin: Option<CniCondition>) -> bool {
+    let is_ready = in_force(shared).await;
+    if let Some(plugin) = plugin {
+        plugin.in_place().await;
+    }
+    is_ready
 }
 
 /// Reads the cluster from the API server, or from relays.

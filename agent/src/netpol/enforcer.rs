@@ -226,6 +226,9 @@ impl Enforcer {
             Some(_) => {}
             None => {
                 state.force.is_begun = true;
+                if let Some(generation) = done.generation {
+                    state.force.accepted = generation;
+                }
                 let changed = done.elements.map(|elements| (Instant::now(), elements));
                 state.force.changed = changed.or(state.force.changed);
             }
@@ -250,12 +253,17 @@ impl Enforcer {
             due.ways = true;
         }
         if ways != before {
+            let is_first_bridge = ways.has_bridge() && !before.has_bridge();
             self.shared.state.lock().set_ways(ways);
+            if is_first_bridge {
+                self.look_around().await;
+            }
         }
     }
 
     /// Deletes connections that no policy would let in now.
     async fn end_connections(&self, over: &mut Over) {
+        over.ended.extend(&self.shared.state.lock().freed);
         let is_due = over.is_closing || !over.ended.is_empty();
         let is_soon = over.scanned.is_some_and(|at| at.elapsed() < SCANS);
         if !is_due || is_soon {
@@ -273,7 +281,12 @@ impl Enforcer {
         let scanned = spawn_blocking(move || {
             tracked::delete(|connection| is_over(&shared, &ended, connection))
         });
-        match scanned.await {
+        let scanned = scanned.await;
+        if matches!(scanned, Ok(Ok(_))) {
+            let freed = &mut self.shared.state.lock().freed;
+            freed.retain(|address| !again.contains(address));
+        }
+        match scanned {
             Ok(Ok(0)) => {}
             Ok(Ok(deleted)) => {
                 tracing::debug!(
@@ -348,6 +361,8 @@ struct Done {
     refused: Option<String>,
     /// No table of this run was accepted yet, with which the kernel's could be compared.
     cannot_compare: bool,
+    /// Changes of the state that the table has.
+    generation: Option<u64>,
 }
 
 /// How the next attempt is made.
@@ -363,12 +378,13 @@ struct Attempt {
 impl Attempt {
     /// Makes the changes of the state since the last attempt.
     fn make(self, shared: &Shared, kernel: &mut Connection) -> Done {
-        let (committed, table) = {
+        let (committed, table, generation) = {
             let mut state = shared.state.lock();
             let committed = state.commit();
             // Until one is accepted, the table of the last run stays.
             let compares = self.compares && state.pipeline.has_committed();
-            (committed, compares.then(|| state.table()))
+            let table = compares.then(|| state.table());
+            (committed, table, state.generation)
         };
         let mut done = Done {
             result: Ok(None),
@@ -378,6 +394,7 @@ impl Attempt {
             is_replaced: false,
             refused: None,
             cannot_compare: self.compares && table.is_none(),
+            generation: (!self.compares || table.is_some()).then_some(generation),
         };
         match committed {
             Ok(commit) => {

@@ -14,6 +14,7 @@ use prometheus_client::{
 };
 
 use super::model::NetpolStatus;
+use crate::cni::reports::PluginReports;
 
 label! {
     /// What became of a change of the table.
@@ -107,6 +108,7 @@ impl Counters {
 pub struct NetpolScrape {
     pub status: Arc<NetpolStatus>,
     pub counters: Counters,
+    pub(super) plugin: PluginReports,
     /// Watches of the cluster; empty where it is no source.
     pub watches: Vec<WatchHealth>,
 }
@@ -171,6 +173,11 @@ impl NetpolScrape {
             };
             /// Documents that are refused; their last good versions are in force
             gauge netpol_refused_documents = status.refused.len();
+            /// Pods that the CNI plugin did not let start, by reason; the runtime tries again
+            counter_by cni_add_failures = |failure| self.plugin.failures.get(failure);
+            /// Namespaces whose pods start without policy while no agent answers
+            /// (`failOpenNamespaces`), as the CNI plugin's last ADD reported
+            gauge cni_fail_open_namespaces = self.plugin.fail_open();
             /// Objects of the cluster that are read from its API server; those that are refused are
             /// left out
             gauges kubernetes_objects["kind"] = watches().map(|watch| (&watch.kind, watch.objects));

@@ -23,6 +23,14 @@ pub fn object(body: &Body) -> Option<Object> {
     }
 }
 
+/// The uid of a document's pod.
+pub(super) fn uid(body: &Body) -> Option<Arc<str>> {
+    match body {
+        Body::Pod(pod) => pod.uid.clone(),
+        _ => None,
+    }
+}
+
 /// The object of a document's key; none as for [`object`].
 pub(super) fn key(key: &str) -> Option<Key> {
     let (kind, rest) = key.split_once('/')?;

@@ -8,14 +8,20 @@ use std::{
 
 use agent_core::policy::document::{PolicyDocument, PolicyError};
 use netpol::{
-    cache::Key,
+    cache::{Key, Object},
     pipeline::{Commit, Pipeline},
     render::{nft::TooLarge, ruleset::Table},
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::{objects, surroundings::Surroundings, unenforced::Unenforced, ways::Ways};
+use super::{
+    attached::{Attached, Effect},
+    objects,
+    surroundings::Surroundings,
+    unenforced::Unenforced,
+    ways::Ways,
+};
 
 /// What the tasks of `netpol run` share. No lock is held across a write to the kernel.
 #[derive(Debug)]
@@ -41,6 +47,12 @@ pub(super) struct State {
     /// Name of this node.
     pub(super) node: String,
     pub(super) pipeline: Pipeline,
+    /// Pods of the CNI plugin.
+    pub(super) attached: Attached,
+    /// Addresses that the runtime took from pods, until their tracked connections are deleted.
+    pub(super) freed: BTreeSet<IpAddr>,
+    /// Number of the changes so far.
+    pub(super) generation: u64,
     pub(super) unenforced: Unenforced,
     /// Refused documents.
     pub(super) refused: Vec<PolicyError>,
@@ -65,6 +77,8 @@ pub(super) struct Force {
     pub(super) changed: Option<(Instant, usize)>,
     /// Why the last change is not in force.
     pub(super) failing: Option<String>,
+    /// The kernel has had the table with so many changes.
+    pub(super) accepted: u64,
     /// When the enforcer last ran.
     pub(super) beat: Instant,
 }
@@ -74,6 +88,9 @@ impl State {
         Self {
             node: node.to_owned(),
             pipeline: Pipeline::new(node, netpol::render::nft::Limits::default()),
+            attached: Attached::new(node),
+            freed: BTreeSet::new(),
+            generation: 0,
             unenforced: Unenforced::default(),
             refused: Vec::new(),
             is_listed: false,
@@ -86,6 +103,7 @@ impl State {
                 is_begun: false,
                 changed: None,
                 failing: None,
+                accepted: 0,
                 beat: Instant::now(),
             },
         }
@@ -94,9 +112,15 @@ impl State {
     /// Puts a document in the place of its former version.
     pub(super) fn put(&mut self, document: PolicyDocument) {
         self.unenforced.put(&document.key);
-        if let Some(object) = objects::object(&document.body) {
-            self.pipeline.put(object);
+        match objects::object(&document.body) {
+            Some(Object::Pod(pod)) => {
+                let effects = self.attached.put(pod, objects::uid(&document.body));
+                self.carry_out(effects);
+            }
+            Some(object) => self.pipeline.put(object),
+            None => {}
         }
+        self.generation += 1;
         match document.warnings.is_empty() {
             true => self.warnings.remove(&document.key),
             false => self.warnings.insert(document.key, document.warnings),
@@ -107,9 +131,26 @@ impl State {
     pub(super) fn remove(&mut self, key: &str) {
         self.unenforced.remove(key);
         self.warnings.remove(key);
-        if let Some(key) = objects::key(key) {
-            self.pipeline.remove(&key);
+        match objects::key(key) {
+            Some(Key::Pod(id)) => {
+                let effect = self.attached.remove(&id);
+                self.carry_out([effect]);
+            }
+            Some(key) => self.pipeline.remove(&key),
+            None => {}
         }
+        self.generation += 1;
+    }
+
+    /// Changes pods as the pods of the CNI plugin and those of documents together say.
+    pub(super) fn carry_out(&mut self, effects: impl IntoIterator<Item = Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Put(pod) => self.pipeline.put(Object::Pod(pod)),
+                Effect::Remove(id) => self.pipeline.remove(&Key::Pod(id)),
+            }
+        }
+        self.generation += 1;
     }
 
     /// The documents that are refused now.
@@ -173,10 +214,12 @@ impl State {
         self.pipeline.table()
     }
 
-    /// Addresses of the pods of this node.
+    /// Addresses of the pods of this node; those that the CNI plugin just added too.
     pub(super) fn addresses(&self) -> BTreeSet<IpAddr> {
         let pods = self.pipeline.pods().values();
-        pods.flat_map(|pod| pod.addresses.iter().copied()).collect()
+        let pods = pods.flat_map(|pod| pod.addresses.iter());
+        let attached = self.attached.pods().flat_map(|pod| pod.addresses.iter());
+        pods.chain(attached).copied().collect()
     }
 
     /// Takes the ways to pods as they were found.
@@ -184,6 +227,7 @@ impl State {
         self.pipeline.set_interfaces(ways.interfaces());
         self.pipeline.set_bridges(ways.bridge_links());
         self.ways = ways;
+        self.generation += 1;
     }
 
     /// Whether policy is in force as the documents say.

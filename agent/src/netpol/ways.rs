@@ -21,6 +21,24 @@ impl Ways {
         self.0.keys().eq(addresses)
     }
 
+    /// Has the ways to these addresses looked at again.
+    pub(super) fn forget(&mut self, addresses: &[IpAddr]) {
+        self.0.retain(|address, _| !addresses.contains(address));
+    }
+
+    /// Why packets of a new pod with this address may pass no rule; none if they do not.
+    pub(super) fn obstacle(&self, address: IpAddr) -> Option<String> {
+        match self.0.get(&address) {
+            Some(Way::Pair { .. } | Way::Bridge { .. }) => None,
+            Some(Way::Elsewhere { name, kind }) => Some(format!(
+                "the route to {address} leads to {name} ({kind}), which is neither a pod's pair of interfaces nor a \
+                 bridge: its packets would pass no rule"
+            )),
+            Some(Way::Nowhere) => Some(format!("the node has no route to {address}")),
+            None => Some(format!("the route to {address} is not known yet")),
+        }
+    }
+
     /// Looks at the ways to `addresses` again. One that cannot be looked at stays as it was.
     ///
     /// # Errors
@@ -68,6 +86,12 @@ impl Ways {
     /// Whether pods are on a bridge.
     pub(super) fn has_bridge(&self) -> bool {
         self.0.values().any(|way| matches!(way, Way::Bridge { .. }))
+    }
+
+    /// Notes a way without asking the kernel.
+    #[cfg(test)]
+    pub(super) fn note(&mut self, address: IpAddr, way: Way) {
+        self.0.insert(address, way);
     }
 
     /// The way to an address, for people.

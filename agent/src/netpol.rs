@@ -4,7 +4,7 @@
 //!  document_source ─► feed ─► State (the pipeline of crate netpol) ─► enforcer ─► nf_tables
 //!                              ▲            │                          ▲   └─► conntrack
 //!                  ways (routes), surroundings                   table events
-//!                                           └─► admin, metrics
+//!                                           └─► admin, metrics, exports (files for VPP)
 //! ```
 //! The table stays in force when the process ends, and until the next one has read every kind.
 
@@ -12,6 +12,7 @@ mod admin;
 pub mod app;
 mod drops;
 mod enforcer;
+mod exports;
 mod feed;
 mod handover;
 pub mod metrics;
@@ -22,5 +23,6 @@ mod surroundings;
 mod unenforced;
 mod view;
 mod ways;
+mod why;
 
 pub(crate) use self::handover::{remove_table, take_over};

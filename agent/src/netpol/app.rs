@@ -27,13 +27,14 @@ use super::{
     admin::{Listeners, Pages},
     drops,
     enforcer::{Enforcer, Kernel},
+    exports::{self, Exports, Target},
     feed::NetpolFeed,
     handover::remove_table,
     metrics::Counters,
     state::Shared,
 };
 use crate::{
-    config::NetpolConfig,
+    config::{NetpolConfig, render_args::node_interfaces},
     document_source::{self, Sources},
     endpoint::link_events::LinkEvents,
     epoch::StateDirLock,
@@ -61,6 +62,9 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
     };
     if config.flags.dry_run {
         return dry_run(&config, api).await;
+    }
+    if let Some(directory) = &config.flags.vpp_export_dir {
+        exports::check(directory)?;
     }
     Descriptors::raise();
     let lock = NetnsLock::of_netpol()?;
@@ -155,6 +159,10 @@ fn start(
         };
         tasks.spawn(taint.run(in_force(Arc::clone(&shared)), stop.clone()));
     }
+    if let Some(target) = exported(config) {
+        shared.state.lock().exports = Some(Exports::new(&target.directory));
+        tasks.spawn(exports::run(target, Arc::clone(&shared), stop.clone()));
+    }
     let counters = Counters::default();
     let pages = Pages {
         shared: Arc::clone(&shared),
@@ -169,6 +177,17 @@ fn start(
         links: LinkEvents::watch(tasks, stop.clone()),
         sets_bridge_sysctls: config.flags.set_bridge_sysctls,
         logs_drops: config.flags.log_drops,
+    })
+}
+
+/// What `--vpp-export-dir` exports; none without it.
+fn exported(config: &NetpolConfig) -> Option<Target> {
+    let flags = &config.flags;
+    let directory = flags.vpp_export_dir.clone()?;
+    Some(Target {
+        directory,
+        nat_loopback: flags.nat_loopback,
+        node_interfaces: node_interfaces(&flags.node_interfaces),
     })
 }
 
@@ -275,5 +294,14 @@ fn make_dir(dir: &Path) -> Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o750);
     let made = builder.create(dir);
-    made.with_context(|| format!("--state-dir {}", dir.display()))
+    made.map_err(|error| {
+        let of = match dir.exists() {
+            true => "it is not a directory".to_owned(),
+            false => error.to_string(),
+        };
+        anyhow::anyhow!(
+            "--state-dir {}: {of}; give a directory that exists or can be made",
+            dir.display()
+        )
+    })
 }

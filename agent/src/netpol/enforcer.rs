@@ -366,6 +366,9 @@ impl Attempt {
         let (committed, table) = {
             let mut state = shared.state.lock();
             let committed = state.commit();
+            if std::mem::take(&mut state.has_changed) {
+                shared.exports_due.notify_one();
+            }
             // Until one is accepted, the table of the last run stays.
             let compares = self.compares && state.pipeline.has_committed();
             (committed, compares.then(|| state.table()))

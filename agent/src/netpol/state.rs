@@ -15,7 +15,9 @@ use netpol::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::{objects, surroundings::Surroundings, unenforced::Unenforced, ways::Ways};
+use super::{
+    exports::Exports, objects, surroundings::Surroundings, unenforced::Unenforced, ways::Ways,
+};
 
 /// What the tasks of `netpol run` share. No lock is held across a write to the kernel.
 #[derive(Debug)]
@@ -23,6 +25,8 @@ pub(super) struct Shared {
     pub(super) state: Mutex<State>,
     /// The state may have changed.
     pub(super) changed: Notify,
+    /// A commit may have changed the exports.
+    pub(super) exports_due: Notify,
 }
 
 impl Shared {
@@ -31,6 +35,7 @@ impl Shared {
         Self {
             state: Mutex::new(State::new(node)),
             changed: Notify::new(),
+            exports_due: Notify::new(),
         }
     }
 }
@@ -54,6 +59,10 @@ pub(super) struct State {
     pub(super) ways: Ways,
     pub(super) surroundings: Surroundings,
     pub(super) force: Force,
+    /// Files for a VPP vswitch; none without `--vpp-export-dir`.
+    pub(super) exports: Option<Exports>,
+    /// Objects have changed since the exports were last due.
+    pub(super) has_changed: bool,
 }
 
 /// How far the policies are in force.
@@ -70,7 +79,8 @@ pub(super) struct Force {
 }
 
 impl State {
-    fn new(node: &str) -> Self {
+    /// Nothing is known yet. `node` is the name of this node.
+    pub(super) fn new(node: &str) -> Self {
         Self {
             node: node.to_owned(),
             pipeline: Pipeline::new(node, netpol::render::nft::Limits::default()),
@@ -88,11 +98,14 @@ impl State {
                 failing: None,
                 beat: Instant::now(),
             },
+            exports: None,
+            has_changed: true,
         }
     }
 
     /// Puts a document in the place of its former version.
     pub(super) fn put(&mut self, document: PolicyDocument) {
+        self.has_changed = true;
         self.unenforced.put(&document.key);
         if let Some(object) = objects::object(&document.body) {
             self.pipeline.put(object);
@@ -105,6 +118,7 @@ impl State {
 
     /// Removes the document of a key.
     pub(super) fn remove(&mut self, key: &str) {
+        self.has_changed = true;
         self.unenforced.remove(key);
         self.warnings.remove(key);
         if let Some(key) = objects::key(key) {

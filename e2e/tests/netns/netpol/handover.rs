@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::{AgentOptions, config, eventually, shell, with_lab};
 use serde_json::json;
 
-use super::{PORT, Pods, SOON, both, of, reaches};
+use super::{PORT, Pods, SOON, both, of, reaches, status_has};
 
 #[test]
 fn a_node_that_gets_programs_opens_nothing_meanwhile() {
@@ -56,6 +56,19 @@ fn a_node_that_gets_programs_opens_nothing_meanwhile() {
             handed.map(|()| opened)
         })?;
         ensure!(opened == 0, "port 8080 was open {opened} times");
+        Ok(())
+    });
+}
+
+#[test]
+fn both_enforcements_warn_while_they_run_side_by_side() {
+    with_lab(|lab| {
+        let _netpol = lab.start_netpol(&[])?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        status_has(lab, &["WARNING", "`holdfast-agent run` (pid"])?;
+        let status = lab.agent(&["status"])?;
+        let warning = "`holdfast-agent netpol run` runs on this node too";
+        ensure!(status.contains(warning), "{status}");
         Ok(())
     });
 }

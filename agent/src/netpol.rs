@@ -12,6 +12,7 @@ mod admin;
 pub mod app;
 mod drops;
 mod enforcer;
+mod export_task;
 mod exports;
 mod feed;
 mod handover;

@@ -27,7 +27,8 @@ use super::{
     admin::{Listeners, Pages},
     drops,
     enforcer::{Enforcer, Kernel},
-    exports::{self, Exports, Target},
+    export_task::{self, Target},
+    exports::Exports,
     feed::NetpolFeed,
     handover::remove_table,
     metrics::Counters,
@@ -64,7 +65,7 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
         return dry_run(&config, api).await;
     }
     if let Some(directory) = &config.flags.vpp_export_dir {
-        exports::check(directory)?;
+        export_task::check(directory)?;
     }
     Descriptors::raise();
     let lock = NetnsLock::of_netpol()?;
@@ -161,7 +162,7 @@ fn start(
     }
     if let Some(target) = exported(config) {
         shared.state.lock().exports = Some(Exports::new(&target.directory));
-        tasks.spawn(exports::run(target, Arc::clone(&shared), stop.clone()));
+        tasks.spawn(export_task::run(target, Arc::clone(&shared), stop.clone()));
     }
     let counters = Counters::default();
     let pages = Pages {

@@ -5,7 +5,7 @@
 //!                              ▲            │                          ▲   └─► conntrack
 //!  holdfast-cni ─► plugin ─► attached ─┘    │                   table events
 //!                  ways (routes), surroundings
-//!                                           └─► admin, metrics
+//!                                           └─► admin, metrics, exports (files for VPP)
 //! ```
 //! The table stays in force when the process ends, and until the next one has read every kind.
 
@@ -15,6 +15,8 @@ mod attached;
 mod attached_file;
 mod drops;
 mod enforcer;
+mod export_task;
+mod exports;
 mod feed;
 mod handover;
 pub mod metrics;
@@ -26,5 +28,6 @@ mod surroundings;
 mod unenforced;
 mod view;
 mod ways;
+mod why;
 
 pub(crate) use self::handover::{remove_table, take_over};

@@ -27,6 +27,7 @@ pub mod field;
 pub mod group;
 pub mod name;
 pub mod node;
+pub mod open_ports;
 pub mod packet;
 pub mod pipeline;
 pub mod pod;

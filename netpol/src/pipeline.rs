@@ -15,7 +15,7 @@ use std::{
 use crate::{
     cache::{Cache, Key, Object},
     contiv::Flow,
-    explain::{Opening, Side, sides},
+    explain::{OpenSide, Opening, Side, open_sides, sides},
     pod::PodId,
     processor::{PodPolicies, Processor},
     render::{
@@ -130,6 +130,11 @@ impl Pipeline {
     /// the direction. No side: it passes.
     pub fn explain(&self, opening: &Opening) -> Vec<Side> {
         sides(&self.cache, self.processor.pods(), opening)
+    }
+
+    /// What is open between two addresses: sides as of [`Pipeline::explain`].
+    pub fn open_between(&self, from: IpAddr, to: IpAddr) -> Vec<OpenSide> {
+        open_sides(&self.cache, self.processor.pods(), from, to)
     }
 
     /// All objects.

@@ -23,6 +23,12 @@ pub enum SocketError {
     /// Another process accepts connections on it.
     #[error("{0} is served by another process; stop it, or choose another path")]
     InUse(PathBuf),
+    /// The path of a directory.
+    #[error(
+        "{path} is a directory; give the path of a socket in it, for example {path}/holdfast.sock",
+        path = .0.display()
+    )]
+    Directory(PathBuf),
     #[error("{path}: {call}: {source}", path = .path.display())]
     Io {
         /// The socket, or its directory.
@@ -70,6 +76,9 @@ pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError
                 .map_err(io::Error::from)
                 .map_err(failed(dir, "giving the directory to --sdp-group"))?;
         }
+    }
+    if path.is_dir() {
+        return Err(SocketError::Directory(path.to_owned()));
     }
     match unix_socket::connect_now(path) {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => {

@@ -14,7 +14,7 @@ use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
 };
-use netpol::{policy::Protocol, render::nft::TABLE};
+use netpol::render::nft::TABLE;
 use serde::Serialize;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -112,10 +112,9 @@ impl Pages {
                     parameter(query, name).ok_or_else(missing)
                 };
                 let (from, to) = (wanted("from")?, wanted("to")?);
-                let port = parameter(query, "port")
-                    .map(|port| port_of(&port))
-                    .transpose()?;
-                let port = port.flatten();
+                let port = parameter(query, "port").map(|port| port.parse::<Port>());
+                let port = port.transpose();
+                let port = port.map_err(|error| Refusal::bad_request(error.to_string()))?;
                 let own = own_interfaces::list().map_err(|error| Refusal::internal(&error))?;
                 let why = self.shared.state.lock().why(&own.own, &from, &to, port);
                 render(&why.map_err(|error| Refusal::not_found(error.to_string()))?)
@@ -206,15 +205,6 @@ fn unknown(request: &Request<Incoming>) -> Refusal {
     Refusal::not_found(format!(
         "{method} {path} is not known; is the client of the same release, and the socket that of `netpol run`?"
     ))
-}
-
-/// None: a protocol without ports, such as ICMP.
-fn port_of(text: &str) -> Result<Option<(Protocol, u16)>, Refusal> {
-    let port = text.parse::<Port>();
-    let port = port.map_err(|error| Refusal::bad_request(error.to_string()))?;
-    let mut protocols = Protocol::ALL.into_iter();
-    let protocol = protocols.find(|protocol| protocol.number() == port.protocol);
-    Ok(protocol.map(|protocol| (protocol, port.number)))
 }
 
 fn render(value: &impl Serialize) -> Result<Vec<u8>, Refusal> {

@@ -31,6 +31,8 @@ use super::{
     attached_file::AttachedFile,
     drops,
     enforcer::{Enforcer, Kernel},
+    export_task::{self, Target},
+    exports::Exports,
     feed::NetpolFeed,
     handover::remove_table,
     metrics::Counters,
@@ -42,7 +44,7 @@ use crate::{
         install::{self, CniCondition},
         server::CniServer,
     },
-    config::NetpolConfig,
+    config::{NetpolConfig, render_args::node_interfaces},
     document_source::{self, Sources},
     endpoint::link_events::LinkEvents,
     epoch::StateDirLock,
@@ -71,6 +73,9 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
     };
     if config.flags.dry_run {
         return dry_run(&config, api).await;
+    }
+    if let Some(directory) = &config.flags.vpp_export_dir {
+        export_task::check(directory)?;
     }
     Descriptors::raise();
     let lock = NetnsLock::of_netpol()?;
@@ -179,6 +184,10 @@ fn start(
         let ready = ready_with_plugin(Arc::clone(&shared), places.map(|_| cni.condition.clone()));
         tasks.spawn(taint.run(ready, stop.clone()));
     }
+    if let Some(target) = exported(config) {
+        shared.state.lock().exports = Some(Exports::new(&target.directory));
+        tasks.spawn(export_task::run(target, Arc::clone(&shared), stop.clone()));
+    }
     let counters = Counters::default();
     let pages = Pages {
         shared: Arc::clone(&shared),
@@ -194,6 +203,17 @@ fn start(
         links: LinkEvents::watch(tasks, stop.clone()),
         sets_bridge_sysctls: config.flags.set_bridge_sysctls,
         logs_drops: config.flags.log_drops,
+    })
+}
+
+/// What `--vpp-export-dir` exports; none without it.
+fn exported(config: &NetpolConfig) -> Option<Target> {
+    let flags = &config.flags;
+    let directory = flags.vpp_export_dir.clone()?;
+    Some(Target {
+        directory,
+        nat_loopback: flags.nat_loopback,
+        node_interfaces: node_interfaces(&flags.node_interfaces),
     })
 }
 
@@ -341,5 +361,14 @@ fn make_dir(dir: &Path) -> Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o750);
     let made = builder.create(dir);
-    made.with_context(|| format!("--state-dir {}", dir.display()))
+    made.map_err(|error| {
+        let of = match dir.exists() {
+            true => "it is not a directory".to_owned(),
+            false => error.to_string(),
+        };
+        anyhow::anyhow!(
+            "--state-dir {}: {of}; give a directory that exists or can be made",
+            dir.display()
+        )
+    })
 }

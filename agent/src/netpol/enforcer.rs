@@ -381,6 +381,9 @@ impl Attempt {
         let (committed, table, generation) = {
             let mut state = shared.state.lock();
             let committed = state.commit();
+            if std::mem::take(&mut state.has_changed) {
+                shared.exports_due.notify_one();
+            }
             // Until one is accepted, the table of the last run stays.
             let compares = self.compares && state.pipeline.has_committed();
             let table = compares.then(|| state.table());

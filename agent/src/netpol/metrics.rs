@@ -138,8 +138,8 @@ impl NetpolScrape {
         };
         let watches = || self.watches.iter();
         families! { out;
-            /// 1 while NetworkPolicies are in force on this node as the documents say; `holdfast-agent
-            /// netpol status` names what is missing
+            /// 1 while the nftables table of this node is as the documents say; of a refused document that was
+            /// good before, its last good version counts. `holdfast-agent netpol status` names what is missing
             gauge netpol_ready = status.ready;
             /// Changes of the nftables table, by outcome
             counter_by netpol_commits = |outcome| counters.outcomes.get(outcome);

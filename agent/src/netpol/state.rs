@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 
 use super::{
     attached::{Attached, Effect},
+    exports::Exports,
     objects,
     surroundings::Surroundings,
     unenforced::Unenforced,
@@ -29,6 +30,8 @@ pub(super) struct Shared {
     pub(super) state: Mutex<State>,
     /// The state may have changed.
     pub(super) changed: Notify,
+    /// A commit may have changed the exports.
+    pub(super) exports_due: Notify,
 }
 
 impl Shared {
@@ -37,6 +40,7 @@ impl Shared {
         Self {
             state: Mutex::new(State::new(node)),
             changed: Notify::new(),
+            exports_due: Notify::new(),
         }
     }
 }
@@ -66,6 +70,10 @@ pub(super) struct State {
     pub(super) ways: Ways,
     pub(super) surroundings: Surroundings,
     pub(super) force: Force,
+    /// Files for a VPP vswitch; none without `--vpp-export-dir`.
+    pub(super) exports: Option<Exports>,
+    /// Objects have changed since the exports were last due.
+    pub(super) has_changed: bool,
 }
 
 /// How far the policies are in force.
@@ -84,7 +92,8 @@ pub(super) struct Force {
 }
 
 impl State {
-    fn new(node: &str) -> Self {
+    /// Nothing is known yet. `node` is the name of this node.
+    pub(super) fn new(node: &str) -> Self {
         Self {
             node: node.to_owned(),
             pipeline: Pipeline::new(node, netpol::render::nft::Limits::default()),
@@ -106,11 +115,14 @@ impl State {
                 accepted: 0,
                 beat: Instant::now(),
             },
+            exports: None,
+            has_changed: true,
         }
     }
 
     /// Puts a document in the place of its former version.
     pub(super) fn put(&mut self, document: PolicyDocument) {
+        self.has_changed = true;
         self.unenforced.put(&document.key);
         match objects::object(&document.body) {
             Some(Object::Pod(pod)) => {
@@ -129,6 +141,7 @@ impl State {
 
     /// Removes the document of a key.
     pub(super) fn remove(&mut self, key: &str) {
+        self.has_changed = true;
         self.unenforced.remove(key);
         self.warnings.remove(key);
         match objects::key(key) {

@@ -3,6 +3,8 @@
 use agent_cluster::own_interfaces;
 use agent_datapath::sysctl;
 
+use crate::netns_lock;
+
 /// With 0, the kernel shows packets between two ports of a bridge to no rule of the hook `forward`.
 const BRIDGE_SYSCTLS: [&str; 2] = [
     "net.bridge.bridge-nf-call-iptables",
@@ -13,6 +15,8 @@ const BRIDGE_SYSCTLS: [&str; 2] = [
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Surroundings {
     pub(super) problems: Vec<String>,
+    /// A process that enforces policy besides this one.
+    pub(super) beside: Option<String>,
 }
 
 impl Surroundings {
@@ -37,8 +41,19 @@ impl Surroundings {
                     .filter_map(|name| bridge(name, may_set)),
             );
         }
-        Self { problems }
+        Self {
+            problems,
+            beside: netns_lock::run().ok().flatten().map(|pid| beside(&pid)),
+        }
     }
+}
+
+fn beside(pid: &str) -> String {
+    format!(
+        "`holdfast-agent run` (pid {pid}) runs in this network namespace too: packets pass its programs and \
+         this table, and both have to allow them; stop this process, and `run` deletes the table once each \
+         pod is an endpoint"
+    )
 }
 
 fn bridge(name: &'static str, may_set: bool) -> Option<String> {

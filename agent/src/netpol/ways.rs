@@ -16,6 +16,11 @@ use crate::endpoint::discover::by_route::{Way, way_to};
 pub(super) struct Ways(BTreeMap<IpAddr, Way>);
 
 impl Ways {
+    #[cfg(test)]
+    pub(super) fn of(ways: impl IntoIterator<Item = (IpAddr, Way)>) -> Self {
+        Self(ways.into_iter().collect())
+    }
+
     /// Whether these are the addresses that were looked at.
     pub(super) fn are_of(&self, addresses: &BTreeSet<IpAddr>) -> bool {
         self.0.keys().eq(addresses)
@@ -72,6 +77,14 @@ impl Ways {
             _ => None,
         });
         pairs.collect()
+    }
+
+    /// An address behind an interface, where a route says it.
+    pub(super) fn behind(&self, interface: u32) -> Option<IpAddr> {
+        let mut all = self.0.iter();
+        let found =
+            all.find(|(_, way)| matches!(way, Way::Pair { index, .. } if *index == interface));
+        found.map(|(address, _)| *address)
     }
 
     /// The bridges that pods are on.

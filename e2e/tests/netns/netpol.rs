@@ -4,6 +4,7 @@
 mod cluster;
 mod conformance;
 mod connections;
+mod exports;
 mod foreign;
 mod handover;
 mod refused;

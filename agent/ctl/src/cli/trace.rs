@@ -24,6 +24,9 @@ use shared_maps::IdentityId;
 
 use super::show::print;
 
+/// Part of a rule's text whose port name has no number.
+const UNKNOWN: &str = "is not known)";
+
 /// Asks and prints; fails if the packet is dropped.
 pub(crate) async fn run(args: &TraceArgs) -> Result<()> {
     let to = receiver(args)?;
@@ -40,11 +43,25 @@ pub(crate) async fn run(args: &TraceArgs) -> Result<()> {
         by_files(args, &to, port)?
     };
     print(args.client.output, &trace, text)?;
+    if !trace.allowed && lacks_port_name(&trace) && args.named_ports.is_empty() {
+        eprintln!(
+            "holdfast-agent: labels have no port names, which are in Pod documents: give the receiver's with \
+             --named-port, for example --named-port http=80/TCP, or give its address as --to"
+        );
+    }
     if trace.allowed {
         Ok(())
     } else {
         bail!("not allowed")
     }
+}
+
+/// Whether a rule names a port that the labels of the receiver do not have.
+fn lacks_port_name(trace: &Trace) -> bool {
+    let ports = trace.steps.iter().flat_map(|step| &step.other_ports);
+    ports
+        .map(ToString::to_string)
+        .any(|rule| rule.contains(UNKNOWN))
 }
 
 /// Who receives, with the labels of its named ports.

@@ -11,7 +11,7 @@ use netpol::{
     contiv::Flow,
     render::{
         nft::{SPOOFED, dropped},
-        ruleset::Table,
+        ruleset::{Table, TableFamily},
     },
 };
 use tokio_util::sync::CancellationToken;
@@ -34,12 +34,16 @@ pub(super) fn open() -> io::Result<PacketLog> {
     PacketLog::bind(GROUP)
 }
 
-/// The table, with rules that copy what is dropped if `--log-drops` is given.
-pub(super) fn logged(table: Table, is_wanted: bool) -> Table {
-    match is_wanted {
-        true => table.logging(GROUP),
-        false => table,
+/// The tables, with rules that copy dropped packets if `--log-drops` is given. Frames are counted only.
+pub(super) fn logged(mut tables: Vec<Table>, is_wanted: bool) -> Vec<Table> {
+    if is_wanted {
+        for table in &mut tables {
+            if table.family == TableFamily::Inet {
+                *table = table.clone().logging(GROUP);
+            }
+        }
     }
+    tables
 }
 
 /// Logs until stopped.

@@ -27,7 +27,7 @@ use netpol::{
     render::{
         change::{Change, Step},
         nft::TABLE,
-        ruleset::Table,
+        ruleset::{Table, TableFamily},
     },
 };
 use parking_lot::Mutex;
@@ -56,6 +56,8 @@ const SCANS: Duration = Duration::from_secs(1);
 pub(super) struct Kernel {
     pub(super) connection: Connection,
     pub(super) events: TableEvents,
+    /// Why it has no tables of family `bridge`.
+    pub(super) lacks_frames: Option<String>,
 }
 
 impl Kernel {
@@ -65,10 +67,21 @@ impl Kernel {
     /// The kernel lacks a part of nf_tables, or the process a right.
     pub(super) fn open() -> Result<Self, NftablesError> {
         let mut connection = Connection::open()?;
-        connection.probe()?;
+        connection.probe(TableFamily::Inet)?;
+        let lacks_frames = lacks_frames(&mut connection);
         let events = TableEvents::open(TABLE)?.by_others(connection.port());
-        Ok(Self { connection, events })
+        Ok(Self {
+            connection,
+            events,
+            lacks_frames,
+        })
     }
+}
+
+/// Why the kernel has no tables of family `bridge`; none if it has them.
+pub(super) fn lacks_frames(connection: &mut Connection) -> Option<String> {
+    let probed = connection.probe(TableFamily::Bridge);
+    probed.err().map(|error| error.to_string())
 }
 
 /// The task that enforces.
@@ -124,7 +137,12 @@ struct Over {
 impl Enforcer {
     /// Runs until stopped. The table stays.
     pub(super) async fn run(self, kernel: Kernel, stop: CancellationToken) {
-        let Kernel { connection, events } = kernel;
+        let Kernel {
+            connection,
+            events,
+            lacks_frames,
+        } = kernel;
+        self.shared.state.lock().lacks_frames = lacks_frames;
         let connection = Arc::new(Mutex::new(connection));
         let mut due = Due {
             comparison: true,
@@ -146,7 +164,10 @@ impl Enforcer {
                         sleep(TICK).await;
                     }
                 }
-                _ = tick.tick() => self.look_around().await,
+                _ = tick.tick() => {
+                    self.look_around().await;
+                    due.comparison |= self.has_frames_now(&connection).await;
+                }
                 () = stop.cancelled() => return,
             }
             self.shared.state.lock().force.beat = Instant::now();
@@ -173,6 +194,20 @@ impl Enforcer {
                 tracing::error!("{problem}");
             }
         }
+    }
+
+    /// Whether a part of the kernel that was lacking is there now, as after a module was loaded.
+    async fn has_frames_now(&self, connection: &Arc<Mutex<Connection>>) -> bool {
+        if self.shared.state.lock().open_to_frames().is_none() {
+            return false;
+        }
+        let connection = Arc::clone(connection);
+        let probed = spawn_blocking(move || lacks_frames(&mut connection.lock())).await;
+        let has_now = matches!(probed, Ok(None));
+        if has_now {
+            self.shared.state.lock().lacks_frames = None;
+        }
+        has_now
     }
 
     /// Looks at the ways to the pods, and makes the changes of the state. The first table has these ways:
@@ -363,12 +398,13 @@ struct Attempt {
 impl Attempt {
     /// Makes the changes of the state since the last attempt.
     fn make(self, shared: &Shared, kernel: &mut Connection) -> Done {
-        let (committed, table) = {
+        let (committed, tables, has_frames) = {
             let mut state = shared.state.lock();
             let committed = state.commit();
             // Until one is accepted, the table of the last run stays.
             let compares = self.compares && state.pipeline.has_committed();
-            (committed, compares.then(|| state.table()))
+            let tables = compares.then(|| state.tables());
+            (committed, tables, state.lacks_frames.is_none())
         };
         let mut done = Done {
             result: Ok(None),
@@ -377,56 +413,71 @@ impl Attempt {
             commit: None,
             is_replaced: false,
             refused: None,
-            cannot_compare: self.compares && table.is_none(),
+            cannot_compare: self.compares && tables.is_none(),
         };
         match committed {
             Ok(commit) => {
-                if table.is_none() && !commit.change.is_empty() {
-                    let change = commit.change.clone();
-                    let change = match self.logs_drops {
-                        true => change.logging(drops::GROUP),
-                        false => change,
-                    };
-                    write(kernel, &change, CommitOutcome::Changed, &mut done);
+                let change = commit.change.clone();
+                let change = match self.logs_drops {
+                    true => change.logging(drops::GROUP),
+                    false => change,
+                };
+                let frames = has_frames.then(|| commit.frames.clone());
+                let mut changes = vec![change];
+                changes.extend(frames);
+                changes.retain(|change| !change.is_empty());
+                if tables.is_none() && !changes.is_empty() {
+                    write(kernel, &changes, CommitOutcome::Changed, &mut done);
                 }
                 done.commit = Some(commit);
             }
             Err(too_large) => done.refused = Some(too_large.to_string()),
         }
-        if let Some(table) = table {
-            let table = drops::logged(table, self.logs_drops);
-            self.compare(kernel, &table, &mut done);
+        if let Some(tables) = tables {
+            let tables = drops::logged(tables, self.logs_drops);
+            self.compare(kernel, &tables, &mut done);
         }
         done
     }
 
-    /// Replaces the kernel's table if it is not `table`.
-    fn compare(self, kernel: &mut Connection, table: &Table, done: &mut Done) {
-        match kernel.difference(table) {
-            Ok(None) => {}
-            Ok(Some(difference)) => {
-                let outcome = match self.is_foreign {
-                    true => {
-                        tracing::warn!(%difference, "another program changed the nftables table; it is made again");
-                        CommitOutcome::Repaired
+    /// Replaces those of the kernel's tables that are not as these, all in one batch.
+    fn compare(self, kernel: &mut Connection, tables: &[Table], done: &mut Done) {
+        let mut replacements = Vec::new();
+        for table in tables {
+            match kernel.difference(table) {
+                Ok(None) => {}
+                Ok(Some(difference)) => {
+                    if self.is_foreign {
+                        let family = table.family;
+                        tracing::warn!(%family, %difference, "another program changed the nftables table; it is made again");
                     }
-                    false => CommitOutcome::Changed,
-                };
-                done.is_replaced = true;
-                write(kernel, &Change::replacement(table), outcome, done);
+                    replacements.push(Change::replacement(table));
+                }
+                Err(error) => {
+                    done.result = Err(error.to_string());
+                    return;
+                }
             }
-            Err(error) => done.result = Err(error.to_string()),
         }
+        if replacements.is_empty() {
+            return;
+        }
+        let outcome = match self.is_foreign {
+            true => CommitOutcome::Repaired,
+            false => CommitOutcome::Changed,
+        };
+        done.is_replaced = true;
+        write(kernel, &replacements, outcome, done);
     }
 }
 
-fn write(kernel: &mut Connection, change: &Change, outcome: CommitOutcome, done: &mut Done) {
+fn write(kernel: &mut Connection, changes: &[Change], outcome: CommitOutcome, done: &mut Done) {
     let begin = Instant::now();
-    match kernel.commit(change) {
+    match kernel.commit(changes) {
         Ok(()) => {
             done.result = Ok(Some(outcome));
             done.took = Some(begin.elapsed());
-            done.elements = Some(change.elements());
+            done.elements = Some(changes.iter().map(Change::elements).sum());
         }
         Err(error) => done.result = Err(error.to_string()),
     }

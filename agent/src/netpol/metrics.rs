@@ -13,6 +13,8 @@ use prometheus_client::{
     metrics::{counter::Counter, histogram::Histogram},
 };
 
+use netpol::render::nft::{FRAMES, SPOOFED};
+
 use super::model::NetpolStatus;
 
 label! {
@@ -46,6 +48,9 @@ label! {
         Egress => "egress",
         /// Its source is not an address of the pod behind the interface.
         Spoofed => "spoofed",
+        /// A frame from or to a port of a pod, which the rules about packets do not see: under a VLAN
+        /// tag, in PPPoE, or of another protocol than IPv4, IPv6 and ARP.
+        Frames => "frames",
     }
 }
 
@@ -160,7 +165,8 @@ impl NetpolScrape {
             counter_by netpol_dropped_packets = |reason| match reason {
                 DropReason::Ingress => dropped("dropped_in"),
                 DropReason::Egress => dropped("dropped_out"),
-                DropReason::Spoofed => dropped("spoofed"),
+                DropReason::Spoofed => dropped(SPOOFED),
+                DropReason::Frames => dropped(FRAMES),
             };
             /// Tracked connections that were deleted, because no policy would let them in any more
             counter netpol_ended_connections = counters.ended_connections.get();

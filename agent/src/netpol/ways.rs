@@ -7,13 +7,17 @@ use std::{
     net::IpAddr,
 };
 
-use netpol::pod::PodId;
+use netpol::{links::NodeLinks, pod::PodId};
 
-use crate::endpoint::discover::by_route::{Way, way_to};
+use crate::endpoint::discover::{
+    by_route::{Way, way_to},
+    ports::{Port, ports},
+};
 
-/// The way to each address of the node's pods, as it was found last.
+/// The way to each address of the node's pods, and the ports of the node's bridges, as they were found
+/// last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ways(BTreeMap<IpAddr, Way>);
+pub(super) struct Ways(BTreeMap<IpAddr, Way>, BTreeSet<Port>);
 
 impl Ways {
     /// Whether these are the addresses that were looked at.
@@ -29,7 +33,10 @@ impl Ways {
         self.0.retain(|address, _| addresses.contains(address));
         let (connection, handle, _messages) = rtnetlink::new_connection()?;
         let look = async {
-            let mut looked = Ok(());
+            let mut looked = ports(&handle).await.map(|ports| self.1 = ports);
+            if let Err(error) = &looked {
+                tracing::warn!(%error, "cannot list the ports of bridges; those known stay as they were");
+            }
             for address in addresses {
                 match way_to(&handle, *address).await {
                     Ok(way) => drop(self.0.insert(*address, way)),
@@ -56,13 +63,19 @@ impl Ways {
         pairs.collect()
     }
 
-    /// The bridges that pods are on.
-    pub(super) fn bridge_links(&self) -> BTreeSet<u32> {
+    /// The node's interfaces, as its tables need them.
+    pub(super) fn links(&self) -> NodeLinks {
         let bridges = self.0.values().filter_map(|way| match way {
             Way::Bridge { index, .. } => Some(*index),
             _ => None,
         });
-        bridges.collect()
+        let bridges: BTreeSet<u32> = bridges.collect();
+        let is_of_pod = |port: &&Port| port.leads_elsewhere && bridges.contains(&port.bridge);
+        let others = self.1.iter().filter(|port| !is_of_pod(port));
+        NodeLinks {
+            other_ports: others.map(|port| port.index).collect(),
+            bridges,
+        }
     }
 
     /// Whether pods are on a bridge.

@@ -5,6 +5,7 @@ mod cluster;
 mod conformance;
 mod connections;
 mod foreign;
+mod frames;
 mod handover;
 mod refused;
 mod render;

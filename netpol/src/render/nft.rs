@@ -17,6 +17,7 @@
 
 mod base;
 mod chains;
+mod frames;
 mod names;
 mod ranges;
 mod rows;
@@ -26,20 +27,24 @@ use std::{
     net::IpAddr,
 };
 
-pub use self::base::{SPOOFED, TABLE, dropped};
+pub use self::{
+    base::{SPOOFED, TABLE, dropped},
+    frames::FRAMES,
+};
 use self::{
     chains::{ChainId, Chains},
     rows::rows,
 };
 use super::{
     change::{Change, Step},
-    ruleset::{Element, Table, Value, Verdict},
+    ruleset::{Element, Table, TableFamily, Value, Verdict},
 };
 use crate::{
     cache::Cache,
     contiv::Flow,
     counted::Counted,
     group::{Family, Groups},
+    links::NodeLinks,
     pod::PodId,
     processor::PodPolicies,
 };
@@ -117,8 +122,9 @@ pub(crate) struct Nft {
     links: Counted<u32>,
     behind: Counted<(u32, IpAddr)>,
     routed: Counted<IpAddr>,
-    bridges: BTreeSet<u32>,
-    guarded_bridges: BTreeSet<u32>,
+    node_links: NodeLinks,
+    /// Those that were taken last: none while every pod is open.
+    guarded: NodeLinks,
     interfaces: BTreeMap<IpAddr, u32>,
 }
 
@@ -172,9 +178,9 @@ impl Nft {
         }
     }
 
-    /// The bridges that pods are on.
-    pub(crate) fn set_bridges(&mut self, bridges: BTreeSet<u32>) {
-        self.bridges = bridges;
+    /// The node's interfaces.
+    pub(crate) fn set_links(&mut self, links: NodeLinks) {
+        self.node_links = links;
     }
 
     /// How large the table is that [`Nft::take`] makes.
@@ -191,8 +197,9 @@ impl Nft {
         added.collect()
     }
 
-    /// The change from what was taken last, unless the table would be too large.
-    pub(crate) fn take(&mut self, limits: Limits) -> Result<Change, TooLarge> {
+    /// The changes from what was taken last, of the table of policies and of that of frames, unless the
+    /// table would be too large.
+    pub(crate) fn take(&mut self, limits: Limits) -> Result<(Change, Change), TooLarge> {
         let size = self.size();
         if size.addresses > limits.addresses {
             let (found, limit) = (size.addresses, limits.addresses);
@@ -218,8 +225,15 @@ impl Nft {
         let itself = base::itself;
         push_by_family(&mut steps, base::own, self.own.take(), |one| *one, itself);
         self.take_interfaces(&mut steps);
-        self.take_bridges(&mut steps);
-        Ok(Change::of(TABLE, steps))
+        let before = self.frames();
+        self.take_links(&mut steps);
+        let frames = Change::between(&before, &self.frames());
+        Ok((Change::of(TableFamily::Inet, TABLE, steps), frames))
+    }
+
+    /// The table of frames that was taken last.
+    pub(crate) fn frames(&self) -> Table {
+        frames::table(&self.guarded)
     }
 
     /// The whole table that was taken last.
@@ -246,9 +260,10 @@ impl Nft {
             let set = base::routed(Family::of(*address));
             insert(&mut table, set, Element::One(ranges::address(*address)));
         }
-        for link in &self.guarded_bridges {
-            let element = Element::One(Value::Interface(*link));
-            insert(&mut table, base::BRIDGES, element);
+        for (set, elements) in base::of_links(&self.guarded) {
+            for element in elements {
+                insert(&mut table, set, element);
+            }
         }
         for pair in self.behind.taken() {
             insert(
@@ -260,28 +275,20 @@ impl Nft {
         table
     }
 
-    /// Nothing changes on a bridge whose pods are all open.
-    fn take_bridges(&mut self, steps: &mut Vec<Step>) {
+    /// Nothing is guarded on a node whose pods are all open.
+    fn take_links(&mut self, steps: &mut Vec<Step>) {
         let now = match self.own.len() {
-            0 => BTreeSet::new(),
-            _ => self.bridges.clone(),
+            0 => NodeLinks::default(),
+            _ => self.node_links.clone(),
         };
-        let before = std::mem::replace(&mut self.guarded_bridges, now);
-        let now = &self.guarded_bridges;
-        let set = base::BRIDGES;
-        let link = |link: &u32| Element::One(Value::Interface(*link));
-        push(
-            steps,
-            Step::DeleteElements,
-            set,
-            before.difference(now).map(link),
-        );
-        push(
-            steps,
-            Step::AddElements,
-            set,
-            now.difference(&before).map(link),
-        );
+        let before = base::of_links(&std::mem::replace(&mut self.guarded, now));
+        for (set, now) in base::of_links(&self.guarded) {
+            let before = before.get(set).cloned().unwrap_or_default();
+            let removed = before.difference(&now).copied();
+            push(steps, Step::DeleteElements, set, removed);
+            let added = now.difference(&before).copied();
+            push(steps, Step::AddElements, set, added);
+        }
     }
 
     fn take_interfaces(&mut self, steps: &mut Vec<Step>) {

@@ -92,7 +92,9 @@ fn status(status: &NetpolStatus) -> String {
         let of = |counter: &str| dropped.get(counter).copied().unwrap_or(0);
         let (ingress, egress, spoofed) = (of("dropped_in"), of("dropped_out"), of("spoofed"));
         let text = format!(
-            "{ingress} by ingress policy, {egress} by egress policy, {spoofed} with a false source"
+            "{ingress} by ingress policy, {egress} by egress policy, {spoofed} with a false source, \
+             {} in frames that rules do not see",
+            of("frames")
         );
         rows.push(("Dropped packets", text));
     }

@@ -42,6 +42,7 @@ impl Register {
 pub(crate) enum Meta {
     Mark = 3,
     Interface = 4,
+    OutInterface = 5,
     Family = 15,
     Protocol = 16,
     InterfaceGroup = 21,
@@ -59,6 +60,7 @@ pub(crate) enum Is {
 /// Part of a packet, counted from the start of a header: `NFT_PAYLOAD_*`.
 #[derive(Clone, Copy)]
 pub(super) enum Header {
+    Link = 0,
     Network = 1,
     Transport = 2,
 }
@@ -133,15 +135,21 @@ pub(crate) fn verdict(verdict: &Verdict) -> Attribute {
     expression("immediate", data)
 }
 
-/// The first register is masked.
+/// The first register, of four bytes, is masked.
 pub(crate) fn and(mask: u32) -> Attribute {
+    masked(&mask.to_ne_bytes())
+}
+
+/// The first register, of as many bytes as the mask, is masked.
+pub(super) fn masked(mask: &[u8]) -> Attribute {
+    let bytes = u32::try_from(mask.len()).expect("a register is short");
     // NFTA_BITWISE_SREG, _DREG, _LEN, _MASK, _XOR.
     let data = vec![
         FIRST.attribute(1),
         FIRST.attribute(2),
-        Attribute::number(3, 4),
-        data(4, &mask.to_ne_bytes()),
-        data(5, &0_u32.to_ne_bytes()),
+        Attribute::number(3, bytes),
+        data(4, mask),
+        data(5, &vec![0; mask.len()]),
     ];
     expression("bitwise", data)
 }

@@ -8,10 +8,12 @@ use super::lab::*;
 use crate::{
     cache::Object,
     contiv::Flow,
+    links::NodeLinks,
     pipeline::Pipeline,
     render::{
-        change::Step,
+        change::{Change, Step},
         nft::{Limits, TooLarge},
+        ruleset::TableFamily,
     },
 };
 
@@ -190,18 +192,30 @@ fn link_local_addresses_bypass_no_policy_of_pods_on_a_bridge() {
         from.filter(|from| lab.passes(from, "fe80::2 80/TCP"))
             .count()
     };
-    lab.pipeline.set_bridges([1].into());
-    lab.commit();
+    let on = |bridge| NodeLinks {
+        bridges: [bridge].into(),
+        ..NodeLinks::default()
+    };
+    lab.pipeline.set_links(on(1));
+    let commit = lab.commit();
     assert_eq!(passing(&lab), 2, "no pod is restricted");
+    assert!(commit.frames.is_empty(), "{}", commit.frames);
     let closed = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
-    lab.put([policy("shop/closed", &closed)]);
+    let commit = lab.put([policy("shop/closed", &closed)]);
     assert_eq!(passing(&lab), 0);
-    lab.pipeline.set_bridges([2].into());
+    assert_eq!(commit.frames.steps.first(), Some(&Step::AddTable));
+    lab.pipeline.set_links(on(2));
     lab.commit();
     assert_eq!(passing(&lab), 2, "of a bridge without pods");
-    lab.pipeline.set_bridges([1].into());
-    lab.remove(&policy_key("shop/closed"));
+    lab.pipeline.set_links(on(1));
+    let commit = lab.remove(&policy_key("shop/closed"));
     assert_eq!(passing(&lab), 2);
+    let frames = lab.pipeline.frames();
+    assert!(frames.is_empty(), "{frames}");
+    assert_eq!(
+        commit.frames,
+        Change::deletion(TableFamily::Bridge, &frames.name)
+    );
 }
 
 #[test]

@@ -1,12 +1,16 @@
 //! The parts of the table that every node has: maps, sets about pods and interfaces, and the chain
 //! through which forwarded packets come.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv6Addr},
+};
 
 use super::ranges;
 use crate::{
     contiv::Flow,
     group::Family,
+    links::NodeLinks,
     render::ruleset::{
         Chain, Element, Entry, Expression, Field, Key, Rule, Set, Table, Type, Value, Verdict,
         VerdictMap,
@@ -22,7 +26,7 @@ pub const SPOOFED: &str = "spoofed";
 pub(super) const LINKS: &str = "links";
 
 /// The set of bridges on which pods do not reach each other by link-local addresses.
-pub(super) const BRIDGES: &str = "bridges";
+const BRIDGES: &str = "bridges";
 /// First and last link-local address.
 const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
     Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0),
@@ -105,20 +109,22 @@ const fn destination(family: Family) -> Field {
 
 /// The table of a node without pods.
 pub(super) fn table() -> Table {
+    let none = BTreeSet::new;
     let mut table = Table::new(TABLE);
     let counters = [SPOOFED, dropped(Flow::Ingress), dropped(Flow::Egress)];
     table.counters.extend(counters.map(str::to_owned));
-    add_set(&mut table, LINKS, Key::One(Type::Interface));
-    add_set(&mut table, BRIDGES, Key::One(Type::Interface));
+    add_set(&mut table, LINKS, Key::One(Type::Interface), none());
+    add_set(&mut table, BRIDGES, Key::One(Type::Interface), none());
     for family in Family::ALL {
         let address = address_type(family);
         add_set(
             &mut table,
             behind(family),
             Key::Pair(Type::Interface, address),
+            none(),
         );
-        add_set(&mut table, routed(family), Key::One(address));
-        add_set(&mut table, own(family), Key::Pair(address, address));
+        add_set(&mut table, routed(family), Key::One(address), none());
+        add_set(&mut table, own(family), Key::Pair(address, address), none());
         for flow in Flow::ALL {
             let map = VerdictMap {
                 key: address,
@@ -135,8 +141,7 @@ pub(super) fn table() -> Table {
     table
 }
 
-fn add_set(table: &mut Table, name: &str, key: Key) {
-    let elements = [].into();
+pub(super) fn add_set(table: &mut Table, name: &str, key: Key, elements: BTreeSet<Element>) {
     table.sets.insert(name.to_owned(), Set { key, elements });
 }
 
@@ -192,6 +197,13 @@ fn forward() -> Vec<Rule> {
         rules.extend(Family::ALL.map(|family| judged(flow, family)));
     }
     rules
+}
+
+/// Members of the sets that follow from the node's interfaces.
+pub(super) fn of_links(links: &NodeLinks) -> BTreeMap<&'static str, BTreeSet<Element>> {
+    let bridges = links.bridges.iter();
+    let bridges = bridges.map(|link| Element::One(Value::Interface(*link)));
+    [(BRIDGES, bridges.collect())].into()
 }
 
 /// The pair of an address and itself.

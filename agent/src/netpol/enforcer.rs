@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_cluster::own_interfaces;
 use agent_datapath::{
     nf_tables::{Connection, NftablesError, TableEvents},
     tracked::{self, Connection as Tracked},
@@ -306,7 +307,8 @@ impl Enforcer {
         let shared = Arc::clone(&self.shared);
         let again = ended.clone();
         let scanned = spawn_blocking(move || {
-            tracked::delete(|connection| is_over(&shared, &ended, connection))
+            let own = own_interfaces::list()?.addresses;
+            tracked::delete(|connection| is_over(&shared, &own, &ended, connection))
         });
         match scanned.await {
             Ok(Ok(0)) => {}
@@ -337,19 +339,26 @@ impl Over {
 }
 
 /// Whether a connection has to end: one of its ends is no pod of this node any more, or policy would
-/// let it in in neither direction now. If the receiver may open one to the sender, its next packet
-/// would make a new entry, and the sender's packets would pass as answers. With the old entry they
-/// are judged, and dropped.
+/// let it in in neither direction now. With the entry, packets of the first direction are judged and
+/// dropped, and the receiver's pass as answers. Without it, those of both are dropped: datagrams are
+/// judged as the first of a connection, and TCP segments open none.
 ///
-/// A TCP connection that is closed by policy stays: its packets of the first direction are dropped, so
-/// that it stalls. Without its entry the kernel would take the next packet of the server for the first
-/// one of a connection in the other direction, and all that follow would pass as its answers.
-fn is_over(shared: &Shared, ended: &BTreeSet<IpAddr>, connection: &Tracked) -> bool {
-    const TCP: u8 = 6;
-    if ended.contains(&connection.source) || ended.contains(&connection.destination) {
+/// If the receiver may open a connection to the sender, the entry stays. Its next datagram would make a
+/// new entry, and the sender's datagrams would pass as answers. A TCP connection goes on if the policy
+/// opens it again soon.
+///
+/// `own` are the node's addresses, of which policy says nothing.
+fn is_over(
+    shared: &Shared,
+    own: &BTreeSet<IpAddr>,
+    ended: &BTreeSet<IpAddr>,
+    connection: &Tracked,
+) -> bool {
+    let ends = [connection.source, connection.destination];
+    if ends.iter().any(|end| ended.contains(end)) {
         return true;
     }
-    if connection.protocol == TCP {
+    if ends.iter().any(|end| own.contains(end)) {
         return false;
     }
     let mut protocols = Protocol::ALL.into_iter();

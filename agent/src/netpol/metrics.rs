@@ -13,7 +13,7 @@ use prometheus_client::{
     metrics::{counter::Counter, histogram::Histogram},
 };
 
-use netpol::render::nft::{FRAMES, SPOOFED};
+use netpol::render::nft::{FRAMES, MIDDLE, SPOOFED};
 
 use super::model::NetpolStatus;
 
@@ -51,6 +51,9 @@ label! {
         /// A frame from or to a port of a pod, which the rules about packets do not see: under a VLAN
         /// tag, in PPPoE, or of another protocol than IPv4, IPv6 and ARP.
         Frames => "frames",
+        /// A TCP segment from or to a restricted pod that opens no connection and belongs to none that
+        /// conntrack knows.
+        Middle => "tcp_middle",
     }
 }
 
@@ -167,6 +170,7 @@ impl NetpolScrape {
                 DropReason::Egress => dropped("dropped_out"),
                 DropReason::Spoofed => dropped(SPOOFED),
                 DropReason::Frames => dropped(FRAMES),
+                DropReason::Middle => dropped(MIDDLE),
             };
             /// Tracked connections that were deleted, because no policy would let them in any more
             counter netpol_ended_connections = counters.ended_connections.get();

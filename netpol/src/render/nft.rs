@@ -28,7 +28,7 @@ use std::{
 };
 
 pub use self::{
-    base::{SPOOFED, TABLE, dropped},
+    base::{MIDDLE, SPOOFED, TABLE, dropped},
     frames::FRAMES,
 };
 use self::{

@@ -93,8 +93,9 @@ fn status(status: &NetpolStatus) -> String {
         let (ingress, egress, spoofed) = (of("dropped_in"), of("dropped_out"), of("spoofed"));
         let text = format!(
             "{ingress} by ingress policy, {egress} by egress policy, {spoofed} with a false source, \
-             {} in frames that rules do not see",
-            of("frames")
+             {} in frames that rules do not see, {} of TCP connections that conntrack does not know",
+            of("frames"),
+            of("tcp_middle")
         );
         rows.push(("Dropped packets", text));
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use agent_datapath::tracked;
 use anyhow::{Context as _, Result, ensure};
+use holdfast_e2e::netpol_run::NETPOL_METRICS;
 use holdfast_e2e::{Lab, eventually, with_lab};
 use serde_json::json;
 
@@ -96,6 +97,68 @@ fn datagrams_to_a_closed_pod_end_although_it_goes_on_sending() {
             ensure!(!round(&mut buffer)?, "one arrived later");
         }
         Ok(())
+    });
+}
+
+#[test]
+fn a_closed_tcp_connection_whose_entry_is_gone_stays_closed() {
+    with_lab(|lab| {
+        let _pods = Pods::new(lab)?;
+        let _netpol = lab.start_netpol(&[])?;
+        let at = SocketAddr::new(lab.b.v4.into(), 7000);
+        let listener = lab.b.netns.enter(|| TcpListener::bind(at))??;
+        let mut client = lab.a.connect(at, Duration::from_secs(1))?;
+        let (mut server, _) = listener.accept()?;
+        server.set_read_timeout(Some(Duration::from_millis(100)))?;
+        client.write_all(b"begin")?;
+        let mut buffer = [0; 64];
+        ensure!(server.read(&mut buffer)? == 5, "the first data");
+        lab.write_network_policy("b", &json!({"podSelector": of("b"), "ingress": []}))?;
+        super::reaches(&lab.a, &both(&lab.b, PORT), false)?;
+        // As after a reset that the sender forges, and ten seconds.
+        lab.node
+            .enter(|| tracked::delete(|connection| connection.port == Some(7000)))??;
+        // The server sends first: its segment is the first one that conntrack sees.
+        for _ in 0..10 {
+            server.write_all(b"beat")?;
+            client.write_all(b"after the policy")?;
+            let received = server.read(&mut buffer);
+            ensure!(received.is_err(), "{received:?} after the policy");
+        }
+        let reason = "reason=\"tcp_middle\"";
+        let dropped = lab.metric(
+            NETPOL_METRICS,
+            "holdfast_netpol_dropped_packets_total",
+            reason,
+        )?;
+        ensure!(dropped > 1.5, "{dropped} segments are counted");
+        // Once the pod is open, the connection goes on.
+        lab.remove_policy("policy-b.json")?;
+        eventually("it goes on", SOON, || {
+            server
+                .read(&mut buffer)
+                .context("nothing arrives")
+                .map(drop)
+        })
+    });
+}
+
+#[test]
+fn a_tcp_connection_that_policy_closes_both_ways_is_forgotten() {
+    with_lab(|lab| {
+        let _pods = Pods::new(lab)?;
+        let _netpol = lab.start_netpol(&[])?;
+        let to = SocketAddr::new(lab.b.v4.into(), PORT);
+        let _open = lab.a.connect(to, Duration::from_secs(1))?;
+        let entries = || counted(lab, lab.b.v4.into());
+        ensure!(entries()? > 0, "the connection is not tracked");
+        let closed = json!({"podSelector": of("b"), "policyTypes": ["Ingress", "Egress"]});
+        lab.write_network_policy("b", &closed)?;
+        eventually("the entry is deleted", SOON, || {
+            let left = entries()?;
+            ensure!(left == 0, "{left} are left");
+            Ok(())
+        })
     });
 }
 

@@ -22,6 +22,9 @@ pub const TABLE: &str = "holdfast_policies_v1";
 /// The counter of packets from an interface whose pod has another address, and of packets with
 /// link-local addresses between ports of a bridge.
 pub const SPOOFED: &str = "spoofed";
+/// The counter of TCP segments that open no connection, belong to none that conntrack knows, and are from
+/// or to a restricted pod.
+pub const MIDDLE: &str = "tcp_middle";
 /// The set of interfaces behind which the addresses are known.
 pub(super) const LINKS: &str = "links";
 
@@ -111,7 +114,12 @@ const fn destination(family: Family) -> Field {
 pub(super) fn table() -> Table {
     let none = BTreeSet::new;
     let mut table = Table::new(TABLE);
-    let counters = [SPOOFED, dropped(Flow::Ingress), dropped(Flow::Egress)];
+    let counters = [
+        SPOOFED,
+        MIDDLE,
+        dropped(Flow::Ingress),
+        dropped(Flow::Egress),
+    ];
     table.counters.extend(counters.map(str::to_owned));
     add_set(&mut table, LINKS, Key::One(Type::Interface), none());
     add_set(&mut table, BRIDGES, Key::One(Type::Interface), none());
@@ -150,8 +158,8 @@ pub(super) fn add_set(table: &mut Table, name: &str, key: Key, elements: BTreeSe
 /// applies to open connections too.
 fn forward() -> Vec<Rule> {
     use Expression::{
-        Answer, Count, In, NeighbourDiscovery, PairIn, PairNotIn, Related, Verdict as End,
-        VerdictIn, Within,
+        Answer, Count, In, MiddleOfTcp, NeighbourDiscovery, PairIn, PairNotIn, Related,
+        Verdict as End, VerdictIn, Within,
     };
     // An interface has its addresses, and an address its interface.
     let spoofed = |(family, field, set): (Family, Field, &str)| {
@@ -168,6 +176,16 @@ fn forward() -> Vec<Rule> {
             In(Field::Interface, BRIDGES.to_owned()),
             Within(field, Value::Ipv6(first), Value::Ipv6(last)),
             Count(SPOOFED.to_owned()),
+            End(Verdict::Drop),
+        ])
+    };
+    // The kernel takes such a segment for the first of a connection (nf_conntrack_tcp_loose): of two
+    // directions, all packets of the other one would pass as answers.
+    let middle = |(family, field)| {
+        Rule(vec![
+            MiddleOfTcp,
+            PairIn(field, field, own(family).to_owned()),
+            Count(MIDDLE.to_owned()),
             End(Verdict::Drop),
         ])
     };
@@ -191,6 +209,10 @@ fn forward() -> Vec<Rule> {
     let mut rules: Vec<Rule> = guards.map(spoofed).collect();
     let passing = [Answer, Related, NeighbourDiscovery];
     rules.extend(passing.map(|packet| Rule(vec![packet, End(Verdict::Accept)])));
+    let ends = Family::ALL
+        .into_iter()
+        .flat_map(|family| [source(family), destination(family)].map(|field| (family, field)));
+    rules.extend(ends.map(middle));
     rules.extend([Field::Source6, Field::Destination6].map(link_local));
     rules.extend(Family::ALL.map(to_itself));
     for flow in [Flow::Egress, Flow::Ingress] {

@@ -10,7 +10,7 @@ use agent_datapath::packet_log::{LoggedPacket, PacketLog};
 use netpol::{
     contiv::Flow,
     render::{
-        nft::{MIDDLE, SPOOFED, dropped},
+        nft::{MIDDLE, SPOOFED, TUNNELS, dropped},
         ruleset::{Table, TableFamily},
     },
 };
@@ -93,6 +93,7 @@ fn log(state: &State, packet: &LoggedPacket) {
         Some(Flow::Ingress) => "ingress",
         Some(Flow::Egress) => "egress",
         None if packet.text == SPOOFED => "false source",
+        None if packet.text == TUNNELS => "tunnel of the node",
         None if packet.text == MIDDLE => "unknown TCP connection",
         None => packet.text.as_str(),
     };

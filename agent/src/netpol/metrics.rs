@@ -13,7 +13,7 @@ use prometheus_client::{
     metrics::{counter::Counter, histogram::Histogram},
 };
 
-use netpol::render::nft::{FRAMES, MIDDLE, SPOOFED};
+use netpol::render::nft::{FRAMES, MIDDLE, SPOOFED, TUNNELS};
 
 use super::model::NetpolStatus;
 
@@ -54,6 +54,8 @@ label! {
         /// A TCP segment from or to a restricted pod that opens no connection and belongs to none that
         /// conntrack knows.
         Middle => "tcp_middle",
+        /// Of a pod to a tunnel of its own node, which would unpack another packet from it.
+        Tunnels => "tunnels",
     }
 }
 
@@ -171,6 +173,7 @@ impl NetpolScrape {
                 DropReason::Spoofed => dropped(SPOOFED),
                 DropReason::Frames => dropped(FRAMES),
                 DropReason::Middle => dropped(MIDDLE),
+                DropReason::Tunnels => dropped(TUNNELS),
             };
             /// Tracked connections that were deleted, because no policy would let them in any more
             counter netpol_ended_connections = counters.ended_connections.get();

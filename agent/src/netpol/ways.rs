@@ -11,13 +11,12 @@ use netpol::{links::NodeLinks, pod::PodId};
 
 use crate::endpoint::discover::{
     by_route::{Way, way_to},
-    ports::{Port, ports},
+    ports::{Port, Ports},
 };
 
-/// The way to each address of the node's pods, and the ports of the node's bridges, as they were found
-/// last.
+/// The way to each address of the node's pods, and the ports of the node, as they were found last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ways(BTreeMap<IpAddr, Way>, BTreeSet<Port>);
+pub(super) struct Ways(BTreeMap<IpAddr, Way>, Ports);
 
 impl Ways {
     /// Whether these are the addresses that were looked at.
@@ -33,9 +32,9 @@ impl Ways {
         self.0.retain(|address, _| addresses.contains(address));
         let (connection, handle, _messages) = rtnetlink::new_connection()?;
         let look = async {
-            let mut looked = ports(&handle).await.map(|ports| self.1 = ports);
+            let mut looked = Ports::list(&handle).await.map(|ports| self.1 = ports);
             if let Err(error) = &looked {
-                tracing::warn!(%error, "cannot list the ports of bridges; those known stay as they were");
+                tracing::warn!(%error, "cannot list the ports of bridges and tunnels; those known stay as they were");
             }
             for address in addresses {
                 match way_to(&handle, *address).await {
@@ -71,9 +70,14 @@ impl Ways {
         });
         let bridges: BTreeSet<u32> = bridges.collect();
         let is_of_pod = |port: &&Port| port.leads_elsewhere && bridges.contains(&port.bridge);
-        let others = self.1.iter().filter(|port| !is_of_pod(port));
+        let others = self.1.of_bridges.iter().filter(|port| !is_of_pod(port));
+        let shared: BTreeSet<u32> = others.clone().map(|port| port.bridge).collect();
+        let routed = self.interfaces().into_values();
         NodeLinks {
             other_ports: others.map(|port| port.index).collect(),
+            senders: routed.chain(bridges.difference(&shared).copied()).collect(),
+            addresses: self.0.keys().copied().collect(),
+            tunnel_ports: self.1.of_tunnels.clone(),
             bridges,
         }
     }

@@ -11,6 +11,7 @@ mod refused;
 mod render;
 mod restart;
 mod routed;
+mod tunnels;
 
 use std::net::{IpAddr, SocketAddr};
 

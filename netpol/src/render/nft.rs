@@ -21,6 +21,7 @@ mod frames;
 mod names;
 mod ranges;
 mod rows;
+mod tunnels;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,6 +31,7 @@ use std::{
 pub use self::{
     base::{MIDDLE, SPOOFED, TABLE, dropped},
     frames::FRAMES,
+    tunnels::TUNNELS,
 };
 use self::{
     chains::{ChainId, Chains},
@@ -239,6 +241,7 @@ impl Nft {
     /// The whole table that was taken last.
     pub(crate) fn table(&self) -> Table {
         let mut table = base::table();
+        tunnels::add(&mut table);
         self.chains.fill(&self.groups, &mut table);
         for ((flow, family), verdicts) in &self.verdicts {
             if let Some(map) = table.maps.get_mut(base::map(*flow, *family)) {
@@ -260,7 +263,7 @@ impl Nft {
             let set = base::routed(Family::of(*address));
             insert(&mut table, set, Element::One(ranges::address(*address)));
         }
-        for (set, elements) in base::of_links(&self.guarded) {
+        for (set, elements) in of_links(&self.guarded) {
             for element in elements {
                 insert(&mut table, set, element);
             }
@@ -281,8 +284,8 @@ impl Nft {
             0 => NodeLinks::default(),
             _ => self.node_links.clone(),
         };
-        let before = base::of_links(&std::mem::replace(&mut self.guarded, now));
-        for (set, now) in base::of_links(&self.guarded) {
+        let before = of_links(&std::mem::replace(&mut self.guarded, now));
+        for (set, now) in of_links(&self.guarded) {
             let before = before.get(set).cloned().unwrap_or_default();
             let removed = before.difference(&now).copied();
             push(steps, Step::DeleteElements, set, removed);
@@ -351,6 +354,15 @@ impl Nft {
         placed.own.extend(own);
         placed
     }
+}
+
+/// Members of the sets that follow from the node's interfaces.
+fn of_links(links: &NodeLinks) -> BTreeMap<&'static str, BTreeSet<Element>> {
+    let bridges = links.bridges.iter();
+    let bridges = bridges.map(|link| Element::One(Value::Interface(*link)));
+    let mut members = tunnels::members(links);
+    members.insert(base::BRIDGES, bridges.collect());
+    members
 }
 
 fn jump((address, chain): &(IpAddr, String)) -> (Value, Verdict) {

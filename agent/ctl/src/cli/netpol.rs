@@ -93,9 +93,11 @@ fn status(status: &NetpolStatus) -> String {
         let (ingress, egress, spoofed) = (of("dropped_in"), of("dropped_out"), of("spoofed"));
         let text = format!(
             "{ingress} by ingress policy, {egress} by egress policy, {spoofed} with a false source, \
-             {} in frames that rules do not see, {} of TCP connections that conntrack does not know",
+             {} in frames that rules do not see, {} of TCP connections that conntrack does not know, \
+             {} to tunnels of the node",
             of("frames"),
-            of("tcp_middle")
+            of("tcp_middle"),
+            of("tunnels")
         );
         rows.push(("Dropped packets", text));
     }

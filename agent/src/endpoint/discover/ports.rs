@@ -1,14 +1,19 @@
-//! Ports of the node's bridges.
+//! Ports of the node's bridges, and UDP ports of its tunnels.
 
 use std::{collections::BTreeSet, io, pin::pin};
 
 use rtnetlink::{
     Handle,
-    packet_route::link::{LinkAttribute, LinkMessage},
+    packet_route::link::{
+        InfoBareUdp, InfoData, InfoGeneve, InfoVxlan, LinkAttribute, LinkInfo, LinkMessage,
+    },
 };
 use tokio_stream::StreamExt as _;
 
-use super::{behind::leads_elsewhere, links};
+use super::{
+    behind::{infos, leads_elsewhere},
+    links,
+};
 
 /// A port of a bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,18 +25,50 @@ pub(crate) struct Port {
     pub(crate) leads_elsewhere: bool,
 }
 
-/// The ports of all bridges of this namespace.
-///
-/// # Errors
-/// The kernel could not be asked.
-pub(crate) async fn ports(handle: &Handle) -> io::Result<BTreeSet<Port>> {
-    let mut links = pin!(handle.link().get().execute());
-    let mut ports = BTreeSet::new();
-    while let Some(link) = links.next().await {
-        let link = link.map_err(|error| links::failed(&error))?;
-        ports.extend(port(&link));
+/// The ports of all bridges of this namespace, and the UDP ports at which its tunnels receive.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ports {
+    pub(crate) of_bridges: BTreeSet<Port>,
+    pub(crate) of_tunnels: BTreeSet<u16>,
+}
+
+impl Ports {
+    /// Lists them.
+    ///
+    /// # Errors
+    /// The kernel could not be asked.
+    pub(crate) async fn list(handle: &Handle) -> io::Result<Self> {
+        let mut links = pin!(handle.link().get().execute());
+        let mut found = Self::default();
+        while let Some(link) = links.next().await {
+            let link = link.map_err(|error| links::failed(&error))?;
+            found.of_bridges.extend(port(&link));
+            found.of_tunnels.extend(infos(&link).filter_map(tunnel));
+        }
+        Ok(found)
     }
-    Ok(ports)
+}
+
+/// The UDP port of a tunnel.
+fn tunnel(info: &LinkInfo) -> Option<u16> {
+    let LinkInfo::Data(data) = info else {
+        return None;
+    };
+    match data {
+        InfoData::Vxlan(parts) => parts.iter().find_map(|part| match part {
+            InfoVxlan::Port(port) => Some(*port),
+            _ => None,
+        }),
+        InfoData::Geneve(parts) => parts.iter().find_map(|part| match part {
+            InfoGeneve::Port(port) => Some(*port),
+            _ => None,
+        }),
+        InfoData::BareUdp(parts) => parts.iter().find_map(|part| match part {
+            InfoBareUdp::Port(port) => Some(*port),
+            _ => None,
+        }),
+        _ => None,
+    }
 }
 
 /// Interfaces of a bond or a VRF also have one that controls them. They are no ports, and name nothing

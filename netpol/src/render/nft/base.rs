@@ -2,7 +2,7 @@
 //! through which forwarded packets come.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     net::{IpAddr, Ipv6Addr},
 };
 
@@ -10,7 +10,6 @@ use super::ranges;
 use crate::{
     contiv::Flow,
     group::Family,
-    links::NodeLinks,
     render::ruleset::{
         Chain, Element, Entry, Expression, Field, Key, Rule, Set, Table, Type, Value, Verdict,
         VerdictMap,
@@ -29,7 +28,7 @@ pub const MIDDLE: &str = "tcp_middle";
 pub(super) const LINKS: &str = "links";
 
 /// The set of bridges on which pods do not reach each other by link-local addresses.
-const BRIDGES: &str = "bridges";
+pub(super) const BRIDGES: &str = "bridges";
 /// First and last link-local address.
 const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
     Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0),
@@ -96,7 +95,7 @@ pub(super) const fn peer_field(flow: Flow, family: Family) -> Field {
     }
 }
 
-const fn source(family: Family) -> Field {
+pub(super) const fn source(family: Family) -> Field {
     match family {
         Family::V4 => Field::Source4,
         Family::V6 => Field::Source6,
@@ -219,13 +218,6 @@ fn forward() -> Vec<Rule> {
         rules.extend(Family::ALL.map(|family| judged(flow, family)));
     }
     rules
-}
-
-/// Members of the sets that follow from the node's interfaces.
-pub(super) fn of_links(links: &NodeLinks) -> BTreeMap<&'static str, BTreeSet<Element>> {
-    let bridges = links.bridges.iter();
-    let bridges = bridges.map(|link| Element::One(Value::Interface(*link)));
-    [(BRIDGES, bridges.collect())].into()
 }
 
 /// The pair of an address and itself.

@@ -183,11 +183,9 @@ impl Enforcer {
 
     /// Looks at the node's settings.
     async fn look_around(&self) {
-        let (has_bridge, may_set) = (
-            self.shared.state.lock().ways.has_bridge(),
-            self.sets_bridge_sysctls,
-        );
-        let looked = spawn_blocking(move || Surroundings::look(has_bridge, may_set)).await;
+        let bridging = self.shared.state.lock().ways.bridging();
+        let may_set = self.sets_bridge_sysctls;
+        let looked = spawn_blocking(move || Surroundings::look(bridging, may_set)).await;
         if let Ok(now) = looked {
             let before = std::mem::replace(&mut self.shared.state.lock().surroundings, now.clone());
             let new = now.problems.iter();

@@ -49,7 +49,8 @@ label! {
         /// Its source is not an address of the pod behind the interface.
         Spoofed => "spoofed",
         /// A frame from or to a port of a pod, which the rules about packets do not see: under a VLAN
-        /// tag, in PPPoE, or of another protocol than IPv4, IPv6 and ARP.
+        /// tag, in PPPoE, or of another protocol than IPv4, IPv6 and ARP; or a router advertisement or
+        /// redirect of a pod.
         Frames => "frames",
         /// A TCP segment from or to a restricted pod that opens no connection and belongs to none that
         /// conntrack knows.

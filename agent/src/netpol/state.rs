@@ -196,7 +196,7 @@ impl State {
     /// Why pods on bridges can send past policy.
     pub(super) fn open_to_frames(&self) -> Option<String> {
         let lacks = self.lacks_frames.as_ref()?;
-        self.ways.has_bridge().then(|| {
+        self.ways.bridging().map(|_| {
             format!(
                 "pods on a bridge are open to each other for frames with VLAN tags, which no rule sees: {lacks}; \
                  use a kernel with CONFIG_NF_TABLES_BRIDGE, or a network that routes its pods"

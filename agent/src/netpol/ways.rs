@@ -18,6 +18,13 @@ use crate::endpoint::discover::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ways(BTreeMap<IpAddr, Way>, Ports);
 
+/// The bridges that pods are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bridging {
+    /// One of them filters VLANs.
+    pub(super) filters_vlans: bool,
+}
+
 impl Ways {
     /// Whether these are the addresses that were looked at.
     pub(super) fn are_of(&self, addresses: &BTreeSet<IpAddr>) -> bool {
@@ -82,9 +89,11 @@ impl Ways {
         }
     }
 
-    /// Whether pods are on a bridge.
-    pub(super) fn has_bridge(&self) -> bool {
-        self.0.values().any(|way| matches!(way, Way::Bridge { .. }))
+    /// What the bridges of pods do, if there are any.
+    pub(super) fn bridging(&self) -> Option<Bridging> {
+        let bridges = self.links().bridges;
+        let filters_vlans = !bridges.is_disjoint(&self.1.vlan_bridges);
+        (!bridges.is_empty()).then_some(Bridging { filters_vlans })
     }
 
     /// The way to an address, for people.

@@ -7,6 +7,7 @@ use super::ruleset::{Element, Entry, Key, Rule, Table, TableFamily, Type, Value,
 /// Steps that the kernel makes at once, or none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
+    /// Which packets it is about.
     pub family: TableFamily,
     /// Name of the table.
     pub table: String,

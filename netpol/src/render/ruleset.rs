@@ -23,6 +23,7 @@ pub enum TableFamily {
 /// A table of one family. One with nothing in it need not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
+    /// Which packets it is about.
     pub family: TableFamily,
     /// As nft(8) shows it, without the family.
     pub name: String,

@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, io, pin::pin};
 use rtnetlink::{
     Handle,
     packet_route::link::{
-        InfoBareUdp, InfoData, InfoGeneve, InfoVxlan, LinkAttribute, LinkInfo, LinkMessage,
+        InfoBareUdp, InfoBridge, InfoData, InfoGeneve, InfoVxlan, LinkAttribute, LinkInfo,
+        LinkMessage,
     },
 };
 use tokio_stream::StreamExt as _;
@@ -30,6 +31,8 @@ pub(crate) struct Port {
 pub(crate) struct Ports {
     pub(crate) of_bridges: BTreeSet<Port>,
     pub(crate) of_tunnels: BTreeSet<u16>,
+    /// Indexes of bridges that filter VLANs.
+    pub(crate) vlan_bridges: BTreeSet<u32>,
 }
 
 impl Ports {
@@ -44,9 +47,21 @@ impl Ports {
             let link = link.map_err(|error| links::failed(&error))?;
             found.of_bridges.extend(port(&link));
             found.of_tunnels.extend(infos(&link).filter_map(tunnel));
+            if filters_vlans(&link) {
+                found.vlan_bridges.insert(link.header.index);
+            }
         }
         Ok(found)
     }
+}
+
+/// Whether a bridge filters VLANs: then it adds tags to frames, and takes them off.
+pub(crate) fn filters_vlans(link: &LinkMessage) -> bool {
+    let on = InfoBridge::VlanFiltering(true);
+    infos(link).any(|info| match info {
+        LinkInfo::Data(InfoData::Bridge(parts)) => parts.contains(&on),
+        _ => false,
+    })
 }
 
 /// The UDP port of a tunnel.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::bridge::Bridge;
 use holdfast_e2e::netpol_run::{NETPOL_METRICS, TABLE};
-use holdfast_e2e::packet::{Packet, raw};
+use holdfast_e2e::packet::{Packet, icmp, raw};
 use holdfast_e2e::raw_frames::RawFrames;
 use holdfast_e2e::{Lab, Pod, eventually, with_lab};
 use serde_json::json;
@@ -21,10 +21,18 @@ const SECRET: &[u8] = b"no rule has seen this";
 const TAG: [u8; 4] = [0x81, 0, 0, 0];
 const PROVIDER: [u8; 4] = [0x88, 0xa8, 0, 0];
 
+/// How many [`frames`] gives.
+const FRAMES: usize = 9;
+
 fn frames(from: &Pod, own: [u8; 6], to: &Pod, mac: [u8; 6]) -> Vec<(&'static str, Vec<u8>)> {
     let datagram = raw(UDP, &[&[0, 9, 0, 9, 0, 29, 0, 0], SECRET].concat());
     let four = Packet::new(from.v4.into(), to.v4.into(), datagram.clone()).ip();
     let six = Packet::new(from.v6.into(), to.v6.into(), datagram).ip();
+    let of_router = |kind| {
+        let message = icmp(true, kind, &[&[0; 12], SECRET].concat());
+        let packet = Packet::new(from.v6.into(), to.v6.into(), message);
+        packet.hop_limit(255).ip()
+    };
     let session = [&[0x11, 0, 0, 1, 0, 51, 0, 0x21], four.as_slice()].concat();
     let frame = |to: [u8; 6], tags: &[[u8; 4]], kind: u16, payload: &[u8]| {
         [&to[..], &own, &tags.concat(), &kind.to_be_bytes(), payload].concat()
@@ -36,6 +44,11 @@ fn frames(from: &Pod, own: [u8; 6], to: &Pod, mac: [u8; 6]) -> Vec<(&'static str
         ("802.1ad", frame(mac, &[PROVIDER], 0x0800, &four)),
         ("two tags", frame(mac, &[TAG, TAG], 0x0800, &four)),
         ("PPPoE", frame(mac, &[], 0x8864, &session)),
+        (
+            "a router advertisement",
+            frame(mac, &[], 0x86dd, &of_router(134)),
+        ),
+        ("a redirect", frame(mac, &[], 0x86dd, &of_router(137))),
         ("another protocol", frame(mac, &[], 0x88b5, SECRET)),
     ]
 }
@@ -82,7 +95,7 @@ fn a_frame_under_a_tag_reaches_no_pod() {
         // While no pod is restricted, nothing changes on the bridge.
         ensure!(table(lab).is_err(), "there is a table of frames");
         let open = arriving(&p, &q)?;
-        ensure!(open.len() == 7, "only {open:?} arrive");
+        ensure!(open.len() == FRAMES, "only {open:?} arrive");
 
         let from_p = json!([{"from": [{"podSelector": of("p")}], "ports": [{"port": PORT}]}]);
         let spec = json!({"podSelector": of("q"), "ingress": from_p});
@@ -99,7 +112,10 @@ fn a_frame_under_a_tag_reaches_no_pod() {
             "holdfast_netpol_dropped_packets_total",
             reason,
         )?;
-        ensure!(dropped > 13.5, "{dropped} frames are counted");
+        ensure!(
+            dropped > 2.0 * FRAMES as f64 - 0.5,
+            "{dropped} frames are counted"
+        );
         reaches(&p, &both(&q, PORT), true)?;
         reaches(&p, &both(&q, 8080), false)?;
         reaches(&q, &both(&p, 8080), true)?;
@@ -135,7 +151,36 @@ fn frames_of_other_bridges_and_between_ports_of_no_pods_pass() {
         let passed = arriving(&p, &q)?;
         ensure!(passed.is_empty(), "{passed:?} arrive");
         let passed = arriving(&x, &y)?;
-        ensure!(passed.len() == 7, "only {passed:?} arrive");
+        ensure!(passed.len() == FRAMES, "only {passed:?} arrive");
         status_has(lab, &["Ready            yes"])
+    });
+}
+
+#[test]
+fn a_bridge_that_filters_vlans_takes_no_tag_off_for_a_pod() {
+    with_lab(|lab| {
+        let bridge = bridge(lab)?;
+        lab.node
+            .batch("link set br0 type bridge vlan_filtering 1")?;
+        let (p, q) = (bridge.add_pod("p", 11)?, bridge.add_pod("q", 12)?);
+        let _pods = Pods::of(lab, &[("p", &p), ("q", &q)])?;
+        let open = arriving(&p, &q)?;
+        ensure!(open.contains(&"a tag"), "only {open:?} arrive");
+        let from_p = json!([{"from": [{"podSelector": of("p")}], "ports": [{"port": PORT}]}]);
+        let spec = json!({"podSelector": of("q"), "ingress": from_p});
+        lab.write_network_policy("q", &spec)?;
+        let netpol = lab.begin_netpol(&[])?;
+        let setting = "net.bridge.bridge-nf-filter-vlan-tagged";
+        status_has(lab, &["no: see PROBLEM", setting])?;
+        drop(netpol);
+
+        let _netpol = lab.start_netpol(&["--set-bridge-sysctls"])?;
+        eventually("the table of frames", SOON, || table(lab).map(drop))?;
+        let set = lab.node.run("sysctl", &["-n", setting])?;
+        ensure!(set.trim() == "1", "{set}");
+        let passed = arriving(&p, &q)?;
+        ensure!(passed.is_empty(), "{passed:?} arrive");
+        reaches(&p, &both(&q, PORT), true)?;
+        reaches(&p, &both(&q, 8080), false)
     });
 }

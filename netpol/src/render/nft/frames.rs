@@ -4,7 +4,8 @@
 //! table bridge holdfast_policies_v1 {
 //!   set other_ports { ports that lead to no pod of this node }
 //!   set judged      { IPv4, ARP, IPv6 }
-//!   chain arriving  { prerouting: of the other ports pass; what is not judged is dropped }
+//!   chain arriving  { prerouting: of the other ports pass; what is not judged is dropped, and what only
+//!                     routers send }
 //!   chain leaving   { forward: to the other ports pass; what is not judged is dropped }
 //! }
 //! ```
@@ -21,7 +22,8 @@ use crate::{
     },
 };
 
-/// The counter of frames from or to a pod's port that the table of policies would not see.
+/// The counter of frames from or to a pod's port that the table of policies would not see, and of messages
+/// of routers that pods send.
 pub const FRAMES: &str = "frames";
 
 const OTHER_PORTS: &str = "other_ports";
@@ -30,6 +32,8 @@ const JUDGED: &str = "judged";
 const IPV4: u16 = 0x0800;
 const ARP: u16 = 0x0806;
 const IPV6: u16 = 0x86dd;
+/// Router advertisement, redirect: with these a pod would lead packets of others to itself.
+const OF_ROUTERS: [u8; 2] = [134, 137];
 
 /// The table; empty while no pod is on a bridge.
 pub(super) fn table(links: &NodeLinks) -> Table {
@@ -52,19 +56,27 @@ pub(super) fn table(links: &NodeLinks) -> Table {
         ("arriving", Entry::Arriving, Field::Interface),
         ("leaving", Entry::Leaving, Field::OutInterface),
     ] {
-        let rules = vec![
+        let mut rules = vec![
             Rule(vec![
                 Expression::In(port, OTHER_PORTS.to_owned()),
                 Expression::Verdict(Verdict::Accept),
             ]),
-            dropped(Expression::NotIn(Field::EtherType, JUDGED.to_owned())),
+            dropped([Expression::NotIn(Field::EtherType, JUDGED.to_owned())]),
         ];
+        if entry == Entry::Arriving {
+            let ipv6 = Value::EtherType(IPV6);
+            let is_ipv6 = || Expression::Within(Field::EtherType, ipv6, ipv6);
+            let of_router = OF_ROUTERS.map(|kind| dropped([is_ipv6(), Expression::Icmp6(kind)]));
+            rules.extend(of_router);
+        }
         table.chains.insert(name.to_owned(), Chain { entry, rules });
     }
     table
 }
 
-fn dropped(frame: Expression) -> Rule {
-    let count = Expression::Count(FRAMES.to_owned());
-    Rule(vec![frame, count, Expression::Verdict(Verdict::Drop)])
+fn dropped(conditions: impl IntoIterator<Item = Expression>) -> Rule {
+    let mut rule: Vec<Expression> = conditions.into_iter().collect();
+    rule.push(Expression::Count(FRAMES.to_owned()));
+    rule.push(Expression::Verdict(Verdict::Drop));
+    Rule(rule)
 }

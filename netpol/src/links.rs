@@ -1,6 +1,9 @@
 //! The node's interfaces, as far as its tables need them.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr},
+};
 
 /// Interfaces are named by their indexes. Nothing of it matters while every pod of the node is open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -10,6 +13,10 @@ pub struct NodeLinks {
     /// Ports of bridges that lead to no pod of this node. Each other port counts as a pod's, also one that
     /// is not known yet.
     pub other_ports: BTreeSet<u32>,
+    /// Pods of this node that are on one of these bridges.
+    pub bridged: BTreeSet<IpAddr>,
+    /// Broadcast addresses of the node's networks.
+    pub broadcasts: BTreeSet<Ipv4Addr>,
     /// Interfaces by which packets of this node's pods come, and no others.
     pub senders: BTreeSet<u32>,
     /// Addresses of this node's pods.

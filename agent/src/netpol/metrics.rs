@@ -7,13 +7,12 @@ use daemon::{
     families, label,
     metrics::{Counts, Families, meanings},
 };
+use netpol::render::nft::{FRAMES, MIDDLE, SPOOFED, TO_ALL, TUNNELS};
 use prometheus_client::{
     collector::Collector,
     encoding::DescriptorEncoder,
     metrics::{counter::Counter, histogram::Histogram},
 };
-
-use netpol::render::nft::{FRAMES, MIDDLE, SPOOFED, TUNNELS};
 
 use super::model::NetpolStatus;
 
@@ -52,6 +51,9 @@ label! {
         /// tag, in PPPoE, or of another protocol than IPv4, IPv6 and ARP; or a router advertisement or
         /// redirect of a pod.
         Frames => "frames",
+        /// To a group or a broadcast address, to a port of a pod, while a pod of a bridge has an ingress
+        /// policy.
+        ToAll => "to_all",
         /// A TCP segment from or to a restricted pod that opens no connection and belongs to none that
         /// conntrack knows.
         Middle => "tcp_middle",
@@ -173,6 +175,7 @@ impl NetpolScrape {
                 DropReason::Egress => dropped("dropped_out"),
                 DropReason::Spoofed => dropped(SPOOFED),
                 DropReason::Frames => dropped(FRAMES),
+                DropReason::ToAll => dropped(TO_ALL),
                 DropReason::Middle => dropped(MIDDLE),
                 DropReason::Tunnels => dropped(TUNNELS),
             };

@@ -69,13 +69,17 @@ impl Ways {
         pairs.collect()
     }
 
+    /// Addresses of pods on bridges, with the bridge.
+    fn bridged(&self) -> impl Iterator<Item = (IpAddr, u32)> {
+        self.0.iter().filter_map(|(address, way)| match way {
+            Way::Bridge { index, .. } => Some((*address, *index)),
+            _ => None,
+        })
+    }
+
     /// The node's interfaces, as its tables need them.
     pub(super) fn links(&self) -> NodeLinks {
-        let bridges = self.0.values().filter_map(|way| match way {
-            Way::Bridge { index, .. } => Some(*index),
-            _ => None,
-        });
-        let bridges: BTreeSet<u32> = bridges.collect();
+        let bridges: BTreeSet<u32> = self.bridged().map(|(_, bridge)| bridge).collect();
         let is_of_pod = |port: &&Port| port.leads_elsewhere && bridges.contains(&port.bridge);
         let others = self.1.of_bridges.iter().filter(|port| !is_of_pod(port));
         let shared: BTreeSet<u32> = others.clone().map(|port| port.bridge).collect();
@@ -85,6 +89,8 @@ impl Ways {
             senders: routed.chain(bridges.difference(&shared).copied()).collect(),
             addresses: self.0.keys().copied().collect(),
             tunnel_ports: self.1.of_tunnels.clone(),
+            bridged: self.bridged().map(|(address, _)| address).collect(),
+            broadcasts: self.1.broadcasts.clone(),
             bridges,
         }
     }

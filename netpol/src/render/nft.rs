@@ -30,7 +30,7 @@ use std::{
 
 pub use self::{
     base::{MIDDLE, SPOOFED, TABLE, dropped},
-    frames::FRAMES,
+    frames::{FRAMES, TO_ALL},
     tunnels::TUNNELS,
 };
 use self::{
@@ -127,6 +127,8 @@ pub(crate) struct Nft {
     node_links: NodeLinks,
     /// Those that were taken last: none while every pod is open.
     guarded: NodeLinks,
+    /// A pod on a bridge was restricted in what it receives, with what was taken last.
+    is_quiet: bool,
     interfaces: BTreeMap<IpAddr, u32>,
 }
 
@@ -235,7 +237,7 @@ impl Nft {
 
     /// The table of frames that was taken last.
     pub(crate) fn frames(&self) -> Table {
-        frames::table(&self.guarded)
+        frames::table(&self.guarded, self.is_quiet)
     }
 
     /// The whole table that was taken last.
@@ -284,6 +286,12 @@ impl Nft {
             0 => NodeLinks::default(),
             _ => self.node_links.clone(),
         };
+        let mut restricted = Family::ALL.into_iter().filter_map(|family| {
+            let chains = self.verdicts.get(&(Flow::Ingress, family))?;
+            let mut addresses = chains.members().map(|(address, _)| address);
+            addresses.find(|address| now.bridged.contains(*address))
+        });
+        self.is_quiet = restricted.next().is_some();
         let before = of_links(&std::mem::replace(&mut self.guarded, now));
         for (set, now) in of_links(&self.guarded) {
             let before = before.get(set).cloned().unwrap_or_default();

@@ -94,10 +94,11 @@ fn status(status: &NetpolStatus) -> String {
         let text = format!(
             "{ingress} by ingress policy, {egress} by egress policy, {spoofed} with a false source, \
              {} in frames that rules do not see, {} of TCP connections that conntrack does not know, \
-             {} to tunnels of the node",
+             {} to tunnels of the node, {} to groups and broadcast addresses",
             of("frames"),
             of("tcp_middle"),
-            of("tunnels")
+            of("tunnels"),
+            of("to_all")
         );
         rows.push(("Dropped packets", text));
     }

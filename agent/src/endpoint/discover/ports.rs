@@ -1,7 +1,16 @@
 //! Ports of the node's bridges, and UDP ports of its tunnels.
 
-use std::{collections::BTreeSet, io, pin::pin};
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{Ipv4Addr, SocketAddrV4},
+    pin::pin,
+};
 
+use nix::{
+    ifaddrs::{InterfaceAddress, getifaddrs},
+    sys::socket::SockaddrStorage,
+};
 use rtnetlink::{
     Handle,
     packet_route::link::{
@@ -33,6 +42,8 @@ pub(crate) struct Ports {
     pub(crate) of_tunnels: BTreeSet<u16>,
     /// Indexes of bridges that filter VLANs.
     pub(crate) vlan_bridges: BTreeSet<u32>,
+    /// Broadcast addresses of the networks of this namespace's interfaces.
+    pub(crate) broadcasts: BTreeSet<Ipv4Addr>,
 }
 
 impl Ports {
@@ -42,7 +53,12 @@ impl Ports {
     /// The kernel could not be asked.
     pub(crate) async fn list(handle: &Handle) -> io::Result<Self> {
         let mut links = pin!(handle.link().get().execute());
-        let mut found = Self::default();
+        let mut found = Self {
+            broadcasts: getifaddrs()?
+                .filter_map(|found| broadcast(&found))
+                .collect(),
+            ..Self::default()
+        };
         while let Some(link) = links.next().await {
             let link = link.map_err(|error| links::failed(&error))?;
             found.of_bridges.extend(port(&link));
@@ -53,6 +69,19 @@ impl Ports {
         }
         Ok(found)
     }
+}
+
+/// The last address of an interface's network. One of a single address or of a pair has none.
+fn broadcast(found: &InterfaceAddress) -> Option<Ipv4Addr> {
+    let of = |address: Option<&SockaddrStorage>| {
+        Some(
+            SocketAddrV4::from(*address?.as_sockaddr_in()?)
+                .ip()
+                .to_bits(),
+        )
+    };
+    let host = !of(found.netmask.as_ref())?;
+    (host > 1).then_some(Ipv4Addr::from_bits(of(found.address.as_ref())? | host))
 }
 
 /// Whether a bridge filters VLANs: then it adds tags to frames, and takes them off.

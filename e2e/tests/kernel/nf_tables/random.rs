@@ -159,6 +159,7 @@ fn rules(rng: &mut StdRng, table: &Table, chains: &[String], maps: &[(&str, Type
 
 /// Conditions on a frame, then what happens.
 fn frame_rule(rng: &mut StdRng, table: &Table, chains: &[String]) -> Vec<Expression> {
+    const IPV4: Value = Value::EtherType(0x0800);
     const IPV6: Value = Value::EtherType(0x86dd);
     let fields = [Field::Interface, Field::OutInterface, Field::EtherType];
     let mut rule = Vec::new();
@@ -169,9 +170,24 @@ fn frame_rule(rng: &mut StdRng, table: &Table, chains: &[String]) -> Vec<Express
             false => Expression::NotIn(field, set),
         }));
     }
-    if rng.random() {
-        let message = Expression::Icmp6(rng.random_range(1..=255));
-        rule.extend([Expression::Within(Field::EtherType, IPV6, IPV6), message]);
+    let of = |kind| Expression::Within(Field::EtherType, kind, kind);
+    match rng.random_range(0..6) {
+        0 => rule.extend([of(IPV6), Expression::Icmp6(rng.random_range(1..=255))]),
+        1 => rule.extend([of(IPV6), within(rng, Field::Destination6, Type::Ipv6)]),
+        2 => rule.extend([of(IPV4), within(rng, Field::Destination4, Type::Ipv4)]),
+        3 => rule.extend([of(IPV4), Expression::Numbered(2)]),
+        4 => rule.extend([
+            of(IPV4),
+            within(rng, Field::Port(Protocol::Udp), Type::Port),
+        ]),
+        _ => {
+            let field = Field::Destination4;
+            let set = any_set(rng, table, &[field]);
+            rule.extend(
+                set.into_iter()
+                    .flat_map(|set| [of(IPV4), Expression::In(field, set)]),
+            );
+        }
     }
     let counters = table.counters.iter();
     rule.extend(counters.take(1).cloned().map(Expression::Count));

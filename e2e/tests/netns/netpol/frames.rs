@@ -1,5 +1,6 @@
 //! Pods on one bridge: a frame that the table of policies does not see reaches no other pod.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -59,18 +60,25 @@ fn arriving(from: &Pod, to: &Pod) -> Result<Vec<&'static str>> {
     let mut arrived = Vec::new();
     for (name, frame) in frames(from, sender.mac(), to, reader.mac()) {
         sender.send(&frame).context(name)?;
-        let end = Instant::now() + Duration::from_millis(200);
-        while let Some(left) = end.checked_duration_since(Instant::now()) {
-            let Some(frame) = reader.next(left)? else {
-                break;
-            };
-            if frame.windows(SECRET.len()).any(|part| part == SECRET) {
-                arrived.push(name);
-                break;
-            }
+        if arrives(&reader)? {
+            arrived.push(name);
         }
     }
     Ok(arrived)
+}
+
+/// Whether a frame with the data arrives.
+fn arrives(reader: &RawFrames) -> Result<bool> {
+    let end = Instant::now() + Duration::from_millis(200);
+    while let Some(left) = end.checked_duration_since(Instant::now()) {
+        let Some(frame) = reader.next(left)? else {
+            break;
+        };
+        if frame.windows(SECRET.len()).any(|part| part == SECRET) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn table(lab: &Lab) -> Result<String> {
@@ -157,30 +165,62 @@ fn frames_of_other_bridges_and_between_ports_of_no_pods_pass() {
 }
 
 #[test]
-fn a_bridge_that_filters_vlans_takes_no_tag_off_for_a_pod() {
+fn datagrams_to_all_reach_no_pod_while_one_has_an_ingress_policy() {
     with_lab(|lab| {
         let bridge = bridge(lab)?;
-        lab.node
-            .batch("link set br0 type bridge vlan_filtering 1")?;
         let (p, q) = (bridge.add_pod("p", 11)?, bridge.add_pod("q", 12)?);
         let _pods = Pods::of(lab, &[("p", &p), ("q", &q)])?;
-        let open = arriving(&p, &q)?;
-        ensure!(open.contains(&"a tag"), "only {open:?} arrive");
-        let from_p = json!([{"from": [{"podSelector": of("p")}], "ports": [{"port": PORT}]}]);
-        let spec = json!({"podSelector": of("q"), "ingress": from_p});
-        lab.write_network_policy("q", &spec)?;
-        let netpol = lab.begin_netpol(&[])?;
-        let setting = "net.bridge.bridge-nf-filter-vlan-tagged";
-        status_has(lab, &["no: see PROBLEM", setting])?;
-        drop(netpol);
-
-        let _netpol = lab.start_netpol(&["--set-bridge-sysctls"])?;
+        let _netpol = lab.start_netpol(&[])?;
+        let all: Vec<IpAddr> = ["239.1.1.1", "10.88.0.255", "255.255.255.255", "ff05::7777"]
+            .map(|address| address.parse().expect("an address"))
+            .to_vec();
+        let arriving = || -> Result<Vec<IpAddr>> {
+            let (sender, reader) = (RawFrames::open(&p.netns)?, RawFrames::open(&q.netns)?);
+            let mut arrived = Vec::new();
+            for to in &all {
+                let datagram = raw(UDP, &[&[0, 9, 0, 9, 0, 29, 0, 0], SECRET].concat());
+                let (kind, from): (u16, IpAddr) = match to {
+                    IpAddr::V4(_) => (0x0800, p.v4.into()),
+                    IpAddr::V6(_) => (0x86dd, p.v6.into()),
+                };
+                let mut packet = Packet::new(from, *to, datagram).ip();
+                if to.is_ipv4() {
+                    let sum = checksum(&packet[..20]).to_be_bytes();
+                    packet[10..12].copy_from_slice(&sum);
+                }
+                // To its MAC, so that only the address says that it is for all.
+                let (to_mac, own) = (reader.mac(), sender.mac());
+                sender.send(&[&to_mac[..], &own, &kind.to_be_bytes(), &packet].concat())?;
+                if arrives(&reader)? {
+                    arrived.push(*to);
+                }
+            }
+            Ok(arrived)
+        };
+        ensure!(arriving()? == all, "no pod is restricted");
+        let egress = json!({"podSelector": of("q"), "policyTypes": ["Egress"], "egress": [{}]});
+        lab.write_network_policy("q", &egress)?;
         eventually("the table of frames", SOON, || table(lab).map(drop))?;
-        let set = lab.node.run("sysctl", &["-n", setting])?;
-        ensure!(set.trim() == "1", "{set}");
-        let passed = arriving(&p, &q)?;
-        ensure!(passed.is_empty(), "{passed:?} arrive");
-        reaches(&p, &both(&q, PORT), true)?;
-        reaches(&p, &both(&q, 8080), false)
+        ensure!(arriving()? == all, "no pod is restricted in ingress");
+        let from_p = json!([{"from": [{"podSelector": of("p")}], "ports": [{"port": PORT}]}]);
+        lab.write_network_policy("q", &json!({"podSelector": of("q"), "ingress": from_p}))?;
+        eventually("nothing arrives", SOON, || {
+            let arrived = arriving()?;
+            ensure!(arrived.is_empty(), "{arrived:?}");
+            Ok(())
+        })?;
+        // Neighbours find each other as before.
+        for netns in [&p.netns, &q.netns] {
+            netns.batch("neighbour flush all")?;
+        }
+        reaches(&p, &both(&q, PORT), true)
     });
+}
+
+/// Of an IPv4 header.
+fn checksum(header: &[u8]) -> u16 {
+    let words = header.chunks(2);
+    let words = words.map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
+    let sum: u32 = words.sum();
+    !u16::try_from((sum & 0xffff) + (sum >> 16)).expect("a short header")
 }

@@ -198,7 +198,8 @@ fn datagrams_to_all_reach_no_pod_while_one_has_an_ingress_policy() {
             Ok(arrived)
         };
         ensure!(arriving()? == all, "no pod is restricted");
-        let egress = json!({"podSelector": of("q"), "policyTypes": ["Egress"], "egress": [{}]});
+        let to_p = json!([{"to": [{"podSelector": of("p")}]}]);
+        let egress = json!({"podSelector": of("q"), "policyTypes": ["Egress"], "egress": to_p});
         lab.write_network_policy("q", &egress)?;
         eventually("the table of frames", SOON, || table(lab).map(drop))?;
         ensure!(arriving()? == all, "no pod is restricted in ingress");

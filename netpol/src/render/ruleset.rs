@@ -259,7 +259,7 @@ pub enum Expression {
     PairIn(Field, Field, String),
     /// The concatenation of two fields is not in the set of this name.
     PairNotIn(Field, Field, String),
-    /// An answer in an established or related connection: `ct direction reply ct state established,related`.
+    /// An answer in an open connection: `ct direction reply ct state established`.
     Answer,
     /// A packet about another connection, such as an ICMP error: `ct state related`.
     Related,
@@ -300,6 +300,14 @@ pub enum Field {
     Destination6,
     /// `tcp dport`, `udp dport` or `sctp dport`
     Port(Protocol),
+    /// The first sender of the packet's connection: `ct original ip saddr`.
+    Opener4,
+    /// `ct original ip6 saddr`
+    Opener6,
+    /// Who answers in the packet's connection: `ct reply ip saddr`.
+    Answerer4,
+    /// `ct reply ip6 saddr`
+    Answerer6,
 }
 
 /// What happens to a packet.

@@ -232,7 +232,7 @@ impl Display for Expression {
             Self::NotIn(field, set) => write!(f, "{field} != @{set}"),
             Self::PairIn(first, second, set) => write!(f, "{first} . {second} @{set}"),
             Self::PairNotIn(first, second, set) => write!(f, "{first} . {second} != @{set}"),
-            Self::Answer => f.write_str("ct direction reply ct state established,related"),
+            Self::Answer => f.write_str("ct direction reply ct state established"),
             Self::Related => f.write_str("ct state related"),
             Self::MiddleOfTcp => {
                 f.write_str("ct state new tcp flags & (fin | syn | rst | ack) != syn")
@@ -257,6 +257,10 @@ impl Display for Field {
             Self::Destination4 => f.write_str("ip daddr"),
             Self::Source6 => f.write_str("ip6 saddr"),
             Self::Destination6 => f.write_str("ip6 daddr"),
+            Self::Opener4 => f.write_str("ct original ip saddr"),
+            Self::Opener6 => f.write_str("ct original ip6 saddr"),
+            Self::Answerer4 => f.write_str("ct reply ip saddr"),
+            Self::Answerer6 => f.write_str("ct reply ip6 saddr"),
             Self::Port(protocol) => write!(f, "{} dport", name(*protocol)),
         }
     }

@@ -70,6 +70,15 @@ pub(super) enum Header {
 pub(super) enum Connection {
     State = 0,
     Direction = 1,
+    Source4 = 19,
+    Source6 = 21,
+}
+
+/// A direction of a connection: `IP_CT_DIR_*`.
+#[derive(Clone, Copy)]
+pub(super) enum Direction {
+    Original = 0,
+    Reply = 1,
 }
 
 /// An expression by its name, for those without a function here.
@@ -115,6 +124,17 @@ pub(super) fn payload(header: Header, offset: u32, length: u32, to: Register) ->
 pub(super) fn connection(key: Connection) -> Attribute {
     // NFTA_CT_DREG, NFTA_CT_KEY.
     let data = vec![FIRST.attribute(1), Attribute::number(2, key as u32)];
+    expression("ct", data)
+}
+
+/// An address of a direction of the packet's connection goes to a register.
+pub(super) fn connection_address(key: Connection, of: Direction, to: Register) -> Attribute {
+    // NFTA_CT_DREG, NFTA_CT_KEY, NFTA_CT_DIRECTION.
+    let data = vec![
+        to.attribute(1),
+        Attribute::number(2, key as u32),
+        Attribute::Value(3, vec![of as u8]),
+    ];
     expression("ct", data)
 }
 

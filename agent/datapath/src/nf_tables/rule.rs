@@ -9,8 +9,9 @@ use super::{
     attribute::Attribute,
     element::value_bytes,
     expression::{
-        Connection, FIRST, Header, Is, Meta, Register, and, compare, connection, count, log,
-        lookup, masked, meta, payload, verdict, verdict_of,
+        Connection, Direction, FIRST, Header, Is, Meta, Register, and, compare, connection,
+        connection_address as of_connection, count, log, lookup, masked, meta, payload, verdict,
+        verdict_of,
     },
     message::RULE_EXPRESSIONS,
 };
@@ -122,7 +123,7 @@ impl Encoder {
             Expression::Answer => {
                 let direction = connection(Connection::Direction);
                 self.list.extend([direction, compare(Is::Equal, &[REPLY])]);
-                self.state(ESTABLISHED | RELATED);
+                self.state(ESTABLISHED);
             }
             Expression::Related => self.state(RELATED),
             Expression::MiddleOfTcp => self.middle_of_tcp(),
@@ -155,6 +156,16 @@ impl Encoder {
                 Field::Interface => (meta(Meta::Interface, to), 4),
                 Field::OutInterface => (meta(Meta::OutInterface, to), 4),
                 Field::EtherType => (payload(Header::Link, 12, 2, to), 2_u32),
+                Field::Opener4 => (
+                    of_connection(Connection::Source4, Direction::Original, to),
+                    4,
+                ),
+                Field::Opener6 => (
+                    of_connection(Connection::Source6, Direction::Original, to),
+                    16,
+                ),
+                Field::Answerer4 => (of_connection(Connection::Source4, Direction::Reply, to), 4),
+                Field::Answerer6 => (of_connection(Connection::Source6, Direction::Reply, to), 16),
                 Field::Source4 => (payload(Header::Network, 12, 4, to), 4),
                 Field::Destination4 => (payload(Header::Network, 16, 4, to), 4),
                 Field::Source6 => (payload(Header::Network, 8, 16, to), 16),
@@ -170,8 +181,12 @@ impl Encoder {
     fn demand(&mut self, field: Field) {
         match field {
             Field::Interface | Field::OutInterface | Field::EtherType => {}
-            Field::Source4 | Field::Destination4 => self.family(IPV4),
-            Field::Source6 | Field::Destination6 => self.family(IPV6),
+            Field::Source4 | Field::Destination4 | Field::Opener4 | Field::Answerer4 => {
+                self.family(IPV4);
+            }
+            Field::Source6 | Field::Destination6 | Field::Opener6 | Field::Answerer6 => {
+                self.family(IPV6);
+            }
             Field::Port(protocol) => self.protocol(Protocol::number(protocol)),
         }
     }

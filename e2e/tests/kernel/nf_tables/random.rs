@@ -213,7 +213,19 @@ fn rule(
     let address = if rng.random() { source } else { destination };
     let mut rule = Vec::new();
     for _ in 0..rng.random_range(0..4) {
-        let fields = match rng.random_range(0..3) {
+        let opener = if is_ipv6 {
+            Field::Opener6
+        } else {
+            Field::Opener4
+        };
+        let answerer = if is_ipv6 {
+            Field::Answerer6
+        } else {
+            Field::Answerer4
+        };
+        let fields = match rng.random_range(0..5) {
+            3 => vec![opener, source],
+            4 => vec![answerer, source],
             0 => vec![Field::Interface, source],
             1 => vec![source, destination],
             _ => vec![destination, port],
@@ -295,8 +307,8 @@ const fn type_of(field: Field) -> Type {
     match field {
         Field::Interface | Field::OutInterface => Type::Interface,
         Field::EtherType => Type::EtherType,
-        Field::Source4 | Field::Destination4 => Type::Ipv4,
-        Field::Source6 | Field::Destination6 => Type::Ipv6,
+        Field::Source4 | Field::Destination4 | Field::Opener4 | Field::Answerer4 => Type::Ipv4,
+        Field::Source6 | Field::Destination6 | Field::Opener6 | Field::Answerer6 => Type::Ipv6,
         Field::Port(_) => Type::Port,
     }
 }

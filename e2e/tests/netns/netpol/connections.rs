@@ -1,14 +1,19 @@
 //! Open connections: a policy ends them, answers of allowed ones pass, and those of a pod that ended are
 //! forgotten.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
 use agent_datapath::tracked;
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::netpol_run::NETPOL_METRICS;
+use holdfast_e2e::packet::{Packet, udp};
 use holdfast_e2e::{Lab, eventually, with_lab};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sendto, socket,
+};
 use serde_json::json;
 
 use super::{PORT, Pods, SOON, both, of};
@@ -190,6 +195,74 @@ fn counted(lab: &Lab, address: IpAddr) -> Result<usize> {
         })
     })??;
     Ok(count)
+}
+
+/// An ICMP message "port unreachable" about a datagram.
+fn unreachable(datagram: &Packet) -> Vec<u8> {
+    let mut message = [&[3, 3, 0, 0, 0, 0, 0, 0], datagram.ip().as_slice()].concat();
+    let words = message.chunks(2);
+    let words =
+        words.map(|word| (u32::from(word[0]) << 8) | word.get(1).map_or(0, |low| u32::from(*low)));
+    let sum: u32 = words.sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let folded = (folded & 0xffff) + (folded >> 16);
+    let sum = !u16::try_from(folded).expect("16 bits");
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    message
+}
+
+#[test]
+fn a_pod_that_may_send_nothing_reports_errors_about_its_own_connections_only() {
+    with_lab(|lab| {
+        let third = lab.add_pod("c", 33)?;
+        let _pods = Pods::of(lab, &[("a", &lab.a), ("b", &lab.b), ("c", &third)])?;
+        let none = json!({"podSelector": of("a"), "policyTypes": ["Egress"]});
+        let _netpol = lab.start_netpol(&[])?;
+        // b sends to c, which is silent.
+        let at = SocketAddr::new(third.v4.into(), 7000);
+        let _silent = third.netns.enter(|| UdpSocket::bind(at))??;
+        let client = lab.b.netns.enter(|| UdpSocket::bind((lab.b.v4, 0)))??;
+        client.connect(at)?;
+        client.set_read_timeout(Some(Duration::from_millis(300)))?;
+        let own = client.local_addr()?;
+        let datagram = Packet::new(own.ip(), at.ip(), udp(own.port(), at.port()));
+        let raw = lab.a.netns.enter(|| {
+            socket(
+                AddressFamily::Inet,
+                SockType::Raw,
+                SockFlag::empty(),
+                SockProtocol::Icmp,
+            )
+        })??;
+        let to = SockaddrIn::new(10, 77, 0, lab.b.v4.octets()[3], 0);
+        // Whether b takes an error of a about its flow to c.
+        let is_taken = || -> Result<bool> {
+            client.send(b"hello")?;
+            sendto(
+                raw.as_raw_fd(),
+                &unreachable(&datagram),
+                &to,
+                MsgFlags::empty(),
+            )?;
+            let received = client.recv(&mut [0; 16]);
+            Ok(received.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused))
+        };
+        ensure!(is_taken()?, "a is open");
+        lab.write_network_policy("a", &none)?;
+        eventually("the error is dropped", SOON, || {
+            ensure!(!is_taken()?, "b gets it");
+            Ok(())
+        })?;
+        // At a port of a, nothing listens.
+        let closed = lab.b.netns.enter(|| UdpSocket::bind((lab.b.v4, 0)))??;
+        closed.connect((lab.a.v4, 7001))?;
+        closed.set_read_timeout(Some(Duration::from_secs(2)))?;
+        closed.send(b"hello")?;
+        let answer = closed.recv(&mut [0; 16]);
+        let answer = answer.err().context("an answer")?;
+        ensure!(answer.kind() == ErrorKind::ConnectionRefused, "{answer}");
+        Ok(())
+    });
 }
 
 #[test]

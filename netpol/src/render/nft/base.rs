@@ -157,8 +157,8 @@ pub(super) fn add_set(table: &mut Table, name: &str, key: Key, elements: BTreeSe
 /// applies to open connections too.
 fn forward() -> Vec<Rule> {
     use Expression::{
-        Answer, Count, In, MiddleOfTcp, NeighbourDiscovery, PairIn, PairNotIn, Related,
-        Verdict as End, VerdictIn, Within,
+        Answer, Count, In, MiddleOfTcp, NeighbourDiscovery, PairIn, PairNotIn, Verdict as End,
+        VerdictIn, Within,
     };
     // An interface has its addresses, and an address its interface.
     let spoofed = |(family, field, set): (Family, Field, &str)| {
@@ -206,8 +206,10 @@ fn forward() -> Vec<Rule> {
         ]
     });
     let mut rules: Vec<Rule> = guards.map(spoofed).collect();
-    let passing = [Answer, Related, NeighbourDiscovery];
-    rules.extend(passing.map(|packet| Rule(vec![packet, End(Verdict::Accept)])));
+    let passing = |packet| Rule(vec![packet, End(Verdict::Accept)]);
+    rules.push(passing(Answer));
+    rules.extend(Family::ALL.into_iter().flat_map(related));
+    rules.push(passing(NeighbourDiscovery));
     let ends = Family::ALL
         .into_iter()
         .flat_map(|family| [source(family), destination(family)].map(|field| (family, field)));
@@ -218,6 +220,23 @@ fn forward() -> Vec<Rule> {
         rules.extend(Family::ALL.map(|family| judged(flow, family)));
     }
     rules
+}
+
+/// Errors about open connections pass: those of routers, and those that an end of the connection sends.
+/// A restricted pod has nothing to say about connections of others.
+fn related(family: Family) -> [Rule; 3] {
+    use Expression::{PairIn, PairNotIn, Related, Verdict as End};
+    let (opener, answerer) = match family {
+        Family::V4 => (Field::Opener4, Field::Answerer4),
+        Family::V6 => (Field::Opener6, Field::Answerer6),
+    };
+    let (source, own) = (source(family), || own(family).to_owned());
+    [
+        PairNotIn(source, source, own()),
+        PairIn(opener, source, own()),
+        PairIn(answerer, source, own()),
+    ]
+    .map(|sender| Rule(vec![Related, sender, End(Verdict::Accept)]))
 }
 
 /// The pair of an address and itself.

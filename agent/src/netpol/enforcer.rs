@@ -424,17 +424,17 @@ impl Attempt {
         };
         match committed {
             Ok(commit) => {
-                let change = commit.change.clone();
-                let change = match self.logs_drops {
-                    true => change.logging(drops::GROUP),
-                    false => change,
-                };
-                let frames = has_frames.then(|| commit.frames.clone());
-                let mut changes = vec![change];
-                changes.extend(frames);
-                changes.retain(|change| !change.is_empty());
-                if tables.is_none() && !changes.is_empty() {
-                    write(kernel, &changes, CommitOutcome::Changed, &mut done);
+                if tables.is_none() {
+                    let change = commit.change.clone();
+                    let mut changes = vec![match self.logs_drops {
+                        true => change.logging(drops::GROUP),
+                        false => change,
+                    }];
+                    changes.extend(has_frames.then(|| commit.frames.clone()));
+                    changes.retain(|change| !change.is_empty());
+                    if !changes.is_empty() {
+                        write(kernel, &changes, CommitOutcome::Changed, &mut done);
+                    }
                 }
                 done.commit = Some(commit);
             }

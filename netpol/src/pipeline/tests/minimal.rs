@@ -219,6 +219,37 @@ fn link_local_addresses_bypass_no_policy_of_pods_on_a_bridge() {
 }
 
 #[test]
+fn only_an_ingress_policy_of_a_pod_on_a_bridge_stops_datagrams_to_all() {
+    let mut lab = Lab::with([numbered(1), numbered(2)]);
+    lab.pipeline.set_links(NodeLinks {
+        bridges: [1].into(),
+        bridged: ["10.0.0.1".parse().unwrap()].into(),
+        ..NodeLinks::default()
+    });
+    let closed = |direction: &str| json!({"podSelector": {}, "policyTypes": [direction]});
+    let is_quiet = |lab: &Lab| {
+        let frames = lab.pipeline.frames().to_string();
+        frames.contains("counter name to_all drop")
+    };
+    lab.put([policy("shop/egress", &closed("Egress"))]);
+    assert!(!is_quiet(&lab));
+    let commit = lab.put([policy("shop/ingress", &closed("Ingress"))]);
+    assert!(is_quiet(&lab));
+    let is_of_leaving = |step: &Step| match step {
+        Step::FlushChain(chain) | Step::AddRule(chain, _) => chain == "leaving",
+        _ => false,
+    };
+    assert!(
+        commit.frames.steps.iter().all(is_of_leaving),
+        "{}",
+        commit.frames
+    );
+    // The other pod is routed.
+    lab.remove(&pod_key("shop/web-1"));
+    assert!(!is_quiet(&lab));
+}
+
+#[test]
 fn of_two_pods_with_one_address_the_younger_has_it() {
     let made = |id: &str, created| {
         let pod = pod(id, &[("app", &id[5..])], &["10.0.0.1"]);

@@ -25,6 +25,7 @@ mod counted;
 pub mod explain;
 pub mod field;
 pub mod group;
+pub mod links;
 pub mod name;
 pub mod node;
 pub mod open_ports;

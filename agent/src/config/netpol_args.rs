@@ -73,7 +73,8 @@ pub struct NetpolRunArgs {
     #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub flush_on_exit: bool,
     /// Set net.bridge.bridge-nf-call-iptables and bridge-nf-call-ip6tables to 1 while pods are on a
-    /// bridge: without them the kernel shows packets between pods of one bridge to no rule
+    /// bridge, and bridge-nf-filter-vlan-tagged if it filters VLANs: without them the kernel shows packets
+    /// between pods of one bridge to no rule
     #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub set_bridge_sysctls: bool,
     /// Log dropped packets with their pod and the policies about it, at most 50 in a second. Each copy of

@@ -1,20 +1,21 @@
 //! What `netpol run` answers: commands over its unix socket, probes and Prometheus over TCP.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use agent_cluster::{health::ClusterHealth, own_interfaces};
 use agent_core::policy::trace::Port;
-use agent_datapath::nf_tables::Connection;
+use agent_datapath::nf_tables::{Connection, NftablesError};
 use daemon::http_server::{self, Admission, OPENMETRICS, Socket, TEXT, answer};
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
 };
-use netpol::render::nft::TABLE;
+use netpol::render::{nft::TABLE, ruleset::TableFamily};
 use serde::Serialize;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -124,7 +125,7 @@ impl Pages {
     }
 
     async fn status(&self) -> NetpolStatus {
-        let counted = tokio::task::spawn_blocking(|| Connection::open()?.counters(TABLE)).await;
+        let counted = tokio::task::spawn_blocking(counters).await;
         let mut status = self.shared.state.lock().status();
         status.dropped = counted.ok().and_then(Result::ok);
         status.repairs = self.counters.repairs();
@@ -198,6 +199,20 @@ impl Pages {
             ),
         }
     }
+}
+
+/// Packets and frames that each counter of the tables has counted.
+fn counters() -> Result<BTreeMap<String, u64>, NftablesError> {
+    let mut kernel = Connection::open()?;
+    let mut all = kernel.counters(TableFamily::Inet, TABLE)?;
+    // A kernel without the family lists none.
+    all.extend(
+        kernel
+            .counters(TableFamily::Bridge, TABLE)
+            .into_iter()
+            .flatten(),
+    );
+    Ok(all)
 }
 
 fn unknown(request: &Request<Incoming>) -> Refusal {

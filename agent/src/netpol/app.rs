@@ -30,7 +30,7 @@ use super::{
     admin::{Listeners, Pages, Plugin},
     attached_file::AttachedFile,
     drops,
-    enforcer::{Enforcer, Kernel},
+    enforcer::{Enforcer, Kernel, lacks_frames},
     export_task::{self, Target},
     exports::Exports,
     feed::NetpolFeed,
@@ -272,28 +272,38 @@ async fn dry_run(config: &NetpolConfig, api: Option<Api>) -> Result<()> {
         anyhow::anyhow!("not every kind of object was listed within {LISTING:?}; see the log")
     })?;
     let waits = shared.state.lock().waits();
-    let table = planned(&shared).await?;
+    let tables = planned(&shared).await?;
     if let Some(why) = waits {
         println!("nothing would change: the table of the last run stays: {why}");
         return Ok(());
     }
-    let table = drops::logged(table, config.flags.log_drops);
+    let tables = drops::logged(tables, config.flags.log_drops);
     let mut kernel = Connection::open()?;
-    kernel.dry_run(&Change::replacement(&table))?;
+    let replacements: Vec<Change> = tables.iter().map(Change::replacement).collect();
+    kernel.dry_run(&replacements)?;
     let mut out = std::io::stdout().lock();
-    match kernel.difference(&table)? {
-        None => writeln!(out, "the table in force is the same")?,
-        Some(difference) => {
-            writeln!(out, "# {difference}; the kernel would accept this change:")?;
-            let change = Change::between(&kernel.outline(&table)?, &table);
-            write!(out, "{change}")?;
-        }
+    let mut is_same = true;
+    for table in &tables {
+        let Some(difference) = kernel.difference(table)? else {
+            continue;
+        };
+        is_same = false;
+        let family = table.family;
+        writeln!(
+            out,
+            "# {family}: {difference}; the kernel would accept this change:"
+        )?;
+        let change = Change::between(&kernel.outline(table)?, table);
+        write!(out, "{change}")?;
+    }
+    if is_same {
+        writeln!(out, "the table in force is the same")?;
     }
     Ok(())
 }
 
-/// The table that the documents need.
-async fn planned(shared: &Shared) -> Result<Table> {
+/// The tables that the documents need.
+async fn planned(shared: &Shared) -> Result<Vec<Table>> {
     let (mut ways, addresses) = {
         let mut state = shared.state.lock();
         for refused in &state.refused {
@@ -308,7 +318,11 @@ async fn planned(shared: &Shared) -> Result<Table> {
     let mut state = shared.state.lock();
     state.set_ways(ways);
     state.commit()?;
-    Ok(state.table())
+    state.lacks_frames = lacks_frames(&mut Connection::open()?);
+    if let Some(problem) = state.open_to_frames() {
+        eprintln!("PROBLEM: {problem}");
+    }
+    Ok(state.tables())
 }
 
 /// Waits until the policies are in force.

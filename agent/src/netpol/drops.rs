@@ -8,8 +8,8 @@ use agent_datapath::packet_log::{LoggedPacket, PacketLog};
 use netpol::{
     contiv::Flow,
     render::{
-        nft::{SPOOFED, dropped},
-        ruleset::Table,
+        nft::{MIDDLE, SPOOFED, TUNNELS, dropped},
+        ruleset::{Table, TableFamily},
     },
 };
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
@@ -33,12 +33,16 @@ pub(super) fn open() -> io::Result<PacketLog> {
     PacketLog::bind(GROUP)
 }
 
-/// The table, with rules that copy what is dropped if `--log-drops` is given.
-pub(super) fn logged(table: Table, is_wanted: bool) -> Table {
-    match is_wanted {
-        true => table.logging(GROUP),
-        false => table,
+/// The tables, with rules that copy dropped packets if `--log-drops` is given. Frames are counted only.
+pub(super) fn logged(mut tables: Vec<Table>, is_wanted: bool) -> Vec<Table> {
+    if is_wanted {
+        for table in &mut tables {
+            if table.family == TableFamily::Inet {
+                *table = table.clone().logging(GROUP);
+            }
+        }
     }
+    tables
 }
 
 /// Logs until stopped.
@@ -137,6 +141,8 @@ fn cause(state: &State, packet: &LoggedPacket) -> Cause {
     let Some(flow) = flow else {
         let direction = match packet.text.as_str() {
             SPOOFED => "false source",
+            TUNNELS => "tunnel of the node",
+            MIDDLE => "unknown TCP connection",
             text => text,
         };
         return Cause {

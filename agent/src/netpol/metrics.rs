@@ -7,6 +7,7 @@ use daemon::{
     families, label,
     metrics::{Counts, Families, meanings},
 };
+use netpol::render::nft::{FRAMES, MIDDLE, SPOOFED, TO_ALL, TUNNELS};
 use prometheus_client::{
     collector::Collector,
     encoding::DescriptorEncoder,
@@ -47,6 +48,18 @@ label! {
         Egress => "egress",
         /// Its source is not an address of the pod behind the interface.
         Spoofed => "spoofed",
+        /// A frame from or to a port of a pod, which the rules about packets do not see: under a VLAN
+        /// tag, in PPPoE, or of another protocol than IPv4, IPv6 and ARP; or a router advertisement or
+        /// redirect of a pod.
+        Frames => "frames",
+        /// To a group or a broadcast address, to a port of a pod, while a pod of a bridge has an ingress
+        /// policy.
+        ToAll => "to_all",
+        /// A TCP segment from or to a restricted pod that opens no connection and belongs to none that
+        /// conntrack knows.
+        Middle => "tcp_middle",
+        /// Of a pod to a tunnel of its own node, which would unpack another packet from it.
+        Tunnels => "tunnels",
     }
 }
 
@@ -162,7 +175,11 @@ impl NetpolScrape {
             counter_by netpol_dropped_packets = |reason| match reason {
                 DropReason::Ingress => dropped("dropped_in"),
                 DropReason::Egress => dropped("dropped_out"),
-                DropReason::Spoofed => dropped("spoofed"),
+                DropReason::Spoofed => dropped(SPOOFED),
+                DropReason::Frames => dropped(FRAMES),
+                DropReason::ToAll => dropped(TO_ALL),
+                DropReason::Middle => dropped(MIDDLE),
+                DropReason::Tunnels => dropped(TUNNELS),
             };
             /// Entries of conntrack that were deleted: those of pods that ended, and those of flows other
             /// than TCP that policy allows in neither direction any more

@@ -69,6 +69,8 @@ pub(super) struct State {
     pub(super) warnings: BTreeMap<String, Vec<String>>,
     pub(super) ways: Ways,
     pub(super) surroundings: Surroundings,
+    /// Why the kernel has no tables of family `bridge`.
+    pub(super) lacks_frames: Option<String>,
     pub(super) force: Force,
     /// Files for a VPP vswitch; none without `--vpp-export-dir`.
     pub(super) exports: Option<Exports>,
@@ -108,6 +110,7 @@ impl State {
             warnings: BTreeMap::new(),
             ways: Ways::default(),
             surroundings: Surroundings::default(),
+            lacks_frames: None,
             force: Force {
                 is_begun: false,
                 changed: None,
@@ -222,9 +225,13 @@ impl State {
         self.pipeline.commit()
     }
 
-    /// The table as of the last call of [`Self::commit`].
-    pub(super) fn table(&self) -> Table {
-        self.pipeline.table()
+    /// The tables as of the last call of [`Self::commit`], of each family that the kernel has.
+    pub(super) fn tables(&self) -> Vec<Table> {
+        let mut tables = vec![self.pipeline.table()];
+        if self.lacks_frames.is_none() {
+            tables.push(self.pipeline.frames());
+        }
+        tables
     }
 
     /// Addresses of the pods of this node; those that the CNI plugin just added too.
@@ -238,9 +245,20 @@ impl State {
     /// Takes the ways to pods as they were found.
     pub(super) fn set_ways(&mut self, ways: Ways) {
         self.pipeline.set_interfaces(ways.interfaces());
-        self.pipeline.set_bridges(ways.bridge_links());
+        self.pipeline.set_links(ways.links());
         self.ways = ways;
         self.generation += 1;
+    }
+
+    /// Why pods on bridges can send past policy.
+    pub(super) fn open_to_frames(&self) -> Option<String> {
+        let lacks = self.lacks_frames.as_ref()?;
+        self.ways.bridging().map(|_| {
+            format!(
+                "pods on a bridge are open to each other for frames with VLAN tags, which no rule sees: {lacks}; \
+                 use a kernel with CONFIG_NF_TABLES_BRIDGE, or a network that routes its pods"
+            )
+        })
     }
 
     /// Whether policy is in force as the documents say.
@@ -249,6 +267,7 @@ impl State {
             && self.force.is_begun
             && self.force.failing.is_none()
             && self.surroundings.problems.is_empty()
+            && self.open_to_frames().is_none()
     }
 }
 

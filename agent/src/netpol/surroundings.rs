@@ -3,6 +3,7 @@
 use agent_cluster::own_interfaces;
 use agent_datapath::sysctl;
 
+use super::ways::Bridging;
 use crate::netns_lock;
 
 /// With 0, the kernel shows packets between two ports of a bridge to no rule of the hook `forward`.
@@ -10,6 +11,12 @@ const BRIDGE_SYSCTLS: [&str; 2] = [
     "net.bridge.bridge-nf-call-iptables",
     "net.bridge.bridge-nf-call-ip6tables",
 ];
+
+const OPEN: &str = "pods on one bridge are open to each other";
+/// With 0, the kernel shows frames that come or leave with a VLAN tag to no rule.
+const VLAN_SYSCTL: &str = "net.bridge.bridge-nf-filter-vlan-tagged";
+const OPEN_TO_VLANS: &str =
+    "a bridge of pods filters VLANs, and what comes to it or leaves it with a tag passes no policy";
 
 /// What of the node keeps policy from being in force. Empty: nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,8 +27,8 @@ pub(super) struct Surroundings {
 }
 
 impl Surroundings {
-    /// Looks. `has_bridge`: pods are on a bridge. `may_set`: the bridges' settings may be corrected.
-    pub(super) fn look(has_bridge: bool, may_set: bool) -> Self {
+    /// Looks. `bridging`: pods are on bridges. `may_set`: the bridges' settings may be corrected.
+    pub(super) fn look(bridging: Option<Bridging>, may_set: bool) -> Self {
         let mut problems = Vec::new();
         match own_interfaces::list() {
             Ok(interfaces) if interfaces.of_services.has_ipvs => problems.push(
@@ -34,12 +41,13 @@ impl Surroundings {
                 "cannot list the node's interfaces: {error}; whether kube-proxy runs in IPVS mode is unknown"
             )),
         }
-        if has_bridge {
-            problems.extend(
-                BRIDGE_SYSCTLS
-                    .into_iter()
-                    .filter_map(|name| bridge(name, may_set)),
-            );
+        if let Some(bridging) = bridging {
+            let vlans = bridging
+                .filters_vlans
+                .then_some((VLAN_SYSCTL, OPEN_TO_VLANS));
+            let wanted = BRIDGE_SYSCTLS.map(|name| (name, OPEN)).into_iter();
+            let wanted = wanted.chain(vlans);
+            problems.extend(wanted.filter_map(|(name, open)| bridge(name, open, may_set)));
         }
         Self {
             problems,
@@ -56,7 +64,8 @@ fn beside(pid: &str) -> String {
     )
 }
 
-fn bridge(name: &'static str, may_set: bool) -> Option<String> {
+/// The problem with a setting, if it is not 1 and is not corrected. `open`: what it opens.
+fn bridge(name: &'static str, open: &str, may_set: bool) -> Option<String> {
     if sysctl::is_one(name) {
         return None;
     }
@@ -69,7 +78,6 @@ fn bridge(name: &'static str, may_set: bool) -> Option<String> {
         None => format!("sysctl {name} is not 1"),
     };
     Some(format!(
-        "{why}: pods on one bridge are open to each other; load the module br_netfilter and set it to 1, \
-         or start with --set-bridge-sysctls"
+        "{why}: {open}; load the module br_netfilter and set it to 1, or start with --set-bridge-sysctls"
     ))
 }

@@ -80,6 +80,7 @@ impl State {
         );
         problems.extend(self.force.failing.clone());
         problems.extend(self.surroundings.problems.iter().cloned());
+        problems.extend(self.open_to_frames());
         problems.extend(self.unenforced.problems());
         let pods = self.pipeline.pods().iter();
         problems.extend(pods.flat_map(|(id, pod)| self.ways.problems(id, &pod.addresses)));

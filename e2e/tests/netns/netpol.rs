@@ -6,11 +6,13 @@ mod conformance;
 mod connections;
 mod exports;
 mod foreign;
+mod frames;
 mod handover;
 mod refused;
 mod render;
 mod restart;
 mod routed;
+mod tunnels;
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -107,7 +107,13 @@ fn status(status: &NetpolStatus) -> String {
         let of = |counter: &str| dropped.get(counter).copied().unwrap_or(0);
         let (ingress, egress, spoofed) = (of("dropped_in"), of("dropped_out"), of("spoofed"));
         let text = format!(
-            "{ingress} by ingress policy, {egress} by egress policy, {spoofed} with a false source"
+            "{ingress} by ingress policy, {egress} by egress policy, {spoofed} with a false source, \
+             {} in frames that rules do not see, {} of TCP connections that conntrack does not know, \
+             {} to tunnels of the node, {} to groups and broadcast addresses",
+            of("frames"),
+            of("tcp_middle"),
+            of("tunnels"),
+            of("to_all")
         );
         rows.push(("Dropped packets", text));
     }

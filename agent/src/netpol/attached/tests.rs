@@ -1,3 +1,5 @@
+//! Whose addresses count, and when.
+
 use super::*;
 
 fn ip(text: &str) -> IpAddr {

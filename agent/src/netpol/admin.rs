@@ -46,7 +46,7 @@ pub(super) struct Pages {
     pub(super) cni: Plugin,
 }
 
-/// What is known of the CNI plugin's place on the node, and of its requests.
+/// The CNI plugin's place on the node, and the counts of its requests.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plugin {
     /// Whether new pods get it.

@@ -1,7 +1,7 @@
 //! Pods that the CNI plugin added: their addresses count from then on, although no document has them yet.
 //!
 //! An address that the plugin reported is the pod's until the runtime removes the pod. Documents may be
-//! late: they give a pod no address, or one that another pod has by now.
+//! late: they give a pod no address, or one that another pod has already.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

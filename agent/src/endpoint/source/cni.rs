@@ -83,7 +83,7 @@ pub(crate) enum AttachError {
     /// The agent does not know its endpoints yet.
     #[error("the agent is starting")]
     Starting,
-    /// What is known of the pod does not suffice yet, and why.
+    /// The pod cannot be taken yet, and why.
     #[error("the pod is not under policy: {0}")]
     Awaited(String),
     /// There is no address whose packets could be judged.

@@ -1,3 +1,5 @@
+//! Whose addresses count, and when.
+
 use super::*;
 
 fn ip(text: &str) -> IpAddr {
@@ -84,13 +86,18 @@ fn an_address_of_the_plugin_is_no_other_pods_although_a_late_document_says_so() 
     expect(&effects, &[("a", &["10.0.0.1", "10.0.0.2"]), ("b", &[])]);
     let effects = attached.attach(attachment(&b, "b", &["10.0.0.2"]), vec![Arc::clone(&a)]);
     expect(&effects, &[("a", &["10.0.0.1"]), ("b", &["10.0.0.2"])]);
-    // The next one of a younger pod of another node does not count either, until the pod ends.
+    // That of a younger pod of another node does not count either, until the pod ends. Then the documents
+    // decide again.
     let late = document("c", Some("n2"), &["10.0.0.1"], 9);
     expect(&attached.put(late, None), &[("c", &[])]);
     let (_, effects) = attached.detach(|pod| pod.key == "cni/a/eth0");
     expect(
         &effects,
-        &[("a", &[]), ("b", &["10.0.0.2"]), ("c", &["10.0.0.1"])],
+        &[
+            ("a", &[]),
+            ("b", &["10.0.0.2", "10.0.0.1"]),
+            ("c", &["10.0.0.1"]),
+        ],
     );
 }
 

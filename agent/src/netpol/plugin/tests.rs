@@ -1,3 +1,5 @@
+//! Requests of the plugin, without a kernel.
+
 use std::net::IpAddr;
 
 use agent_core::policy::parse::parse_documents;

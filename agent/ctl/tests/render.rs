@@ -183,6 +183,18 @@ fn an_empty_export_says_so_and_prints_nothing() {
 }
 
 #[test]
+fn the_lists_of_one_pod_name_no_other_and_say_that_they_are_a_part() {
+    let one_node = CLUSTER.replace("nodeName: two", "nodeName: one");
+    let output = run(&one_node, &["--format=acl", "--pod=db-0"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("of one pod"), "{error}");
+    let lists = String::from_utf8_lossy(&output.stdout);
+    assert!(lists.contains("pod:shop/db-0"), "{lists}");
+    assert!(!lists.contains("pod:shop/web-0"), "{lists}");
+    assert!(!lists.contains("node-output"), "{lists}");
+}
+
+#[test]
 fn objects_that_mean_nothing_are_left_out_and_unknown_policies_are_not() {
     let deployment =
         "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d, namespace: shop}\nspec: {}\n";

@@ -239,5 +239,7 @@ mod tests {
         assert_eq!(mode(&path), 0o660);
         assert_eq!(mode(path.parent().unwrap()), 0o750);
         assert!(matches!(bind(&path, None), Err(SocketError::InUse(_))));
+        let error = bind(dir.path(), None).unwrap_err().to_string();
+        assert!(error.contains("is a directory; give the path"), "{error}");
     }
 }

@@ -81,14 +81,14 @@ fn render(args: &RenderArgs, cluster: &Cluster, format: Format) -> Result<()> {
 }
 
 fn acls(output: Output, node: &Node, pod: Option<&PodId>) -> Result<()> {
-    let interface = pod.cloned().map(acl::Interface::Pod);
     let mut acls = node.acls.clone();
-    acls.retain(|acl| {
-        interface
-            .as_ref()
-            .is_none_or(|pod| acl.output.contains(pod) || acl.input.contains(pod))
-    });
-    if pod.is_some() {
+    if let Some(pod) = pod {
+        let is_its = |interface: &acl::Interface| *interface == acl::Interface::Pod(pod.clone());
+        for acl in &mut acls {
+            acl.input.retain(is_its);
+            acl.output.retain(is_its);
+        }
+        acls.retain(|acl| !acl.input.is_empty() || !acl.output.is_empty());
         eprintln!(
             "holdfast-agent: with --pod these are the lists of one pod: the one for other nodes is left out. \
              An export for a vswitch has no --pod"

@@ -19,12 +19,7 @@ const SUMMARY: &str = "docs/src/SUMMARY.md";
 const ALERTS: &str = "charts/holdfast/files/alerts.yaml";
 const RUNBOOK: &str = "docs/src/runbook.md";
 /// Parts of each section of the runbook.
-const PARTS: [&str; 4] = [
-    "**Meaning.** ",
-    "**Still works.** ",
-    "**Look.** ",
-    "**Do.** ",
-];
+const PARTS: [&str; 4] = ["**Meaning.**", "**Still works.**", "**Look.**", "**Do.**"];
 
 /// One line for each problem.
 pub(super) fn problems() -> Result<Vec<String>> {
@@ -227,7 +222,7 @@ mod tests {
         assert_eq!(
             runbook_problems(alerts, wrong),
             [
-                "docs/src/runbook.md: HoldfastA has no part `**Still works.** `",
+                "docs/src/runbook.md: HoldfastA has no part `**Still works.**`",
                 "docs/src/runbook.md: no section `## HoldfastB`",
                 "docs/src/runbook.md: charts/holdfast/files/alerts.yaml has no alert HoldfastC"
             ]

@@ -180,7 +180,10 @@ impl<E: Enforcement> CniServer<E> {
             let attached =
                 attached.inspect_err(|_| self.reports.failures.inc(AddFailure::Agent))?;
             match attached {
-                Err(error) if error.is_awaited() && Instant::now() < deadline => {
+                // The last look has time enough to give its reason.
+                Err(error)
+                    if error.is_awaited() && Instant::now() + pause_after(begin) * 2 < deadline =>
+                {
                     tokio::time::sleep(pause_after(begin)).await;
                 }
                 Err(error) => {

@@ -103,7 +103,7 @@ pub enum Type {
     /// `inet_service`
     Port,
     /// `ether_type`
-    EtherType,
+    /// `ether_type`: the protocol of a frame, such as 0x0800 for IPv4.
 }
 
 /// A member of a set.

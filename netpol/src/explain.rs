@@ -42,7 +42,7 @@ pub struct Side {
 /// The policies of a pod about one direction between two addresses, and the ports that they open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenSide {
-    /// As of [`Side`].
+    /// Which of the two ends is restricted.
     pub pod: PodId,
     /// The direction, seen from the pod.
     pub flow: Flow,

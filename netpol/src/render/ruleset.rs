@@ -102,8 +102,8 @@ pub enum Type {
     Ipv6,
     /// `inet_service`
     Port,
-    /// `ether_type`
     /// `ether_type`: the protocol of a frame, such as 0x0800 for IPv4.
+    EtherType,
 }
 
 /// A member of a set.

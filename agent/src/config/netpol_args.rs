@@ -228,7 +228,7 @@ mod tests {
             .unwrap()
             .render_long_help();
         let help = help.to_string();
-        for of_run in ["CNI", "The agent", "takes everything off", "cleanup"] {
+        for of_run in ["The agent", "takes everything off", "cleanup"] {
             assert!(!help.contains(of_run), "{of_run}: {help}");
         }
         assert!(help.contains("policy is in force there"), "{help}");

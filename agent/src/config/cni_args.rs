@@ -16,17 +16,17 @@ const NETNS_DIR: &str = "/run/netns";
 #[derive(Clone, Debug, Args)]
 pub struct PluginArgs {
     /// Socket on which the CNI plugin holdfast-cni asks for pods to be put under policy, for root only.
-    /// Without it and --cni-conf-dir the agent does not serve the plugin; with --cni-conf-dir the default
-    /// is /run/holdfast/cni.sock
+    /// Without it and --cni-conf-dir the plugin is not served; with --cni-conf-dir the default is
+    /// /run/holdfast/cni.sock
     #[arg(long, value_name = "FILE")]
     pub cni_socket: Option<PathBuf>,
-    /// Directory of the node's CNI configuration, for example /etc/cni/net.d. The agent writes
-    /// 05-holdfast.conflist there once it is ready: the first configuration of the directory, with
-    /// holdfast-cni as its last plugin. The other files stay as they are
+    /// Directory of the node's CNI configuration, for example /etc/cni/net.d. Once this
+    /// program is ready, it writes 05-holdfast.conflist there: the first configuration of the directory,
+    /// with holdfast-cni as its last plugin. The other files stay as they are
     #[arg(long, value_name = "DIR")]
     pub cni_conf_dir: Option<PathBuf>,
-    /// Directory of the node's CNI plugins, for example /opt/cni/bin. The agent copies holdfast-cni
-    /// there, from the directory of its own program
+    /// Directory of the node's CNI plugins, for example /opt/cni/bin. holdfast-cni is copied
+    /// there, from the directory of this program
     #[arg(long, value_name = "DIR")]
     pub cni_bin_dir: Option<PathBuf>,
 }

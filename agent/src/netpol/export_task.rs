@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use daemon::state_file::write_atomic;
+use daemon::{regular_file, state_file::write_atomic};
 use netpol::{
     contiv::Flow,
     node::NodeRules,
@@ -45,7 +45,8 @@ pub(super) struct Target {
 /// The reason, with the remedy.
 pub(super) fn check(directory: &Path) -> anyhow::Result<()> {
     let probe = directory.join(PROBE);
-    let tried = fs::write(&probe, "").and_then(|()| fs::remove_file(&probe));
+    // Another user may own the directory, and have a link there.
+    let tried = regular_file::create(&probe).and_then(|_| fs::remove_file(&probe));
     tried.map_err(|error| {
         anyhow::anyhow!(
             "--vpp-export-dir {}: {error}; give a directory that exists and in which this process can write",
@@ -105,7 +106,7 @@ struct Attempt {
     problems: Vec<String>,
 }
 
-/// Writes what differs.
+/// Writes files whose content is another one than before.
 #[derive(Debug)]
 struct Writer {
     target: Target,
@@ -180,6 +181,8 @@ fn problem(path: &Path, error: &io::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use agent_core::policy::parse::parse_documents;
     use serde_json::Value;
 
@@ -223,6 +226,17 @@ mod tests {
             },
             contents: BTreeMap::new(),
         }
+    }
+
+    #[test]
+    fn the_check_follows_no_link() {
+        let directory = tempfile::tempdir().unwrap();
+        let victim = directory.path().join("victim");
+        fs::write(&victim, "kept").unwrap();
+        symlink(&victim, directory.path().join(PROBE)).unwrap();
+        check(directory.path()).unwrap();
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "kept");
+        assert!(!directory.path().join(PROBE).exists());
     }
 
     #[test]

@@ -150,25 +150,17 @@ fn a_closed_tcp_connection_whose_entry_is_gone_stays_closed() {
 
 #[test]
 fn a_tcp_connection_that_policy_closes_both_ways_is_forgotten() {
-    with_lab(|lab| {
-        let _pods = Pods::new(lab)?;
-        let _netpol = lab.start_netpol(&[])?;
-        let to = SocketAddr::new(lab.b.v4.into(), PORT);
-        let _open = lab.a.connect(to, Duration::from_secs(1))?;
-        let entries = || counted(lab, lab.b.v4.into());
-        ensure!(entries()? > 0, "the connection is not tracked");
-        let closed = json!({"podSelector": of("b"), "policyTypes": ["Ingress", "Egress"]});
-        lab.write_network_policy("b", &closed)?;
-        eventually("the entry is deleted", SOON, || {
-            let left = entries()?;
-            ensure!(left == 0, "{left} are left");
-            Ok(())
-        })
-    });
+    let closed = json!({"podSelector": of("b"), "policyTypes": ["Ingress", "Egress"]});
+    is_forgotten_after(|lab| lab.write_network_policy("b", &closed));
 }
 
 #[test]
 fn connections_of_a_pod_that_ends_are_forgotten() {
+    is_forgotten_after(|lab| lab.remove_policy("pod-b.json"));
+}
+
+/// Opens a TCP connection to pod B. A change of documents has its entries deleted.
+fn is_forgotten_after(change: impl Fn(&Lab) -> Result<()>) {
     with_lab(|lab| {
         let _pods = Pods::new(lab)?;
         let _netpol = lab.start_netpol(&[])?;
@@ -176,7 +168,7 @@ fn connections_of_a_pod_that_ends_are_forgotten() {
         let _open = lab.a.connect(to, Duration::from_secs(1))?;
         let entries = || counted(lab, lab.b.v4.into());
         ensure!(entries()? > 0, "the connection is not tracked");
-        lab.remove_policy("pod-b.json")?;
+        change(lab)?;
         eventually("the entries are deleted", SOON, || {
             let left = entries()?;
             ensure!(left == 0, "{left} are left");

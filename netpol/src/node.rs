@@ -64,7 +64,7 @@ impl NodeRules {
         View::of(&self.pods, flow)
     }
 
-    /// Access lists.
+    /// Lists of VPP's ACL plugin for the pods, and one for interfaces that lead to other nodes.
     pub fn acls(&self, node_interfaces: &BTreeSet<String>) -> Vec<Acl> {
         acl::export(&self.tables(Flow::Ingress), node_interfaces)
     }

@@ -17,7 +17,7 @@ pub enum OpenPorts {
 }
 
 impl OpenPorts {
-    /// No port.
+    /// The set of an end that no rule opens.
     pub const fn none() -> Self {
         Self::Only(BTreeMap::new())
     }

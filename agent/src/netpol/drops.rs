@@ -15,7 +15,10 @@ use netpol::{
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::state::{Shared, State};
+use super::{
+    state::{Shared, State},
+    why::direction,
+};
 
 /// Group of netlink to which the table's rules copy dropped packets.
 pub(super) const GROUP: u16 = 9963;
@@ -151,14 +154,14 @@ fn cause(state: &State, packet: &LoggedPacket) -> Cause {
             policies: None,
         };
     };
-    let (direction, address) = match flow {
-        Flow::Ingress => ("ingress", packet.destination),
-        Flow::Egress => ("egress", packet.source),
+    let address = match flow {
+        Flow::Ingress => packet.destination,
+        Flow::Egress => packet.source,
     };
     let restricting = state.restricting(address, flow);
     let (pod, policies) = restricting.unzip();
     Cause {
-        direction: direction.to_owned(),
+        direction: direction(flow).to_owned(),
         pod,
         policies,
     }

@@ -372,8 +372,7 @@ fn is_over(
     if ends.iter().any(|end| own.contains(end)) {
         return false;
     }
-    let mut protocols = Protocol::ALL.into_iter();
-    let protocol = protocols.find(|protocol| protocol.number() == connection.protocol);
+    let protocol = Protocol::from_number(connection.protocol);
     let is_closed = |from, to, port| {
         let port = protocol.zip(port);
         let sides = shared
@@ -423,7 +422,7 @@ impl Attempt {
         let (committed, tables, has_frames, generation) = {
             let mut state = shared.state.lock();
             let committed = state.commit();
-            if std::mem::take(&mut state.has_changed) {
+            if state.are_exports_due() {
                 shared.exports_due.notify_one();
             }
             // Until one is accepted, the table of the last run stays.

@@ -42,7 +42,7 @@ impl Exports {
         self.problems.iter().cloned()
     }
 
-    /// For `status`.
+    /// What `status` shows of them.
     pub(super) fn view(&self) -> ExportsView {
         ExportsView {
             directory: self.directory.display().to_string(),

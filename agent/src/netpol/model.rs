@@ -45,7 +45,7 @@ pub struct NetpolStatus {
 /// Files that follow the policies.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ExportsView {
-    /// Where they are.
+    /// Path of their directory.
     pub directory: String,
     /// How long ago one of them was written last, seconds; none = not by this process.
     pub written_seconds: Option<u64>,

@@ -47,8 +47,7 @@ pub(super) fn key(key: &str) -> Option<Key> {
 
 fn pod_of(pod: &Pod) -> pod::Pod {
     let ports = pod.ports.iter().filter_map(|(name, port)| {
-        let mut protocols = Protocol::ALL.into_iter();
-        let protocol = protocols.find(|protocol| protocol.number() == port.protocol)?;
+        let protocol = Protocol::from_number(port.protocol)?;
         Some(((name.clone(), protocol), port.port))
     });
     pod::Pod {

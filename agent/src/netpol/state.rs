@@ -74,8 +74,8 @@ pub(super) struct State {
     pub(super) force: Force,
     /// Files for a VPP vswitch; none without `--vpp-export-dir`.
     pub(super) exports: Option<Exports>,
-    /// Objects have changed since the exports were last due.
-    pub(super) has_changed: bool,
+    /// The state with this number was due to be exported last.
+    exported: Option<u64>,
 }
 
 /// How far the policies are in force.
@@ -119,13 +119,12 @@ impl State {
                 beat: Instant::now(),
             },
             exports: None,
-            has_changed: true,
+            exported: None,
         }
     }
 
     /// Puts a document in the place of its former version.
     pub(super) fn put(&mut self, document: PolicyDocument) {
-        self.has_changed = true;
         self.unenforced.put(&document.key);
         match objects::object(&document.body) {
             Some(Object::Pod(pod)) => {
@@ -144,7 +143,6 @@ impl State {
 
     /// Removes the document of a key.
     pub(super) fn remove(&mut self, key: &str) {
-        self.has_changed = true;
         self.unenforced.remove(key);
         self.warnings.remove(key);
         match objects::key(key) {
@@ -218,6 +216,11 @@ impl State {
         self.is_uncertain.then_some(
             "a NetworkPolicy or Pod is refused and no good version of it is known; correct it or remove it",
         )
+    }
+
+    /// Whether the state has changed since the last call.
+    pub(super) fn are_exports_due(&mut self) -> bool {
+        self.exported.replace(self.generation) != Some(self.generation)
     }
 
     /// Changes of the table since the last call.

@@ -109,8 +109,7 @@ impl State {
     }
 
     fn at_port(&self, from: IpAddr, to: IpAddr, port: Port) -> Judged {
-        let mut protocols = Protocol::ALL.into_iter();
-        let protocol = protocols.find(|protocol| protocol.number() == port.protocol);
+        let protocol = Protocol::from_number(port.protocol);
         let sides = self.pipeline.explain(&Opening {
             from,
             to,
@@ -227,7 +226,8 @@ fn of_all_ports(side: &OpenSide) -> SideView {
     }
 }
 
-fn direction(flow: Flow) -> &'static str {
+/// As people call a direction.
+pub(super) fn direction(flow: Flow) -> &'static str {
     match flow {
         Flow::Ingress => "ingress",
         Flow::Egress => "egress",

@@ -182,7 +182,7 @@ impl Nft {
         }
     }
 
-    /// The node's interfaces.
+    /// Takes what guards on interfaces, bridges and tunnels follow from.
     pub(crate) fn set_links(&mut self, links: NodeLinks) {
         self.node_links = links;
     }

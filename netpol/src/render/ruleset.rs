@@ -13,7 +13,7 @@ use crate::policy::Protocol;
 /// The packets that the chains of a table see.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TableFamily {
-    /// IPv4 and IPv6.
+    /// Packets of IPv4 and IPv6, whose destination is known.
     #[default]
     Inet,
     /// Frames at ports of bridges.
@@ -228,7 +228,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// All of them.
+    /// Each of the five ways, for tests that draw one.
     pub const ALL: [Self; 5] = [
         Self::Jump,
         Self::Forward,

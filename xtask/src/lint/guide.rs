@@ -14,7 +14,7 @@ use crate::{repository, workspace};
 
 /// Pages of the guide.
 const PAGES: &str = "docs/src";
-/// Table of contents.
+/// The page that lists all others, in the order of the guide.
 const SUMMARY: &str = "docs/src/SUMMARY.md";
 const ALERTS: &str = "charts/holdfast/files/alerts.yaml";
 const RUNBOOK: &str = "docs/src/runbook.md";

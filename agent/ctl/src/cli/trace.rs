@@ -9,7 +9,7 @@ use agent_core::{
         ask::{self, Peer, Step, To, Trace},
         parse::parse_documents,
         repository::Repository,
-        trace::{Port, after_tier},
+        trace::{Port, RuleView, after_tier},
     },
     selector::selector::Subject,
     source_event::SourceEvent,
@@ -23,9 +23,6 @@ use holdfast_agent::{
 use shared_maps::IdentityId;
 
 use super::show::print;
-
-/// Part of a rule's text whose port name has no number.
-const UNKNOWN: &str = "is not known)";
 
 /// Asks and prints; fails if the packet is dropped.
 pub(crate) async fn run(args: &TraceArgs) -> Result<()> {
@@ -58,10 +55,8 @@ pub(crate) async fn run(args: &TraceArgs) -> Result<()> {
 
 /// Whether a rule names a port that the labels of the receiver do not have.
 fn lacks_port_name(trace: &Trace) -> bool {
-    let ports = trace.steps.iter().flat_map(|step| &step.other_ports);
-    ports
-        .map(ToString::to_string)
-        .any(|rule| rule.contains(UNKNOWN))
+    let mut rules = trace.steps.iter().flat_map(|step| &step.other_ports);
+    rules.any(RuleView::lacks_port_name)
 }
 
 /// Who receives, with the labels of its named ports.

@@ -47,7 +47,7 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    /// Lists them.
+    /// Reads them from the kernel, with the addresses of interfaces.
     ///
     /// # Errors
     /// The kernel could not be asked.

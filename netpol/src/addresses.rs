@@ -67,6 +67,11 @@ impl<K: Ord + Clone + Display> Addresses<K> {
         others
     }
 
+    /// Number of addresses that pods claim.
+    pub(crate) fn len(&self) -> usize {
+        self.claims.len()
+    }
+
     /// The pod whose address this is: of several the one that was made last, or the first by name.
     pub fn holder(&self, address: IpAddr) -> Option<&K> {
         let claims = self.claims.get(&address)?;

@@ -190,6 +190,11 @@ impl Cache {
         claimed.filter(|address| self.addresses.holder(*address) == Some(&pod.id))
     }
 
+    /// Number of addresses of pods.
+    pub(crate) fn address_count(&self) -> usize {
+        self.addresses.len()
+    }
+
     /// The pod that has an address.
     pub fn pod_at(&self, address: IpAddr) -> Option<&Arc<Pod>> {
         self.pod(self.addresses.holder(address)?)

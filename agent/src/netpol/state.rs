@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use agent_core::policy::document::{PolicyDocument, PolicyError};
@@ -54,7 +54,12 @@ pub(super) struct State {
     pub(super) ways: Ways,
     pub(super) surroundings: Surroundings,
     pub(super) force: Force,
+    /// When policies that are set aside are looked at again, though no policy changes.
+    reconsidered: Instant,
 }
+
+/// Least time between two such looks, and how many times longer than a look it is.
+const RECONSIDERED: (Duration, u32) = (Duration::from_secs(10), 20);
 
 /// How far the policies are in force.
 #[derive(Debug)]
@@ -88,6 +93,7 @@ impl State {
                 failing: None,
                 beat: Instant::now(),
             },
+            reconsidered: Instant::now(),
         }
     }
 
@@ -163,9 +169,26 @@ impl State {
         )
     }
 
-    /// Changes of the table since the last call.
+    /// Changes of the table since the last call. Logs the policies that are set aside from now on.
     pub(super) fn commit(&mut self) -> Result<Commit, TooLarge> {
-        self.pipeline.commit()
+        let (before, begin) = (self.pipeline.set_aside().clone(), Instant::now());
+        let is_due = !before.is_empty() && self.reconsidered <= begin;
+        if is_due {
+            self.pipeline.reconsider();
+        }
+        let commit = self.pipeline.commit();
+        let now = self.pipeline.set_aside();
+        if is_due || before.len() != now.len() {
+            let pause = (begin.elapsed() * RECONSIDERED.1).max(RECONSIDERED.0);
+            self.reconsidered = Instant::now() + pause;
+        }
+        for (policy, why) in now.iter().filter(|(id, _)| !before.contains_key(id)) {
+            tracing::error!("{}", why.problem(policy));
+        }
+        for policy in before.keys().filter(|id| !now.contains_key(id)) {
+            tracing::info!(%policy, "the NetworkPolicy is not set aside any more");
+        }
+        commit
     }
 
     /// The table as of the last call of [`Self::commit`].

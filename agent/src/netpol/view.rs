@@ -71,6 +71,7 @@ impl State {
                 changed_seconds: changed.map(|(at, _)| at.elapsed().as_secs()),
                 changed_elements: changed.map_or(0, |(_, elements)| elements),
             },
+            set_aside: self.pipeline.set_aside().keys().map(name).collect(),
             not_enforced: self
                 .unenforced
                 .counts()
@@ -96,6 +97,8 @@ impl State {
                 .map(|why| format!("the table of the last run stays: {why}")),
         );
         problems.extend(self.force.failing.clone());
+        let aside = self.pipeline.set_aside().iter().take(SHOWN);
+        problems.extend(aside.map(|(policy, why)| why.problem(policy)));
         problems.extend(self.surroundings.problems.iter().cloned());
         problems.extend(self.unenforced.problems());
         let pods = self.pipeline.pods().iter();
@@ -178,7 +181,7 @@ impl State {
             port: port.map(|(protocol, number)| format!("{number}/{}", protocol.as_str())),
             allowed: sides.iter().all(|side| side.allowed_by.is_some()),
             is_of_node,
-            sides: sides.iter().map(side).collect(),
+            sides: sides.iter().map(|side| self.side(side)).collect(),
             not_in_force: match self.is_ready() {
                 true => None,
                 false => Some(
@@ -230,6 +233,23 @@ impl State {
             is_here: pod.is_some_and(|pod| cache.is_local(&pod.id)),
         }
     }
+
+    fn side(&self, side: &Side) -> SideView {
+        let direction = match side.flow {
+            Flow::Ingress => "ingress",
+            Flow::Egress => "egress",
+        };
+        let set_aside = side.policies.iter();
+        let set_aside = set_aside.filter(|id| self.pipeline.set_aside().contains_key(id));
+        let allowed_by = side.allowed_by.as_ref();
+        SideView {
+            pod: side.pod.to_string(),
+            direction: direction.to_owned(),
+            policies: side.policies.iter().map(name).collect(),
+            set_aside: set_aside.map(name).collect(),
+            allowed_by: allowed_by.map(|(policy, field)| format!("{} {field}", name(policy))),
+        }
+    }
 }
 
 fn is_restricted(pod: &PodPolicies) -> bool {
@@ -238,18 +258,4 @@ fn is_restricted(pod: &PodPolicies) -> bool {
 
 fn name(policy: &PolicyId) -> String {
     format!("NetworkPolicy/{policy}")
-}
-
-fn side(side: &Side) -> SideView {
-    let direction = match side.flow {
-        Flow::Ingress => "ingress",
-        Flow::Egress => "egress",
-    };
-    let allowed_by = side.allowed_by.as_ref();
-    SideView {
-        pod: side.pod.to_string(),
-        direction: direction.to_owned(),
-        policies: side.policies.iter().map(name).collect(),
-        allowed_by: allowed_by.map(|(policy, field)| format!("{} {field}", name(policy))),
-    }
 }

@@ -18,6 +18,7 @@
 mod base;
 mod chains;
 mod names;
+mod need;
 mod ranges;
 mod rows;
 
@@ -27,6 +28,7 @@ use std::{
 };
 
 pub use self::base::{SPOOFED, TABLE, dropped};
+pub(crate) use self::need::{Need, groups};
 use self::{
     chains::{ChainId, Chains},
     rows::rows,
@@ -152,9 +154,19 @@ impl Nft {
         }
     }
 
-    /// Follows pods of the cluster, after the last call of [`Nft::place`].
+    /// Follows pods of the cluster. Groups that are new since [`Nft::fill`] have no members yet.
     pub(crate) fn follow(&mut self, cache: &Cache, touched: &BTreeSet<PodId>) {
-        self.groups.update(cache, touched);
+        self.groups.follow(cache, touched);
+    }
+
+    /// Whether groups have at most so many members together, those that are new included.
+    pub(crate) fn has_at_most(&self, cache: &Cache, members: usize) -> bool {
+        self.groups.has_at_most(cache, members)
+    }
+
+    /// Gives new groups their members, after the last call of [`Nft::place`].
+    pub(crate) fn fill(&mut self, cache: &Cache) {
+        self.groups.fill(cache);
     }
 
     /// The interfaces behind which addresses are: packets from these interfaces with another source

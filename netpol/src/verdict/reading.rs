@@ -1,12 +1,15 @@
 //! By the documents as they are written, without any of the steps that renderings share.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use super::{By, Verdict};
 use crate::{
     addresses::Addresses,
     cache::Object,
-    contiv::Flow,
+    contiv::{Flow, PolicyId},
     packet::{Packet, PacketPorts},
     pod::{Namespace, Pod},
     policy::{self, Namespaces, NetworkPolicy, Peer, Peers, PortRange, Ports},
@@ -25,6 +28,8 @@ pub struct World {
     pub namespaces: Vec<Namespace>,
     /// The policies that are in force.
     pub policies: Vec<NetworkPolicy>,
+    /// Those of them that allow nothing, because they are set aside.
+    pub set_aside: BTreeSet<PolicyId>,
 }
 
 impl World {
@@ -88,6 +93,9 @@ impl World {
                 continue;
             }
             restricting.push(policy);
+            if self.is_set_aside(policy) {
+                continue;
+            }
             let mut rules = rules.iter();
             if let Some(rule) = rules.find(|rule| self.allows(rule, policy, flow, packet)) {
                 return Verdict::passed(By::Policy(flow, policy, &rule.path));
@@ -101,6 +109,11 @@ impl World {
                 false => By::NoPolicy(flow, restricting),
             }],
         }
+    }
+
+    fn is_set_aside(&self, policy: &NetworkPolicy) -> bool {
+        let mut ids = self.set_aside.iter();
+        ids.any(|id| *id.namespace == *policy.namespace && *id.name == *policy.name)
     }
 
     fn allows(

@@ -165,6 +165,7 @@ fn why(why: &NetpolWhy) -> String {
         pod,
         direction,
         policies,
+        set_aside,
         allowed_by,
     } in &why.sides
     {
@@ -173,6 +174,11 @@ fn why(why: &NetpolWhy) -> String {
             None => format!("no rule of {} allows it", policies.join(", ")),
         };
         text.push_str(&format!("  {direction} of {pod}: {rule}\n"));
+        for policy in set_aside {
+            text.push_str(&format!(
+                "    {policy} is set aside, and allows nothing: it does not fit into the table; see `netpol status`\n"
+            ));
+        }
     }
     let elsewhere = [(&why.from, "egress"), (&why.to, "ingress")];
     for (end, direction) in elsewhere {

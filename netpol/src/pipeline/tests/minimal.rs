@@ -5,15 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::lab::*;
-use crate::{
-    cache::Object,
-    contiv::Flow,
-    pipeline::Pipeline,
-    render::{
-        change::Step,
-        nft::{Limits, TooLarge},
-    },
-};
+use crate::{cache::Object, contiv::Flow, render::change::Step};
 
 const WEB: &[(&str, &str)] = &[("app", "web")];
 
@@ -237,55 +229,4 @@ fn a_pod_without_an_address_waits() {
     let commit = lab.put([object(pod("shop/web-1", WEB, &[]))]);
     assert_eq!(commit.ended.len(), 1);
     assert!(lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
-}
-
-#[test]
-fn a_table_that_is_too_large_is_refused_whole() {
-    let limits = Limits {
-        addresses: 4,
-        rows: 5,
-    };
-    let mut pipeline = Pipeline::new(HERE, limits);
-    let from_web = json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": {}}]}]});
-    pipeline.put(policy("shop/in", &from_web));
-    (1..=5).for_each(|n| pipeline.put(numbered(n)));
-    assert!(pipeline.commit().is_err());
-    assert!(!pipeline.has_committed(), "its table is of no use");
-    pipeline.remove(&pod_key("shop/web-5"));
-    pipeline.commit().unwrap();
-    assert!(pipeline.has_committed());
-    let good = pipeline.table();
-
-    pipeline.put(numbered(5));
-    let refused = pipeline.commit().unwrap_err();
-    assert_eq!(refused, TooLarge::Addresses { found: 5, limit: 4 });
-    assert_eq!(pipeline.table(), good);
-    // The next one has the changes of the refused one too.
-    pipeline.remove(&pod_key("shop/web-1"));
-    let commit = pipeline.commit().unwrap();
-    assert_eq!(commit.ended, ["10.0.0.1".parse().unwrap()].into());
-    assert_eq!(commit.change.elements(), 6, "{}", commit.change);
-
-    let good = pipeline.table();
-    let ports: Vec<Value> = ["TCP", "UDP", "SCTP"]
-        .map(|protocol| json!({"protocol": protocol}))
-        .into();
-    let to = ["10.0.0.0/8", "192.0.2.0/24"];
-    let to = to.map(|cidr| json!({"to": [{"ipBlock": {"cidr": cidr}}], "ports": ports}));
-    let spec = json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": to});
-    pipeline.put(policy("shop/out", &spec));
-    let refused = pipeline.commit().unwrap_err();
-    assert_eq!(refused, TooLarge::Rows { found: 9, limit: 5 });
-    assert_eq!(pipeline.table(), good);
-    // One with a group, which is never in force.
-    let to_web = json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [
-        {"to": [{"podSelector": {"matchLabels": {"app": "web"}}}]},
-    ]});
-    pipeline.put(policy("shop/none", &to_web));
-    let refused = pipeline.commit().unwrap_err();
-    assert_eq!(refused, TooLarge::Addresses { found: 8, limit: 4 });
-    pipeline.remove(&policy_key("shop/none"));
-    pipeline.remove(&policy_key("shop/out"));
-    assert!(pipeline.commit().unwrap().change.is_empty());
-    assert_eq!(pipeline.table(), good);
 }

@@ -37,7 +37,7 @@ pub struct Side {
     pub allowed_by: Option<(PolicyId, String)>,
 }
 
-/// What decides a connection: a side for each end that is one of `pods` and has policies about the
+/// What decides a connection: a side for each of `pods` that claims an end and has policies about the
 /// direction. No side: it passes. A pod's packets to itself always do.
 pub(crate) fn sides(
     cache: &Cache,
@@ -48,9 +48,9 @@ pub(crate) fn sides(
         return Vec::new();
     }
     let ends = [(opening.from, Flow::Egress), (opening.to, Flow::Ingress)];
-    let sides = ends.into_iter().filter_map(|(address, flow)| {
-        let (id, pod) = pods.get_key_value(&cache.pod_at(address)?.id)?;
-        side(cache, id, pod, flow, opening)
+    let sides = ends.into_iter().flat_map(|(address, flow)| {
+        let here = cache.local_at(address).into_iter();
+        here.filter_map(move |id| side(cache, id, pods.get(id)?, flow, opening))
     });
     sides.collect()
 }

@@ -38,8 +38,9 @@ pub struct Pipeline {
     selection: Selection,
     /// Which policies are set aside is decided again with the next commit.
     reconsiders: bool,
-    /// Addresses that pods of this node lost.
+    /// As in [`Commit`].
     ended: BTreeSet<IpAddr>,
+    has_other_pods: bool,
     has_committed: bool,
 }
 
@@ -51,8 +52,10 @@ pub struct Commit {
     /// Addresses of pods, and directions for which other rules hold than before: connections that
     /// were let in by the former rules may be open.
     pub closed: BTreeSet<(IpAddr, Flow)>,
-    /// Addresses that no pod of this node has any more.
+    /// Addresses that pods of this node lost, or that one more of them claims.
     pub ended: BTreeSet<IpAddr>,
+    /// Pods of this node may have other addresses than before.
+    pub has_other_pods: bool,
 }
 
 impl Pipeline {
@@ -66,6 +69,7 @@ impl Pipeline {
             selection: Selection::new(limits),
             reconsiders: false,
             ended: BTreeSet::new(),
+            has_other_pods: false,
             has_committed: false,
         }
     }
@@ -112,6 +116,7 @@ impl Pipeline {
             change,
             closed,
             ended: std::mem::take(&mut self.ended),
+            has_other_pods: std::mem::take(&mut self.has_other_pods),
         })
     }
 
@@ -147,8 +152,8 @@ impl Pipeline {
         self.processor.pods()
     }
 
-    /// What decides a connection: a side for each end that is a pod of this node with policies about
-    /// the direction. No side: it passes.
+    /// What decides a connection: a side for each pod of this node that claims an end and has policies
+    /// about the direction. No side: it passes.
     pub fn explain(&self, opening: &Opening) -> Vec<Side> {
         sides(&self.cache, self.processor.pods(), opening)
     }
@@ -197,13 +202,21 @@ impl Pipeline {
     }
 
     fn place(&mut self, changed: Vec<Reconfigured>) {
+        self.has_other_pods |= !changed.is_empty();
         for pod in changed {
             let now = self.processor.pods().get(&pod.id);
             self.nft.place(&pod.id, now);
             let still = |address: &IpAddr| now.is_some_and(|now| now.addresses.contains(address));
-            let before = pod.before.map(|before| before.addresses);
-            let before = before.into_iter().flatten();
-            self.ended.extend(before.filter(|address| !still(address)));
+            let before = pod
+                .before
+                .map(|before| before.addresses)
+                .unwrap_or_default();
+            let new = now.into_iter().flat_map(|now| &now.addresses);
+            let new = new.filter(|address| !before.contains(address));
+            let shared = new.filter(|address| self.cache.local_at(**address).len() > 1);
+            self.ended.extend(shared);
+            self.ended
+                .extend(before.iter().filter(|address| !still(address)));
         }
     }
 }

@@ -29,7 +29,7 @@ use crate::{
 /// A pod of this node that has an address, and the policies that restrict it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodPolicies {
-    /// Addresses that are its own.
+    /// Addresses that it claims, also those of a younger pod.
     pub addresses: Vec<IpAddr>,
     /// Numbers of its named ports.
     pub ports: BTreeMap<(PortName, Protocol), u16>,
@@ -193,8 +193,7 @@ impl Processor {
 
     /// The policies of a pod; none if it is not for this node to restrict it, or has no address yet.
     fn configure(&self, cache: &Cache, pod: &Pod) -> Option<PodPolicies> {
-        let addresses: Vec<IpAddr> = cache.addresses(pod).collect();
-        if addresses.is_empty() || !cache.is_local(&pod.id) {
+        if pod.addresses.is_empty() || !cache.is_local(&pod.id) {
             return None;
         }
         let namespace = cache.namespace_labels(&pod.id.namespace);
@@ -202,7 +201,7 @@ impl Processor {
         let policies = candidates.iter().filter_map(|id| self.policies.get(id));
         let policies = policies.filter(|policy| policy.subject.selects(pod, &namespace));
         Some(PodPolicies {
-            addresses,
+            addresses: pod.addresses.clone(),
             ports: pod.ports.clone(),
             policies: policies
                 .map(|policy| Arc::clone(&policy.in_force))

@@ -101,6 +101,7 @@ impl State {
         problems.extend(aside.map(|(policy, why)| why.problem(policy)));
         problems.extend(self.surroundings.problems.iter().cloned());
         problems.extend(self.unenforced.problems());
+        problems.extend(self.pipeline.cache().conflicts().take(SHOWN));
         let pods = self.pipeline.pods().iter();
         problems.extend(pods.flat_map(|(id, pod)| self.ways.problems(id, &pod.addresses)));
         problems
@@ -194,21 +195,21 @@ impl State {
         })
     }
 
-    /// The pod with an address, and its policies about a direction, for the log.
+    /// The pods with an address, and their policies about a direction, for the log.
     pub(super) fn restricting(&self, address: IpAddr, flow: Option<Flow>) -> (String, String) {
-        let Some(pod) = self.pipeline.cache().pod_at(address) else {
-            return (String::new(), String::new());
-        };
-        let policies = self
-            .pipeline
-            .pods()
-            .get(&pod.id)
-            .into_iter()
-            .flat_map(|policies| {
-                let flows = Flow::ALL.into_iter().filter(move |one| flow == Some(*one));
-                flows.flat_map(|flow| policies.restricting(flow).map(|policy| name(&policy.id)))
-            });
-        (pod.id.to_string(), policies.collect::<Vec<_>>().join(", "))
+        let cache = self.pipeline.cache();
+        let mut pods = cache.local_at(address);
+        if pods.is_empty() {
+            pods.extend(cache.pod_at(address).map(|pod| &pod.id));
+        }
+        let known = pods.iter().filter_map(|id| self.pipeline.pods().get(id));
+        let policies = known.flat_map(|policies| {
+            let flows = Flow::ALL.into_iter().filter(move |one| flow == Some(*one));
+            flows.flat_map(|flow| policies.restricting(flow).map(|policy| name(&policy.id)))
+        });
+        let policies: Vec<String> = policies.collect();
+        let pods: Vec<String> = pods.into_iter().map(ToString::to_string).collect();
+        (pods.join(", "), policies.join(", "))
     }
 
     fn addresses_of(&self, text: &str) -> Result<Vec<IpAddr>, NoAnswer> {

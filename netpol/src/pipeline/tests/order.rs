@@ -179,22 +179,11 @@ fn a_packet() -> impl Strategy<Value = Packet> {
 
 /// The objects as their reader sees them.
 fn world(lab: &Lab, objects: &Objects) -> World {
-    let mut world = World {
+    let objects: Vec<Object> = objects.values().cloned().collect();
+    World {
         set_aside: lab.pipeline.set_aside().keys().cloned().collect(),
-        ..World::default()
-    };
-    for object in objects.values() {
-        match object {
-            Object::Pod(pod) => {
-                let addresses = lab.pipeline.cache().addresses(pod).collect();
-                let pod = Pod::clone(pod);
-                world.pods.push(Pod { addresses, ..pod });
-            }
-            Object::Namespace(namespace) => world.namespaces.push((**namespace).clone()),
-            Object::Policy(policy) => world.policies.push((**policy).clone()),
-        }
+        ..World::new(&objects)
     }
-    world
 }
 
 /// Limits that policies reach, and none. The last rule of each chain always fits.

@@ -17,6 +17,7 @@ mod handover;
 pub mod metrics;
 pub mod model;
 pub mod objects;
+mod owners;
 mod state;
 mod surroundings;
 mod unenforced;

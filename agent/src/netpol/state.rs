@@ -15,7 +15,9 @@ use netpol::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::{objects, surroundings::Surroundings, unenforced::Unenforced, ways::Ways};
+use super::{
+    objects, owners::Pods, surroundings::Surroundings, unenforced::Unenforced, ways::Ways,
+};
 
 /// What the tasks of `netpol run` share. No lock is held across a write to the kernel.
 #[derive(Debug)]
@@ -200,6 +202,23 @@ impl State {
     pub(super) fn addresses(&self) -> BTreeSet<IpAddr> {
         let pods = self.pipeline.pods().values();
         pods.flat_map(|pod| pod.addresses.iter().copied()).collect()
+    }
+
+    /// The pods of this node that claim each address, each with the time at which it was made.
+    pub(super) fn owners(&self) -> Pods {
+        let cache = self.pipeline.cache();
+        let mut owners = Pods::new();
+        for (id, pod) in self.pipeline.pods() {
+            let created = cache
+                .pod(id)
+                .and_then(|pod| pod.created)
+                .unwrap_or_default();
+            for address in &pod.addresses {
+                let pods = owners.entry(*address).or_default();
+                pods.push(format!("{id} {created}"));
+            }
+        }
+        owners
     }
 
     /// Takes the ways to pods as they were found.

@@ -111,7 +111,7 @@ impl Selection {
         self.limits.addresses.checked_sub(self.ranges)
     }
 
-    /// Decides anew.
+    /// Decides again which policies are set aside.
     pub(crate) fn decide(&mut self, cache: &Cache, processor: &Processor) {
         let mut decision = Decision {
             cache,

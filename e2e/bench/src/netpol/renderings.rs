@@ -89,14 +89,17 @@ fn pod(number: usize) -> Result<Object> {
 /// About both directions of one pod, with other pods of both nodes.
 fn policy(number: usize) -> Value {
     let of = |n: usize| json!({"matchLabels": {"pod": n.to_string()}});
-    let peers = (0..PEERS).map(|peer| json!({"podSelector": of((7 * number + peer) % PODS)}));
+    let (pod, policy) = (number / POLICIES, number % POLICIES);
+    // No two pods have the same peers.
+    let first = 71 * pod + 7 * policy;
+    let peers = (first..first + PEERS).map(|peer| json!({"podSelector": of(peer % PODS)}));
     let peers: Vec<Value> = peers.collect();
-    let ports = json!([{"port": 8000 + number % POLICIES}]);
+    let ports = json!([{"port": 8000 + policy}]);
     json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": {"namespace": "shop", "name": format!("policy-{number}")},
         "spec": {
-            "podSelector": of(number / POLICIES),
+            "podSelector": of(pod),
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [{"from": peers, "ports": ports}],
             "egress": [{"to": peers, "ports": ports}],

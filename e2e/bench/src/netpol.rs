@@ -4,6 +4,8 @@
 //! The agent is the program itself, the API server that of the tests. Pods have documents and no
 //! namespaces: no packet is sent.
 
+mod renderings;
+
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -105,6 +107,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         ("all", large),
     ];
     let mut report = Report::default();
+    renderings::measure(&mut report)?;
     let empty = {
         let node = Node::start(Size {
             local: 0,

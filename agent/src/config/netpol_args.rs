@@ -75,6 +75,15 @@ pub struct NetpolRunArgs {
     /// a packet costs time
     #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub log_drops: bool,
+    /// YAML file with any of these settings, named without dashes. Flags and environment override it; an
+    /// unknown key is an error
+    #[arg(long, value_name = "FILE", env = "HOLDFAST_NETPOL_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Directory with one file per flag of this command, named without dashes, such as a mounted
+    /// ConfigMap. Flags, environment and --config override it. Unknown keys are ignored and listed in
+    /// the log
+    #[arg(long, value_name = "DIR", env = "HOLDFAST_NETPOL_CONFIG_DIR")]
+    pub config_dir: Option<PathBuf>,
     /// Log as JSON lines
     #[arg(long, default_value_t = false)]
     pub log_json: bool,

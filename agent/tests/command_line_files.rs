@@ -54,8 +54,8 @@ impl SettingsFile {
     fn text(&self) -> String {
         let mut text = comment(&format!(
             "Settings of `{}`, in the order of its --help. A line without # sets a value; a flag and the \
-             environment override it. A key with # has its default there. An unknown key or a wrong value \
-             stops the start, and the log names it.",
+             environment override it. A key with # has its default there, or the kind of its value. An \
+             unknown key or a wrong value stops the start, and the log names it.",
             self.line
         ));
         for arg in self.command.get_arguments() {

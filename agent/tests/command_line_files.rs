@@ -136,6 +136,7 @@ fn packaging() -> PathBuf {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "a switch of this test only")]
 fn the_files_of_settings_match_the_command_lines() {
     for file in files() {
         let (path, text) = (packaging().join(file.name), file.text());
@@ -191,6 +192,7 @@ fn each_program_starts_with_its_file_and_with_all_defaults_written_out() {
 
 /// Into the directory of HOLDFAST_PAGES, if that is set.
 #[test]
+#[expect(clippy::disallowed_methods, reason = "a switch of this test only")]
 fn man_pages_and_completions_are_made() {
     let temporary = tempfile::tempdir().unwrap();
     let wanted = std::env::var_os("HOLDFAST_PAGES").map(PathBuf::from);

@@ -33,6 +33,8 @@ use crate::{
 const NAMES_OF_OURS: &str = "hf_";
 /// Directory of the proxies' sockets in the state directory. Proxies may still run.
 const PROXIES: &str = "sdp";
+/// The kinds of file systems that the kernel has.
+const FILE_SYSTEMS: &str = "/proc/filesystems";
 /// Names in the state directory that are those of `netpol run`.
 const NETPOL: [&str; 2] = ["netpol", "netpol-admin.sock"];
 
@@ -53,7 +55,7 @@ impl Places {
             bpf_root: config.flags.bpf_root.clone(),
             state_dir: config.flags.state_dir.clone(),
             endpoint_store: config.flags.endpoint_store.clone(),
-            cni_conf_dir: config.flags.cni.cni_conf_dir.clone(),
+            cni_conf_dir: config.flags.cni.plugin.cni_conf_dir.clone(),
         }
     }
 }
@@ -69,7 +71,7 @@ pub(crate) struct Cleaned {
     /// What was removed, a line each.
     pub(crate) removed: Vec<String>,
     /// What another program uses.
-    kept: Vec<&'static str>,
+    kept: Vec<String>,
     /// What could not be removed, and why.
     left: Vec<String>,
 }
@@ -121,6 +123,12 @@ enum Refused {
          the node's"
     )]
     Root(RootError),
+    /// Only what `netpol run` left could be removed.
+    #[error(
+        "programs, maps and files of `holdfast-agent run` were not looked at: {0}; in a pod of `kubectl \
+         debug node` give --host-root /host; where `holdfast-agent run` never ran there are none"
+    )]
+    NotLookedAt(RootError),
 }
 
 impl From<RootError> for Refused {
@@ -152,10 +160,41 @@ pub fn enter(host_root: &Path) -> Result<(), HostRootError> {
 /// # Errors
 /// An agent runs, or something could not be removed.
 pub async fn run(places: &Places) -> anyhow::Result<()> {
-    let root = BpfRootLock::take(&places.bpf_root).map_err(Refused::from)?;
+    let root = match BpfRootLock::take(&places.bpf_root) {
+        Err(error @ RootError::NotBpffs(_)) => return without_bpf(places, error),
+        root => root.map_err(Refused::from)?,
+    };
     let state = StateDirLock::take(&places.state_dir)?;
     let cleaned = everything(places).await;
     drop((root, state));
+    report(cleaned)
+}
+
+/// Removes what `netpol run` left, where there is no BPF file system: the rest cannot be looked at.
+fn without_bpf(places: &Places, error: RootError) -> anyhow::Result<()> {
+    if let Some(pid) = netns_lock::run()? {
+        let root = places.bpf_root.clone();
+        return Err(Refused::AgentRuns { root, pid }.into());
+    }
+    let mut cleaned = Cleaned::default();
+    let runs = netns_lock::has_netpol();
+    the_table(&runs, &mut cleaned);
+    if matches!(runs, Ok(false)) {
+        the_cni_configuration(places, &mut cleaned);
+        let state = &places.state_dir;
+        let removed = remove_netpol(state);
+        let text = |count| counted(count, "file or directory", "of state", state);
+        cleaned.part(&state.display().to_string(), removed.map(text));
+    }
+    report(cleaned)?;
+    match fs::read_to_string(FILE_SYSTEMS) {
+        Ok(known) if !known.lines().any(|line| line.ends_with("\tbpf")) => Ok(()),
+        _ => Err(Refused::NotLookedAt(error).into()),
+    }
+}
+
+/// Prints what was removed.
+fn report(cleaned: Cleaned) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     for kept in &cleaned.kept {
         writeln!(out, "kept {kept}")?;
@@ -172,14 +211,7 @@ pub async fn run(places: &Places) -> anyhow::Result<()> {
 /// The same for a caller that holds the locks of both directories.
 pub(crate) async fn everything(places: &Places) -> Cleaned {
     let mut cleaned = Cleaned::default();
-    if let Some(dir) = &places.cni_conf_dir {
-        let what = format!("the CNI configuration in {}", dir.display());
-        let withdrawn = install::withdraw(dir);
-        cleaned.part(
-            &what,
-            withdrawn.map(|was_there| was_there.then(|| what.clone())),
-        );
-    }
+    the_cni_configuration(places, &mut cleaned);
     // First: without programs, an interface in the group would send nothing.
     cleaned.part("the group of interfaces", group::leave_all().map(|()| None));
     let root = fs::canonicalize(&places.bpf_root);
@@ -203,20 +235,7 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
         );
     }
     let netpol_runs = netns_lock::has_netpol();
-    match netpol_runs {
-        Ok(true) => cleaned.kept.push(
-            "the nftables table of `netpol run`, which runs; stop it and run this again to remove it",
-        ),
-        Ok(false) => {
-            let what = "the nftables table of `netpol run`";
-            let removed = netpol::remove_table();
-            cleaned.part(
-                what,
-                removed.map(|was_there| was_there.then(|| what.to_owned())),
-            );
-        }
-        Err(_) => {}
-    }
+    the_table(&netpol_runs, &mut cleaned);
     let removed = routing::remove().await;
     let text = |parts: Vec<&str>| (!parts.is_empty()).then(|| parts.join(", "));
     cleaned.part("the routing rules", removed.map(text));
@@ -234,6 +253,37 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
     let text = |count| counted(count, "file or directory", "of state", state);
     cleaned.part(&state.display().to_string(), removed.map(text));
     cleaned
+}
+
+/// Removes the configuration of the CNI plugin: without a program that answers it, no pod starts.
+fn the_cni_configuration(places: &Places, cleaned: &mut Cleaned) {
+    if let Some(dir) = &places.cni_conf_dir {
+        let what = format!("the CNI configuration in {}", dir.display());
+        let withdrawn = install::withdraw(dir);
+        cleaned.part(
+            &what,
+            withdrawn.map(|was_there| was_there.then(|| what.clone())),
+        );
+    }
+}
+
+/// Removes the table of `netpol run`, unless its process runs.
+fn the_table(runs: &io::Result<bool>, cleaned: &mut Cleaned) {
+    let what = "the nftables table of `netpol run`";
+    match runs {
+        Ok(true) => cleaned.kept.push(format!(
+            "{what} (pid {}), which runs; stop it and run this again to remove it",
+            netns_lock::holder()
+        )),
+        Ok(false) => {
+            let removed = netpol::remove_table();
+            cleaned.part(
+                what,
+                removed.map(|was_there| was_there.then(|| what.to_owned())),
+            );
+        }
+        Err(error) => cleaned.left.push(format!("{what}: {error}")),
+    }
 }
 
 /// Text such as `2 pinned links of programs in DIR`; `None` if `count` is 0.
@@ -316,9 +366,34 @@ fn remove_state(dir: &Path, netpol_runs: bool) -> io::Result<usize> {
     Ok(count)
 }
 
+/// Removes the files of `netpol run`. Gives how many entries of the directory were removed.
+fn remove_netpol(dir: &Path) -> io::Result<usize> {
+    let mut count = 0;
+    for path in NETPOL.iter().map(|name| dir.join(name)) {
+        let removed = match path.is_dir() {
+            true => present(fs::remove_dir_all(path))?,
+            false => present(fs::remove_file(path))?,
+        };
+        count += usize::from(removed.is_some());
+    }
+    Ok(count)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_netpol_run_go_and_others_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("netpol/state")).unwrap();
+        for name in ["netpol-admin.sock", "agent.lock"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        assert_eq!(remove_netpol(dir.path()).unwrap(), 2);
+        assert!(dir.path().join("agent.lock").exists());
+        assert_eq!(remove_netpol(dir.path()).unwrap(), 0);
+    }
 
     #[test]
     fn maps_and_files_of_the_agent_go_and_those_of_others_stay() {

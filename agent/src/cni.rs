@@ -2,6 +2,8 @@
 //! configuration.
 
 mod conflist;
+pub(crate) mod endpoints;
+pub(crate) mod enforcement;
 pub mod failures;
 pub mod install;
 pub(crate) mod reports;

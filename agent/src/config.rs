@@ -27,7 +27,7 @@ use agent_core::core::CoreConfig;
 
 pub use args::{Cli, ClientArgs, Command};
 pub use cluster_args::ClusterArgs;
-pub use cni_args::CniArgs;
+pub use cni_args::{CniArgs, PluginArgs};
 pub use dir::{ParseError, Parsed, parse};
 pub use firewall_args::FirewallArgs;
 pub use max_identities::MaxIdentities;

@@ -126,15 +126,7 @@ impl Listeners {
     /// For an HTTP server; over a unix socket, only root and the agent's own user are served.
     pub(crate) fn admission(&self, listener: Listener) -> Admission {
         let (connections, counts) = self.of(listener);
-        Admission {
-            limits: Limits {
-                connections,
-                life: LIFE,
-                ..Limits::default()
-            },
-            users: Users::Own,
-            counts,
-        }
+        admission(connections, counts)
     }
 
     fn of(&self, listener: Listener) -> (usize, ConnectionCounts) {
@@ -144,6 +136,23 @@ impl Listeners {
             (listener.connections(), ConnectionCounts::default()),
             |limited| (limited.connections, limited.counts.clone()),
         )
+    }
+}
+
+/// Of the CNI plugin's socket, for a process with few other sockets.
+pub(crate) fn plugin_admission() -> Admission {
+    admission(Listener::Cni.connections(), ConnectionCounts::default())
+}
+
+fn admission(connections: usize, counts: ConnectionCounts) -> Admission {
+    Admission {
+        limits: Limits {
+            connections,
+            life: LIFE,
+            ..Limits::default()
+        },
+        users: Users::Own,
+        counts,
     }
 }
 

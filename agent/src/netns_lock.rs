@@ -34,7 +34,8 @@ pub(crate) enum NetnsError {
     /// An agent with programs runs.
     #[error(
         "`holdfast-agent run` (pid {pid}) enforces policy in this network namespace, also NetworkPolicies; \
-         stop it first, and take its programs off with `holdfast-agent cleanup`"
+         stop it, start `holdfast-agent netpol run`, and then take its programs off with `holdfast-agent \
+         cleanup`: they stay in force until then"
     )]
     Run {
         /// Process id as that agent sees it.
@@ -58,12 +59,8 @@ impl NetnsLock {
             io::ErrorKind::AddrInUse => NetnsError::Busy { pid: holder() },
             _ => NetnsError::Io(error),
         })?;
-        let names = names()?;
-        let mut of_run = names.iter().filter_map(|name| name.strip_prefix(RUN));
-        match of_run.next().and_then(|name| name.split('.').next()) {
-            Some(pid) => Err(NetnsError::Run {
-                pid: pid.to_owned(),
-            }),
+        match run()? {
+            Some(pid) => Err(NetnsError::Run { pid }),
             None => Ok(lock),
         }
     }
@@ -73,6 +70,14 @@ impl NetnsLock {
         let (pid, now) = (std::process::id(), BootTime::now().nanos());
         bind(&format!("{RUN}{pid}.{now}"))
     }
+}
+
+/// Process id of a `run` in this network namespace, as it sees it; none if there is none.
+pub(crate) fn run() -> io::Result<Option<String>> {
+    let names = names()?;
+    let mut of_run = names.iter().filter_map(|name| name.strip_prefix(RUN));
+    let pid = of_run.next().and_then(|name| name.split('.').next());
+    Ok(pid.map(str::to_owned))
 }
 
 /// Whether a `netpol run` runs in this network namespace.
@@ -86,8 +91,8 @@ fn bind(name: &str) -> io::Result<NetnsLock> {
     Ok(NetnsLock { _socket: socket })
 }
 
-/// Process id of the `netpol run` that holds its name.
-fn holder() -> String {
+/// Process id of the `netpol run` that holds its name; `unknown` if it is not visible from here.
+pub(crate) fn holder() -> String {
     let connected = SocketAddr::from_abstract_name(NETPOL)
         .and_then(|address| UnixStream::connect_addr(&address));
     let credentials = connected.map(|stream| getsockopt(&stream, PeerCredentials));

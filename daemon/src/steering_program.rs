@@ -1,8 +1,8 @@
 //! The steering program and its maps: the first process on the node loads them.
 //!
-//! holdfast-agent puts its own in place of whatever is there; a proxy only what
-//! is not holdfast-agent's. Maps and link outlive both by their
-//! pins, so that replicas of any age meet in the same slots.
+//! holdfast-agent puts its own program in place of any that is pinned. A proxy leaves the program of
+//! holdfast-agent in place, and replaces another one only if it differs from its own. Pins keep maps
+//! and link alive without a process, so that replicas of any version use the same slots.
 
 use std::{
     error::Error,
@@ -77,8 +77,8 @@ pub enum SteerError {
 
 /// Makes what is missing of maps and program, and opens the slots to `group`. Needs root.
 ///
-/// Maps that another process pinned stay: all versions of a name have one layout. A program
-/// stays if it has these maps, and is holdfast-agent's or the same as this one.
+/// Maps that another process pinned stay: maps of one name have the same layout in all versions. A
+/// program stays if it uses these maps, and either is holdfast-agent's or has the code of this one.
 pub fn provide(globals: &Globals, group: u32) -> Result<(), SteerError> {
     for dir in [pin::GLOBALS, pin::LINKS] {
         pins::make(globals.root(), dir, MayOpen::Everyone)?;

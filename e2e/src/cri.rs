@@ -14,7 +14,10 @@ mod node;
 mod sent;
 
 pub use client::Loaded;
-pub use documents::{allowed_server, describe, endpoints, only_allowed_server};
+pub use documents::{
+    allowed_server, describe, describe_on_node, endpoints, only_allowed_server,
+    only_allowed_server_by_address,
+};
 pub use network::{Base, SUBNET};
 pub use node::{CriNode, PodName, Sandbox, Started};
 pub use sent::{ALLOWED, FORBIDDEN, Sent};

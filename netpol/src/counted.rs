@@ -49,6 +49,11 @@ impl<T: Ord + Clone> Counted<T> {
         self.reasons.len()
     }
 
+    /// Members, also those that are not taken yet.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &T> {
+        self.reasons.keys()
+    }
+
     /// Members that were added since the last call of [`Counted::take`].
     pub(crate) fn added(&self) -> impl Iterator<Item = &T> {
         self.added.iter()

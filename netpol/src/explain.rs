@@ -1,15 +1,17 @@
 //! Which rules decide a connection: those of the sender's pod and those of the receiver's.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
 use crate::{
     cache::Cache,
-    contiv::{ContivPolicy, Flow, Match, MatchPeers, PolicyId},
+    contiv::{Flow, Match, MatchPeers, PolicyId},
     name::PortName,
+    open_ports::OpenPorts,
     pod::{Pod, PodId},
-    policy::{Block, PortRange, Ports, Protocol},
+    policy::{Block, Port, PortRange, Ports, Protocol},
+    ports::Span,
     processor::PodPolicies,
 };
 
@@ -37,6 +39,21 @@ pub struct Side {
     pub allowed_by: Option<(PolicyId, String)>,
 }
 
+/// The policies of a pod about one direction between two addresses, and the ports that they open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenSide {
+    /// Which of the two ends is restricted.
+    pub pod: PodId,
+    /// The direction, seen from the pod.
+    pub flow: Flow,
+    /// Policies that restrict the direction, at least one.
+    pub policies: Vec<PolicyId>,
+    /// The rules that open a port: policy and field.
+    pub rules: Vec<(PolicyId, String)>,
+    /// The ports that they open.
+    pub open: OpenPorts,
+}
+
 /// What decides a connection: a side for each end that is one of `pods` and has policies about the
 /// direction. No side: it passes. A pod's packets to itself always do.
 pub(crate) fn sides(
@@ -44,97 +61,140 @@ pub(crate) fn sides(
     pods: &BTreeMap<PodId, PodPolicies>,
     opening: &Opening,
 ) -> Vec<Side> {
-    if opening.from == opening.to {
-        return Vec::new();
-    }
-    let ends = [(opening.from, Flow::Egress), (opening.to, Flow::Ingress)];
-    let sides = ends.into_iter().filter_map(|(address, flow)| {
-        let (id, pod) = pods.get_key_value(&cache.pod_at(address)?.id)?;
-        side(cache, id, pod, flow, opening)
+    let judges = judges(cache, pods, opening.from, opening.to).into_iter();
+    let sides = judges.map(|judge| {
+        let allowing = judge
+            .rules()
+            .find(|(_, rule)| judge.is_peer(rule) && judge.is_at(&rule.ports, opening.port));
+        Side {
+            pod: judge.id.clone(),
+            flow: judge.flow,
+            policies: judge.policies(),
+            allowed_by: allowing.map(|(id, one)| (id.clone(), one.path.clone())),
+        }
     });
     sides.collect()
 }
 
-/// The policies of `pod`, which is one end of the connection, about its direction. None if no policy
-/// restricts it.
-fn side(
+/// What is open between two addresses: a side for each end, as for [`sides`].
+pub(crate) fn open_sides(
     cache: &Cache,
-    id: &PodId,
-    pod: &PodPolicies,
-    flow: Flow,
-    opening: &Opening,
-) -> Option<Side> {
-    let judge = Judge {
-        cache,
-        pod,
-        flow,
-        opening,
-    };
-    let policies: Vec<&ContivPolicy> = pod.restricting(flow).collect();
-    if policies.is_empty() {
-        return None;
-    }
-    let rules = policies.iter().flat_map(|policy| {
-        let matches = policy.matches.iter().filter(|one| one.flow == flow);
-        matches.map(|one| (&policy.id, one))
+    pods: &BTreeMap<PodId, PodPolicies>,
+    from: IpAddr,
+    to: IpAddr,
+) -> Vec<OpenSide> {
+    let judges = judges(cache, pods, from, to).into_iter();
+    let sides = judges.map(|judge| {
+        let rules = judge.rules().filter(|(_, rule)| judge.is_peer(rule));
+        let open = rules.map(|(id, rule)| (id, rule, judge.open(&rule.ports)));
+        let open: Vec<_> = open.filter(|(_, _, open)| !open.is_empty()).collect();
+        OpenSide {
+            pod: judge.id.clone(),
+            flow: judge.flow,
+            policies: judge.policies(),
+            rules: open
+                .iter()
+                .map(|(id, rule, _)| ((*id).clone(), rule.path.clone()))
+                .collect(),
+            open: open
+                .into_iter()
+                .fold(OpenPorts::none(), |all, (_, _, open)| all.or(open)),
+        }
     });
-    let allowing = rules.into_iter().find(|(_, one)| judge.allows(one));
-    Some(Side {
-        pod: id.clone(),
-        flow,
-        policies: policies.iter().map(|policy| policy.id.clone()).collect(),
-        allowed_by: allowing.map(|(id, one)| (id.clone(), one.path.clone())),
-    })
+    sides.collect()
 }
 
+/// The ends that are pods with policies about their direction.
+fn judges<'a>(
+    cache: &'a Cache,
+    pods: &'a BTreeMap<PodId, PodPolicies>,
+    from: IpAddr,
+    to: IpAddr,
+) -> Vec<Judge<'a>> {
+    if from == to {
+        return Vec::new();
+    }
+    let ends = [(from, to, Flow::Egress), (to, from, Flow::Ingress)];
+    let judges = ends.into_iter().filter_map(|(address, peer, flow)| {
+        let (id, pod) = pods.get_key_value(&cache.pod_at(address)?.id)?;
+        pod.is_restricted(flow).then_some(Judge {
+            cache,
+            id,
+            pod,
+            flow,
+            peer,
+        })
+    });
+    judges.collect()
+}
+
+/// The policies of a pod about one direction, and its peer.
 struct Judge<'a> {
     cache: &'a Cache,
+    id: &'a PodId,
     pod: &'a PodPolicies,
     flow: Flow,
-    opening: &'a Opening,
+    peer: IpAddr,
 }
 
-impl Judge<'_> {
-    fn allows(&self, rule: &Match) -> bool {
-        let peer = match self.flow {
-            Flow::Ingress => self.opening.from,
-            Flow::Egress => self.opening.to,
-        };
-        let pod = self.cache.pod_at(peer).map(AsRef::as_ref);
-        let is_peer = match &rule.peers {
-            MatchPeers::Everyone => true,
-            MatchPeers::Of { groups, blocks } => {
-                let selects = |pod: &Pod| {
-                    let namespace = self.cache.namespace_labels(&pod.id.namespace);
-                    groups.iter().any(|group| group.selects(pod, &namespace))
-                };
-                pod.is_some_and(selects) || blocks.iter().any(|block| covers(block, peer))
-            }
-        };
-        is_peer && self.is_at(&rule.ports, pod)
+impl<'a> Judge<'a> {
+    fn policies(&self) -> Vec<PolicyId> {
+        let policies = self.pod.restricting(self.flow);
+        policies.map(|policy| policy.id.clone()).collect()
     }
 
-    fn is_at(&self, ports: &Ports, peer: Option<&Pod>) -> bool {
-        let Ports::Of(ports) = ports else {
-            return true;
-        };
-        let Some((protocol, number)) = self.opening.port else {
-            return false;
-        };
-        let of_protocol = ports.iter().filter(|port| port.protocol == protocol);
-        let mut ranges = of_protocol.map(|port| &port.ports);
-        ranges.any(|range| match range {
-            PortRange::All => true,
-            PortRange::Numbers(numbers) => (numbers.first()..=numbers.last()).contains(&number),
-            PortRange::Named(name) => self.named(name, protocol, peer) == Some(number),
+    fn rules(&self) -> impl Iterator<Item = (&'a PolicyId, &'a Match)> {
+        let (pod, flow) = (self.pod, self.flow);
+        pod.restricting(flow).flat_map(move |policy| {
+            let matches = policy.matches.iter().filter(move |one| one.flow == flow);
+            matches.map(|one| (&policy.id, one))
         })
     }
 
+    fn is_peer(&self, rule: &Match) -> bool {
+        let MatchPeers::Of { groups, blocks } = &rule.peers else {
+            return true;
+        };
+        let selects = |pod: &Arc<Pod>| {
+            let namespace = self.cache.namespace_labels(&pod.id.namespace);
+            groups.iter().any(|group| group.selects(pod, &namespace))
+        };
+        self.cache.pod_at(self.peer).is_some_and(selects)
+            || blocks.iter().any(|block| covers(block, self.peer))
+    }
+
+    fn is_at(&self, ports: &Ports, port: Option<(Protocol, u16)>) -> bool {
+        let (Ports::Of(ports), Some((protocol, number))) = (ports, port) else {
+            return *ports == Ports::Any;
+        };
+        let mut of_protocol = ports.iter().filter(|port| port.protocol == protocol);
+        of_protocol.any(|port| self.span(port).is_some_and(|span| span.contains(number)))
+    }
+
+    fn open(&self, ports: &Ports) -> OpenPorts {
+        let Ports::Of(ports) = ports else {
+            return OpenPorts::All;
+        };
+        let spans = ports
+            .iter()
+            .filter_map(|port| Some((port.protocol, self.span(port)?)));
+        spans.collect()
+    }
+
+    /// None: a name that the receiver does not have.
+    fn span(&self, port: &Port) -> Option<Span> {
+        match &port.ports {
+            PortRange::All => Some(Span::ALL),
+            PortRange::Numbers(numbers) => Some(Span::from(*numbers)),
+            PortRange::Named(name) => self.named(name, port.protocol).map(Span::one),
+        }
+    }
+
     /// The number that a port name has at the receiver.
-    fn named(&self, name: &PortName, protocol: Protocol, peer: Option<&Pod>) -> Option<u16> {
+    fn named(&self, name: &PortName, protocol: Protocol) -> Option<u16> {
         match self.flow {
             Flow::Ingress => self.pod.ports.get(&(name.clone(), protocol)).copied(),
-            Flow::Egress => peer?.port(name, protocol),
+            Flow::Egress => self.cache.pod_at(self.peer)?.port(name, protocol),
         }
     }
 }
@@ -146,8 +206,6 @@ fn covers(block: &Block, address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use serde_json::json;
 
     use super::*;
@@ -246,5 +304,22 @@ mod tests {
         assert_eq!(shown(&node, 1, 3, None), to_far);
         assert_eq!(shown(&node, 3, 1, None), [""; 0]);
         assert_eq!(shown(&node, 2, 2, None), [""; 0]);
+
+        let open = |from: u8, to: u8| -> Vec<(usize, String)> {
+            let address = |last| IpAddr::from([10, 0, 0, last]);
+            let (cache, processor) = &node;
+            let sides = open_sides(cache, processor.pods(), address(from), address(to));
+            let sides = sides.into_iter();
+            sides
+                .map(|side| (side.rules.len(), side.open.to_string()))
+                .collect()
+        };
+        let both = [
+            (1, "only 8080/TCP".to_owned()),
+            (1, "only 8000-8080/TCP".to_owned()),
+        ];
+        assert_eq!(open(1, 2), both);
+        assert_eq!(open(1, 3), [(1, "all ports".to_owned())]);
+        assert_eq!(open(1, 1), []);
     }
 }

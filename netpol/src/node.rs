@@ -33,6 +33,53 @@ pub struct Surroundings {
     pub nat_loopback: Option<IpAddr>,
 }
 
+/// The rules of a node's pods, from which exports are made.
+#[derive(Debug)]
+pub struct NodeRules {
+    /// The rules of each pod that has an address.
+    pub pods: BTreeMap<PodId, PodRules>,
+    /// Why there are no session rules.
+    refused: Option<NoSessionRules>,
+}
+
+impl NodeRules {
+    /// The rules as of the last commit of a pipeline.
+    pub fn of(pipeline: &Pipeline, nat_loopback: Option<IpAddr>) -> Self {
+        let configurator = Configurator {
+            cache: pipeline.cache(),
+            nat_loopback,
+        };
+        let pods = pipeline.pods().iter();
+        let mut all = pipeline.pods().iter();
+        Self {
+            pods: pods
+                .map(|(id, pod)| (id.clone(), configurator.rules(pod)))
+                .collect(),
+            refused: all.find_map(|(id, pod)| sessions::refusal(id, pod)),
+        }
+    }
+
+    /// Their tables, of which the local ones are about traffic of this direction.
+    pub fn tables(&self, flow: Flow) -> View {
+        View::of(&self.pods, flow)
+    }
+
+    /// Lists of VPP's ACL plugin for the pods, and one for interfaces that lead to other nodes.
+    pub fn acls(&self, node_interfaces: &BTreeSet<String>) -> Vec<Acl> {
+        acl::export(&self.tables(Flow::Ingress), node_interfaces)
+    }
+
+    /// Session rules of tables whose local ones are about traffic from pods.
+    pub fn sessions(&self, tables: &View) -> Result<Vec<SessionRule>, NoSessionRules> {
+        if let Some(refused) = &self.refused {
+            return Err(refused.clone());
+        }
+        let pods = self.pods.iter();
+        let addresses = pods.map(|(id, pod)| (id.clone(), pod.addresses.clone()));
+        sessions::export(tables, &addresses.collect())
+    }
+}
+
 /// The policies of a node's pods in every form.
 #[derive(Debug)]
 pub struct Node {
@@ -57,25 +104,11 @@ impl Node {
         let mut pipeline = Pipeline::new(name, Limits::default());
         pipeline.replace(objects.to_vec());
         pipeline.commit()?;
-        let configurator = Configurator {
-            cache: pipeline.cache(),
-            nat_loopback: around.nat_loopback,
-        };
-        let pods = pipeline.pods().iter();
-        let pods: BTreeMap<PodId, PodRules> = pods
-            .map(|(id, pod)| (id.clone(), configurator.rules(pod)))
-            .collect();
-        let tables = View::of(&pods, Flow::Ingress);
-        let session_tables = View::of(&pods, Flow::Egress);
-        let mut refused = pipeline.pods().iter();
-        let refused = refused.find_map(|(id, pod)| sessions::refusal(id, pod));
-        let addresses = pods
-            .iter()
-            .map(|(id, pod)| (id.clone(), pod.addresses.clone()));
-        let sessions = match refused {
-            Some(refused) => Err(refused),
-            None => sessions::export(&session_tables, &addresses.collect()),
-        };
+        let rules = NodeRules::of(&pipeline, around.nat_loopback);
+        let tables = rules.tables(Flow::Ingress);
+        let session_tables = rules.tables(Flow::Egress);
+        let sessions = rules.sessions(&session_tables);
+        let pods = rules.pods;
         let claims = pods
             .iter()
             .flat_map(|(id, pod)| pod.addresses.iter().map(|address| (*address, id.clone())));

@@ -15,7 +15,8 @@ use std::{
 use crate::{
     cache::{Cache, Key, Object},
     contiv::Flow,
-    explain::{Opening, Side, sides},
+    explain::{OpenSide, Opening, Side, open_sides, sides},
+    links::NodeLinks,
     pod::PodId,
     processor::{PodPolicies, Processor},
     render::{
@@ -42,6 +43,8 @@ pub struct Pipeline {
 pub struct Commit {
     /// Steps from the last commit's table to this one's.
     pub change: Change,
+    /// The same for the table of frames.
+    pub frames: Change,
     /// Addresses of pods, and directions for which other rules hold than before: connections that
     /// were let in by the former rules may be open.
     pub closed: BTreeSet<(IpAddr, Flow)>,
@@ -83,10 +86,10 @@ impl Pipeline {
         self.nft.set_interfaces(interfaces);
     }
 
-    /// The bridges that pods of this node are on. While a pod is restricted, IPv6 packets with
-    /// link-local addresses, which no policy selects, do not pass between their ports.
-    pub fn set_bridges(&mut self, bridges: BTreeSet<u32>) {
-        self.nft.set_bridges(bridges);
+    /// The node's interfaces. While a pod is restricted, its ports of bridges exchange no frames that the
+    /// table does not see, and no IPv6 packets with link-local addresses, which no policy selects.
+    pub fn set_links(&mut self, links: NodeLinks) {
+        self.nft.set_links(links);
     }
 
     /// What has changed since the last commit. Refused whole if the table would be too large: then
@@ -97,10 +100,11 @@ impl Pipeline {
     pub fn commit(&mut self) -> Result<Commit, TooLarge> {
         self.process();
         let closed = self.nft.closing();
-        let change = self.nft.take(self.limits)?;
+        let (change, frames) = self.nft.take(self.limits)?;
         self.has_committed = true;
         Ok(Commit {
             change,
+            frames,
             closed,
             ended: std::mem::take(&mut self.ended),
         })
@@ -114,6 +118,11 @@ impl Pipeline {
     /// The whole table, as of the last commit that was not refused.
     pub fn table(&self) -> Table {
         self.nft.table()
+    }
+
+    /// The table of family `bridge`, as of the same commit. It is empty while no pod is on a bridge.
+    pub fn frames(&self) -> Table {
+        self.nft.frames()
     }
 
     /// How large the table is that the policies need, also if it is refused.
@@ -130,6 +139,11 @@ impl Pipeline {
     /// the direction. No side: it passes.
     pub fn explain(&self, opening: &Opening) -> Vec<Side> {
         sides(&self.cache, self.processor.pods(), opening)
+    }
+
+    /// What is open between two addresses: sides as of [`Pipeline::explain`].
+    pub fn open_between(&self, from: IpAddr, to: IpAddr) -> Vec<OpenSide> {
+        open_sides(&self.cache, self.processor.pods(), from, to)
     }
 
     /// All objects.

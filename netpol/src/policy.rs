@@ -140,6 +140,12 @@ impl Protocol {
         all.find(|protocol| protocol.as_str() == text)
     }
 
+    /// The protocol with this number in the IP header.
+    pub fn from_number(number: u8) -> Option<Self> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|protocol| protocol.number() == number)
+    }
+
     /// Number in the IP header.
     pub const fn number(self) -> u8 {
         match self {

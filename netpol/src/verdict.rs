@@ -130,7 +130,7 @@ pub fn by_rules<'a>(
     list(from, Flow::Egress).then(|| list(to, Flow::Ingress))
 }
 
-/// By the tables of a node, whose local ones are about traffic of direction `flow`.
+/// By the tables of a node. Those of single pods are about traffic of direction `flow`.
 pub fn by_tables<'a>(view: &'a View, flow: Flow, local: &Local, packet: &Packet) -> Verdict<'a> {
     let (from, to) = local.sides(packet);
     if from.is_some() && from == to {

@@ -11,7 +11,7 @@ use dns_policy::mapping::{Mapping, Realised};
 
 use crate::query_report::QueryReport;
 
-/// Called once, from any thread, when a held mapping's fate is known.
+/// Called once, from any thread, when the result of a mapping is known whose answer is held.
 pub type OnRealised = Box<dyn FnOnce(Realised) + Send>;
 
 /// What to do with the answer that carried a mapping.
@@ -19,9 +19,10 @@ pub type OnRealised = Box<dyn FnOnce(Realised) + Send>;
 pub enum Release {
     /// Send it now: every pair is leased.
     Leased,
-    /// Send it now: no agent is there; the mapping is kept and sent later.
+    /// Send it now: the agent is away or hangs, or has too many mappings of this endpoint. The mapping is
+    /// kept, and sent to it later.
     AgentAway,
-    /// Keep it: the callback will be called, or the response max delay ends.
+    /// Hold it until the callback is called, or until the response max delay has passed.
     Held,
 }
 
@@ -47,12 +48,12 @@ pub trait MappingSink: Send + Sync + 'static {
     /// declared `shared_tasks::this_thread_polls` calls it after it learned something.
     fn push(&self) {}
 
-    /// As [`Self::push`], and takes the results that have come for this or another thread.
+    /// As [`Self::push`]. It also handles the results that have arrived, for this or another thread.
     fn exchange(&self) {}
 
-    /// Changes whenever an answer that was [`Release::Leased`] may be so no more.
-    /// While it stays, the same answer is leased for another
-    /// `repeat::WITHIN` and need not be told again. `None`: tell always.
+    /// A number that changes whenever an answer that was [`Release::Leased`] may no longer be leased.
+    /// While the number is the same, the same answer counts as leased for `repeat::WITHIN`, and is not
+    /// passed to [`Self::learn`] again in that time. `None`: every answer is passed to it.
     fn leases_version(&self) -> Option<u64> {
         None
     }

@@ -1,14 +1,17 @@
 //! `cargo xtask lint`: every rule that a program can check.
 
 mod arrows;
+mod book;
 mod dependencies;
 mod documents;
 mod files;
+mod guide;
 mod modules;
 mod tree;
 mod words;
 
 use anyhow::{Result, bail};
+pub(crate) use book::install as install_mdbook;
 use clap::ValueEnum;
 
 use crate::{bpf, charts, doc_comments, process, style, workspace};
@@ -22,8 +25,10 @@ pub(crate) enum Check {
     Tree,
     /// Arrows between crates, circles between modules and files, and where the agent uses the proxy's crate
     Modules,
-    /// Links and code references in Markdown; words that CONTRIBUTING.md replaces; doc comments that repeat a name
+    /// Links and code references in Markdown; the guide's contents, headings and runbook; words that CONTRIBUTING.md replaces; doc comments that repeat a name
     Documents,
+    /// mdBook builds the guide without a warning
+    Guide,
     /// Licences, sources and bans of dependencies (deny.toml)
     Dependencies,
     /// clippy without warnings
@@ -69,10 +74,12 @@ fn one(check: Check) -> Result<()> {
         }
         Check::Documents => {
             let mut problems = documents::problems()?;
+            problems.extend(guide::problems()?);
             problems.extend(words::problems()?);
             problems.extend(doc_comments::read()?.repeated);
             report(&problems)
         }
+        Check::Guide => book::build(),
         Check::Dependencies => dependencies::check(),
         Check::Clippy => {
             // bpf/ is built for another target by another compiler.

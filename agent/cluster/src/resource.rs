@@ -44,7 +44,7 @@ pub const RESOURCES: &[Resource] = &[
     DNS_NAME_RESOLVER,
 ];
 
-/// Kinds that an agent without programs watches: NetworkPolicies with the objects that they select, and the
+/// Kinds that `netpol run` watches: NetworkPolicies with the objects that they select, and the
 /// policies that it does not enforce. A cluster may do without the definitions of these.
 pub const OF_NETWORK_POLICIES: &[Resource] = &[
     NAMESPACE,

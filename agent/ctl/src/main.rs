@@ -90,16 +90,14 @@ fn log_ignored(keys: &[String]) {
 
 /// Adds to a failure that the process is not root: the kernel's own error rarely shows it.
 fn needs_root(result: anyhow::Result<()>) -> ExitCode {
-    let failed = result.is_err();
-    let code = done(result);
     let user = nix::unistd::Uid::effective();
-    if failed && !user.is_root() {
+    if result.is_err() && !user.is_root() {
         eprintln!(
             "holdfast-agent: this process runs as user {user}, not as root: start it as root, for \
              example with sudo or as a system service"
         );
     }
-    code
+    done(result)
 }
 
 fn done(result: anyhow::Result<()>) -> ExitCode {

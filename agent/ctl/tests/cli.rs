@@ -360,6 +360,7 @@ spec: {addresses: [{type: InternalIP, ip: 192.0.2.2}]}
     let (code, text) = trace("k8s:app=db", &["--port=443"]);
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("port name https is not known"), "{text}");
+    assert!(text.contains("--named-port http=80/TCP"), "{text}");
     let (code, text) = trace("192.0.2.2", &["--port=443"]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("reserved:remote-node: allowed"), "{text}");

@@ -19,6 +19,7 @@ case "$*" in
 *" pods "*) cat "$directory/pods" ;;
 *" daemonsets "*) echo '{"items": []}' ;;
 *" ciliumnodes.cilium.io "*) echo 'no such kind' >&2; exit 1 ;;
+*pod/nftables*"holdfast-netpol -- holdfast-agent netpol status"*) echo '{"version": "0.1.0", "ready": true, "pods": 5, "not_enforced": {"EgressFirewall": 1}}' ;;
 *pod/fine*) echo '{"version": "0.1.0", "ready": true, "summary": {"endpoints": 3}}' ;;
 *pod/hangs*) echo $$ > "$directory/hangs.pid"; exec sleep 600 ;;
 *pod/garbage*) printf '\033[2Jnot JSON' ;;
@@ -32,10 +33,15 @@ fn cluster(directory: &Path, pods: &[&str]) {
     let node = |pod: &&str| json!({"metadata": {"name": format!("node-{pod}")}});
     let nodes: Vec<Value> = pods.iter().map(node).collect();
     let pod = |pod: &&str| {
+        let name = match pod.starts_with("nftables") {
+            true => "holdfast-netpol",
+            false => "holdfast-agent",
+        };
+        let labels = json!({"app.kubernetes.io/name": name});
         json!({
-            "metadata": {"name": pod}, "spec": {"nodeName": format!("node-{pod}")},
+            "metadata": {"name": pod, "labels": labels}, "spec": {"nodeName": format!("node-{pod}")},
             "status": {"containerStatuses": [{
-                "name": "holdfast-agent", "state": {"running": {"startedAt": "2026-11-26T10:00:00Z"}},
+                "name": name, "state": {"running": {"startedAt": "2026-11-26T10:00:00Z"}},
             }]},
         })
     };
@@ -114,8 +120,8 @@ fn a_cluster_without_problems_ends_with_0() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let agent = json!({
-        "version": "0.1.0", "ready": true, "endpoints": 3, "refused": 0, "unmanaged": [],
-        "started_open": [],
+        "version": "0.1.0", "enforcement": "programs", "ready": true, "endpoints": 3, "refused": 0,
+        "unmanaged": [], "started_open": [], "not_enforced": {},
     });
     assert_eq!(report["nodes"][0]["state"], "fine");
     assert_eq!(report["nodes"][0]["agent"], agent);
@@ -134,4 +140,21 @@ fn without_kubectl_or_agents_the_error_names_the_flag() {
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(errors.contains("namespace elsewhere"), "{errors}");
+}
+
+#[test]
+fn nodes_with_nftables_are_asked_in_their_own_container() {
+    let directory = tempfile::tempdir().unwrap();
+    cluster(directory.path(), &["fine", "nftables"]);
+    let output = status(directory.path(), &[]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    for part in [
+        "nftables",
+        "EgressFirewall: 1 policy not enforced on 1 node",
+        "2 nodes: 2 fine",
+        "8 endpoints",
+    ] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
 }

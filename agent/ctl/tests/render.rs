@@ -167,3 +167,70 @@ fn errors_name_the_remedy() {
         &["-o json"],
     );
 }
+
+#[test]
+fn an_empty_export_says_so_and_prints_nothing() {
+    let pods = CLUSTER.rsplit_once("---").expect("documents").0;
+    for format in ["--format=acl", "--format=sessions"] {
+        let output = run(pods, &[format, "--node=one"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+        assert!(error.contains("nothing to export"), "{error}");
+        let json = prints(pods, &[format, "--node=one", "-o=json"]);
+        assert!(json.contains("[]"), "{json}");
+    }
+}
+
+#[test]
+fn the_lists_of_one_pod_name_no_other_and_say_that_they_are_a_part() {
+    let one_node = CLUSTER.replace("nodeName: two", "nodeName: one");
+    let output = run(&one_node, &["--format=acl", "--pod=db-0"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("of one pod"), "{error}");
+    let lists = String::from_utf8_lossy(&output.stdout);
+    assert!(lists.contains("pod:shop/db-0"), "{lists}");
+    assert!(!lists.contains("pod:shop/web-0"), "{lists}");
+    assert!(!lists.contains("node-output"), "{lists}");
+}
+
+#[test]
+fn objects_that_mean_nothing_are_left_out_and_unknown_policies_are_not() {
+    let deployment =
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d, namespace: shop}\nspec: {}\n";
+    let output = run(&format!("{CLUSTER}---\n{deployment}"), &["--format=rules"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    assert!(error.contains("1 document is of kinds"), "{error}");
+    let misspelt = CLUSTER.replace("kind: NetworkPolicy", "kind: NetworkPolcy");
+    fails(&misspelt, &["--format=rules"], &["NetworkPolcy"]);
+}
+
+#[test]
+fn a_form_is_required_and_flags_without_effect_are_refused() {
+    for (flags, names) in [
+        (&[][..], &["--format", "--to"][..]),
+        (
+            &["--format=rules", "--node-output-interface=up"],
+            &["goes with --format acl"],
+        ),
+        (
+            &["--format=nft", "--node=one", "--nat-loopback=10.0.0.1"],
+            &["--nat-loopback"],
+        ),
+        (
+            &["--pod=web-0", "--to=db-0", "--port=80", "--node=one"],
+            &["--node"],
+        ),
+    ] {
+        let output = run(CLUSTER, flags);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{flags:?}");
+        for name in names {
+            assert!(error.contains(name), "{flags:?}: no {name} in: {error}");
+        }
+    }
+    let help = run(CLUSTER, &["--help"]);
+    let help = String::from_utf8_lossy(&help.stdout);
+    assert!(help.contains("<--format <FORMAT>|--to <TO>>"), "{help}");
+}

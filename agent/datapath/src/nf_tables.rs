@@ -24,7 +24,10 @@ mod table_events;
 
 use std::{collections::BTreeMap, io};
 
-use netpol::render::{change::Change, ruleset::Table};
+use netpol::render::{
+    change::Change,
+    ruleset::{Table, TableFamily},
+};
 
 use self::socket::Netfilter;
 pub use self::{listing::Difference, message::Family, table_events::TableEvents};
@@ -52,7 +55,7 @@ pub enum NftablesError {
     Lacks(Vec<&'static str>),
 }
 
-/// Changes and reads tables of family `inet` in one network namespace: that of the thread that opened
+/// Changes and reads tables in one network namespace: that of the thread that opened
 /// it. Every call blocks until the kernel has answered: less than a millisecond for a change of some
 /// elements, about a second for a million.
 #[derive(Debug)]
@@ -69,22 +72,23 @@ impl Connection {
         self.0.port()
     }
 
-    /// Whether the kernel can hold a table of policies. Changes nothing.
-    pub fn probe(&mut self) -> Result<(), NftablesError> {
-        probe::probe(&mut self.0)
+    /// Whether the kernel can hold the table of policies of a family. Changes nothing.
+    pub fn probe(&mut self, family: TableFamily) -> Result<(), NftablesError> {
+        probe::probe(&mut self.0, family)
     }
 
-    /// Makes all of a change, or nothing.
-    pub fn commit(&mut self, change: &Change) -> Result<(), NftablesError> {
-        self.0.commit(&batch::messages(change))
+    /// Makes all of these changes at once, or nothing.
+    pub fn commit(&mut self, changes: &[Change]) -> Result<(), NftablesError> {
+        self.0.commit(&messages(changes))
     }
 
-    /// Whether the kernel would accept a change. Changes nothing.
-    pub fn dry_run(&mut self, change: &Change) -> Result<(), NftablesError> {
-        self.0.check(&batch::messages(change))
+    /// Whether the kernel would accept these changes. Changes nothing.
+    pub fn dry_run(&mut self, changes: &[Change]) -> Result<(), NftablesError> {
+        self.0.check(&messages(changes))
     }
 
-    /// The first part of the kernel's table that differs from `wanted`; none if it is just this table.
+    /// The first part of the kernel's table that differs from `wanted`; none if it is just this table. One
+    /// that is wanted empty must not be there.
     pub fn difference(&mut self, wanted: &Table) -> Result<Option<Difference>, NftablesError> {
         listing::compare(&mut self.0, wanted)
     }
@@ -96,7 +100,15 @@ impl Connection {
     }
 
     /// Packets that each counter of a table has counted since it was made.
-    pub fn counters(&mut self, table: &str) -> Result<BTreeMap<String, u64>, NftablesError> {
-        counters::read(&mut self.0, table)
+    pub fn counters(
+        &mut self,
+        family: TableFamily,
+        table: &str,
+    ) -> Result<BTreeMap<String, u64>, NftablesError> {
+        counters::read(&mut self.0, family, table)
     }
+}
+
+fn messages(changes: &[Change]) -> Vec<message::Message> {
+    changes.iter().flat_map(batch::messages).collect()
 }

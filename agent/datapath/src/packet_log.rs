@@ -22,7 +22,9 @@ const MODE: u16 = 2;
 const COPY_PACKET: u8 = 2;
 /// Bytes that are copied of a packet: the headers.
 const COPIED: u32 = 64;
-/// `NFULA_PAYLOAD`, `NFULA_PREFIX`.
+/// `NFULA_IFINDEX_INDEV`, `NFULA_IFINDEX_PHYSINDEV`, `NFULA_PAYLOAD`, `NFULA_PREFIX`.
+const IN: u16 = 4;
+const PORT_IN: u16 = 6;
 const PAYLOAD: u16 = 9;
 const PREFIX: u16 = 10;
 /// Protocols whose header begins with two ports: TCP, UDP and SCTP.
@@ -39,6 +41,8 @@ pub struct LoggedPacket {
     pub protocol: u8,
     /// Destination port; none for protocols without ports.
     pub port: Option<u16>,
+    /// Interface by which it came; of a bridge, the port. None for packets of the node itself.
+    pub interface: Option<u32>,
 }
 
 /// Receives the packets that rules log to one group, in one network namespace.
@@ -118,6 +122,8 @@ fn packets(mut messages: &[u8]) -> Vec<LoggedPacket> {
 fn packet(attributes: &[u8]) -> Option<LoggedPacket> {
     let text = find(attributes, PREFIX).unwrap_or_default();
     let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+    let index = |kind| find(attributes, kind)?.first_chunk::<4>();
+    let interface = index(PORT_IN).or_else(|| index(IN));
     let bytes = find(attributes, PAYLOAD)?;
     let (source, destination, protocol, transport) = match bytes.first()? >> 4 {
         4 => {
@@ -139,6 +145,7 @@ fn packet(attributes: &[u8]) -> Option<LoggedPacket> {
         destination,
         protocol,
         port: port.map(|port| u16::from_be_bytes(*port)),
+        interface: interface.map(|index| u32::from_be_bytes(*index)),
     })
 }
 
@@ -165,7 +172,8 @@ mod tests {
         six.extend([0, 1, 0, 53]);
         let message = |payload: &[u8]| {
             let mut bytes = Vec::new();
-            for (kind, value) in [(PREFIX, &b"dropped_in\0"[..]), (PAYLOAD, payload)] {
+            let (index, text) = (7_u32.to_be_bytes(), b"dropped_in\0");
+            for (kind, value) in [(IN, &index[..]), (PREFIX, text), (PAYLOAD, payload)] {
                 bytes.extend(u16::try_from(4 + value.len()).unwrap().to_ne_bytes());
                 bytes.extend(kind.to_ne_bytes());
                 bytes.extend(value);
@@ -177,6 +185,7 @@ mod tests {
         assert_eq!(found.text, "dropped_in");
         assert_eq!(found.source, IpAddr::from([10, 0, 0, 1]));
         assert_eq!((found.protocol, found.port), (6, Some(80)));
+        assert_eq!(found.interface, Some(7));
         let found = message(&six).unwrap();
         assert_eq!(found.destination, IpAddr::from([0xfe; 16]));
         assert_eq!((found.protocol, found.port), (17, Some(53)));

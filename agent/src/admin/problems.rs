@@ -28,6 +28,16 @@ pub(crate) fn not_reported(cluster: &ClusterView) -> Option<String> {
     cluster.report_problem.clone()
 }
 
+/// A `netpol run` runs in the same network namespace.
+pub(super) fn beside_netpol(runs: bool) -> Option<String> {
+    runs.then(|| {
+        "`holdfast-agent netpol run` runs on this node too: packets pass the programs and its nftables table, and \
+         both have to allow them; stop it, and this agent deletes the table once each pod of the node is an \
+         endpoint"
+            .to_owned()
+    })
+}
+
 /// The startup taint of this node cannot be removed.
 pub(crate) fn tainted(cluster: &ClusterView) -> Option<String> {
     cluster.startup_taint.clone()

@@ -6,7 +6,8 @@ use agent_datapath::{features::KernelView, quota, upkeep::Part};
 
 use super::{model::Status, problems, server::Admin};
 use crate::{
-    dir_writers::OwnDirectory, endpoint::source::Unresolved, proxies::ProxyView, refusal::Refusal,
+    dir_writers::OwnDirectory, endpoint::source::Unresolved, netns_lock, proxies::ProxyView,
+    refusal::Refusal,
 };
 
 impl Admin {
@@ -14,7 +15,9 @@ impl Admin {
     pub(super) async fn status(&self) -> Result<Status, Refusal> {
         // After the core has handled earlier events, and before the counts: those of a ready agent
         // include its first documents.
-        let warnings = self.core.inspect(|core| core.policy_warnings()).await?;
+        let mut warnings = self.core.inspect(|core| core.policy_warnings()).await?;
+        let netpol = netns_lock::has_netpol();
+        warnings.extend(netpol.ok().and_then(problems::beside_netpol));
         let ready = self.proxies.watch_rules().borrow().ready;
         let summary = self.core.summary().await?;
         let unresolved = self.endpoints.unresolved();

@@ -28,10 +28,7 @@ impl Listeners {
         let sdp = peer::bind(&config.flags.sdp_socket, Some(config.flags.sdp_group))
             .context("--sdp-socket")?;
         let admin = peer::bind(&config.flags.admin_socket, None).context("--admin-socket")?;
-        let cni = match &config.flags.cni.socket() {
-            Some(socket) => Some(peer::bind(socket, None).context("--cni-socket")?),
-            None => None,
-        };
+        let cni = peer::bind_some(config.flags.cni.plugin.socket()).context("--cni-socket")?;
         let metrics = http_server::bind_metrics(config.metrics_address).await?;
         let fqdndata = match config.fqdndata_port() {
             Some(port) => Some(TcpListener::bind(("127.0.0.1", port)).await.with_context(|| {

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, UnixListener};
 use super::{Rim, listeners::PageListeners, sources};
 use crate::{
     admin::server::Admin,
-    cni::{install::CniCondition, reports::PluginReports, server::CniServer},
+    cni::{endpoints::Endpoints, install::CniCondition, reports::PluginReports, server::CniServer},
     config::Config,
     dir_writers::OwnDirectory,
     dnsproxy::BuiltinProxy,
@@ -41,7 +41,7 @@ pub(super) fn start(config: Config, rim: &Rim, about: About, listeners: PageList
     if let Some(listener) = listeners.cni {
         serve_cni(rim, &about, reports.clone(), listener);
     }
-    let places = config.flags.cni.places();
+    let places = config.flags.cni.plugin.places();
     let in_place = places.is_some().then(|| cni.clone());
     let cluster = about.sources.cluster.clone();
     let key = config.startup_taint().map(str::to_owned);
@@ -98,8 +98,11 @@ fn serve_admin(
 
 fn serve_cni(rim: &Rim, about: &About, reports: PluginReports, listener: UnixListener) {
     let (tasks, stop) = (&rim.tasks, &rim.stop);
-    let endpoints = Arc::clone(&about.sources.endpoints);
-    let server = CniServer::new(rim.core.clone(), endpoints, reports);
+    let endpoints = Endpoints {
+        core: rim.core.clone(),
+        book: Arc::clone(&about.sources.endpoints),
+    };
+    let server = CniServer::new(endpoints, reports);
     let admission = about.limits.admission(Listener::Cni);
     tasks.spawn(server.serve(listener, admission, tasks.clone(), stop.clone()));
 }

@@ -1,8 +1,8 @@
 //! Requests to the socket of the CNI plugin.
 //!
-//! An ADD is answered once the pod is under policy: its labels are known, and its identity is on
-//! disk, and its policy, its addresses and its programs are in force. Until then the container
-//! runtime does not start it.
+//! An ADD is answered once the pod is under policy: its labels are known, and what a restart needs is on
+//! disk, and its policy and its addresses are in force. Until then the container runtime does not start
+//! it.
 
 use std::{
     collections::BTreeSet,
@@ -11,7 +11,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_core::core::view::standing::Standing;
 use daemon::http_server::{self, Admission, Socket};
 use http_body_util::Full;
 use hyper::{
@@ -24,17 +23,18 @@ use tokio::{net::UnixListener, sync::Semaphore, task::spawn_blocking};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
+    enforcement::{Enforcement, PodStanding},
     failures::AddFailure,
     reports::PluginReports,
     request::{CniRequest, Valid},
 };
 use crate::{
     endpoint::source::{
-        EndpointBook, EndpointError,
+        EndpointError,
         cni::{AttachError, Attachment, AttachmentId},
     },
     refusal::{self, Refusal},
-    runner::{CoreAway, CoreHandle},
+    runner::CoreAway,
 };
 
 /// Bytes of a request at most: a list of all attachments of a node.
@@ -51,9 +51,8 @@ const PART: u32 = 8;
 
 /// Answers requests on the CNI plugin's socket.
 #[derive(Clone)]
-pub(crate) struct CniServer {
-    core: CoreHandle,
-    endpoints: Arc<EndpointBook>,
+pub(crate) struct CniServer<E> {
+    enforcement: E,
     lookups: Arc<Semaphore>,
     reports: PluginReports,
 }
@@ -61,7 +60,7 @@ pub(crate) struct CniServer {
 impl From<AttachError> for Refusal {
     fn from(error: AttachError) -> Self {
         match &error {
-            AttachError::Starting => Self::unavailable(error.to_string()),
+            AttachError::Starting | AttachError::Awaited(_) => Self::unavailable(error.to_string()),
             AttachError::Endpoint(EndpointError::File(_)) => Self::unavailable(format!(
                 "the list with this pod cannot be written: {error}; free space there"
             )),
@@ -76,21 +75,17 @@ impl From<AttachError> for Refusal {
 fn reason(error: &AttachError) -> AddFailure {
     match error {
         AttachError::Starting => AddFailure::Agent,
+        AttachError::Awaited(_) => AddFailure::Policy,
         AttachError::Endpoint(EndpointError::File(_)) => AddFailure::Disk,
         _ => AddFailure::Interface,
     }
 }
 
-impl CniServer {
-    /// Of an agent's core and endpoints.
-    pub(crate) fn new(
-        core: CoreHandle,
-        endpoints: Arc<EndpointBook>,
-        reports: PluginReports,
-    ) -> Self {
+impl<E: Enforcement> CniServer<E> {
+    /// Pods of the plugin's requests go to `enforcement`.
+    pub(crate) fn new(enforcement: E, reports: PluginReports) -> Self {
         Self {
-            core,
-            endpoints,
+            enforcement,
             lookups: Arc::new(Semaphore::new(LOOKUPS)),
             reports,
         }
@@ -117,6 +112,7 @@ impl CniServer {
         refusal::answer(endpoint.map(|id| body(id).into_bytes()))
     }
 
+    /// Gives the number of the endpoint, if the enforcement has numbers.
     async fn route(&self, request: Request<Incoming>) -> Result<Option<EndpointId>, Refusal> {
         if request.uri().path() != "/v1/cni" {
             let reason = "this socket answers to /v1/cni only: is the plugin of the same release?";
@@ -148,7 +144,7 @@ impl CniServer {
                     addresses,
                 };
                 let wait = Duration::from_millis(wait_ms).min(LONGEST);
-                self.add(attachment, wait).await.map(Some)
+                self.add(attachment, wait).await
             }
             CniRequest::Delete {
                 container_id,
@@ -164,15 +160,18 @@ impl CniServer {
                 netns,
             } => {
                 let id = id(&container_id, &ifname)?;
-                self.check(&self.endpoints.key_of(&id, netns.as_deref()))
+                self.check(&self.enforcement.key_of(&id, netns.as_deref()))
                     .await
-                    .map(Some)
             }
             CniRequest::Collect { valid } => self.collect(valid).await.map(|()| None),
         }
     }
 
-    async fn add(&self, attachment: Attachment, wait: Duration) -> Result<EndpointId, Refusal> {
+    async fn add(
+        &self,
+        attachment: Attachment,
+        wait: Duration,
+    ) -> Result<Option<EndpointId>, Refusal> {
         let begin = Instant::now();
         let deadline = begin + wait;
         let key = attachment.id.key();
@@ -181,7 +180,10 @@ impl CniServer {
             let attached =
                 attached.inspect_err(|_| self.reports.failures.inc(AddFailure::Agent))?;
             match attached {
-                Err(AttachError::Starting) if Instant::now() < deadline => {
+                // The last look has time enough to give its reason.
+                Err(error)
+                    if error.is_awaited() && Instant::now() + pause_after(begin) * 2 < deadline =>
+                {
                     tokio::time::sleep(pause_after(begin)).await;
                 }
                 Err(error) => {
@@ -196,7 +198,7 @@ impl CniServer {
             Ok(endpoint) => {
                 let took = begin.elapsed();
                 tracing::info!(
-                    endpoint = endpoint.0,
+                    endpoint = endpoint.map(|id| id.0),
                     pod = attachment.pod,
                     ?took,
                     "the pod is under policy and may start"
@@ -226,10 +228,10 @@ impl CniServer {
         let netns = attachment.netns.clone();
         let attached = async {
             let turn = Arc::clone(&self.lookups).acquire_owned().await;
-            let endpoints = Arc::clone(&self.endpoints);
+            let enforcement = self.enforcement.clone();
             let attached = spawn_blocking(move || {
                 let _turn = turn;
-                endpoints.attach(attachment).map(|_| ())
+                enforcement.attach(attachment)
             });
             let attached = attached.await;
             attached.map_err(|error| Refusal::unavailable(error.to_string()))
@@ -244,18 +246,18 @@ impl CniServer {
         })
     }
 
-    /// Waits until an endpoint is in force.
-    async fn in_force(&self, key: &str, deadline: Instant) -> Result<EndpointId, Refusal> {
+    /// Waits until a pod is under policy.
+    async fn in_force(&self, key: &str, deadline: Instant) -> Result<Option<EndpointId>, Refusal> {
         let begin = Instant::now();
         loop {
-            let reason = match self.standing(key).await {
-                Ok(Standing::InForce(endpoint)) => return Ok(endpoint),
-                Ok(Standing::Waiting(reason) | Standing::Incomplete(Some(reason))) => reason,
-                Ok(Standing::Incomplete(None)) => {
+            let reason = match self.enforcement.standing(key).await {
+                Ok(PodStanding::InForce(endpoint)) => return Ok(endpoint),
+                Ok(PodStanding::Waiting(reason) | PodStanding::Incomplete(Some(reason))) => reason,
+                Ok(PodStanding::Incomplete(None)) => {
                     "the agent has not received all policies and endpoints yet, see `status`"
                         .to_owned()
                 }
-                Ok(Standing::Absent) => "its interface was removed meanwhile".to_owned(),
+                Ok(PodStanding::Absent) => "its interface was removed meanwhile".to_owned(),
                 // Many pods that start at the same time keep it busy.
                 Err(slow @ CoreAway::Slow) => slow.to_string(),
                 Err(away) => return Err(away.into()),
@@ -270,21 +272,16 @@ impl CniServer {
         }
     }
 
-    async fn standing(&self, key: &str) -> Result<Standing, CoreAway> {
-        let key = key.to_owned();
-        self.core.inspect(move |core| core.standing(&key)).await
-    }
-
-    async fn check(&self, key: &str) -> Result<EndpointId, Refusal> {
-        match self.standing(key).await? {
-            Standing::InForce(endpoint) => Ok(endpoint),
-            Standing::Absent => Err(Refusal::not_found(format!(
+    async fn check(&self, key: &str) -> Result<Option<EndpointId>, Refusal> {
+        match self.enforcement.standing(key).await? {
+            PodStanding::InForce(endpoint) => Ok(endpoint),
+            PodStanding::Absent => Err(Refusal::not_found(format!(
                 "there is no endpoint {key}: restart the pod"
             ))),
-            Standing::Waiting(reason) | Standing::Incomplete(Some(reason)) => {
+            PodStanding::Waiting(reason) | PodStanding::Incomplete(Some(reason)) => {
                 Err(Refusal::unavailable(reason))
             }
-            Standing::Incomplete(None) => Err(Refusal::unavailable("it is not in force yet")),
+            PodStanding::Incomplete(None) => Err(Refusal::unavailable("it is not in force yet")),
         }
     }
 
@@ -292,15 +289,13 @@ impl CniServer {
         let Some(netns) = netns else {
             return self.remove(id).await;
         };
-        let endpoints = Arc::clone(&self.endpoints);
-        self.change(move || endpoints.end(&id, &netns).map(usize::from))
-            .await
+        let enforcement = self.enforcement.clone();
+        self.change(move || enforcement.end(&id, &netns)).await
     }
 
     async fn remove(&self, id: AttachmentId) -> Result<(), Refusal> {
-        let endpoints = Arc::clone(&self.endpoints);
-        self.change(move || endpoints.detach(&id).map(usize::from))
-            .await
+        let enforcement = self.enforcement.clone();
+        self.change(move || enforcement.detach(&id)).await
     }
 
     async fn collect(&self, valid: Vec<Valid>) -> Result<(), Refusal> {
@@ -309,11 +304,11 @@ impl CniServer {
             .map(|valid| self::id(&valid.container_id, &valid.ifname))
             .collect();
         let valid = valid?;
-        let endpoints = Arc::clone(&self.endpoints);
-        self.change(move || endpoints.detach_others(&valid)).await
+        let enforcement = self.enforcement.clone();
+        self.change(move || enforcement.detach_others(&valid)).await
     }
 
-    /// Removes endpoints, and waits until the core has carried it out.
+    /// Removes pods, and waits until that is carried out.
     async fn change(
         &self,
         change: impl FnOnce() -> Result<usize, EndpointError> + Send + 'static,
@@ -322,7 +317,7 @@ impl CniServer {
         let changed = changed.map_err(|error| Refusal::unavailable(error.to_string()))?;
         let count = changed.map_err(|error| Refusal::unavailable(error.to_string()))?;
         if count > 0 {
-            self.core.inspect(|_| ()).await?;
+            self.enforcement.settle().await?;
         }
         Ok(())
     }

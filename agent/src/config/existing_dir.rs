@@ -1,6 +1,6 @@
 //! Directories that must exist before the agent starts.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 
@@ -8,9 +8,26 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 pub(super) fn existing_dir() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match path.is_dir() {
         true => Ok(path),
-        false => Err(format!(
-            "{} is not a directory; create it first",
-            path.display()
-        )),
+        false => Err(refusal(&path)),
     })
+}
+
+fn refusal(path: &Path) -> String {
+    let shown = path.display();
+    match path.exists() {
+        true => format!("{shown} is not a directory; give the directory that it is in"),
+        false => format!("{shown} is not a directory; create it first"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_another_remedy_than_nothing() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(refusal(file.path()).contains("the directory that it is in"));
+        assert!(refusal(Path::new("/no/such")).contains("create it first"));
+    }
 }

@@ -1,15 +1,18 @@
 //! `holdfast-agent netpol …`: flags, and their help.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
 
 use agent_cluster::{ApiSettings, relay_settings::RelaySettings};
 use agent_core::policy::trace::Port;
-use clap::{ArgAction, Args, Subcommand};
+use clap::{Arg, ArgAction, Args, Subcommand};
 use daemon::flags;
 
 use super::{
-    ConfigError, FollowArgs, SourceArgs, args::Output, existing_dir::existing_dir,
-    metrics_address::metrics_address, relay_args,
+    ConfigError, FollowArgs, PluginArgs, SourceArgs, args::Output, destination::Destination,
+    existing_dir::existing_dir, metrics_address::metrics_address, relay_args,
 };
 
 /// Default of `--admin-socket`.
@@ -24,13 +27,13 @@ pub enum NetpolCommand {
     Status(NetpolClientArgs),
     /// List the pods of this node: their interfaces and the policies that restrict them
     Pods(NetpolClientArgs),
-    /// Show whether a pod may connect to an address or another pod, and the rules that decide it. Exit 1 if it may not
+    /// Show whether a pod may connect to an address or another pod, at one port or at which, and the rules that decide it. Exit 1 if it may at none of these ports, or if the policies are not in force
     Why(NetpolWhyArgs),
 }
 
 /// `netpol run`
 #[derive(Clone, Debug, Args)]
-#[command(mut_args = flags::complete)]
+#[command(mut_args = flags::complete, mut_args = in_own_words)]
 pub struct NetpolRunArgs {
     /// Directory of documents (YAML or JSON): NetworkPolicies, Pods and Namespaces. Every change in it is
     /// applied
@@ -60,6 +63,8 @@ pub struct NetpolRunArgs {
         env = "HOLDFAST_NETPOL_METRICS_ADDRESS"
     )]
     pub metrics_address: String,
+    #[command(flatten)]
+    pub plugin: PluginArgs,
     /// Print the change of the table that the documents would make, and end. Nothing is changed
     #[arg(long)]
     pub dry_run: bool,
@@ -68,13 +73,30 @@ pub struct NetpolRunArgs {
     #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub flush_on_exit: bool,
     /// Set net.bridge.bridge-nf-call-iptables and bridge-nf-call-ip6tables to 1 while pods are on a
-    /// bridge: without them the kernel shows packets between pods of one bridge to no rule
+    /// bridge, and bridge-nf-filter-vlan-tagged if it filters VLANs: without them the kernel shows packets
+    /// between pods of one bridge to no rule
     #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub set_bridge_sysctls: bool,
     /// Log dropped packets with their pod and the policies about it, at most 50 in a second. Each copy of
     /// a packet costs time
     #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub log_drops: bool,
+    /// Write the policies of this node's pods into this directory whenever they change, as access lists
+    /// and session rules for a VPP vswitch: acl.txt, acl.json and session-rules.json
+    #[arg(long, value_name = "DIR")]
+    pub vpp_export_dir: Option<PathBuf>,
+    /// With --vpp-export-dir: source of packets that a pod sends to itself through a Service, which pods
+    /// always receive
+    #[arg(long, value_name = "ADDRESS", requires = "vpp_export_dir")]
+    pub nat_loopback: Option<IpAddr>,
+    /// With --vpp-export-dir: interface of the vswitch that leads to other nodes; may be repeated
+    /// [default: node-output]
+    #[arg(
+        long = "node-output-interface",
+        value_name = "NAME",
+        requires = "vpp_export_dir"
+    )]
+    pub node_interfaces: Vec<String>,
     /// YAML file with any of these settings, named without dashes. Flags and environment override it; an
     /// unknown key is an error
     #[arg(long, value_name = "FILE", env = "HOLDFAST_NETPOL_CONFIG")]
@@ -93,6 +115,39 @@ pub struct NetpolRunArgs {
     pub log: String,
 }
 
+/// Help of flags that `run` has too, where it means other things.
+fn in_own_words(arg: Arg) -> Arg {
+    let help = match arg.get_long() {
+        Some("kubernetes") => {
+            "Read pods, namespaces and policies from the Kubernetes API: with the service account of this \
+             pod, or with --kubeconfig. --policy-dir may be read as well; of two documents of one kind and \
+             name that of the cluster counts"
+        }
+        Some("daemonset") => {
+            "DaemonSet of this pod, in the namespace of its service account. When the process is stopped \
+             and this DaemonSet was deleted, it deletes the table and its state"
+        }
+        Some("node-name") => {
+            "Name of this node: pods whose spec.nodeName it is are its own [default: the host name]"
+        }
+        Some("agent-not-ready-taint-key") => {
+            "Key of the taint that keeps pods off a node until policy is in force there, set by a node pool \
+             or the kubelet. With --kubernetes, it is removed from the Node once the table is in force; \
+             other taints stay. Empty: no taint is removed"
+        }
+        Some("cluster-name") => {
+            "Name of this node's cluster: a stored list of another cluster is not used"
+        }
+        Some("k8s-relay") => {
+            "Read the objects of the cluster from relays (`holdfast-agent relay`) and not from the API \
+             server: host:port, several with commas. The CiliumNode of this node, Events about refused \
+             policies and the startup taint are still written to the API server"
+        }
+        _ => return arg,
+    };
+    arg.help(help).long_help(None)
+}
+
 /// Socket of `netpol run` and output options.
 #[derive(Clone, Debug, Args)]
 pub struct NetpolClientArgs {
@@ -109,9 +164,11 @@ pub struct NetpolClientArgs {
 pub struct NetpolWhyArgs {
     /// Sender: a pod, as namespace/name, or an address
     pub from: String,
-    /// Receiver: a pod, as namespace/name, or an address
-    pub to: String,
-    /// Destination port, for example 443, 443/TCP or 53/UDP
+    /// Receiver: a pod, as namespace/name, or an address; with or without a port: 10.1.0.2:5432,
+    /// shop/db-0:53/UDP; put an IPv6 address with a port in brackets: `[2001:db8::1]:443`
+    pub to: Destination,
+    /// Destination port, unless the receiver has it: 443, 443/TCP, 53/UDP, 8/ICMP. Without a port, the
+    /// open ports are listed
     #[arg(long)]
     pub port: Option<Port>,
     #[command(flatten)]
@@ -167,6 +224,31 @@ mod tests {
         match Cli::try_parse_from(line).unwrap().command {
             Command::Netpol(NetpolCommand::Run(args)) => NetpolConfig::try_from(*args),
             command => panic!("{command:?}"),
+        }
+    }
+
+    #[test]
+    fn the_help_is_about_this_program() {
+        use clap::CommandFactory as _;
+        let mut cli = Cli::command();
+        let netpol = cli.find_subcommand_mut("netpol").unwrap();
+        let help = netpol
+            .find_subcommand_mut("run")
+            .unwrap()
+            .render_long_help();
+        let help = help.to_string();
+        for of_run in ["The agent", "takes everything off", "cleanup"] {
+            assert!(!help.contains(of_run), "{of_run}: {help}");
+        }
+        assert!(help.contains("policy is in force there"), "{help}");
+    }
+
+    #[test]
+    fn flags_of_exports_need_their_directory() {
+        for flag in ["--nat-loopback=10.0.0.1", "--node-output-interface=up"] {
+            let line = ["holdfast-agent", "netpol", "run", "--policy-dir=/", flag];
+            let error = Cli::try_parse_from(line).unwrap_err().to_string();
+            assert!(error.contains("--vpp-export-dir"), "{error}");
         }
     }
 

@@ -1,28 +1,35 @@
 //! Arguments of `holdfast-agent policy render`.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{collections::BTreeSet, net::IpAddr, path::PathBuf};
 
 use agent_core::policy::trace::Port;
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 
 use super::args::Output;
 
+/// Interface of the vswitch that leads to other nodes, if none is given.
+const NODE_INTERFACE: &str = "node-output";
+
+/// The interfaces of the vswitch that lead to other nodes.
+pub fn node_interfaces(given: &[String]) -> BTreeSet<String> {
+    match given {
+        [] => BTreeSet::from([NODE_INTERFACE.to_owned()]),
+        given => given.iter().cloned().collect(),
+    }
+}
+
 /// `policy render`
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("form").required(true).args(["format", "to"])))]
 pub struct RenderArgs {
     /// YAML or JSON files with NetworkPolicies, pods and namespaces, or directories of them
     #[arg(short = 'f', long = "file", value_name = "FILE", required = true, num_args = 1..)]
     pub files: Vec<PathBuf>,
-    /// Form of the output
-    #[arg(
-        long,
-        value_enum,
-        required_unless_present = "to",
-        conflicts_with = "to"
-    )]
+    /// Form of the output. This or --to is required
+    #[arg(long, value_enum)]
     pub format: Option<Format>,
     /// Only pods of this node (spec.nodeName)
-    #[arg(long)]
+    #[arg(long, conflicts_with = "to")]
     pub node: Option<String>,
     /// Only this pod; with --to: the sender, a pod or an address
     #[arg(long, value_name = "NAMESPACE/NAME")]
@@ -33,15 +40,17 @@ pub struct RenderArgs {
     /// Port of the packet: 443, 443/TCP, 53/UDP, 8/ICMP
     #[arg(long, requires = "to")]
     pub port: Option<Port>,
-    /// Interface of the vswitch that leads to other nodes, for ACLs; may be repeated
+    /// With --format acl: interface of the vswitch that leads to other nodes; may be repeated
+    /// [default: node-output]
     #[arg(
         long = "node-output-interface",
         value_name = "NAME",
-        default_value = "node-output"
+        conflicts_with = "to"
     )]
     pub node_interfaces: Vec<String>,
-    /// Source of packets that a pod sends to itself through a Service, which pods always receive
-    #[arg(long, value_name = "ADDRESS")]
+    /// Source of packets that a pod sends to itself through a Service, which pods always receive: in
+    /// all forms except nft
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "to")]
     pub nat_loopback: Option<IpAddr>,
     /// Text, or JSON: of ACLs, session rules and verdicts
     #[arg(short, long, value_enum, default_value_t = Output::Table)]

@@ -13,6 +13,7 @@ mod inside;
 mod leading;
 mod links;
 mod pod_side;
+pub(crate) mod ports;
 mod present;
 mod successor;
 

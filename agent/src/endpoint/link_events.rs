@@ -13,7 +13,10 @@ use rtnetlink::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::netlink_events::{NetlinkEvents, Subscription};
+use crate::{
+    endpoint::discover::ports::filters_vlans,
+    netlink_events::{NetlinkEvents, Subscription},
+};
 
 const SUBSCRIPTION: Subscription = Subscription {
     groups: &[
@@ -39,11 +42,15 @@ struct Shape {
     master: Option<u32>,
     peer: Option<u32>,
     namespace: Option<i32>,
+    filters_vlans: bool,
 }
 
 impl Shape {
     fn of(link: &LinkMessage) -> Self {
-        let mut shape = Self::default();
+        let mut shape = Self {
+            filters_vlans: filters_vlans(link),
+            ..Self::default()
+        };
         for attribute in &link.attributes {
             match attribute {
                 LinkAttribute::IfName(name) => shape.name = Some(name.clone()),

@@ -23,6 +23,12 @@ pub enum SocketError {
     /// Another process accepts connections on it.
     #[error("{0} is served by another process; stop it, or choose another path")]
     InUse(PathBuf),
+    /// The path of a directory.
+    #[error(
+        "{path} is a directory; give the path of a socket in it, for example {path}/holdfast.sock",
+        path = .0.display()
+    )]
+    Directory(PathBuf),
     #[error("{path}: {call}: {source}", path = .path.display())]
     Io {
         /// The socket, or its directory.
@@ -46,6 +52,11 @@ impl Allowed {
     }
 }
 
+/// Binds a socket for root only, if there is to be one.
+pub(crate) fn bind_some(path: Option<PathBuf>) -> Result<Option<UnixListener>, SocketError> {
+    path.map(|path| bind(&path, None)).transpose()
+}
+
 /// Binds a unix socket of mode 0660 in a directory of mode 0750, in place of
 /// one without a listening process.
 pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError> {
@@ -65,6 +76,9 @@ pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError
                 .map_err(io::Error::from)
                 .map_err(failed(dir, "giving the directory to --sdp-group"))?;
         }
+    }
+    if path.is_dir() {
+        return Err(SocketError::Directory(path.to_owned()));
     }
     match unix_socket::connect_now(path) {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
@@ -225,5 +239,7 @@ mod tests {
         assert_eq!(mode(&path), 0o660);
         assert_eq!(mode(path.parent().unwrap()), 0o750);
         assert!(matches!(bind(&path, None), Err(SocketError::InUse(_))));
+        let error = bind(dir.path(), None).unwrap_err().to_string();
+        assert!(error.contains("is a directory; give the path"), "{error}");
     }
 }

@@ -1,20 +1,21 @@
 //! What `netpol run` answers: commands over its unix socket, probes and Prometheus over TCP.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use agent_cluster::{health::ClusterHealth, own_interfaces};
 use agent_core::policy::trace::Port;
-use agent_datapath::nf_tables::Connection;
+use agent_datapath::nf_tables::{Connection, NftablesError};
 use daemon::http_server::{self, Admission, OPENMETRICS, Socket, TEXT, answer};
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
 };
-use netpol::{policy::Protocol, render::nft::TABLE};
+use netpol::render::{nft::TABLE, ruleset::TableFamily};
 use serde::Serialize;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -26,6 +27,7 @@ use super::{
 };
 use crate::{
     admin::{problems, query::parameter},
+    cni::{install::CniCondition, reports::PluginReports},
     refusal::{self, Refusal},
 };
 
@@ -41,23 +43,39 @@ pub(super) struct Pages {
     pub(super) cluster: Option<ClusterHealth>,
     /// Files found damaged at the start.
     pub(super) damaged: Arc<Vec<String>>,
+    pub(super) cni: Plugin,
 }
 
-/// The sockets of [`Pages`].
+/// The CNI plugin's place on the node, and the counts of its requests.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Plugin {
+    /// Whether new pods get it.
+    pub(super) condition: CniCondition,
+    pub(super) reports: PluginReports,
+}
+
+/// The sockets of `netpol run`.
 pub(super) struct Listeners {
     pub(super) admin: UnixListener,
     pub(super) metrics: Option<TcpListener>,
+    pub(super) cni: Option<UnixListener>,
 }
 
 impl Pages {
     /// Serves until stopped.
-    pub(super) fn start(self, listeners: Listeners, tasks: &TaskTracker, stop: &CancellationToken) {
+    pub(super) fn start(
+        self,
+        admin: UnixListener,
+        metrics: Option<TcpListener>,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) {
         let pages = self.clone();
         let commands = move |request| {
             let pages = pages.clone();
             async move { refusal::answer(pages.command(&request).await) }
         };
-        let socket = Socket::Unix(listeners.admin);
+        let socket = Socket::Unix(admin);
         let served = http_server::serve(
             socket,
             Admission::default(),
@@ -66,7 +84,7 @@ impl Pages {
             stop.clone(),
         );
         tasks.spawn(served);
-        if let Some(listener) = listeners.metrics {
+        if let Some(listener) = metrics {
             let probes = move |request| {
                 let pages = self.clone();
                 async move { pages.probe(&request).await }
@@ -95,10 +113,9 @@ impl Pages {
                     parameter(query, name).ok_or_else(missing)
                 };
                 let (from, to) = (wanted("from")?, wanted("to")?);
-                let port = parameter(query, "port")
-                    .map(|port| port_of(&port))
-                    .transpose()?;
-                let port = port.flatten();
+                let port = parameter(query, "port").map(|port| port.parse::<Port>());
+                let port = port.transpose();
+                let port = port.map_err(|error| Refusal::bad_request(error.to_string()))?;
                 let own = own_interfaces::list().map_err(|error| Refusal::internal(&error))?;
                 let why = self.shared.state.lock().why(&own.own, &from, &to, port);
                 render(&why.map_err(|error| Refusal::not_found(error.to_string()))?)
@@ -108,7 +125,7 @@ impl Pages {
     }
 
     async fn status(&self) -> NetpolStatus {
-        let counted = tokio::task::spawn_blocking(|| Connection::open()?.counters(TABLE)).await;
+        let counted = tokio::task::spawn_blocking(counters).await;
         let mut status = self.shared.state.lock().status();
         status.dropped = counted.ok().and_then(Result::ok);
         status.repairs = self.counters.repairs();
@@ -123,6 +140,7 @@ impl Pages {
             .problems
             .extend(cluster.iter().filter_map(problems::tainted));
         status.problems.extend(self.damaged.iter().cloned());
+        status.problems.extend(self.cni.condition.problem());
         status.cluster = cluster;
         status
     }
@@ -165,6 +183,7 @@ impl Pages {
         let scrape = NetpolScrape {
             status: Arc::new(self.status().await),
             counters: self.counters.clone(),
+            plugin: self.cni.reports.clone(),
             watches: self
                 .cluster
                 .as_ref()
@@ -182,20 +201,25 @@ impl Pages {
     }
 }
 
+/// Packets and frames that each counter of the tables has counted.
+fn counters() -> Result<BTreeMap<String, u64>, NftablesError> {
+    let mut kernel = Connection::open()?;
+    let mut all = kernel.counters(TableFamily::Inet, TABLE)?;
+    // A kernel without the family lists none.
+    all.extend(
+        kernel
+            .counters(TableFamily::Bridge, TABLE)
+            .into_iter()
+            .flatten(),
+    );
+    Ok(all)
+}
+
 fn unknown(request: &Request<Incoming>) -> Refusal {
     let (method, path) = (request.method(), request.uri().path());
     Refusal::not_found(format!(
         "{method} {path} is not known; is the client of the same release, and the socket that of `netpol run`?"
     ))
-}
-
-/// None: a protocol without ports, such as ICMP.
-fn port_of(text: &str) -> Result<Option<(Protocol, u16)>, Refusal> {
-    let port = text.parse::<Port>();
-    let port = port.map_err(|error| Refusal::bad_request(error.to_string()))?;
-    let mut protocols = Protocol::ALL.into_iter();
-    let protocol = protocols.find(|protocol| protocol.number() == port.protocol);
-    Ok(protocol.map(|protocol| (protocol, port.number)))
 }
 
 fn render(value: &impl Serialize) -> Result<Vec<u8>, Refusal> {

@@ -20,24 +20,36 @@ use agent_datapath::nf_tables::Connection;
 use anyhow::{Context as _, Result, bail};
 use daemon::{descriptors::Descriptors, http_server};
 use netpol::render::{change::Change, ruleset::Table};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    net::UnixListener,
+    signal::unix::{SignalKind, signal},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    admin::{Listeners, Pages},
+    admin::{Listeners, Pages, Plugin},
+    attached_file::AttachedFile,
     drops,
-    enforcer::{Enforcer, Kernel},
+    enforcer::{Enforcer, Kernel, lacks_frames},
+    export_task::{self, Target},
+    exports::Exports,
     feed::NetpolFeed,
     handover::remove_table,
     metrics::Counters,
+    plugin::PluginPods,
     state::Shared,
 };
 use crate::{
-    config::NetpolConfig,
+    cni::{
+        install::{self, CniCondition},
+        server::CniServer,
+    },
+    config::{NetpolConfig, render_args::node_interfaces},
     document_source::{self, Sources},
     endpoint::link_events::LinkEvents,
     epoch::StateDirLock,
     grpc::peer,
+    listener,
     netns_lock::NetnsLock,
     policy_dir::{PolicyDir, last_good::LastGood},
     watched_dir::WatchedDir,
@@ -62,6 +74,9 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
     if config.flags.dry_run {
         return dry_run(&config, api).await;
     }
+    if let Some(directory) = &config.flags.vpp_export_dir {
+        export_task::check(directory)?;
+    }
     Descriptors::raise();
     let lock = NetnsLock::of_netpol()?;
     let kernel = Kernel::open()?;
@@ -73,6 +88,7 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
     let listeners = Listeners {
         admin: peer::bind(&config.flags.admin_socket, None).context("--admin-socket")?,
         metrics: http_server::bind_metrics(config.metrics_address).await?,
+        cni: peer::bind_some(config.flags.plugin.socket()).context("--cni-socket")?,
     };
     let set = config.flags.source.daemonset.clone().zip(api.clone());
     let set = set.map(|(name, api)| OwnSet::start(api, &name));
@@ -102,8 +118,7 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
         None => false,
     };
     if is_uninstalled || config.flags.flush_on_exit {
-        remove_table()?;
-        tracing::info!("stopped; the table is deleted, and every pod is open");
+        open_pods(&config)?;
     } else {
         tracing::info!("stopped; the table remains in force");
     }
@@ -111,6 +126,17 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
         std::fs::remove_dir_all(&config.flags.state_dir)?;
     }
     drop((state_lock, lock));
+    Ok(())
+}
+
+/// Opens every pod, and lets new ones start without this process.
+fn open_pods(config: &NetpolConfig) -> Result<()> {
+    // First: pods that start now would wait for an answer.
+    if let Some(dir) = &config.flags.plugin.cni_conf_dir {
+        install::withdraw(dir).with_context(|| format!("--cni-conf-dir {}", dir.display()))?;
+    }
+    remove_table()?;
+    tracing::info!("stopped; the table is deleted, and every pod is open");
     Ok(())
 }
 
@@ -124,6 +150,7 @@ fn start(
 ) -> Result<Enforcer> {
     let shared = Arc::new(Shared::new(&config.node_name));
     let mut damaged = Vec::new();
+    let cni = start_plugin(config, &shared, listeners.cni, &mut damaged, tasks, stop)?;
     let directory = match &config.flags.policy_dir {
         Some(dir) => {
             let kept = LastGood::open(&config.flags.state_dir, dir, &mut damaged)?;
@@ -153,7 +180,13 @@ fn start(
             key: key.to_owned(),
             health,
         };
-        tasks.spawn(taint.run(in_force(Arc::clone(&shared)), stop.clone()));
+        let places = config.flags.plugin.places();
+        let ready = ready_with_plugin(Arc::clone(&shared), places.map(|_| cni.condition.clone()));
+        tasks.spawn(taint.run(ready, stop.clone()));
+    }
+    if let Some(target) = exported(config) {
+        shared.state.lock().exports = Some(Exports::new(&target.directory));
+        tasks.spawn(export_task::run(target, Arc::clone(&shared), stop.clone()));
     }
     let counters = Counters::default();
     let pages = Pages {
@@ -161,8 +194,9 @@ fn start(
         counters: counters.clone(),
         cluster,
         damaged: Arc::new(damaged),
+        cni,
     };
-    pages.start(listeners, tasks, stop);
+    pages.start(listeners.admin, listeners.metrics, tasks, stop);
     Ok(Enforcer {
         shared,
         counters,
@@ -172,10 +206,53 @@ fn start(
     })
 }
 
+/// What `--vpp-export-dir` exports; none without it.
+fn exported(config: &NetpolConfig) -> Option<Target> {
+    let flags = &config.flags;
+    let directory = flags.vpp_export_dir.clone()?;
+    Some(Target {
+        directory,
+        nat_loopback: flags.nat_loopback,
+        node_interfaces: node_interfaces(&flags.node_interfaces),
+    })
+}
+
+/// Starts what answers the CNI plugin, if it is wanted. Pods that it added in an earlier run are taken in
+/// before the first document.
+fn start_plugin(
+    config: &NetpolConfig,
+    shared: &Arc<Shared>,
+    listener: Option<UnixListener>,
+    damaged: &mut Vec<String>,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> Result<Plugin> {
+    let plugin = Plugin::default();
+    let file = AttachedFile::in_dir(&config.flags.state_dir);
+    let Some(listener) = listener else {
+        file.remove()?;
+        return Ok(plugin);
+    };
+    let pods = PluginPods::open(Arc::clone(shared), file, damaged)?;
+    tasks.spawn(pods.clone().forget_ended(stop.clone()));
+    let server = CniServer::new(pods, plugin.reports.clone());
+    let admission = listener::plugin_admission();
+    tasks.spawn(server.serve(listener, admission, tasks.clone(), stop.clone()));
+    if let Some(places) = config.flags.plugin.places() {
+        let ready = in_force(Arc::clone(shared));
+        tasks.spawn(places.run(plugin.condition.clone(), ready, stop.clone()));
+    }
+    Ok(plugin)
+}
+
 /// Prints the change that the documents would make, and asks the kernel whether it would accept it.
 async fn dry_run(config: &NetpolConfig, api: Option<Api>) -> Result<()> {
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let shared = Arc::new(Shared::new(&config.node_name));
+    if config.flags.plugin.socket().is_some() {
+        let file = AttachedFile::in_dir(&config.flags.state_dir);
+        shared.state.lock().take_in(file.look()?);
+    }
     let directory = config.flags.policy_dir.as_deref();
     let sources = Sources {
         directory: directory.map(|dir| (WatchedDir::new(dir), PolicyDir::new(dir))),
@@ -195,28 +272,38 @@ async fn dry_run(config: &NetpolConfig, api: Option<Api>) -> Result<()> {
         anyhow::anyhow!("not every kind of object was listed within {LISTING:?}; see the log")
     })?;
     let waits = shared.state.lock().waits();
-    let table = planned(&shared).await?;
+    let tables = planned(&shared).await?;
     if let Some(why) = waits {
         println!("nothing would change: the table of the last run stays: {why}");
         return Ok(());
     }
-    let table = drops::logged(table, config.flags.log_drops);
+    let tables = drops::logged(tables, config.flags.log_drops);
     let mut kernel = Connection::open()?;
-    kernel.dry_run(&Change::replacement(&table))?;
+    let replacements: Vec<Change> = tables.iter().map(Change::replacement).collect();
+    kernel.dry_run(&replacements)?;
     let mut out = std::io::stdout().lock();
-    match kernel.difference(&table)? {
-        None => writeln!(out, "the table in force is the same")?,
-        Some(difference) => {
-            writeln!(out, "# {difference}; the kernel would accept this change:")?;
-            let change = Change::between(&kernel.outline(&table)?, &table);
-            write!(out, "{change}")?;
-        }
+    let mut is_same = true;
+    for table in &tables {
+        let Some(difference) = kernel.difference(table)? else {
+            continue;
+        };
+        is_same = false;
+        let family = table.family;
+        writeln!(
+            out,
+            "# {family}: {difference}; the kernel would accept this change:"
+        )?;
+        let change = Change::between(&kernel.outline(table)?, table);
+        write!(out, "{change}")?;
+    }
+    if is_same {
+        writeln!(out, "the table in force is the same")?;
     }
     Ok(())
 }
 
-/// The table that the documents need.
-async fn planned(shared: &Shared) -> Result<Table> {
+/// The tables that the documents need.
+async fn planned(shared: &Shared) -> Result<Vec<Table>> {
     let (mut ways, addresses) = {
         let mut state = shared.state.lock();
         for refused in &state.refused {
@@ -231,7 +318,11 @@ async fn planned(shared: &Shared) -> Result<Table> {
     let mut state = shared.state.lock();
     state.set_ways(ways);
     state.commit()?;
-    Ok(state.table())
+    state.lacks_frames = lacks_frames(&mut Connection::open()?);
+    if let Some(problem) = state.open_to_frames() {
+        eprintln!("PROBLEM: {problem}");
+    }
+    Ok(state.tables())
 }
 
 /// Waits until the policies are in force.
@@ -240,6 +331,15 @@ async fn in_force(shared: Arc<Shared>) -> bool {
         tokio::time::sleep(POLL).await;
     }
     true
+}
+
+/// The same, and for the plugin to be in its place if there is one.
+async fn ready_with_plugin(shared: Arc<Shared>, plugin: Option<CniCondition>) -> bool {
+    let is_ready = in_force(shared).await;
+    if let Some(plugin) = plugin {
+        plugin.in_place().await;
+    }
+    is_ready
 }
 
 /// Reads the cluster from the API server, or from relays.
@@ -275,5 +375,14 @@ fn make_dir(dir: &Path) -> Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o750);
     let made = builder.create(dir);
-    made.with_context(|| format!("--state-dir {}", dir.display()))
+    made.map_err(|error| {
+        let of = match dir.exists() {
+            true => "it is not a directory".to_owned(),
+            false => error.to_string(),
+        };
+        anyhow::anyhow!(
+            "--state-dir {}: {of}; give a directory that exists or can be made",
+            dir.display()
+        )
+    })
 }

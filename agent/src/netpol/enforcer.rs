@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_cluster::own_interfaces;
 use agent_datapath::{
     nf_tables::{Connection, NftablesError, TableEvents},
     tracked::{self, Connection as Tracked},
@@ -27,7 +28,7 @@ use netpol::{
     render::{
         change::{Change, Step},
         nft::TABLE,
-        ruleset::Table,
+        ruleset::{Table, TableFamily},
     },
 };
 use parking_lot::Mutex;
@@ -56,6 +57,8 @@ const SCANS: Duration = Duration::from_secs(1);
 pub(super) struct Kernel {
     pub(super) connection: Connection,
     pub(super) events: TableEvents,
+    /// Why it has no tables of family `bridge`.
+    pub(super) lacks_frames: Option<String>,
 }
 
 impl Kernel {
@@ -65,10 +68,21 @@ impl Kernel {
     /// The kernel lacks a part of nf_tables, or the process a right.
     pub(super) fn open() -> Result<Self, NftablesError> {
         let mut connection = Connection::open()?;
-        connection.probe()?;
+        connection.probe(TableFamily::Inet)?;
+        let lacks_frames = lacks_frames(&mut connection);
         let events = TableEvents::open(TABLE)?.by_others(connection.port());
-        Ok(Self { connection, events })
+        Ok(Self {
+            connection,
+            events,
+            lacks_frames,
+        })
     }
+}
+
+/// Why the kernel has no tables of family `bridge`; none if it has them.
+pub(super) fn lacks_frames(connection: &mut Connection) -> Option<String> {
+    let probed = connection.probe(TableFamily::Bridge);
+    probed.err().map(|error| error.to_string())
 }
 
 /// The task that enforces.
@@ -124,7 +138,12 @@ struct Over {
 impl Enforcer {
     /// Runs until stopped. The table stays.
     pub(super) async fn run(self, kernel: Kernel, stop: CancellationToken) {
-        let Kernel { connection, events } = kernel;
+        let Kernel {
+            connection,
+            events,
+            lacks_frames,
+        } = kernel;
+        self.shared.state.lock().lacks_frames = lacks_frames;
         let connection = Arc::new(Mutex::new(connection));
         let mut due = Due {
             comparison: true,
@@ -146,7 +165,10 @@ impl Enforcer {
                         sleep(TICK).await;
                     }
                 }
-                _ = tick.tick() => self.look_around().await,
+                _ = tick.tick() => {
+                    self.look_around().await;
+                    due.comparison |= self.has_frames_now(&connection).await;
+                }
                 () = stop.cancelled() => return,
             }
             self.shared.state.lock().force.beat = Instant::now();
@@ -161,11 +183,9 @@ impl Enforcer {
 
     /// Looks at the node's settings.
     async fn look_around(&self) {
-        let (has_bridge, may_set) = (
-            self.shared.state.lock().ways.has_bridge(),
-            self.sets_bridge_sysctls,
-        );
-        let looked = spawn_blocking(move || Surroundings::look(has_bridge, may_set)).await;
+        let bridging = self.shared.state.lock().ways.bridging();
+        let may_set = self.sets_bridge_sysctls;
+        let looked = spawn_blocking(move || Surroundings::look(bridging, may_set)).await;
         if let Ok(now) = looked {
             let before = std::mem::replace(&mut self.shared.state.lock().surroundings, now.clone());
             let new = now.problems.iter();
@@ -173,6 +193,20 @@ impl Enforcer {
                 tracing::error!("{problem}");
             }
         }
+    }
+
+    /// Whether a part of the kernel that was lacking is there now, as after a module was loaded.
+    async fn has_frames_now(&self, connection: &Arc<Mutex<Connection>>) -> bool {
+        if self.shared.state.lock().open_to_frames().is_none() {
+            return false;
+        }
+        let connection = Arc::clone(connection);
+        let probed = spawn_blocking(move || lacks_frames(&mut connection.lock())).await;
+        let has_now = matches!(probed, Ok(None));
+        if has_now {
+            self.shared.state.lock().lacks_frames = None;
+        }
+        has_now
     }
 
     /// Looks at the ways to the pods, and makes the changes of the state. The first table has these ways:
@@ -226,6 +260,9 @@ impl Enforcer {
             Some(_) => {}
             None => {
                 state.force.is_begun = true;
+                if let Some(generation) = done.generation {
+                    state.force.accepted = generation;
+                }
                 let changed = done.elements.map(|elements| (Instant::now(), elements));
                 state.force.changed = changed.or(state.force.changed);
             }
@@ -250,12 +287,17 @@ impl Enforcer {
             due.ways = true;
         }
         if ways != before {
+            let is_first_bridge = ways.bridging().is_some() && before.bridging().is_none();
             self.shared.state.lock().set_ways(ways);
+            if is_first_bridge {
+                self.look_around().await;
+            }
         }
     }
 
     /// Deletes connections that no policy would let in now.
     async fn end_connections(&self, over: &mut Over) {
+        over.ended.extend(&self.shared.state.lock().freed);
         let is_due = over.is_closing || !over.ended.is_empty();
         let is_soon = over.scanned.is_some_and(|at| at.elapsed() < SCANS);
         if !is_due || is_soon {
@@ -271,9 +313,15 @@ impl Enforcer {
         let shared = Arc::clone(&self.shared);
         let again = ended.clone();
         let scanned = spawn_blocking(move || {
-            tracked::delete(|connection| is_over(&shared, &ended, connection))
+            let own = own_interfaces::list()?.addresses;
+            tracked::delete(|connection| is_over(&shared, &own, &ended, connection))
         });
-        match scanned.await {
+        let scanned = scanned.await;
+        if matches!(scanned, Ok(Ok(_))) {
+            let freed = &mut self.shared.state.lock().freed;
+            freed.retain(|address| !again.contains(address));
+        }
+        match scanned {
             Ok(Ok(0)) => {}
             Ok(Ok(deleted)) => {
                 tracing::debug!(
@@ -302,23 +350,29 @@ impl Over {
 }
 
 /// Whether a connection has to end: one of its ends is no pod of this node any more, or policy would
-/// let it in in neither direction now. If the receiver may open one to the sender, its next packet
-/// would make a new entry, and the sender's packets would pass as answers. With the old entry they
-/// are judged, and dropped.
+/// let it in in neither direction now. With the entry, packets of the first direction are judged and
+/// dropped, and the receiver's pass as answers. Without it, those of both are dropped: datagrams are
+/// judged as the first of a connection, and TCP segments open none.
 ///
-/// A TCP connection that is closed by policy stays: its packets of the first direction are dropped, so
-/// that it stalls. Without its entry the kernel would take the next packet of the server for the first
-/// one of a connection in the other direction, and all that follow would pass as its answers.
-fn is_over(shared: &Shared, ended: &BTreeSet<IpAddr>, connection: &Tracked) -> bool {
-    const TCP: u8 = 6;
-    if ended.contains(&connection.source) || ended.contains(&connection.destination) {
+/// If the receiver may open a connection to the sender, the entry stays. Its next datagram would make a
+/// new entry, and the sender's datagrams would pass as answers. A TCP connection goes on if the policy
+/// opens it again soon.
+///
+/// `own` are the node's addresses, of which policy says nothing.
+fn is_over(
+    shared: &Shared,
+    own: &BTreeSet<IpAddr>,
+    ended: &BTreeSet<IpAddr>,
+    connection: &Tracked,
+) -> bool {
+    let ends = [connection.source, connection.destination];
+    if ends.iter().any(|end| ended.contains(end)) {
         return true;
     }
-    if connection.protocol == TCP {
+    if ends.iter().any(|end| own.contains(end)) {
         return false;
     }
-    let mut protocols = Protocol::ALL.into_iter();
-    let protocol = protocols.find(|protocol| protocol.number() == connection.protocol);
+    let protocol = Protocol::from_number(connection.protocol);
     let is_closed = |from, to, port| {
         let port = protocol.zip(port);
         let sides = shared
@@ -348,6 +402,8 @@ struct Done {
     refused: Option<String>,
     /// No table of this run was accepted yet, with which the kernel's could be compared.
     cannot_compare: bool,
+    /// Changes of the state that the table has.
+    generation: Option<u64>,
 }
 
 /// How the next attempt is made.
@@ -363,12 +419,17 @@ struct Attempt {
 impl Attempt {
     /// Makes the changes of the state since the last attempt.
     fn make(self, shared: &Shared, kernel: &mut Connection) -> Done {
-        let (committed, table) = {
+        let (committed, tables, has_frames, generation) = {
             let mut state = shared.state.lock();
             let committed = state.commit();
+            if state.are_exports_due() {
+                shared.exports_due.notify_one();
+            }
             // Until one is accepted, the table of the last run stays.
             let compares = self.compares && state.pipeline.has_committed();
-            (committed, compares.then(|| state.table()))
+            let tables = compares.then(|| state.tables());
+            let has_frames = state.lacks_frames.is_none();
+            (committed, tables, has_frames, state.generation)
         };
         let mut done = Done {
             result: Ok(None),
@@ -377,56 +438,72 @@ impl Attempt {
             commit: None,
             is_replaced: false,
             refused: None,
-            cannot_compare: self.compares && table.is_none(),
+            cannot_compare: self.compares && tables.is_none(),
+            generation: (!self.compares || tables.is_some()).then_some(generation),
         };
         match committed {
             Ok(commit) => {
-                if table.is_none() && !commit.change.is_empty() {
+                if tables.is_none() {
                     let change = commit.change.clone();
-                    let change = match self.logs_drops {
+                    let mut changes = vec![match self.logs_drops {
                         true => change.logging(drops::GROUP),
                         false => change,
-                    };
-                    write(kernel, &change, CommitOutcome::Changed, &mut done);
+                    }];
+                    changes.extend(has_frames.then(|| commit.frames.clone()));
+                    changes.retain(|change| !change.is_empty());
+                    if !changes.is_empty() {
+                        write(kernel, &changes, CommitOutcome::Changed, &mut done);
+                    }
                 }
                 done.commit = Some(commit);
             }
             Err(too_large) => done.refused = Some(too_large.to_string()),
         }
-        if let Some(table) = table {
-            let table = drops::logged(table, self.logs_drops);
-            self.compare(kernel, &table, &mut done);
+        if let Some(tables) = tables {
+            let tables = drops::logged(tables, self.logs_drops);
+            self.compare(kernel, &tables, &mut done);
         }
         done
     }
 
-    /// Replaces the kernel's table if it is not `table`.
-    fn compare(self, kernel: &mut Connection, table: &Table, done: &mut Done) {
-        match kernel.difference(table) {
-            Ok(None) => {}
-            Ok(Some(difference)) => {
-                let outcome = match self.is_foreign {
-                    true => {
-                        tracing::warn!(%difference, "another program changed the nftables table; it is made again");
-                        CommitOutcome::Repaired
+    /// Replaces those of the kernel's tables that are not as these, all in one batch.
+    fn compare(self, kernel: &mut Connection, tables: &[Table], done: &mut Done) {
+        let mut replacements = Vec::new();
+        for table in tables {
+            match kernel.difference(table) {
+                Ok(None) => {}
+                Ok(Some(difference)) => {
+                    if self.is_foreign {
+                        let family = table.family;
+                        tracing::warn!(%family, %difference, "another program changed the nftables table; it is made again");
                     }
-                    false => CommitOutcome::Changed,
-                };
-                done.is_replaced = true;
-                write(kernel, &Change::replacement(table), outcome, done);
+                    replacements.push(Change::replacement(table));
+                }
+                Err(error) => {
+                    done.result = Err(error.to_string());
+                    return;
+                }
             }
-            Err(error) => done.result = Err(error.to_string()),
         }
+        if replacements.is_empty() {
+            return;
+        }
+        let outcome = match self.is_foreign {
+            true => CommitOutcome::Repaired,
+            false => CommitOutcome::Changed,
+        };
+        done.is_replaced = true;
+        write(kernel, &replacements, outcome, done);
     }
 }
 
-fn write(kernel: &mut Connection, change: &Change, outcome: CommitOutcome, done: &mut Done) {
+fn write(kernel: &mut Connection, changes: &[Change], outcome: CommitOutcome, done: &mut Done) {
     let begin = Instant::now();
-    match kernel.commit(change) {
+    match kernel.commit(changes) {
         Ok(()) => {
             done.result = Ok(Some(outcome));
             done.took = Some(begin.elapsed());
-            done.elements = Some(change.elements());
+            done.elements = Some(changes.iter().map(Change::elements).sum());
         }
         Err(error) => done.result = Err(error.to_string()),
     }

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
-use agent_datapath::nf_tables::{Connection, Difference, NftablesError};
-use netpol::render::{change::Change, nft::TABLE, ruleset::Table};
+use agent_datapath::nf_tables::{Connection, NftablesError};
+use netpol::render::{
+    change::Change,
+    nft::TABLE,
+    ruleset::{Table, TableFamily},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::netns_lock;
@@ -11,18 +15,20 @@ use crate::netns_lock;
 /// Between two looks whether `netpol run` has ended.
 const POLL: Duration = Duration::from_secs(2);
 
-/// Deletes the table. Gives whether it was there.
+/// Deletes the tables. Gives whether one was there.
 ///
 /// # Errors
 /// The kernel cannot be asked, or refuses.
 pub(crate) fn remove_table() -> Result<bool, NftablesError> {
     let mut kernel = Connection::open()?;
-    let difference = kernel.difference(&Table::new(TABLE))?;
-    let was_there = difference != Some(Difference::NoTable);
-    if was_there {
-        kernel.commit(&Change::deletion(TABLE))?;
+    let mut deletions = Vec::new();
+    for family in [TableFamily::Inet, TableFamily::Bridge] {
+        if kernel.difference(&Table::of(family, TABLE))?.is_some() {
+            deletions.push(Change::deletion(family, TABLE));
+        }
     }
-    Ok(was_there)
+    kernel.commit(&deletions)?;
+    Ok(!deletions.is_empty())
 }
 
 /// Deletes the table once `in_force` ends with true, which says that the programs of `run` enforce the

@@ -7,6 +7,7 @@ use daemon::{
     families, label,
     metrics::{Counts, Families, meanings},
 };
+use netpol::render::nft::{FRAMES, MIDDLE, SPOOFED, TO_ALL, TUNNELS};
 use prometheus_client::{
     collector::Collector,
     encoding::DescriptorEncoder,
@@ -14,6 +15,7 @@ use prometheus_client::{
 };
 
 use super::model::NetpolStatus;
+use crate::cni::reports::PluginReports;
 
 label! {
     /// What became of a change of the table.
@@ -46,6 +48,18 @@ label! {
         Egress => "egress",
         /// Its source is not an address of the pod behind the interface.
         Spoofed => "spoofed",
+        /// A frame from or to a port of a pod, which the rules about packets do not see: under a VLAN
+        /// tag, in PPPoE, or of another protocol than IPv4, IPv6 and ARP; or a router advertisement or
+        /// redirect of a pod.
+        Frames => "frames",
+        /// To a group or a broadcast address, to a port of a pod, while a pod of a bridge has an ingress
+        /// policy.
+        ToAll => "to_all",
+        /// A TCP segment from or to a restricted pod that opens no connection and belongs to none that
+        /// conntrack knows.
+        Middle => "tcp_middle",
+        /// Of a pod to a tunnel of its own node, which would unpack another packet from it.
+        Tunnels => "tunnels",
     }
 }
 
@@ -107,6 +121,7 @@ impl Counters {
 pub struct NetpolScrape {
     pub status: Arc<NetpolStatus>,
     pub counters: Counters,
+    pub(super) plugin: PluginReports,
     /// Watches of the cluster; empty where it is no source.
     pub watches: Vec<WatchHealth>,
 }
@@ -136,8 +151,8 @@ impl NetpolScrape {
         };
         let watches = || self.watches.iter();
         families! { out;
-            /// 1 while NetworkPolicies are in force on this node as the documents say; `holdfast-agent
-            /// netpol status` names what is missing
+            /// 1 while the nftables table of this node is as the documents say; of a refused document that was
+            /// good before, its last good version counts. `holdfast-agent netpol status` names what is missing
             gauge netpol_ready = status.ready;
             /// Changes of the nftables table, by outcome
             counter_by netpol_commits = |outcome| counters.outcomes.get(outcome);
@@ -160,9 +175,14 @@ impl NetpolScrape {
             counter_by netpol_dropped_packets = |reason| match reason {
                 DropReason::Ingress => dropped("dropped_in"),
                 DropReason::Egress => dropped("dropped_out"),
-                DropReason::Spoofed => dropped("spoofed"),
+                DropReason::Spoofed => dropped(SPOOFED),
+                DropReason::Frames => dropped(FRAMES),
+                DropReason::ToAll => dropped(TO_ALL),
+                DropReason::Middle => dropped(MIDDLE),
+                DropReason::Tunnels => dropped(TUNNELS),
             };
-            /// Tracked connections that were deleted, because no policy would let them in any more
+            /// Entries of conntrack that were deleted: those of pods that ended, and those of flows other
+            /// than TCP that policy allows in neither direction any more
             counter netpol_ended_connections = counters.ended_connections.get();
             /// Policies of kinds that this node does not enforce
             gauge_by netpol_not_enforced_policies = |kind: UnenforcedKind| {
@@ -170,6 +190,11 @@ impl NetpolScrape {
             };
             /// Documents that are refused; their last good versions are in force
             gauge netpol_refused_documents = status.refused.len();
+            /// Pods that the CNI plugin did not let start, by reason; the runtime tries again
+            counter_by cni_add_failures = |failure| self.plugin.failures.get(failure);
+            /// Namespaces whose pods start without policy while no agent answers
+            /// (`failOpenNamespaces`), as the CNI plugin's last ADD reported
+            gauge cni_fail_open_namespaces = self.plugin.fail_open();
             /// Objects of the cluster that are read from its API server; those that are refused are
             /// left out
             gauges kubernetes_objects["kind"] = watches().map(|watch| (&watch.kind, watch.objects));

@@ -37,6 +37,18 @@ pub struct NetpolStatus {
     pub warnings: Vec<String>,
     /// The cluster that objects are read from.
     pub cluster: Option<ClusterView>,
+    /// Files for a VPP vswitch, with `--vpp-export-dir`.
+    #[serde(default)]
+    pub exports: Option<ExportsView>,
+}
+
+/// Files that follow the policies.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct ExportsView {
+    /// Path of their directory.
+    pub directory: String,
+    /// How long ago one of them was written last, seconds; none = not by this process.
+    pub written_seconds: Option<u64>,
 }
 
 /// Sizes of the table, and its last change.
@@ -74,9 +86,16 @@ pub struct NetpolPod {
 pub struct NetpolWhy {
     pub from: IpSide,
     pub to: IpSide,
-    /// Destination port and protocol; none = of a protocol without ports.
+    /// Destination port and protocol; none = none was asked for.
     pub port: Option<String>,
+    /// It may be opened; without a port: at some port. False while the policies are not in force.
     pub allowed: bool,
+    /// The policies let it be opened at none of the ports that were asked for.
+    #[serde(default)]
+    pub is_denied: bool,
+    /// Without a port: the open ones, such as `5432/TCP`; `any` for every port and protocol.
+    #[serde(default)]
+    pub open: Option<Vec<String>>,
     /// One end is the node itself, whose packets from and to its own pods pass.
     #[serde(default)]
     pub is_of_node: bool,
@@ -92,6 +111,9 @@ pub struct IpSide {
     pub address: String,
     /// The pod that has the address, `namespace/name`.
     pub pod: Option<String>,
+    /// The node of the pod.
+    #[serde(default)]
+    pub node: Option<String>,
     /// The pod runs on this node.
     pub is_here: bool,
 }
@@ -104,6 +126,10 @@ pub struct SideView {
     pub direction: String,
     /// Policies that restrict the direction.
     pub policies: Vec<String>,
-    /// The rule that allows the connection, as `NetworkPolicy/namespace/name field`; none = denied.
+    /// The rule that allows the connection, as `NetworkPolicy/namespace/name field`; without a port,
+    /// all rules that open one. None = denied.
     pub allowed_by: Option<String>,
+    /// Without a port: the ports that these rules open.
+    #[serde(default)]
+    pub open: Option<Vec<String>>,
 }

@@ -23,6 +23,14 @@ pub fn object(body: &Body) -> Option<Object> {
     }
 }
 
+/// The uid of a document's pod.
+pub(super) fn uid(body: &Body) -> Option<Arc<str>> {
+    match body {
+        Body::Pod(pod) => pod.uid.clone(),
+        _ => None,
+    }
+}
+
 /// The object of a document's key; none as for [`object`].
 pub(super) fn key(key: &str) -> Option<Key> {
     let (kind, rest) = key.split_once('/')?;
@@ -39,8 +47,7 @@ pub(super) fn key(key: &str) -> Option<Key> {
 
 fn pod_of(pod: &Pod) -> pod::Pod {
     let ports = pod.ports.iter().filter_map(|(name, port)| {
-        let mut protocols = Protocol::ALL.into_iter();
-        let protocol = protocols.find(|protocol| protocol.number() == port.protocol)?;
+        let protocol = Protocol::from_number(port.protocol)?;
         Some(((name.clone(), protocol), port.port))
     });
     pod::Pod {

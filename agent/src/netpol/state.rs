@@ -8,14 +8,21 @@ use std::{
 
 use agent_core::policy::document::{PolicyDocument, PolicyError};
 use netpol::{
-    cache::Key,
+    cache::{Key, Object},
     pipeline::{Commit, Pipeline},
     render::{nft::TooLarge, ruleset::Table},
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::{objects, surroundings::Surroundings, unenforced::Unenforced, ways::Ways};
+use super::{
+    attached::{Attached, Effect},
+    exports::Exports,
+    objects,
+    surroundings::Surroundings,
+    unenforced::Unenforced,
+    ways::Ways,
+};
 
 /// What the tasks of `netpol run` share. No lock is held across a write to the kernel.
 #[derive(Debug)]
@@ -23,6 +30,8 @@ pub(super) struct Shared {
     pub(super) state: Mutex<State>,
     /// The state may have changed.
     pub(super) changed: Notify,
+    /// A commit may have changed the exports.
+    pub(super) exports_due: Notify,
 }
 
 impl Shared {
@@ -31,6 +40,7 @@ impl Shared {
         Self {
             state: Mutex::new(State::new(node)),
             changed: Notify::new(),
+            exports_due: Notify::new(),
         }
     }
 }
@@ -41,6 +51,12 @@ pub(super) struct State {
     /// Name of this node.
     pub(super) node: String,
     pub(super) pipeline: Pipeline,
+    /// Pods of the CNI plugin.
+    pub(super) attached: Attached,
+    /// Addresses that the runtime took from pods, until their tracked connections are deleted.
+    pub(super) freed: BTreeSet<IpAddr>,
+    /// Number of the changes so far.
+    pub(super) generation: u64,
     pub(super) unenforced: Unenforced,
     /// Refused documents.
     pub(super) refused: Vec<PolicyError>,
@@ -53,7 +69,13 @@ pub(super) struct State {
     pub(super) warnings: BTreeMap<String, Vec<String>>,
     pub(super) ways: Ways,
     pub(super) surroundings: Surroundings,
+    /// Why the kernel has no tables of family `bridge`.
+    pub(super) lacks_frames: Option<String>,
     pub(super) force: Force,
+    /// Files for a VPP vswitch; none without `--vpp-export-dir`.
+    pub(super) exports: Option<Exports>,
+    /// The state with this number was due to be exported last.
+    exported: Option<u64>,
 }
 
 /// How far the policies are in force.
@@ -65,15 +87,21 @@ pub(super) struct Force {
     pub(super) changed: Option<(Instant, usize)>,
     /// Why the last change is not in force.
     pub(super) failing: Option<String>,
+    /// The kernel has had the table with so many changes.
+    pub(super) accepted: u64,
     /// When the enforcer last ran.
     pub(super) beat: Instant,
 }
 
 impl State {
-    fn new(node: &str) -> Self {
+    /// Nothing is known yet. `node` is the name of this node.
+    pub(super) fn new(node: &str) -> Self {
         Self {
             node: node.to_owned(),
             pipeline: Pipeline::new(node, netpol::render::nft::Limits::default()),
+            attached: Attached::new(node),
+            freed: BTreeSet::new(),
+            generation: 0,
             unenforced: Unenforced::default(),
             refused: Vec::new(),
             is_listed: false,
@@ -82,21 +110,31 @@ impl State {
             warnings: BTreeMap::new(),
             ways: Ways::default(),
             surroundings: Surroundings::default(),
+            lacks_frames: None,
             force: Force {
                 is_begun: false,
                 changed: None,
                 failing: None,
+                accepted: 0,
                 beat: Instant::now(),
             },
+            exports: None,
+            exported: None,
         }
     }
 
     /// Puts a document in the place of its former version.
     pub(super) fn put(&mut self, document: PolicyDocument) {
         self.unenforced.put(&document.key);
-        if let Some(object) = objects::object(&document.body) {
-            self.pipeline.put(object);
+        match objects::object(&document.body) {
+            Some(Object::Pod(pod)) => {
+                let effects = self.attached.put(pod, objects::uid(&document.body));
+                self.carry_out(effects);
+            }
+            Some(object) => self.pipeline.put(object),
+            None => {}
         }
+        self.generation += 1;
         match document.warnings.is_empty() {
             true => self.warnings.remove(&document.key),
             false => self.warnings.insert(document.key, document.warnings),
@@ -107,9 +145,26 @@ impl State {
     pub(super) fn remove(&mut self, key: &str) {
         self.unenforced.remove(key);
         self.warnings.remove(key);
-        if let Some(key) = objects::key(key) {
-            self.pipeline.remove(&key);
+        match objects::key(key) {
+            Some(Key::Pod(id)) => {
+                let effect = self.attached.remove(&id);
+                self.carry_out([effect]);
+            }
+            Some(key) => self.pipeline.remove(&key),
+            None => {}
         }
+        self.generation += 1;
+    }
+
+    /// Changes pods as the pods of the CNI plugin and those of documents together say.
+    pub(super) fn carry_out(&mut self, effects: impl IntoIterator<Item = Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Put(pod) => self.pipeline.put(Object::Pod(pod)),
+                Effect::Remove(id) => self.pipeline.remove(&Key::Pod(id)),
+            }
+        }
+        self.generation += 1;
     }
 
     /// The documents that are refused now.
@@ -163,27 +218,50 @@ impl State {
         )
     }
 
+    /// Whether the state has changed since the last call.
+    pub(super) fn are_exports_due(&mut self) -> bool {
+        self.exported.replace(self.generation) != Some(self.generation)
+    }
+
     /// Changes of the table since the last call.
     pub(super) fn commit(&mut self) -> Result<Commit, TooLarge> {
         self.pipeline.commit()
     }
 
-    /// The table as of the last call of [`Self::commit`].
-    pub(super) fn table(&self) -> Table {
-        self.pipeline.table()
+    /// The tables as of the last call of [`Self::commit`], of each family that the kernel has.
+    pub(super) fn tables(&self) -> Vec<Table> {
+        let mut tables = vec![self.pipeline.table()];
+        if self.lacks_frames.is_none() {
+            tables.push(self.pipeline.frames());
+        }
+        tables
     }
 
-    /// Addresses of the pods of this node.
+    /// Addresses of the pods of this node; those that the CNI plugin just added too.
     pub(super) fn addresses(&self) -> BTreeSet<IpAddr> {
         let pods = self.pipeline.pods().values();
-        pods.flat_map(|pod| pod.addresses.iter().copied()).collect()
+        let pods = pods.flat_map(|pod| pod.addresses.iter());
+        let attached = self.attached.pods().flat_map(|pod| pod.addresses.iter());
+        pods.chain(attached).copied().collect()
     }
 
     /// Takes the ways to pods as they were found.
     pub(super) fn set_ways(&mut self, ways: Ways) {
         self.pipeline.set_interfaces(ways.interfaces());
-        self.pipeline.set_bridges(ways.bridge_links());
+        self.pipeline.set_links(ways.links());
         self.ways = ways;
+        self.generation += 1;
+    }
+
+    /// Why pods on bridges can send past policy.
+    pub(super) fn open_to_frames(&self) -> Option<String> {
+        let lacks = self.lacks_frames.as_ref()?;
+        self.ways.bridging().map(|_| {
+            format!(
+                "pods on a bridge are open to each other for frames with VLAN tags, which no rule sees: {lacks}; \
+                 use a kernel with CONFIG_NF_TABLES_BRIDGE, or a network that routes its pods"
+            )
+        })
     }
 
     /// Whether policy is in force as the documents say.
@@ -192,6 +270,7 @@ impl State {
             && self.force.is_begun
             && self.force.failing.is_none()
             && self.surroundings.problems.is_empty()
+            && self.open_to_frames().is_none()
     }
 }
 

@@ -1,40 +1,20 @@
 //! The state as people see it.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::net::IpAddr;
 
 use netpol::{
     contiv::{Flow, PolicyId},
-    explain::{Opening, Side},
-    pod::PodId,
-    policy::Protocol,
     processor::PodPolicies,
 };
 
 use super::{
-    model::{IpSide, NetpolPod, NetpolStatus, NetpolWhy, SideView, TableView},
+    exports::Exports,
+    model::{NetpolPod, NetpolStatus, TableView},
     state::State,
 };
 
 /// Refused documents and warnings that are shown.
 const SHOWN: usize = 100;
-
-/// Why a question cannot be answered.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum NoAnswer {
-    /// The end is neither an address nor a pod.
-    #[error("{0} is neither an address nor a pod; write for example 10.1.2.3, or shop/web-0")]
-    Form(String),
-    #[error("there is no pod {0} with an address of its own")]
-    NoPod(PodId),
-    /// The pod has no address of the other end's family.
-    #[error("{from} and {to} have no addresses of one family")]
-    Families {
-        /// The sender, as it was asked for.
-        from: String,
-        /// The receiver, as it was asked for.
-        to: String,
-    },
-}
 
 impl State {
     /// For `status`, without what others have to say.
@@ -80,16 +60,19 @@ impl State {
             warnings: self
                 .lacks_pods()
                 .into_iter()
+                .chain(self.surroundings.beside.clone())
                 .chain(self.open_bridges())
                 .chain(joined)
                 .chain(own)
                 .take(SHOWN)
                 .collect(),
+            exports: self.exports.as_ref().map(Exports::view),
             ..NetpolStatus::default()
         }
     }
 
-    fn problems(&self) -> Vec<String> {
+    /// What keeps policy from being in force, or needs attention.
+    pub(super) fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         problems.extend(
             self.waits()
@@ -97,9 +80,11 @@ impl State {
         );
         problems.extend(self.force.failing.clone());
         problems.extend(self.surroundings.problems.iter().cloned());
+        problems.extend(self.open_to_frames());
         problems.extend(self.unenforced.problems());
         let pods = self.pipeline.pods().iter();
         problems.extend(pods.flat_map(|(id, pod)| self.ways.problems(id, &pod.addresses)));
+        problems.extend(self.exports.iter().flat_map(Exports::problems));
         problems
     }
 
@@ -146,89 +131,20 @@ impl State {
         pods.collect()
     }
 
-    /// Whether a connection may be opened, and by which rules. `own` are the node's addresses.
-    pub(super) fn why(
-        &self,
-        own: &BTreeSet<IpAddr>,
-        from: &str,
-        to: &str,
-        port: Option<(Protocol, u16)>,
-    ) -> Result<NetpolWhy, NoAnswer> {
-        let (senders, receivers) = (self.addresses_of(from)?, self.addresses_of(to)?);
-        let pairs = senders
-            .iter()
-            .flat_map(|from| receivers.iter().map(move |to| (*from, *to)));
-        let mut pairs = pairs.filter(|(from, to)| from.is_ipv4() == to.is_ipv4());
-        let (sender, receiver) = pairs.next().ok_or_else(|| NoAnswer::Families {
-            from: from.to_owned(),
-            to: to.to_owned(),
-        })?;
-        let is_of_node = own.contains(&sender) || own.contains(&receiver);
-        let sides = match is_of_node {
-            true => Vec::new(),
-            false => self.pipeline.explain(&Opening {
-                from: sender,
-                to: receiver,
-                port,
-            }),
-        };
-        Ok(NetpolWhy {
-            from: self.end(sender),
-            to: self.end(receiver),
-            port: port.map(|(protocol, number)| format!("{number}/{}", protocol.as_str())),
-            allowed: sides.iter().all(|side| side.allowed_by.is_some()),
-            is_of_node,
-            sides: sides.iter().map(side).collect(),
-            not_in_force: match self.is_ready() {
-                true => None,
-                false => Some(
-                    self.problems()
-                        .into_iter()
-                        .next()
-                        .unwrap_or_else(|| "the table has not been made yet".to_owned()),
-                ),
-            },
-        })
-    }
-
     /// The pod with an address, and its policies about a direction, for the log.
-    pub(super) fn restricting(&self, address: IpAddr, flow: Option<Flow>) -> (String, String) {
-        let Some(pod) = self.pipeline.cache().pod_at(address) else {
-            return (String::new(), String::new());
-        };
-        let policies = self
-            .pipeline
-            .pods()
-            .get(&pod.id)
-            .into_iter()
-            .flat_map(|policies| {
-                let flows = Flow::ALL.into_iter().filter(move |one| flow == Some(*one));
-                flows.flat_map(|flow| policies.restricting(flow).map(|policy| name(&policy.id)))
-            });
-        (pod.id.to_string(), policies.collect::<Vec<_>>().join(", "))
+    pub(super) fn restricting(&self, address: IpAddr, flow: Flow) -> Option<(String, String)> {
+        let pod = self.pipeline.cache().pod_at(address)?;
+        let policies = self.pipeline.pods().get(&pod.id);
+        let policies = policies.into_iter().flat_map(|pod| pod.restricting(flow));
+        let policies: Vec<String> = policies.map(|policy| name(&policy.id)).collect();
+        Some((pod.id.to_string(), policies.join(", ")))
     }
 
-    fn addresses_of(&self, text: &str) -> Result<Vec<IpAddr>, NoAnswer> {
-        if let Ok(address) = text.parse::<IpAddr>() {
-            return Ok(vec![address]);
-        }
-        let id = PodId::parse(text).ok_or_else(|| NoAnswer::Form(text.to_owned()))?;
-        let cache = self.pipeline.cache();
-        let pod = cache
-            .pod(&id)
-            .map(|pod| cache.addresses(pod).collect::<Vec<_>>());
-        pod.filter(|addresses| !addresses.is_empty())
-            .ok_or(NoAnswer::NoPod(id))
-    }
-
-    fn end(&self, address: IpAddr) -> IpSide {
-        let cache = self.pipeline.cache();
-        let pod = cache.pod_at(address);
-        IpSide {
-            address: address.to_string(),
-            pod: pod.map(|pod| pod.id.to_string()),
-            is_here: pod.is_some_and(|pod| cache.is_local(&pod.id)),
-        }
+    /// The pod behind an interface, for the log.
+    pub(super) fn pod_behind(&self, interface: u32) -> Option<String> {
+        let address = self.ways.behind(interface)?;
+        let pod = self.pipeline.cache().pod_at(address)?;
+        Some(pod.id.to_string())
     }
 }
 
@@ -236,20 +152,7 @@ fn is_restricted(pod: &PodPolicies) -> bool {
     Flow::ALL.into_iter().any(|flow| pod.is_restricted(flow))
 }
 
-fn name(policy: &PolicyId) -> String {
+/// A policy by its kind and name.
+pub(super) fn name(policy: &PolicyId) -> String {
     format!("NetworkPolicy/{policy}")
-}
-
-fn side(side: &Side) -> SideView {
-    let direction = match side.flow {
-        Flow::Ingress => "ingress",
-        Flow::Egress => "egress",
-    };
-    let allowed_by = side.allowed_by.as_ref();
-    SideView {
-        pod: side.pod.to_string(),
-        direction: direction.to_owned(),
-        policies: side.policies.iter().map(name).collect(),
-        allowed_by: allowed_by.map(|(policy, field)| format!("{} {field}", name(policy))),
-    }
 }

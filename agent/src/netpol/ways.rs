@@ -7,18 +7,51 @@ use std::{
     net::IpAddr,
 };
 
-use netpol::pod::PodId;
+use netpol::{links::NodeLinks, pod::PodId};
 
-use crate::endpoint::discover::by_route::{Way, way_to};
+use crate::endpoint::discover::{
+    by_route::{Way, way_to},
+    ports::{Port, Ports},
+};
 
-/// The way to each address of the node's pods, as it was found last.
+/// The way to each address of the node's pods, and the ports of the node, as they were found last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ways(BTreeMap<IpAddr, Way>);
+pub(super) struct Ways(BTreeMap<IpAddr, Way>, Ports);
+
+/// The bridges that pods are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bridging {
+    /// One of them filters VLANs.
+    pub(super) filters_vlans: bool,
+}
 
 impl Ways {
+    #[cfg(test)]
+    pub(super) fn of(ways: impl IntoIterator<Item = (IpAddr, Way)>) -> Self {
+        Self(ways.into_iter().collect(), Ports::default())
+    }
+
     /// Whether these are the addresses that were looked at.
     pub(super) fn are_of(&self, addresses: &BTreeSet<IpAddr>) -> bool {
         self.0.keys().eq(addresses)
+    }
+
+    /// Has the ways to these addresses looked at again.
+    pub(super) fn forget(&mut self, addresses: &[IpAddr]) {
+        self.0.retain(|address, _| !addresses.contains(address));
+    }
+
+    /// Why packets of a new pod with this address may pass no rule; none if they do not.
+    pub(super) fn obstacle(&self, address: IpAddr) -> Option<String> {
+        match self.0.get(&address) {
+            Some(Way::Pair { .. } | Way::Bridge { .. }) => None,
+            Some(Way::Elsewhere { name, kind }) => Some(format!(
+                "the route to {address} leads to {name} ({kind}), which is neither a pod's pair of interfaces nor a \
+                 bridge: its packets would pass no rule"
+            )),
+            Some(Way::Nowhere) => Some(format!("the node has no route to {address}")),
+            None => Some(format!("the route to {address} is not known yet")),
+        }
     }
 
     /// Looks at the ways to `addresses` again. One that cannot be looked at stays as it was.
@@ -29,7 +62,10 @@ impl Ways {
         self.0.retain(|address, _| addresses.contains(address));
         let (connection, handle, _messages) = rtnetlink::new_connection()?;
         let look = async {
-            let mut looked = Ok(());
+            let mut looked = Ports::list(&handle).await.map(|ports| self.1 = ports);
+            if let Err(error) = &looked {
+                tracing::warn!(%error, "cannot list the ports of bridges and tunnels; those known stay as they were");
+            }
             for address in addresses {
                 match way_to(&handle, *address).await {
                     Ok(way) => drop(self.0.insert(*address, way)),
@@ -56,18 +92,51 @@ impl Ways {
         pairs.collect()
     }
 
-    /// The bridges that pods are on.
-    pub(super) fn bridge_links(&self) -> BTreeSet<u32> {
-        let bridges = self.0.values().filter_map(|way| match way {
-            Way::Bridge { index, .. } => Some(*index),
-            _ => None,
-        });
-        bridges.collect()
+    /// An address behind an interface, where a route says it.
+    pub(super) fn behind(&self, interface: u32) -> Option<IpAddr> {
+        let mut all = self.0.iter();
+        let found =
+            all.find(|(_, way)| matches!(way, Way::Pair { index, .. } if *index == interface));
+        found.map(|(address, _)| *address)
     }
 
-    /// Whether pods are on a bridge.
-    pub(super) fn has_bridge(&self) -> bool {
-        self.0.values().any(|way| matches!(way, Way::Bridge { .. }))
+    /// Addresses of pods on bridges, with the bridge.
+    fn bridged(&self) -> impl Iterator<Item = (IpAddr, u32)> {
+        self.0.iter().filter_map(|(address, way)| match way {
+            Way::Bridge { index, .. } => Some((*address, *index)),
+            _ => None,
+        })
+    }
+
+    /// The node's interfaces, as its tables need them.
+    pub(super) fn links(&self) -> NodeLinks {
+        let bridges: BTreeSet<u32> = self.bridged().map(|(_, bridge)| bridge).collect();
+        let is_of_pod = |port: &&Port| port.leads_elsewhere && bridges.contains(&port.bridge);
+        let others = self.1.of_bridges.iter().filter(|port| !is_of_pod(port));
+        let shared: BTreeSet<u32> = others.clone().map(|port| port.bridge).collect();
+        let routed = self.interfaces().into_values();
+        NodeLinks {
+            other_ports: others.map(|port| port.index).collect(),
+            senders: routed.chain(bridges.difference(&shared).copied()).collect(),
+            addresses: self.0.keys().copied().collect(),
+            tunnel_ports: self.1.of_tunnels.clone(),
+            bridged: self.bridged().map(|(address, _)| address).collect(),
+            broadcasts: self.1.broadcasts.clone(),
+            bridges,
+        }
+    }
+
+    /// What the bridges of pods do, if there are any.
+    pub(super) fn bridging(&self) -> Option<Bridging> {
+        let bridges = self.links().bridges;
+        let filters_vlans = !bridges.is_disjoint(&self.1.vlan_bridges);
+        (!bridges.is_empty()).then_some(Bridging { filters_vlans })
+    }
+
+    /// Notes a way without asking the kernel.
+    #[cfg(test)]
+    pub(super) fn note(&mut self, address: IpAddr, way: Way) {
+        self.0.insert(address, way);
     }
 
     /// The way to an address, for people.

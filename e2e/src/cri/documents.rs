@@ -1,9 +1,13 @@
 //! Documents of the tests' pods, and what the agent makes of them.
 
+use std::net::IpAddr;
+
 use anyhow::{Context, Result};
+use serde_json::json;
 
 use super::node::PodName;
 use crate::lab::{Lab, web4};
+use crate::netpol_run::NODE;
 use crate::policy;
 
 /// A rule that allows one server of the world: the one to which pods send allowed datagrams.
@@ -35,6 +39,35 @@ metadata: {{name: {name}, namespace: {namespace}, uid: {uid}, labels: {{app: web
         )
     });
     lab.write_policy("pods.yaml", &documents.collect::<String>())
+}
+
+/// Describes these pods, and no others, to `netpol run`: labels `app: web`, with their uids, and with the
+/// addresses that they are known to have.
+pub fn describe_on_node(lab: &Lab, pods: &[(PodName, Option<IpAddr>)]) -> Result<()> {
+    let documents = pods.iter().map(|(pod, address)| {
+        let PodName { namespace, name, uid, .. } = pod;
+        let status = address.map(|address| json!({"phase": "Running", "podIP": address}));
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": namespace, "uid": uid, "labels": {"app": "web"}},
+            "spec": {"nodeName": NODE},
+            "status": status.unwrap_or_else(|| json!({"phase": "Pending"})),
+        })
+    });
+    let documents: Vec<String> = documents.map(|document| document.to_string()).collect();
+    lab.write_policy("pods.yaml", &documents.join("\n---\n"))
+}
+
+/// Writes a NetworkPolicy that lets these pods send to the allowed server and to nothing else.
+pub fn only_allowed_server_by_address(lab: &Lab) -> Result<()> {
+    let server = format!("{}/32", web4(10));
+    let spec = json!({
+        "podSelector": {"matchLabels": {"app": "web"}},
+        "policyTypes": ["Egress"],
+        "egress": [{"to": [{"ipBlock": {"cidr": server}}]}],
+    });
+    lab.write_network_policy("web", &spec)
 }
 
 /// Keys of the agent's endpoints.

@@ -237,12 +237,30 @@ impl<'l> CriNode<'l> {
         self.home.join("bin")
     }
 
+    /// Flags with which an agent or `netpol run` installs the plugin here.
+    pub fn plugin_flags(&self) -> [String; 3] {
+        [
+            format!("--cni-conf-dir={}", self.conf_dir().display()),
+            format!("--cni-bin-dir={}", self.bin_dir().display()),
+            format!("--cni-socket={}", self.lab.cni_socket().display()),
+        ]
+    }
+
     /// Options of an agent that installs the plugin here.
     pub fn agent_options(&self) -> AgentOptions {
-        AgentOptions::default()
-            .flag(&format!("--cni-conf-dir={}", self.conf_dir().display()))
-            .flag(&format!("--cni-bin-dir={}", self.bin_dir().display()))
-            .flag(&format!("--cni-socket={}", self.lab.cni_socket().display()))
+        let flags = self.plugin_flags();
+        flags
+            .iter()
+            .fold(AgentOptions::default(), |options, flag| options.flag(flag))
+    }
+
+    /// Starts `netpol run`, and waits until new pods get its plugin.
+    pub fn start_netpol(&self, network: &str) -> Result<Program> {
+        let flags = self.plugin_flags();
+        let flags = flags.each_ref().map(String::as_str);
+        let netpol = self.lab.start_netpol(&flags)?;
+        self.uses(network, true)?;
+        Ok(netpol)
     }
 
     /// Writes the base's configuration, as a network does: in place.

@@ -14,6 +14,7 @@ use crate::dns::server::DnsServer;
 use crate::dns::zone::Zone;
 use crate::netns::Netns;
 use crate::wait::eventually;
+use crate::web::Web;
 use crate::{config, shell};
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -62,9 +63,10 @@ pub struct Machine {
     count: u32,
     directory: PathBuf,
     // Stopped before their namespaces go.
+    web: Option<Web>,
     _dns: DnsServer,
     _node: Netns,
-    _world: Netns,
+    world: Netns,
 }
 
 /// A command that has ended.
@@ -109,12 +111,21 @@ impl Machine {
             commands,
             count: 0,
             directory,
+            web: None,
             _dns: dns,
             _node: node,
-            _world: world,
+            world,
         };
         machine.wait_for("ready")?;
         Ok(machine)
+    }
+
+    /// A server in the world that accepts TCP connections.
+    pub fn serve(&mut self, address: IpAddr, ports: &[u16]) -> Result<()> {
+        self.world
+            .batch(&format!("address add {address}/32 dev lo"))?;
+        self.web = Some(Web::start(&self.world, &[], ports, &[])?);
+        Ok(())
     }
 
     /// Writes a file of the working directory.

@@ -245,17 +245,28 @@ impl Strike {
     }
 
     /// Calls `send` `rate` times per second until the attack ends.
-    pub(super) fn paced(&self, rate: u32, mut send: impl FnMut() -> Result<()>) -> Result<()> {
+    pub(super) fn paced(&self, rate: u32, send: impl FnMut() -> Result<()>) -> Result<()> {
+        self.paced_at_most(rate, u32::MAX, send)
+    }
+
+    /// The same, but `most` times in all. The rest of the attack is silence.
+    pub(super) fn paced_at_most(
+        &self,
+        rate: u32,
+        most: u32,
+        mut send: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
         let start = Instant::now();
-        let mut sent = 0;
+        let (mut sent, mut left) = (0, most);
         while self.goes_on() {
             let due = start.elapsed().as_micros() * u128::from(rate) / 1_000_000;
             let due = u64::try_from(due).unwrap_or(u64::MAX);
             // Sends that were missed for lack of CPU time are not made up for in one burst.
             sent = sent.max(due.saturating_sub(u64::from(rate) / 20));
-            while sent < due {
+            while sent < due && left > 0 {
                 send()?;
                 sent += 1;
+                left -= 1;
                 self.count(1);
             }
             std::thread::sleep(STEP);

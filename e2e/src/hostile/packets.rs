@@ -16,15 +16,8 @@ const TCP_SYN: u8 = 2;
 /// Sends `number` SYNs from random ports to random addresses that policy allows.
 pub(super) fn syns(strike: &Strike, own: Ipv4Addr, number: u32) -> Result<()> {
     let socket = raw(Domain::IPV4, Protocol::TCP)?;
-    let mut left = number;
     let mut rng = rand::rng();
-    strike.paced(SYN_RATE, || {
-        if left == 0 {
-            // All are sent. The rest of the attack is silence.
-            std::thread::sleep(std::time::Duration::from_millis(10));
-            return Ok(());
-        }
-        left -= 1;
+    strike.paced_at_most(SYN_RATE, number, || {
         let to = reachable(&mut rng);
         let mut segment = Vec::with_capacity(20);
         segment.extend(rng.random_range(1024..u16::MAX).to_be_bytes());

@@ -3,4 +3,5 @@
 mod agent_away;
 mod bridge;
 mod configuration;
+mod netpol;
 mod starts;

@@ -11,8 +11,8 @@ use holdfast_e2e::{Netns, config, shell};
 use netpol::render::{
     change::{Change, Step},
     ruleset::{
-        Chain, Element, Entry, Expression, Field, Key, Rule, Set, Table, Type, Value, Verdict,
-        VerdictMap,
+        Chain, Element, Entry, Expression, Field, Key, Rule, Set, Table, TableFamily, Type, Value,
+        Verdict, VerdictMap,
     },
 };
 use rand::{SeedableRng as _, rngs::StdRng};
@@ -39,8 +39,9 @@ fn nft(netns: &Netns, commands: &str) -> Result<String> {
 
 /// The table as nft lists it, without handles, and with its objects in an order that does not depend on
 /// their history.
-fn listing(netns: &Netns) -> Result<Vec<Json>> {
-    let text = netns.run("nft", &["-j", "list", "table", "inet", TABLE])?;
+fn listing(netns: &Netns, family: TableFamily) -> Result<Vec<Json>> {
+    let family = family.to_string();
+    let text = netns.run("nft", &["-j", "list", "table", &family, TABLE])?;
     let mut listing: Json = serde_json::from_str(&text)?;
     let mut without = vec![&mut listing];
     while let Some(value) = without.pop() {
@@ -78,34 +79,70 @@ fn netlink_makes_what_nft_makes_of_the_text() {
     let by_text = new_netns("text").expect("a namespace");
     let by_lines = new_netns("lines").expect("a namespace");
     with_netns("netlink", |netns| {
-        let mut kernel = connect(netns)?;
-        let mut text_kernel = connect(&by_text)?;
-        let mut old = Table::new(TABLE);
-        kernel.commit(&Change::replacement(&old))?;
-        nft(&by_lines, &Change::replacement(&old).to_string())?;
-        for n in 0..300 {
-            let new = random::table(&mut rng, TABLE);
-            let change = Change::between(&old, &new);
-            kernel
-                .commit(&change)
-                .with_context(|| format!("table {n}:\n{change}"))?;
-            nft(&by_text, &format!("{}{new}", Change::deletion(TABLE)))?;
-            nft(&by_lines, &change.to_string())?;
-            let of_text = listing(&by_text)?;
-            for found in [listing(netns)?, listing(&by_lines)?] {
-                let first = found.iter().zip(&of_text).find(|(one, other)| one != other);
-                ensure!(found == of_text, "table {n}: {first:?}\n{change}");
+        for (family, tables) in [(TableFamily::Inet, 300), (TableFamily::Bridge, 100)] {
+            let mut kernel = connect(netns)?;
+            let mut text_kernel = connect(&by_text)?;
+            let mut old = Table::of(family, TABLE);
+            for n in 0..tables {
+                let new = random::table(&mut rng, family, TABLE);
+                let change = Change::between(&old, &new);
+                kernel
+                    .commit(std::slice::from_ref(&change))
+                    .with_context(|| format!("table {n}:\n{change}"))?;
+                nft(
+                    &by_text,
+                    &format!("{}{new}", Change::deletion(family, TABLE)),
+                )?;
+                nft(&by_lines, &change.to_string())?;
+                let of_text = listing(&by_text, family)?;
+                for found in [listing(netns, family)?, listing(&by_lines, family)?] {
+                    let first = found.iter().zip(&of_text).find(|(one, other)| one != other);
+                    ensure!(found == of_text, "table {n}: {first:?}\n{change}");
+                }
+                for kernel in [&mut kernel, &mut text_kernel] {
+                    let difference = kernel.difference(&new)?;
+                    ensure!(difference.is_none(), "table {n}: {difference:?}\n{new}");
+                    ensure!(kernel.outline(&new)? == new, "table {n}:\n{new}");
+                }
+                ensure!(
+                    old == new || kernel.difference(&old)?.is_some(),
+                    "table {n}"
+                );
+                old = new;
             }
-            for kernel in [&mut kernel, &mut text_kernel] {
-                let difference = kernel.difference(&new)?;
-                ensure!(difference.is_none(), "table {n}: {difference:?}\n{new}");
-            }
-            ensure!(
-                old == new || kernel.difference(&old)?.is_some(),
-                "table {n}"
-            );
-            old = new;
         }
+        Ok(())
+    });
+}
+
+#[test]
+fn tables_of_both_families_change_together_or_not_at_all() {
+    with_netns("both", |netns| {
+        let mut kernel = connect(netns)?;
+        kernel.probe(TableFamily::Bridge)?;
+        let policies = small_table();
+        let none = Table::of(TableFamily::Bridge, TABLE);
+        let entry = Entry::Leaving;
+        let rules = vec![Rule(vec![Expression::Verdict(Verdict::Drop)])];
+        let frames = Table {
+            chains: [("leaving".to_owned(), Chain { entry, rules })].into(),
+            ..none.clone()
+        };
+        let lacking = Step::DeleteSet("absent".to_owned());
+        let refused = Change::of(TableFamily::Bridge, TABLE, vec![Step::AddTable, lacking]);
+        let first = Change::replacement(&policies);
+        kernel
+            .commit(&[first.clone(), refused])
+            .expect_err("the second is refused");
+        ensure!(kernel.difference(&policies)? == Some(Difference::NoTable));
+        kernel.commit(&[first, Change::between(&none, &frames)])?;
+        ensure!(kernel.difference(&policies)?.is_none());
+        ensure!(kernel.difference(&frames)?.is_none());
+        // One that is not needed is found, and goes.
+        ensure!(kernel.difference(&none)? == Some(Difference::NotNeeded));
+        kernel.commit(&[Change::between(&frames, &none)])?;
+        ensure!(kernel.difference(&none)?.is_none());
+        ensure!(kernel.difference(&policies)?.is_none());
         Ok(())
     });
 }
@@ -178,22 +215,22 @@ fn foreign_edits_are_found_and_repaired_and_other_tables_stay() {
         let table = small_table();
         let mut kernel = connect(netns)?;
         ensure!(kernel.difference(&table)? == Some(Difference::NoTable));
-        kernel.commit(&Change::replacement(&table))?;
+        kernel.commit(&[Change::replacement(&table)])?;
         ensure!(kernel.difference(&table)?.is_none());
-        let ours = listing(netns)?;
+        let ours = listing(netns, TableFamily::Inet)?;
         for (edit, difference) in edits() {
             nft(netns, &edit.replace("OURS", &format!("inet {TABLE}")))?;
             let found = kernel.difference(&table)?;
             ensure!(found.as_ref() == Some(&difference), "{edit}: {found:?}");
-            kernel.commit(&Change::replacement(&table))?;
+            kernel.commit(&[Change::replacement(&table)])?;
             let left = kernel.difference(&table)?;
             ensure!(left.is_none(), "{edit}: {left:?}");
-            ensure!(listing(netns)? == ours, "{edit}");
+            ensure!(listing(netns, TableFamily::Inet)? == ours, "{edit}");
         }
         ensure!(others()? == before);
-        kernel.commit(&Change::deletion(TABLE))?;
+        kernel.commit(&[Change::deletion(TableFamily::Inet, TABLE)])?;
         ensure!(kernel.difference(&table)? == Some(Difference::NoTable));
-        kernel.commit(&Change::deletion(TABLE))?;
+        kernel.commit(&[Change::deletion(TableFamily::Inet, TABLE)])?;
         ensure!(others()? == before);
         Ok(())
     });
@@ -277,18 +314,20 @@ fn a_refused_change_and_a_dry_run_change_nothing() {
     with_netns("refused", |netns| {
         let table = small_table();
         let mut kernel = connect(netns)?;
-        kernel.dry_run(&Change::replacement(&table))?;
+        kernel.dry_run(&[Change::replacement(&table)])?;
         ensure!(kernel.difference(&table)? == Some(Difference::NoTable));
-        kernel.commit(&Change::replacement(&table))?;
-        let ours = listing(netns)?;
+        kernel.commit(&[Change::replacement(&table)])?;
+        let ours = listing(netns, TableFamily::Inet)?;
         let to_nowhere = Rule(vec![Expression::In(Field::Source4, "absent".to_owned())]);
         let refused = Change::of(
+            TableFamily::Inet,
             TABLE,
             vec![
                 Step::AddCounter("more".to_owned()),
                 Step::AddRule("i_a".to_owned(), to_nowhere),
             ],
         );
+        let refused = [refused];
         for outcome in [kernel.commit(&refused), kernel.dry_run(&refused)] {
             let text = outcome.err().context("not refused")?.to_string();
             ensure!(
@@ -296,11 +335,11 @@ fn a_refused_change_and_a_dry_run_change_nothing() {
                 "{text}"
             );
         }
-        kernel.dry_run(&Change::deletion(TABLE))?;
-        ensure!(listing(netns)? == ours);
+        kernel.dry_run(&[Change::deletion(TableFamily::Inet, TABLE)])?;
+        ensure!(listing(netns, TableFamily::Inet)? == ours);
         ensure!(kernel.difference(&table)?.is_none());
-        kernel.probe()?;
-        ensure!(listing(netns)? == ours);
+        kernel.probe(TableFamily::Inet)?;
+        ensure!(listing(netns, TableFamily::Inet)? == ours);
         ensure!(!netns.run("nft", &["list", "tables"])?.contains("probe"));
         Ok(())
     });
@@ -318,7 +357,7 @@ fn a_batch_may_have_20_000_messages_and_200_000_elements() {
             .collect();
         table.sets.get_mut("g4").context("a set")?.elements = elements;
         let mut kernel = connect(netns)?;
-        kernel.commit(&Change::replacement(&table))?;
+        kernel.commit(&[Change::replacement(&table)])?;
         ensure!(kernel.difference(&table)?.is_none());
         let mut fewer = table.clone();
         fewer
@@ -332,14 +371,14 @@ fn a_batch_may_have_20_000_messages_and_200_000_elements() {
             change.steps.len() == 1 && change.elements() == 1,
             "{change}"
         );
-        kernel.commit(&change)?;
+        kernel.commit(&[change])?;
         ensure!(kernel.difference(&fewer)?.is_none());
         // Refusals of all messages do not fit into the receive buffer.
         let all: Vec<Step> = (0..20_000)
             .map(|n| Step::DeleteSet(format!("absent_{n}")))
             .collect();
         let text = kernel
-            .commit(&Change::of(TABLE, all))
+            .commit(&[Change::of(TableFamily::Inet, TABLE, all)])
             .err()
             .context("not refused")?
             .to_string();
@@ -359,7 +398,7 @@ fn counters_are_read_and_changes_of_others_are_reported() {
             runtime.enable_all().build()?.block_on(async {
                 let events = TableEvents::open(TABLE)?.by_others(kernel.port());
                 let quiet = Duration::from_millis(200);
-                kernel.commit(&Change::replacement(&table))?;
+                kernel.commit(&[Change::replacement(&table)])?;
                 ensure!(
                     timeout(quiet, events.changed()).await.is_err(),
                     "own change"
@@ -384,7 +423,7 @@ fn counters_are_read_and_changes_of_others_are_reported() {
             netns,
             &format!("add counter inet {TABLE} x {{ packets 41 bytes 1 }}"),
         )?;
-        let counters = kernel.counters(TABLE)?;
+        let counters = kernel.counters(TableFamily::Inet, TABLE)?;
         ensure!(
             counters.get("x") == Some(&41) && counters.get("dropped_in") == Some(&0),
             "{counters:?}"

@@ -58,6 +58,21 @@ fn getting_started() {
 }
 
 #[test]
+fn quick_start_on_a_host() {
+    with_machine(|machine| {
+        machine.serve(WWW, &[80, 443])?;
+        let page = "quick-start-host.md";
+        let played = guide::play(machine, page, &guide::text(page)?)?;
+        report(page, &played);
+        ensure!(
+            played.left_out == ["the test has built the programs"],
+            "{played:?}"
+        );
+        Ok(())
+    });
+}
+
+#[test]
 fn egress_firewall() {
     with_machine(|machine| {
         programs_and_pod(machine)?;

@@ -4,12 +4,15 @@
 mod cluster;
 mod conformance;
 mod connections;
+mod exports;
 mod foreign;
+mod frames;
 mod handover;
 mod refused;
 mod render;
 mod restart;
 mod routed;
+mod tunnels;
 
 use std::net::{IpAddr, SocketAddr};
 

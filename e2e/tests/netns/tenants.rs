@@ -1,6 +1,7 @@
 //! Two tenants of a node: with `--tofqdns-servers=trusted`, the DNS server of one opens no address to
 //! the pods of the other, and `status` and `why` name that server or its policy.
 use std::net::IpAddr;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -8,12 +9,13 @@ use holdfast_e2e::dns::server::DnsServer;
 use holdfast_e2e::dns::zone::Zone;
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::node::AGENT_METRICS;
+use holdfast_e2e::pod::REFUSED_AFTER;
 use holdfast_e2e::policy::good_names;
 use holdfast_e2e::{AgentOptions, Lab, Query, eventually, with_lab};
 
 const SOON: Duration = Duration::from_secs(10);
 const NAME: &str = "api.good.test";
-/// Connections that a check tries to open.
+/// Connections that a check tries to open at the same time.
 const TRIES: usize = 200;
 
 /// The policy of the tenant `mallory`: its pods may ask its own DNS server for any name.
@@ -35,9 +37,12 @@ fn labels(app: &str) -> String {
 }
 
 fn connections(lab: &Lab, to: IpAddr, tries: usize) -> usize {
-    let limit = Duration::from_millis(200);
-    let open = (0..tries).filter(|_| lab.a.connect(at(to, 80), limit).is_ok());
-    open.count()
+    let one = || lab.a.connect(at(to, 80), REFUSED_AFTER).is_ok();
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..tries).map(|_| scope.spawn(one)).collect();
+        let all = all.into_iter().map(|one| one.join().expect("no panic"));
+        all.filter(|is_open| *is_open).count()
+    })
 }
 
 #[test]

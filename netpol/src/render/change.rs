@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::ruleset::{Element, Entry, Key, Rule, Table, Type, Value, Verdict};
+use super::ruleset::{Element, Entry, Key, Rule, Table, TableFamily, Type, Value, Verdict};
 
 /// Steps that the kernel makes at once, or none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
+    /// Which packets it is about.
+    pub family: TableFamily,
     /// Name of the table.
     pub table: String,
     /// In order. A rule and a verdict come behind the objects that they name.
@@ -51,25 +53,31 @@ pub enum Step {
 }
 
 impl Change {
-    /// The smallest change from `old`, which the kernel has, to `new` of the same name. An object that
-    /// keeps its name with another type makes it a [`replacement`](Self::replacement).
+    /// The smallest change from `old`, which the kernel has, to `new` of the same family and name. An
+    /// object that keeps its name with another type makes it a [`replacement`](Self::replacement). A table
+    /// that is empty is not there.
     pub fn between(old: &Table, new: &Table) -> Self {
-        if !is_like(old, new) {
+        let is_needed = !new.is_empty();
+        if !is_like(old, new) || (!is_needed && !old.is_empty()) {
             return Self::replacement(new);
         }
         let mut steps = Vec::new();
+        if old.is_empty() && is_needed {
+            steps.push(Step::AddTable);
+        }
         change_counters(old, new, &mut steps);
         change_sets(old, new, &mut steps);
         change_maps(old, new, &mut steps);
         change_chains(old, new, &mut steps);
-        Self::of(&new.name, steps)
+        Self::of(new.family, &new.name, steps)
     }
 
     /// A change of these steps, which it brings into an order that the kernel accepts. The rules of a chain
     /// stay in the order given.
-    pub fn of(table: &str, mut steps: Vec<Step>) -> Self {
+    pub fn of(family: TableFamily, table: &str, mut steps: Vec<Step>) -> Self {
         steps.sort_by_key(Step::turn);
         Self {
+            family,
             table: table.to_owned(),
             steps,
         }
@@ -77,16 +85,17 @@ impl Change {
 
     /// Makes `table` in place of any table with its name. Its counters start again.
     pub fn replacement(table: &Table) -> Self {
-        let mut change = Self::between(&Table::new(&table.name), table);
+        let mut change = Self::between(&Table::of(table.family, &table.name), table);
         // To delete what may not be there: make it first.
-        let head = [Step::AddTable, Step::DeleteTable, Step::AddTable];
+        let head = [Step::AddTable, Step::DeleteTable];
         change.steps.splice(0..0, head);
         change
     }
 
     /// Deletes the table of this name, whether it exists or not.
-    pub fn deletion(table: &str) -> Self {
+    pub fn deletion(family: TableFamily, table: &str) -> Self {
         Self {
+            family,
             table: table.to_owned(),
             steps: vec![Step::AddTable, Step::DeleteTable],
         }

@@ -17,29 +17,36 @@
 
 mod base;
 mod chains;
+mod frames;
 mod names;
 mod ranges;
 mod rows;
+mod tunnels;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
-pub use self::base::{SPOOFED, TABLE, dropped};
+pub use self::{
+    base::{MIDDLE, SPOOFED, TABLE, dropped},
+    frames::{FRAMES, TO_ALL},
+    tunnels::TUNNELS,
+};
 use self::{
     chains::{ChainId, Chains},
     rows::rows,
 };
 use super::{
     change::{Change, Step},
-    ruleset::{Element, Table, Value, Verdict},
+    ruleset::{Element, Table, TableFamily, Value, Verdict},
 };
 use crate::{
     cache::Cache,
     contiv::Flow,
     counted::Counted,
     group::{Family, Groups},
+    links::NodeLinks,
     pod::PodId,
     processor::PodPolicies,
 };
@@ -117,8 +124,11 @@ pub(crate) struct Nft {
     links: Counted<u32>,
     behind: Counted<(u32, IpAddr)>,
     routed: Counted<IpAddr>,
-    bridges: BTreeSet<u32>,
-    guarded_bridges: BTreeSet<u32>,
+    node_links: NodeLinks,
+    /// Those that were taken last: none while every pod is open.
+    guarded: NodeLinks,
+    /// A pod on a bridge was restricted in what it receives, with what was taken last.
+    is_quiet: bool,
     interfaces: BTreeMap<IpAddr, u32>,
 }
 
@@ -172,9 +182,9 @@ impl Nft {
         }
     }
 
-    /// The bridges that pods are on.
-    pub(crate) fn set_bridges(&mut self, bridges: BTreeSet<u32>) {
-        self.bridges = bridges;
+    /// Takes what guards on interfaces, bridges and tunnels follow from.
+    pub(crate) fn set_links(&mut self, links: NodeLinks) {
+        self.node_links = links;
     }
 
     /// How large the table is that [`Nft::take`] makes.
@@ -191,8 +201,9 @@ impl Nft {
         added.collect()
     }
 
-    /// The change from what was taken last, unless the table would be too large.
-    pub(crate) fn take(&mut self, limits: Limits) -> Result<Change, TooLarge> {
+    /// The changes from what was taken last, of the table of policies and of that of frames, unless the
+    /// table would be too large.
+    pub(crate) fn take(&mut self, limits: Limits) -> Result<(Change, Change), TooLarge> {
         let size = self.size();
         if size.addresses > limits.addresses {
             let (found, limit) = (size.addresses, limits.addresses);
@@ -218,13 +229,21 @@ impl Nft {
         let itself = base::itself;
         push_by_family(&mut steps, base::own, self.own.take(), |one| *one, itself);
         self.take_interfaces(&mut steps);
-        self.take_bridges(&mut steps);
-        Ok(Change::of(TABLE, steps))
+        let before = self.frames();
+        self.take_links(&mut steps);
+        let frames = Change::between(&before, &self.frames());
+        Ok((Change::of(TableFamily::Inet, TABLE, steps), frames))
+    }
+
+    /// The table of frames that was taken last.
+    pub(crate) fn frames(&self) -> Table {
+        frames::table(&self.guarded, self.is_quiet)
     }
 
     /// The whole table that was taken last.
     pub(crate) fn table(&self) -> Table {
         let mut table = base::table();
+        tunnels::add(&mut table);
         self.chains.fill(&self.groups, &mut table);
         for ((flow, family), verdicts) in &self.verdicts {
             if let Some(map) = table.maps.get_mut(base::map(*flow, *family)) {
@@ -246,9 +265,10 @@ impl Nft {
             let set = base::routed(Family::of(*address));
             insert(&mut table, set, Element::One(ranges::address(*address)));
         }
-        for link in &self.guarded_bridges {
-            let element = Element::One(Value::Interface(*link));
-            insert(&mut table, base::BRIDGES, element);
+        for (set, elements) in of_links(&self.guarded) {
+            for element in elements {
+                insert(&mut table, set, element);
+            }
         }
         for pair in self.behind.taken() {
             insert(
@@ -260,28 +280,26 @@ impl Nft {
         table
     }
 
-    /// Nothing changes on a bridge whose pods are all open.
-    fn take_bridges(&mut self, steps: &mut Vec<Step>) {
+    /// Nothing is guarded on a node whose pods are all open.
+    fn take_links(&mut self, steps: &mut Vec<Step>) {
         let now = match self.own.len() {
-            0 => BTreeSet::new(),
-            _ => self.bridges.clone(),
+            0 => NodeLinks::default(),
+            _ => self.node_links.clone(),
         };
-        let before = std::mem::replace(&mut self.guarded_bridges, now);
-        let now = &self.guarded_bridges;
-        let set = base::BRIDGES;
-        let link = |link: &u32| Element::One(Value::Interface(*link));
-        push(
-            steps,
-            Step::DeleteElements,
-            set,
-            before.difference(now).map(link),
-        );
-        push(
-            steps,
-            Step::AddElements,
-            set,
-            now.difference(&before).map(link),
-        );
+        let mut restricted = Family::ALL.into_iter().filter_map(|family| {
+            let chains = self.verdicts.get(&(Flow::Ingress, family))?;
+            let mut addresses = chains.members().map(|(address, _)| address);
+            addresses.find(|address| now.bridged.contains(*address))
+        });
+        self.is_quiet = restricted.next().is_some();
+        let before = of_links(&std::mem::replace(&mut self.guarded, now));
+        for (set, now) in of_links(&self.guarded) {
+            let before = before.get(set).cloned().unwrap_or_default();
+            let removed = before.difference(&now).copied();
+            push(steps, Step::DeleteElements, set, removed);
+            let added = now.difference(&before).copied();
+            push(steps, Step::AddElements, set, added);
+        }
     }
 
     fn take_interfaces(&mut self, steps: &mut Vec<Step>) {
@@ -344,6 +362,15 @@ impl Nft {
         placed.own.extend(own);
         placed
     }
+}
+
+/// Members of the sets that follow from the node's interfaces.
+fn of_links(links: &NodeLinks) -> BTreeMap<&'static str, BTreeSet<Element>> {
+    let bridges = links.bridges.iter();
+    let bridges = bridges.map(|link| Element::One(Value::Interface(*link)));
+    let mut members = tunnels::members(links);
+    members.insert(base::BRIDGES, bridges.collect());
+    members
 }
 
 fn jump((address, chain): &(IpAddr, String)) -> (Value, Verdict) {

@@ -10,9 +10,21 @@ use std::{
 
 use crate::policy::Protocol;
 
-/// A table of family `inet`.
+/// The packets that the chains of a table see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TableFamily {
+    /// Packets of IPv4 and IPv6, whose destination is known.
+    #[default]
+    Inet,
+    /// Frames at ports of bridges.
+    Bridge,
+}
+
+/// A table of one family. One with nothing in it need not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
+    /// Which packets it is about.
+    pub family: TableFamily,
     /// As nft(8) shows it, without the family.
     pub name: String,
     /// Names of the counters that rules use.
@@ -26,15 +38,26 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with nothing in it.
+    /// A table of family `inet` with nothing in it.
     pub fn new(name: &str) -> Self {
+        Self::of(TableFamily::Inet, name)
+    }
+
+    /// A table with nothing in it.
+    pub fn of(family: TableFamily, name: &str) -> Self {
         Self {
+            family,
             name: name.to_owned(),
             counters: BTreeSet::new(),
             sets: BTreeMap::new(),
             maps: BTreeMap::new(),
             chains: BTreeMap::new(),
         }
+    }
+
+    /// Whether it has nothing.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::of(self.family, &self.name)
     }
 }
 
@@ -79,6 +102,8 @@ pub enum Type {
     Ipv6,
     /// `inet_service`
     Port,
+    /// `ether_type`: the protocol of a frame, such as 0x0800 for IPv4.
+    EtherType,
 }
 
 /// A member of a set.
@@ -125,6 +150,8 @@ pub enum Value {
     Ipv6(Ipv6Addr),
     /// A port of a transport protocol.
     Port(u16),
+    /// Number of the protocol in a frame.
+    EtherType(u16),
 }
 
 impl Value {
@@ -135,6 +162,7 @@ impl Value {
             Self::Ipv4(_) => Type::Ipv4,
             Self::Ipv6(_) => Type::Ipv6,
             Self::Port(_) => Type::Port,
+            Self::EtherType(_) => Type::EtherType,
         }
     }
 
@@ -151,6 +179,7 @@ impl Value {
                 next.map(|bits| Self::Ipv6(Ipv6Addr::from_bits(bits)))
             }
             Self::Port(port) => port.checked_add(1).map(Self::Port),
+            Self::EtherType(number) => number.checked_add(1).map(Self::EtherType),
         }
     }
 
@@ -167,6 +196,7 @@ impl Value {
                 previous.map(|bits| Self::Ipv6(Ipv6Addr::from_bits(bits)))
             }
             Self::Port(port) => port.checked_sub(1).map(Self::Port),
+            Self::EtherType(number) => number.checked_sub(1).map(Self::EtherType),
         }
     }
 }
@@ -187,6 +217,25 @@ pub enum Entry {
     Jump,
     /// Every packet that the node forwards: `type filter hook forward priority filter; policy accept`.
     Forward,
+    /// Every packet to the node itself: `type filter hook input priority filter; policy accept`.
+    Input,
+    /// Every frame that a port of a bridge receives, before br_netfilter sees it: `type filter hook
+    /// prerouting priority -300; policy accept`, in family `bridge`.
+    Arriving,
+    /// Every frame from one port of a bridge to another: `type filter hook forward priority -300; policy
+    /// accept`, in family `bridge`.
+    Leaving,
+}
+
+impl Entry {
+    /// Each of the five ways, for tests that draw one.
+    pub const ALL: [Self; 5] = [
+        Self::Jump,
+        Self::Forward,
+        Self::Input,
+        Self::Arriving,
+        Self::Leaving,
+    ];
 }
 
 /// Conditions and what happens to a packet that meets all of them, in the order of evaluation.
@@ -198,18 +247,27 @@ pub struct Rule(pub Vec<Expression>);
 pub enum Expression {
     /// The packet is of this transport protocol, whatever its ports.
     Protocol(Protocol),
+    /// The packet is of the protocol with this number.
+    Numbered(u8),
     /// The field has a value from the first to the last, of the field's type. One value: both are equal.
     Within(Field, Value, Value),
     /// The field is in the set of this name.
     In(Field, String),
+    /// The field is not in the set of this name.
+    NotIn(Field, String),
     /// The concatenation of two fields is in the set of this name.
     PairIn(Field, Field, String),
     /// The concatenation of two fields is not in the set of this name.
     PairNotIn(Field, Field, String),
-    /// An answer in an established or related connection: `ct direction reply ct state established,related`.
+    /// An answer in an open connection: `ct direction reply ct state established`.
     Answer,
     /// A packet about another connection, such as an ICMP error: `ct state related`.
     Related,
+    /// A TCP segment without a known connection that does not open one:
+    /// `ct state new tcp flags & (fin | syn | rst | ack) != syn`.
+    MiddleOfTcp,
+    /// An ICMPv6 message of this type, behind a condition that the frame has IPv6.
+    Icmp6(u8),
     /// Router and neighbour discovery of IPv6 that no router has forwarded:
     /// `icmpv6 type 133-137 ip6 hoplimit 255`.
     NeighbourDiscovery,
@@ -228,6 +286,10 @@ pub enum Expression {
 pub enum Field {
     /// Index of the interface by which the packet came: `iif`.
     Interface,
+    /// Index of the interface by which the packet goes: `oif`.
+    OutInterface,
+    /// `ether type`, the outermost: a frame with a VLAN tag has that of the tag.
+    EtherType,
     /// `ip saddr`
     Source4,
     /// `ip daddr`
@@ -238,6 +300,14 @@ pub enum Field {
     Destination6,
     /// `tcp dport`, `udp dport` or `sctp dport`
     Port(Protocol),
+    /// The first sender of the packet's connection: `ct original ip saddr`.
+    Opener4,
+    /// `ct original ip6 saddr`
+    Opener6,
+    /// Who answers in the packet's connection: `ct reply ip saddr`.
+    Answerer4,
+    /// `ct reply ip6 saddr`
+    Answerer6,
 }
 
 /// What happens to a packet.

@@ -4,14 +4,16 @@ use std::fmt::{self, Display, Formatter};
 
 use super::{
     change::{Change, Step},
-    ruleset::{Element, Entry, Expression, Field, Key, Rule, Table, Type, Value, Verdict},
+    ruleset::{
+        Element, Entry, Expression, Field, Key, Rule, Table, TableFamily, Type, Value, Verdict,
+    },
 };
 use crate::policy::Protocol;
 
 impl Display for Table {
     /// One element or rule in a line, so that two texts can be compared line by line.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "table inet {} {{", self.name)?;
+        writeln!(f, "table {} {} {{", self.family, self.name)?;
         for name in &self.counters {
             writeln!(f, "\tcounter {name} {{\n\t}}")?;
         }
@@ -28,8 +30,8 @@ impl Display for Table {
         }
         for (name, chain) in &self.chains {
             writeln!(f, "\tchain {name} {{")?;
-            if let Entry::Forward = chain.entry {
-                writeln!(f, "\t\t{FORWARD}")?;
+            if let Some(hook) = hook(chain.entry) {
+                writeln!(f, "\t\t{hook}")?;
             }
             for rule in &chain.rules {
                 writeln!(f, "\t\t{rule}")?;
@@ -40,7 +42,25 @@ impl Display for Table {
     }
 }
 
-const FORWARD: &str = "type filter hook forward priority filter; policy accept;";
+/// Type, hook and policy of a chain.
+const fn hook(entry: Entry) -> Option<&'static str> {
+    match entry {
+        Entry::Jump => None,
+        Entry::Forward => Some("type filter hook forward priority filter; policy accept;"),
+        Entry::Input => Some("type filter hook input priority filter; policy accept;"),
+        Entry::Arriving => Some("type filter hook prerouting priority -300; policy accept;"),
+        Entry::Leaving => Some("type filter hook forward priority -300; policy accept;"),
+    }
+}
+
+impl Display for TableFamily {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Inet => "inet",
+            Self::Bridge => "bridge",
+        })
+    }
+}
 
 fn write_elements<T: Display>(
     f: &mut Formatter<'_>,
@@ -60,15 +80,16 @@ impl Display for Change {
     /// One command in a line.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         for step in &self.steps {
-            write_step(f, &self.table, step)?;
+            write_step(f, self, step)?;
             writeln!(f)?;
         }
         Ok(())
     }
 }
 
-fn write_step(f: &mut Formatter<'_>, table: &str, step: &Step) -> fmt::Result {
-    let mut command = |verb: &str, object: &str| write!(f, "{verb} inet {table}{object}");
+fn write_step(f: &mut Formatter<'_>, of: &Change, step: &Step) -> fmt::Result {
+    let (family, table) = (of.family, &of.table);
+    let mut command = |verb: &str, object: &str| write!(f, "{verb} {family} {table}{object}");
     match step {
         Step::AddTable => command("add table", ""),
         Step::DeleteTable => command("delete table", ""),
@@ -77,10 +98,10 @@ fn write_step(f: &mut Formatter<'_>, table: &str, step: &Step) -> fmt::Result {
         Step::AddMap(name, key) => {
             command("add map", &format!(" {name} {{ type {key} : verdict; }}"))
         }
-        Step::AddChain(name, Entry::Jump) => command("add chain", &format!(" {name}")),
-        Step::AddChain(name, Entry::Forward) => {
-            command("add chain", &format!(" {name} {{ {FORWARD} }}"))
-        }
+        Step::AddChain(name, entry) => match hook(*entry) {
+            None => command("add chain", &format!(" {name}")),
+            Some(hook) => command("add chain", &format!(" {name} {{ {hook} }}")),
+        },
         Step::DeleteElements(name, elements) => {
             command("delete element", &in_braces(name, elements.iter()))
         }
@@ -136,6 +157,7 @@ impl Display for Type {
             Self::Ipv4 => "ipv4_addr",
             Self::Ipv6 => "ipv6_addr",
             Self::Port => "inet_service",
+            Self::EtherType => "ether_type",
         })
     }
 }
@@ -182,6 +204,7 @@ impl Display for Value {
             Self::Ipv4(address) => address.fmt(f),
             Self::Ipv6(address) => address.fmt(f),
             Self::Port(port) => port.fmt(f),
+            Self::EtherType(number) => write!(f, "{number:#06x}"),
         }
     }
 }
@@ -202,13 +225,19 @@ impl Display for Expression {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::Protocol(protocol) => write!(f, "meta l4proto {}", name(*protocol)),
+            Self::Numbered(number) => write!(f, "meta l4proto {number}"),
             Self::Within(field, first, last) if first == last => write!(f, "{field} {first}"),
             Self::Within(field, first, last) => write!(f, "{field} {first}-{last}"),
             Self::In(field, set) => write!(f, "{field} @{set}"),
+            Self::NotIn(field, set) => write!(f, "{field} != @{set}"),
             Self::PairIn(first, second, set) => write!(f, "{first} . {second} @{set}"),
             Self::PairNotIn(first, second, set) => write!(f, "{first} . {second} != @{set}"),
-            Self::Answer => f.write_str("ct direction reply ct state established,related"),
+            Self::Answer => f.write_str("ct direction reply ct state established"),
             Self::Related => f.write_str("ct state related"),
+            Self::MiddleOfTcp => {
+                f.write_str("ct state new tcp flags & (fin | syn | rst | ack) != syn")
+            }
+            Self::Icmp6(kind) => write!(f, "icmpv6 type {kind}"),
             Self::NeighbourDiscovery => f.write_str("icmpv6 type 133-137 ip6 hoplimit 255"),
             Self::Count(counter) => write!(f, "counter name {counter}"),
             Self::Log(text, group) => write!(f, "log prefix \"{text}\" group {group}"),
@@ -222,10 +251,16 @@ impl Display for Field {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::Interface => f.write_str("iif"),
+            Self::OutInterface => f.write_str("oif"),
+            Self::EtherType => f.write_str("ether type"),
             Self::Source4 => f.write_str("ip saddr"),
             Self::Destination4 => f.write_str("ip daddr"),
             Self::Source6 => f.write_str("ip6 saddr"),
             Self::Destination6 => f.write_str("ip6 daddr"),
+            Self::Opener4 => f.write_str("ct original ip saddr"),
+            Self::Opener6 => f.write_str("ct original ip6 saddr"),
+            Self::Answerer4 => f.write_str("ct reply ip saddr"),
+            Self::Answerer6 => f.write_str("ct reply ip6 saddr"),
             Self::Port(protocol) => write!(f, "{} dport", name(*protocol)),
         }
     }

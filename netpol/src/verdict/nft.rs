@@ -79,7 +79,15 @@ impl<'a> Judge<'a, '_> {
                 },
                 Expression::Count(_) | Expression::Log(..) => true,
                 // The packet is the first of its connection.
-                Expression::Answer | Expression::Related | Expression::NeighbourDiscovery => false,
+                Expression::Answer
+                | Expression::Related
+                | Expression::NeighbourDiscovery
+                | Expression::MiddleOfTcp
+                | Expression::Icmp6(_) => false,
+                Expression::Numbered(number) => self
+                    .packet
+                    .ports
+                    .is_some_and(|ports| ports.protocol.number() == *number),
                 Expression::Protocol(protocol) => self
                     .packet
                     .ports
@@ -90,6 +98,9 @@ impl<'a> Judge<'a, '_> {
                 Expression::In(field, set) => {
                     self.value(*field).is_some_and(|value| self.has(set, value))
                 }
+                Expression::NotIn(field, set) => self
+                    .value(*field)
+                    .is_some_and(|value| !self.has(set, value)),
                 Expression::PairIn(one, other, set) => self
                     .pair(*one, *other)
                     .is_some_and(|pair| self.has_pair(set, pair)),

@@ -1,4 +1,4 @@
-//! Every rendering of random policies judges every packet as the documents read.
+//! Every rendering of random policies judges every packet as a direct evaluation of the documents does.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,8 @@
-//! The entries of a bounded table by holder: which of them end next, and which go when the
+//! The entries of a bounded table by holder: which of them end next, and which are removed when the
 //! table is full.
 //!
-//! An entry that is extended stays where it is in the order; its new end is looked up when
-//! its turn comes. So neither an answer nor an eviction walks the table.
+//! If an entry is extended, its place in the order stays. The new end is looked up when the place
+//! comes first. So neither an answer nor an eviction walks the table.
 
 use std::{
     cmp::Ordering,
@@ -13,14 +13,15 @@ use dns_policy::boot_time::BootTime;
 use foldhash::quality::RandomState;
 use limits::quota::{Holder, Quota};
 
-/// Outdated places in the order of one holder, besides as many as it has entries.
+/// How many outdated places the order of one holder may have, in addition to the number of its
+/// entries.
 const OUTDATED: usize = 64;
 
-/// Tells an entry from an earlier one with the same key.
+/// Distinguishes an entry from an earlier one with the same key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Serial(u64);
 
-/// Keys of a table's entries. `K` finds an entry in the table.
+/// The keys of a table's entries, by holder and by end. The table finds an entry by its `K`.
 #[derive(Debug)]
 pub(super) struct Holdings<K> {
     entries: Quota,
@@ -113,7 +114,7 @@ impl<K: Clone> Holdings<K> {
         found
     }
 
-    /// At most `most` entries of the largest holder, those that end soonest. The caller
+    /// At most `most` entries of the holder that has the most: those that end soonest. The caller
     /// removes each from the table and calls [`Self::leave`].
     pub(super) fn of_largest(
         &mut self,

@@ -14,11 +14,11 @@ use super::holdings::{Holdings, Serial};
 #[cfg(test)]
 use super::steps;
 
-/// An answer needs at most [`LONGEST_LEASE`] minus this of a lease, however long its TTL is. So a new
+/// A lease that lasts for [`LONGEST_LEASE`] minus this is enough for an answer with any TTL. So a new
 /// lease of the longest duration releases answers with a long TTL for this time.
 pub(crate) const MARGIN: Duration = Duration::from_secs(60);
-/// The lease of an answer that outlasts any lease is renewed if it ends less than this after
-/// [`Needed::until`].
+/// If the TTL of an answer is longer than any lease, its lease is renewed as soon as it ends less
+/// than this after [`Needed::until`].
 const RENEWED: Duration = Duration::from_secs(30);
 
 /// Until when a lease must hold for an answer to be released under it.
@@ -26,7 +26,7 @@ const RENEWED: Duration = Duration::from_secs(30);
 pub(crate) struct Needed {
     /// Earliest end that the lease may have.
     pub until: BootTime,
-    /// A lease that ends before this is renewed. None: the answer does not outlast every lease.
+    /// A lease that ends before this is renewed. `None`: a lease can last as long as the answer.
     pub renewed: Option<BootTime>,
 }
 
@@ -40,11 +40,11 @@ pub(crate) fn needed(from: BootTime, lasts: Duration) -> Needed {
     }
 }
 
-/// Most pairs with a lease. A lease that goes costs nothing but time: the next answer waits for
-/// the agent again.
+/// Largest number of pairs with a lease. If a lease is dropped, the next answer waits for the agent
+/// again, and nothing is lost.
 pub(crate) const LIMIT: usize = 262_144;
 
-/// Leases dropped before the largest holder is looked for again.
+/// How many leases are dropped at once, all of the holder that has the most.
 const DROPPED_AT_ONCE: usize = 32;
 
 type Names = HashMap<Fqdn, HashMap<IpAddr, Lease, RandomState>, RandomState>;
@@ -81,7 +81,7 @@ impl LeaseTable {
         }
     }
 
-    /// Notes the agent's promise, made to `holder` under policy `revision`.
+    /// Notes the leases that the agent granted to `holder` under policy `revision`.
     pub(crate) fn grant(
         &mut self,
         holder: Holder,
@@ -100,7 +100,7 @@ impl LeaseTable {
             match leases.entry(*address) {
                 Entry::Occupied(mut found) => {
                     let lease = found.get_mut();
-                    // The later revision is the one that counts; within one, the later end.
+                    // The later revision counts. Within one revision, the later end counts.
                     if lease.revision < revision {
                         lease.end = end;
                         lease.revision = revision;
@@ -158,7 +158,7 @@ impl LeaseTable {
         })
     }
 
-    /// Takes leases back: without a name all, without addresses all of the name.
+    /// Removes leases: without a name all of them, without addresses all of the name.
     pub(crate) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let Some(name) = name else {
             self.clear();
@@ -175,7 +175,8 @@ impl LeaseTable {
         self.remove(&pairs);
     }
 
-    /// Voids all: another epoch, or no stream on which a revocation could come.
+    /// Removes all leases: the agent has another epoch, or no stream is open by which a revocation
+    /// could arrive.
     pub(crate) fn clear(&mut self) {
         self.names.clear();
         self.holdings.clear();

@@ -1,8 +1,8 @@
-//! Every unexpired pair, kept so that the proxy can send it to an agent that comes back.
+//! Every unexpired pair, kept so that the proxy can send it to an agent that starts again.
 //!
-//! One entry per endpoint, server, name and address. Bounded: when the table is full, the endpoint
-//! with most pairs loses those that end soonest, and they are counted. No operation on an
-//! answer walks more than that answer's addresses.
+//! The table has one entry for each endpoint, server, name and address. When it is full, the endpoint
+//! with the most pairs loses those that end soonest, and the lost pairs are counted. No operation on
+//! an answer walks more than that answer's addresses.
 
 mod acknowledged;
 mod key;
@@ -32,31 +32,33 @@ use super::steps;
 /// How long after its TTL a pair that no agent has made durable is still kept, seconds.
 const UNSETTLED_SECS: u64 = 300;
 
-/// How often a pair that the agent could not take yet is sent again.
+/// How often a pair is sent again that the agent could not accept yet.
 const TRIES: u8 = 30;
 
-/// While an agent is there, what is on a disk may fall behind by this part of the TTL: only if
-/// both processes are killed at once is that time lost.
+/// While an agent is connected, the pair on the disk may end earlier than the pair in memory, by the
+/// pair's duration divided by this. That time is lost only if both processes are killed at once.
 const BEHIND: u64 = 8;
 
-/// The same while none is there: answers within a second are written once.
+/// By how much it may end earlier while no agent is connected, nanoseconds. Answers that come within
+/// a second are thus written once.
 const BEHIND_AWAY: u64 = 1_000_000_000;
 
-/// Pairs of one name of one endpoint at most; beyond, the quarter that ends soonest goes. Four
-/// times what the agent takes of one answer, and by default of one name.
+/// Largest number of pairs of one name of one endpoint. If there are more, the quarter that ends
+/// soonest is dropped. The agent accepts a quarter of this number from one answer, and by default
+/// about as many for one name.
 const PER_NAME: usize = 4 * MAX_ADDRESSES;
 
-/// Pairs evicted before the largest holder is looked for again.
+/// How many pairs are evicted at once, all of the holder that has the most.
 const EVICTED_AT_ONCE: usize = 32;
 
 /// The part of a mapping that is not on disk yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unwritten {
-    /// Nothing, or nothing that is worth a write.
+    /// Nothing, or only an extension that is too short for a write.
     Nothing,
-    /// Pairs that last longer than they do on a disk.
+    /// Pairs are on a disk, and end earlier there than in memory.
     Longer,
-    /// A pair that no disk knows.
+    /// A pair is on no disk.
     Pair,
 }
 
@@ -131,7 +133,7 @@ impl PairTable {
                 Entry::Occupied(mut found) => {
                     let pair = found.get_mut();
                     let fresh = Pair::new(mapping, expires, source, pair.serial);
-                    // A promise covers what it outlasts: the agent need not hear of it.
+                    // The lease outlasts the answer: the agent does not need its time.
                     if source == Source::Leased && pair.is_settled() {
                         pair.durable.seen = pair.durable.seen.max(fresh.seen_at);
                     }
@@ -171,8 +173,8 @@ impl PairTable {
         self.dropped += first.len() as u64;
     }
 
-    /// The part of a mapping just kept that must be written; from now on it counts as written.
-    /// Pairs on the agent's disk are not written: nothing would tell the journal to release them.
+    /// Which part of a mapping that was just kept must be written. From now on it counts as written.
+    /// Pairs on the agent's disk are not written: no later message would remove them from the journal.
     pub(crate) fn take_unwritten(&mut self, mapping: &Mapping, away: bool) -> Unwritten {
         let Some(asked) = self.names.get_mut(&mapping.name) else {
             return Unwritten::Nothing;
@@ -214,8 +216,8 @@ impl PairTable {
         found
     }
 
-    /// Everything that no agent has made durable and that lasts longer than on a disk; from
-    /// now on it counts as written. With each, for how many seconds it counts.
+    /// Mappings that no agent has made durable and that end earlier on the disk than in memory. From
+    /// now on they count as written. With each: for how many seconds from `seen_at` it counts.
     pub(crate) fn all_to_write(&mut self) -> Vec<(Mapping, u32)> {
         let mut found = Vec::new();
         for key in self.keys(false) {
@@ -234,7 +236,7 @@ impl PairTable {
         found
     }
 
-    /// The agent has made these pairs durable as they were sent.
+    /// The agent has made these pairs durable, in the state `ack` in which they were sent.
     pub(crate) fn settle(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         let Some(name) = self.name_mut(key) else {
             return;
@@ -253,19 +255,20 @@ impl PairTable {
         }
     }
 
-    /// Releases pairs that the agent has made durable as they were sent.
+    /// As [`Self::settle`]. It also drops the pairs that have not changed since they were sent.
     pub(crate) fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         self.settle(key, addresses, ack);
         self.retain_pairs(key, addresses, |pair| !pair.is_settled());
     }
 
-    /// The agent never accepts these pairs as they were sent. It may accept pairs that were seen again since.
+    /// The agent refused these pairs for good. Pairs that were seen again since they were sent stay: the
+    /// agent may accept them.
     pub(crate) fn forget(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         self.retain_pairs(key, addresses, |pair| pair.seen_at > ack.seen);
     }
 
-    /// Whether it is worth sending these pairs again after the agent could not
-    /// take them yet; those tried too often are dropped.
+    /// The agent could not accept these pairs yet. Drops those that were sent [`TRIES`] times. Returns
+    /// whether there are others, to be sent again.
     pub(crate) fn retry(&mut self, key: &Key, addresses: &[IpAddr]) -> bool {
         let mut any = false;
         self.retain_pairs(key, addresses, |pair| {
@@ -285,8 +288,8 @@ impl PairTable {
         self.names.get_mut(&key.name)?.get_mut(&key.asked)
     }
 
-    /// The agent takes these pairs back, from whichever endpoint: without a
-    /// name all of them, without addresses all of the name.
+    /// Removes pairs of all endpoints that the agent revokes: without a name all of them, without
+    /// addresses all of the name.
     pub(crate) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let Some(name) = name else {
             self.names.clear();
@@ -312,7 +315,7 @@ impl PairTable {
         }
     }
 
-    /// Of these addresses of a name.
+    /// Removes the pairs of these addresses for which `keep` returns false.
     fn retain_pairs(
         &mut self,
         key: &Key,
@@ -363,12 +366,13 @@ impl PairTable {
         names.flat_map(|(name, asked)| asked.iter().map(move |(by, pairs)| (name, by, pairs)))
     }
 
-    /// Drops a sixteenth of all.
+    /// Drops a sixteenth of all pairs.
     pub(crate) fn shrink(&mut self) {
         self.evict((self.len() / 16).max(1));
     }
 
-    /// Drops pairs: always of the endpoint that has most, those that end soonest.
+    /// Drops `excess` pairs, [`EVICTED_AT_ONCE`] at a time: of the endpoint that has the most then, those
+    /// that end soonest.
     fn evict(&mut self, mut excess: usize) {
         while excess > 0 {
             let names = &self.names;
@@ -384,7 +388,7 @@ impl PairTable {
         }
     }
 
-    /// Names to send again: those that no agent has made durable, or all.
+    /// Keys of names to send again: if `all` is false, only those with a pair that is not durable.
     pub(crate) fn keys(&self, all: bool) -> Vec<Key> {
         self.all()
             .filter(|(_, _, pairs)| all || pairs.pairs.values().any(|pair| !pair.is_settled()))
@@ -395,13 +399,13 @@ impl PairTable {
             .collect()
     }
 
-    /// A name's pairs as mappings to send again: one per instant and TTL.
+    /// A name's unexpired pairs as mappings to send again: one for each time of an answer and TTL.
     pub(crate) fn replay(&self, key: &Key, now: BootTime) -> Vec<Mapping> {
         let found = self.unexpired(key, now).into_iter();
         found.map(|(mapping, _)| mapping).collect()
     }
 
-    /// A name's pairs as mappings, and for how many seconds from `seen_at` each counts.
+    /// A name's unexpired pairs as mappings, and for how many seconds from `seen_at` each counts.
     pub(crate) fn unexpired(&self, key: &Key, now: BootTime) -> Vec<(Mapping, u32)> {
         self.mappings(key, |pair| pair.until() > now)
     }
@@ -439,7 +443,7 @@ impl PairTable {
             .collect()
     }
 
-    /// Mappings of a name that an endpoint has learned since an agent last made it durable.
+    /// Mappings with the pairs of a name that no agent has made durable in their present state.
     pub(crate) fn unsettled(&self, key: &Key) -> Vec<Mapping> {
         let found = self.mappings(key, |pair| !pair.is_settled()).into_iter();
         found

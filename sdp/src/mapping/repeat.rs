@@ -1,19 +1,21 @@
-//! Answers that were released under a lease a moment ago: the same bytes again
-//! go out without being read, and without telling the sink.
+//! Answers that were released under a lease a moment ago. If the same bytes come again, the worker
+//! sends them without parsing them, and without calling the sink.
 
 use std::{hash::BuildHasher, net::SocketAddr, time::Duration};
 
 use dns_policy::{boot_time::BootTime, mapping::EndpointInstance};
 use foldhash::quality::RandomState;
 
-/// For how long the sink need not hear of the same answer again. By so much
-/// what is kept for the agent can be behind the last answer.
+/// For how long the same answer is not passed to the sink again. The mapping that the sink has for
+/// the agent can therefore be this much older than the last answer that went out.
 pub(crate) const WITHIN: Duration = Duration::from_millis(250);
 
-/// Answers that one worker remembers: so many sets of [`WAYS`]. A print belongs to one set.
+/// Number of sets. One worker remembers [`WAYS`] answers in each of them. The print of an answer
+/// decides to which set the answer belongs.
 const SETS: usize = 1024;
 
-/// Answers of one set. With one only, two popular answers that share it would be reported each time.
+/// Answers of one set. If it were 1, two popular answers of one set would displace each other, and
+/// each would be passed to the sink every time.
 const WAYS: usize = 4;
 
 /// The recent answers of one worker.
@@ -23,16 +25,19 @@ pub(crate) struct Repeats {
     sets: Vec<[SeenAnswer; WAYS]>,
 }
 
-/// An answer that was learned.
+/// An answer that was released under a lease.
 #[derive(Clone, Copy, Debug, Default)]
 struct SeenAnswer {
     print: u64,
+    /// Version of the leases, as for [`Repeats::leased`].
     version: u64,
+    /// Until when it is not passed to the sink again.
     until: BootTime,
 }
 
-/// Stands for an answer of one server to one endpoint, id aside. Two that differ
-/// have the same once in 2^64; the second would then go out unlearnt.
+/// A hash of an answer of one server to one endpoint, without the message's id. Two different answers
+/// have the same print with a probability of 2^-64. The second of them would then go out without
+/// being learned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Print(u64);
 
@@ -54,7 +59,8 @@ impl Repeats {
         Print(self.hasher.hash_one((endpoint, server, but_id)))
     }
 
-    /// Whether the answer was leased less than [`WITHIN`] ago, and no lease was revoked since.
+    /// Whether the answer was released under a lease less than [`WITHIN`] ago, and the leases have
+    /// not changed since. `version` is that of the leases now.
     pub(crate) fn is_leased(&self, print: Print, version: Option<u64>, now: BootTime) -> bool {
         let is_leased = |answer: &SeenAnswer| {
             answer.print == print.0 && Some(answer.version) == version && now < answer.until
@@ -63,8 +69,9 @@ impl Repeats {
         set.is_some_and(|answers| answers.iter().any(is_leased))
     }
 
-    /// Notes that an answer was leased; `version` is of before the sink was asked.
-    /// It replaces what was noted of the answer before, or else the oldest of its set.
+    /// Notes that an answer was released under a lease. `version` is the version of the leases, read
+    /// before the sink was called: a change during the call then makes this note void. The note
+    /// replaces an earlier one of the same answer, or the oldest one of its set.
     pub(crate) fn leased(&mut self, print: Print, version: Option<u64>, now: BootTime) {
         let (Some(version), Some(answers)) = (version, self.sets.get_mut(set_of(print))) else {
             return;

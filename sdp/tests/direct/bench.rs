@@ -179,11 +179,11 @@ impl Bench {
             Ipv4Addr::LOCALHOST.into()
         };
         Descriptors::raise();
-        let (server, tcp_server) = server(localhost);
+        let (server, tcp_server) = server_sockets(localhost);
         server.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let server_address = server.local_addr().unwrap();
-        let sockets = Sockets::bind(&ListenConfig {
-            port: 0,
+        let listen = |port| ListenConfig {
+            port,
             ipv4: !v6,
             ipv6: v6,
             workers,
@@ -192,8 +192,13 @@ impl Bench {
             },
             steering: None,
             tcp_connections,
-        })
-        .unwrap();
+        };
+        // A port that no proxy of another test still has: sockets with SO_REUSEPORT would share it.
+        let mut tries = (0..64).map(|_| {
+            let free = server_sockets(localhost).0.local_addr().unwrap();
+            Sockets::bind(&listen(free.port()))
+        });
+        let sockets = tries.find_map(Result::ok).unwrap();
         let policy = Arc::new(PolicyHandle::new());
         let errors = policy.replace_all(&[7, 8].map(|id| {
             let rules = rules(server_address.port(), allow.clone());
@@ -304,7 +309,7 @@ impl Bench {
 }
 
 /// UDP and TCP on one port that is free for both.
-fn server(ip: IpAddr) -> (UdpSocket, TcpListener) {
+fn server_sockets(ip: IpAddr) -> (UdpSocket, TcpListener) {
     for _ in 0..64 {
         let udp = UdpSocket::bind((ip, 0)).unwrap();
         if let Ok(tcp) = TcpListener::bind(udp.local_addr().unwrap()) {

@@ -65,6 +65,11 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
         &["metrics.netpolPort", "metrics.agentPort"],
     ),
     ("holdfast", "netpol: {log: ''}", &["/netpol/log"]),
+    (
+        "holdfast",
+        "netpol: {cni: {mode: always}}",
+        &["/netpol/cni/mode", "chained"],
+    ),
     ("holdfast", "enablePolicy: sometimes", &["/enablePolicy"]),
     (
         "holdfast",

@@ -3,7 +3,7 @@
 //! Links to files of this repository, code references in the form
 //! `` `sdp/src/proxy.rs` `` or `` `sdp/src/proxy.rs::Proxy::answer` ``, and cases of
 //! scenarios, `` `tcp.txt::name of the case` ``. README.md names every command that
-//! `.ci/run` calls, docs/rfc.md a test for every duty that is met, and docs/src/security.md one
+//! `.ci/run` calls, docs/src/rfc.md a test for every duty that is met, and docs/src/security.md one
 //! for every limit.
 
 use std::{
@@ -21,7 +21,7 @@ const BOOK: &str = "docs/src";
 /// Cases of what proxy, client and server say.
 const SCENARIOS: &str = "sdp/tests/scenarios";
 /// Duties by standard, and what shows that they are met.
-const DUTIES: &str = "docs/rfc.md";
+const DUTIES: &str = "docs/src/rfc.md";
 /// Limits on each party, and what shows them.
 const LIMITS: &str = "docs/src/security.md";
 /// Last heading of a table whose rows name tests.
@@ -100,7 +100,7 @@ fn missing_commands<'a>(readme: &'a str, ci: &'a str) -> impl Iterator<Item = &'
 }
 
 /// Targets of the links `[text](target)` in a line.
-fn link_targets(line: &str) -> impl Iterator<Item = &str> {
+pub(super) fn link_targets(line: &str) -> impl Iterator<Item = &str> {
     line.split("](")
         .skip(1)
         .filter_map(|rest| rest.split(')').next())
@@ -112,7 +112,7 @@ fn code_spans(line: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The file that a link in `document` means, relative to the root; none for the web.
-fn local(document: &Path, target: &str) -> Option<PathBuf> {
+pub(super) fn local(document: &Path, target: &str) -> Option<PathBuf> {
     let target = target.split('#').next().unwrap_or_default();
     if target.is_empty() || target.contains("://") || target.starts_with("mailto:") {
         return None;

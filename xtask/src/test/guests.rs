@@ -38,6 +38,7 @@ const FILES: &[&str] = &[
     "netns::deny_response",
     "netns::egress_firewall",
     "netns::enforcement_repaired",
+    "netns::netpol",
     "netns::reconciler",
     "netns::restart_opens_nothing",
     "netns::second_agent",

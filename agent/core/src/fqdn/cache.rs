@@ -378,7 +378,7 @@ impl NameCache {
         self.drop_if_free(name, address, now)
     }
 
-    /// Whether an endpoint was given a pair by an answer that ended, or will end, later.
+    /// Whether an endpoint has a pair from an answer that ended, or will end, after `end`.
     pub(crate) fn is_kept_after(&self, name: &Fqdn, address: IpAddr, end: BootTime) -> bool {
         self.endpoints.values().any(|endpoint| {
             let lookup = endpoint.names.get(name).and_then(|all| all.get(&address));

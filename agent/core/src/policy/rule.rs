@@ -10,6 +10,9 @@ use crate::{
     selector::selector::{LabelSelector, Selector},
 };
 
+/// End of the text of a port whose name has no number at the receiver ([`PortRule::text_at`]).
+pub(super) const UNKNOWN_NAME: &str = "is not known)";
+
 /// One rule of a document (`spec`, or an element of `specs`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
@@ -194,7 +197,7 @@ impl PortRule {
         match (self.name(), receiver) {
             (Some(name), Some(_)) => match self.at(receiver).next() {
                 Some((_, port, _)) => format!("{self} ({port})"),
-                None => format!("{self} (port name {name} is not known)"),
+                None => format!("{self} (port name {name} {UNKNOWN_NAME}"),
             },
             _ => self.to_string(),
         }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     compute::Observed,
     model::{Side, SideRule},
-    rule::{Peers, PortRule, TierAction, TierRule},
+    rule::{Peers, PortRule, TierAction, TierRule, UNKNOWN_NAME},
 };
 use crate::{
     labels::LabelSet,
@@ -223,6 +223,11 @@ impl RuleView {
             selector: Some(found.selector.to_string()),
             ports: ports.map(ToString::to_string).collect(),
         }
+    }
+
+    /// Whether it names a port that the receiver does not have.
+    pub fn lacks_port_name(&self) -> bool {
+        self.ports.iter().any(|port| port.ends_with(UNKNOWN_NAME))
     }
 
     /// Whether it is an ordered rule that drops the packet.

@@ -24,13 +24,13 @@ use tokio::{sync::Semaphore, task::JoinSet};
 use self::{
     answer::Agent,
     kubectl::Kubectl,
-    objects::{CONTAINER, CiliumNode, DaemonSet, List, Node, Pod},
+    objects::{CiliumNode, DaemonSet, Enforcement, List, Node, Pod},
     rows::{Cluster, Report},
 };
 use super::show::print;
 
-/// Selects the pods and the DaemonSet of the chart's agents.
-const SELECTOR: &str = "app.kubernetes.io/name=holdfast-agent";
+/// Selects the pods and the DaemonSets of the chart's agents, with programs and with nftables.
+const SELECTOR: &str = "app.kubernetes.io/name in (holdfast-agent, holdfast-netpol)";
 
 /// Asks and prints; fails if a node is not fine.
 pub(crate) async fn status(args: ClusterStatusArgs) -> Result<()> {
@@ -38,7 +38,8 @@ pub(crate) async fn status(args: ClusterStatusArgs) -> Result<()> {
     let kubectl = Arc::new(Kubectl::new(args));
     let mut cluster = listing(&kubectl).await?;
     let running = cluster.pods.iter().filter(|pod| pod.is_running());
-    let running = running.map(|pod| pod.metadata.name.clone()).collect();
+    let running = running.map(|pod| (pod.metadata.name.clone(), pod.enforcement()));
+    let running = running.collect();
     cluster.answers = ask(&kubectl, running, parallel).await;
     let report = Report::of(&cluster);
     print(output, &report, text::text)?;
@@ -94,27 +95,32 @@ async fn list<T: DeserializeOwned>(kubectl: &Kubectl, what: &[&str]) -> Result<V
 /// The answers of pods, by name.
 async fn ask(
     kubectl: &Arc<Kubectl>,
-    pods: Vec<String>,
+    pods: Vec<(String, Enforcement)>,
     parallel: usize,
 ) -> BTreeMap<String, Result<Agent, String>> {
     let turns = Arc::new(Semaphore::new(parallel));
     let mut asked = JoinSet::new();
-    for pod in pods {
+    for (pod, enforcement) in pods {
         let (kubectl, turns) = (Arc::clone(kubectl), Arc::clone(&turns));
         asked.spawn(async move {
             let _turn = turns.acquire().await;
-            let answer = ask_one(&kubectl, &pod).await;
+            let answer = ask_one(&kubectl, &pod, enforcement).await;
             (pod, answer.map_err(|error| format!("{error:#}")))
         });
     }
     asked.join_all().await.into_iter().collect()
 }
 
-async fn ask_one(kubectl: &Kubectl, pod: &str) -> Result<Agent> {
+async fn ask_one(kubectl: &Kubectl, pod: &str, enforcement: Enforcement) -> Result<Agent> {
     let pod = format!("pod/{pod}");
-    let container = format!("--container={CONTAINER}");
-    let command = ["holdfast-agent", "status", "--output=json"];
+    let container = format!("--container={}", enforcement.container());
+    let command = [
+        &["holdfast-agent"],
+        enforcement.command(),
+        &["--output=json"],
+    ]
+    .concat();
     let arguments = [&["exec", &pod, &container, "--"], command.as_slice()].concat();
     let text = kubectl.answer(&arguments).await?;
-    Agent::parse(&text).context("the answer is no state of an agent")
+    Agent::parse(&text, enforcement).context("the answer is no state of an agent")
 }

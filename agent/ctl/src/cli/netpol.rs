@@ -1,14 +1,16 @@
 //! `netpol status`, `pods` and `why`.
 
+mod why;
+
 use anyhow::{Result, bail};
 use holdfast_agent::{
     admin::{client::Client, query::encode},
     config::netpol_args::{NetpolClientArgs, NetpolCommand, NetpolWhyArgs},
-    netpol::model::{IpSide, NetpolPod, NetpolStatus, NetpolWhy, SideView},
+    netpol::model::{NetpolPod, NetpolStatus, NetpolWhy},
 };
 
 use super::{
-    show::print,
+    show::{counted, print},
     table::{list, table},
 };
 
@@ -33,16 +35,25 @@ fn client(args: &NetpolClientArgs) -> Client {
 }
 
 async fn ask(args: &NetpolWhyArgs) -> Result<()> {
-    let (from, to) = (encode(&args.from), encode(&args.to));
-    let mut path = format!("/v1/netpol/why?from={from}&to={to}");
-    if let Some(port) = args.port {
+    let (from, to) = (&args.from, &args.to.host);
+    let port = match (args.port, args.to.port) {
+        (Some(port), Some(of_to)) if port != of_to => {
+            bail!("--port {port} is not the port of {to}, {of_to}: leave one of them out")
+        }
+        (port, of_to) => port.or(of_to),
+    };
+    let mut path = format!("/v1/netpol/why?from={}&to={}", encode(from), encode(to));
+    if let Some(port) = port {
         path.push_str(&format!("&port={}", encode(&port.to_string())));
     }
     let answer: NetpolWhy = client(&args.client).get(&path).await?;
-    print(args.client.output, &answer, why)?;
-    match answer.allowed {
-        true => Ok(()),
-        false => bail!("{} may not connect to {}", args.from, args.to),
+    print(args.client.output, &answer, why::text)?;
+    match (answer.allowed, answer.is_denied) {
+        (true, _) => Ok(()),
+        (false, true) => bail!("{from} may not connect to {to}"),
+        (false, false) => {
+            bail!("whether {from} may connect to {to} is not known: the policies are not in force")
+        }
     }
 }
 
@@ -54,12 +65,13 @@ fn status(status: &NetpolStatus) -> String {
     };
     let changed = match table.changed_seconds {
         Some(seconds) => format!(
-            "last change {seconds} s ago, {} elements",
-            table.changed_elements
+            "last change {seconds} s ago, {}",
+            counted(table.changed_elements, "element", "elements")
         ),
         None if table.is_begun => "as the last run left it".to_owned(),
         None => "not compared yet".to_owned(),
     };
+    let repairs = usize::try_from(status.repairs).unwrap_or(usize::MAX);
     let mut rows = vec![
         (
             "Process",
@@ -73,18 +85,21 @@ fn status(status: &NetpolStatus) -> String {
         (
             "NetworkPolicies",
             format!(
-                "{} in force, {} documents refused; {} of {} pods restricted",
+                "{} in force, {} refused; {} of {} restricted",
                 status.policies,
-                status.refused.len(),
+                counted(status.refused.len(), "document", "documents"),
                 status.restricted,
-                status.pods
+                counted(status.pods, "pod", "pods")
             ),
         ),
         (
             "nftables",
             format!(
-                "{} chains, {} groups, {} addresses; {changed}; repaired {} times",
-                table.chains, table.groups, table.addresses, status.repairs
+                "{}, {}, {}; {changed}; repaired {}",
+                counted(table.chains, "chain", "chains"),
+                counted(table.groups, "group", "groups"),
+                counted(table.addresses, "address", "addresses"),
+                counted(repairs, "time", "times")
             ),
         ),
     ];
@@ -92,7 +107,13 @@ fn status(status: &NetpolStatus) -> String {
         let of = |counter: &str| dropped.get(counter).copied().unwrap_or(0);
         let (ingress, egress, spoofed) = (of("dropped_in"), of("dropped_out"), of("spoofed"));
         let text = format!(
-            "{ingress} by ingress policy, {egress} by egress policy, {spoofed} with a false source"
+            "{ingress} by ingress policy, {egress} by egress policy, {spoofed} with a false source, \
+             {} in frames that rules do not see, {} of TCP connections that conntrack does not know, \
+             {} to tunnels of the node, {} to groups and broadcast addresses",
+            of("frames"),
+            of("tcp_middle"),
+            of("tunnels"),
+            of("to_all")
         );
         rows.push(("Dropped packets", text));
     }
@@ -102,6 +123,13 @@ fn status(status: &NetpolStatus) -> String {
         .collect();
     if !kinds.is_empty() {
         rows.push(("Not enforced here", kinds.join(", ")));
+    }
+    if let Some(exports) = &status.exports {
+        let written = match exports.written_seconds {
+            Some(seconds) => format!("as of {seconds} s ago"),
+            None => "not written yet".to_owned(),
+        };
+        rows.push(("Exports", format!("{}, {written}", exports.directory)));
     }
     if let Some(cluster) = &status.cluster {
         rows.push(("Cluster", super::show::cluster_source(cluster)));
@@ -143,57 +171,4 @@ fn pods(pods: &[NetpolPod]) -> String {
             ("EGRESS", |pod| list(&pod.egress)),
         ],
     )
-}
-
-fn why(why: &NetpolWhy) -> String {
-    let port = why.port.as_deref().unwrap_or("any protocol without ports");
-    let verdict = match why.allowed {
-        true => "allowed",
-        false => "denied",
-    };
-    let mut text = format!(
-        "{verdict}: {} to {}, {port}\n",
-        end(&why.from),
-        end(&why.to)
-    );
-    if why.is_of_node {
-        text.push_str("  the node itself is one end: its packets from and to its own pods pass\n");
-    } else if why.sides.is_empty() {
-        text.push_str("  no policy of a pod of this node is about it\n");
-    }
-    for SideView {
-        pod,
-        direction,
-        policies,
-        allowed_by,
-    } in &why.sides
-    {
-        let rule = match allowed_by {
-            Some(rule) => format!("allowed by {rule}"),
-            None => format!("no rule of {} allows it", policies.join(", ")),
-        };
-        text.push_str(&format!("  {direction} of {pod}: {rule}\n"));
-    }
-    let elsewhere = [(&why.from, "egress"), (&why.to, "ingress")];
-    for (end, direction) in elsewhere {
-        if let IpSide {
-            pod: Some(pod),
-            is_here: false,
-            ..
-        } = end
-        {
-            text.push_str(&format!("  {direction} of {pod}: its own node judges it\n"));
-        }
-    }
-    if let Some(reason) = &why.not_in_force {
-        text.push_str(&format!("  the kernel may judge otherwise: {reason}\n"));
-    }
-    text
-}
-
-fn end(end: &IpSide) -> String {
-    match &end.pod {
-        Some(pod) => format!("{pod} ({})", end.address),
-        None => end.address.clone(),
-    }
 }

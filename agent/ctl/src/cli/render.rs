@@ -14,6 +14,7 @@ use netpol::{
     pod::PodId,
     render::vpp::{acl, sessions},
 };
+use serde_json::Value;
 
 use self::cluster::Cluster;
 use super::show::print;
@@ -30,7 +31,22 @@ pub(crate) fn run(args: &RenderArgs) -> Result<()> {
     }
 }
 
+/// Refuses flags that the form does not use.
+fn check(args: &RenderArgs, format: Format) -> Result<()> {
+    if args.output == Output::Json && !matches!(format, Format::Acl | Format::Sessions) {
+        bail!("-o json goes with --format acl, --format sessions and --to: leave it out");
+    }
+    if !args.node_interfaces.is_empty() && format != Format::Acl {
+        bail!("--node-output-interface goes with --format acl: leave it out");
+    }
+    if args.nat_loopback.is_some() && format == Format::Nft {
+        bail!("--nat-loopback has no effect with --format nft: leave it out");
+    }
+    Ok(())
+}
+
 fn render(args: &RenderArgs, cluster: &Cluster, format: Format) -> Result<()> {
+    check(args, format)?;
     let pod = args
         .pod
         .as_deref()
@@ -43,9 +59,6 @@ fn render(args: &RenderArgs, cluster: &Cluster, format: Format) -> Result<()> {
         // What another program reads is about one node.
         (None, Format::Nft | Format::Acl | Format::Sessions) => vec![cluster.only_node()?],
     };
-    if args.output == Output::Json && !matches!(format, Format::Acl | Format::Sessions) {
-        bail!("-o json goes with --format acl, --format sessions and --to: leave it out");
-    }
     let mut all = String::new();
     for name in nodes {
         let node = match (format, &pod) {
@@ -68,14 +81,43 @@ fn render(args: &RenderArgs, cluster: &Cluster, format: Format) -> Result<()> {
 }
 
 fn acls(output: Output, node: &Node, pod: Option<&PodId>) -> Result<()> {
-    let interface = pod.cloned().map(acl::Interface::Pod);
     let mut acls = node.acls.clone();
-    acls.retain(|acl| {
-        interface
-            .as_ref()
-            .is_none_or(|pod| acl.output.contains(pod) || acl.input.contains(pod))
-    });
-    print(output, &acl::to_json(&acls), |_| acl::cli(&acls))
+    if let Some(pod) = pod {
+        let is_its = |interface: &acl::Interface| *interface == acl::Interface::Pod(pod.clone());
+        for acl in &mut acls {
+            acl.input.retain(is_its);
+            acl.output.retain(is_its);
+        }
+        acls.retain(|acl| !acl.input.is_empty() || !acl.output.is_empty());
+        eprintln!(
+            "holdfast-agent: with --pod these are the lists of one pod: the one for other nodes is left out. \
+             An export for a vswitch has no --pod"
+        );
+    }
+    export(output, acls.is_empty(), pod, &acl::to_json(&acls), || {
+        acl::cli(&acls)
+    })
+}
+
+/// Prints an export. One without rows is no text; as JSON it is an empty list.
+fn export(
+    output: Output,
+    is_empty: bool,
+    pod: Option<&PodId>,
+    json: &Value,
+    text: impl FnOnce() -> String,
+) -> Result<()> {
+    if is_empty {
+        let of = match pod {
+            Some(pod) => format!("pod {pod}"),
+            None => "a pod of the node".to_owned(),
+        };
+        eprintln!("holdfast-agent: nothing to export: no policy restricts {of}");
+    }
+    match (is_empty, output) {
+        (true, Output::Table) => Ok(()),
+        _ => print(output, json, |_| text()),
+    }
 }
 
 fn session_rules(output: Output, node: Node, pod: Option<&PodId>) -> Result<()> {
@@ -93,7 +135,8 @@ fn session_rules(output: Output, node: Node, pod: Option<&PodId>) -> Result<()> 
             own.any(|own| rule.local.map(ipnet::IpNet::V4) == Some(own))
         }
     });
-    print(output, &sessions::to_json(&rules), |_| {
+    let json = sessions::to_json(&rules);
+    export(output, rules.is_empty(), pod, &json, || {
         rules.iter().map(|rule| format!("{rule}\n")).collect()
     })
 }

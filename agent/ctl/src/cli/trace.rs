@@ -9,7 +9,7 @@ use agent_core::{
         ask::{self, Peer, Step, To, Trace},
         parse::parse_documents,
         repository::Repository,
-        trace::{Port, after_tier},
+        trace::{Port, RuleView, after_tier},
     },
     selector::selector::Subject,
     source_event::SourceEvent,
@@ -40,11 +40,23 @@ pub(crate) async fn run(args: &TraceArgs) -> Result<()> {
         by_files(args, &to, port)?
     };
     print(args.client.output, &trace, text)?;
+    if !trace.allowed && lacks_port_name(&trace) && args.named_ports.is_empty() {
+        eprintln!(
+            "holdfast-agent: labels have no port names, which are in Pod documents: give the receiver's with \
+             --named-port, for example --named-port http=80/TCP, or give its address as --to"
+        );
+    }
     if trace.allowed {
         Ok(())
     } else {
         bail!("not allowed")
     }
+}
+
+/// Whether a rule names a port that the labels of the receiver do not have.
+fn lacks_port_name(trace: &Trace) -> bool {
+    let mut rules = trace.steps.iter().flat_map(|step| &step.other_ports);
+    rules.any(RuleView::lacks_port_name)
 }
 
 /// Who receives, with the labels of its named ports.

@@ -8,21 +8,26 @@ use netpol::render::{
 use super::{
     attribute::Attribute,
     element,
-    message::{Family, Kind, Message, TableName, base_chain},
+    message::{Kind, Message, TableName, base_chain},
     rule,
 };
 
 /// Elements in one message, and verdicts, whose chains may have long names. An attribute ends at 64 KiB.
 const ELEMENTS: usize = 1000;
 const VERDICTS: usize = 100;
-/// `NF_INET_FORWARD`, `NF_IP_PRI_FILTER`.
+/// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_IN`, `NF_INET_FORWARD`; the numbers of `NF_BR_*` are the same.
+const PRE_ROUTING: u32 = 0;
+const INPUT: u32 = 1;
 const FORWARD: u32 = 2;
+/// `NF_IP_PRI_FILTER`.
 const FILTER: i32 = 0;
+/// Before `NF_BR_PRI_BRNF`, in which br_netfilter takes frames.
+const FRAMES: i32 = -300;
 
 /// The messages of a change.
 pub(super) fn messages(change: &Change) -> Vec<Message> {
     let mut batch = Batch {
-        table: TableName(Family::Inet, &change.table),
+        table: TableName(change.family.into(), &change.table),
         sets: 0,
         messages: Vec::with_capacity(change.steps.len()),
     };
@@ -35,6 +40,9 @@ pub(super) fn chain(entry: Entry) -> Vec<Attribute> {
     match entry {
         Entry::Jump => Vec::new(),
         Entry::Forward => base_chain(FORWARD, FILTER),
+        Entry::Input => base_chain(INPUT, FILTER),
+        Entry::Arriving => base_chain(PRE_ROUTING, FRAMES),
+        Entry::Leaving => base_chain(FORWARD, FRAMES),
     }
 }
 
@@ -102,7 +110,7 @@ fn parts(elements: &[Element]) -> std::slice::Chunks<'_, Element> {
 mod tests {
     use std::net::Ipv6Addr;
 
-    use netpol::render::ruleset::{Key, Type, Value, Verdict};
+    use netpol::render::ruleset::{Key, TableFamily, Type, Value, Verdict};
 
     use super::*;
 
@@ -114,6 +122,7 @@ mod tests {
         let verdicts = (0..2500).map(|n| (address(n), Verdict::Jump(chain.clone())));
         let name = String::from;
         let change = Change::of(
+            TableFamily::Inet,
             "t",
             vec![
                 Step::AddSet(name("pairs"), Key::Pair(Type::Ipv6, Type::Ipv6)),

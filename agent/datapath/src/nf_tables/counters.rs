@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use netpol::render::ruleset::TableFamily;
+
 use super::{
     NftablesError,
     attribute::find,
-    message::{Family, Kind, OBJECT_DATA, OF_TABLE, TableName},
+    message::{Kind, OBJECT_DATA, OF_TABLE, TableName},
     socket::{Netfilter, Object},
 };
 
@@ -15,9 +17,10 @@ const PACKETS: u16 = 2;
 /// Packets that each counter of the table has counted since it was made.
 pub(super) fn read(
     netfilter: &mut Netfilter,
+    family: TableFamily,
     table: &str,
 ) -> Result<BTreeMap<String, u64>, NftablesError> {
-    let name = TableName(Family::Inet, table);
+    let name = TableName(family.into(), table);
     let objects = netfilter.list(&name.list(Kind::Counter))?;
     let ours = objects
         .iter()

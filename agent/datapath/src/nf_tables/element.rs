@@ -160,7 +160,7 @@ pub(super) fn value_bytes(value: Value) -> Vec<u8> {
         Value::Interface(index) => index.to_ne_bytes().to_vec(),
         Value::Ipv4(address) => address.octets().to_vec(),
         Value::Ipv6(address) => address.octets().to_vec(),
-        Value::Port(port) => port.to_be_bytes().to_vec(),
+        Value::Port(number) | Value::EtherType(number) => number.to_be_bytes().to_vec(),
     }
 }
 
@@ -170,6 +170,7 @@ fn value(of: Type, bytes: &[u8]) -> Option<Value> {
         Type::Ipv4 => Some(Value::Ipv4(<[u8; 4]>::try_from(bytes).ok()?.into())),
         Type::Ipv6 => Some(Value::Ipv6(<[u8; 16]>::try_from(bytes).ok()?.into())),
         Type::Port => Some(Value::Port(u16::from_be_bytes(bytes.try_into().ok()?))),
+        Type::EtherType => Some(Value::EtherType(u16::from_be_bytes(bytes.try_into().ok()?))),
     }
 }
 
@@ -178,6 +179,7 @@ const fn number(of: Type) -> u32 {
     match of {
         Type::Ipv4 => 7,
         Type::Ipv6 => 8,
+        Type::EtherType => 10,
         Type::Port => 13,
         Type::Interface => 20,
     }
@@ -188,7 +190,7 @@ const fn length(of: Type) -> usize {
     match of {
         Type::Ipv4 | Type::Interface => 4,
         Type::Ipv6 => 16,
-        Type::Port => 2,
+        Type::Port | Type::EtherType => 2,
     }
 }
 
@@ -248,6 +250,7 @@ const fn last(of: Type) -> Value {
         Type::Ipv4 => Value::Ipv4(Ipv4Addr::BROADCAST),
         Type::Ipv6 => Value::Ipv6(Ipv6Addr::from_bits(u128::MAX)),
         Type::Port => Value::Port(u16::MAX),
+        Type::EtherType => Value::EtherType(u16::MAX),
     }
 }
 

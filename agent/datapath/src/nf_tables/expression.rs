@@ -42,6 +42,7 @@ impl Register {
 pub(crate) enum Meta {
     Mark = 3,
     Interface = 4,
+    OutInterface = 5,
     Family = 15,
     Protocol = 16,
     InterfaceGroup = 21,
@@ -59,6 +60,7 @@ pub(crate) enum Is {
 /// Part of a packet, counted from the start of a header: `NFT_PAYLOAD_*`.
 #[derive(Clone, Copy)]
 pub(super) enum Header {
+    Link = 0,
     Network = 1,
     Transport = 2,
 }
@@ -68,6 +70,15 @@ pub(super) enum Header {
 pub(super) enum Connection {
     State = 0,
     Direction = 1,
+    Source4 = 19,
+    Source6 = 21,
+}
+
+/// A direction of a connection: `IP_CT_DIR_*`.
+#[derive(Clone, Copy)]
+pub(super) enum Direction {
+    Original = 0,
+    Reply = 1,
 }
 
 /// An expression by its name, for those without a function here.
@@ -116,6 +127,17 @@ pub(super) fn connection(key: Connection) -> Attribute {
     expression("ct", data)
 }
 
+/// An address of a direction of the packet's connection goes to a register.
+pub(super) fn connection_address(key: Connection, of: Direction, to: Register) -> Attribute {
+    // NFTA_CT_DREG, NFTA_CT_KEY, NFTA_CT_DIRECTION.
+    let data = vec![
+        to.attribute(1),
+        Attribute::number(2, key as u32),
+        Attribute::Value(3, vec![of as u8]),
+    ];
+    expression("ct", data)
+}
+
 /// A value goes to the first register.
 pub(crate) fn immediate(value: u32) -> Attribute {
     // NFTA_IMMEDIATE_DREG, NFTA_IMMEDIATE_DATA.
@@ -133,15 +155,21 @@ pub(crate) fn verdict(verdict: &Verdict) -> Attribute {
     expression("immediate", data)
 }
 
-/// The first register is masked.
+/// The first register, of four bytes, is masked.
 pub(crate) fn and(mask: u32) -> Attribute {
+    masked(&mask.to_ne_bytes())
+}
+
+/// The first register, of as many bytes as the mask, is masked.
+pub(super) fn masked(mask: &[u8]) -> Attribute {
+    let bytes = u32::try_from(mask.len()).expect("a register is short");
     // NFTA_BITWISE_SREG, _DREG, _LEN, _MASK, _XOR.
     let data = vec![
         FIRST.attribute(1),
         FIRST.attribute(2),
-        Attribute::number(3, 4),
-        data(4, &mask.to_ne_bytes()),
-        data(5, &0_u32.to_ne_bytes()),
+        Attribute::number(3, bytes),
+        data(4, mask),
+        data(5, &vec![0; mask.len()]),
     ];
     expression("bitwise", data)
 }

@@ -9,8 +9,8 @@ use super::{
     attribute::Attribute,
     batch, element,
     message::{
-        CHAIN_HOOK, ELEMENTS, Family, Kind, OF_TABLE, RULE_CHAIN, SET_FLAGS, TABLE_FLAGS,
-        TableName, counter_type,
+        CHAIN_HOOK, ELEMENTS, Kind, OF_TABLE, RULE_CHAIN, SET_FLAGS, TABLE_FLAGS, TableName,
+        counter_type,
     },
     rule,
     socket::{Netfilter, Object},
@@ -21,6 +21,8 @@ use super::{
 pub enum Difference {
     /// The table does not exist.
     NoTable,
+    /// The table exists, and should not.
+    NotNeeded,
     /// The table has flags: it is dormant, or a program owns it.
     Flags,
     /// An object does not exist, or another object has its name.
@@ -37,6 +39,7 @@ impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoTable => f.write_str("the table is missing"),
+            Self::NotNeeded => f.write_str("the table is not needed"),
             Self::Flags => f.write_str("the table is dormant, or a program owns it"),
             Self::Missing(kind, name) => write!(f, "{kind} {name} is missing or changed"),
             Self::Foreign(kind, name) => write!(f, "{kind} {name} is foreign"),
@@ -76,9 +79,11 @@ impl From<NftablesError> for Stop {
 }
 
 fn try_compare(netfilter: &mut Netfilter, wanted: &Table) -> Result<(), Stop> {
-    let table = TableName(Family::Inet, &wanted.name);
+    let table = TableName(wanted.family.into(), &wanted.name);
     match netfilter.get(&table.get())? {
+        None if wanted.is_empty() => return Ok(()),
         None => return Err(Stop::Differs(Difference::NoTable)),
+        Some(_) if wanted.is_empty() => return Err(Stop::Differs(Difference::NotNeeded)),
         Some(found) if found.has(&Attribute::number(TABLE_FLAGS, 0)) => {}
         Some(_) => return Err(Stop::Differs(Difference::Flags)),
     }

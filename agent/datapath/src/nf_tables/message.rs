@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use netpol::render::ruleset::TableFamily;
+
 use super::attribute::Attribute;
 
 /// `NFNL_SUBSYS_NFTABLES`.
@@ -77,6 +79,15 @@ pub enum Family {
     Bridge,
     /// ARP for the node itself.
     Arp,
+}
+
+impl From<TableFamily> for Family {
+    fn from(family: TableFamily) -> Self {
+        match family {
+            TableFamily::Inet => Self::Inet,
+            TableFamily::Bridge => Self::Bridge,
+        }
+    }
 }
 
 impl Family {

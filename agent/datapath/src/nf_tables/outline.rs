@@ -8,18 +8,24 @@ use netpol::render::ruleset::{Chain, Entry, Key, Set, Table, Type, VerdictMap};
 use super::{
     NftablesError,
     attribute::Attribute,
-    element,
-    message::{CHAIN_HOOK, ELEMENTS, Family, Kind, OF_TABLE, RULE_CHAIN, SET_FLAGS, TableName},
+    batch, element,
+    message::{ELEMENTS, Kind, OF_TABLE, RULE_CHAIN, SET_FLAGS, TableName},
     rule,
     socket::{Netfilter, Object},
 };
 
-const TYPES: [Type; 4] = [Type::Interface, Type::Ipv4, Type::Ipv6, Type::Port];
+const TYPES: [Type; 5] = [
+    Type::Interface,
+    Type::Ipv4,
+    Type::Ipv6,
+    Type::Port,
+    Type::EtherType,
+];
 
 /// The kernel's table with the name of `wanted`; empty if there is none.
 pub(super) fn read(netfilter: &mut Netfilter, wanted: &Table) -> Result<Table, NftablesError> {
-    let name = TableName(Family::Inet, &wanted.name);
-    let mut table = Table::new(&wanted.name);
+    let name = TableName(wanted.family.into(), &wanted.name);
+    let mut table = Table::of(wanted.family, &wanted.name);
     if netfilter.get(&name.get())?.is_none() {
         return Ok(table);
     }
@@ -34,10 +40,12 @@ pub(super) fn read(netfilter: &mut Netfilter, wanted: &Table) -> Result<Table, N
         rules.entry(chain.to_owned()).or_default().push(rule);
     }
     for (name, object) in reading.objects(Kind::Chain)? {
-        let entry = match object.value(CHAIN_HOOK) {
-            Some(_) => Entry::Forward,
-            None => Entry::Jump,
+        let is_at = |entry: &Entry| {
+            let attributes = batch::chain(*entry);
+            !attributes.is_empty() && attributes.iter().all(|wanted| object.has(wanted))
         };
+        // A chain of another hook is none of the table's: a change to it replaces the table.
+        let entry = Entry::ALL.into_iter().find(is_at).unwrap_or(Entry::Jump);
         let found = rules.get(&name).map_or(&[][..], Vec::as_slice);
         let wanted = wanted.chains.get(&name);
         let wanted = wanted.map_or(&[][..], |chain| chain.rules.as_slice());

@@ -4,22 +4,30 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use netpol::render::{
     change::Change,
-    ruleset::{Chain, Entry, Expression, Field, Key, Rule, Set, Table, Type, Verdict, VerdictMap},
+    ruleset::{
+        Chain, Entry, Expression, Field, Key, Rule, Set, Table, TableFamily, Type, Verdict,
+        VerdictMap,
+    },
 };
 
 use super::{NftablesError, batch, message::Message, socket::Netfilter};
 
 /// Asks the kernel to check a small table for each part. Nothing is left of them.
-pub(super) fn probe(netfilter: &mut Netfilter) -> Result<(), NftablesError> {
-    probe_with(|messages| netfilter.check(messages))
+pub(super) fn probe(netfilter: &mut Netfilter, family: TableFamily) -> Result<(), NftablesError> {
+    let samples = match family {
+        TableFamily::Inet => samples().to_vec(),
+        TableFamily::Bridge => vec![of_frames()],
+    };
+    probe_with(&samples, |messages| netfilter.check(messages))
 }
 
 fn probe_with(
+    samples: &[Table],
     mut check: impl FnMut(&[Message]) -> Result<(), NftablesError>,
 ) -> Result<(), NftablesError> {
     let mut lacking = Vec::new();
-    for table in samples() {
-        match check(&batch::messages(&Change::replacement(&table))) {
+    for table in samples {
+        match check(&batch::messages(&Change::replacement(table))) {
             Err(NftablesError::Refused { option, source, .. })
                 if is_lack(source.raw_os_error()) =>
             {
@@ -53,6 +61,17 @@ fn samples() -> [Table; 4] {
     let counter = with_counter(Table::new(NAME));
     let counting = with_counter(with_rule(vec![Expression::Count(COUNTER.to_owned()), drop]));
     [sets, connections, counter, counting]
+}
+
+/// A table of family `bridge`.
+fn of_frames() -> Table {
+    let entry = Entry::Leaving;
+    let rules = vec![Rule(vec![Expression::Verdict(Verdict::Drop)])];
+    Table {
+        family: TableFamily::Bridge,
+        chains: [("leaving".to_owned(), Chain { entry, rules })].into(),
+        ..Table::new(NAME)
+    }
 }
 
 const NAME: &str = "holdfast_probe";
@@ -103,7 +122,9 @@ mod tests {
 
     /// A kernel without the parts that the predicate selects by the option of a message.
     fn probe_without(lacks: impl Fn(&str) -> bool, errno: i32) -> Result<(), NftablesError> {
-        probe_with(|messages| {
+        let mut all = samples().to_vec();
+        all.push(of_frames());
+        probe_with(&all, |messages| {
             let refused = messages.iter().find(|message| lacks(message.option));
             refused.map_or(Ok(()), |message| {
                 Err(NftablesError::Refused {
@@ -120,6 +141,7 @@ mod tests {
         assert!(probe_without(|_| false, libc::ENOENT).is_ok());
         for option in [
             "CONFIG_NF_TABLES_INET",
+            "CONFIG_NF_TABLES_BRIDGE",
             "CONFIG_NFT_CT",
             "CONFIG_NFT_COUNTER",
             "CONFIG_NFT_OBJREF",

@@ -64,7 +64,7 @@ pub(super) async fn lead_apart(handle: &Handle, first: u32, second: u32) -> io::
     }
 }
 
-fn infos(link: &LinkMessage) -> impl Iterator<Item = &LinkInfo> {
+pub(super) fn infos(link: &LinkMessage) -> impl Iterator<Item = &LinkInfo> {
     let attributes = link.attributes.iter();
     let infos = attributes.filter_map(|attribute| match attribute {
         LinkAttribute::LinkInfo(infos) => Some(infos),

@@ -62,7 +62,7 @@ impl AttachmentId {
         })
     }
 
-    pub(super) fn ifname(&self) -> &str {
+    pub(crate) fn ifname(&self) -> &str {
         &self.ifname
     }
 
@@ -83,6 +83,15 @@ pub(crate) enum AttachError {
     /// The agent does not know its endpoints yet.
     #[error("the agent is starting")]
     Starting,
+    /// The pod cannot be taken yet, and why.
+    #[error("the pod is not under policy: {0}")]
+    Awaited(String),
+    /// There is no address whose packets could be judged.
+    #[error(
+        "the plugins before report no address for {0}; holdfast-cni must be the last entry of the list, \
+         behind a plugin that reports the address it sets"
+    )]
+    NoAddress(String),
     /// The host side is a port of a switch that the stack does not see behind.
     #[error(
         "the node's end of interface {ifname} is a port of {master}, which is no bridge of the kernel \
@@ -119,6 +128,13 @@ pub(crate) enum AttachError {
     /// An error that any endpoint may have.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
+}
+
+impl AttachError {
+    /// Whether it may succeed within seconds.
+    pub(crate) fn is_awaited(&self) -> bool {
+        matches!(self, Self::Starting | Self::Awaited(_))
+    }
 }
 
 /// The file with the list.

@@ -8,14 +8,14 @@ use std::{
 use netpol::{
     policy::Protocol,
     render::ruleset::{
-        Chain, Element, Entry, Expression, Field, Key, Rule, Set, Table, Type, Value, Verdict,
-        VerdictMap,
+        Chain, Element, Entry, Expression, Field, Key, Rule, Set, Table, TableFamily, Type, Value,
+        Verdict, VerdictMap,
     },
 };
 use rand::{Rng as _, rngs::StdRng};
 
 /// Sets of a random table: the name says the type, so that two tables differ in everything else.
-const SETS: [(&str, Key); 10] = [
+const SETS: [(&str, Key); 11] = [
     ("links", Key::One(Type::Interface)),
     ("behind4", Key::Pair(Type::Interface, Type::Ipv4)),
     ("behind6", Key::Pair(Type::Interface, Type::Ipv6)),
@@ -26,6 +26,7 @@ const SETS: [(&str, Key); 10] = [
     ("g4_a", Key::One(Type::Ipv4)),
     ("g6_a", Key::One(Type::Ipv6)),
     ("ports", Key::Ranges(Type::Port)),
+    ("judged", Key::One(Type::EtherType)),
 ];
 const BLOCKS: [(&str, Key); 2] = [
     ("b4", Key::Ranges(Type::Ipv4)),
@@ -33,9 +34,10 @@ const BLOCKS: [(&str, Key); 2] = [
 ];
 const COUNTERS: [&str; 3] = ["dropped_in", "dropped_out", "spoofed"];
 
-/// A table of this name.
-pub(super) fn table(rng: &mut StdRng, name: &str) -> Table {
-    let mut table = Table::new(name);
+/// A table of this name, which has something.
+pub(super) fn table(rng: &mut StdRng, family: TableFamily, name: &str) -> Table {
+    let mut table = Table::of(family, name);
+    table.counters.insert("always".to_owned());
     for counter in COUNTERS {
         if rng.random() {
             table.counters.insert(counter.to_owned());
@@ -66,12 +68,15 @@ pub(super) fn table(rng: &mut StdRng, name: &str) -> Table {
         };
         table.maps.insert((*name).to_owned(), map);
     }
-    if rng.random_bool(0.8) {
-        let rules = rules(rng, &table, &chains, &maps);
-        let entry = Entry::Forward;
-        table
-            .chains
-            .insert("forward".to_owned(), Chain { entry, rules });
+    let entries = match family {
+        TableFamily::Inet => [("forward", Entry::Forward), ("input", Entry::Input)],
+        TableFamily::Bridge => [("arriving", Entry::Arriving), ("leaving", Entry::Leaving)],
+    };
+    for (name, entry) in entries {
+        if rng.random_bool(0.8) {
+            let rules = rules(rng, &table, &chains, &maps);
+            table.chains.insert(name.to_owned(), Chain { entry, rules });
+        }
     }
     table
 }
@@ -135,6 +140,7 @@ fn value(rng: &mut StdRng, of: Type) -> Value {
         Type::Ipv4 => Value::Ipv4(Ipv4Addr::from_bits(rng.random())),
         Type::Ipv6 => Value::Ipv6(Ipv6Addr::from_bits(rng.random())),
         Type::Port => Value::Port(rng.random_range(1..=u16::MAX)),
+        Type::EtherType => Value::EtherType(rng.random_range(0x600..=u16::MAX)),
     }
 }
 
@@ -144,8 +150,49 @@ fn rules(rng: &mut StdRng, table: &Table, chains: &[String], maps: &[(&str, Type
         _ => rng.random_range(0..6),
     };
     (0..number)
-        .map(|_| Rule(rule(rng, table, chains, maps)))
+        .map(|_| match table.family {
+            TableFamily::Inet => Rule(rule(rng, table, chains, maps)),
+            TableFamily::Bridge => Rule(frame_rule(rng, table, chains)),
+        })
         .collect()
+}
+
+/// Conditions on a frame, then what happens.
+fn frame_rule(rng: &mut StdRng, table: &Table, chains: &[String]) -> Vec<Expression> {
+    const IPV4: Value = Value::EtherType(0x0800);
+    const IPV6: Value = Value::EtherType(0x86dd);
+    let fields = [Field::Interface, Field::OutInterface, Field::EtherType];
+    let mut rule = Vec::new();
+    for field in fields {
+        let set = any_set(rng, table, &[field]);
+        rule.extend(set.filter(|_| rng.random()).map(|set| match rng.random() {
+            true => Expression::In(field, set),
+            false => Expression::NotIn(field, set),
+        }));
+    }
+    let of = |kind| Expression::Within(Field::EtherType, kind, kind);
+    match rng.random_range(0..6) {
+        0 => rule.extend([of(IPV6), Expression::Icmp6(rng.random_range(1..=255))]),
+        1 => rule.extend([of(IPV6), within(rng, Field::Destination6, Type::Ipv6)]),
+        2 => rule.extend([of(IPV4), within(rng, Field::Destination4, Type::Ipv4)]),
+        3 => rule.extend([of(IPV4), Expression::Numbered(2)]),
+        4 => rule.extend([
+            of(IPV4),
+            within(rng, Field::Port(Protocol::Udp), Type::Port),
+        ]),
+        _ => {
+            let field = Field::Destination4;
+            let set = any_set(rng, table, &[field]);
+            rule.extend(
+                set.into_iter()
+                    .flat_map(|set| [of(IPV4), Expression::In(field, set)]),
+            );
+        }
+    }
+    let counters = table.counters.iter();
+    rule.extend(counters.take(1).cloned().map(Expression::Count));
+    rule.push(Expression::Verdict(verdict(rng, chains)));
+    rule
 }
 
 /// Conditions on one family and one protocol, in any order, then what happens.
@@ -166,12 +213,24 @@ fn rule(
     let address = if rng.random() { source } else { destination };
     let mut rule = Vec::new();
     for _ in 0..rng.random_range(0..4) {
-        let fields = match rng.random_range(0..3) {
+        let opener = if is_ipv6 {
+            Field::Opener6
+        } else {
+            Field::Opener4
+        };
+        let answerer = if is_ipv6 {
+            Field::Answerer6
+        } else {
+            Field::Answerer4
+        };
+        let fields = match rng.random_range(0..5) {
+            3 => vec![opener, source],
+            4 => vec![answerer, source],
             0 => vec![Field::Interface, source],
             1 => vec![source, destination],
             _ => vec![destination, port],
         };
-        let condition = match rng.random_range(0..11) {
+        let condition = match rng.random_range(0..15) {
             0 => Some(Expression::Protocol(protocol)),
             1 => Some(within(rng, port, Type::Port)),
             2 => Some(within(rng, address, key)),
@@ -186,6 +245,18 @@ fn rule(
             8 => any_set(rng, table, &fields)
                 .map(|set| Expression::PairNotIn(fields[0], fields[1], set)),
             9 => Some(Expression::Answer),
+            10 => Some(Expression::MiddleOfTcp).filter(|_| protocol == Protocol::Tcp),
+            11 => any_set(rng, table, &[address]).map(|set| Expression::NotIn(address, set)),
+            12 if rule.is_empty() => {
+                // No port is behind it, of another protocol.
+                let numbers = [4, 41, 47, 137];
+                rule.push(Expression::Numbered(numbers[rng.random_range(0..4)]));
+                break;
+            }
+            13 => {
+                let field = Field::OutInterface;
+                any_set(rng, table, &[field]).map(|set| Expression::In(field, set))
+            }
             _ => Some(Expression::Related),
         };
         rule.extend(condition);
@@ -234,9 +305,10 @@ fn any_set(rng: &mut StdRng, table: &Table, fields: &[Field]) -> Option<String> 
 
 const fn type_of(field: Field) -> Type {
     match field {
-        Field::Interface => Type::Interface,
-        Field::Source4 | Field::Destination4 => Type::Ipv4,
-        Field::Source6 | Field::Destination6 => Type::Ipv6,
+        Field::Interface | Field::OutInterface => Type::Interface,
+        Field::EtherType => Type::EtherType,
+        Field::Source4 | Field::Destination4 | Field::Opener4 | Field::Answerer4 => Type::Ipv4,
+        Field::Source6 | Field::Destination6 | Field::Opener6 | Field::Answerer6 => Type::Ipv6,
         Field::Port(_) => Type::Port,
     }
 }

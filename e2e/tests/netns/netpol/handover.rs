@@ -1,13 +1,16 @@
 //! A node goes from `netpol run` to `run`: nothing opens, and no stale table is left.
 
+use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use holdfast_e2e::{AgentOptions, config, eventually, shell, with_lab};
+use holdfast_e2e::process::Program;
+use holdfast_e2e::{AgentOptions, Lab, config, eventually, shell, with_lab};
 use serde_json::json;
 
-use super::{PORT, Pods, SOON, both, of, reaches};
+use super::{PORT, Pods, SOON, both, of, reaches, status_has};
 
 #[test]
 fn a_node_that_gets_programs_opens_nothing_meanwhile() {
@@ -61,28 +64,76 @@ fn a_node_that_gets_programs_opens_nothing_meanwhile() {
 }
 
 #[test]
+fn both_enforcements_warn_while_they_run_side_by_side() {
+    with_lab(|lab| {
+        let _netpol = lab.start_netpol(&[])?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        status_has(lab, &["WARNING", "`holdfast-agent run` (pid"])?;
+        let status = lab.agent(&["status"])?;
+        let warning = "`holdfast-agent netpol run` runs on this node too";
+        ensure!(status.contains(warning), "{status}");
+        Ok(())
+    });
+}
+
+#[test]
 fn a_cleanup_removes_the_table_unless_its_process_runs() {
     with_lab(|lab| {
         let cleanup = || -> Result<String> {
-            let program = config::program("holdfast-agent")?;
-            let mut command = lab.node.command(program.to_str().context("UTF-8")?);
-            command.arg("cleanup").arg("--bpf-root").arg(lab.bpf_root());
-            command
-                .arg("--state-dir")
-                .arg(lab.directory().join("state"));
-            shell::finish(&mut command)
+            let state = lab.directory().join("state");
+            shell::finish(&mut cleanup_command(lab, lab.bpf_root(), &state)?)
         };
         let netpol = lab.start_netpol(&[])?;
         cleanup()?;
         lab.netpol(&["status"])?;
         lab.netpol_table()?;
-        ensure!(netpol.terminate(SOON)?.success(), "exit code");
-        let removed = cleanup()?;
-        ensure!(
-            removed.contains("removed the nftables table of `netpol run`"),
-            "{removed}"
-        );
-        ensure!(lab.netpol_table().is_err(), "it is there");
-        Ok(())
+        removes_the_table(lab, netpol, cleanup)
     });
+}
+
+#[test]
+fn a_cleanup_without_a_bpf_file_system_removes_the_table() {
+    with_lab(|lab| {
+        let cleanup = || -> Result<String> {
+            let mut command = cleanup_command(lab, lab.directory(), lab.directory())?;
+            // Programs cannot be looked at, which is no success.
+            let output = command.output()?;
+            ensure!(output.status.code() == Some(1), "{output:?}");
+            let error = String::from_utf8_lossy(&output.stderr);
+            for text in ["were not looked at", "mount -t bpf"] {
+                ensure!(error.contains(text), "no {text:?} in: {error}");
+            }
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        let netpol = lab.start_netpol(&[])?;
+        let kept = cleanup()?;
+        let pid = format!("(pid {}), which runs", netpol.id());
+        ensure!(kept.contains(&pid), "{kept}");
+        lab.netpol_table()?;
+        removes_the_table(lab, netpol, cleanup)
+    });
+}
+
+fn cleanup_command(lab: &Lab, bpf_root: &Path, state_dir: &Path) -> Result<Command> {
+    let program = config::program("holdfast-agent")?;
+    let mut command = lab.node.command(program.to_str().context("UTF-8")?);
+    command.args(["cleanup", "--bpf-root"]).arg(bpf_root);
+    command.arg("--state-dir").arg(state_dir);
+    Ok(command)
+}
+
+/// Once `netpol run` has ended, a cleanup removes its table.
+fn removes_the_table(
+    lab: &Lab,
+    netpol: Program,
+    cleanup: impl Fn() -> Result<String>,
+) -> Result<()> {
+    ensure!(netpol.terminate(SOON)?.success(), "exit code");
+    let removed = cleanup()?;
+    ensure!(
+        removed.contains("removed the nftables table of `netpol run`"),
+        "{removed}"
+    );
+    ensure!(lab.netpol_table().is_err(), "it is there");
+    Ok(())
 }

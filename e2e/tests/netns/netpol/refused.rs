@@ -31,7 +31,7 @@ fn only_one_enforces_in_a_network_namespace() {
         ensure!(netpol.terminate(SOON)?.success(), "exit code");
         let _agent = lab.start_agent(&AgentOptions::default())?;
         let error = refused(lab, &[])?;
-        for text in ["`holdfast-agent run`", "holdfast-agent cleanup"] {
+        for text in ["`holdfast-agent run`", "and then take its programs off"] {
             ensure!(error.contains(text), "no {text:?} in: {error}");
         }
         Ok(())

@@ -12,7 +12,7 @@ use super::{PORT, Pods, SOON, of};
 
 fn render(lab: &Lab, flags: &[&str]) -> Result<String> {
     let mut command = Command::new(config::program("holdfast-agent")?);
-    command.args(["policy", "render", "--node", NODE, "-f"]);
+    command.args(["policy", "render", "-f"]);
     command.arg(lab.policy_dir()).args(flags);
     shell::finish(&mut command)
 }
@@ -31,7 +31,7 @@ fn nft_accepts_the_rendered_table_which_is_the_one_in_force() {
                 "egress": [{"to": block}],
             }),
         )?;
-        let text = render(lab, &["--format", "nft"])?;
+        let text = render(lab, &["--node", NODE, "--format", "nft"])?;
         let mut nft = lab.node.command("nft");
         let mut nft = nft.args(["-c", "-f", "-"]).stdin(Stdio::piped()).spawn()?;
         let mut input = nft.stdin.take().context("it is piped")?;

@@ -94,6 +94,12 @@ fn status_pods_and_why_say_what_is_in_force() {
         let denied = lab.netpol(&["why", "default/a", "default/b", "--port", "81/UDP"]);
         let denied = format!("{:?}", denied.err());
         ensure!(denied.contains("may not connect"), "{denied}");
+        let open = lab.netpol(&["why", "default/a", "default/b"])?;
+        ensure!(open.contains("only 80/TCP"), "{open}");
+        lab.netpol(&["why", "default/a", &format!("{to}:80")])?;
+        let unknown = lab.netpol(&["why", "default/c", "default/b"]);
+        let unknown = format!("{:?}", unknown.err());
+        ensure!(unknown.contains("pods: default/a, default/b"), "{unknown}");
         let metric = lab.metric(
             NETPOL_METRICS,
             "holdfast_netpol_not_enforced_policies",
@@ -115,7 +121,7 @@ fn a_pod_cannot_send_under_another_address() {
                 "ingress": [{"from": [{"ipBlock": {"cidr": "10.77.9.9/32"}}]}],
             }),
         )?;
-        let _netpol = lab.start_netpol(&[])?;
+        let netpol = lab.start_netpol(&["--log-drops"])?;
         // No pod has the allowed address; a takes it.
         lab.a.netns.batch("address add 10.77.9.9/32 dev eth0")?;
         lab.node
@@ -133,6 +139,12 @@ fn a_pod_cannot_send_under_another_address() {
             socket.send_to(b"hello", (lab.b.v4, PORT))?;
             let count = spoofed()?;
             ensure!(count > 0.5, "{count} packets");
+            let log = netpol.log();
+            let mut lines = log.lines().filter(|line| line.contains("false source"));
+            let interface = format!("interface=\"{}\"", lab.a.host_side);
+            let parts = ["pod=\"default/a\"", "protocol=\"UDP\"", &interface];
+            let found = lines.any(|line| parts.iter().all(|part| line.contains(part)));
+            ensure!(found, "{log}");
             Ok(())
         })
     });
@@ -150,7 +162,13 @@ fn dropped_packets_are_logged_with_pod_and_policy() {
             let mut lines = log.lines().filter(|line| line.contains("packet dropped"));
             let to = format!("to={}", lab.b.v6);
             let found = lines.any(|line| {
-                let parts = ["ingress", "default/b", "NetworkPolicy/default/b", &to];
+                let parts = [
+                    "ingress",
+                    "default/b",
+                    "NetworkPolicy/default/b",
+                    &to,
+                    "=80 protocol=\"TCP\"",
+                ];
                 parts.iter().all(|part| line.contains(part))
             });
             ensure!(found, "{log}");

@@ -58,7 +58,17 @@ fn rule(table: &Table, expressions: &[Expression], packet: &Packet) -> Option<Ve
                 .is_some_and(|pair| table.sets[set].elements.contains(&pair)),
             Expression::PairNotIn(one, other, set) => pair(packet, *one, *other)
                 .is_some_and(|pair| !table.sets[set].elements.contains(&pair)),
-            Expression::Answer | Expression::Related | Expression::NeighbourDiscovery => false,
+            Expression::NotIn(of, set) => {
+                field(packet, *of).is_some_and(|value| !has(table, set, value))
+            }
+            Expression::Numbered(number) => packet
+                .ports
+                .is_some_and(|(protocol, _)| protocol.number() == *number),
+            Expression::Answer
+            | Expression::Related
+            | Expression::NeighbourDiscovery
+            | Expression::MiddleOfTcp
+            | Expression::Icmp6(_) => false,
             Expression::Count(name) => table.counters.contains(name),
             Expression::Log(..) => true,
             Expression::VerdictIn(of, map) => {

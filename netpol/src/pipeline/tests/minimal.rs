@@ -8,10 +8,12 @@ use super::lab::*;
 use crate::{
     cache::Object,
     contiv::Flow,
+    links::NodeLinks,
     pipeline::Pipeline,
     render::{
-        change::Step,
+        change::{Change, Step},
         nft::{Limits, TooLarge},
+        ruleset::TableFamily,
     },
 };
 
@@ -190,18 +192,61 @@ fn link_local_addresses_bypass_no_policy_of_pods_on_a_bridge() {
         from.filter(|from| lab.passes(from, "fe80::2 80/TCP"))
             .count()
     };
-    lab.pipeline.set_bridges([1].into());
-    lab.commit();
+    let on = |bridge| NodeLinks {
+        bridges: [bridge].into(),
+        ..NodeLinks::default()
+    };
+    lab.pipeline.set_links(on(1));
+    let commit = lab.commit();
     assert_eq!(passing(&lab), 2, "no pod is restricted");
+    assert!(commit.frames.is_empty(), "{}", commit.frames);
     let closed = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
-    lab.put([policy("shop/closed", &closed)]);
+    let commit = lab.put([policy("shop/closed", &closed)]);
     assert_eq!(passing(&lab), 0);
-    lab.pipeline.set_bridges([2].into());
+    assert_eq!(commit.frames.steps.first(), Some(&Step::AddTable));
+    lab.pipeline.set_links(on(2));
     lab.commit();
     assert_eq!(passing(&lab), 2, "of a bridge without pods");
-    lab.pipeline.set_bridges([1].into());
-    lab.remove(&policy_key("shop/closed"));
+    lab.pipeline.set_links(on(1));
+    let commit = lab.remove(&policy_key("shop/closed"));
     assert_eq!(passing(&lab), 2);
+    let frames = lab.pipeline.frames();
+    assert!(frames.is_empty(), "{frames}");
+    assert_eq!(
+        commit.frames,
+        Change::deletion(TableFamily::Bridge, &frames.name)
+    );
+}
+
+#[test]
+fn only_an_ingress_policy_of_a_pod_on_a_bridge_stops_datagrams_to_all() {
+    let mut lab = Lab::with([numbered(1), numbered(2)]);
+    lab.pipeline.set_links(NodeLinks {
+        bridges: [1].into(),
+        bridged: ["10.0.0.1".parse().unwrap()].into(),
+        ..NodeLinks::default()
+    });
+    let closed = |direction: &str| json!({"podSelector": {}, "policyTypes": [direction]});
+    let is_quiet = |lab: &Lab| {
+        let frames = lab.pipeline.frames().to_string();
+        frames.contains("counter name to_all drop")
+    };
+    lab.put([policy("shop/egress", &closed("Egress"))]);
+    assert!(!is_quiet(&lab));
+    let commit = lab.put([policy("shop/ingress", &closed("Ingress"))]);
+    assert!(is_quiet(&lab));
+    let is_of_leaving = |step: &Step| match step {
+        Step::FlushChain(chain) | Step::AddRule(chain, _) => chain == "leaving",
+        _ => false,
+    };
+    assert!(
+        commit.frames.steps.iter().all(is_of_leaving),
+        "{}",
+        commit.frames
+    );
+    // The other pod is routed.
+    lab.remove(&pod_key("shop/web-1"));
+    assert!(!is_quiet(&lab));
 }
 
 #[test]

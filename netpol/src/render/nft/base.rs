@@ -1,7 +1,10 @@
 //! The parts of the table that every node has: maps, sets about pods and interfaces, and the chain
 //! through which forwarded packets come.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv6Addr},
+};
 
 use super::ranges;
 use crate::{
@@ -18,6 +21,9 @@ pub const TABLE: &str = "holdfast_policies_v1";
 /// The counter of packets from an interface whose pod has another address, and of packets with
 /// link-local addresses between ports of a bridge.
 pub const SPOOFED: &str = "spoofed";
+/// The counter of TCP segments that open no connection, belong to none that conntrack knows, and are from
+/// or to a restricted pod.
+pub const MIDDLE: &str = "tcp_middle";
 /// The set of interfaces behind which the addresses are known.
 pub(super) const LINKS: &str = "links";
 
@@ -89,7 +95,7 @@ pub(super) const fn peer_field(flow: Flow, family: Family) -> Field {
     }
 }
 
-const fn source(family: Family) -> Field {
+pub(super) const fn source(family: Family) -> Field {
     match family {
         Family::V4 => Field::Source4,
         Family::V6 => Field::Source6,
@@ -105,20 +111,27 @@ const fn destination(family: Family) -> Field {
 
 /// The table of a node without pods.
 pub(super) fn table() -> Table {
+    let none = BTreeSet::new;
     let mut table = Table::new(TABLE);
-    let counters = [SPOOFED, dropped(Flow::Ingress), dropped(Flow::Egress)];
+    let counters = [
+        SPOOFED,
+        MIDDLE,
+        dropped(Flow::Ingress),
+        dropped(Flow::Egress),
+    ];
     table.counters.extend(counters.map(str::to_owned));
-    add_set(&mut table, LINKS, Key::One(Type::Interface));
-    add_set(&mut table, BRIDGES, Key::One(Type::Interface));
+    add_set(&mut table, LINKS, Key::One(Type::Interface), none());
+    add_set(&mut table, BRIDGES, Key::One(Type::Interface), none());
     for family in Family::ALL {
         let address = address_type(family);
         add_set(
             &mut table,
             behind(family),
             Key::Pair(Type::Interface, address),
+            none(),
         );
-        add_set(&mut table, routed(family), Key::One(address));
-        add_set(&mut table, own(family), Key::Pair(address, address));
+        add_set(&mut table, routed(family), Key::One(address), none());
+        add_set(&mut table, own(family), Key::Pair(address, address), none());
         for flow in Flow::ALL {
             let map = VerdictMap {
                 key: address,
@@ -135,8 +148,7 @@ pub(super) fn table() -> Table {
     table
 }
 
-fn add_set(table: &mut Table, name: &str, key: Key) {
-    let elements = [].into();
+pub(super) fn add_set(table: &mut Table, name: &str, key: Key, elements: BTreeSet<Element>) {
     table.sets.insert(name.to_owned(), Set { key, elements });
 }
 
@@ -145,7 +157,7 @@ fn add_set(table: &mut Table, name: &str, key: Key) {
 /// applies to open connections too.
 fn forward() -> Vec<Rule> {
     use Expression::{
-        Answer, Count, In, NeighbourDiscovery, PairIn, PairNotIn, Related, Verdict as End,
+        Answer, Count, In, MiddleOfTcp, NeighbourDiscovery, PairIn, PairNotIn, Verdict as End,
         VerdictIn, Within,
     };
     // An interface has its addresses, and an address its interface.
@@ -163,6 +175,16 @@ fn forward() -> Vec<Rule> {
             In(Field::Interface, BRIDGES.to_owned()),
             Within(field, Value::Ipv6(first), Value::Ipv6(last)),
             Count(SPOOFED.to_owned()),
+            End(Verdict::Drop),
+        ])
+    };
+    // The kernel takes such a segment for the first of a connection (nf_conntrack_tcp_loose): of two
+    // directions, all packets of the other one would pass as answers.
+    let middle = |(family, field)| {
+        Rule(vec![
+            MiddleOfTcp,
+            PairIn(field, field, own(family).to_owned()),
+            Count(MIDDLE.to_owned()),
             End(Verdict::Drop),
         ])
     };
@@ -184,14 +206,37 @@ fn forward() -> Vec<Rule> {
         ]
     });
     let mut rules: Vec<Rule> = guards.map(spoofed).collect();
-    let passing = [Answer, Related, NeighbourDiscovery];
-    rules.extend(passing.map(|packet| Rule(vec![packet, End(Verdict::Accept)])));
+    let passing = |packet| Rule(vec![packet, End(Verdict::Accept)]);
+    rules.push(passing(Answer));
+    rules.extend(Family::ALL.into_iter().flat_map(related));
+    rules.push(passing(NeighbourDiscovery));
+    let ends = Family::ALL
+        .into_iter()
+        .flat_map(|family| [source(family), destination(family)].map(|field| (family, field)));
+    rules.extend(ends.map(middle));
     rules.extend([Field::Source6, Field::Destination6].map(link_local));
     rules.extend(Family::ALL.map(to_itself));
     for flow in [Flow::Egress, Flow::Ingress] {
         rules.extend(Family::ALL.map(|family| judged(flow, family)));
     }
     rules
+}
+
+/// Errors about open connections pass: those of routers, and those that an end of the connection sends.
+/// A restricted pod has nothing to say about connections of others.
+fn related(family: Family) -> [Rule; 3] {
+    use Expression::{PairIn, PairNotIn, Related, Verdict as End};
+    let (opener, answerer) = match family {
+        Family::V4 => (Field::Opener4, Field::Answerer4),
+        Family::V6 => (Field::Opener6, Field::Answerer6),
+    };
+    let (source, own) = (source(family), || own(family).to_owned());
+    [
+        PairNotIn(source, source, own()),
+        PairIn(opener, source, own()),
+        PairIn(answerer, source, own()),
+    ]
+    .map(|sender| Rule(vec![Related, sender, End(Verdict::Accept)]))
 }
 
 /// The pair of an address and itself.

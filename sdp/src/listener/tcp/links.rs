@@ -1,4 +1,4 @@
-//! Connections of one client connection to its server.
+//! Connections from the proxy to a DNS server, for the queries of one client connection.
 //!
 //! While queries wait for answers, a connection of the pod's pool is lent to the client connection,
 //! and to no other. A client that does not read its answers, and a name that takes long, delay no

@@ -1,8 +1,11 @@
-//! What an agent without leases has acknowledged of each pair (FQDNData).
+//! Which pairs an agent without leases (FQDNData) has acknowledged.
 //!
-//! Such an agent keeps an acknowledged pair open for the TTL that it was sent, for the endpoint
-//! that asked, and forgets it in one case before that: a name has more addresses than it keeps of
-//! one name of one endpoint. So a name of many addresses counts as not acknowledged.
+//! Such an agent keeps an acknowledged pair open for the TTL in the mapping, for the endpoint that
+//! sent the query. Two events end a pair earlier (docs/src/under-cilium.md):
+//!
+//! - The agent has a limit of addresses for one name of one endpoint, and the name has more. So a
+//!   name of many addresses counts as not acknowledged (`MOST_ADDRESSES`).
+//! - `cilium-dbg fqdn cache clean`. The proxy gets no message about it.
 
 use std::net::IpAddr;
 
@@ -13,12 +16,12 @@ use super::{
     key::{Asked, Key},
 };
 
-/// Addresses that one endpoint has of a name at most for them to count as acknowledged. Releases
-/// of Cilium keep 50 or more, which may be of two proxies.
+/// If an endpoint has more addresses of a name than this, none of them counts as acknowledged. The
+/// limit of Cilium's agent is 50 or more, and two proxies may report different addresses.
 const MOST_ADDRESSES: usize = 16;
 
-/// One connection to an agent. Another connection may be to another agent, which has none of the
-/// data.
+/// One connection to an agent. The next connection may lead to another agent, which has none of the
+/// pairs that this one acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Session(u32);
 
@@ -37,12 +40,13 @@ pub(crate) struct Acknowledged {
 }
 
 impl Acknowledged {
-    /// In `session`: the TTL that the agent was sent runs `until` then.
+    /// An acknowledgement of `session`. The TTL in the mapping ends at `until`.
     pub(crate) fn new(until: BootTime, session: Session) -> Self {
         Self { until, session }
     }
 
-    /// Of two acknowledgements of one session the longer one counts, as in the agent's cache.
+    /// Of two acknowledgements of one session, the one that ends later counts, as in the agent's
+    /// cache. Of two sessions, the later one counts.
     fn and(self, later: Self) -> Self {
         if self.session == later.session && self.until > later.until {
             self
@@ -70,7 +74,7 @@ impl PairTable {
         }
     }
 
-    /// The agent refused pairs of this name, or did not answer: it may have none of them.
+    /// The agent refused pairs of this name, or sent no result: it may have none of them.
     pub(crate) fn unacknowledge(&mut self, key: &Key) {
         if let Some(name) = self.name_mut(key) {
             for pair in name.pairs.values_mut() {
@@ -79,15 +83,15 @@ impl PairTable {
         }
     }
 
-    /// Whether the agent has acknowledged each pair of a mapping in this session, for its own
-    /// endpoint, and until then at least.
+    /// Whether the agent has acknowledged each pair of a mapping in `session`, for the mapping's
+    /// endpoint, until `until` or later.
     pub(crate) fn is_acknowledged(
         &self,
         mapping: &Mapping,
         until: BootTime,
         session: Session,
     ) -> bool {
-        // Without an interface nothing tells an endpoint from a later one with its number.
+        // Without an interface, a later endpoint with the same number could not be distinguished.
         if mapping.endpoint.ifindex == 0 {
             return false;
         }

@@ -7,15 +7,15 @@ use dns_policy::{
     name::Fqdn,
 };
 
-/// A name that an endpoint asked a server for. Answers of different servers are not merged: the agent
-/// may trust one of them and not the other.
+/// A name that an endpoint looked up at a server. Answers of different servers are not merged: the
+/// agent may trust one of them and not the other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     pub(crate) asked: Asked,
     pub(crate) name: Fqdn,
 }
 
-/// The client that asked, and the server.
+/// The client and the server of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Asked {
     pub(crate) endpoint: EndpointInstance,

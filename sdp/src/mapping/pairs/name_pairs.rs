@@ -17,7 +17,8 @@ pub(super) struct NamePairs {
 }
 
 impl NamePairs {
-    /// One mapping per instant, TTL and [`MAX_ADDRESSES`].
+    /// The pairs as mappings: one for each time of an answer, TTL and end, with at most
+    /// [`MAX_ADDRESSES`] addresses. With each: for how many seconds from `seen_at` it counts.
     pub(super) fn mappings<'p>(
         &self,
         key: &Key,

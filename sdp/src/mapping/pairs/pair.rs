@@ -25,7 +25,7 @@ impl AgentAck {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
-    /// Index among the pairs by expiry.
+    /// Distinguishes the pair from an earlier one with the same key.
     pub(super) serial: Serial,
     /// Time of the latest answer.
     pub(super) seen_at: BootTime,
@@ -37,7 +37,7 @@ pub(super) struct Pair {
     /// Acknowledgement of an agent without leases.
     pub(super) acknowledged: Acknowledged,
     pub(super) tries: u8,
-    /// Until when it counts on a disk, the agent's or the journal's.
+    /// Until when the pair counts on a disk: the agent's or the journal's.
     pub(super) written: BootTime,
     /// The latest `seen_at` that is on a disk.
     pub(super) seen_written: BootTime,
@@ -97,7 +97,7 @@ impl Pair {
         self.expires <= self.durable.until && self.seen_at <= self.durable.seen
     }
 
-    /// Until when it is kept.
+    /// Until when the pair is stored.
     pub(super) fn until(&self) -> BootTime {
         if self.is_settled() {
             self.expires

@@ -136,7 +136,8 @@ fn a_shorter_durable_answer_leaves_nothing_to_send() {
     assert!(ledger.is_empty());
 }
 
-/// Learned without an agent, cleaned there, asked again: only the last answer opens it.
+/// The agent refuses a pair that was learned while it was away, because the name was cleaned. After
+/// another look-up the proxy sends the later answer, and only that one opens the pair.
 #[test]
 fn a_refused_pair_that_is_looked_up_again_is_sent_again() {
     let (long, short) = (mapping("a.", &[1], 600, 10), mapping("a.", &[1], 20, 100));

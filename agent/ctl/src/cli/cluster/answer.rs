@@ -1,8 +1,12 @@
 //! What an agent answers to `status`. A pod wrote it: lists and texts are bounded, and have no
 //! characters that change a terminal.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::objects::Enforcement;
 
 /// Most characters of a text.
 const CHARACTERS: usize = 1000;
@@ -13,7 +17,9 @@ const ENTRIES: usize = 1000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Agent {
     pub(super) version: String,
+    pub(super) enforcement: Enforcement,
     pub(super) ready: bool,
+    /// Endpoints; of `netpol run`: pods of the node that have an address.
     pub(super) endpoints: u64,
     /// Policy documents that it refuses.
     pub(super) refused: u64,
@@ -21,6 +27,8 @@ pub(super) struct Agent {
     pub(super) unmanaged: Vec<String>,
     /// Pods that are under policy now and ran before they were.
     pub(super) started_open: Vec<String>,
+    /// Policies of kinds that this node cannot enforce, by kind.
+    pub(super) not_enforced: BTreeMap<String, u64>,
     /// Problems of the agent as it words them.
     #[serde(skip)]
     pub(super) problems: Vec<String>,
@@ -38,6 +46,20 @@ struct Answer {
     started_open: Vec<StartedOpen>,
 }
 
+/// The fields of `netpol status` that are read here.
+#[derive(Deserialize)]
+struct NetpolAnswer {
+    version: String,
+    ready: bool,
+    pods: u64,
+    #[serde(default)]
+    refused: Vec<String>,
+    #[serde(default)]
+    problems: Vec<String>,
+    #[serde(default)]
+    not_enforced: BTreeMap<String, u64>,
+}
+
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Summary {
@@ -53,27 +75,56 @@ struct StartedOpen {
 }
 
 impl Agent {
-    pub(super) fn parse(text: &[u8]) -> Result<Self> {
-        let answer: Answer = serde_json::from_slice(text)?;
+    /// Reads the answer of the command of this enforcement.
+    pub(super) fn parse(text: &[u8], enforcement: Enforcement) -> Result<Self> {
+        match enforcement {
+            Enforcement::Programs => read(text).map(Self::of_programs),
+            Enforcement::Nftables => read(text).map(Self::of_netpol),
+        }
+    }
+
+    fn of_netpol(answer: NetpolAnswer) -> Self {
+        let kinds = answer.not_enforced.into_iter().take(ENTRIES);
+        let kinds = kinds.filter(|(_, policies)| *policies > 0);
+        Self {
+            version: clean(&answer.version),
+            enforcement: Enforcement::Nftables,
+            ready: answer.ready,
+            endpoints: answer.pods,
+            refused: u64::try_from(answer.refused.len()).unwrap_or(u64::MAX),
+            unmanaged: Vec::new(),
+            started_open: Vec::new(),
+            not_enforced: kinds.map(|(kind, count)| (clean(&kind), count)).collect(),
+            problems: bounded(answer.problems.iter()),
+        }
+    }
+
+    fn of_programs(answer: Answer) -> Self {
         let (taken_in, unmanaged): (Vec<_>, Vec<_>) = answer
             .started_open
             .into_iter()
             .partition(|pod| pod.until.is_some());
-        Ok(Self {
+        Self {
             version: clean(&answer.version),
+            enforcement: Enforcement::Programs,
             ready: answer.ready,
             endpoints: answer.summary.endpoints,
             refused: answer.summary.policies_rejected,
             unmanaged: bounded(unmanaged.iter().map(|pod| &pod.pod)),
             started_open: bounded(taken_in.iter().map(|pod| &pod.pod)),
+            not_enforced: BTreeMap::new(),
             problems: bounded(answer.problems.iter()),
-        })
+        }
     }
 
     /// Pods that ran before they were under policy are no fault of today.
     pub(super) fn is_fine(&self) -> bool {
         self.ready && self.refused == 0 && self.unmanaged.is_empty() && self.problems.is_empty()
     }
+}
+
+fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T> {
+    Ok(serde_json::from_slice(text)?)
 }
 
 fn bounded<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<String> {
@@ -103,7 +154,31 @@ fn is_invisible(c: char) -> bool {
 mod tests {
     use holdfast_agent::{admin::model::Status, endpoint::source::taken_in::StartedOpen};
 
-    use super::{Agent, CHARACTERS, clean};
+    use holdfast_agent::netpol::model::NetpolStatus;
+
+    use super::{
+        Agent, CHARACTERS,
+        Enforcement::{Nftables, Programs},
+        clean,
+    };
+
+    #[test]
+    fn the_answer_of_netpol_run_is_read() {
+        let status = NetpolStatus {
+            version: "0.1.0".to_owned(),
+            ready: true,
+            pods: 31,
+            refused: vec!["one".to_owned()],
+            problems: vec!["two".to_owned()],
+            not_enforced: [("A".to_owned(), 2), ("B".to_owned(), 0)].into(),
+            ..NetpolStatus::default()
+        };
+        let agent = Agent::parse(&serde_json::to_vec(&status).unwrap(), Nftables).unwrap();
+        assert_eq!((agent.endpoints, agent.refused, agent.ready), (31, 1, true));
+        assert_eq!(agent.not_enforced, [("A".to_owned(), 2)].into());
+        assert_eq!(agent.problems, status.problems);
+        assert!(!agent.is_fine());
+    }
 
     #[test]
     fn pods_without_an_end_are_unmanaged() {
@@ -112,6 +187,7 @@ mod tests {
                 "summary": {"endpoints": 3, "policies_rejected": 1},
                 "started_open": [{"pod": "a/b", "until": null},
                                  {"pod": "a/c", "until": "2026-11-26T10:00:00Z"}]}"#,
+            Programs,
         );
         let agent = agent.unwrap();
         assert_eq!((agent.endpoints, agent.refused), (3, 1));
@@ -134,7 +210,7 @@ mod tests {
             pod: "a/b".to_owned(),
             until: None,
         }];
-        let agent = Agent::parse(&serde_json::to_vec(&status).unwrap()).unwrap();
+        let agent = Agent::parse(&serde_json::to_vec(&status).unwrap(), Programs).unwrap();
         assert_eq!((agent.endpoints, agent.refused, agent.ready), (2, 1, true));
         assert_eq!(
             (agent.unmanaged, agent.problems),
@@ -151,7 +227,7 @@ mod tests {
             r#"{"version": "0.1.0"}"#,
             "kubectl: warning",
         ] {
-            assert!(Agent::parse(text.as_bytes()).is_err(), "{text}");
+            assert!(Agent::parse(text.as_bytes(), Programs).is_err(), "{text}");
         }
     }
 

@@ -2,14 +2,51 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Name of the agent's container in its pods.
-pub(super) const CONTAINER: &str = "holdfast-agent";
+/// Label of the chart's pods with the name of what they run.
+const NAME: &str = "app.kubernetes.io/name";
+/// Its value for pods of `netpol run`, and the name of their container.
+const NETPOL: &str = "holdfast-netpol";
 /// The node that the controller of a DaemonSet made a pod for.
 const TARGET: &str = "/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution\
                       /nodeSelectorTerms/0/matchFields/0/values/0";
+
+/// How a node enforces policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Enforcement {
+    /// `run`: eBPF programs.
+    Programs,
+    /// `netpol run`: NetworkPolicies only.
+    Nftables,
+}
+
+impl Enforcement {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Programs => "programs",
+            Self::Nftables => "nftables",
+        }
+    }
+
+    /// Name of the container in its pods.
+    pub(super) const fn container(self) -> &'static str {
+        match self {
+            Self::Programs => "holdfast-agent",
+            Self::Nftables => NETPOL,
+        }
+    }
+
+    /// Arguments of the command that shows its state.
+    pub(super) const fn command(self) -> &'static [&'static str] {
+        match self {
+            Self::Programs => &["status"],
+            Self::Nftables => &["netpol", "status"],
+        }
+    }
+}
 
 #[derive(Deserialize)]
 pub(super) struct List<T> {
@@ -179,9 +216,16 @@ impl Pod {
         self.spec.node_name.as_deref().or_else(target)
     }
 
+    pub(super) fn enforcement(&self) -> Enforcement {
+        match self.metadata.labels.get(NAME).map(String::as_str) {
+            Some(NETPOL) => Enforcement::Nftables,
+            _ => Enforcement::Programs,
+        }
+    }
+
     fn agent(&self) -> Option<&ContainerStatus> {
         let mut containers = self.status.container_statuses.iter();
-        containers.find(|one| one.name == CONTAINER)
+        containers.find(|one| one.name == self.enforcement().container())
     }
 
     /// When its agent started, RFC 3339; none if it does not run.

@@ -18,7 +18,8 @@ const TOLERATED: [&str; 7] = [
 pub(super) fn excluded(node: &Node, sets: &[DaemonSet]) -> Option<String> {
     let mut reason = None;
     for set in sets {
-        reason = Some(of_set(node, &set.spec.template.spec)?);
+        let of_set = of_set(node, &set.spec.template.spec)?;
+        reason.get_or_insert(of_set);
     }
     reason
 }
@@ -92,6 +93,16 @@ mod tests {
             let reason = why(&json!({}), &taints, &placement);
             assert_eq!(reason.is_some(), excludes, "{tolerations}: {reason:?}");
         }
+    }
+
+    #[test]
+    fn the_first_daemonset_that_leaves_a_node_out_is_named() {
+        let set = |key: &str| {
+            let placement = json!({"nodeSelector": {key: "x"}});
+            serde_json::from_value(json!({"spec": {"template": {"spec": placement}}})).unwrap()
+        };
+        let reason = excluded(&Node::default(), &[set("arch"), set("enforcement")]);
+        assert!(reason.unwrap().ends_with("arch=x"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     answer::{Agent, clean},
-    objects::{DaemonSet, Node, Pod},
+    objects::{DaemonSet, Enforcement, Node, Pod},
     placement,
 };
 
@@ -64,6 +64,8 @@ pub(super) struct Row {
     pub(super) state: State,
     /// Pod of the agent.
     pub(super) pod: Option<String>,
+    /// None if it has no pod.
+    pub(super) enforcement: Option<Enforcement>,
     /// When the agent started, RFC 3339.
     pub(super) since: Option<String>,
     /// How often the cluster started it again.
@@ -98,6 +100,17 @@ pub(super) struct Summary {
     pub(super) started_open: usize,
     /// How many agents have each version.
     pub(super) versions: BTreeMap<String, usize>,
+    /// Policies of kinds that some nodes cannot enforce, by kind.
+    pub(super) not_enforced: BTreeMap<String, NotEnforced>,
+}
+
+/// Policies of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct NotEnforced {
+    /// Of the node that counts most: nodes read the same policies.
+    pub(super) policies: u64,
+    /// Nodes that do not enforce them.
+    pub(super) nodes: usize,
 }
 
 impl Report {
@@ -133,6 +146,7 @@ fn with_pod(cluster: &Cluster, name: &str, pod: &Pod, node: Option<&Node>) -> Ro
         node: clean(name),
         state: State::Problem,
         pod: Some(clean(&pod.metadata.name)),
+        enforcement: Some(pod.enforcement()),
         since: pod.since().map(clean),
         restarts: pod.restarts(),
         agent: None,
@@ -169,6 +183,7 @@ fn without_pod(cluster: &Cluster, name: &str, node: Option<&Node>) -> Row {
         node: clean(name),
         state,
         pod: None,
+        enforcement: None,
         since: None,
         restarts: 0,
         agent: None,
@@ -193,6 +208,11 @@ impl Summary {
             summary.unmanaged += agent.unmanaged.len();
             summary.started_open += agent.started_open.len();
             *summary.versions.entry(agent.version.clone()).or_default() += 1;
+            for (kind, policies) in &agent.not_enforced {
+                let of_kind = summary.not_enforced.entry(kind.clone()).or_default();
+                of_kind.policies = of_kind.policies.max(*policies);
+                of_kind.nodes += 1;
+            }
         }
         summary
     }

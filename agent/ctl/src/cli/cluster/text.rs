@@ -2,7 +2,8 @@
 
 use super::{
     answer::Agent,
-    rows::{Report, Row, State, Summary},
+    objects::Enforcement,
+    rows::{NotEnforced, Report, Row, State, Summary},
 };
 use crate::cli::{
     show::counted,
@@ -19,6 +20,9 @@ pub(super) fn text(report: &Report) -> String {
             ("NODE", |row| row.node.clone()),
             ("VERSION", |row| {
                 of_agent(row, |agent| agent.version.clone())
+            }),
+            ("BY", |row| {
+                maybe(row.enforcement.map(Enforcement::as_str).as_ref())
             }),
             ("SINCE", |row| maybe(row.since.as_ref())),
             ("READY", |row| {
@@ -39,8 +43,20 @@ pub(super) fn text(report: &Report) -> String {
     for unread in &report.unread {
         text.push_str(&format!("{unread}\n"));
     }
+    for (kind, of_kind) in &report.summary.not_enforced {
+        text.push_str(&not_enforced(kind, *of_kind));
+    }
     text.push_str(&sum(&report.summary));
     text
+}
+
+/// A row for a kind of policy that some nodes cannot enforce.
+fn not_enforced(kind: &str, NotEnforced { policies, nodes }: NotEnforced) -> String {
+    format!(
+        "{kind}: {} not enforced on {} (netpol run enforces NetworkPolicies only)\n",
+        counted_u64(policies, "policy", "policies"),
+        counted(nodes, "node", "nodes")
+    )
 }
 
 /// What an agent said; `-` if there is no answer.

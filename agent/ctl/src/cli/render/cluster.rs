@@ -6,9 +6,15 @@ use std::{
     sync::Arc,
 };
 
-use agent_core::policy::document::{Body, PolicyDocument};
+use agent_core::policy::{
+    document::{Body, PolicyDocument, PolicyError},
+    kinds::is_read,
+};
 use anyhow::{Result, bail};
-use holdfast_agent::{config::render_args::RenderArgs, netpol::objects::object};
+use holdfast_agent::{
+    config::render_args::{RenderArgs, node_interfaces},
+    netpol::objects::object,
+};
 use netpol::{
     cache::Object,
     node::{Node, Surroundings},
@@ -36,8 +42,13 @@ impl Cluster {
     /// Reads the files. Fails if a document is refused, or if there is no pod.
     pub(super) fn read(args: &RenderArgs) -> Result<Self> {
         let mut documents: BTreeMap<String, PolicyDocument> = BTreeMap::new();
+        let mut unknown = 0;
         for (file, read) in read_documents(&args.files)? {
             for document in read {
+                if document.as_ref().is_err_and(is_of_unknown_kind) {
+                    unknown += 1;
+                    continue;
+                }
                 let document = document?;
                 let key = document.key.clone();
                 if documents.insert(key.clone(), document).is_some() {
@@ -45,6 +56,7 @@ impl Cluster {
                 }
             }
         }
+        note_unknown(unknown);
         warn_of_others(documents.values());
         let objects = documents
             .values()
@@ -63,7 +75,7 @@ impl Cluster {
             objects,
             only: args.node.clone(),
             around: Surroundings {
-                node_interfaces: args.node_interfaces.iter().cloned().collect(),
+                node_interfaces: node_interfaces(&args.node_interfaces),
                 nat_loopback: args.nat_loopback,
             },
         };
@@ -176,7 +188,7 @@ impl Cluster {
         Ok(Node::new(node, &objects, &self.around)?)
     }
 
-    /// The documents as they read.
+    /// Judges packets by a direct evaluation of the documents.
     pub(super) fn world(&self) -> World {
         World::new(&self.objects)
     }
@@ -229,6 +241,21 @@ fn listed(mut names: Vec<String>) -> String {
     match more {
         0 => names.join(", "),
         more => format!("{} and {more} more", names.join(", ")),
+    }
+}
+
+/// A document of a kind that is read nowhere, such as a Deployment in a list of all objects.
+fn is_of_unknown_kind(error: &PolicyError) -> bool {
+    let kind = error.key.as_deref().and_then(|key| key.split('/').next());
+    error.field == "kind" && kind.is_some_and(|kind| !kind.is_empty() && !is_read(kind))
+}
+
+fn note_unknown(count: usize) {
+    if count > 0 {
+        eprintln!(
+            "holdfast-agent: {} of kinds that mean nothing for policies: left out",
+            counted(count, "document is", "documents are")
+        );
     }
 }
 

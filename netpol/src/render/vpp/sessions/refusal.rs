@@ -17,7 +17,7 @@ pub(super) const SOURCE_PORTS: &str = "VPPTCP has no rule about the ports of a s
 
 /// Why there are no session rules.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{at}: {reason}; use the ACLs, which have it")]
+#[error("{at}: {reason}; use the ACLs, which can express this")]
 pub struct NoSessionRules {
     /// Policy and field, or the pod or rule.
     pub at: String,

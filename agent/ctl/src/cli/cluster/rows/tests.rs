@@ -36,7 +36,7 @@ fn agent(version: &str, problems: &[&str]) -> Agent {
         "version": version, "ready": true, "problems": problems,
         "summary": {"endpoints": 3, "policies_rejected": problems.len()},
     });
-    Agent::parse(answer.to_string().as_bytes()).unwrap()
+    Agent::parse(answer.to_string().as_bytes(), Enforcement::Programs).unwrap()
 }
 
 fn cluster(nodes: &[&str], pods: Vec<Pod>) -> Cluster {
@@ -175,8 +175,51 @@ fn sums_of_absurd_numbers_do_not_overflow() {
         r#"{{"version": "x", "ready": true, "summary": {{"endpoints": {0}, "policies_rejected": {0}}}}}"#,
         u64::MAX
     );
-    let liar = || Ok(Agent::parse(answer.as_bytes()).unwrap());
+    let liar = || Ok(Agent::parse(answer.as_bytes(), Enforcement::Programs).unwrap());
     let mut cluster = cluster(&["a", "b"], vec![running("p1", "a"), running("p2", "b")]);
     cluster.answers = BTreeMap::from([("p1".to_owned(), liar()), ("p2".to_owned(), liar())]);
     assert_eq!(Report::of(&cluster).summary.endpoints, u64::MAX);
+}
+
+#[test]
+fn policies_that_nodes_with_nftables_cannot_enforce_are_a_row() {
+    let on_nftables = |name: &str, node: &str| -> Pod {
+        of(json!({
+            "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "holdfast-netpol"}},
+            "spec": {"nodeName": node},
+            "status": {"phase": "Running", "containerStatuses": [
+                {"name": "holdfast-netpol", "state": {"running": {"startedAt": SINCE}}},
+            ]},
+        }))
+    };
+    let pods = vec![
+        running("p1", "a"),
+        on_nftables("p2", "b"),
+        on_nftables("p3", "c"),
+    ];
+    let mut cluster = cluster(&["a", "b", "c"], pods);
+    let netpol = |policies: u64| {
+        let answer = json!({
+            "version": "0.1.0", "ready": true, "pods": 4,
+            "not_enforced": {"CiliumNetworkPolicy": policies, "EgressFirewall": 0},
+        });
+        Agent::parse(answer.to_string().as_bytes(), Enforcement::Nftables)
+    };
+    cluster.answers = BTreeMap::from([
+        ("p1".to_owned(), Ok(agent("0.1.0", &[]))),
+        ("p2".to_owned(), Ok(netpol(2).unwrap())),
+        ("p3".to_owned(), Ok(netpol(1).unwrap())),
+    ]);
+    let report = Report::of(&cluster);
+    assert_eq!(report.summary.endpoints, 11);
+    let text = text(&report);
+    let row = |node: &str| text.lines().find(|line| line.starts_with(node)).unwrap();
+    assert!(row("a ").contains("programs"), "{text}");
+    assert!(row("b ").contains("nftables"), "{text}");
+    let kind = row("CiliumNetworkPolicy: ");
+    assert!(
+        kind.contains("2 policies not enforced on 2 nodes"),
+        "{text}"
+    );
+    assert!(!text.contains("EgressFirewall"), "{text}");
 }

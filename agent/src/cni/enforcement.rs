@@ -1,0 +1,74 @@
+//! What puts the pods of the CNI plugin under policy: the programs of `run`, or the table of `netpol run`.
+
+use std::{collections::BTreeSet, path::Path};
+
+use agent_core::core::view::standing::Standing;
+use shared_maps::EndpointId;
+
+use crate::{
+    endpoint::source::{
+        EndpointError,
+        cni::{AttachError, Attachment, AttachmentId},
+    },
+    runner::CoreAway,
+};
+
+/// Takes the pods of the plugin's requests.
+pub(crate) trait Enforcement: Clone + Send + Sync + 'static {
+    /// Begins to put a pod's interface under policy, and has it on disk then. May block.
+    ///
+    /// # Errors
+    /// The interface cannot be under policy, or not now.
+    fn attach(&self, attachment: Attachment) -> Result<(), AttachError>;
+
+    /// Key of an attachment.
+    fn key_of(&self, id: &AttachmentId, netns: Option<&Path>) -> String;
+
+    /// How far the attachment of a key is.
+    fn standing(&self, key: &str) -> impl Future<Output = Result<PodStanding, CoreAway>> + Send;
+
+    /// Removes an attachment. Gives how many were there. May block.
+    ///
+    /// # Errors
+    /// The list of pods could not be written.
+    fn detach(&self, id: &AttachmentId) -> Result<usize, EndpointError>;
+
+    /// As [`Self::detach`], for one that the runtime removes, with its namespace.
+    ///
+    /// # Errors
+    /// The list of pods could not be written.
+    fn end(&self, id: &AttachmentId, netns: &Path) -> Result<usize, EndpointError>;
+
+    /// Removes the attachments that are not in `valid`. Gives their number. May block.
+    ///
+    /// # Errors
+    /// The list of pods could not be written.
+    fn detach_others(&self, valid: &BTreeSet<AttachmentId>) -> Result<usize, EndpointError>;
+
+    /// Waits until what was removed is out of force.
+    fn settle(&self) -> impl Future<Output = Result<(), CoreAway>> + Send;
+}
+
+/// How far a pod is on its way under policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PodStanding {
+    /// It is not known.
+    Absent,
+    /// It cannot be taken now, and why.
+    Waiting(String),
+    /// Something of it is not in force; with the reason, if a step failed.
+    Incomplete(Option<String>),
+    /// All of it is; with the number of its endpoint, if it has one.
+    InForce(Option<EndpointId>),
+}
+
+impl From<Standing> for PodStanding {
+    fn from(standing: Standing) -> Self {
+        match standing {
+            Standing::Absent => Self::Absent,
+            Standing::Waiting(reason) => Self::Waiting(reason),
+            Standing::Incomplete(reason) => Self::Incomplete(reason),
+            Standing::InForce(endpoint) => Self::InForce(Some(endpoint)),
+        }
+    }
+}

@@ -11,6 +11,7 @@ mod kernel;
 mod listeners;
 mod pages;
 mod resolving;
+mod service;
 mod sources;
 mod streams;
 
@@ -27,7 +28,7 @@ use agent_datapath::{
     closed::Gate, files::StateFiles, interfaces::Interfaces, root::BpfRootLock, upkeep::Conditions,
 };
 use anyhow::{Context as _, Result, bail};
-use daemon::descriptors::Descriptors;
+use daemon::{descriptors::Descriptors, service_manager::ServiceManager};
 use dns_policy::epoch::Epoch;
 use shared_maps::{pin, user::Globals};
 use tokio::{
@@ -60,6 +61,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// Runs until SIGTERM or SIGINT. The datapath stays attached.
 pub async fn run(mut config: Config) -> Result<()> {
+    let manager = ServiceManager::of_environment().context("NOTIFY_SOCKET")?;
     Descriptors::raise();
     daemon::map_memory::lift_limit();
     if config.core.enable_ipv6 {
@@ -88,6 +90,7 @@ pub async fn run(mut config: Config) -> Result<()> {
     let agent = Agent::start(config, parts).await?;
     let set = set.map(|(name, api)| OwnSet::start(api, &name));
     agent.look_after(node);
+    agent.report_to(manager.clone());
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
@@ -95,6 +98,7 @@ pub async fn run(mut config: Config) -> Result<()> {
         _ = interrupt.recv() => {}
         () = agent.core_stopped() => bail!("the core's thread ended; see the log"),
     }
+    manager.stopping();
     tracing::info!("stopping; programs and maps remain in force");
     if let Err(error) = agent.stop().await {
         tracing::warn!(%error);
@@ -284,6 +288,12 @@ impl Agent {
             }
             None => self.tasks.spawn(Interfaces::clear(node.maps, stop)),
         };
+    }
+
+    fn report_to(&self, manager: ServiceManager) {
+        let (core, rules, stop) = (self.core.clone(), self.rules.clone(), self.stop.clone());
+        self.tasks
+            .spawn(service::report(manager, core, rules, stop));
     }
 
     /// Waits until each pod of this node is an endpoint that is in force. False: the agent stops.

@@ -20,6 +20,8 @@ pub mod peer;
 pub mod pins;
 pub mod port_hold;
 pub mod regular_file;
+pub mod service_manager;
+pub mod settings_file;
 pub mod state_dir;
 pub mod state_file;
 pub mod steering_program;

@@ -1,17 +1,26 @@
 //! Composition root: everything the standalone proxy is made of, in start order.
 
 mod rules;
+mod service;
 
-use std::{io, path::Path, sync::Arc, time::Duration};
+use std::{
+    io,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context;
-use daemon::{descriptors::Descriptors, map_memory, steering_program};
+use daemon::{
+    descriptors::Descriptors, map_memory, service_manager::ServiceManager, steering_program,
+};
 use dns_policy::boot_time::BootTime;
 use shared_maps::{steering, user::Globals};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::rules::{
-    end_lost_rules, first_rules, keep_rules, note_gate, others_first, restore_rules,
+use self::{
+    rules::{end_lost_rules, first_rules, keep_rules, note_gate, others_first, restore_rules},
+    service::Progress,
 };
 use crate::{
     admin::{self, Admin, AdminListeners, MetricsListener},
@@ -49,6 +58,7 @@ pub fn run(config: Config, recent_warnings: RecentWarnings) -> anyhow::Result<()
         daemon::ipv6::check()?;
     }
     // Objects that need root come first and threads last, because threads inherit the privileges.
+    let manager = ServiceManager::of_environment().context("NOTIFY_SOCKET")?;
     let metrics = MetricsListener::open(&config)?;
     let gate = Gate::default();
     let listen = listen_config(&config, descriptors, gate.clone());
@@ -69,7 +79,8 @@ pub fn run(config: Config, recent_warnings: RecentWarnings) -> anyhow::Result<()
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let shared = Arc::new(Shared::new(config, privileges, logs, gate));
+    let shared = Shared::new(config, privileges, logs, gate);
+    let shared = Arc::new(Shared { manager, ..shared });
     let outcome = runtime.block_on(serve(&shared, admin_listeners, sockets, ports));
     runtime.shutdown_timeout(Duration::from_millis(200));
     outcome
@@ -132,6 +143,7 @@ async fn serve(
     shared.ready.unblock(Need::Listeners);
     watch_steering(shared, &listeners).await;
     shared.ready.block(Need::Staying, "leaving");
+    shared.manager.stopping();
     leave(shared, listeners).await;
     stop.cancel();
     drop(admin);
@@ -347,17 +359,20 @@ async fn run_maintenance(shared: Arc<Shared>, stop: CancellationToken) {
             tracing::warn!("transparent mode: {}", shared.transparent.mode().text());
         }
         shared.agent.sink.tick(BootTime::now());
+        service::report(&shared);
     }
 }
 
-/// Notes how steering stands until it is time to leave.
+/// Notes how steering stands, and that the workers run, until it is time to leave.
 async fn watch_steering(shared: &Shared, listeners: &Listeners) {
     let mut beat = tokio::time::interval(REFRESH);
+    let mut progress = Progress::new(listeners, Instant::now());
     loop {
         tokio::select! {
             _ = beat.tick() => {
                 *shared.steering.lock() = listeners.steering();
                 note_steering(shared);
+                progress.report(shared, listeners, Instant::now());
             }
             () = shared.drain.leaving() => return,
         }

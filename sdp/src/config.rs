@@ -12,8 +12,8 @@ mod file;
 
 pub use args::{AgentAddress, LogFormat, MetricsAddress, SteeringMode};
 use args::{Cli, Settings};
-use clap::{CommandFactory as _, FromArgMatches as _, Parser as _};
-use daemon::flags::{FileFlags, ValueError};
+use clap::{CommandFactory as _, Parser as _};
+use daemon::settings_file;
 use dns_policy::reject_code::RejectCode;
 use file::FileError;
 
@@ -57,8 +57,6 @@ pub enum ConfigError {
     Usage(#[from] clap::Error),
     #[error(transparent)]
     File(#[from] FileError),
-    #[error(transparent)]
-    Value(#[from] ValueError),
     #[error(
         "--enable-ipv4=false and --enable-ipv6=false leave no address family to serve: enable one"
     )]
@@ -72,33 +70,15 @@ impl Config {
         let mut line: Vec<_> = line.into_iter().collect();
         let program = Cli::command();
         let matches = program.clone().try_get_matches_from(&line)?;
-        let given = Cli::from_arg_matches(&matches)?.settings;
-        let mut flags = FileFlags::new(&program, &matches);
+        let found = settings_file::read("holdfast-sdp", &program, &matches, file::directory)?;
         let mut notes = Vec::new();
-        if let Some(path) = &given.config {
-            for entry in file::yaml(path)? {
-                if !flags.add(&entry)? {
-                    return Err(FileError::UnknownKey(entry).into());
-                }
-            }
+        if !found.ignored.is_empty() {
+            notes.push(format!(
+                "--config-dir: keys of other programs, ignored: {}",
+                found.ignored.join(", ")
+            ));
         }
-        if let Some(dir) = &given.config_dir {
-            let mut ignored = Vec::new();
-            for entry in file::directory(dir)? {
-                if !flags.add(&entry)? {
-                    ignored.push(entry.key);
-                }
-            }
-            if !ignored.is_empty() {
-                notes.push(format!(
-                    "--config-dir {}: keys of other programs, ignored: {}",
-                    dir.display(),
-                    ignored.join(", ")
-                ));
-            }
-        }
-        let arguments = flags.into_arguments().map(OsString::from);
-        line.splice(1..1, arguments.collect::<Vec<_>>());
+        line.splice(1..1, found.arguments);
         Self::with_defaults(Cli::try_parse_from(line)?.settings, notes)
     }
 

@@ -349,6 +349,12 @@ impl Listeners {
         }
     }
 
+    /// For each worker a number that grows while it runs, every five seconds at least.
+    pub(crate) fn turns(&self) -> Vec<u64> {
+        let workers = self.workers.iter();
+        workers.map(|worker| worker.control.turns()).collect()
+    }
+
     /// Drains the listeners:
     /// - gives up the slots and reads the sockets until they are empty;
     /// - finishes the queries in flight and the held answers;

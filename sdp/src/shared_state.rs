@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use daemon::guests::ConnectionCounts;
+use daemon::{guests::ConnectionCounts, service_manager::ServiceManager};
 use dns_policy::table::PolicyHandle;
 use parking_lot::Mutex;
 
@@ -38,6 +38,8 @@ pub struct Shared {
     /// Whether queries can be answered.
     pub gate: Gate,
     pub drain: Drain,
+    /// The service manager that started this process.
+    pub manager: ServiceManager,
     /// Counters of the main path.
     pub stats: Stats,
     /// Endpoints' files that were not used.
@@ -133,6 +135,7 @@ impl Shared {
             ready,
             gate,
             drain: Drain::default(),
+            manager: ServiceManager::default(),
             stats: Stats::default(),
             skipped_files: Mutex::default(),
             transparent: Transparent::new(

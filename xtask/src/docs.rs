@@ -1,20 +1,13 @@
-//! Pages of the guide that come from code.
+//! Files that come from code: a page of the guide, and the packages' files of settings.
 
 use anyhow::Result;
 
 use crate::process;
 
-/// Writes the pages; the same test fails if they are out of date.
+/// Writes them; the same tests fail if they are out of date.
 pub(crate) fn write() -> Result<()> {
-    let args = [
-        "test",
-        "--locked",
-        "-p",
-        "holdfast-agent",
-        "--test",
-        "metrics_page",
-    ];
-    let mut test = process::command("cargo", &args);
-    test.env("HOLDFAST_BLESS", "1");
+    let tests = ["--test", "metrics_page", "--test", "command_line_files"];
+    let mut test = process::command("cargo", &["test", "--locked", "-p", "holdfast-agent-lib"]);
+    test.args(tests).env("HOLDFAST_BLESS", "1");
     process::run(test)
 }

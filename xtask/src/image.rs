@@ -12,7 +12,7 @@ mod container;
 mod contents;
 mod crates;
 mod debian;
-mod inventory;
+pub(crate) mod inventory;
 mod layout;
 mod licences;
 pub(crate) mod records;
@@ -73,6 +73,11 @@ impl Profile {
     }
 }
 
+/// Names of the images, which are those of their programs.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    IMAGES.into_iter().map(|image| image.program)
+}
+
 /// Names of the programs in the image of a program.
 fn programs_of(program: &str) -> impl Iterator<Item = &'static str> {
     let image = IMAGES.into_iter().find(|image| image.program == program);
@@ -111,7 +116,7 @@ pub(crate) fn run(profile: Profile) -> Result<Vec<String>> {
 }
 
 /// Builds the programs; their directory, and that of the static ones.
-fn build(profile: Profile) -> Result<[PathBuf; 2]> {
+pub(crate) fn build(profile: Profile) -> Result<[PathBuf; 2]> {
     let members = workspace::metadata(false)?;
     let is_member = |name: &&&str| workspace::packages(&members).any(|one| one["name"] == ***name);
     let cargo = |packages: Vec<&str>, target: Option<&str>| {
@@ -164,7 +169,7 @@ fn make(home: &Path, base: &Path, programs: &[PathBuf; 2], image: Image) -> Resu
             strip(&path, &root)?;
         }
     }
-    records::write(image.program, &root)?;
+    records::write(image.program, &root, inventory::Kind::Image)?;
     let list = sbom::name(image.program);
     fs::copy(root.join(sbom::PLACE).join(&list), home.join(&list))?;
     layout::archive(home, &root, image.program)
@@ -254,7 +259,7 @@ fn check_config(home: &Path, program: &str) -> Result<String> {
 
 fn check_licences(root: &Path) -> Result<String> {
     for file in licences::FILES {
-        let path = root.join(licences::PLACE).join(file);
+        let path = root.join(inventory::Kind::Image.licences("")).join(file);
         ensure!(
             fs::metadata(&path)?.len() > 1000,
             "{file} is missing or short"

@@ -6,6 +6,7 @@
 //!        ──► bpf                   the eBPF toolchain
 //! ```
 
+mod archive;
 mod bpf;
 mod charts;
 mod doc_comments;
@@ -16,11 +17,13 @@ mod kernels;
 mod linker;
 mod lint;
 mod packages;
+mod packaging;
 mod play;
 mod previous;
 mod process;
 mod progress;
 mod python;
+mod release;
 mod repository;
 mod setup;
 mod style;
@@ -59,7 +62,7 @@ enum Task {
     },
     /// Print figures about the shape of the production code, with their limits
     Style,
-    /// Run the tests; without --tier: unit, kernel, netns, image and cri, as CI does
+    /// Run the tests; without --tier: unit, kernel, netns, image, packages, cri and guest, as CI does
     Test {
         /// Only this tier
         #[arg(long, value_enum)]
@@ -92,7 +95,7 @@ enum Task {
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
-    /// Write the pages that are generated from code: docs/src/metrics.md
+    /// Write the files that are generated from code: docs/src/metrics.md, packaging/agent.yaml and sdp.yaml
     Docs,
     /// Check the Helm charts; part of lint
     Charts {
@@ -102,6 +105,19 @@ enum Task {
     },
     /// Build the two container images into target/image, and run them in containerd; needs root
     Image {
+        /// Which build of the programs
+        #[arg(long, value_enum, default_value_t = image::Profile::Release)]
+        profile: image::Profile,
+    },
+    /// Make the Debian packages and the tarball, into target/packages
+    Package {
+        /// Which build of the programs
+        #[arg(long, value_enum, default_value_t = image::Profile::Release)]
+        profile: image::Profile,
+    },
+    /// Make every artefact of a release, into target/release-artifacts: packages, tarball, images, charts,
+    /// and their sums. The same commit gives the same bytes; needs root
+    Release {
         /// Which build of the programs
         #[arg(long, value_enum, default_value_t = image::Profile::Release)]
         profile: image::Profile,
@@ -154,13 +170,22 @@ fn run(task: Task) -> Result<()> {
         Task::Docs => docs::write(),
         Task::Charts { write: true } => charts::run(charts::Derived::Write),
         Task::Charts { write: false } => charts::run(charts::Derived::Check),
-        Task::Inventory { image, root } => image::records::write(&image, &root),
+        Task::Inventory { image, root } => {
+            image::records::write(&image, &root, image::inventory::Kind::Image)
+        }
         Task::Image { profile } => {
             for check in image::run(profile)? {
                 println!("  ok: {check}");
             }
             Ok(())
         }
+        Task::Package { profile } => {
+            for file in packaging::run(profile)? {
+                println!("  {}", file.display());
+            }
+            Ok(())
+        }
+        Task::Release { profile } => release::run(profile),
         Task::Kernels(args) => kernels::run(&args),
         Task::Bpf { check } => bpf::build(check),
     }

@@ -120,6 +120,30 @@ pub(super) const IMAGE: &[Package] = &[
     },
 ];
 
+/// Tools of `cargo xtask package`.
+pub(super) const PACKAGE: &[Package] = &[
+    Package {
+        name: "binutils",
+        why: "strip: programs without their symbols",
+    },
+    Package {
+        name: "dpkg-dev",
+        why: "dpkg-shlibdeps: packages that a program needs",
+    },
+];
+
+/// What the tier `packages` needs besides.
+pub(super) const PACKAGES: &[Package] = &[
+    Package {
+        name: "mmdebstrap",
+        why: "makes a clean root of Debian, in which the packages are installed",
+    },
+    Package {
+        name: "systemd-container",
+        why: "systemd-nspawn: boots that root, with systemd as process 1",
+    },
+];
+
 /// Tools of `cargo xtask kernels`.
 pub(super) const KERNELS: &[Package] = &[
     Package {

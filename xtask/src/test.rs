@@ -1,6 +1,7 @@
 //! `cargo xtask test`: the tiers, one after another, and one line that sums them up.
 
 mod guests;
+mod packages;
 mod programs;
 mod tally;
 mod tier;
@@ -36,7 +37,7 @@ const HOSTILE: &str = "hostile::";
 const PREVIOUS_SDP: &str = "HOLDFAST_PREVIOUS_SDP";
 const PREVIOUS_AGENT: &str = "HOLDFAST_PREVIOUS_AGENT";
 
-/// Runs `tier`, or unit, kernel, netns, image, cri and guest, and prints the sum.
+/// Runs `tier`, or unit, kernel, netns, image, packages, cri and guest, and prints the sum.
 pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>, kernel: Option<Kernel>) -> Result<()> {
     if kernel.is_some() && tier != Some(Tier::Kernels) {
         bail!("--kernel needs --tier kernels: the other tiers run on this machine's kernel");
@@ -48,6 +49,7 @@ pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>, kernel: Option<Kerne
             Tier::Kernel,
             Tier::Netns,
             Tier::Image,
+            Tier::Packages,
             Tier::Cri,
             Tier::Guest,
         ],
@@ -64,6 +66,10 @@ pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>, kernel: Option<Kerne
             Tier::Unit => unit(filter)?,
             Tier::Kernel | Tier::Netns | Tier::Hostile => e2e(tier, filter)?,
             Tier::Image => images()?,
+            Tier::Packages => {
+                heading("packages");
+                packages::run()?
+            }
             Tier::Cri => {
                 setup::cri()?;
                 e2e(tier, filter)?
@@ -151,7 +157,9 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
         Tier::Nightly => "nightly",
         Tier::Hostile => "hostile",
         Tier::Cri => "cri",
-        Tier::Unit | Tier::Netns | Tier::Image | Tier::Guest | Tier::Kernels => "netns",
+        Tier::Unit | Tier::Netns | Tier::Image | Tier::Packages | Tier::Guest | Tier::Kernels => {
+            "netns"
+        }
     });
     let programs = test_programs()?;
     let mut total = Tally::default();

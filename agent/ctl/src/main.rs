@@ -61,6 +61,7 @@ fn main() -> ExitCode {
             if let Err(reason) = log(&args.log, args.log_json) {
                 return failed(2, &reason);
             }
+            log_ignored(&parsed.ignored);
             match NetpolConfig::try_from(*args) {
                 Ok(config) => needs_root(runtime.block_on(netpol::app::run(config))),
                 Err(error) => failed(2, &error.to_string()),

@@ -1,20 +1,19 @@
-//! The command line, completed from `--config-dir`: one file per flag of `run` or
-//! `relay`, as in a mounted ConfigMap.
+//! The command line, completed from the files that it names: `--config` and `--config-dir` of the
+//! commands that run.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::ffi::OsString;
 
-use clap::{CommandFactory as _, FromArgMatches as _, error::ErrorKind};
-use daemon::{
-    config_dir::{self, DirError},
-    flags::{FileFlags, ValueError},
+use clap::{
+    ArgMatches, Command as ClapCommand, CommandFactory as _, FromArgMatches as _, error::ErrorKind,
 };
+use daemon::settings_file::{self, SettingsError};
 
 use super::args::{Cli, Command, PolicyCommand};
 
-/// Commands that have a directory.
-const COMMANDS: [&str; 2] = ["run", "relay"];
+/// Commands whose settings may be in files.
+const COMMANDS: [&[&str]; 3] = [&["run"], &["relay"], &["netpol", "run"]];
 
-/// A command line with the settings of its directory.
+/// A command line with the settings of its files.
 #[derive(Debug)]
 pub struct Parsed {
     pub cli: Cli,
@@ -28,32 +27,25 @@ pub enum ParseError {
     /// Wrong usage, or a request for help.
     #[error(transparent)]
     Usage(#[from] clap::Error),
-    /// The directory cannot be read.
-    #[error("--config-dir {0}")]
-    Dir(#[from] DirError),
-    /// A value is not valid for its key.
+    /// A file of settings cannot be used.
     #[error(transparent)]
-    Value(#[from] ValueError),
+    Settings(#[from] SettingsError),
 }
 
-/// Parses the command line, the environment and the directory that they name.
+/// Parses the command line, the environment and the files that they name.
 pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseError> {
     let mut line: Vec<OsString> = line.into_iter().collect();
     let program = Cli::command();
     let matches = program.clone().try_get_matches_from(&line)?;
     let mut ignored = Vec::new();
-    if let Some((name, given)) = matches.subcommand()
-        && COMMANDS.contains(&name)
-        && let Some(command) = program.find_subcommand(name)
-        && let Some(dir) = given.get_one::<PathBuf>("config_dir")
-    {
-        let mut flags = FileFlags::new(command, given);
-        for entry in config_dir::read(dir)? {
-            if !flags.add(&entry)? {
-                ignored.push(entry.key);
-            }
-        }
-        line.extend(flags.into_arguments().map(OsString::from));
+    for words in COMMANDS {
+        let Some((command, given)) = chosen(&program, &matches, words) else {
+            continue;
+        };
+        let typed = format!("holdfast-agent {}", words.join(" "));
+        let found = settings_file::read(&typed, command, given, settings_file::directory)?;
+        ignored = found.ignored;
+        line.extend(found.arguments);
     }
     let matches = Cli::command().try_get_matches_from(&line)?;
     let cli = Cli::from_arg_matches(&matches)?;
@@ -64,6 +56,20 @@ pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseEr
         return Err(error.into());
     }
     Ok(Parsed { cli, ignored })
+}
+
+/// The command of these words with its arguments, if the line has it.
+fn chosen<'a>(
+    program: &'a ClapCommand,
+    matches: &'a ArgMatches,
+    words: &[&str],
+) -> Option<(&'a ClapCommand, &'a ArgMatches)> {
+    words
+        .iter()
+        .try_fold((program, matches), |(command, matches), word| {
+            let given = matches.subcommand_matches(word)?;
+            Some((command.find_subcommand(word)?, given))
+        })
 }
 
 #[cfg(test)]
@@ -149,6 +155,47 @@ mod tests {
         let error = line("--name=a").unwrap_err().to_string();
         assert!(error.contains("/max-agents, key \"max-agents\""), "{error}");
         assert!(line("--max-agents=5").is_ok());
+    }
+
+    #[test]
+    fn every_command_that_runs_reads_a_file_and_names_what_is_wrong_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.yaml");
+        let line = |words: &[&str], text: &str| {
+            fs::write(&path, text).unwrap();
+            let words = words.iter().map(OsString::from);
+            let file = format!("--config={}", path.display());
+            parse(
+                std::iter::once("holdfast-agent".into())
+                    .chain(words)
+                    .chain([file.into()]),
+            )
+        };
+        for words in COMMANDS {
+            let parsed = line(
+                words,
+                "log: debug\nlog-json: true\nmetrics-address: 'off'\n",
+            );
+            assert!(parsed.is_ok(), "{words:?}: {parsed:?}");
+            let unknown = line(words, "lgo: debug\n").unwrap_err().to_string();
+            let help = format!("holdfast-agent {} --help", words.join(" "));
+            assert!(
+                unknown.contains("c.yaml: unknown key \"lgo\"") && unknown.contains(&help),
+                "{unknown}"
+            );
+            let value = line(words, "log-json: maybe\n").unwrap_err().to_string();
+            assert!(
+                value.contains("c.yaml, key \"log-json\"") && value.contains("maybe"),
+                "{value}"
+            );
+        }
+        let listed = line(
+            &["run"],
+            "pod-cidr:\n  - 10.1.0.0/16\n  - fd00::/48\nlabels:\n  - k8s:app\n  - '!k8s:v'\n",
+        );
+        let config = config(listed.unwrap());
+        assert_eq!(config.core.pod_blocks.len(), 2);
+        assert_eq!(config.flags.cluster.labels.len(), 2);
     }
 
     #[test]

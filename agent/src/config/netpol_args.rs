@@ -97,6 +97,15 @@ pub struct NetpolRunArgs {
         requires = "vpp_export_dir"
     )]
     pub node_interfaces: Vec<String>,
+    /// YAML file with any of these settings, named without dashes. Flags and environment override it; an
+    /// unknown key is an error
+    #[arg(long, value_name = "FILE", env = "HOLDFAST_NETPOL_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Directory with one file per flag of this command, named without dashes, such as a mounted
+    /// ConfigMap. Flags, environment and --config override it. Unknown keys are ignored and listed in
+    /// the log
+    #[arg(long, value_name = "DIR", env = "HOLDFAST_NETPOL_CONFIG_DIR")]
+    pub config_dir: Option<PathBuf>,
     /// Log as JSON lines
     #[arg(long, default_value_t = false)]
     pub log_json: bool,

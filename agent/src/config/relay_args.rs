@@ -113,8 +113,13 @@ pub struct RelayArgs {
     /// Address of /metrics, /healthz and /readyz; "off" for none
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9972")]
     pub metrics_address: String,
+    /// YAML file with any of these settings, named without dashes. Flags and environment override it; an
+    /// unknown key is an error
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Directory with one file per flag of this command, named without dashes, such as a mounted
-    /// ConfigMap. Flags and environment override it. Unknown keys are ignored and listed in the log
+    /// ConfigMap. Flags, environment and --config override it. Unknown keys are ignored and listed in
+    /// the log
     #[arg(long, value_name = "DIR")]
     pub config_dir: Option<PathBuf>,
     /// Log as JSON lines

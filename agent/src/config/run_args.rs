@@ -178,8 +178,13 @@ pub struct RunArgs {
     /// routes, steering and pins are checked every two seconds, or at this interval if it is shorter
     #[arg(long, value_parser = interval, default_value = "30s")]
     pub reconcile_interval: Duration,
+    /// YAML file with any of these settings, named without dashes. Flags and environment override it; an
+    /// unknown key is an error
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Directory with one file per flag of this command, named without dashes, such as a mounted
-    /// ConfigMap. Flags and environment override it. Unknown keys are ignored and listed in the log
+    /// ConfigMap. Flags, environment and --config override it. Unknown keys are ignored and listed in
+    /// the log
     #[arg(long, value_name = "DIR")]
     pub config_dir: Option<PathBuf>,
     /// Log as JSON lines

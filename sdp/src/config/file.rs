@@ -1,20 +1,12 @@
-//! Settings from `--config` (one YAML file) and `--config-dir` (one file per key).
+//! Settings from the directory of `--config-dir`, which may be a ConfigMap of Cilium.
 
-use std::{
-    fs,
-    io::{self, Read as _},
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use daemon::{
-    config_dir::{self, DirError, Entry},
-    flags::{self, ValueError},
+    config_dir::Entry,
+    flags,
+    settings_file::{self, SettingsError},
 };
-use limits::yaml;
-use serde_json::Value;
-
-/// Bytes of a settings file.
-const MAX_FILE: usize = 1 << 20;
 
 /// Keys of Cilium that need nothing done here: answers pass as they are, nothing of this
 /// proxy is locked by name or compiled per rule, sockets are not lingered on.
@@ -42,113 +34,29 @@ const RENAMED: &[(&str, &str)] = &[
 /// Why a configuration file was not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    #[error("--config {path}: {source}", path = .path.display())]
-    Read { path: PathBuf, source: io::Error },
-    /// The directory cannot be read.
-    #[error("--config-dir {0}")]
-    Dir(#[from] DirError),
-    /// It is not a YAML mapping of settings to plain values.
-    #[error("--config {path}: {reason}", path = .path.display())]
-    Syntax { path: PathBuf, reason: String },
-    /// A key is no setting.
-    #[error("--config {path}: unknown key {key:?} (holdfast-sdp --help lists them all)", path = .0.path.display(), key = .0.key)]
-    UnknownKey(Entry),
     #[error(transparent)]
-    Value(#[from] ValueError),
+    Settings(#[from] SettingsError),
     /// Cilium's switch for this proxy is off.
     #[error("{path} is false: this proxy is switched off (set it to true, or do not run the proxy)", path = .0.display())]
     SwitchedOff(PathBuf),
 }
 
-/// The settings in the file of `--config`.
-pub(super) fn yaml(path: &Path) -> Result<Vec<Entry>, FileError> {
-    let mut text = String::new();
-    // One byte more than allowed shows that a file is too long. A device has no end.
-    let most = u64::try_from(MAX_FILE + 1).unwrap_or(u64::MAX);
-    let read = fs::File::open(path).and_then(|file| file.take(most).read_to_string(&mut text));
-    read.map_err(|source| FileError::Read {
-        path: path.to_owned(),
-        source,
-    })?;
-    parse_yaml(path, &text)
-}
-
-fn parse_yaml(path: &Path, text: &str) -> Result<Vec<Entry>, FileError> {
-    let syntax = |reason: String| FileError::Syntax {
-        path: path.to_owned(),
-        reason,
-    };
-    if text.len() > MAX_FILE {
-        return Err(syntax(format!(
-            "has more than {MAX_FILE} bytes; is it a file of settings?"
-        )));
-    }
-    let documents = yaml::documents(text);
-    let document = match documents.as_slice() {
-        [] => return Ok(Vec::new()),
-        [one] => one.value(),
-        [_, _, ..] => {
-            return Err(syntax(
-                "has several documents; write all settings in one, without a line `---` between \
-                 them"
-                    .into(),
-            ));
-        }
-    };
-    let mapping = match document.map_err(|e| syntax(format!("{e}; {}", e.remedy())))? {
-        Value::Null => return Ok(Vec::new()),
-        Value::Object(mapping) => mapping,
-        _ => return Err(syntax("expected a mapping of settings to values".into())),
-    };
-    let entry = |(key, value): (String, Value)| {
-        let text = plain(&value);
-        let mut entry = Entry {
-            path: path.to_owned(),
-            key,
-            text: String::new(),
-        };
-        let reason = "expected a plain value or a list of plain values";
-        entry.text = text.ok_or_else(|| ValueError::new(&entry, reason))?;
-        Ok(entry)
-    };
-    mapping.into_iter().map(entry).collect()
-}
-
-/// A value as it stands on the command line.
-fn plain(value: &Value) -> Option<String> {
-    match value {
-        Value::Array(items) => {
-            let items: Option<Vec<_>> = items.iter().map(scalar).collect();
-            Some(items?.join(","))
-        }
-        one => scalar(one),
-    }
-}
-
-fn scalar(value: &Value) -> Option<String> {
-    match value {
-        Value::String(text) => Some(text.clone()),
-        Value::Bool(_) | Value::Number(_) => Some(value.to_string()),
-        _ => None,
-    }
-}
-
 /// The settings in the directory of `--config-dir`, a ConfigMap written for Go programs.
 pub(super) fn directory(dir: &Path) -> Result<Vec<Entry>, FileError> {
     let mut found = Vec::new();
-    for mut entry in config_dir::read(dir)? {
+    for mut entry in settings_file::directory(dir)? {
         let key = entry.key.as_str();
         if ACCEPTED.contains(&key) {
             continue;
         }
         if SWITCHES.contains(&key) {
-            if flags::is_true(&entry)? {
+            if flags::is_true(&entry).map_err(SettingsError::from)? {
                 continue;
             }
             return Err(FileError::SwitchedOff(entry.path));
         }
         if key == "debug" {
-            if !flags::is_true(&entry)? {
+            if !flags::is_true(&entry).map_err(SettingsError::from)? {
                 continue;
             }
             entry.text = "debug".to_owned();
@@ -163,7 +71,7 @@ pub(super) fn directory(dir: &Path) -> Result<Vec<Entry>, FileError> {
 
 #[cfg(test)]
 mod tests {
-    use std::{ffi::OsString, time::Duration};
+    use std::{ffi::OsString, fs, time::Duration};
 
     use super::*;
     use dns_policy::reject_code::RejectCode;
@@ -206,35 +114,6 @@ mod tests {
         );
         assert!(error("- a\n").contains("mapping"));
         assert!(error("config: x\n").contains("unknown key"));
-    }
-
-    #[test]
-    fn yaml_is_read_within_limits() {
-        let error = |text: &str| {
-            let error = parse_yaml(Path::new("c.yaml"), text).unwrap_err();
-            error.to_string()
-        };
-        let deep = error(&"[".repeat(200_000));
-        assert!(deep.contains("levels deep"), "{deep}");
-        let aliases = format!(
-            "name: &a {}\nagent-address: [{}]\n",
-            "x".repeat(400_000),
-            "*a, ".repeat(10)
-        );
-        let aliases = error(&aliases);
-        assert!(aliases.contains("aliases"), "{aliases}");
-        let long = error(&"#".repeat(MAX_FILE + 1));
-        assert!(long.contains("bytes"), "{long}");
-        let several = error("name: a\n---\nname: b\n");
-        assert!(several.contains("several documents"), "{several}");
-        let twice = error("name: a\nname: b\n");
-        assert!(twice.contains("duplicate"), "{twice}");
-        // An endless file is not read to its end.
-        let endless = yaml(Path::new("/dev/zero")).unwrap_err().to_string();
-        assert!(endless.contains("/dev/zero"), "{endless}");
-        for empty in ["", "# nothing\n", "---\n"] {
-            assert!(parse_yaml(Path::new("c.yaml"), empty).is_ok(), "{empty:?}");
-        }
     }
 
     fn config_map(keys: &[(&str, &str)]) -> tempfile::TempDir {

@@ -26,6 +26,8 @@ pub(super) struct Control {
     realised: Mutex<Vec<(Key, Realised)>>,
     /// The worker waits for events.
     asleep: AtomicBool,
+    /// How often the worker has begun or ended to wait.
+    turns: AtomicU64,
     draining: AtomicBool,
     /// Set by the worker when no new packets are steered to it.
     left: AtomicBool,
@@ -44,6 +46,7 @@ impl Control {
             thread: OnceLock::new(),
             realised: Mutex::new(Vec::new()),
             asleep: AtomicBool::new(false),
+            turns: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             left: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -88,7 +91,13 @@ impl Control {
 
     /// The worker begins or ends to wait.
     pub(super) fn sleeps(&self, asleep: bool) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
         self.asleep.store(asleep, Ordering::Release);
+    }
+
+    /// Grows while the worker runs.
+    pub(super) fn turns(&self) -> u64 {
+        self.turns.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_asleep(&self) -> bool {

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{
     crates::Crate,
     debian::{self, GENERATED, STATUS, SUMS},
-    inventory::PROGRAMS,
+    inventory::{Kind, PROGRAMS},
     licences, records, sbom, scanner,
 };
 use crate::{process, repository, workspace};
@@ -49,7 +49,7 @@ pub(super) fn check(
             &crates.collect(),
         )?);
     }
-    records::write(image, root)?;
+    records::write(image, root, Kind::Image)?;
     let again = fs::read_to_string(&path)?;
     ensure!(again == text, "{} differs when made again", path.display());
     Ok(passed)
@@ -241,7 +241,8 @@ fn check_files(root: &Path, image: &str, list: &Value) -> Result<String> {
 
 /// Files whose origin is known, and whose content is the one of their origin.
 fn explained(root: &Path, image: &str) -> Result<BTreeSet<String>> {
-    let ours = licences::FILES.map(|file| format!("{}/{file}", licences::PLACE));
+    let place = Kind::Image.licences(image);
+    let ours = licences::FILES.map(|file| format!("{place}/{file}"));
     let mut explained = BTreeSet::from(ours);
     explained.insert(SETTINGS.to_owned());
     explained.extend(GENERATED.map(|(file, _)| file.to_owned()));

@@ -1,4 +1,4 @@
-//! Components of an image, gathered once for its licences and its list of components (SBOM).
+//! Components of an image or a package, gathered once for its licences and its list of components (SBOM).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -18,16 +18,45 @@ use crate::{process, repository, workspace};
 
 /// Directory of the programs in an image.
 pub(super) const PROGRAMS: &str = "usr/local/bin";
+
+/// Where the components are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A container image, which has packages of Debian too.
+    Image,
+    /// A package, for a system that has the rest.
+    Package,
+}
+
+impl Kind {
+    /// Directory of the programs.
+    pub(super) fn programs(self) -> &'static str {
+        match self {
+            Self::Image => PROGRAMS,
+            Self::Package => "usr/bin",
+        }
+    }
+
+    /// Directory of the licences; `program` is the name of the image or package.
+    pub(super) fn licences(self, program: &str) -> String {
+        match self {
+            Self::Image => "usr/share/doc/holdfast".to_owned(),
+            Self::Package => format!("usr/share/doc/{program}"),
+        }
+    }
+}
+
 /// Compiler of the eBPF programs, among others.
 const BPF_STAMP: &str = "bpf/prebuilt/holdfast-bpf.stamp";
 
-/// Components of an image.
+/// Components of an image or a package.
 #[derive(Debug)]
 pub(super) struct Inventory {
+    pub(super) kind: Kind,
     pub(super) programs: BTreeMap<String, Graph>,
     /// Procedural macros that wrote code of the programs.
     pub(super) macros: BTreeSet<Crate>,
-    /// Version of Debian in the image.
+    /// Version of Debian in the image, or of the machine that built the package.
     pub(super) system: String,
     /// Packages with files in the image.
     pub(super) debian: Vec<debian::Package>,
@@ -44,10 +73,10 @@ pub(super) struct Inventory {
 }
 
 impl Inventory {
-    pub(super) fn of(root: &Path) -> Result<Self> {
+    pub(super) fn of(root: &Path, kind: Kind) -> Result<Self> {
         let mut programs = BTreeMap::new();
         let mut macros = BTreeSet::new();
-        for entry in fs::read_dir(root.join(PROGRAMS))? {
+        for entry in fs::read_dir(root.join(kind.programs()))? {
             let program = entry?.file_name().to_string_lossy().into_owned();
             macros.extend(crates::macros(&program)?);
             programs.insert(program.clone(), Graph::of(&program)?);
@@ -63,11 +92,16 @@ impl Inventory {
             let field = |name: &str| package[name].as_str().map(ToOwned::to_owned);
             Some(((field("name")?, field("version")?), package.clone()))
         });
+        let (system, debian) = match kind {
+            Kind::Image => (debian::version(root)?, debian::packages(root)?),
+            Kind::Package => (debian::version(Path::new("/"))?, Vec::new()),
+        };
         Ok(Self {
+            kind,
             programs,
             macros,
-            system: debian::version(root)?,
-            debian: debian::packages(root)?,
+            system,
+            debian,
             linked,
             library: release(&compiler)?,
             bpf_library: release(&fs::read_to_string(repository::root().join(BPF_STAMP))?)?,

@@ -1,4 +1,5 @@
-//! An image from a root file system: umoci makes an OCI layout, skopeo an archive of it.
+//! An image from a root file system: umoci makes an OCI layout, skopeo one with the
+//! image's name, tar an archive of it.
 
 use std::{
     fs,
@@ -9,7 +10,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::text;
-use crate::process;
+use crate::{archive, process};
 
 /// Name and tag, as the charts have them.
 pub(super) fn name(program: &str) -> String {
@@ -27,10 +28,16 @@ pub(super) fn archive(home: &Path, root: &Path, program: &str) -> Result<PathBuf
     let umoci = |args: &[&str]| process::output(process::command("umoci", args)).map(drop);
     umoci(&["init", "--layout", &path])?;
     umoci(&["new", "--image", &image])?;
-    umoci(&["insert", "--image", &image, &text(root)?, "/"])?;
+    let date = archive::date()?;
+    same_times(root, &date)?;
+    let history = format!("--history.created={date}");
+    umoci(&["insert", &history, "--image", &image, &text(root)?, "/"])?;
     let entry = format!("/usr/local/bin/{program}");
     umoci(&[
         "config",
+        "--created",
+        &date,
+        &history,
         "--image",
         &image,
         "--config.entrypoint",
@@ -51,14 +58,24 @@ pub(super) fn archive(home: &Path, root: &Path, program: &str) -> Result<PathBuf
         "--architecture",
         "amd64",
     ])?;
-    let archive = home.join(format!("{program}.tar"));
-    if archive.exists() {
-        fs::remove_file(&archive)?;
+    let file = home.join(format!("{program}.tar"));
+    let named = home.join(format!("{program}.named"));
+    if named.exists() {
+        fs::remove_dir_all(&named)?;
     }
-    let to = format!("oci-archive:{}:{}", text(&archive)?, name(program));
+    let to = format!("oci:{}:{}", text(&named)?, name(program));
     let args = ["copy", "--quiet", &format!("oci:{image}"), &to];
     process::output(process::command("skopeo", &args))?;
-    Ok(archive)
+    archive::uncompressed(&file, &named, &["oci-layout", "index.json", "blobs"])?;
+    fs::remove_dir_all(named)?;
+    Ok(file)
+}
+
+/// Gives all files below a directory the same time.
+fn same_times(root: &Path, date: &str) -> Result<()> {
+    let script = r#"find "$1" -exec touch --no-dereference --date="$2" {} +"#;
+    let touch = ["-c", script, "sh", &text(root)?, date];
+    process::output(process::command("sh", &touch)).map(drop)
 }
 
 /// OCI configuration of the image, as skopeo prints it.

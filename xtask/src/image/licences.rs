@@ -10,22 +10,22 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use super::{debian, inventory::Inventory};
+use super::{
+    debian,
+    inventory::{Inventory, Kind},
+};
 use crate::{process, repository};
 
 /// Beginnings of the names of files with licence texts.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
 /// Copyright of the standard library and of the crates in it, below the compiler's directory.
 const LIBRARY: &str = "share/doc/rust/COPYRIGHT-library.html";
-/// Directory of these files in an image.
-pub(super) const PLACE: &str = "usr/share/doc/holdfast";
-/// What is in it.
+/// The written files.
 pub(super) const FILES: [&str; 3] = ["LICENSE", "rust-library.html", "third-party.txt"];
 
-/// Writes [`FILES`] into the root file system.
-pub(super) fn write(root: &Path, inventory: &Inventory) -> Result<()> {
-    let to = root.join(PLACE);
-    fs::create_dir_all(&to)?;
+/// Writes [`FILES`] into the directory `to`.
+pub(super) fn write(to: &Path, inventory: &Inventory) -> Result<()> {
+    fs::create_dir_all(to)?;
     fs::copy(repository::root().join("LICENSE"), to.join(FILES[0]))?;
     let compiler = process::output(process::command("rustc", &["--print", "sysroot"]))?;
     let library = Path::new(compiler.trim()).join(LIBRARY);
@@ -34,7 +34,11 @@ pub(super) fn write(root: &Path, inventory: &Inventory) -> Result<()> {
 }
 
 fn third_party(inventory: &Inventory) -> Result<String> {
-    let mut text = "Components of this image, with their licences.\n\n".to_owned();
+    let mut text = match inventory.kind {
+        Kind::Image => "Components of this image, with their licences.\n\n",
+        Kind::Package => "Components of this package, with their licences.\n\n",
+    }
+    .to_owned();
     for debian::Package { name, version, .. } in &inventory.debian {
         writeln!(text, "{name} {version}: /usr/share/doc/{name}/copyright")?;
     }

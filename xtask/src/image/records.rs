@@ -1,32 +1,19 @@
-//! What an image says about itself: its licences and its list of components.
+//! What an image or a package says about itself: its licences and its list of components.
 
-use std::{env, path::Path};
+use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
-use super::{inventory::Inventory, licences, sbom};
-use crate::process;
+use super::{
+    inventory::{Inventory, Kind},
+    licences, sbom,
+};
+use crate::archive;
 
-/// Writes the licences and the SBOM of the image into its root file system, which has the programs
-/// and Debian's packages already.
-pub(crate) fn write(image: &str, root: &Path) -> Result<()> {
-    let inventory = Inventory::of(root)?;
-    licences::write(root, &inventory)?;
-    sbom::write(root, image, &inventory, &date()?)
-}
-
-/// Time of the commit, or SOURCE_DATE_EPOCH, so that the same sources make the same bytes.
-fn date() -> Result<String> {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the convention of reproducible builds"
-    )]
-    let seconds = match env::var("SOURCE_DATE_EPOCH") {
-        Ok(seconds) => seconds,
-        Err(_) => process::output(process::command("git", &["show", "-s", "--format=%ct"]))
-            .context("the time of the commit; without git, set SOURCE_DATE_EPOCH")?,
-    };
-    let at = format!("--date=@{}", seconds.trim());
-    let date = process::command("date", &["--utc", &at, "+%Y-%m-%dT%H:%M:%SZ"]);
-    Ok(process::output(date)?.trim().to_owned())
+/// Writes the licences and the SBOM of the image or package `name` into its root directory, which has
+/// the programs, and in an image Debian's packages, already.
+pub(crate) fn write(name: &str, root: &Path, kind: Kind) -> Result<()> {
+    let inventory = Inventory::of(root, kind)?;
+    licences::write(&root.join(kind.licences(name)), &inventory)?;
+    sbom::write(root, name, &inventory, &archive::date()?)
 }

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use super::{
     crates::Crate,
     debian,
-    inventory::{self, Inventory, PROGRAMS},
+    inventory::{self, Inventory, Kind},
     layout,
 };
 use crate::{process, workspace};
@@ -102,11 +102,13 @@ fn document(
         relationships: Vec::new(),
         licences: Vec::new(),
     };
-    document.system(inventory)?;
+    if inventory.kind == Kind::Image {
+        document.system(inventory)?;
+    }
     document.libraries(inventory)?;
     document.crates(inventory)?;
     let version = env!("CARGO_PKG_VERSION");
-    let code = document.image(image, version)?;
+    let code = document.image(image, version, inventory.kind)?;
     Ok(json!({
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
@@ -124,15 +126,20 @@ fn document(
 
 impl Document<'_> {
     /// The image, with the files that belong to no component of it. Returns a sum of all files.
-    fn image(&mut self, image: &str, version: &str) -> Result<String> {
+    fn image(&mut self, image: &str, version: &str, kind: Kind) -> Result<String> {
         let tagged = layout::name(image);
-        let name = tagged.split(':').next().unwrap_or_default();
+        let (name, purpose) = match kind {
+            Kind::Image => (tagged.split(':').next().unwrap_or_default(), "CONTAINER"),
+            Kind::Package => (image, "INSTALL"),
+        };
         let mut package = package(IMAGE, name, version, UNKNOWN);
-        package["primaryPackagePurpose"] = "CONTAINER".into();
+        package["primaryPackagePurpose"] = purpose.into();
         let rest = self.rest.clone();
         self.add(package, &rest)?;
         self.relate(ROOT, "DESCRIBES", IMAGE);
-        self.relate(IMAGE, "CONTAINS", SYSTEM);
+        if kind == Kind::Image {
+            self.relate(IMAGE, "CONTAINS", SYSTEM);
+        }
         verification(self.sums.values())
     }
 
@@ -217,7 +224,7 @@ impl Document<'_> {
         }
         for one in inventory.crates() {
             let files = if inventory.programs.contains_key(&one.0) {
-                BTreeSet::from([format!("{PROGRAMS}/{}", one.0)])
+                BTreeSet::from([format!("{}/{}", inventory.kind.programs(), one.0)])
             } else {
                 BTreeSet::new()
             };

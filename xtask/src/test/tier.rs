@@ -13,6 +13,8 @@ pub(crate) enum Tier {
     Netns,
     /// Root: the container images of debug builds, made and run, seconds
     Image,
+    /// Root: the Debian packages of debug builds, in a clean Debian and on a host with systemd, a minute or two
+    Packages,
     /// Root: pods that Debian's containerd starts through the CNI plugin, minutes
     Cri,
     /// Root: both programs on Debian 12's kernel, in qemu, a minute or two

@@ -1,0 +1,156 @@
+//! `cargo xtask package`: a Debian package of each program, and a tarball with the same files.
+//!
+//! ```text
+//!  cargo build ─► programs ───────┐
+//!  packaging/ ─► units, settings ─┼─► tree ─ dpkg-deb ─► package
+//!  clap ─► man pages, completions ┤     └─── tar ──────► tarball
+//!  licences, components ──────────┘
+//! ```
+
+mod deb;
+mod tree;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::{
+    archive,
+    image::{self, Profile},
+    packages, process, workspace,
+};
+
+/// Version of every artefact: that of the workspace.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// What the programs are built for, as Debian names it.
+const ARCHITECTURE: &str = "amd64";
+
+/// A package of a program.
+#[derive(Debug)]
+struct Package {
+    /// Name of the package and its program.
+    name: &'static str,
+    /// Static programs that are inside as well.
+    also: &'static [&'static str],
+    summary: &'static str,
+    description: &'static str,
+    /// Files of `packaging/`, and where they go.
+    files: &'static [(&'static str, &'static str)],
+    /// Empty directories.
+    directories: &'static [&'static str],
+}
+
+const PACKAGES: [Package; 2] = [
+    Package {
+        name: "holdfast-agent",
+        also: &["holdfast-cni"],
+        summary: "egress policy by DNS name: the agent",
+        description: "The agent loads eBPF programs that let containers, pods and network namespaces\n\
+                      of this host reach the DNS names and addresses that policies allow. It has a\n\
+                      DNS proxy built in; with the package holdfast-sdp a restart of the agent\n\
+                      interrupts no query.",
+        files: &[
+            ("agent.yaml", "etc/holdfast/agent.yaml"),
+            (
+                "holdfast-agent.service",
+                "usr/lib/systemd/system/holdfast-agent.service",
+            ),
+            (
+                "holdfast-agent.tmpfiles",
+                "usr/lib/tmpfiles.d/holdfast-agent.conf",
+            ),
+        ],
+        directories: &["etc/holdfast/policies", "etc/holdfast/endpoints"],
+    },
+    Package {
+        name: "holdfast-sdp",
+        also: &[],
+        summary: "egress policy by DNS name: the standalone DNS proxy",
+        description: "The proxy decides which DNS names each container may resolve, forwards allowed\n\
+                      queries, and reports the addresses in answers to the agent. Two instances run,\n\
+                      so that each can be replaced without the loss of a query.",
+        files: &[
+            ("sdp.yaml", "etc/holdfast/sdp.yaml"),
+            (
+                "holdfast-sdp@.service",
+                "usr/lib/systemd/system/holdfast-sdp@.service",
+            ),
+            (
+                "holdfast-sdp.sysusers",
+                "usr/lib/sysusers.d/holdfast-sdp.conf",
+            ),
+            (
+                "holdfast-sdp.tmpfiles",
+                "usr/lib/tmpfiles.d/holdfast-sdp.conf",
+            ),
+        ],
+        directories: &[],
+    },
+];
+
+/// Builds the programs, then makes the packages and the tarball; the files, with that of their sums.
+pub(crate) fn run(profile: Profile) -> Result<Vec<PathBuf>> {
+    packages::install(packages::PACKAGE)?;
+    let programs = image::build(profile)?;
+    let home = workspace::target_dir()?.join("packages");
+    let trees = trees(&home, &programs)?;
+    let mut made = debs(&home, &trees, VERSION)?;
+    made.push(tarball(&home, &trees)?);
+    made.push(archive::sums(&home, &made)?);
+    Ok(made)
+}
+
+/// A tree of files for each package, in new directories below `home`.
+fn trees(home: &Path, programs: &[PathBuf; 2]) -> Result<Vec<PathBuf>> {
+    if home.exists() {
+        fs::remove_dir_all(home).with_context(|| format!("removing {}", home.display()))?;
+    }
+    fs::create_dir_all(home)?;
+    let pages = home.join("pages");
+    tree::pages(&pages)?;
+    let make = |package: &Package| -> Result<PathBuf> {
+        let root = home.join(package.name);
+        tree::make(&root, package, programs, &pages.join(package.name))
+            .with_context(|| format!("package {}", package.name))?;
+        Ok(root)
+    };
+    let trees = PACKAGES.iter().map(make).collect();
+    fs::remove_dir_all(pages)?;
+    trees
+}
+
+/// The Debian packages of the trees, with this version.
+fn debs(home: &Path, trees: &[PathBuf], version: &str) -> Result<Vec<PathBuf>> {
+    let packages = PACKAGES.iter().zip(trees);
+    let made = packages.map(|(package, tree)| deb::make(home, tree, package, version));
+    made.collect()
+}
+
+/// One archive with all trees, for hosts of other distributions.
+fn tarball(home: &Path, trees: &[PathBuf]) -> Result<PathBuf> {
+    let name = format!("holdfast-{VERSION}-linux-{ARCHITECTURE}");
+    let all = home.join(&name);
+    fs::create_dir_all(&all)?;
+    for tree in trees {
+        let mut copy = process::command("cp", &["-a"]);
+        copy.arg(tree.join("usr")).arg(tree.join("etc")).arg(&all);
+        process::output(copy)?;
+    }
+    let to = home.join(format!("{name}.tar.gz"));
+    archive::gzipped(&to, home, &name, &[])?;
+    fs::remove_dir_all(all)?;
+    Ok(to)
+}
+
+/// Packages of debug builds with two versions, for tests: they differ in nothing else.
+pub(crate) fn of_two_versions() -> Result<[Vec<PathBuf>; 2]> {
+    packages::install(packages::PACKAGE)?;
+    let programs = image::build(Profile::Debug)?;
+    let home = workspace::target_dir()?.join("packages-test");
+    let trees = trees(&home, &programs)?;
+    let next = format!("{VERSION}+next");
+    Ok([debs(&home, &trees, VERSION)?, debs(&home, &trees, &next)?])
+}

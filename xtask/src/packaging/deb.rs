@@ -1,0 +1,96 @@
+//! A Debian package of a tree, by dpkg-deb.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+
+use super::{ARCHITECTURE, Package};
+use crate::{archive, process, repository};
+
+/// Directory with the control files while the package is made.
+const CONTROL: &str = "DEBIAN";
+/// Scripts of each package, in `packaging/debian`.
+const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
+
+/// Makes the package with this version in `home`. The tree stays as it was.
+pub(super) fn make(home: &Path, tree: &Path, package: &Package, version: &str) -> Result<PathBuf> {
+    let control = tree.join(CONTROL);
+    fs::create_dir_all(&control)?;
+    fs::write(
+        control.join("control"),
+        fields(home, tree, package, version)?,
+    )?;
+    let settings = package.files.iter().map(|(_, to)| to);
+    let settings = settings.filter(|to| to.starts_with("etc/"));
+    let settings: String = settings.map(|to| format!("/{to}\n")).collect();
+    fs::write(control.join("conffiles"), settings)?;
+    fs::write(control.join("md5sums"), sums(tree)?)?;
+    for script in SCRIPTS {
+        let name = format!("packaging/debian/{}.{script}", package.name);
+        let to = control.join(script);
+        fs::copy(repository::root().join(&name), &to).context(name)?;
+        fs::set_permissions(to, fs::Permissions::from_mode(0o755))?;
+    }
+    let made = home.join(format!("{}_{version}_{ARCHITECTURE}.deb", package.name));
+    let mut build = process::command("dpkg-deb", &["--root-owner-group", "-Zxz", "--build"]);
+    build
+        .arg(tree)
+        .arg(&made)
+        .env("SOURCE_DATE_EPOCH", archive::seconds()?);
+    process::output(build)?;
+    fs::remove_dir_all(control)?;
+    Ok(made)
+}
+
+fn fields(home: &Path, tree: &Path, package: &Package, version: &str) -> Result<String> {
+    let size = process::output({
+        let mut du = process::command("du", &["-sk", "--apparent-size", "--exclude=DEBIAN"]);
+        du.arg(tree);
+        du
+    })?;
+    let size = size.split_whitespace().next().unwrap_or_default();
+    let description = package.description.replace('\n', "\n ");
+    Ok(format!(
+        "Package: {name}\n\
+         Version: {version}\n\
+         Architecture: {ARCHITECTURE}\n\
+         Maintainer: The Holdfast authors <holdfast@localhost>\n\
+         Installed-Size: {size}\n\
+         Depends: {libraries}, init-system-helpers, passwd, systemd (>= 249)\n\
+         Section: net\n\
+         Priority: optional\n\
+         Description: {summary}\n {description}\n",
+        name = package.name,
+        libraries = libraries(home, &tree.join("usr/bin").join(package.name))?,
+        summary = package.summary,
+    ))
+}
+
+/// The packages of this machine's Debian with the libraries that the program needs, with versions.
+fn libraries(home: &Path, program: &Path) -> Result<String> {
+    // dpkg-shlibdeps runs in the source of a package only.
+    let source = home.join("source");
+    fs::create_dir_all(source.join("debian"))?;
+    fs::write(
+        source.join("debian/control"),
+        "Source: holdfast\n\nPackage: holdfast\nArchitecture: any\n",
+    )?;
+    let mut command = process::command("dpkg-shlibdeps", &["-O"]);
+    command.arg(program).current_dir(&source);
+    let found = process::output(command)?;
+    fs::remove_dir_all(source)?;
+    let found = found.trim().strip_prefix("shlibs:Depends=");
+    Ok(found.context("dpkg-shlibdeps found no library")?.to_owned())
+}
+
+/// Sums of the files, as `dpkg -V` reads them.
+fn sums(tree: &Path) -> Result<String> {
+    let script = "find usr -type f -print0 | sort -z | xargs -0 md5sum";
+    let mut command = process::command("sh", &["-c", script]);
+    command.current_dir(tree);
+    process::output(command)
+}

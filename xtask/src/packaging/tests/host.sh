@@ -1,0 +1,119 @@
+# On a host with systemd as process 1: units, an upgrade under load, the watchdog, and a purge. Arguments:
+# the directories with the packages of one version and of the next, and traffic.py.
+. "$(dirname "$0")/checks.sh"
+# Repeats a command until it succeeds.
+await() {
+    for _ in $(seq 120); do
+        "$@" > /tmp/await 2>&1 && return 0
+        sleep 0.25
+    done
+    cat /tmp/await
+    return 1
+}
+property() { systemctl show --value -p "$1" "$2"; }
+units='holdfast-agent.service holdfast-sdp@a.service holdfast-sdp@b.service'
+
+# On a machine systemd does that at boot; systemd-nspawn does not.
+mountpoint -q /sys/fs/bpf || { mkdir -p /sys/fs/bpf && mount -t bpf bpf /sys/fs/bpf; }
+
+# A container, and a world with a server that it may reach, and one that it may not.
+ip netns add pod
+ip link add lxc1 type veth peer name eth0 netns pod
+ip link set lxc1 up
+ip addr add 10.88.0.1/24 dev lxc1
+ip -n pod link set lo up
+ip -n pod link set eth0 up
+ip -n pod addr add 10.88.0.11/24 dev eth0
+ip -n pod route add default via 10.88.0.1
+ip netns add world
+ip link add up1 type veth peer name eth0 netns world
+ip link set up1 up
+ip addr add 192.0.2.1/24 dev up1
+ip -n world link set lo up
+ip -n world link set eth0 up
+ip -n world addr add 192.0.2.10/24 dev eth0
+ip -n world addr add 192.0.2.12/24 dev eth0
+ip -n world route add default via 192.0.2.1
+sysctl -q -w net.ipv4.ip_forward=1
+for server in 10 12; do
+    ip netns exec world python3 "$3" serve 192.0.2.$server &
+done
+reaches() { ip netns exec pod python3 -c "import socket; socket.create_connection(('$1', 80), 2)"; }
+check 'without Holdfast the container reaches every server' await reaches 192.0.2.12
+
+check 'dpkg -i installs both packages' dpkg -i "$1"/*.deb
+for unit in $units; do
+    check "$unit is active" await systemctl is-active "$unit"
+    check "$unit is ready by its own report" sh -c "systemctl show -p StatusText $unit | grep -qE 'endpoints|serves'"
+    check "$unit is enabled" systemctl is-enabled "$unit"
+done
+[ "$failed" = 0 ] || { journalctl --no-pager -n 100 -u 'holdfast-*'; finish; }
+check 'the agent is ordered before containers' sh -c 'systemctl show -p Before holdfast-agent | grep docker.service | grep -q kubelet.service'
+cat > /etc/holdfast/endpoints/pod.yaml << 'ENDPOINT'
+netns: pod
+ifname: eth0
+labels: ["k8s:app=web", "k8s:io.kubernetes.pod.namespace=default"]
+ENDPOINT
+cat > /etc/holdfast/policies/web.yaml << 'POLICY'
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: web, namespace: default}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toCIDR: ["192.0.2.10/32"]
+    toPorts:
+    - ports: [{port: "53", protocol: ANY}]
+      rules: {dns: [{matchPattern: "*.example.org"}]}
+  - toFQDNs: [{matchPattern: "*.example.org"}]
+    toPorts:
+    - ports: [{port: "80", protocol: TCP}]
+POLICY
+closed() { ! reaches 192.0.2.12; }
+check 'policy and endpoint of /etc/holdfast are in force' await closed
+load() { ip netns exec pod python3 "$3" load 192.0.2.10 "$4" > /tmp/load 2>&1; }
+load x x "$3" 1
+check 'a name is answered, and its address opens' grep -q 'connection alive' /tmp/load
+
+pids() { for unit in $units; do property MainPID "$unit"; done; }
+before=$(pids)
+load x x "$3" 20 &
+load=$!
+sleep 2
+check 'dpkg -i upgrades under load' dpkg -i "$2"/*.deb
+for unit in $units; do
+    check "$unit is active after the upgrade" systemctl is-active "$unit"
+done
+changed=$(printf '%s\n' "$before" "$(pids)" | sort | uniq -d)
+check 'each process is a new one' test -z "$changed"
+wait "$load"
+cat /tmp/load
+check 'the upgrade lost no query' grep -q ' lost 0 ' /tmp/load
+check 'the open connection lives' grep -q 'connection alive' /tmp/load
+check 'the other server is still closed' closed
+
+for unit in holdfast-agent.service holdfast-sdp@.service; do
+    mkdir -p "/run/systemd/system/$unit.d"
+    printf '[Service]\nWatchdogSec=3\n' > "/run/systemd/system/$unit.d/test.conf"
+done
+systemctl daemon-reload
+for unit in $units; do
+    check "$unit restarts" systemctl restart "$unit"
+    pid=$(property MainPID "$unit")
+    kill -STOP "$pid"
+    another() { [ "$(property NRestarts "$1")" -ge 1 ] && [ "$(property MainPID "$1")" != "$2" ] && systemctl is-active "$1"; }
+    check "$unit is started again when it hangs" await another "$unit" "$pid"
+done
+load x x "$3" 2
+check 'names are answered after that' grep -q ' lost 0 ' /tmp/load
+check 'the other server is closed after that' closed
+
+rm -rf /run/systemd/system/holdfast-*
+check 'dpkg -P purges' dpkg -P holdfast-agent holdfast-sdp
+check 'the container is open' await reaches 192.0.2.12
+check 'no unit is left' sh -c "! systemctl list-units --all --plain --no-legend 'holdfast-*' | grep -v not-found"
+check 'no file is left' sh -c '! find /etc/holdfast /var/lib/holdfast /run/holdfast /sys/fs/bpf -mindepth 0 -name "*holdfast*" -o -name "hf_*" -o -name "cilium_*" 2> /dev/null | grep .'
+check 'no user is left' sh -c '! id holdfast-sdp'
+check 'no rule is left' sh -c '! ip rule | grep 2004'
+[ "$failed" = 0 ] || journalctl --no-pager -n 200 -u 'holdfast-*'
+finish

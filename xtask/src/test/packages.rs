@@ -1,0 +1,136 @@
+//! The tier `packages`: Debian packages of debug builds, in a clean root of Debian without and with a
+//! running systemd.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+
+use super::{Output, observe, tally::Tally};
+use crate::{packages, packaging, process, progress::step, workspace};
+
+/// The longest time of each part.
+const LIMIT: Duration = Duration::from_secs(5 * 60);
+/// Debian's packages in the root, besides the essential ones: those that the tests call, and those that
+/// the packages depend on.
+const INCLUDED: &str = "bash-completion,dbus,init-system-helpers,iproute2,libgcc-s1,man-db,passwd,procps,python3-minimal,\
+                        systemd,systemd-sysv";
+const SCRIPTS: [(&str, &str); 4] = [
+    ("checks.sh", include_str!("../packaging/tests/checks.sh")),
+    (
+        "clean_root.sh",
+        include_str!("../packaging/tests/clean_root.sh"),
+    ),
+    ("host.sh", include_str!("../packaging/tests/host.sh")),
+    ("traffic.py", include_str!("../packaging/tests/traffic.py")),
+];
+/// Directory of packages and scripts in the root.
+const INSIDE: &str = "packages";
+/// Makes the root that of a process in namespaces of its own: a clean-up there must not reach this machine.
+const CHROOT: &str = "mount --make-rprivate / && mount -t proc proc \"$0/proc\" && mount -t tmpfs tmp \"$0/tmp\" && \
+                      exec chroot \"$0\" bash /packages/clean_root.sh /packages/0 /packages/1";
+/// Runs the script once the host is up, and ends the host with its status.
+const UNIT: &str = "[Unit]\nAfter=multi-user.target\nSuccessAction=exit\nFailureAction=exit\n\
+                    [Service]\nType=oneshot\nStandardOutput=file:/packages/log\nStandardError=inherit\n\
+                    ExecStart=/bin/bash /packages/host.sh /packages/0 /packages/1 /packages/traffic.py\n";
+/// Makes the packages with two versions, and runs both parts.
+pub(super) fn run() -> Result<Tally> {
+    packages::install(packages::PACKAGES)?;
+    let versions = packaging::of_two_versions()?;
+    let home = workspace::target_dir()?.join("packages-test");
+    let base = base(&home)?;
+    let mut total = Tally::default();
+    let root = root(&home, &base, &versions)?;
+    total.add(&observe(
+        "packages in a clean root",
+        in_namespaces(&root),
+        Output::AtOnce,
+        Some(LIMIT),
+    )?);
+    let root = self::root(&home, &base, &versions)?;
+    total.add(&observe(
+        "packages on a host with systemd",
+        host(&root)?,
+        Output::AtOnce,
+        Some(LIMIT),
+    )?);
+    fs::remove_dir_all(root)?;
+    Ok(total)
+}
+
+/// An archive of a clean root. To replace it by a newer one, remove it.
+fn base(home: &Path) -> Result<PathBuf> {
+    let archive = home.with_file_name("packages-test-debian.tar");
+    if !archive.exists() {
+        step("make a root of Debian", "packages are installed there");
+        let part = archive.with_extension("part.tar");
+        let include = format!("--include={INCLUDED}");
+        let mut make = process::command("mmdebstrap", &["--variant=minbase", "--quiet", &include]);
+        make.arg("bookworm").arg(&part);
+        process::run(make)?;
+        fs::rename(part, &archive)?;
+    }
+    Ok(archive)
+}
+
+/// A clean root with the packages of both versions, and the scripts.
+fn root(home: &Path, base: &Path, versions: &[Vec<PathBuf>; 2]) -> Result<PathBuf> {
+    let root = home.join("root");
+    if root.exists() {
+        fs::remove_dir_all(&root).with_context(|| format!("removing {}", root.display()))?;
+    }
+    fs::create_dir_all(&root)?;
+    let mut unpack = process::command("tar", &["--extract", "--file"]);
+    unpack.arg(base).arg("--directory").arg(&root);
+    process::output(unpack)?;
+    let inside = root.join(INSIDE);
+    for (number, files) in versions.iter().enumerate() {
+        let to = inside.join(number.to_string());
+        fs::create_dir_all(&to)?;
+        for file in files {
+            fs::copy(file, to.join(file.file_name().context("a file's name")?))?;
+        }
+    }
+    for (name, text) in SCRIPTS {
+        fs::write(inside.join(name), text)?;
+    }
+    Ok(root)
+}
+
+fn in_namespaces(root: &Path) -> Command {
+    let args = [
+        "--mount",
+        "--net",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "sh",
+        "-c",
+        CHROOT,
+    ];
+    let mut command = process::command("unshare", &args);
+    command.arg(root);
+    command
+}
+
+/// Boots the root; what the script printed follows.
+fn host(root: &Path) -> Result<Command> {
+    let units = root.join("etc/systemd/system");
+    let wanted = units.join("multi-user.target.wants");
+    fs::create_dir_all(&wanted)?;
+    fs::write(units.join("packages-test.service"), UNIT)?;
+    std::os::unix::fs::symlink(
+        "../packages-test.service",
+        wanted.join("packages-test.service"),
+    )?;
+    let script = "systemd-nspawn --quiet --boot --directory=\"$0\" --private-network --capability=all \
+                  --system-call-filter='bpf perf_event_open' --register=no --keep-unit > \"$0.console\" 2>&1\n\
+                  status=$?; cat \"$0/packages/log\"; exit $status";
+    let mut boot = process::command("sh", &["-c", script]);
+    boot.arg(root).env("SYSTEMD_NSPAWN_API_VFS_WRITABLE", "yes");
+    Ok(boot)
+}

@@ -26,4 +26,4 @@ pub struct NodeLinks {
 }
 
 /// UDP ports of VXLAN (as registered, and as flannel and k3s use it) and of Geneve.
-pub const TUNNEL_PORTS: [u16; 3] = [4789, 8472, 6081];
+pub(crate) const TUNNEL_PORTS: [u16; 3] = [4789, 8472, 6081];

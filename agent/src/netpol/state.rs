@@ -84,6 +84,9 @@ pub(super) struct State {
 /// Least time between two such looks, and how many times longer than a look it is.
 const RECONSIDERED: (Duration, u32) = (Duration::from_secs(10), 20);
 
+/// An enforcer that has not run for so long hangs: a change of a million elements takes a second.
+const ALIVE: Duration = Duration::from_secs(60);
+
 /// How far the policies are in force.
 #[derive(Debug)]
 pub(super) struct Force {
@@ -97,6 +100,13 @@ pub(super) struct Force {
     pub(super) accepted: u64,
     /// When the enforcer last ran.
     pub(super) beat: Instant,
+}
+
+impl Force {
+    /// Whether the enforcer runs.
+    pub(super) fn is_alive(&self) -> bool {
+        self.beat.elapsed() < ALIVE
+    }
 }
 
 impl State {
@@ -305,11 +315,14 @@ impl State {
         })
     }
 
+    /// Whether the kernel has the table of the documents.
+    pub(super) fn is_in_force(&self) -> bool {
+        self.is_known() && self.force.is_begun && self.force.failing.is_none()
+    }
+
     /// Whether policy is in force as the documents say.
     pub(super) fn is_ready(&self) -> bool {
-        self.is_known()
-            && self.force.is_begun
-            && self.force.failing.is_none()
+        self.is_in_force()
             && self.surroundings.problems.is_empty()
             && self.open_to_frames().is_none()
     }

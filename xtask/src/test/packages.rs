@@ -11,14 +11,13 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::{Output, observe, tally::Tally};
-use crate::{packages, packaging, process, progress::step, workspace};
+use crate::{image::Profile, packages, packaging, process, progress::step, workspace};
 
 /// The longest time of each part.
 const LIMIT: Duration = Duration::from_secs(5 * 60);
-/// Debian's packages in the root, besides the essential ones: those that the tests call, and those that
-/// the packages depend on.
-const INCLUDED: &str = "bash-completion,dbus,init-system-helpers,iproute2,libgcc-s1,man-db,passwd,procps,python3-minimal,\
-                        systemd,systemd-sysv";
+/// Debian's packages that the tests call, and those that the packages depend on.
+const INCLUDED: &str = "bash-completion,dbus,init-system-helpers,iproute2,libgcc-s1,man-db,nftables,passwd,procps,\
+                        python3-minimal,systemd,systemd-sysv";
 const SCRIPTS: [(&str, &str); 4] = [
     ("checks.sh", include_str!("../packaging/tests/checks.sh")),
     (
@@ -37,21 +36,21 @@ const CHROOT: &str = "mount --make-rprivate / && mount -t proc proc \"$0/proc\" 
 const UNIT: &str = "[Unit]\nAfter=multi-user.target\nSuccessAction=exit\nFailureAction=exit\n\
                     [Service]\nType=oneshot\nStandardOutput=file:/packages/log\nStandardError=inherit\n\
                     ExecStart=/bin/bash /packages/host.sh /packages/0 /packages/1 /packages/traffic.py\n";
+
 /// Makes the packages with two versions, and runs both parts.
 pub(super) fn run() -> Result<Tally> {
     packages::install(packages::PACKAGES)?;
-    let versions = packaging::of_two_versions()?;
+    let versions = packaging::of_two_versions(Profile::Debug)?;
     let home = workspace::target_dir()?.join("packages-test");
-    let base = base(&home)?;
     let mut total = Tally::default();
-    let root = root(&home, &base, &versions)?;
+    let root = root(&home, &Base::Minimal.archive(&home)?, &versions)?;
     total.add(&observe(
         "packages in a clean root",
         in_namespaces(&root),
         Output::AtOnce,
         Some(LIMIT),
     )?);
-    let root = self::root(&home, &base, &versions)?;
+    let root = self::root(&home, &Base::Bootable.archive(&home)?, &versions)?;
     total.add(&observe(
         "packages on a host with systemd",
         host(&root)?,
@@ -62,19 +61,43 @@ pub(super) fn run() -> Result<Tally> {
     Ok(total)
 }
 
-/// An archive of a clean root. To replace it by a newer one, remove it.
-fn base(home: &Path) -> Result<PathBuf> {
-    let archive = home.with_file_name("packages-test-debian.tar");
-    if !archive.exists() {
-        step("make a root of Debian", "packages are installed there");
-        let part = archive.with_extension("part.tar");
-        let include = format!("--include={INCLUDED}");
-        let mut make = process::command("mmdebstrap", &["--variant=minbase", "--quiet", &include]);
-        make.arg("bookworm").arg(&part);
-        process::run(make)?;
-        fs::rename(part, &archive)?;
+/// A root of Debian, before Holdfast is installed.
+#[derive(Clone, Copy)]
+enum Base {
+    /// The smallest one, with the lists and packages that apt needs to install the others.
+    Minimal,
+    /// With systemd as its first process.
+    Bootable,
+}
+
+impl Base {
+    /// Its archive. To replace it by a newer one, remove it.
+    fn archive(self, home: &Path) -> Result<PathBuf> {
+        let (name, more) = match self {
+            Self::Minimal => {
+                let names = INCLUDED.replace(',', " ");
+                let download = format!(
+                    "--customize-hook=chroot \"$1\" apt-get install -qq -y --no-install-recommends \
+                     --download-only {names}"
+                );
+                ("minimal", vec!["--skip=cleanup/apt".to_owned(), download])
+            }
+            Self::Bootable => ("bootable", vec![format!("--include={INCLUDED}")]),
+        };
+        let archive = home.with_file_name(format!("packages-test-{name}.tar"));
+        if !archive.exists() {
+            step(
+                &format!("make a {name} root of Debian"),
+                "packages are installed there",
+            );
+            let part = archive.with_extension("part.tar");
+            let mut make = process::command("mmdebstrap", &["--variant=minbase", "--quiet"]);
+            make.args(more).arg("bookworm").arg(&part);
+            process::run(make)?;
+            fs::rename(part, &archive)?;
+        }
+        Ok(archive)
     }
-    Ok(archive)
 }
 
 /// A clean root with the packages of both versions, and the scripts.
@@ -94,7 +117,12 @@ fn root(home: &Path, base: &Path, versions: &[Vec<PathBuf>; 2]) -> Result<PathBu
         for file in files {
             fs::copy(file, to.join(file.file_name().context("a file's name")?))?;
         }
+        let mut scan = process::command("dpkg-scanpackages", &["--multiversion", "."]);
+        scan.current_dir(&to);
+        fs::write(to.join("Packages"), process::output(scan)?)?;
     }
+    let list = format!("deb [trusted=yes] file:/{INSIDE}/1 ./\n");
+    fs::write(inside.join("next.list"), list)?;
     for (name, text) in SCRIPTS {
         fs::write(inside.join(name), text)?;
     }

@@ -21,7 +21,7 @@ pub struct NodeLinks {
     pub senders: BTreeSet<u32>,
     /// Addresses of this node's pods.
     pub addresses: BTreeSet<IpAddr>,
-    /// UDP ports at which the node's tunnels receive, besides those of [`TUNNEL_PORTS`].
+    /// UDP ports at which the node's tunnels receive, besides those that VXLAN and Geneve use by default.
     pub tunnel_ports: BTreeSet<u16>,
 }
 

@@ -39,7 +39,7 @@ pub struct Pipeline {
     selection: Selection,
     /// Which policies are set aside is decided again with the next commit.
     reconsiders: bool,
-    /// As in [`Commit`].
+    /// Since the last commit, as in [`Commit`].
     ended: BTreeSet<IpAddr>,
     has_other_pods: bool,
     has_committed: bool,

@@ -29,7 +29,7 @@ const COUNTED: usize = 8;
 /// What there is a limit of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scarce {
-    /// Rules of chains.
+    /// Rules of the chains of pods.
     Rules,
     /// Elements of groups and of sets of ranges.
     Addresses,

@@ -197,12 +197,8 @@ impl State {
     fn of_port(&self, side: &Side) -> SideView {
         let allowed_by = side.allowed_by.as_ref();
         SideView {
-            pod: side.pod.to_string(),
-            direction: direction(side.flow).to_owned(),
-            policies: side.policies.iter().map(name).collect(),
-            set_aside: self.aside(&side.policies),
             allowed_by: allowed_by.map(|(policy, field)| format!("{} {field}", name(policy))),
-            open: None,
+            ..self.side(&side.pod, side.flow, &side.policies)
         }
     }
 
@@ -212,20 +208,24 @@ impl State {
             .map(|(policy, field)| format!("{} {field}", name(policy)))
             .collect();
         SideView {
-            pod: side.pod.to_string(),
-            direction: direction(side.flow).to_owned(),
-            policies: side.policies.iter().map(name).collect(),
-            set_aside: self.aside(&side.policies),
             allowed_by: (!rules.is_empty()).then(|| rules.join(", ")),
             open: Some(side.open.texts()),
+            ..self.side(&side.pod, side.flow, &side.policies)
         }
     }
 
-    /// Those of the policies that are set aside.
-    fn aside(&self, policies: &[PolicyId]) -> Vec<String> {
-        let all = self.pipeline.set_aside();
-        let aside = policies.iter().filter(|id| all.contains_key(id));
-        aside.map(name).collect()
+    /// A side whose rules allow nothing.
+    fn side(&self, pod: &PodId, flow: Flow, policies: &[PolicyId]) -> SideView {
+        let aside = self.pipeline.set_aside();
+        let aside = policies.iter().filter(|id| aside.contains_key(id));
+        SideView {
+            pod: pod.to_string(),
+            direction: direction(flow).to_owned(),
+            policies: policies.iter().map(name).collect(),
+            set_aside: aside.map(name).collect(),
+            allowed_by: None,
+            open: None,
+        }
     }
 }
 

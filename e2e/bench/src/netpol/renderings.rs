@@ -1,18 +1,16 @@
 //! Time for the policies of a full node in each form, without a kernel: every pod has its own.
 
-use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use netpol::cache::Object;
-use netpol::configurator::{Configurator, PodRules};
 use netpol::contiv::Flow;
+use netpol::node::NodeRules;
 use netpol::pipeline::Pipeline;
 use netpol::pod::{Pod, PodId};
 use netpol::render::nft::Limits;
-use netpol::render::tables::View;
 use serde_json::{Value, json};
 
 use crate::cluster::report::Report;
@@ -57,15 +55,9 @@ pub(super) fn measure(report: &mut Report) -> Result<()> {
         promise,
     );
 
-    let configurator = Configurator {
-        cache: pipeline.cache(),
-        nat_loopback: None,
-    };
-    let pods = pipeline.pods().iter();
-    let pods = pods.map(|(id, pod)| (id.clone(), configurator.rules(pod)));
-    let pods: BTreeMap<PodId, PodRules> = pods.collect();
+    let rules = NodeRules::of(&pipeline, None);
     let begin = Instant::now();
-    let view = View::of(&pods, Flow::Ingress);
+    let view = rules.tables(Flow::Ingress);
     let took = begin.elapsed();
     anyhow::ensure!(view.local.len() == LOCAL, "{} tables", view.local.len());
     let (millis, holds) = (took.as_secs_f64() * 1e3, took <= COMBINED);

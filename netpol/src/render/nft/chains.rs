@@ -89,21 +89,12 @@ impl Chains {
             rows,
             joined: BTreeSet::new(),
         };
-        if let Some(id) = self.by_content.get(&content).copied() {
-            let chain = self.chains.get_mut(&id);
-            let users = chain.map_or(0, |chain| {
-                chain.shared.users += 1;
-                chain.shared.users
-            });
-            if users == 1 {
-                self.changed = true;
-                self.acquire_sets(groups, &content);
-            }
-            return id;
+        let (known, is_used) = self.use_known(&content);
+        if !is_used {
+            self.changed = true;
+            self.acquire_sets(groups, &content);
         }
-        self.changed = true;
-        self.acquire_sets(groups, &content);
-        self.create(groups, content)
+        known.unwrap_or_else(|| self.create(groups, content))
     }
 
     /// Uses a chain that lets pass what all of these do, which are in use.
@@ -115,18 +106,11 @@ impl Chains {
             rows: BTreeSet::new(),
             joined: names.map(str::to_owned).collect(),
         };
-        let known = self.by_content.get(&content).copied();
-        let chain = known.and_then(|id| self.chains.get_mut(&id));
-        let is_used = chain.is_some_and(|chain| {
-            chain.shared.users += 1;
-            chain.shared.users > 1
-        });
+        let (known, is_used) = self.use_known(&content);
         if !is_used {
             self.changed = true;
             for id in of {
-                if let Some(chain) = self.chains.get_mut(id) {
-                    chain.shared.users += 1;
-                }
+                self.add_user(*id);
             }
         }
         known.unwrap_or_else(|| {
@@ -135,6 +119,20 @@ impl Chains {
                 rules.map(|name| Rule(vec![Expression::Verdict(Verdict::Jump(name.clone()))]));
             let rules = rules.collect();
             self.insert(content, rules, of.clone())
+        })
+    }
+
+    /// Uses the chain with this content, if there is one. Also gives whether it was in use before.
+    fn use_known(&mut self, content: &Content) -> (Option<ChainId>, bool) {
+        let known = self.by_content.get(content).copied();
+        (known, known.is_some_and(|id| self.add_user(id) > 1))
+    }
+
+    /// One use of a chain more. Gives how many there are.
+    fn add_user(&mut self, id: ChainId) -> usize {
+        self.chains.get_mut(&id).map_or(0, |chain| {
+            chain.shared.users += 1;
+            chain.shared.users
         })
     }
 

@@ -15,9 +15,9 @@ use crate::{
 pub(crate) struct Need {
     /// It lets everything pass: a chain with it is not made.
     pub(crate) is_open: bool,
-    /// Most rules.
+    /// Upper bound of its rules: equal rules of several policies are one.
     pub(crate) rows: usize,
-    /// Most elements of sets of ranges.
+    /// Upper bound of the elements of its sets of ranges.
     pub(crate) ranges: usize,
 }
 

@@ -140,8 +140,7 @@ fn debs(
     compression: Compression,
 ) -> Result<Vec<PathBuf>> {
     let packages = PACKAGES.iter().zip(trees);
-    let made =
-        packages.map(|(package, tree)| deb::make(home, tree, package, version, compression));
+    let made = packages.map(|(package, tree)| deb::make(home, tree, package, version, compression));
     made.collect()
 }
 

@@ -73,6 +73,8 @@ pub(super) struct State {
     /// Why the kernel has no tables of family `bridge`.
     pub(super) lacks_frames: Option<String>,
     pub(super) force: Force,
+    /// Why the pods of the addresses are not stored.
+    pub(super) unstored: Option<String>,
     /// Files for a VPP vswitch; none without `--vpp-export-dir`.
     pub(super) exports: Option<Exports>,
     /// The state with this number was due to be exported last.
@@ -134,6 +136,7 @@ impl State {
                 accepted: 0,
                 beat: Instant::now(),
             },
+            unstored: None,
             exports: None,
             exported: None,
             reconsidered: Instant::now(),

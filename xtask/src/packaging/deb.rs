@@ -13,13 +13,19 @@ use crate::{archive, process, repository};
 
 /// Directory with the control files while the package is made.
 const CONTROL: &str = "DEBIAN";
-/// Scripts of each package, in `packaging/debian`.
+/// Scripts in `packaging/debian`: of one package, or of all.
 const SCRIPTS: [&str; 4] = ["preinst", "postinst", "prerm", "postrm"];
-/// Stands in a script for the functions that the scripts of several packages have.
-const SHARED: (&str, &str) = (
-    "#SETTINGS#\n",
-    include_str!("../../../packaging/debian/settings.sh"),
-);
+/// What stands in a script for functions that the scripts of several packages have, and these.
+const SHARED: [(&str, &str); 2] = [
+    (
+        "#SETTINGS#\n",
+        include_str!("../../../packaging/debian/settings.sh"),
+    ),
+    (
+        "#REMOVED#\n",
+        include_str!("../../../packaging/debian/removed.sh"),
+    ),
+];
 
 /// Makes the package with this version in `home`. The tree stays as it was.
 pub(super) fn make(
@@ -37,10 +43,8 @@ pub(super) fn make(
     )?;
     fs::write(control.join("md5sums"), sums(tree)?)?;
     for script in SCRIPTS {
-        let name = format!("packaging/debian/{}.{script}", package.name);
         let to = control.join(script);
-        let text = fs::read_to_string(repository::root().join(&name)).context(name)?;
-        fs::write(&to, text.replace(SHARED.0, SHARED.1))?;
+        fs::write(&to, script_of(package, script)?)?;
         fs::set_permissions(to, fs::Permissions::from_mode(0o755))?;
     }
     let made = home.join(format!("{}_{version}_{ARCHITECTURE}.deb", package.name));
@@ -57,6 +61,21 @@ pub(super) fn make(
     process::output(build)?;
     fs::remove_dir_all(control)?;
     Ok(made)
+}
+
+fn script_of(package: &Package, script: &str) -> Result<String> {
+    let scripts = repository::root().join("packaging/debian");
+    let own = scripts.join(format!("{}.{script}", package.name));
+    let path = if own.exists() {
+        own
+    } else {
+        scripts.join(script)
+    };
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let shared = SHARED.iter();
+    Ok(shared.fold(text, |text, (mark, functions)| {
+        text.replace(mark, functions)
+    }))
 }
 
 fn fields(home: &Path, tree: &Path, package: &Package, version: &str) -> Result<String> {

@@ -16,8 +16,20 @@ use crate::{image::Profile, packages, packaging, process, progress::step, worksp
 /// The longest time of each part.
 const LIMIT: Duration = Duration::from_secs(5 * 60);
 /// Debian's packages that the tests call, and those that the packages depend on.
-const INCLUDED: &str = "bash-completion,dbus,init-system-helpers,iproute2,libgcc-s1,man-db,nftables,passwd,procps,\
-                        python3-minimal,systemd,systemd-sysv";
+const INCLUDED: [&str; 12] = [
+    "bash-completion",
+    "dbus",
+    "init-system-helpers",
+    "iproute2",
+    "libgcc-s1",
+    "man-db",
+    "nftables",
+    "passwd",
+    "procps",
+    "python3-minimal",
+    "systemd",
+    "systemd-sysv",
+];
 const SCRIPTS: [(&str, &str); 4] = [
     ("checks.sh", include_str!("../packaging/tests/checks.sh")),
     (
@@ -32,6 +44,8 @@ const INSIDE: &str = "packages";
 /// Makes the root that of a process in namespaces of its own: a clean-up there must not reach this machine.
 const CHROOT: &str = "mount --make-rprivate / && mount -t proc proc \"$0/proc\" && mount -t tmpfs tmp \"$0/tmp\" && \
                       exec chroot \"$0\" bash /packages/clean_root.sh /packages/0 /packages/1";
+const INSTALL: &str = "mount --make-rprivate / && mount -t proc proc \"$0/proc\" && \
+                       chroot \"$0\" apt-get install -qq -y --no-install-recommends \"$@\" && chroot \"$0\" apt-get clean";
 /// Runs the script once the host is up, and ends the host with its status.
 const UNIT: &str = "[Unit]\nAfter=multi-user.target\nSuccessAction=exit\nFailureAction=exit\n\
                     [Service]\nType=oneshot\nStandardOutput=file:/packages/log\nStandardError=inherit\n\
@@ -46,7 +60,7 @@ pub(super) fn run() -> Result<Tally> {
     let root = root(&home, &Base::Minimal.archive(&home)?, &versions)?;
     total.add(&observe(
         "packages in a clean root",
-        in_namespaces(&root),
+        in_namespaces(&root, CHROOT),
         Output::AtOnce,
         Some(LIMIT),
     )?);
@@ -66,23 +80,16 @@ pub(super) fn run() -> Result<Tally> {
 enum Base {
     /// The smallest one, with the lists and packages that apt needs to install the others.
     Minimal,
-    /// With systemd as its first process.
+    /// The same with all of them installed, and systemd as its first process.
     Bootable,
 }
 
 impl Base {
     /// Its archive. To replace it by a newer one, remove it.
     fn archive(self, home: &Path) -> Result<PathBuf> {
-        let (name, more) = match self {
-            Self::Minimal => {
-                let names = INCLUDED.replace(',', " ");
-                let download = format!(
-                    "--customize-hook=chroot \"$1\" apt-get install -qq -y --no-install-recommends \
-                     --download-only {names}"
-                );
-                ("minimal", vec!["--skip=cleanup/apt".to_owned(), download])
-            }
-            Self::Bootable => ("bootable", vec![format!("--include={INCLUDED}")]),
+        let name = match self {
+            Self::Minimal => "minimal",
+            Self::Bootable => "bootable",
         };
         let archive = home.with_file_name(format!("packages-test-{name}.tar"));
         if !archive.exists() {
@@ -91,25 +98,56 @@ impl Base {
                 "packages are installed there",
             );
             let part = archive.with_extension("part.tar");
-            let mut make = process::command("mmdebstrap", &["--variant=minbase", "--quiet"]);
-            make.args(more).arg("bookworm").arg(&part);
-            process::run(make)?;
+            match self {
+                Self::Minimal => minimal(&part)?,
+                Self::Bootable => bootable(home, &Self::Minimal.archive(home)?, &part)?,
+            }
             fs::rename(part, &archive)?;
         }
         Ok(archive)
     }
 }
 
-/// A clean root with the packages of both versions, and the scripts.
-fn root(home: &Path, base: &Path, versions: &[Vec<PathBuf>; 2]) -> Result<PathBuf> {
+fn minimal(archive: &Path) -> Result<()> {
+    let names = INCLUDED.join(" ");
+    let download = format!(
+        "--customize-hook=chroot \"$1\" apt-get install -qq -y --no-install-recommends --download-only {names}"
+    );
+    let args = ["--variant=minbase", "--quiet", "--skip=cleanup/apt"];
+    let mut make = process::command("mmdebstrap", &args);
+    make.args([&download, "bookworm"]).arg(archive);
+    process::run(make)
+}
+
+/// Installs what the minimal root has downloaded.
+fn bootable(home: &Path, minimal: &Path, archive: &Path) -> Result<()> {
+    let root = unpacked(home, minimal)?;
+    let mut install = in_namespaces(&root, INSTALL);
+    install.args(INCLUDED);
+    process::output(install)?;
+    let mut pack = process::command("tar", &["--create", "--numeric-owner", "--file"]);
+    pack.arg(archive).arg("--directory").arg(&root).arg(".");
+    process::output(pack).map(drop)
+}
+
+/// The archive in an empty directory.
+fn unpacked(home: &Path, archive: &Path) -> Result<PathBuf> {
     let root = home.join("root");
     if root.exists() {
         fs::remove_dir_all(&root).with_context(|| format!("removing {}", root.display()))?;
     }
     fs::create_dir_all(&root)?;
     let mut unpack = process::command("tar", &["--extract", "--file"]);
-    unpack.arg(base).arg("--directory").arg(&root);
+    unpack.arg(archive).arg("--directory").arg(&root);
     process::output(unpack)?;
+    Ok(root)
+}
+
+/// A clean root with the packages of both versions, and the scripts.
+fn root(home: &Path, base: &Path, versions: &[Vec<PathBuf>; 2]) -> Result<PathBuf> {
+    let root = unpacked(home, base)?;
+    // A root that is thrown away need not survive a power cut.
+    fs::write(root.join("etc/dpkg/dpkg.cfg.d/fast"), "force-unsafe-io\n")?;
     let inside = root.join(INSIDE);
     for (number, files) in versions.iter().enumerate() {
         let to = inside.join(number.to_string());
@@ -121,15 +159,17 @@ fn root(home: &Path, base: &Path, versions: &[Vec<PathBuf>; 2]) -> Result<PathBu
         scan.current_dir(&to);
         fs::write(to.join("Packages"), process::output(scan)?)?;
     }
-    let list = format!("deb [trusted=yes] file:/{INSIDE}/1 ./\n");
-    fs::write(inside.join("next.list"), list)?;
+    for (number, name) in ["first.list", "next.list"].iter().enumerate() {
+        let list = format!("deb [trusted=yes] file:/{INSIDE}/{number} ./\n");
+        fs::write(inside.join(name), list)?;
+    }
     for (name, text) in SCRIPTS {
         fs::write(inside.join(name), text)?;
     }
     Ok(root)
 }
 
-fn in_namespaces(root: &Path) -> Command {
+fn in_namespaces(root: &Path, script: &str) -> Command {
     let args = [
         "--mount",
         "--net",
@@ -138,7 +178,7 @@ fn in_namespaces(root: &Path) -> Command {
         "--kill-child",
         "sh",
         "-c",
-        CHROOT,
+        script,
     ];
     let mut command = process::command("unshare", &args);
     command.arg(root);

@@ -2,6 +2,7 @@
 # One that is as a package wrote it is replaced. One that was changed, deleted or linked stays.
 settings() {
     file=/etc/holdfast/$1 shipped=/usr/share/holdfast/$1 written=/var/lib/holdfast/settings/$1
+    install -d -m 0755 /etc/holdfast
     if [ ! -L "$file" ] && { [ ! -e "$file" ] && [ ! -e "$written" ] || cmp -s "$written" "$file"; }; then
         install -m 0644 "$shipped" "$file.new"
         mv "$file.new" "$file"

@@ -151,9 +151,16 @@ fn tarball(home: &Path, trees: &[PathBuf]) -> Result<PathBuf> {
     fs::create_dir_all(&all)?;
     for tree in trees {
         let mut copy = process::command("cp", &["-a"]);
-        copy.arg(tree.join("usr")).arg(tree.join("etc")).arg(&all);
+        copy.arg(tree.join(".")).arg(&all);
         process::output(copy)?;
     }
+    // What postinst does with a package's settings.
+    let mut settings = process::command(
+        "sh",
+        &["-c", "cp -p \"$0\"/usr/share/holdfast/*.yaml \"$0\"/etc/holdfast/"],
+    );
+    settings.arg(&all);
+    process::output(settings)?;
     let to = home.join(format!("{name}.tar.gz"));
     archive::gzipped(&to, home, &name, &[])?;
     fs::remove_dir_all(all)?;

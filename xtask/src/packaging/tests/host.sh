@@ -142,6 +142,13 @@ check 'names are answered after that' grep -q ' lost 0 ' /tmp/load
 check 'the other server is closed after that' closed
 
 rm -rf /run/systemd/system/holdfast-*
+systemctl daemon-reload
+check 'netpol run starts in the place of the agent' systemctl start holdfast-netpol.service
+check 'it reports that policies are in force' await sh -c 'systemctl show -p StatusText holdfast-netpol | grep -q "are in force"'
+check 'the agent has ended' fails systemctl is-active holdfast-agent.service
+check 'the agent starts in the place of netpol run' systemctl start holdfast-agent.service
+check 'netpol run has ended' fails systemctl is-active holdfast-netpol.service
+check 'its table is removed' holdfast-agent netpol cleanup
 check 'apt purges' apt purge holdfast-agent holdfast-sdp
 check 'the container is open' await reaches 192.0.2.12
 check 'no unit is left' sh -c "! systemctl list-units --all --plain --no-legend 'holdfast-*' | grep -v not-found"

@@ -8,7 +8,7 @@ next=$(dpkg-deb -f "$2"/holdfast-agent_*.deb Version)
 contents() {
     find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /run -o -path /var/lib/dpkg -o -path /var/lib/apt \
         -o -path /var/log -o -path /var/cache -o -path /var/lib/systemd -o -path /packages -o -path '/etc/*-' \) -prune -o -type f \
-        -printf '%p %m %u %g ' -exec sha256sum {} \; | cut -d' ' -f1-5
+        -printf '%p %m %u %g\n' -exec sha256sum {} +
     find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /run -o -path /var/lib/apt -o -path /packages \) -prune \
         -o ! -type f -printf '%p %y %m %u %g %l\n'
 }

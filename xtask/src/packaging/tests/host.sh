@@ -148,12 +148,12 @@ check 'it reports that policies are in force' await sh -c 'systemctl show -p Sta
 check 'the agent has ended' fails systemctl is-active holdfast-agent.service
 check 'the agent starts in the place of netpol run' systemctl start holdfast-agent.service
 check 'netpol run has ended' fails systemctl is-active holdfast-netpol.service
-check 'its table is removed' holdfast-agent netpol cleanup
 check 'apt purges' apt purge holdfast-agent holdfast-sdp
 check 'the container is open' await reaches 192.0.2.12
 check 'no unit is left' sh -c "! systemctl list-units --all --plain --no-legend 'holdfast-*' | grep -v not-found"
 check 'no file is left' sh -c '! find /etc/holdfast /var/lib/holdfast /run/holdfast /sys/fs/bpf -mindepth 0 -name "*holdfast*" -o -name "hf_*" -o -name "cilium_*" 2> /dev/null | grep .'
 check 'no user is left' sh -c '! id holdfast-sdp'
+check 'no table is left' is "$(nft list tables)" ''
 check 'no rule is left' sh -c '! ip rule | grep 2004'
 [ "$failed" = 0 ] || journalctl --no-pager -n 200 -u 'holdfast-*'
 finish

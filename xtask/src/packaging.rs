@@ -157,7 +157,10 @@ fn tarball(home: &Path, trees: &[PathBuf]) -> Result<PathBuf> {
     // What postinst does with a package's settings.
     let mut settings = process::command(
         "sh",
-        &["-c", "cp -p \"$0\"/usr/share/holdfast/*.yaml \"$0\"/etc/holdfast/"],
+        &[
+            "-c",
+            "cp -p \"$0\"/usr/share/holdfast/*.yaml \"$0\"/etc/holdfast/",
+        ],
     );
     settings.arg(&all);
     process::output(settings)?;

@@ -121,6 +121,11 @@ check 'dpkg -i goes back to the version that worked' dpkg -i "$2"/holdfast-sdp_*
 for unit in $units; do
     check "$unit is active after that" systemctl is-active "$unit"
 done
+variant broken "$2"/holdfast-agent_*.deb 9 'exit 1'
+check 'dpkg -i of an agent that does not start fails' fails dpkg -i /tmp/broken/holdfast-agent_*.deb
+check 'policy stays in force without it' closed
+check 'dpkg -i goes back to the agent that worked' dpkg -i "$2"/holdfast-agent_*.deb
+check 'that agent is active' systemctl is-active holdfast-agent
 end 'a version that does not start'
 
 for unit in holdfast-agent.service holdfast-sdp@.service; do

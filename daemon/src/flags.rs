@@ -101,6 +101,21 @@ impl<'a> FileFlags<'a> {
         Ok(true)
     }
 
+    /// The flag that was probably meant by a key that is none.
+    pub fn nearest(&self, key: &str) -> Option<&'a str> {
+        nearest::nearest(key, self.names())
+    }
+
+    /// The flag that a key of a directory, which has keys of other programs too, is a misspelling of.
+    pub fn misspelt(&self, key: &str) -> Option<&'a str> {
+        nearest::misspelt(key, self.names())
+    }
+
+    fn names(&self) -> impl Iterator<Item = &'a str> {
+        let flags = self.command.get_arguments().filter_map(Arg::get_long);
+        flags.filter(|flag| !NOT_FROM_FILES.contains(flag))
+    }
+
     fn is_given(&self, arg: &Arg) -> bool {
         let source = self.given.value_source(arg.get_id().as_str());
         source.is_some_and(|source| source != ValueSource::DefaultValue)

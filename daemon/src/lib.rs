@@ -3,6 +3,7 @@
 //! Nothing here knows endpoints' rules or DNS messages.
 #![warn(missing_docs)]
 
+pub mod command_line;
 pub mod config_dir;
 pub mod descriptors;
 pub mod flags;

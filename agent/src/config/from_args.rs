@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use agent_core::{core::CoreConfig, fqdn::refused::RefusedPrefixes};
 
-use super::{Config, ConfigError, RunArgs, metrics_address::metrics_address, relay_args};
+use super::{Config, ConfigError, RunArgs, relay_args};
 
 impl TryFrom<RunArgs> for Config {
     type Error = ConfigError;
@@ -19,7 +19,7 @@ impl TryFrom<RunArgs> for Config {
             resolver: args.resolver.settings(args.cluster.source.kubernetes)?,
             node_name: args.cluster.source.node_name(),
             netns_dir: netns_dir(&args)?,
-            metrics_address: metrics_address(&args.metrics_address)?,
+            metrics_address: args.metrics_address.clone(),
             flags: args,
         })
     }
@@ -134,10 +134,7 @@ mod tests {
     fn defaults_are_the_documented_ones() {
         let config = run(&[]).unwrap();
         assert_eq!(config.core.proxy_port, 10094);
-        assert_eq!(
-            config.metrics_address.unwrap().to_string(),
-            "127.0.0.1:9962"
-        );
+        assert_eq!(config.metrics_address.to_string(), "127.0.0.1:9962");
         assert_eq!(config.core.lease_slack, Duration::from_secs(60));
         assert_eq!(
             config.flags.tofqdns_proxy_response_max_delay,

@@ -87,7 +87,7 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
     let state_lock = StateDirLock::take(&config.flags.state_dir)?;
     let listeners = Listeners {
         admin: peer::bind(&config.flags.admin_socket, None).context("--admin-socket")?,
-        metrics: http_server::bind_metrics(config.metrics_address).await?,
+        metrics: http_server::bind_metrics(&config.metrics_address).await?,
         cni: peer::bind_some(config.flags.plugin.socket()).context("--cni-socket")?,
     };
     let set = config.flags.source.daemonset.clone().zip(api.clone());

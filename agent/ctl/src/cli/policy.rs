@@ -21,7 +21,8 @@ use agent_core::{
     },
 };
 use anyhow::{Context as _, Result, bail};
-use holdfast_agent::{config::args::Output, policy_dir::TWICE, watched_dir};
+use daemon::command_line::output::Output;
+use holdfast_agent::{policy_dir::TWICE, watched_dir};
 use serde::Serialize;
 
 use super::show::{counted, print};

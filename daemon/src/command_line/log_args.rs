@@ -1,0 +1,59 @@
+//! `--log-level` and `--log-format`, of every command that runs, and the lines that they ask for.
+
+use clap::{Args, ValueEnum};
+use tracing::Subscriber;
+use tracing_subscriber::{EnvFilter, Layer, registry::LookupSpan};
+
+use crate::{
+    log_filter::{self, LogFilterError},
+    one_line::OneLine,
+};
+
+/// Both programs have this module.
+const EXAMPLE: &str = "holdfast_sdp";
+
+/// Settings of the log.
+#[derive(Clone, Debug, Args)]
+pub struct LogArgs {
+    /// Lowest severity that is logged: error, warn, info, debug, trace or off. Modules may have their
+    /// own, for example info,holdfast_sdp=debug
+    #[arg(long, value_name = "LEVEL", value_parser = level, default_value = "info")]
+    pub log_level: String,
+    /// Format of the log
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+fn level(text: &str) -> Result<String, LogFilterError> {
+    log_filter::parse(text, EXAMPLE).map(|_| text.to_owned())
+}
+
+/// Format of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines to read.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl LogArgs {
+    /// The filter of the log.
+    pub fn filter(&self) -> EnvFilter {
+        log_filter::parse(&self.log_level, EXAMPLE).expect("a checked level")
+    }
+
+    /// Lines on standard error, without control characters.
+    pub fn lines<S>(&self) -> Box<dyn Layer<S> + Send + Sync>
+    where
+        S: Subscriber + for<'a> LookupSpan<'a>,
+    {
+        let lines = tracing_subscriber::fmt::layer()
+            .with_ansi(false)
+            .with_writer(OneLine(std::io::stderr));
+        match self.log_format {
+            LogFormat::Text => lines.boxed(),
+            LogFormat::Json => lines.json().flatten_event(true).boxed(),
+        }
+    }
+}

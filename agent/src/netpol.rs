@@ -22,6 +22,7 @@ mod handover;
 pub mod metrics;
 pub mod model;
 pub mod objects;
+mod owners;
 mod plugin;
 mod state;
 mod surroundings;

@@ -66,7 +66,7 @@ pub fn is_true(entry: &Entry) -> Result<bool, ValueError> {
 
 /// Flags that files add to a command line.
 #[derive(Debug)]
-pub struct FileFlags<'a> {
+pub(crate) struct FileFlags<'a> {
     command: &'a Command,
     given: &'a ArgMatches,
     /// Key and flag, in the order of the files.
@@ -75,7 +75,7 @@ pub struct FileFlags<'a> {
 
 impl<'a> FileFlags<'a> {
     /// Flags for `command`, whose own line and environment have `given`.
-    pub fn new(command: &'a Command, given: &'a ArgMatches) -> Self {
+    pub(crate) fn new(command: &'a Command, given: &'a ArgMatches) -> Self {
         Self {
             command,
             given,
@@ -85,7 +85,7 @@ impl<'a> FileFlags<'a> {
 
     /// Adds the flag of `entry`, unless the command line or an earlier entry has it. Returns whether
     /// there is such a flag.
-    pub fn add(&mut self, entry: &Entry) -> Result<bool, ValueError> {
+    pub(crate) fn add(&mut self, entry: &Entry) -> Result<bool, ValueError> {
         let mut all = self.command.get_arguments();
         let Some(arg) = all.find(|arg| arg.get_long() == Some(&entry.key)) else {
             return Ok(false);
@@ -141,7 +141,7 @@ impl<'a> FileFlags<'a> {
     }
 
     /// The flags, as they stand on a command line.
-    pub fn into_arguments(self) -> impl Iterator<Item = String> {
+    pub(crate) fn into_arguments(self) -> impl Iterator<Item = String> {
         self.added.into_iter().filter_map(|(_, flag)| flag)
     }
 }

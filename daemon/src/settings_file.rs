@@ -26,7 +26,7 @@ pub enum SettingsError {
     /// The file cannot be read.
     #[error("--config {path}: {source}", path = .path.display())]
     Read {
-        /// The file.
+        /// The value of the flag.
         path: PathBuf,
         /// As the kernel or the decoder reports it.
         source: io::Error,
@@ -37,7 +37,7 @@ pub enum SettingsError {
     /// The file is not a YAML mapping of settings to plain values.
     #[error("--config {path}: {reason}", path = .path.display())]
     Syntax {
-        /// The file.
+        /// The value of the flag.
         path: PathBuf,
         /// What is wrong, with the remedy.
         reason: String,

@@ -1,4 +1,7 @@
 //! Whose an address is. Two live pods may claim one for a while: the younger holds it.
+//!
+//! The holder decides which groups of peers have the address. What the address may send and receive on
+//! this node is decided by every pod of the node that claims it.
 
 use std::{
     cmp::Reverse,
@@ -67,6 +70,11 @@ impl<K: Ord + Clone + Display> Addresses<K> {
         others
     }
 
+    /// Number of addresses that pods claim.
+    pub(crate) fn len(&self) -> usize {
+        self.claims.len()
+    }
+
     /// The pod whose address this is: of several the one that was made last, or the first by name.
     pub fn holder(&self, address: IpAddr) -> Option<&K> {
         let claims = self.claims.get(&address)?;
@@ -75,21 +83,36 @@ impl<K: Ord + Clone + Display> Addresses<K> {
         youngest.map(|claim| &claim.pod)
     }
 
-    /// Addresses of several pods, in words: the key of a document, and the warning.
-    pub fn conflicts(&self) -> impl Iterator<Item = (String, String)> {
+    /// The pods that claim an address, in no order.
+    pub fn claimants(&self, address: IpAddr) -> impl Iterator<Item = &K> {
+        let claims = self.claims.get(&address).into_iter().flatten();
+        claims.map(|claim| &claim.pod)
+    }
+
+    /// Addresses of several pods, each with its holder and the others.
+    pub fn shared(&self) -> impl Iterator<Item = (IpAddr, &K, Vec<&K>)> {
         let shared = self.shared.iter();
-        let shared = shared.filter_map(|address| Some((address, self.claims.get(address)?)));
-        shared.filter_map(|(address, claims)| {
+        shared.filter_map(|address| {
             let holder = self.holder(*address)?;
-            let others = claims.iter().map(|claim| &claim.pod);
-            let others = others.filter(|pod| *pod != holder).map(ToString::to_string);
-            let others: Vec<String> = others.collect();
-            let warning = format!(
-                "status.podIP: {address} is also the address of Pod/{}: {holder} counts (the younger, \
-                 or the first by name); remove the document of the pod that is gone",
-                others.join(", Pod/")
-            );
-            Some((format!("Pod/{holder}"), warning))
+            let others = self.claimants(*address).filter(|pod| *pod != holder);
+            Some((*address, holder, others.collect()))
         })
     }
+
+    /// Addresses of several pods, in words: the key of a document, and the warning.
+    pub fn conflicts(&self) -> impl Iterator<Item = (String, String)> {
+        let shared = self.shared();
+        shared.map(|(address, holder, others)| warning(address, holder, &others))
+    }
+}
+
+/// That several pods claim an address, in words: the key of a document, and the warning.
+pub(crate) fn warning<K: Display>(address: IpAddr, holder: &K, others: &[&K]) -> (String, String) {
+    let others: Vec<String> = others.iter().map(ToString::to_string).collect();
+    let warning = format!(
+        "status.podIP: {address} is also the address of Pod/{}: {holder} counts (the younger, \
+                 or the first by name); remove the document of the pod that is gone",
+        others.join(", Pod/")
+    );
+    (format!("Pod/{holder}"), warning)
 }

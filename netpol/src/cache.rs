@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    addresses::Addresses,
+    addresses::{self, Addresses},
     contiv::{InNamespaces, PodSet, PolicyId},
     pod::{Namespace, Pod, PodId},
     pod_set::NamespaceLabels,
@@ -184,10 +184,39 @@ impl Cache {
         self.policies.values()
     }
 
-    /// Addresses that a pod has: those that it claims, unless a younger pod does.
+    /// Addresses with which a pod is a peer: those that it claims, unless a younger pod does.
     pub fn addresses(&self, pod: &Pod) -> impl Iterator<Item = IpAddr> {
         let claimed = pod.addresses.iter().copied();
         claimed.filter(|address| self.addresses.holder(*address) == Some(&pod.id))
+    }
+
+    /// Number of addresses of pods.
+    pub(crate) fn address_count(&self) -> usize {
+        self.addresses.len()
+    }
+
+    /// The pods of this node that claim an address, sorted. The policies of each of them restrict it.
+    pub fn local_at(&self, address: IpAddr) -> BTreeSet<&PodId> {
+        let claimants = self.addresses.claimants(address);
+        claimants.filter(|pod| self.is_local(pod)).collect()
+    }
+
+    /// Addresses that several pods claim, one of this node among them, and what restricts them.
+    pub fn conflicts(&self) -> impl Iterator<Item = String> {
+        self.addresses.shared().filter_map(|(address, holder, others)| {
+            let here = self.local_at(address).into_iter();
+            let here: Vec<String> = here.map(ToString::to_string).collect();
+            let others: Vec<String> = others.iter().map(ToString::to_string).collect();
+            (!here.is_empty()).then(|| {
+                format!(
+                    "the address {address} is claimed by pods {holder} and {}: its packets have to be allowed by the \
+                     policies of {}; as a peer it is {holder} (the younger, or the first by name); remove the pod \
+                     that is gone",
+                    others.join(", "),
+                    here.join(", and by those of "),
+                )
+            })
+        })
     }
 
     /// The pod that has an address.
@@ -219,10 +248,14 @@ impl Cache {
         pods.filter(|pod| set.pods.matches(&pod.labels))
     }
 
-    /// What the author of the documents should know: addresses of several pods, and namespaces
-    /// without an object. Each with the key of a document.
+    /// What the author of the documents should know: addresses of several pods of other nodes,
+    /// and namespaces without an object. Each with the key of a document.
     pub fn warnings(&self) -> Vec<(String, String)> {
-        let mut found: Vec<(String, String)> = self.addresses.conflicts().collect();
+        let shared = self.addresses.shared();
+        let elsewhere = shared.filter(|(address, ..)| self.local_at(*address).is_empty());
+        let mut found: Vec<(String, String)> = elsewhere
+            .map(|(address, holder, others)| addresses::warning(address, holder, &others))
+            .collect();
         for (namespace, pods) in &self.pods {
             let Some(pod) = pods.values().next() else {
                 continue;

@@ -54,7 +54,7 @@ pub struct OpenSide {
     pub open: OpenPorts,
 }
 
-/// What decides a connection: a side for each end that is one of `pods` and has policies about the
+/// What decides a connection: a side for each of `pods` that claims an end and has policies about the
 /// direction. No side: it passes. A pod's packets to itself always do.
 pub(crate) fn sides(
     cache: &Cache,
@@ -76,7 +76,7 @@ pub(crate) fn sides(
     sides.collect()
 }
 
-/// What is open between two addresses: a side for each end, as for [`sides`].
+/// What is open between two addresses, by the same sides.
 pub(crate) fn open_sides(
     cache: &Cache,
     pods: &BTreeMap<PodId, PodPolicies>,
@@ -104,7 +104,7 @@ pub(crate) fn open_sides(
     sides.collect()
 }
 
-/// The ends that are pods with policies about their direction.
+/// The pods that claim an end and have policies about its direction.
 fn judges<'a>(
     cache: &'a Cache,
     pods: &'a BTreeMap<PodId, PodPolicies>,
@@ -115,14 +115,17 @@ fn judges<'a>(
         return Vec::new();
     }
     let ends = [(from, to, Flow::Egress), (to, from, Flow::Ingress)];
-    let judges = ends.into_iter().filter_map(|(address, peer, flow)| {
-        let (id, pod) = pods.get_key_value(&cache.pod_at(address)?.id)?;
-        pod.is_restricted(flow).then_some(Judge {
-            cache,
-            id,
-            pod,
-            flow,
-            peer,
+    let judges = ends.into_iter().flat_map(|(address, peer, flow)| {
+        let here = cache.local_at(address).into_iter();
+        here.filter_map(move |id| {
+            let (id, pod) = pods.get_key_value(id)?;
+            pod.is_restricted(flow).then_some(Judge {
+                cache,
+                id,
+                pod,
+                flow,
+                peer,
+            })
         })
     });
     judges.collect()

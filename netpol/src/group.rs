@@ -1,7 +1,8 @@
 //! Peers of policies as groups: the addresses of the pods that a [`PodSet`] selects.
 //!
 //! Only groups that a chain uses exist. A group that nothing uses any more is kept up to date until
-//! `Groups::sweep`, so that it comes back as it was if it is needed again before.
+//! `Groups::sweep`, so that it comes back as it was if it is needed again before. A new group can be
+//! counted before it gets its members.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -72,7 +73,7 @@ pub(crate) struct Groups {
     index: PodSetIndex<SlotId>,
     /// What each pod brings to groups.
     of_pod: BTreeMap<PodId, BTreeSet<(SlotId, Member)>>,
-    /// Groups without members so far.
+    /// Groups without members so far, which the index does not have.
     unfilled: BTreeSet<SlotId>,
     /// Groups that came, went or changed since the last [`Groups::sweep`].
     changed: BTreeSet<SlotId>,
@@ -103,19 +104,21 @@ impl Slot {
     pub(crate) const fn is_used(&self) -> bool {
         self.users > 0
     }
+}
 
+impl Group {
     /// What a pod brings to the group, which selects it.
     fn members_of<'a>(
         &'a self,
         cache: &'a Cache,
         pod: &'a Pod,
     ) -> impl Iterator<Item = Member> + 'a {
-        let port = match &self.group.port {
+        let port = match &self.port {
             None => Some(None),
             Some((name, protocol)) => pod.port(name, *protocol).map(Some),
         };
         let addresses = cache.addresses(pod);
-        let addresses = addresses.filter(|address| Family::of(*address) == self.group.family);
+        let addresses = addresses.filter(|address| Family::of(*address) == self.family);
         addresses.filter_map(move |address| {
             let port = port?;
             Some(Member { address, port })
@@ -123,9 +126,34 @@ impl Slot {
     }
 }
 
+/// The number of members of each of these groups. Ends once they are more than `most` together: then
+/// each has at least so many.
+pub(crate) fn count(cache: &Cache, groups: &[&Group], most: usize) -> Vec<usize> {
+    let mut counts = vec![0; groups.len()];
+    let mut index = PodSetIndex::default();
+    for (n, group) in groups.iter().enumerate() {
+        index.insert(&n, &group.pods);
+    }
+    let mut total = 0;
+    for pod in cache.pods() {
+        let namespace = cache.namespace_labels(&pod.id.namespace);
+        for n in index.candidates(pod, &namespace) {
+            if groups[n].pods.selects(pod, &namespace) {
+                let members = groups[n].members_of(cache, pod).count();
+                counts[n] += members;
+                total += members;
+            }
+        }
+        if total > most {
+            break;
+        }
+    }
+    counts
+}
+
 impl Groups {
     /// Uses a group, once more if it is in use. New groups get their members from
-    /// [`Groups::update`].
+    /// [`Groups::fill`].
     pub(crate) fn acquire(&mut self, group: &Group) -> SlotId {
         let id = match self.by_group.get(group) {
             Some(id) => *id,
@@ -157,7 +185,6 @@ impl Groups {
     fn create(&mut self, group: &Group) -> SlotId {
         let (id, group) = (self.next, Arc::new(group.clone()));
         self.next += 1;
-        self.index.insert(&id, &group.pods);
         self.by_group.insert(Arc::clone(&group), id);
         self.unfilled.insert(id);
         let slot = Slot {
@@ -174,20 +201,44 @@ impl Groups {
         self.by_group.get(group).copied()
     }
 
-    /// Fills new groups, and looks at these pods again.
-    pub(crate) fn update(&mut self, cache: &Cache, touched: &BTreeSet<PodId>) {
-        let unfilled = std::mem::take(&mut self.unfilled);
-        if unfilled.len() > FILLED_ONE_BY_ONE {
+    /// Looks at these pods again. New groups stay as they are.
+    pub(crate) fn follow(&mut self, cache: &Cache, touched: &BTreeSet<PodId>) {
+        for id in touched {
+            self.update_pod(cache, id);
+        }
+    }
+
+    /// Whether the groups in use have at most so many members, new ones included.
+    pub(crate) fn has_at_most(&self, cache: &Cache, most: usize) -> bool {
+        let Some(room) = most.checked_sub(self.size.members) else {
+            return false;
+        };
+        let new = self.unfilled.iter().filter_map(|id| self.slots.get(id));
+        let new: Vec<&Group> = new
+            .filter(|slot| slot.is_used())
+            .map(|slot| &*slot.group)
+            .collect();
+        new.len().saturating_mul(cache.address_count()) <= room
+            || count(cache, &new, room).iter().sum::<usize>() <= room
+    }
+
+    /// Gives new groups their members.
+    pub(crate) fn fill(&mut self, cache: &Cache) {
+        let new = self.unfilled.iter().copied();
+        let new = new.filter(|id| self.slots.get(id).is_some_and(Slot::is_used));
+        let new: Vec<SlotId> = new.collect();
+        for id in &new {
+            self.unfilled.remove(id);
+            if let Some(slot) = self.slots.get(id) {
+                self.index.insert(id, &slot.group.pods);
+            }
+        }
+        if new.len() > FILLED_ONE_BY_ONE {
             for pod in cache.pods() {
                 self.update_pod(cache, &pod.id);
             }
         } else {
-            for id in unfilled {
-                self.fill(cache, id);
-            }
-        }
-        for id in touched {
-            self.update_pod(cache, id);
+            new.into_iter().for_each(|id| self.fill_one(cache, id));
         }
     }
 
@@ -230,12 +281,12 @@ impl Groups {
         unused
     }
 
-    fn fill(&mut self, cache: &Cache, id: SlotId) {
+    fn fill_one(&mut self, cache: &Cache, id: SlotId) {
         let Some(slot) = self.slots.get(&id) else {
             return;
         };
         let selected = cache.selected(&slot.group.pods).flat_map(|pod| {
-            let members = slot.members_of(cache, pod);
+            let members = slot.group.members_of(cache, pod);
             members.map(|member| (pod.id.clone(), member))
         });
         let selected: Vec<(PodId, Member)> = selected.collect();
@@ -279,8 +330,11 @@ impl Groups {
         let candidates = self.index.candidates(pod, &namespace).into_iter();
         let slots = candidates.filter_map(|id| Some((id, self.slots.get(&id)?)));
         let selected = slots.filter(|(_, slot)| slot.group.pods.selects(pod, &namespace));
-        let members = selected
-            .flat_map(|(id, slot)| slot.members_of(cache, pod).map(move |member| (id, member)));
+        let members = selected.flat_map(|(id, slot)| {
+            slot.group
+                .members_of(cache, pod)
+                .map(move |member| (id, member))
+        });
         members.collect()
     }
 }

@@ -41,6 +41,7 @@ pub mod render;
 pub mod renderer;
 pub mod rule;
 pub mod selector;
+pub mod set_aside;
 pub mod verdict;
 
 pub use self::{field::Refusal, policy::NetworkPolicy, read::read};

@@ -21,9 +21,9 @@ pub struct NodeLinks {
     pub senders: BTreeSet<u32>,
     /// Addresses of this node's pods.
     pub addresses: BTreeSet<IpAddr>,
-    /// UDP ports at which the node's tunnels receive, besides those of [`TUNNEL_PORTS`].
+    /// UDP ports at which the node's tunnels receive, besides those that VXLAN and Geneve use by default.
     pub tunnel_ports: BTreeSet<u16>,
 }
 
 /// UDP ports of VXLAN (as registered, and as flannel and k3s use it) and of Geneve.
-pub const TUNNEL_PORTS: [u16; 3] = [4789, 8472, 6081];
+pub(crate) const TUNNEL_PORTS: [u16; 3] = [4789, 8472, 6081];

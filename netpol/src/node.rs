@@ -8,7 +8,7 @@ use std::{
 use crate::{
     cache::Object,
     configurator::{Configurator, PodRules},
-    contiv::Flow,
+    contiv::{Flow, PolicyId},
     packet::Packet,
     pipeline::Pipeline,
     pod::PodId,
@@ -21,6 +21,7 @@ use crate::{
             sessions::{self, NoSessionRules, SessionRule},
         },
     },
+    set_aside::SetAside,
     verdict::{self, Local, Verdict},
 };
 
@@ -95,13 +96,25 @@ pub struct Node {
     pub session_tables: View,
     /// Session rules of these tables, or why there are none.
     pub sessions: Result<Vec<SessionRule>, NoSessionRules>,
+    /// The policies that allow nothing in any form, because they do not fit into the table.
+    pub set_aside: BTreeMap<PolicyId, SetAside>,
     local: Local,
 }
 
 impl Node {
     /// The pods with this `spec.nodeName`, among all objects of the cluster.
     pub fn new(name: &str, objects: &[Object], around: &Surroundings) -> Result<Self, TooLarge> {
-        let mut pipeline = Pipeline::new(name, Limits::default());
+        Self::within(Limits::default(), name, objects, around)
+    }
+
+    /// The same with other limits of the table.
+    pub fn within(
+        limits: Limits,
+        name: &str,
+        objects: &[Object],
+        around: &Surroundings,
+    ) -> Result<Self, TooLarge> {
+        let mut pipeline = Pipeline::new(name, limits);
         pipeline.replace(objects.to_vec());
         pipeline.commit()?;
         let rules = NodeRules::of(&pipeline, around.nat_loopback);
@@ -120,6 +133,7 @@ impl Node {
             tables,
             session_tables,
             sessions,
+            set_aside: pipeline.set_aside().clone(),
         })
     }
 

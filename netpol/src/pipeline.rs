@@ -4,6 +4,8 @@
 //!  put, remove, replace ─► Cache ─► Processor ─► chains and groups ─► Commit: steps for the kernel
 //!                          indexes   policies     render::nft          closed directions, ended pods
 //!                                    of each pod
+//!                                      ▲ └─► Selection: which are set aside, so that the others fit
+//!                                      └───────┘
 //! ```
 //! A set of objects in place of all and single changes, in any order, lead to the same table.
 
@@ -14,16 +16,17 @@ use std::{
 
 use crate::{
     cache::{Cache, Key, Object},
-    contiv::Flow,
+    contiv::{Flow, PolicyId},
     explain::{OpenSide, Opening, Side, open_sides, sides},
     links::NodeLinks,
     pod::PodId,
-    processor::{PodPolicies, Processor},
+    processor::{PodPolicies, Processor, Reconfigured},
     render::{
         change::Change,
         nft::{Limits, Nft, Size, TooLarge},
         ruleset::Table,
     },
+    set_aside::{Selection, SetAside},
 };
 
 /// The policies of one node.
@@ -33,8 +36,12 @@ pub struct Pipeline {
     processor: Processor,
     nft: Nft,
     limits: Limits,
-    /// Addresses that pods of this node lost.
+    selection: Selection,
+    /// Which policies are set aside is decided again with the next commit.
+    reconsiders: bool,
+    /// Since the last commit, as in [`Commit`].
     ended: BTreeSet<IpAddr>,
+    has_other_pods: bool,
     has_committed: bool,
 }
 
@@ -48,8 +55,10 @@ pub struct Commit {
     /// Addresses of pods, and directions for which other rules hold than before: connections that
     /// were let in by the former rules may be open.
     pub closed: BTreeSet<(IpAddr, Flow)>,
-    /// Addresses that no pod of this node has any more.
+    /// Addresses that pods of this node lost, or that one more of them claims.
     pub ended: BTreeSet<IpAddr>,
+    /// Pods of this node may have other addresses than before.
+    pub has_other_pods: bool,
 }
 
 impl Pipeline {
@@ -60,7 +69,10 @@ impl Pipeline {
             processor: Processor::default(),
             nft: Nft::default(),
             limits,
+            selection: Selection::new(limits),
+            reconsiders: false,
             ended: BTreeSet::new(),
+            has_other_pods: false,
             has_committed: false,
         }
     }
@@ -92,7 +104,8 @@ impl Pipeline {
         self.nft.set_links(links);
     }
 
-    /// What has changed since the last commit. Refused whole if the table would be too large: then
+    /// What has changed since the last commit. Policies that do not fit into the table are
+    /// [set aside](Pipeline::set_aside). Refused whole if it would be too large even so: then
     /// the last commit's table stays in force, and the next commit has this one's changes too.
     ///
     /// If the kernel refuses the steps, compare [`Pipeline::table`] with what it has: later commits
@@ -107,7 +120,20 @@ impl Pipeline {
             frames,
             closed,
             ended: std::mem::take(&mut self.ended),
+            has_other_pods: std::mem::take(&mut self.has_other_pods),
         })
+    }
+
+    /// The policies that do not fit into the table, as of the last commit. Each restricts its pods, and
+    /// allows nothing.
+    pub fn set_aside(&self) -> &BTreeMap<PolicyId, SetAside> {
+        self.selection.set_aside()
+    }
+
+    /// Lets the next commit decide again which policies are set aside. Without it, they are the same as
+    /// long as no policy, and no pod of this node, changes; though fewer peers may need less.
+    pub fn reconsider(&mut self) {
+        self.reconsiders = true;
     }
 
     /// Whether a commit was not refused. Before, [`Pipeline::table`] has no policy.
@@ -135,8 +161,8 @@ impl Pipeline {
         self.processor.pods()
     }
 
-    /// What decides a connection: a side for each end that is a pod of this node with policies about
-    /// the direction. No side: it passes.
+    /// What decides a connection: a side for each pod of this node that claims an end and has policies
+    /// about the direction. No side: it passes.
     pub fn explain(&self, opening: &Opening) -> Vec<Side> {
         sides(&self.cache, self.processor.pods(), opening)
     }
@@ -153,15 +179,59 @@ impl Pipeline {
 
     fn process(&mut self) {
         let touched = self.cache.take_touched();
-        for pod in self.processor.process(&self.cache, &touched) {
-            self.nft.place(&pod.id, self.processor.pods().get(&pod.id));
-            let now = self.processor.pods().get(&pod.id);
-            let still = |address: &IpAddr| now.is_some_and(|now| now.addresses.contains(address));
-            let before = pod.before.map(|before| before.addresses);
-            let before = before.into_iter().flatten();
-            self.ended.extend(before.filter(|address| !still(address)));
+        let mut changed = self.processor.process(&self.cache, &touched);
+        let mut pods: BTreeSet<PodId> = changed.iter().map(|pod| pod.id.clone()).collect();
+        for policy in &touched.policies {
+            pods.extend(self.processor.restricted_by(policy).cloned());
         }
+        self.selection.follow(&pods, &self.processor);
+        let again = std::mem::take(&mut self.reconsiders) || !pods.is_empty();
+        let is_decided = match self.set_aside().is_empty() {
+            true => !self.selection.has_room(),
+            false => again || !touched.policies.is_empty(),
+        };
+        if is_decided {
+            changed.extend(self.decide());
+        }
+        self.place(changed);
         self.nft.follow(&self.cache, &touched.pods);
+        if !is_decided && !self.fits() {
+            let changed = self.decide();
+            self.place(changed);
+        }
+        self.nft.fill(&self.cache);
+    }
+
+    /// Whether the members of groups fit, those of new ones included.
+    fn fits(&self) -> bool {
+        let room = self.selection.room();
+        room.is_some_and(|room| self.nft.has_at_most(&self.cache, room))
+    }
+
+    /// Decides which policies are set aside. Gives the pods for which that makes a difference.
+    fn decide(&mut self) -> Vec<Reconfigured> {
+        self.selection.decide(&self.cache, &self.processor);
+        let aside = self.set_aside().keys().cloned().collect();
+        self.processor.set_aside(&self.cache, aside)
+    }
+
+    fn place(&mut self, changed: Vec<Reconfigured>) {
+        self.has_other_pods |= !changed.is_empty();
+        for pod in changed {
+            let now = self.processor.pods().get(&pod.id);
+            self.nft.place(&pod.id, now);
+            let still = |address: &IpAddr| now.is_some_and(|now| now.addresses.contains(address));
+            let before = pod
+                .before
+                .map(|before| before.addresses)
+                .unwrap_or_default();
+            let new = now.into_iter().flat_map(|now| &now.addresses);
+            let new = new.filter(|address| !before.contains(address));
+            let shared = new.filter(|address| self.cache.local_at(**address).len() > 1);
+            self.ended.extend(shared);
+            self.ended
+                .extend(before.iter().filter(|address| !still(address)));
+        }
     }
 }
 

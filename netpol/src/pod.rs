@@ -13,6 +13,9 @@ pub struct PodId {
     pub name: Arc<str>,
 }
 
+/// Numbers of ports by their names and protocols.
+pub type NamedPorts = BTreeMap<(PortName, Protocol), u16>;
+
 /// A pod, with what selectors and rules need of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
@@ -28,7 +31,7 @@ pub struct Pod {
     /// When it was made, nanoseconds since 1970: of two pods with one address the younger has it.
     pub created: Option<u64>,
     /// Numbers of the container ports that have names.
-    pub ports: BTreeMap<(PortName, Protocol), u16>,
+    pub ports: NamedPorts,
 }
 
 /// A namespace, with what selectors need of it.

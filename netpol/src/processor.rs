@@ -29,11 +29,11 @@ use crate::{
 /// A pod of this node that has an address, and the policies that restrict it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodPolicies {
-    /// Addresses that are its own.
+    /// Addresses that it claims, also those of a younger pod.
     pub addresses: Vec<IpAddr>,
     /// Numbers of its named ports.
     pub ports: BTreeMap<(PortName, Protocol), u16>,
-    /// Sorted by namespace and name.
+    /// Sorted by namespace and name. One that is set aside has no matches.
     pub policies: Vec<Arc<ContivPolicy>>,
 }
 
@@ -58,25 +58,51 @@ pub(crate) struct Processor {
     pods: BTreeMap<PodId, PodPolicies>,
     /// The pods that each policy restricts.
     restricted: BTreeMap<PolicyId, BTreeSet<PodId>>,
+    set_aside: BTreeSet<PolicyId>,
 }
 
+/// A policy that restricts something.
 #[derive(Debug)]
-struct Compiled {
+pub(crate) struct Compiled {
     subject: PodSet,
-    policy: Arc<ContivPolicy>,
+    /// As its document says.
+    pub(crate) policy: Arc<ContivPolicy>,
+    /// The same without matches, if it is set aside.
+    in_force: Arc<ContivPolicy>,
+    /// A match of incoming traffic names ports.
+    pub(crate) names_ports: bool,
 }
 
 impl Compiled {
     /// None if the policy restricts nothing.
-    fn new(policy: &NetworkPolicy) -> Option<Self> {
-        let compiled = compile::policy(policy)?;
-        Some(Self {
+    fn new(policy: &NetworkPolicy, is_set_aside: bool) -> Option<Self> {
+        let compiled = Arc::new(compile::policy(policy)?);
+        let mut incoming = compiled
+            .matches
+            .iter()
+            .filter(|one| one.flow == Flow::Ingress);
+        let mut all = Self {
             subject: PodSet {
                 namespaces: InNamespaces::Named(Arc::clone(&compiled.id.namespace)),
                 pods: policy.pods.clone(),
             },
-            policy: Arc::new(compiled),
-        })
+            names_ports: incoming.any(|one| one.ports.has_names()),
+            in_force: Arc::clone(&compiled),
+            policy: compiled,
+        };
+        all.set_aside(is_set_aside);
+        Some(all)
+    }
+
+    fn set_aside(&mut self, is_set_aside: bool) {
+        self.in_force = match is_set_aside {
+            true => Arc::new(ContivPolicy {
+                id: self.policy.id.clone(),
+                restricts: self.policy.restricts,
+                matches: Vec::new(),
+            }),
+            false => Arc::clone(&self.policy),
+        };
     }
 }
 
@@ -95,6 +121,28 @@ impl Processor {
         for id in &touched.policies {
             pods.extend(self.change_policy(cache, id));
         }
+        self.reconfigure(cache, pods)
+    }
+
+    /// Sets these policies aside, and no others: they allow nothing. Gives the pods for which that
+    /// makes a difference.
+    pub(crate) fn set_aside(
+        &mut self,
+        cache: &Cache,
+        policies: BTreeSet<PolicyId>,
+    ) -> Vec<Reconfigured> {
+        let before = std::mem::replace(&mut self.set_aside, policies);
+        let mut pods = BTreeSet::new();
+        for id in before.symmetric_difference(&self.set_aside) {
+            if let Some(policy) = self.policies.get_mut(id) {
+                policy.set_aside(self.set_aside.contains(id));
+            }
+            pods.extend(self.restricted.get(id).into_iter().flatten().cloned());
+        }
+        self.reconfigure(cache, pods)
+    }
+
+    fn reconfigure(&mut self, cache: &Cache, pods: BTreeSet<PodId>) -> Vec<Reconfigured> {
         let changed = pods.into_iter().filter_map(|id| {
             let now = cache.pod(&id).and_then(|pod| self.configure(cache, pod));
             if self.pods.get(&id) == now.as_ref() {
@@ -110,6 +158,16 @@ impl Processor {
         changed.collect()
     }
 
+    /// The policy of this name, if it restricts something.
+    pub(crate) fn policy(&self, id: &PolicyId) -> Option<&Compiled> {
+        self.policies.get(id)
+    }
+
+    /// The pods that a policy restricts.
+    pub(crate) fn restricted_by(&self, id: &PolicyId) -> impl Iterator<Item = &PodId> {
+        self.restricted.get(id).into_iter().flatten()
+    }
+
     /// The pods of this node that have an address.
     pub(crate) fn pods(&self) -> &BTreeMap<PodId, PodPolicies> {
         &self.pods
@@ -120,7 +178,10 @@ impl Processor {
         let mut pods = self.restricted.get(id).cloned().unwrap_or_default();
         self.subjects.remove(id);
         self.policies.remove(id);
-        if let Some(compiled) = cache.policy(id).and_then(|policy| Compiled::new(policy)) {
+        if let Some(compiled) = cache
+            .policy(id)
+            .and_then(|policy| Compiled::new(policy, self.set_aside.contains(id)))
+        {
             let local = cache.local_in(&id.namespace);
             let selected = local.filter(|pod| compiled.subject.pods.matches(&pod.labels));
             pods.extend(selected.map(|pod| pod.id.clone()));
@@ -132,8 +193,7 @@ impl Processor {
 
     /// The policies of a pod; none if it is not for this node to restrict it, or has no address yet.
     fn configure(&self, cache: &Cache, pod: &Pod) -> Option<PodPolicies> {
-        let addresses: Vec<IpAddr> = cache.addresses(pod).collect();
-        if addresses.is_empty() || !cache.is_local(&pod.id) {
+        if pod.addresses.is_empty() || !cache.is_local(&pod.id) {
             return None;
         }
         let namespace = cache.namespace_labels(&pod.id.namespace);
@@ -141,9 +201,11 @@ impl Processor {
         let policies = candidates.iter().filter_map(|id| self.policies.get(id));
         let policies = policies.filter(|policy| policy.subject.selects(pod, &namespace));
         Some(PodPolicies {
-            addresses,
+            addresses: pod.addresses.clone(),
             ports: pod.ports.clone(),
-            policies: policies.map(|policy| Arc::clone(&policy.policy)).collect(),
+            policies: policies
+                .map(|policy| Arc::clone(&policy.in_force))
+                .collect(),
         })
     }
 

@@ -39,7 +39,7 @@ struct Package {
     description: &'static str,
     /// Files of `packaging/`, and where they go.
     files: &'static [(&'static str, &'static str)],
-    /// Empty directories.
+    /// Directories for files of the administrator.
     directories: &'static [&'static str],
 }
 

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{proxies::RulesTable, runner::CoreHandle};
 
-/// Between two reports.
+/// Time between two reports, a small part of the unit's `WatchdogSec`.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reports until stopped. The agent is ready when the policy of its sources is in force, and alive while

@@ -20,6 +20,7 @@ use agent_datapath::nf_tables::Connection;
 use anyhow::{Context as _, Result, bail};
 use daemon::{descriptors::Descriptors, http_server};
 use netpol::render::{change::Change, ruleset::Table};
+use parking_lot::Mutex;
 use tokio::{
     net::UnixListener,
     signal::unix::{SignalKind, signal},
@@ -36,6 +37,7 @@ use super::{
     feed::NetpolFeed,
     handover::remove_table,
     metrics::Counters,
+    owners::Owners,
     plugin::PluginPods,
     state::Shared,
 };
@@ -158,6 +160,7 @@ fn start(
         }
         None => None,
     };
+    let owners = Owners::open(&config.flags.state_dir, &mut damaged);
     let watches = api
         .as_ref()
         .map(|api| watches(config, api, false, tasks, stop));
@@ -203,6 +206,7 @@ fn start(
         links: LinkEvents::watch(tasks, stop.clone()),
         sets_bridge_sysctls: config.flags.set_bridge_sysctls,
         logs_drops: config.flags.log_drops,
+        owners: Mutex::new(owners),
     })
 }
 

@@ -38,6 +38,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     drops,
     metrics::{CommitOutcome, Counters},
+    owners::Owners,
     state::Shared,
     surroundings::Surroundings,
 };
@@ -92,6 +93,7 @@ pub(super) struct Enforcer {
     pub(super) links: LinkEvents,
     pub(super) sets_bridge_sysctls: bool,
     pub(super) logs_drops: bool,
+    pub(super) owners: Mutex<Owners>,
 }
 
 /// What is due.
@@ -132,6 +134,8 @@ struct Over {
     ended: BTreeSet<IpAddr>,
     /// Some directions may be closed that were open.
     is_closing: bool,
+    /// Addresses may have other pods than those that are stored.
+    has_other_pods: bool,
     scanned: Option<Instant>,
 }
 
@@ -176,6 +180,7 @@ impl Enforcer {
             if may_try && self.shared.state.lock().is_known() {
                 self.enforce(&connection, &mut due, &mut over).await;
                 self.end_connections(&mut over).await;
+                self.store_owners(&mut over);
                 sleep(PACE).await;
             }
         }
@@ -216,6 +221,11 @@ impl Enforcer {
             && let Ok(commit) = self.shared.state.lock().commit()
         {
             over.note(&commit);
+        }
+        if !self.owners.lock().is_compared() {
+            let owners = self.shared.state.lock().owners();
+            let of_former_pods = self.owners.lock().take_changed(&owners);
+            over.ended.extend(of_former_pods);
         }
         self.look_at_ways(due).await;
         let (shared, connection) = (Arc::clone(&self.shared), Arc::clone(connection));
@@ -295,6 +305,18 @@ impl Enforcer {
         }
     }
 
+    /// Stores the pods of all addresses, once the connections of former ones are deleted.
+    fn store_owners(&self, over: &mut Over) {
+        if !over.ended.is_empty() || !std::mem::take(&mut over.has_other_pods) {
+            return;
+        }
+        let owners = self.shared.state.lock().owners();
+        let stored = tokio::task::block_in_place(|| self.owners.lock().store(owners));
+        if let Err(error) = stored {
+            tracing::warn!(%error, "cannot store the pods of this node's addresses; after a restart, entries of conntrack of a former pod may stay");
+        }
+    }
+
     /// Deletes connections that no policy would let in now.
     async fn end_connections(&self, over: &mut Over) {
         over.ended.extend(&self.shared.state.lock().freed);
@@ -345,6 +367,7 @@ impl Enforcer {
 impl Over {
     fn note(&mut self, commit: &Commit) {
         self.ended.extend(commit.ended.iter().copied());
+        self.has_other_pods |= commit.has_other_pods;
         self.is_closing |= !commit.closed.is_empty() || may_close(&commit.change);
     }
 }

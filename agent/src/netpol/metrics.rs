@@ -164,7 +164,7 @@ impl NetpolScrape {
             gauge netpol_chains = table.chains;
             /// Sets of peers' addresses
             gauge netpol_groups = table.groups;
-            /// Addresses in all sets; policies that need more than 1,000,000 are refused
+            /// Addresses in all sets, at most 1,000,000
             gauge netpol_group_addresses = table.addresses;
             /// Pods of this node that have an address
             gauge_by netpol_pods = |state| match state {
@@ -188,6 +188,8 @@ impl NetpolScrape {
             gauge_by netpol_not_enforced_policies = |kind: UnenforcedKind| {
                 status.not_enforced.get(kind.as_str()).copied().unwrap_or(0)
             };
+            /// NetworkPolicies that do not fit into the table: they restrict their pods, and allow nothing
+            gauge netpol_set_aside_policies = status.set_aside.len();
             /// Documents that are refused; their last good versions are in force
             gauge netpol_refused_documents = status.refused.len();
             /// Pods that the CNI plugin did not let start, by reason; the runtime tries again

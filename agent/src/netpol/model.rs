@@ -25,6 +25,9 @@ pub struct NetpolStatus {
     /// Pods of this node that a policy restricts.
     pub restricted: usize,
     pub table: TableView,
+    /// NetworkPolicies that do not fit into the table: they allow nothing.
+    #[serde(default)]
+    pub set_aside: Vec<String>,
     /// Policies of kinds that are not enforced, by kind.
     pub not_enforced: BTreeMap<String, usize>,
     /// Packets that were dropped, by counter of the table; none if they cannot be read.
@@ -126,6 +129,9 @@ pub struct SideView {
     pub direction: String,
     /// Policies that restrict the direction.
     pub policies: Vec<String>,
+    /// Those of them that allow nothing, because they do not fit into the table.
+    #[serde(default)]
+    pub set_aside: Vec<String>,
     /// The rule that allows the connection, as `NetworkPolicy/namespace/name field`; without a port,
     /// all rules that open one. None = denied.
     pub allowed_by: Option<String>,

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use agent_core::policy::document::{PolicyDocument, PolicyError};
@@ -19,6 +19,7 @@ use super::{
     attached::{Attached, Effect},
     exports::Exports,
     objects,
+    owners::Pods,
     surroundings::Surroundings,
     unenforced::Unenforced,
     ways::Ways,
@@ -76,7 +77,12 @@ pub(super) struct State {
     pub(super) exports: Option<Exports>,
     /// The state with this number was due to be exported last.
     exported: Option<u64>,
+    /// When policies that are set aside are looked at again, though no policy changes.
+    reconsidered: Instant,
 }
+
+/// Least time between two such looks, and how many times longer than a look it is.
+const RECONSIDERED: (Duration, u32) = (Duration::from_secs(10), 20);
 
 /// How far the policies are in force.
 #[derive(Debug)]
@@ -120,6 +126,7 @@ impl State {
             },
             exports: None,
             exported: None,
+            reconsidered: Instant::now(),
         }
     }
 
@@ -223,9 +230,26 @@ impl State {
         self.exported.replace(self.generation) != Some(self.generation)
     }
 
-    /// Changes of the table since the last call.
+    /// Changes of the table since the last call. Logs the policies that are set aside from now on.
     pub(super) fn commit(&mut self) -> Result<Commit, TooLarge> {
-        self.pipeline.commit()
+        let (before, begin) = (self.pipeline.set_aside().clone(), Instant::now());
+        let is_due = !before.is_empty() && self.reconsidered <= begin;
+        if is_due {
+            self.pipeline.reconsider();
+        }
+        let commit = self.pipeline.commit();
+        let now = self.pipeline.set_aside();
+        if is_due || before.len() != now.len() {
+            let pause = (begin.elapsed() * RECONSIDERED.1).max(RECONSIDERED.0);
+            self.reconsidered = Instant::now() + pause;
+        }
+        for (policy, why) in now.iter().filter(|(id, _)| !before.contains_key(id)) {
+            tracing::error!("{}", why.problem(policy));
+        }
+        for policy in before.keys().filter(|id| !now.contains_key(id)) {
+            tracing::info!(%policy, "the NetworkPolicy is not set aside any more");
+        }
+        commit
     }
 
     /// The tables as of the last call of [`Self::commit`], of each family that the kernel has.
@@ -243,6 +267,23 @@ impl State {
         let pods = pods.flat_map(|pod| pod.addresses.iter());
         let attached = self.attached.pods().flat_map(|pod| pod.addresses.iter());
         pods.chain(attached).copied().collect()
+    }
+
+    /// The pods of this node that claim each address, each with the time at which it was made.
+    pub(super) fn owners(&self) -> Pods {
+        let cache = self.pipeline.cache();
+        let mut owners = Pods::new();
+        for (id, pod) in self.pipeline.pods() {
+            let created = cache
+                .pod(id)
+                .and_then(|pod| pod.created)
+                .unwrap_or_default();
+            for address in &pod.addresses {
+                let pods = owners.entry(*address).or_default();
+                pods.push(format!("{id} {created}"));
+            }
+        }
+        owners
     }
 
     /// Takes the ways to pods as they were found.

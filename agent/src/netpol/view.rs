@@ -1,6 +1,6 @@
 //! The state as people see it.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use netpol::{
     contiv::{Flow, PolicyId},
@@ -51,6 +51,7 @@ impl State {
                 changed_seconds: changed.map(|(at, _)| at.elapsed().as_secs()),
                 changed_elements: changed.map_or(0, |(_, elements)| elements),
             },
+            set_aside: self.pipeline.set_aside().keys().map(name).collect(),
             not_enforced: self
                 .unenforced
                 .counts()
@@ -79,9 +80,12 @@ impl State {
                 .map(|why| format!("the table of the last run stays: {why}")),
         );
         problems.extend(self.force.failing.clone());
+        let aside = self.pipeline.set_aside().iter().take(SHOWN);
+        problems.extend(aside.map(|(policy, why)| why.problem(policy)));
         problems.extend(self.surroundings.problems.iter().cloned());
         problems.extend(self.open_to_frames());
         problems.extend(self.unenforced.problems());
+        problems.extend(self.pipeline.cache().conflicts().take(SHOWN));
         let pods = self.pipeline.pods().iter();
         problems.extend(pods.flat_map(|(id, pod)| self.ways.problems(id, &pod.addresses)));
         problems.extend(self.exports.iter().flat_map(Exports::problems));
@@ -131,20 +135,27 @@ impl State {
         pods.collect()
     }
 
-    /// The pod with an address, and its policies about a direction, for the log.
+    /// The pods with an address, and their policies about a direction, for the log.
     pub(super) fn restricting(&self, address: IpAddr, flow: Flow) -> Option<(String, String)> {
-        let pod = self.pipeline.cache().pod_at(address)?;
-        let policies = self.pipeline.pods().get(&pod.id);
-        let policies = policies.into_iter().flat_map(|pod| pod.restricting(flow));
-        let policies: Vec<String> = policies.map(|policy| name(&policy.id)).collect();
-        Some((pod.id.to_string(), policies.join(", ")))
+        let here = self.pipeline.cache().local_at(address);
+        let policies = here.iter().filter_map(|id| self.pipeline.pods().get(*id));
+        let policies = policies.flat_map(|pod| pod.restricting(flow));
+        let policies: BTreeSet<String> = policies.map(|policy| name(&policy.id)).collect();
+        let policies: Vec<String> = policies.into_iter().collect();
+        self.pods_at(address)
+            .map(|pods| (pods, policies.join(", ")))
     }
 
     /// The pod behind an interface, for the log.
     pub(super) fn pod_behind(&self, interface: u32) -> Option<String> {
-        let address = self.ways.behind(interface)?;
-        let pod = self.pipeline.cache().pod_at(address)?;
-        Some(pod.id.to_string())
+        self.pods_at(self.ways.behind(interface)?)
+    }
+
+    /// The pods of this node that claim an address.
+    fn pods_at(&self, address: IpAddr) -> Option<String> {
+        let here = self.pipeline.cache().local_at(address).into_iter();
+        let here: Vec<String> = here.map(ToString::to_string).collect();
+        (!here.is_empty()).then(|| here.join(", "))
     }
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use agent_core::{first_of::first_of, policy::trace::Port};
 use netpol::{
-    contiv::Flow,
+    contiv::{Flow, PolicyId},
     explain::{OpenSide, Opening, Side},
     open_ports::OpenPorts,
     pod::{Pod, PodId},
@@ -118,7 +118,7 @@ impl State {
         Judged {
             is_denied: sides.iter().any(|side| side.allowed_by.is_none()),
             open: None,
-            sides: sides.iter().map(of_port).collect(),
+            sides: sides.iter().map(|side| self.of_port(side)).collect(),
         }
     }
 
@@ -129,7 +129,7 @@ impl State {
         Judged {
             is_denied: open.is_empty(),
             open: Some(open),
-            sides: sides.iter().map(of_all_ports).collect(),
+            sides: sides.iter().map(|side| self.of_all_ports(side)).collect(),
         }
     }
 
@@ -142,7 +142,10 @@ impl State {
         let Some(pod) = cache.pod(&id) else {
             return Err(self.no_pod(id));
         };
-        let addresses: Vec<IpAddr> = cache.addresses(pod).collect();
+        let addresses: Vec<IpAddr> = match cache.is_local(&id) {
+            true => pod.addresses.clone(),
+            false => cache.addresses(pod).collect(),
+        };
         match addresses.is_empty() {
             true => Err(self.no_address(pod)),
             false => Ok(addresses),
@@ -190,6 +193,40 @@ impl State {
             is_here: pod.is_some_and(|pod| cache.is_local(&pod.id)),
         }
     }
+
+    fn of_port(&self, side: &Side) -> SideView {
+        let allowed_by = side.allowed_by.as_ref();
+        SideView {
+            allowed_by: allowed_by.map(|(policy, field)| format!("{} {field}", name(policy))),
+            ..self.side(&side.pod, side.flow, &side.policies)
+        }
+    }
+
+    fn of_all_ports(&self, side: &OpenSide) -> SideView {
+        let rules = side.rules.iter();
+        let rules: Vec<String> = rules
+            .map(|(policy, field)| format!("{} {field}", name(policy)))
+            .collect();
+        SideView {
+            allowed_by: (!rules.is_empty()).then(|| rules.join(", ")),
+            open: Some(side.open.texts()),
+            ..self.side(&side.pod, side.flow, &side.policies)
+        }
+    }
+
+    /// A side whose rules allow nothing.
+    fn side(&self, pod: &PodId, flow: Flow, policies: &[PolicyId]) -> SideView {
+        let aside = self.pipeline.set_aside();
+        let aside = policies.iter().filter(|id| aside.contains_key(id));
+        SideView {
+            pod: pod.to_string(),
+            direction: direction(flow).to_owned(),
+            policies: policies.iter().map(name).collect(),
+            set_aside: aside.map(name).collect(),
+            allowed_by: None,
+            open: None,
+        }
+    }
 }
 
 /// What the policies say.
@@ -199,31 +236,6 @@ struct Judged {
     /// If no port was asked for.
     open: Option<OpenPorts>,
     sides: Vec<SideView>,
-}
-
-fn of_port(side: &Side) -> SideView {
-    let allowed_by = side.allowed_by.as_ref();
-    SideView {
-        pod: side.pod.to_string(),
-        direction: direction(side.flow).to_owned(),
-        policies: side.policies.iter().map(name).collect(),
-        allowed_by: allowed_by.map(|(policy, field)| format!("{} {field}", name(policy))),
-        open: None,
-    }
-}
-
-fn of_all_ports(side: &OpenSide) -> SideView {
-    let rules = side.rules.iter();
-    let rules: Vec<String> = rules
-        .map(|(policy, field)| format!("{} {field}", name(policy)))
-        .collect();
-    SideView {
-        pod: side.pod.to_string(),
-        direction: direction(side.flow).to_owned(),
-        policies: side.policies.iter().map(name).collect(),
-        allowed_by: (!rules.is_empty()).then(|| rules.join(", ")),
-        open: Some(side.open.texts()),
-    }
 }
 
 /// As people call a direction.

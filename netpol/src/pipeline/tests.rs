@@ -3,5 +3,6 @@
 mod gaps;
 mod judge;
 mod lab;
+mod limits;
 mod minimal;
 mod order;

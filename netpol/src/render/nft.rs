@@ -19,6 +19,7 @@ mod base;
 mod chains;
 mod frames;
 mod names;
+mod need;
 mod ranges;
 mod rows;
 mod tunnels;
@@ -28,6 +29,7 @@ use std::{
     net::IpAddr,
 };
 
+pub(crate) use self::need::{Need, groups};
 pub use self::{
     base::{MIDDLE, SPOOFED, TABLE, dropped},
     frames::{FRAMES, TO_ALL},
@@ -117,6 +119,10 @@ pub(crate) struct Nft {
     groups: Groups,
     chains: Chains,
     pods: BTreeMap<PodId, Placed>,
+    /// The chains of the pods that claim an address, with the number of their claims.
+    claims: BTreeMap<Claimed, BTreeMap<ChainId, usize>>,
+    /// Chains of addresses that pods with several chains claim.
+    joined: BTreeMap<Claimed, ChainId>,
     /// For each map: addresses with the names of their chains.
     verdicts: BTreeMap<(Flow, Family), Counted<(IpAddr, String)>>,
     /// Addresses of restricted pods.
@@ -132,11 +138,14 @@ pub(crate) struct Nft {
     interfaces: BTreeMap<IpAddr, u32>,
 }
 
+/// A direction of an address.
+type Claimed = (Flow, IpAddr);
+
 /// What a pod has in the table.
 #[derive(Debug, Default)]
 struct Placed {
     chains: Vec<ChainId>,
-    verdicts: Vec<((Flow, Family), (IpAddr, String))>,
+    claims: Vec<(Claimed, ChainId)>,
     own: Vec<IpAddr>,
 }
 
@@ -144,27 +153,34 @@ impl Nft {
     /// Follows a pod of this node; none if it is gone.
     pub(crate) fn place(&mut self, id: &PodId, now: Option<&PodPolicies>) {
         let placed = now.map(|pod| self.add(pod)).unwrap_or_default();
+        let new = placed.claims.clone();
         let before = match placed.chains.is_empty() {
             true => self.pods.remove(id),
             false => self.pods.insert(id.clone(), placed),
         };
         let before = before.unwrap_or_default();
+        self.claim(&new, &before.claims);
         for chain in before.chains {
             self.chains.release(&mut self.groups, chain);
-        }
-        for (map, verdict) in &before.verdicts {
-            if let Some(verdicts) = self.verdicts.get_mut(map) {
-                verdicts.remove(verdict);
-            }
         }
         for address in &before.own {
             self.own.remove(address);
         }
     }
 
-    /// Follows pods of the cluster, after the last call of [`Nft::place`].
+    /// Follows pods of the cluster. Groups that are new since [`Nft::fill`] have no members yet.
     pub(crate) fn follow(&mut self, cache: &Cache, touched: &BTreeSet<PodId>) {
-        self.groups.update(cache, touched);
+        self.groups.follow(cache, touched);
+    }
+
+    /// Whether groups have at most so many members together, those that are new included.
+    pub(crate) fn has_at_most(&self, cache: &Cache, members: usize) -> bool {
+        self.groups.has_at_most(cache, members)
+    }
+
+    /// Gives new groups their members, after the last call of [`Nft::place`].
+    pub(crate) fn fill(&mut self, cache: &Cache) {
+        self.groups.fill(cache);
     }
 
     /// The interfaces behind which addresses are: packets from these interfaces with another source
@@ -329,6 +345,61 @@ impl Nft {
         );
     }
 
+    /// Adds and takes away claims of a pod.
+    fn claim(&mut self, added: &[(Claimed, ChainId)], removed: &[(Claimed, ChainId)]) {
+        let claimed = added.iter().chain(removed).map(|(claimed, _)| *claimed);
+        let before = claimed.map(|claimed| (claimed, self.chain_of(claimed)));
+        let before: BTreeMap<Claimed, Option<ChainId>> = before.collect();
+        for (claimed, chain) in added {
+            let chains = self.claims.entry(*claimed).or_default();
+            *chains.entry(*chain).or_default() += 1;
+        }
+        for (claimed, chain) in removed {
+            if let Some(chains) = self.claims.get_mut(claimed) {
+                take_one(chains, *chain);
+                if chains.is_empty() {
+                    self.claims.remove(claimed);
+                }
+            }
+        }
+        for (claimed, before) in before {
+            self.lead(claimed, before);
+        }
+    }
+
+    /// The chain of an address: that of its pod, or one that joins those of all pods that claim it.
+    fn chain_of(&self, claimed: Claimed) -> Option<ChainId> {
+        let joined = self.joined.get(&claimed).copied();
+        joined.or_else(|| self.claims.get(&claimed)?.keys().next().copied())
+    }
+
+    /// Leads packets of an address to the chain of the pods that claim it now, in place of the one before.
+    fn lead(&mut self, claimed: Claimed, before: Option<ChainId>) {
+        let (flow, address) = claimed;
+        let family = Family::of(address);
+        let chains = self.claims.get(&claimed).into_iter();
+        let chains: BTreeSet<ChainId> = chains.flat_map(BTreeMap::keys).copied().collect();
+        let joined = (chains.len() > 1).then(|| self.chains.join(flow, family, &chains));
+        let released = match joined {
+            Some(chain) => self.joined.insert(claimed, chain),
+            None => self.joined.remove(&claimed),
+        };
+        let name = |chain: Option<ChainId>| Some((address, self.chains.name(chain?)?.to_owned()));
+        let (before, now) = (name(before), name(self.chain_of(claimed)));
+        if before != now {
+            let verdicts = self.verdicts.entry((flow, family)).or_default();
+            if let Some(before) = before {
+                verdicts.remove(&before);
+            }
+            if let Some(now) = now {
+                verdicts.add(now);
+            }
+        }
+        if let Some(chain) = released {
+            self.chains.release(&mut self.groups, chain);
+        }
+    }
+
     /// Chains and keys of a pod's restricted directions.
     fn add(&mut self, pod: &PodPolicies) -> Placed {
         let mut placed = Placed::default();
@@ -347,13 +418,10 @@ impl Nft {
                 let chain = self.chains.acquire(&mut self.groups, flow, family, rows);
                 placed.chains.push(chain);
                 own.extend(addresses.iter().copied());
-                let name = self.chains.name(chain).unwrap_or_default();
-                for address in &addresses {
-                    let verdict = (*address, name.to_owned());
-                    let verdicts = self.verdicts.entry((flow, family)).or_default();
-                    verdicts.add(verdict.clone());
-                    placed.verdicts.push(((flow, family), verdict));
-                }
+                let claims = addresses.iter();
+                placed
+                    .claims
+                    .extend(claims.map(|address| ((flow, *address), chain)));
             }
         }
         for address in &own {
@@ -371,6 +439,16 @@ fn of_links(links: &NodeLinks) -> BTreeMap<&'static str, BTreeSet<Element>> {
     let mut members = tunnels::members(links);
     members.insert(base::BRIDGES, bridges.collect());
     members
+}
+
+/// One claim with a chain less.
+fn take_one(chains: &mut BTreeMap<ChainId, usize>, chain: ChainId) {
+    if let Some(claims) = chains.get_mut(&chain) {
+        *claims -= 1;
+        if *claims == 0 {
+            chains.remove(&chain);
+        }
+    }
 }
 
 fn jump((address, chain): &(IpAddr, String)) -> (Value, Verdict) {

@@ -1,12 +1,15 @@
 //! By the documents as they are written, without any of the steps that renderings share.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use super::{By, Verdict};
 use crate::{
-    addresses::Addresses,
     cache::Object,
-    contiv::Flow,
+    contiv::{Flow, PolicyId},
     packet::{Packet, PacketPorts},
     pod::{Namespace, Pod},
     policy::{self, Namespaces, NetworkPolicy, Peer, Peers, PortRange, Ports},
@@ -19,12 +22,14 @@ const NAME: &str = "kubernetes.io/metadata.name";
 /// All objects that policies are about.
 #[derive(Clone, Debug, Default)]
 pub struct World {
-    /// Pods; no two have an address in common.
+    /// Pods. Of several that claim an address, the younger is the peer.
     pub pods: Vec<Pod>,
     /// Namespaces that have an object.
     pub namespaces: Vec<Namespace>,
     /// The policies that are in force.
     pub policies: Vec<NetworkPolicy>,
+    /// Those of them that allow nothing, because they are set aside.
+    pub set_aside: BTreeSet<PolicyId>,
 }
 
 impl World {
@@ -38,26 +43,22 @@ impl World {
                 Object::Policy(policy) => world.policies.push(NetworkPolicy::clone(policy)),
             }
         }
-        let mut addresses = Addresses::default();
-        for pod in &world.pods {
-            addresses.set(&pod.id, pod.addresses.as_slice().into(), pod.created);
-        }
-        for pod in &mut world.pods {
-            pod.addresses
-                .retain(|address| addresses.holder(*address) == Some(&pod.id));
-        }
         world
     }
 
     /// The pod that has an address.
     pub fn pod_at(&self, address: IpAddr) -> Option<&Pod> {
-        self.pods
-            .iter()
-            .find(|pod| pod.addresses.contains(&address))
+        let claiming = self.claiming(address);
+        claiming.max_by_key(|pod| (pod.created, Reverse(&pod.id)))
     }
 
-    /// By the policies of the sender and those of the receiver; of a pod that `judged` is false
-    /// for, another node judges the side.
+    fn claiming(&self, address: IpAddr) -> impl Iterator<Item = &Pod> {
+        let pods = self.pods.iter();
+        pods.filter(move |pod| pod.addresses.contains(&address))
+    }
+
+    /// By the policies of every pod that claims the sender's address or the receiver's. Those of a pod
+    /// that `judged` is false for are left to another node.
     pub fn judge(&self, packet: &Packet, judged: impl Fn(&Pod) -> bool) -> Verdict<'_> {
         let (from, to) = (self.pod_at(packet.source), self.pod_at(packet.destination));
         if let (Some(from), Some(to)) = (from, to)
@@ -65,11 +66,13 @@ impl World {
         {
             return Verdict::passed(By::Itself);
         }
-        let side = |pod: Option<&Pod>, flow| match pod.filter(|pod| judged(pod)) {
-            Some(pod) => self.side(pod, flow, packet),
-            None => Verdict::passed(By::Open(flow)),
+        let side = |address, flow| {
+            let mut pods = self.claiming(address).filter(|pod| judged(pod));
+            let first = pods.next().map(|pod| self.side(pod, flow, packet));
+            let first = first.unwrap_or_else(|| Verdict::passed(By::Open(flow)));
+            pods.fold(first, |all, pod| all.then(|| self.side(pod, flow, packet)))
         };
-        side(from, Flow::Egress).then(|| side(to, Flow::Ingress))
+        side(packet.source, Flow::Egress).then(|| side(packet.destination, Flow::Ingress))
     }
 
     fn side(&self, pod: &Pod, flow: Flow, packet: &Packet) -> Verdict<'_> {
@@ -88,6 +91,9 @@ impl World {
                 continue;
             }
             restricting.push(policy);
+            if self.is_set_aside(policy) {
+                continue;
+            }
             let mut rules = rules.iter();
             if let Some(rule) = rules.find(|rule| self.allows(rule, policy, flow, packet)) {
                 return Verdict::passed(By::Policy(flow, policy, &rule.path));
@@ -101,6 +107,11 @@ impl World {
                 false => By::NoPolicy(flow, restricting),
             }],
         }
+    }
+
+    fn is_set_aside(&self, policy: &NetworkPolicy) -> bool {
+        let mut ids = self.set_aside.iter();
+        ids.any(|id| *id.namespace == *policy.namespace && *id.name == *policy.name)
     }
 
     fn allows(

@@ -177,6 +177,42 @@ fn is_forgotten_after(change: impl Fn(&Lab) -> Result<()>) {
     });
 }
 
+#[test]
+fn connections_of_a_pod_that_ends_while_no_process_runs_are_forgotten() {
+    with_lab(|lab| {
+        let _pods = Pods::new(lab)?;
+        let netpol = lab.start_netpol(&[])?;
+        let _to_b = lab
+            .a
+            .connect(SocketAddr::new(lab.b.v4.into(), PORT), SOON)?;
+        let stored = lab.directory().join("netpol/addresses.json");
+        eventually("the pods are stored", SOON, || {
+            let text = std::fs::read_to_string(&stored)?;
+            ensure!(text.contains(&lab.b.v4.to_string()), "{text}");
+            Ok(())
+        })?;
+        netpol.kill_9()?;
+        lab.remove_policy("pod-b.json")?;
+        lab.write_pod("next", &json!({"app": "next"}), &lab.b)?;
+        ensure!(counted(lab, lab.b.v4.into())? > 0, "nothing deleted them");
+        let netpol = lab.start_netpol(&[])?;
+        eventually("the entries are deleted", SOON, || {
+            let left = counted(lab, lab.b.v4.into())?;
+            ensure!(left == 0, "{left} are left");
+            Ok(())
+        })?;
+        // The pods are the same from then on.
+        let _to_next = lab
+            .a
+            .connect(SocketAddr::new(lab.b.v4.into(), PORT), SOON)?;
+        netpol.kill_9()?;
+        let _netpol = lab.start_netpol(&[])?;
+        std::thread::sleep(Duration::from_secs(3));
+        ensure!(counted(lab, lab.b.v4.into())? > 0, "of the same pod");
+        Ok(())
+    });
+}
+
 /// Tracked connections with this address.
 fn counted(lab: &Lab, address: IpAddr) -> Result<usize> {
     let mut count = 0;

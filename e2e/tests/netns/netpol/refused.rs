@@ -167,6 +167,47 @@ fn a_dry_run_prints_the_difference_and_changes_nothing() {
 }
 
 #[test]
+fn pods_that_claim_the_address_of_another_take_no_policy_from_it() {
+    with_lab(|lab| {
+        let _pods = Pods::new(lab)?;
+        lab.write_network_policy("b", &json!({"podSelector": of("b"), "ingress": []}))?;
+        let _netpol = lab.start_netpol(&[])?;
+        reaches(&lab.a, &both(&lab.b, PORT), false)?;
+        let before = lab.netpol_table()?;
+        let thief = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": "thief",
+                "namespace": "default",
+                "creationTimestamp": "2040-01-01T00:00:00Z",
+            },
+            "spec": {"nodeName": "elsewhere"},
+            "status": {"phase": "Running", "podIP": lab.b.v4},
+        });
+        lab.write_policy("pod-thief.json", &thief.to_string())?;
+        status_has(lab, &["claimed by pods default/thief and default/b"])?;
+        ensure!(lab.netpol_table()? == before, "the table changed");
+        reaches(&lab.a, &both(&lab.b, PORT), false)?;
+
+        // One of this node: both have to allow.
+        lab.write_pod("twin", &json!({"app": "twin"}), &lab.b)?;
+        status_has(lab, &["by those of default/twin"])?;
+        reaches(&lab.a, &both(&lab.b, PORT), false)?;
+        let at = |ports: &[u16]| {
+            let ports: Vec<_> = ports.iter().map(|port| json!({"port": port})).collect();
+            json!([{"ports": ports}])
+        };
+        let twin = json!({"podSelector": of("twin"), "ingress": at(&[8080])});
+        lab.write_network_policy("twin", &twin)?;
+        let b = json!({"podSelector": of("b"), "ingress": at(&[PORT, 8080])});
+        lab.write_network_policy("b", &b)?;
+        reaches(&lab.a, &both(&lab.b, 8080), true)?;
+        reaches(&lab.a, &both(&lab.b, PORT), false)
+    });
+}
+
+#[test]
 fn a_route_that_leads_to_no_pod_is_named_and_its_device_is_not_guarded() {
     with_lab(|lab| {
         for (name, address) in [("far", "198.51.100.99"), ("near", "192.0.2.99")] {

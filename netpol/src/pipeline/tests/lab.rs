@@ -27,7 +27,12 @@ pub(super) struct Lab {
 
 impl Lab {
     pub(super) fn new() -> Self {
-        let mut pipeline = Pipeline::new(HERE, Limits::default());
+        Self::within(Limits::default())
+    }
+
+    /// A node without objects whose table has these limits.
+    pub(super) fn within(limits: Limits) -> Self {
+        let mut pipeline = Pipeline::new(HERE, limits);
         let commit = pipeline.commit().unwrap();
         assert!(commit.change.is_empty());
         let table = pipeline.table();
@@ -56,6 +61,7 @@ impl Lab {
     }
 
     pub(super) fn commit(&mut self) -> Commit {
+        self.pipeline.reconsider();
         let commit = self.pipeline.commit().unwrap();
         let now = self.pipeline.table();
         let smallest = Change::between(&self.table, &now);

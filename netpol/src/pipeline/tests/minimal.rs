@@ -8,11 +8,11 @@ use super::lab::*;
 use crate::{
     cache::Object,
     contiv::Flow,
+    explain::Opening,
     links::NodeLinks,
-    pipeline::Pipeline,
+    policy::Protocol,
     render::{
         change::{Change, Step},
-        nft::{Limits, TooLarge},
         ruleset::TableFamily,
     },
 };
@@ -249,25 +249,81 @@ fn only_an_ingress_policy_of_a_pod_on_a_bridge_stops_datagrams_to_all() {
     assert!(!is_quiet(&lab));
 }
 
+/// A pod that was made then, with the address 10.0.0.1 and its name as label `app`.
+fn made(name: &str, created: u64) -> crate::pod::Pod {
+    let pod = pod(&format!("shop/{name}"), &[("app", name)], &["10.0.0.1"]);
+    crate::pod::Pod {
+        created: Some(created),
+        ..pod
+    }
+}
+
+fn of_app(name: &str, ingress: &Value) -> Object {
+    let pods = json!({"matchLabels": {"app": name}});
+    policy(
+        &format!("shop/{name}"),
+        &json!({"podSelector": pods, "ingress": ingress}),
+    )
+}
+
 #[test]
-fn of_two_pods_with_one_address_the_younger_has_it() {
-    let made = |id: &str, created| {
-        let pod = pod(id, &[("app", &id[5..])], &["10.0.0.1"]);
-        object(crate::pod::Pod {
-            created: Some(created),
-            ..pod
-        })
-    };
-    let spec = json!({"podSelector": {"matchLabels": {"app": "old"}}});
-    let mut lab = Lab::with([policy("shop/closed", &spec), made("shop/old", 1)]);
+fn a_younger_pod_of_another_node_takes_no_policy_from_an_address() {
+    let mut lab = Lab::with([of_app("old", &json!([])), object(made("old", 1))]);
+    let from_old = json!({"podSelector": {"matchLabels": {"app": "server"}}, "ingress": [
+        {"from": [{"podSelector": {"matchLabels": {"app": "old"}}}]},
+    ]});
+    let server = pod("shop/server", &[("app", "server")], &["10.0.0.9"]);
+    lab.put([policy("shop/server", &from_old), object(server)]);
+    assert!(lab.passes("10.0.0.1", "10.0.0.9 80/TCP"));
+    let commit = lab.put([object(elsewhere(made("thief", 2)))]);
     assert!(!lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
-    let commit = lab.put([made("shop/new", 2)]);
-    assert!(lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
+    assert!(commit.ended.is_empty() && commit.closed.is_empty());
+    let addresses = lab.pipeline.pods().values().map(|pod| pod.addresses.len());
+    assert_eq!(addresses.sum::<usize>(), 2, "its interface is guarded");
+    // As a peer, the address is the younger pod.
+    assert!(!lab.passes("10.0.0.1", "10.0.0.9 80/TCP"));
+    let conflicts: Vec<String> = lab.pipeline.cache().conflicts().collect();
+    assert!(
+        conflicts[0].contains("shop/thief and shop/old"),
+        "{conflicts:?}"
+    );
+    assert!(
+        conflicts[0].contains("the policies of shop/old;"),
+        "{conflicts:?}"
+    );
+}
+
+#[test]
+fn an_address_of_two_pods_of_this_node_has_the_policies_of_both() {
+    let port = |port: u16| json!([{"ports": [{"port": 80}, {"port": port}]}]);
+    let [old, new] = [("old", 81), ("new", 82)].map(|(name, n)| of_app(name, &port(n)));
+    let mut lab = Lab::with([old, new, object(made("old", 1))]);
+    let open =
+        |lab: &Lab| [80, 81, 82].map(|n| lab.passes("192.0.2.1", &format!("10.0.0.1 {n}/TCP")));
+    assert_eq!(open(&lab), [true, true, false]);
+    let size = lab.pipeline.size();
+    let commit = lab.put([object(made("new", 2))]);
+    assert_eq!(open(&lab), [true, false, false]);
     let address = "10.0.0.1".parse().unwrap();
     assert_eq!(commit.ended, [address].into(), "entries of the former pod");
-    assert_eq!(lab.pipeline.cache().warnings()[0].0, "Pod/shop/new");
-    lab.remove(&pod_key("shop/new"));
-    assert!(!lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
+    assert_eq!(commit.closed, [(address, Flow::Ingress)].into());
+    assert_eq!(lab.pipeline.size().rows, size.rows + 2);
+    let opening = |n| Opening {
+        from: "192.0.2.1".parse().unwrap(),
+        to: address,
+        port: Some((Protocol::Tcp, n)),
+    };
+    let sides = lab.pipeline.explain(&opening(81));
+    let sides = sides.iter().map(|side| side.allowed_by.is_some());
+    assert_eq!(sides.collect::<Vec<_>>(), [false, true]);
+    // A pod without policies takes none away.
+    lab.put([object(made("third", 3))]);
+    assert_eq!(open(&lab), [true, false, false]);
+    lab.remove(&policy_key("shop/old"));
+    assert_eq!(open(&lab), [true, false, true]);
+    let commit = lab.remove(&pod_key("shop/new"));
+    assert_eq!(open(&lab), [true; 3]);
+    assert_eq!(commit.ended, [address].into());
 }
 
 #[test]
@@ -282,55 +338,4 @@ fn a_pod_without_an_address_waits() {
     let commit = lab.put([object(pod("shop/web-1", WEB, &[]))]);
     assert_eq!(commit.ended.len(), 1);
     assert!(lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
-}
-
-#[test]
-fn a_table_that_is_too_large_is_refused_whole() {
-    let limits = Limits {
-        addresses: 4,
-        rows: 5,
-    };
-    let mut pipeline = Pipeline::new(HERE, limits);
-    let from_web = json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": {}}]}]});
-    pipeline.put(policy("shop/in", &from_web));
-    (1..=5).for_each(|n| pipeline.put(numbered(n)));
-    assert!(pipeline.commit().is_err());
-    assert!(!pipeline.has_committed(), "its table is of no use");
-    pipeline.remove(&pod_key("shop/web-5"));
-    pipeline.commit().unwrap();
-    assert!(pipeline.has_committed());
-    let good = pipeline.table();
-
-    pipeline.put(numbered(5));
-    let refused = pipeline.commit().unwrap_err();
-    assert_eq!(refused, TooLarge::Addresses { found: 5, limit: 4 });
-    assert_eq!(pipeline.table(), good);
-    // The next one has the changes of the refused one too.
-    pipeline.remove(&pod_key("shop/web-1"));
-    let commit = pipeline.commit().unwrap();
-    assert_eq!(commit.ended, ["10.0.0.1".parse().unwrap()].into());
-    assert_eq!(commit.change.elements(), 6, "{}", commit.change);
-
-    let good = pipeline.table();
-    let ports: Vec<Value> = ["TCP", "UDP", "SCTP"]
-        .map(|protocol| json!({"protocol": protocol}))
-        .into();
-    let to = ["10.0.0.0/8", "192.0.2.0/24"];
-    let to = to.map(|cidr| json!({"to": [{"ipBlock": {"cidr": cidr}}], "ports": ports}));
-    let spec = json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": to});
-    pipeline.put(policy("shop/out", &spec));
-    let refused = pipeline.commit().unwrap_err();
-    assert_eq!(refused, TooLarge::Rows { found: 9, limit: 5 });
-    assert_eq!(pipeline.table(), good);
-    // One with a group, which is never in force.
-    let to_web = json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [
-        {"to": [{"podSelector": {"matchLabels": {"app": "web"}}}]},
-    ]});
-    pipeline.put(policy("shop/none", &to_web));
-    let refused = pipeline.commit().unwrap_err();
-    assert_eq!(refused, TooLarge::Addresses { found: 8, limit: 4 });
-    pipeline.remove(&policy_key("shop/none"));
-    pipeline.remove(&policy_key("shop/out"));
-    assert!(pipeline.commit().unwrap().change.is_empty());
-    assert_eq!(pipeline.table(), good);
 }

@@ -12,6 +12,7 @@ use crate::{
     packet::{Packet, PacketPorts},
     pod::Pod,
     policy::Protocol,
+    render::nft::Limits,
     verdict::World,
 };
 
@@ -178,28 +179,31 @@ fn a_packet() -> impl Strategy<Value = Packet> {
 
 /// The objects as their reader sees them.
 fn world(lab: &Lab, objects: &Objects) -> World {
-    let mut world = World::default();
-    for object in objects.values() {
-        match object {
-            Object::Pod(pod) => {
-                let addresses = lab.pipeline.cache().addresses(pod).collect();
-                let pod = Pod::clone(pod);
-                world.pods.push(Pod { addresses, ..pod });
-            }
-            Object::Namespace(namespace) => world.namespaces.push((**namespace).clone()),
-            Object::Policy(policy) => world.policies.push((**policy).clone()),
-        }
+    let objects: Vec<Object> = objects.values().cloned().collect();
+    World {
+        set_aside: lab.pipeline.set_aside().keys().cloned().collect(),
+        ..World::new(&objects)
     }
-    world
+}
+
+/// Limits that policies reach, and none. The last rule of each chain always fits.
+fn a_limit() -> impl Strategy<Value = Limits> {
+    let close = (36usize..60, 0usize..40);
+    prop_oneof![
+        Just(Limits::default()),
+        close.prop_map(|(rows, addresses)| Limits { addresses, rows }),
+    ]
 }
 
 proptest! {
     #[test]
     fn the_table_says_what_the_documents_say(
         objects in objects(),
+        limits in a_limit(),
         packets in vec(a_packet(), 100),
     ) {
-        let lab = Lab::with(objects.values().cloned());
+        let mut lab = Lab::within(limits);
+        lab.put(objects.values().cloned());
         let world = world(&lab, &objects);
         let is_here = |pod: &Pod| pod.node.as_deref() == Some(HERE);
         for packet in packets {
@@ -219,19 +223,25 @@ proptest! {
     fn single_changes_in_any_order_are_the_whole_set(
         before in objects(),
         after in objects(),
+        limits in a_limit(),
         turns in vec((any::<u16>(), prop::bool::weighted(0.3)), 40),
     ) {
         let list = |objects: &Objects| objects.values().cloned().collect::<Vec<_>>();
-        let mut whole = Lab::new();
+        let with = |objects: &Objects| {
+            let mut lab = Lab::within(limits);
+            lab.put(list(objects));
+            lab
+        };
+        let mut whole = Lab::within(limits);
         whole.pipeline.replace(list(&after));
         whole.commit();
 
-        let mut replaced = Lab::with(list(&before));
+        let mut replaced = with(&before);
         replaced.pipeline.replace(list(&after));
         replaced.commit();
         prop_assert_eq!(&replaced.table, &whole.table);
 
-        let mut changed = Lab::with(list(&before));
+        let mut changed = with(&before);
         let keys: BTreeSet<&Key> = before.keys().chain(after.keys()).collect();
         let mut keys: Vec<_> = keys.into_iter().zip(turns).collect();
         keys.sort_by_key(|(_, (turn, _))| *turn);
@@ -248,6 +258,7 @@ proptest! {
         prop_assert_eq!(&changed.table, &whole.table);
         prop_assert_eq!(changed.pipeline.pods(), whole.pipeline.pods());
         prop_assert_eq!(changed.pipeline.size(), whole.pipeline.size());
+        prop_assert_eq!(changed.pipeline.set_aside(), whole.pipeline.set_aside());
 
         changed.pipeline.replace(Vec::new());
         changed.commit();

@@ -47,11 +47,14 @@ struct Content {
     flow: Flow,
     family: Family,
     rows: BTreeSet<Row>,
+    /// Names of the chains that it leads to one after another, in place of rows.
+    joined: BTreeSet<String>,
 }
 
 #[derive(Debug)]
 struct PodChain {
     content: Arc<Content>,
+    joined: BTreeSet<ChainId>,
     rules: Vec<Rule>,
     shared: Shared,
 }
@@ -80,26 +83,66 @@ impl Chains {
         family: Family,
         rows: BTreeSet<Row>,
     ) -> ChainId {
-        let content = Content { flow, family, rows };
-        if let Some(id) = self.by_content.get(&content).copied() {
-            let chain = self.chains.get_mut(&id);
-            let users = chain.map_or(0, |chain| {
-                chain.shared.users += 1;
-                chain.shared.users
-            });
-            if users == 1 {
-                self.changed = true;
-                self.acquire_sets(groups, &content);
-            }
-            return id;
+        let content = Content {
+            flow,
+            family,
+            rows,
+            joined: BTreeSet::new(),
+        };
+        let (known, is_used) = self.use_known(&content);
+        if !is_used {
+            self.changed = true;
+            self.acquire_sets(groups, &content);
         }
-        self.changed = true;
-        self.acquire_sets(groups, &content);
-        self.create(groups, content)
+        known.unwrap_or_else(|| self.create(groups, content))
+    }
+
+    /// Uses a chain that lets pass what all of these do, which are in use.
+    pub(super) fn join(&mut self, flow: Flow, family: Family, of: &BTreeSet<ChainId>) -> ChainId {
+        let names = of.iter().filter_map(|id| self.name(*id));
+        let content = Content {
+            flow,
+            family,
+            rows: BTreeSet::new(),
+            joined: names.map(str::to_owned).collect(),
+        };
+        let (known, is_used) = self.use_known(&content);
+        if !is_used {
+            self.changed = true;
+            for id in of {
+                self.add_user(*id);
+            }
+        }
+        known.unwrap_or_else(|| {
+            let rules = content.joined.iter();
+            let rules =
+                rules.map(|name| Rule(vec![Expression::Verdict(Verdict::Jump(name.clone()))]));
+            let rules = rules.collect();
+            self.insert(content, rules, of.clone())
+        })
+    }
+
+    /// Uses the chain with this content, if there is one. Also gives whether it was in use before.
+    fn use_known(&mut self, content: &Content) -> (Option<ChainId>, bool) {
+        let known = self.by_content.get(content).copied();
+        (known, known.is_some_and(|id| self.add_user(id) > 1))
+    }
+
+    /// One use of a chain more. Gives how many there are.
+    fn add_user(&mut self, id: ChainId) -> usize {
+        self.chains.get_mut(&id).map_or(0, |chain| {
+            chain.shared.users += 1;
+            chain.shared.users
+        })
     }
 
     /// A chain with one use, whose sets are in use.
     fn create(&mut self, groups: &Groups, content: Content) -> ChainId {
+        let rules = self.rules(groups, &content);
+        self.insert(content, rules, BTreeSet::new())
+    }
+
+    fn insert(&mut self, content: Content, rules: Vec<Rule>, joined: BTreeSet<ChainId>) -> ChainId {
         let id = self.next;
         self.next += 1;
         let prefix = match (content.flow, content.family) {
@@ -110,7 +153,8 @@ impl Chains {
         };
         let content = Arc::new(content);
         let chain = PodChain {
-            rules: self.rules(groups, &content),
+            rules,
+            joined,
             shared: Shared {
                 name: self.names.give(prefix, &content),
                 users: 1,
@@ -131,6 +175,7 @@ impl Chains {
         chain.shared.users -= 1;
         if chain.shared.users == 0 {
             self.changed = true;
+            let joined = chain.joined.clone();
             for row in &chain.content.rows {
                 for ranges in sets_of(row) {
                     if let Some(shared) = self.ranges.get_mut(ranges) {
@@ -140,6 +185,9 @@ impl Chains {
                 if let Some(group) = row.peer.group.as_ref().and_then(|group| groups.id(group)) {
                     groups.release(group);
                 }
+            }
+            for id in joined {
+                self.release(groups, id);
             }
         }
     }
@@ -162,7 +210,9 @@ impl Chains {
         };
         for chain in chains {
             size.chains += 1;
-            size.rows += chain.rules.len();
+            if chain.joined.is_empty() {
+                size.rows += chain.rules.len();
+            }
         }
         size
     }

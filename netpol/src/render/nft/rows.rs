@@ -7,6 +7,7 @@ use crate::{
     contiv::{Flow, InNamespaces, Match, MatchPeers, PodSet},
     group::{Family, Group},
     name::PortName,
+    pod::NamedPorts,
     policy::{PortRange, Ports, Protocol},
     processor::PodPolicies,
     render::ruleset::Value,
@@ -52,7 +53,7 @@ pub(super) fn rows(pod: &PodPolicies, flow: Flow, family: Family) -> Option<BTre
     let policies = pod.restricting(flow);
     let matches = policies.flat_map(|policy| &policy.matches);
     for one in matches.filter(|one| one.flow == flow) {
-        let (ports, named) = split(pod, one);
+        let (ports, named) = split(&pod.ports, one);
         for peer in peers(one, family) {
             rows.extend(named.iter().map(|port| named_row(&peer, port, family)));
             if !ports.is_empty() {
@@ -72,7 +73,7 @@ pub(super) fn rows(pod: &PodPolicies, flow: Flow, family: Family) -> Option<BTre
     Some(rows)
 }
 
-fn peers(of: &Match, family: Family) -> Vec<Peer> {
+pub(super) fn peers(of: &Match, family: Family) -> Vec<Peer> {
     let MatchPeers::Of { groups, blocks } = &of.peers else {
         return vec![Peer::default()];
     };
@@ -97,8 +98,8 @@ fn peers(of: &Match, family: Family) -> Vec<Peer> {
 
 /// Ports by number, and ports whose number each peer has for itself. In ingress a name means the
 /// port of the pod, and nothing if the pod has none of this name and protocol.
-fn split(pod: &PodPolicies, of: &Match) -> (PortSet, Vec<(PortName, Protocol)>) {
-    let (mut numbered, mut named) = (PortSet::default(), Vec::new());
+pub(super) fn split(own: &NamedPorts, of: &Match) -> (PortSet, BTreeSet<(PortName, Protocol)>) {
+    let (mut numbered, mut named) = (PortSet::default(), BTreeSet::new());
     let ports = match &of.ports {
         Ports::Any => {
             numbered.any = true;
@@ -114,10 +115,10 @@ fn split(pod: &PodPolicies, of: &Match) -> (PortSet, Vec<(PortName, Protocol)>) 
             }
             PortRange::Numbers(numbers) => numbered.add(protocol, numbers.first(), numbers.last()),
             PortRange::Named(name) if of.flow == Flow::Egress => {
-                named.push((name.clone(), protocol));
+                named.insert((name.clone(), protocol));
             }
             PortRange::Named(name) => {
-                if let Some(number) = pod.ports.get(&(name.clone(), protocol)) {
+                if let Some(number) = own.get(&(name.clone(), protocol)) {
                     numbered.add(protocol, *number, *number);
                 }
             }
@@ -127,7 +128,7 @@ fn split(pod: &PodPolicies, of: &Match) -> (PortSet, Vec<(PortName, Protocol)>) 
 }
 
 /// The row of a port that peers name: only pods have names for ports.
-fn named_row(peer: &Peer, port: &(PortName, Protocol), family: Family) -> Row {
+pub(super) fn named_row(peer: &Peer, port: &(PortName, Protocol), family: Family) -> Row {
     let every_pod = || PodSet {
         namespaces: InNamespaces::Selected(Selector::default()),
         pods: Selector::default(),
@@ -149,15 +150,36 @@ fn named_row(peer: &Peer, port: &(PortName, Protocol), family: Family) -> Row {
 
 /// Ports by number.
 #[derive(Debug, Default)]
-struct PortSet {
-    any: bool,
+pub(super) struct PortSet {
+    pub(super) any: bool,
     all: BTreeSet<Protocol>,
     numbers: BTreeMap<Protocol, Vec<(Value, Value)>>,
 }
 
 impl PortSet {
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         !self.any && self.all.is_empty() && self.numbers.is_empty()
+    }
+
+    /// Number of rows of a peer with these ports.
+    pub(super) fn protocols(&self) -> usize {
+        match self.any {
+            true => 1,
+            false => self.all.len() + self.numbered().count(),
+        }
+    }
+
+    /// Ranges of numbers in these rows, of which those that touch are one.
+    pub(super) fn ranges(&self) -> usize {
+        match self.any {
+            true => 0,
+            false => self.numbered().map(|(_, numbers)| numbers.len()).sum(),
+        }
+    }
+
+    fn numbered(&self) -> impl Iterator<Item = (&Protocol, &Vec<(Value, Value)>)> {
+        let numbers = self.numbers.iter();
+        numbers.filter(|(protocol, _)| !self.all.contains(protocol))
     }
 
     fn add(&mut self, protocol: Protocol, first: u16, last: u16) {

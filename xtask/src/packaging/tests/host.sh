@@ -16,24 +16,24 @@ units='holdfast-agent.service holdfast-sdp@a.service holdfast-sdp@b.service'
 # On a machine systemd does that at boot; systemd-nspawn does not.
 mountpoint -q /sys/fs/bpf || { mkdir -p /sys/fs/bpf && mount -t bpf bpf /sys/fs/bpf; }
 
+# A namespace behind an interface of the host, with the host's address there, and its own addresses.
+behind() {
+    namespace=$1 interface=$2 gateway=$3
+    shift 3
+    ip netns add "$namespace"
+    ip link add "$interface" type veth peer name eth0 netns "$namespace"
+    ip link set "$interface" up
+    ip addr add "$gateway/24" dev "$interface"
+    ip -n "$namespace" link set lo up
+    ip -n "$namespace" link set eth0 up
+    for address in "$@"; do
+        ip -n "$namespace" addr add "$address/24" dev eth0
+    done
+    ip -n "$namespace" route add default via "$gateway"
+}
 # A container, and a world with a server that it may reach, and one that it may not.
-ip netns add pod
-ip link add lxc1 type veth peer name eth0 netns pod
-ip link set lxc1 up
-ip addr add 10.88.0.1/24 dev lxc1
-ip -n pod link set lo up
-ip -n pod link set eth0 up
-ip -n pod addr add 10.88.0.11/24 dev eth0
-ip -n pod route add default via 10.88.0.1
-ip netns add world
-ip link add up1 type veth peer name eth0 netns world
-ip link set up1 up
-ip addr add 192.0.2.1/24 dev up1
-ip -n world link set lo up
-ip -n world link set eth0 up
-ip -n world addr add 192.0.2.10/24 dev eth0
-ip -n world addr add 192.0.2.12/24 dev eth0
-ip -n world route add default via 192.0.2.1
+behind pod lxc1 10.88.0.1 10.88.0.11
+behind world up1 192.0.2.1 192.0.2.10 192.0.2.12
 sysctl -q -w net.ipv4.ip_forward=1
 for server in 10 12; do
     ip netns exec world python3 "$3" serve 192.0.2.$server &

@@ -71,6 +71,7 @@ fn line(side: &SideView) -> String {
         pod,
         direction,
         policies,
+        set_aside,
         allowed_by,
         open,
     } = side;
@@ -81,7 +82,13 @@ fn line(side: &SideView) -> String {
         (None, Some(_)) => format!("no rule of {policies} opens a port"),
         (None, None) => format!("no rule of {policies} allows it"),
     };
-    format!("  {direction} of {pod}: {rule}\n")
+    let mut text = format!("  {direction} of {pod}: {rule}\n");
+    for policy in set_aside {
+        text.push_str(&format!(
+            "    {policy} is set aside, and allows nothing: it does not fit into the table; see `netpol status`\n"
+        ));
+    }
+    text
 }
 
 fn end(end: &IpSide) -> String {
@@ -114,6 +121,7 @@ mod tests {
             pod: "shop/web-0".to_owned(),
             direction: "egress".to_owned(),
             policies: vec!["NetworkPolicy/shop/web".to_owned()],
+            set_aside: vec!["NetworkPolicy/shop/large".to_owned()],
             allowed_by: Some("NetworkPolicy/shop/web spec.egress[0]".to_owned()),
             open: Some(vec!["5432/TCP".to_owned()]),
         };
@@ -129,6 +137,8 @@ mod tests {
             text(&open),
             "allowed: shop/web-0 (10.1.0.1) to shop/db-0 (10.1.0.2), only 5432/TCP\n\
              \x20 egress of shop/web-0: only 5432/TCP by NetworkPolicy/shop/web spec.egress[0]\n\
+             \x20   NetworkPolicy/shop/large is set aside, and allows nothing: it does not fit into the table; \
+             see `netpol status`\n\
              \x20 ingress of shop/db-0: its own node judges it (two)\n"
         );
         let outside = ip("192.0.2.2", None, false);

@@ -173,7 +173,11 @@ impl Cluster {
 
     /// The renderings of a node.
     pub(super) fn render(&self, node: &str) -> Result<Node> {
-        Ok(Node::new(node, &self.objects, &self.around)?)
+        let rendered = Node::new(node, &self.objects, &self.around)?;
+        for (policy, why) in &rendered.set_aside {
+            eprintln!("holdfast-agent: {}", why.problem(policy));
+        }
+        Ok(rendered)
     }
 
     /// The renderings of a node on which no other pod runs.

@@ -87,7 +87,7 @@ fn one_pair(
             destination: port.number,
         }),
     };
-    let world = cluster.world();
+    let mut world = cluster.world();
     let nodes: BTreeSet<&String> = [&source.node, &destination.node]
         .into_iter()
         .flatten()
@@ -98,6 +98,7 @@ fn one_pair(
     let (mut verdicts, mut passes, mut agree) = (Vec::new(), true, true);
     for name in nodes {
         let node = cluster.render(name)?;
+        world.set_aside = node.set_aside.keys().cloned().collect();
         let read = world.judge(&packet, |pod| pod.node.as_deref() == Some(name));
         passes &= read.passes;
         let row = |rendering, verdict: &Verdict<'_>| OnNode {

@@ -1,0 +1,128 @@
+//! Which pods the addresses of this node belong to, stored for the next run: an address that has
+//! another pod by then still has tracked connections of the former one.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use daemon::state_file::{read_or_set_aside, write_json};
+use serde::{Deserialize, Serialize};
+
+const FILE: &str = "addresses.json";
+const VERSION: u32 = 1;
+
+/// The pods of each address, each with the time at which it was made.
+pub(super) type Pods = BTreeMap<IpAddr, Vec<String>>;
+
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Stored {
+    version: u32,
+    pods: Pods,
+}
+
+/// The file of the state directory.
+#[derive(Debug)]
+pub(super) struct Owners {
+    path: PathBuf,
+    stored: Pods,
+    /// Those of this run were compared with those of the last one.
+    is_compared: bool,
+}
+
+impl Owners {
+    /// Reads what the last run stored. A file that cannot be used is set aside, and what is wrong with it
+    /// is added to `damaged`.
+    pub(super) fn open(state_dir: &Path, damaged: &mut Vec<String>) -> Self {
+        let path = state_dir.join(FILE);
+        let read = read_or_set_aside(&path, |bytes| {
+            let stored: Stored =
+                serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+            match stored.version {
+                VERSION => Ok(stored.pods),
+                other => Err(format!("version {other} is not {VERSION}")),
+            }
+        });
+        let stored = read.unwrap_or_else(|error| {
+            damaged.push(error);
+            None
+        });
+        Self {
+            path,
+            stored: stored.unwrap_or_default(),
+            is_compared: false,
+        }
+    }
+
+    /// Addresses that the last run knew with other pods than now, once.
+    pub(super) fn take_changed(&mut self, now: &Pods) -> Vec<IpAddr> {
+        if std::mem::replace(&mut self.is_compared, true) {
+            return Vec::new();
+        }
+        let stored = self.stored.iter();
+        let changed = stored.filter(|(address, pods)| now.get(*address) != Some(*pods));
+        changed.map(|(address, _)| *address).collect()
+    }
+
+    /// Whether the pods of the last run were compared.
+    pub(super) const fn is_compared(&self) -> bool {
+        self.is_compared
+    }
+
+    /// Stores the pods of this run, if they differ.
+    ///
+    /// # Errors
+    /// The file cannot be written. It is tried again when they differ again.
+    pub(super) fn store(&mut self, now: Pods) -> io::Result<()> {
+        if now != self.stored {
+            let stored = Stored {
+                version: VERSION,
+                pods: now,
+            };
+            let written = write_json(&self.path, &stored);
+            self.stored = stored.pods;
+            return written;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pods(pairs: &[(&str, &str)]) -> Pods {
+        let pairs = pairs.iter();
+        pairs
+            .map(|(address, pod)| (address.parse().unwrap(), vec![(*pod).to_owned()]))
+            .collect()
+    }
+
+    #[test]
+    fn addresses_with_other_pods_than_in_the_last_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut damaged = Vec::new();
+        let mut first = Owners::open(dir.path(), &mut damaged);
+        let before = pods(&[("10.0.0.1", "a"), ("10.0.0.2", "b"), ("10.0.0.3", "c")]);
+        assert!(first.take_changed(&before).is_empty(), "nothing is stored");
+        first.store(before.clone()).unwrap();
+
+        let mut second = Owners::open(dir.path(), &mut damaged);
+        let now = pods(&[("10.0.0.1", "a"), ("10.0.0.2", "other"), ("10.0.0.4", "d")]);
+        let changed: Vec<String> = second
+            .take_changed(&now)
+            .iter()
+            .map(IpAddr::to_string)
+            .collect();
+        assert_eq!(changed, ["10.0.0.2", "10.0.0.3"]);
+        assert!(second.take_changed(&now).is_empty(), "only once");
+        assert!(damaged.is_empty());
+
+        std::fs::write(dir.path().join(FILE), "{").unwrap();
+        let mut third = Owners::open(dir.path(), &mut damaged);
+        assert!(third.take_changed(&now).is_empty());
+        assert_eq!(damaged.len(), 1);
+    }
+}

@@ -67,7 +67,7 @@ mod tests {
         }
         assert_eq!(nearest(&"e".repeat(1 << 20), known), None);
         assert_eq!(misspelt("ingrses", known), Some("ingress"));
-        assert_eq!(misspelt("ingressDeny", known), None);
+        assert_eq!(misspelt("egress-deny-rules", known), None);
         assert!(
             remedy("egres", &known).starts_with("did you mean egress? The fields here are end")
         );

@@ -39,7 +39,7 @@ fn wrong_usage_ends_with_2_and_names_the_flag() {
     fails(2, &[], "Usage: holdfast-agent");
     fails(2, &["no-such-verb"], "no-such-verb");
     fails(2, &["run", "--no-such-flag"], "--no-such-flag");
-    fails(2, &["status", "-o", "text"], "--output");
+    fails(2, &["status", "-o", "xml"], "--output");
     fails(2, &["identity", "get", "all"], "whole number");
     fails(
         2,

@@ -1,21 +1,24 @@
 //! `holdfast-agent netpol …`: flags, and their help.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::path::PathBuf;
 
 use agent_cluster::{ApiSettings, relay_settings::RelaySettings};
 use agent_core::policy::trace::Port;
 use clap::{Arg, ArgAction, Args, Subcommand};
 use daemon::{
     command_line::{
-        file_args::FileArgs, health::HealthArgs, log_args::LogArgs,
-        metrics_address::MetricsAddress, output::OutputArgs, values::address,
+        file_args::FileArgs,
+        health::HealthArgs,
+        log_args::LogArgs,
+        metrics_address::{MetricsAddress, on_loopback},
+        output::OutputArgs,
     },
     flags,
 };
 
 use super::{
     ConfigError, FollowArgs, PluginArgs, SourceArgs, destination::Destination,
-    existing_dir::existing_dir, relay_args,
+    existing_dir::existing_dir, relay_args, render_args::VswitchArgs,
 };
 
 /// Default of `--admin-socket`.
@@ -65,10 +68,10 @@ pub struct NetpolRunArgs {
     /// Unix socket through which commands reach the running program; only root can connect to it
     #[arg(long, value_name = "PATH", default_value = ADMIN_SOCKET, env = "HOLDFAST_NETPOL_ADMIN_SOCKET")]
     pub admin_socket: PathBuf,
-    /// Address of /metrics, /healthz and /readyz: HOST:PORT, :PORT for every address of the node, or off
+    /// Address of /metrics, /healthz and /readyz: HOST:PORT, :PORT for 127.0.0.1, or off
     #[arg(
         long,
-        value_name = "[HOST]:PORT",
+        value_name = "[HOST]:PORT", value_parser = on_loopback,
         default_value = "127.0.0.1:9963",
         env = "HOLDFAST_NETPOL_METRICS_ADDRESS"
     )]
@@ -95,18 +98,8 @@ pub struct NetpolRunArgs {
     /// and session rules for a VPP vswitch: acl.txt, acl.json and session-rules.json
     #[arg(long, value_name = "DIR")]
     pub vpp_export_dir: Option<PathBuf>,
-    /// With --vpp-export-dir: source of packets that a pod sends to itself through a Service, which pods
-    /// always receive
-    #[arg(long, value_name = "ADDRESS", value_parser = address, requires = "vpp_export_dir")]
-    pub nat_loopback: Option<IpAddr>,
-    /// With --vpp-export-dir: interface of the vswitch that leads to other nodes; may be repeated
-    /// [default: node-output]
-    #[arg(
-        long = "node-output-interface",
-        value_name = "NAME",
-        requires = "vpp_export_dir"
-    )]
-    pub node_interfaces: Vec<String>,
+    #[command(flatten)]
+    pub vswitch: VswitchArgs,
     #[command(flatten)]
     pub files: FileArgs,
     #[command(flatten)]
@@ -141,6 +134,7 @@ fn in_own_words(arg: Arg) -> Arg {
              server: host:port, several with commas. The CiliumNode of this node, Events about refused \
              policies and the startup taint are still written to the API server"
         }
+        Some("node-output-interface" | "nat-loopback") => return arg.requires("vpp_export_dir"),
         Some("config") => return arg.env("HOLDFAST_NETPOL_CONFIG"),
         Some("config-dir") => return arg.env("HOLDFAST_NETPOL_CONFIG_DIR"),
         _ => return arg,
@@ -260,6 +254,6 @@ mod tests {
         assert_eq!(error.flag, "k8s-relay");
         let config = config(&["--policy-dir=/", "--metrics-address=:7"]).unwrap();
         assert!(config.kubernetes.is_none());
-        assert_eq!(config.metrics_address, MetricsAddress::AnyHost(7));
+        assert_eq!(config.metrics_address.to_string(), "127.0.0.1:7");
     }
 }

@@ -46,7 +46,7 @@ use crate::{
         install::{self, CniCondition},
         server::CniServer,
     },
-    config::{NetpolConfig, render_args::node_interfaces},
+    config::NetpolConfig,
     document_source::{self, Sources},
     endpoint::link_events::LinkEvents,
     epoch::StateDirLock,
@@ -216,8 +216,8 @@ fn exported(config: &NetpolConfig) -> Option<Target> {
     let directory = flags.vpp_export_dir.clone()?;
     Some(Target {
         directory,
-        nat_loopback: flags.nat_loopback,
-        node_interfaces: node_interfaces(&flags.node_interfaces),
+        nat_loopback: flags.vswitch.nat_loopback,
+        node_interfaces: flags.vswitch.interfaces(),
     })
 }
 

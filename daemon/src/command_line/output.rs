@@ -11,6 +11,8 @@ use super::terminal::{self, Screen, harmless};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// Text to read, in columns.
+    // The proxy had it as text.
+    #[value(alias = "text")]
     Table,
     /// One JSON value.
     Json,

@@ -59,14 +59,8 @@ pub fn run(settings: &Settings, command: &Command) -> anyhow::Result<()> {
 async fn execute(settings: &Settings, command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Status(form) => status(settings, form.output).await,
-        Command::Health { what, form } => {
-            let health = health(&the_only_one(settings)?, what.live).await?;
-            print(form.output, &health, Health::text)?;
-            if !health.healthy {
-                bail!("not ready: {}", health.missing.join("; "));
-            }
-            Ok(())
-        }
+        Command::Health { what, form } => show_health(settings, what.live, form.output).await,
+        Command::Alive => show_health(settings, true, Output::Table).await,
         Command::Version(form) => {
             let versions = Versions {
                 program: "holdfast-sdp",
@@ -101,7 +95,7 @@ async fn execute(settings: &Settings, command: &Command) -> anyhow::Result<()> {
                 name: arguments.question.clone(),
                 server: arguments.server,
                 port: arguments.port.number,
-                tcp: arguments.port.transport == Transport::Tcp,
+                tcp: arguments.tcp || arguments.port.transport == Transport::Tcp,
             };
             let socket = any_one(settings)?;
             let answer: Explanation = call(&socket, Method::POST, "/explain", &question).await?;
@@ -112,6 +106,15 @@ async fn execute(settings: &Settings, command: &Command) -> anyhow::Result<()> {
             Ok(())
         }
     }
+}
+
+async fn show_health(settings: &Settings, live: bool, output: Output) -> anyhow::Result<()> {
+    let health = health(&the_only_one(settings)?, live).await?;
+    print(output, &health, Health::text)?;
+    if !health.healthy {
+        bail!("not ready: {}", health.missing.join("; "));
+    }
+    Ok(())
 }
 
 async fn health(socket: &Path, live: bool) -> anyhow::Result<Health> {

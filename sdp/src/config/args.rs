@@ -69,6 +69,8 @@ pub enum Command {
     /// Show the state of a proxy; without --admin-socket and --name, of every proxy of this node
     Status(OutputArgs),
     /// Exit 0 if the running program is ready; otherwise print the missing parts and exit 1. For readiness and liveness probes
+    // Probes of older manifests call it so.
+    #[command(alias = "ready")]
     Health {
         #[command(flatten)]
         what: HealthArgs,
@@ -83,6 +85,9 @@ pub enum Command {
     Policy(PolicyArgs),
     /// Show whether a query would be allowed: the endpoint, the rule and the verdict. Exit 1 if it is refused
     Explain(ExplainArgs),
+    /// Former name of `health --live`, which probes of older manifests have
+    #[command(hide = true)]
+    Alive,
 }
 
 /// Arguments of `drain`.
@@ -122,6 +127,9 @@ pub struct ExplainArgs {
     /// Destination port: 53, 53/UDP, 53/TCP. A number without a protocol is of UDP
     #[arg(long, value_name = "PORT", default_value = "53/UDP")]
     pub port: ServerPort,
+    /// Former spelling of a port with `/TCP`
+    #[arg(long, hide = true)]
+    pub tcp: bool,
     /// Output options.
     #[command(flatten)]
     pub form: OutputArgs,

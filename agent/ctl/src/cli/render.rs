@@ -34,10 +34,10 @@ fn check(args: &RenderArgs, format: Format) -> Result<()> {
     if args.form.output != Output::Table && !matches!(format, Format::Acl | Format::Sessions) {
         bail!("-o json and -o yaml go with --format acl, --format sessions and --to: leave it out");
     }
-    if !args.node_interfaces.is_empty() && format != Format::Acl {
+    if !args.vswitch.node_interfaces.is_empty() && format != Format::Acl {
         bail!("--node-output-interface goes with --format acl: leave it out");
     }
-    if args.nat_loopback.is_some() && format == Format::Nft {
+    if args.vswitch.nat_loopback.is_some() && format == Format::Nft {
         bail!("--nat-loopback has no effect with --format nft: leave it out");
     }
     Ok(())

@@ -12,10 +12,7 @@ use agent_core::policy::{
 };
 use anyhow::{Result, bail};
 use daemon::command_line::failure;
-use holdfast_agent::{
-    config::render_args::{RenderArgs, node_interfaces},
-    netpol::objects::object,
-};
+use holdfast_agent::{config::render_args::RenderArgs, netpol::objects::object};
 use netpol::{
     cache::Object,
     node::{Node, Surroundings},
@@ -76,8 +73,8 @@ impl Cluster {
             objects,
             only: args.node.clone(),
             around: Surroundings {
-                node_interfaces: node_interfaces(&args.node_interfaces),
-                nat_loopback: args.nat_loopback,
+                node_interfaces: args.vswitch.interfaces(),
+                nat_loopback: args.vswitch.nat_loopback,
             },
         };
         if let Some(node) = &args.node

@@ -152,12 +152,13 @@ fn a_misspelt_level_of_the_log_is_an_error_from_each_place() {
     // A program that accepts the level refuses these flags, or that it has no certificate.
     let no_family = &["--enable-ipv4=false", "--enable-ipv6=false"][..];
     for (verb, refused) in [("run", no_family), ("relay", &[])] {
-        for place in ["flag", "environment", "directory"] {
+        for place in ["flag", "environment", "former environment", "directory"] {
             let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast-agent"));
             let command = command.env_clear().arg(verb).args(refused);
             match place {
                 "flag" => command.arg("--log-level=debgu"),
                 "environment" => command.env("HOLDFAST_LOG_LEVEL", "debgu"),
+                "former environment" => command.env("HOLDFAST_LOG", "debgu"),
                 _ => command.arg("--config-dir").arg(dir.path()),
             };
             let output = command.output().expect("holdfast-agent runs");
@@ -166,6 +167,7 @@ fn a_misspelt_level_of_the_log_is_an_error_from_each_place() {
             let where_it_is = match place {
                 "flag" => "--log-level",
                 "environment" => "environment variable HOLDFAST_LOG_LEVEL",
+                "former environment" => "environment variable HOLDFAST_LOG",
                 _ => "/log-level, key \"log-level\"",
             };
             for part in [where_it_is, "`debgu`", "warn"] {

@@ -76,7 +76,8 @@ impl LogArgs {
         }
     }
 
-    fn format(&self) -> LogFormat {
+    /// Format of the lines.
+    pub fn format(&self) -> LogFormat {
         match self.log_json {
             true => LogFormat::Json,
             false => self.log_format,

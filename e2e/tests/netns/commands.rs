@@ -43,12 +43,15 @@ fn every_command_has_text_and_json() {
 
         cleaning(lab, id)?;
         removing(lab, id)?;
-        let left = text(lab, SDP, &["drain"], 0)?;
+        let last = run(lab, SDP, &["drain"])?;
+        ensure!(last.code == Some(1), "{last:?}");
+        ensure!(last.error.contains("last proxy of this node"), "{last:?}");
+        let left = text(lab, SDP, &["drain", "--force"], 0)?;
         ensure!(left.contains("left after"), "{left}");
         let status = programs.sdp.wait(SOON)?;
         ensure!(status.success(), "the drained proxy ended with {status}");
         let mut next = lab.start_sdp(&SdpOptions::default())?;
-        let left = parsed(lab, SDP, &["drain"])?;
+        let left = parsed(lab, SDP, &["drain", "--force"], 0)?;
         ensure!(has(&left, &json!({"left": true})), "{left}");
         ensure!(next.wait(SOON)?.success());
         Ok(())
@@ -382,7 +385,8 @@ fn proxy(asked: &mut Asked<'_>, id: u64) {
             "no rule is about this server",
         ),
     ] {
-        asked.ask(
+        asked.ask_for(
+            i32::from(verdict == "deny"),
             SDP,
             &["explain", &own, name, "--server", server],
             &[&format!("endpoint {id}"), name, "*.good.test", verdict, why],
@@ -390,6 +394,15 @@ fn proxy(asked: &mut Asked<'_>, id: u64) {
         );
     }
     asked.ask(
+        SDP,
+        &["explain", &number, "www.good.test", "--port", "53/TCP"],
+        &["allow", "53/tcp"],
+        &[json!({"endpoint": id, "protocol": "tcp", "verdict": "allow"})],
+    );
+    asked.fails(SDP, &["explain", "65000", "www.good.test"], "65000");
+    asked.fails(SDP, &["policy", "--endpoint", "65000"], "65000");
+    asked.ask_for(
+        1,
         SDP,
         &["explain", "10.77.0.99", "www.good.test"],
         &["unknown", "deny"],
@@ -440,7 +453,7 @@ fn cleaning(lab: &Lab, id: u64) -> Result<()> {
         .expect(web4(10))?;
     let listed = lab.agent_json(&["fqdn", "cache", "list"])?;
     ensure!(has(&listed, &json!({"endpoint": id})), "{listed}");
-    let all = parsed(lab, AGENT, &clean)?;
+    let all = parsed(lab, AGENT, &clean, 0)?;
     ensure!(
         has(&all, &json!({"message": "forgot 1 of 1 learned addresses"})),
         "{all}"
@@ -470,7 +483,7 @@ fn removing(lab: &Lab, id: u64) -> Result<()> {
         .and_then(|one| one.get("key"))
         .and_then(Value::as_str)
         .context("key")?;
-    let removed = parsed(lab, AGENT, &["endpoint", "remove", key])?;
+    let removed = parsed(lab, AGENT, &["endpoint", "remove", key], 0)?;
     ensure!(
         has(&removed, &json!({"message": format!("removed {key}")})),
         "{removed}"
@@ -493,14 +506,26 @@ impl<'a> Asked<'a> {
     /// The text must contain `tokens`. The JSON must contain, for each of `objects`, an object with
     /// its fields.
     fn ask(&mut self, program: &str, arguments: &[&str], tokens: &[&str], objects: &[Value]) {
-        let people = text(self.lab, program, arguments, 0).and_then(|said| {
+        self.ask_for(0, program, arguments, tokens, objects);
+    }
+
+    /// As `ask`, of a command that exits with `code`.
+    fn ask_for(
+        &mut self,
+        code: i32,
+        program: &str,
+        arguments: &[&str],
+        tokens: &[&str],
+        objects: &[Value],
+    ) {
+        let people = text(self.lab, program, arguments, code).and_then(|said| {
             match tokens.iter().find(|token| !said.contains(**token)) {
                 Some(token) => bail!("lacks {token}:\n{said}"),
                 None => Ok(()),
             }
         });
         self.note(&arguments.join(" "), people);
-        let programs = parsed(self.lab, program, arguments).and_then(|said| {
+        let programs = parsed(self.lab, program, arguments, code).and_then(|said| {
             match objects.iter().find(|object| !has(&said, object)) {
                 Some(object) => bail!("JSON lacks {object}: {said}"),
                 None => Ok(()),
@@ -577,8 +602,8 @@ fn text(lab: &Lab, program: &str, arguments: &[&str], code: i32) -> Result<Strin
     Ok(done.said)
 }
 
-fn parsed(lab: &Lab, program: &str, arguments: &[&str]) -> Result<Value> {
-    let said = text(lab, program, &[arguments, &["-o", "json"]].concat(), 0)?;
+fn parsed(lab: &Lab, program: &str, arguments: &[&str], code: i32) -> Result<Value> {
+    let said = text(lab, program, &[arguments, &["-o", "json"]].concat(), code)?;
     serde_json::from_str(&said).with_context(|| format!("JSON of {arguments:?}: {said}"))
 }
 

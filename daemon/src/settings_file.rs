@@ -24,7 +24,7 @@ const MAX_FILE: usize = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// The file cannot be read.
-    #[error("--config {path}: {source}", path = .path.display())]
+    #[error("--config {path}: {source}; correct the path, or make the file readable", path = .path.display())]
     Read {
         /// The value of the flag.
         path: PathBuf,
@@ -32,7 +32,7 @@ pub enum SettingsError {
         source: io::Error,
     },
     /// The directory cannot be read.
-    #[error("--config-dir {0}")]
+    #[error("--config-dir {0}; correct the path, or make it readable")]
     Dir(#[from] DirError),
     /// The file is not a YAML mapping of settings to plain values.
     #[error("--config {path}: {reason}", path = .path.display())]

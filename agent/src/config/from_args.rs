@@ -188,7 +188,7 @@ mod tests {
         ] {
             let error = run(&[&format!("--{flag}={entries}")]).unwrap_err();
             assert!(error.contains(&format!("--{flag}")), "{error}");
-            assert!(error.contains("1024..=16777216"), "{error}");
+            assert!(error.contains("from 1024 to 16777216"), "{error}");
         }
     }
 
@@ -211,7 +211,7 @@ mod tests {
         let error = run(&["--enable-ipv6=false", "--enable-ipv4=false"]).unwrap_err();
         assert!(error.starts_with("--enable-ipv4: "), "{error}");
         let error = run(&["--metrics-address", "nonsense"]).unwrap_err();
-        assert!(error.starts_with("--metrics-address: "), "{error}");
+        assert!(error.contains("--metrics-address"), "{error}");
         let error = run(&["--policy-dir", "/does/not/exist"]).unwrap_err();
         assert!(
             error.contains("--policy-dir") && error.contains("/does/not/exist is not a directory")

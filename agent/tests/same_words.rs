@@ -7,7 +7,25 @@ use holdfast_agent::config::Cli;
 use holdfast_sdp::config::args::Cli as SdpCli;
 
 /// Flags that are different things in different commands, with the reason.
-const DIFFERENT: [(&str, &str); 0] = [];
+const DIFFERENT: [(&str, &str); 8] = [
+    ("address", "of `observe`: a filter of packets"),
+    ("enable-policy", "of `endpoint add`: of one endpoint"),
+    (
+        "labels",
+        "of `run`: which labels of Pods count; of `endpoint add`: labels",
+    ),
+    ("name", "of `observe`: a filter of packets"),
+    (
+        "pod",
+        "of `endpoint add`: what the endpoint is; of `policy render`: a filter",
+    ),
+    ("port", "of `observe`: a filter of packets"),
+    ("state-dir", "of `netpol run`: its own directory"),
+    (
+        "to",
+        "of `policy trace`: the receiver; of `policy render`: what is judged",
+    ),
+];
 
 /// Each flag of the command and of its subcommands, with the line that has it.
 fn flags(line: &str, command: &Command, found: &mut Vec<(String, Arg)>) {
@@ -18,17 +36,20 @@ fn flags(line: &str, command: &Command, found: &mut Vec<(String, Arg)>) {
     }
 }
 
-fn help(arg: &Arg) -> String {
+/// What a flag is: its help up to the first break, its value and the values that it may have. What
+/// follows may differ, for example defaults.
+fn lead(arg: &Arg) -> String {
     let text = arg.get_long_help().or(arg.get_help());
     let text = text.map(ToString::to_string).unwrap_or_default();
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let lead = text.split([',', ';', ':', '.', '(', '[']).next();
     let value = arg.get_value_names().unwrap_or_default();
     let values: Vec<String> = arg
         .get_possible_values()
         .iter()
         .map(|value| value.get_name().to_owned())
         .collect();
-    format!("{value:?} {values:?} {text}")
+    format!("{value:?} {values:?} {}", lead.unwrap_or_default().trim())
 }
 
 #[test]
@@ -41,11 +62,14 @@ fn a_flag_has_the_same_words_everywhere() {
     }
     let mut words: BTreeMap<String, BTreeMap<String, Vec<String>>> = BTreeMap::new();
     for (line, arg) in all {
-        let Some(flag) = arg.get_long() else {
+        let Some(flag) = arg
+            .get_long()
+            .filter(|flag| !["help", "version"].contains(flag))
+        else {
             continue;
         };
         let of_flag = words.entry(flag.to_owned()).or_default();
-        of_flag.entry(help(&arg)).or_default().push(line);
+        of_flag.entry(lead(&arg)).or_default().push(line);
     }
     let differs = |flag: &str| DIFFERENT.iter().any(|(name, _)| *name == flag);
     let mut wrong = String::new();

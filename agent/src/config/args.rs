@@ -265,7 +265,7 @@ pub struct TraceArgs {
     /// Destination port, unless --to has it: 443, 443/TCP, 53/UDP, 8/ICMP (the type)
     #[arg(long, value_name = "PORT")]
     pub port: Option<Port>,
-    /// Named port of the receiver's labels: http=80/TCP; may be repeated
+    /// Named port, of the receiver's labels: http=80/TCP; may be repeated
     #[arg(
         long = "named-port",
         value_name = "NAME=PORT[/PROTOCOL]",
@@ -439,7 +439,7 @@ pub struct CleanupArgs {
     /// Directory of the agent's state
     #[arg(long, value_name = "DIR", default_value = "/var/run/holdfast")]
     pub state_dir: PathBuf,
-    /// Directory in which the agent stored the endpoints that `endpoint add` added
+    /// Directory in which the agent stores the endpoints that `endpoint add` added
     #[arg(
         long,
         value_name = "DIR",

@@ -17,7 +17,8 @@ pub enum ClusterCommand {
 /// `cluster status`
 #[derive(Debug, Args)]
 pub struct ClusterStatusArgs {
-    /// kubeconfig file. Without it kubectl finds one as usual: KUBECONFIG, then ~/.kube/config
+    /// Kubeconfig with the address of the API server and the account to use there. Without it kubectl finds
+    /// one as usual: KUBECONFIG, then ~/.kube/config
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig

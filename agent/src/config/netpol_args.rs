@@ -48,8 +48,8 @@ pub enum NetpolCommand {
 #[derive(Clone, Debug, Args)]
 #[command(mut_args = flags::complete, mut_args = in_own_words)]
 pub struct NetpolRunArgs {
-    /// Directory of documents (YAML or JSON): NetworkPolicies, Pods and Namespaces. Every change in it is
-    /// applied
+    /// Directory of policy documents (YAML or JSON): NetworkPolicies, with Pods and Namespaces. Every change
+    /// in it is applied
     #[arg(long, value_name = "DIR", value_parser = existing_dir())]
     pub policy_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -130,7 +130,7 @@ fn in_own_words(arg: Arg) -> Arg {
             "Name of this node's cluster: a stored list of another cluster is not used"
         }
         Some("k8s-relay") => {
-            "Read the objects of the cluster from relays (`holdfast-agent relay`) and not from the API \
+            "Read the objects of the cluster from a relay (`holdfast-agent relay`) and not from the API \
              server: host:port, several with commas. The CiliumNode of this node, Events about refused \
              policies and the startup taint are still written to the API server"
         }

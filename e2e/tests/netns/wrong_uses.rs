@@ -4,8 +4,9 @@
 use std::{fs, process::Output};
 
 use anyhow::{Context, Result, ensure};
+use holdfast_e2e::lab::{DNS4, web4};
 use holdfast_e2e::policy::{WEB, good_names};
-use holdfast_e2e::{AgentOptions, Lab, SdpOptions, config, with_lab};
+use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, config, with_lab};
 
 const TABLE: &str = include_str!("wrong_uses.txt");
 /// Fewer cases would be a table that was not read.
@@ -76,6 +77,9 @@ fn each_wrong_use_is_told_what_is_wrong_where_and_the_remedy() {
         let _sdp = lab.start_sdp(&SdpOptions::default())?;
         lab.connected("one")?;
         let id = lab.add_endpoint(&lab.a, WEB)?;
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        let learned = lab.a.ask(&Query::a("www.good.test", DNS4))?;
+        learned.expect(web4(10))?;
         let directory = lab.directory().join("wrong");
         fs::create_dir(&directory)?;
         let fill = |text: &str| {

@@ -9,7 +9,7 @@ pub enum MetricsAddress {
     Off,
     /// Every address of the node.
     AnyHost(u16),
-    /// One address.
+    /// This socket alone.
     At(SocketAddr),
 }
 

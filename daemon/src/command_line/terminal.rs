@@ -94,7 +94,7 @@ pub fn harmless(text: &str) -> String {
 }
 
 /// As [`harmless`], in one line.
-pub fn one_line(text: &str) -> String {
+pub(super) fn one_line(text: &str) -> String {
     escaped(text, is_steering)
 }
 

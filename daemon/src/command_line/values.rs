@@ -23,7 +23,7 @@ where
     }
 }
 
-/// A port.
+/// A number from 1 to 65535.
 pub fn port(text: &str) -> Result<u16, String> {
     let number = text.parse().ok().filter(|port| *port != 0);
     number.ok_or_else(|| "write a port, a number from 1 to 65535".to_owned())

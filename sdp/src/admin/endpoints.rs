@@ -58,10 +58,10 @@ pub(super) fn endpoint(shared: &Shared, text: &str) -> Result<(EndpointId, Named
     {
         return Ok((id, all.remove(&id.0).unwrap_or_default()));
     }
-    one_of(all, text)
+    one_of(&all, text)
 }
 
-fn one_of(all: BTreeMap<u16, Named>, text: &str) -> Result<(EndpointId, Named), NoEndpoint> {
+fn one_of(all: &BTreeMap<u16, Named>, text: &str) -> Result<(EndpointId, Named), NoEndpoint> {
     let pods: Vec<Option<String>> = all.values().map(Named::pod).collect();
     let named = all.iter().zip(&pods).map(|((id, named), pod)| {
         let names = EndpointNames {
@@ -119,7 +119,7 @@ mod tests {
         write(8, r#"{"ID": 8, "HoldfastKey": "dir/c1.yaml"}"#);
         write(9, "{");
         let found = |text: &str| {
-            let found = one_of(files(dir.path()), text);
+            let found = one_of(&files(dir.path()), text);
             found.map(|(id, _)| id.0).map_err(|error| error.to_string())
         };
         for (text, id) in [

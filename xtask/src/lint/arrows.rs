@@ -59,6 +59,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
             "holdfast-agent-datapath",
             "holdfast-sdp",
             "limits",
+            "nearest",
             "netpol",
             "shared-maps",
         ],

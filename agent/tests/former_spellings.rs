@@ -16,7 +16,7 @@ const RUNNING: [&[&str]; 3] = [&["run"], &["relay"], &["netpol", "run"]];
 
 fn log_of(words: &[&str], flags: &[&str]) -> LogArgs {
     let line = ["holdfast-agent"].iter().chain(words).chain(flags);
-    let parsed = config::parse(line.map(OsString::from)).unwrap();
+    let parsed = config::parse(line.map(OsString::from)).expect("an accepted line");
     match parsed.cli.command {
         Command::Run(args) => args.log,
         Command::Relay(args) => args.log,

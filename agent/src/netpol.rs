@@ -24,6 +24,7 @@ pub mod model;
 pub mod objects;
 mod owners;
 mod plugin;
+mod service;
 mod state;
 mod surroundings;
 mod unenforced;

@@ -1,4 +1,4 @@
-//! Files made of the command lines: packaging/agent.yaml and sdp.yaml match `--help` (`cargo xtask docs`
+//! Files made of the command lines: packaging/agent.yaml, netpol.yaml and sdp.yaml match `--help` (`cargo xtask docs`
 //! writes them), and man pages and completions are made for every command (`cargo xtask package`).
 
 use std::{
@@ -28,8 +28,10 @@ struct SettingsFile {
     values: &'static [(&'static str, &'static str)],
 }
 
-fn files() -> [SettingsFile; 2] {
+fn files() -> [SettingsFile; 3] {
     let run = Cli::command().find_subcommand("run").cloned();
+    let netpol = Cli::command().find_subcommand("netpol").cloned();
+    let netpol_run = netpol.and_then(|netpol| netpol.find_subcommand("run").cloned());
     [
         SettingsFile {
             name: "agent.yaml",
@@ -39,6 +41,15 @@ fn files() -> [SettingsFile; 2] {
                 ("state-dir", "/var/lib/holdfast/agent"),
                 ("policy-dir", "/etc/holdfast/policies"),
                 ("endpoint-dir", "/etc/holdfast/endpoints"),
+            ],
+        },
+        SettingsFile {
+            name: "netpol.yaml",
+            line: "holdfast-agent netpol run",
+            command: netpol_run.expect("the command `netpol run`"),
+            values: &[
+                ("policy-dir", "/etc/holdfast/policies"),
+                ("state-dir", "/var/lib/holdfast/netpol"),
             ],
         },
         SettingsFile {
@@ -180,10 +191,10 @@ fn each_program_starts_with_its_file_and_with_all_defaults_written_out() {
             let line = file.line.split(' ').map(str::to_owned).chain([config]);
             let line = line.map(Into::into);
             let started = match file.name {
-                "agent.yaml" => config::parse(line).map(drop).map_err(|e| e.to_string()),
-                _ => SdpConfig::resolve(line)
+                "sdp.yaml" => SdpConfig::resolve(line)
                     .map(drop)
                     .map_err(|e| e.to_string()),
+                _ => config::parse(line).map(drop).map_err(|e| e.to_string()),
             };
             assert_eq!(started, Ok(()), "{text}");
         }

@@ -7,8 +7,9 @@ use holdfast_agent::config::Cli;
 use holdfast_sdp::config::args::Cli as SdpCli;
 
 /// Flags that are different things in different commands, with the reason.
-const DIFFERENT: [(&str, &str); 8] = [
+const DIFFERENT: [(&str, &str); 9] = [
     ("address", "of `observe`: a filter of packets"),
+    ("config", "of `cleanup`: the file of `run`"),
     ("enable-policy", "of `endpoint add`: of one endpoint"),
     (
         "labels",

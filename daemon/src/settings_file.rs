@@ -114,6 +114,21 @@ pub fn read<E: From<SettingsError>>(
     Ok(FileSettings { arguments, ignored })
 }
 
+/// Flags for those keys of the file that `--config` names which are flags of `command`: the file is one of
+/// another command, which checks the other keys.
+///
+/// # Errors
+/// The file cannot be read, or a value is not valid for its key.
+pub fn shared(command: &Command, given: &ArgMatches) -> Result<Vec<OsString>, SettingsError> {
+    let mut flags = FileFlags::new(command, given);
+    if let Some(path) = given.get_one::<PathBuf>("config") {
+        for entry in yaml(path, &|key| delimiter(command, key))? {
+            flags.add(&entry)?;
+        }
+    }
+    Ok(flags.into_arguments().map(OsString::from).collect())
+}
+
 /// The settings in a directory whose keys are flags.
 ///
 /// # Errors

@@ -72,9 +72,12 @@ impl Config {
         let matches = program.clone().try_get_matches_from(&line)?;
         let found = settings_file::read("holdfast-sdp", &program, &matches, file::directory)?;
         let mut notes = Vec::new();
-        if !found.ignored.is_empty() {
+        if let Some(dir) = matches.get_one::<PathBuf>("config_dir")
+            && !found.ignored.is_empty()
+        {
             notes.push(format!(
-                "--config-dir: keys of other programs, ignored: {}",
+                "--config-dir {}: keys of other programs, ignored: {}",
+                dir.display(),
                 found.ignored.join(", ")
             ));
         }

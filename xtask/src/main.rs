@@ -95,7 +95,7 @@ enum Task {
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
-    /// Write the files that are generated from code: docs/src/metrics.md, packaging/agent.yaml and sdp.yaml
+    /// Write the files that are generated from code: docs/src/metrics.md, and the settings files in packaging/
     Docs,
     /// Check the Helm charts; part of lint
     Charts {

@@ -28,6 +28,15 @@ pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// What the programs are built for, as Debian names it.
 const ARCHITECTURE: &str = "amd64";
 
+/// How a package is compressed.
+#[derive(Clone, Copy, Debug)]
+enum Compression {
+    /// For users
+    Small,
+    /// For tests
+    Fast,
+}
+
 /// A package of a program.
 #[derive(Debug)]
 struct Package {
@@ -53,14 +62,15 @@ const PACKAGES: [Package; 2] = [
                       DNS proxy built in; with the package holdfast-sdp a restart of the agent\n\
                       interrupts no query.",
         files: &[
-            ("agent.yaml", "etc/holdfast/agent.yaml"),
+            ("agent.yaml", "usr/share/holdfast/agent.yaml"),
+            ("netpol.yaml", "usr/share/holdfast/netpol.yaml"),
             (
                 "holdfast-agent.service",
                 "usr/lib/systemd/system/holdfast-agent.service",
             ),
             (
-                "holdfast-agent.tmpfiles",
-                "usr/lib/tmpfiles.d/holdfast-agent.conf",
+                "holdfast-netpol.service",
+                "usr/lib/systemd/system/holdfast-netpol.service",
             ),
         ],
         directories: &["etc/holdfast/policies", "etc/holdfast/endpoints"],
@@ -73,7 +83,7 @@ const PACKAGES: [Package; 2] = [
                       queries, and reports the addresses in answers to the agent. Two instances run,\n\
                       so that each can be replaced without the loss of a query.",
         files: &[
-            ("sdp.yaml", "etc/holdfast/sdp.yaml"),
+            ("sdp.yaml", "usr/share/holdfast/sdp.yaml"),
             (
                 "holdfast-sdp@.service",
                 "usr/lib/systemd/system/holdfast-sdp@.service",
@@ -97,7 +107,7 @@ pub(crate) fn run(profile: Profile) -> Result<Vec<PathBuf>> {
     let programs = image::build(profile)?;
     let home = workspace::target_dir()?.join("packages");
     let trees = trees(&home, &programs)?;
-    let mut made = debs(&home, &trees, VERSION)?;
+    let mut made = debs(&home, &trees, VERSION, Compression::Small)?;
     made.push(tarball(&home, &trees)?);
     made.push(archive::sums(&home, &made)?);
     Ok(made)
@@ -123,9 +133,14 @@ fn trees(home: &Path, programs: &[PathBuf; 2]) -> Result<Vec<PathBuf>> {
 }
 
 /// The Debian packages of the trees, with this version.
-fn debs(home: &Path, trees: &[PathBuf], version: &str) -> Result<Vec<PathBuf>> {
+fn debs(
+    home: &Path,
+    trees: &[PathBuf],
+    version: &str,
+    compression: Compression,
+) -> Result<Vec<PathBuf>> {
     let packages = PACKAGES.iter().zip(trees);
-    let made = packages.map(|(package, tree)| deb::make(home, tree, package, version));
+    let made = packages.map(|(package, tree)| deb::make(home, tree, package, version, compression));
     made.collect()
 }
 
@@ -136,21 +151,39 @@ fn tarball(home: &Path, trees: &[PathBuf]) -> Result<PathBuf> {
     fs::create_dir_all(&all)?;
     for tree in trees {
         let mut copy = process::command("cp", &["-a"]);
-        copy.arg(tree.join("usr")).arg(tree.join("etc")).arg(&all);
+        copy.arg(tree.join(".")).arg(&all);
         process::output(copy)?;
     }
+    // What postinst does with a package's settings.
+    let mut settings = process::command(
+        "sh",
+        &[
+            "-c",
+            "cp -p \"$0\"/usr/share/holdfast/*.yaml \"$0\"/etc/holdfast/",
+        ],
+    );
+    settings.arg(&all);
+    process::output(settings)?;
     let to = home.join(format!("{name}.tar.gz"));
     archive::gzipped(&to, home, &name, &[])?;
     fs::remove_dir_all(all)?;
     Ok(to)
 }
 
-/// Packages of debug builds with two versions, for tests: they differ in nothing else.
-pub(crate) fn of_two_versions() -> Result<[Vec<PathBuf>; 2]> {
+/// Packages with two versions, for tests: they differ in nothing but the texts of their settings files.
+pub(crate) fn of_two_versions(profile: Profile) -> Result<[Vec<PathBuf>; 2]> {
     packages::install(packages::PACKAGE)?;
-    let programs = image::build(Profile::Debug)?;
+    let programs = image::build(profile)?;
     let home = workspace::target_dir()?.join("packages-test");
     let trees = trees(&home, &programs)?;
+    let first = debs(&home, &trees, VERSION, Compression::Fast)?;
+    for (package, tree) in PACKAGES.iter().zip(&trees) {
+        let settings = package.files.iter().map(|(_, to)| tree.join(to));
+        for file in settings.filter(|file| file.extension() == Some("yaml".as_ref())) {
+            let text = fs::read_to_string(&file)? + "# of the next version\n";
+            fs::write(file, text)?;
+        }
+    }
     let next = format!("{VERSION}+next");
-    Ok([debs(&home, &trees, VERSION)?, debs(&home, &trees, &next)?])
+    Ok([first, debs(&home, &trees, &next, Compression::Fast)?])
 }

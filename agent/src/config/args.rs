@@ -449,6 +449,9 @@ pub struct CleanupArgs {
     /// Directory of the node's CNI configuration, from which 05-holdfast.conflist is removed
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
     pub cni_conf_dir: PathBuf,
+    /// Settings file of `run`: its directories are used, unless flags or the environment name others
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
 }
 
 /// Directory of the pins and output options.

@@ -52,6 +52,9 @@ pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseEr
         ignored = found.ignored;
         line.extend(found.arguments);
     }
+    if let Some((command, given)) = chosen(&program, &matches, &["cleanup"]) {
+        line.extend(settings_file::shared(command, given)?);
+    }
     let matches = Cli::command().try_get_matches_from(&line)?;
     let cli = Cli::from_arg_matches(&matches)?;
     if let Command::Policy(PolicyCommand::Trace(args)) = &cli.command
@@ -110,6 +113,21 @@ mod tests {
             panic!("not run");
         };
         Config::try_from(*args).unwrap()
+    }
+
+    #[test]
+    fn a_clean_up_uses_the_directories_of_the_settings_of_run() {
+        let dir = directory(&[("agent.yaml", "state-dir: /a\nbpf-root: /b\nworkers: 2\n")]);
+        let line = |flags: &[&str]| {
+            let config = format!("--config={}", dir.path().join("agent.yaml").display());
+            let line = ["holdfast-agent", "cleanup", &config].iter().chain(flags);
+            let Command::Cleanup(args) = parse(line.map(Into::into)).unwrap().cli.command else {
+                panic!("not cleanup");
+            };
+            [args.state_dir, args.bpf_root].map(|path| path.display().to_string())
+        };
+        assert_eq!(line(&[]), ["/a", "/b"]);
+        assert_eq!(line(&["--state-dir=/c"]), ["/c", "/b"]);
     }
 
     #[test]

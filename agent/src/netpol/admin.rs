@@ -1,10 +1,6 @@
 //! What `netpol run` answers: commands over its unix socket, probes and Prometheus over TCP.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use agent_cluster::{health::ClusterHealth, own_interfaces};
 use agent_core::policy::trace::Port;
@@ -30,9 +26,6 @@ use crate::{
     cni::{install::CniCondition, reports::PluginReports},
     refusal::{self, Refusal},
 };
-
-/// An enforcer that has not run for so long hangs: a change of a million elements takes a second.
-const ALIVE: Duration = Duration::from_secs(60);
 
 /// Sources of all answers.
 #[derive(Clone)]
@@ -149,8 +142,8 @@ impl Pages {
         match request.uri().path() {
             "/metrics" => self.metrics().await,
             "/healthz" => {
-                let beat = self.shared.state.lock().force.beat;
-                match Instant::now().duration_since(beat) < ALIVE {
+                let is_alive = self.shared.state.lock().force.is_alive();
+                match is_alive {
                     true => answer(StatusCode::OK, TEXT, "ok\n"),
                     false => answer(
                         StatusCode::SERVICE_UNAVAILABLE,

@@ -18,7 +18,7 @@ use agent_cluster::{
 };
 use agent_datapath::nf_tables::Connection;
 use anyhow::{Context as _, Result, bail};
-use daemon::{descriptors::Descriptors, http_server};
+use daemon::{descriptors::Descriptors, http_server, service_manager::ServiceManager};
 use netpol::render::{change::Change, ruleset::Table};
 use parking_lot::Mutex;
 use tokio::{
@@ -39,6 +39,7 @@ use super::{
     metrics::Counters,
     owners::Owners,
     plugin::PluginPods,
+    service,
     state::Shared,
 };
 use crate::{
@@ -69,6 +70,7 @@ const LISTING: Duration = Duration::from_mins(1);
 /// # Errors
 /// The kernel or a flag's value cannot be used, or another process enforces policy here.
 pub async fn run(config: NetpolConfig) -> Result<()> {
+    let manager = ServiceManager::of_environment().context("NOTIFY_SOCKET")?;
     let api = match &config.kubernetes {
         Some(settings) => Some(Api::connect(settings).await?),
         None => None,
@@ -100,6 +102,8 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
         node = config.node_name,
         "enforcing NetworkPolicies with nftables"
     );
+    let shared = Arc::clone(&enforcer.shared);
+    tasks.spawn(service::report(manager.clone(), shared, stop.clone()));
     if let Some(packets) = drops {
         let shared = Arc::clone(&enforcer.shared);
         tasks.spawn(drops::run(packets, shared, stop.clone()));
@@ -112,6 +116,7 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
         _ = interrupt.recv() => {}
         _ = enforced => bail!("the task that writes the table ended; see the log"),
     }
+    manager.stopping();
     stop.cancel();
     tasks.close();
     let _late = tokio::time::timeout(GRACE, tasks.wait()).await;

@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     drops,
     metrics::{CommitOutcome, Counters},
-    owners::Owners,
+    owners::{self, Owners},
     state::Shared,
     surroundings::Surroundings,
 };
@@ -312,8 +312,11 @@ impl Enforcer {
         }
         let owners = self.shared.state.lock().owners();
         let stored = tokio::task::block_in_place(|| self.owners.lock().store(owners));
-        if let Err(error) = stored {
-            tracing::warn!(%error, "cannot store the pods of this node's addresses; after a restart, entries of conntrack of a former pod may stay");
+        over.has_other_pods = stored.is_err();
+        let problem = stored.err().as_ref().map(owners::unstored);
+        let before = std::mem::replace(&mut self.shared.state.lock().unstored, problem.clone());
+        if let Some(problem) = problem.filter(|problem| before.as_ref() != Some(problem)) {
+            tracing::warn!("{problem}");
         }
     }
 

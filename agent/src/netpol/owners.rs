@@ -74,19 +74,26 @@ impl Owners {
     /// Stores the pods of this run, if they differ.
     ///
     /// # Errors
-    /// The file cannot be written. It is tried again when they differ again.
+    /// The file cannot be written. The next call tries it again.
     pub(super) fn store(&mut self, now: Pods) -> io::Result<()> {
         if now != self.stored {
             let stored = Stored {
                 version: VERSION,
                 pods: now,
             };
-            let written = write_json(&self.path, &stored);
+            write_json(&self.path, &stored)?;
             self.stored = stored.pods;
-            return written;
         }
         Ok(())
     }
+}
+
+/// What `status` shows and the log says of that failure.
+pub(super) fn unstored(error: &io::Error) -> String {
+    format!(
+        "cannot store the pods of this node's addresses in --state-dir: {error}; after a restart, tracked \
+         connections of a former pod may stay open; make the directory writable, with free space"
+    )
 }
 
 #[cfg(test)]
@@ -98,6 +105,21 @@ mod tests {
         pairs
             .map(|(address, pod)| (address.parse().unwrap(), vec![(*pod).to_owned()]))
             .collect()
+    }
+
+    #[test]
+    fn what_could_not_be_stored_is_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let mut owners = Owners::open(&state, &mut Vec::new());
+        let now = pods(&[("10.0.0.1", "a")]);
+        std::fs::write(&state, "no directory").unwrap();
+        let error = owners.store(now.clone()).unwrap_err();
+        assert!(unstored(&error).contains("--state-dir"));
+        std::fs::remove_file(&state).unwrap();
+        std::fs::create_dir(&state).unwrap();
+        owners.store(now).unwrap();
+        assert!(state.join(FILE).exists());
     }
 
     #[test]

@@ -73,6 +73,8 @@ pub(super) struct State {
     /// Why the kernel has no tables of family `bridge`.
     pub(super) lacks_frames: Option<String>,
     pub(super) force: Force,
+    /// Why the pods of the addresses are not stored.
+    pub(super) unstored: Option<String>,
     /// Files for a VPP vswitch; none without `--vpp-export-dir`.
     pub(super) exports: Option<Exports>,
     /// The state with this number was due to be exported last.
@@ -83,6 +85,9 @@ pub(super) struct State {
 
 /// Least time between two such looks, and how many times longer than a look it is.
 const RECONSIDERED: (Duration, u32) = (Duration::from_secs(10), 20);
+
+/// An enforcer that has not run for so long hangs: a change of a million elements takes a second.
+const ALIVE: Duration = Duration::from_secs(60);
 
 /// How far the policies are in force.
 #[derive(Debug)]
@@ -97,6 +102,13 @@ pub(super) struct Force {
     pub(super) accepted: u64,
     /// When the enforcer last ran.
     pub(super) beat: Instant,
+}
+
+impl Force {
+    /// Whether the enforcer runs.
+    pub(super) fn is_alive(&self) -> bool {
+        self.beat.elapsed() < ALIVE
+    }
 }
 
 impl State {
@@ -124,6 +136,7 @@ impl State {
                 accepted: 0,
                 beat: Instant::now(),
             },
+            unstored: None,
             exports: None,
             exported: None,
             reconsidered: Instant::now(),
@@ -305,11 +318,14 @@ impl State {
         })
     }
 
+    /// Whether the kernel has the table of the documents.
+    pub(super) fn is_in_force(&self) -> bool {
+        self.is_known() && self.force.is_begun && self.force.failing.is_none()
+    }
+
     /// Whether policy is in force as the documents say.
     pub(super) fn is_ready(&self) -> bool {
-        self.is_known()
-            && self.force.is_begun
-            && self.force.failing.is_none()
+        self.is_in_force()
             && self.surroundings.problems.is_empty()
             && self.open_to_frames().is_none()
     }

@@ -80,6 +80,7 @@ impl State {
                 .map(|why| format!("the table of the last run stays: {why}")),
         );
         problems.extend(self.force.failing.clone());
+        problems.extend(self.unstored.clone());
         let aside = self.pipeline.set_aside().iter().take(SHOWN);
         problems.extend(aside.map(|(policy, why)| why.problem(policy)));
         problems.extend(self.surroundings.problems.iter().cloned());

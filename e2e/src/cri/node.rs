@@ -255,9 +255,10 @@ impl<'l> CriNode<'l> {
     }
 
     /// Starts `netpol run`, and waits until new pods get its plugin.
-    pub fn start_netpol(&self, network: &str) -> Result<Program> {
-        let flags = self.plugin_flags();
-        let flags = flags.each_ref().map(String::as_str);
+    pub fn start_netpol(&self, network: &str, further: &[&str]) -> Result<Program> {
+        let plugin = self.plugin_flags();
+        let plugin = plugin.each_ref().map(String::as_str);
+        let flags = [&plugin, further].concat();
         let netpol = self.lab.start_netpol(&flags)?;
         self.uses(network, true)?;
         Ok(netpol)

@@ -41,7 +41,7 @@ fn no_first_packet_of_a_pod_passes() {
         pods.pop();
         let sent = Sent::watch(lab)?;
         starts_open_without_the_plugin(&node, lab, &sent)?;
-        let _netpol = node.start_netpol(Base::Ptp.name())?;
+        let _netpol = node.start_netpol(Base::Ptp.name(), &[])?;
         let mut times = Vec::new();
         for pod in &pods {
             let begin = Instant::now();
@@ -77,7 +77,7 @@ fn start_while_away(node: &CriNode<'_>, sent: &Sent, pod: &PodName) -> Result<(S
             now.len() > leases
         })?;
         let before = sent.senders();
-        let netpol = node.start_netpol(Base::Ptp.name())?;
+        let netpol = node.start_netpol(Base::Ptp.name(), &[])?;
         let started = starting
             .join()
             .map_err(|_| anyhow!("the client panicked"))?;
@@ -119,7 +119,7 @@ fn a_restart_before_documents_have_an_address_opens_nothing_and_ended_pods_are_f
         let [p, q] = ["p", "q"].map(PodName::new);
         describe(lab, &[p.clone(), q.clone()])?;
         let sent = Sent::watch(lab)?;
-        let netpol = node.start_netpol(Base::Ptp.name())?;
+        let netpol = node.start_netpol(Base::Ptp.name(), &[])?;
         let first = node.run(&p)?;
         sent.expect_judged(first.address())?;
         netpol.kill_9()?;
@@ -169,7 +169,7 @@ fn a_pod_that_no_document_describes_does_not_start_and_pods_of_a_bridge_are_judg
             lab.node.sysctl(&[(&names[0], value), (&names[1], value)])
         };
         bridge("0")?;
-        let _netpol = node.start_netpol(Base::Bridge.name())?;
+        let _netpol = node.start_netpol(Base::Bridge.name(), &[])?;
         let [p, q] = &pods;
         let (unknown, unset) = std::thread::scope(|scope| {
             let unset = scope.spawn(|| node.run_fails(p));
@@ -194,5 +194,31 @@ fn a_pod_that_no_document_describes_does_not_start_and_pods_of_a_bridge_are_judg
         )?;
         ensure!(failures >= 2.0, "{failures} failures");
         Ok(())
+    });
+}
+
+#[test]
+fn exports_follow_pods_of_the_plugin() {
+    with_lab(|lab| {
+        let node = CriNode::start(lab, Base::Ptp)?;
+        only_allowed_server_by_address(lab)?;
+        let pod = PodName::new("p");
+        describe(lab, std::slice::from_ref(&pod))?;
+        let exports = lab.directory().join("exports");
+        std::fs::create_dir(&exports)?;
+        let flag = format!("--vpp-export-dir={}", exports.display());
+        let flags = [&flag, "--node-output-interface=uplink0"];
+        let _netpol = node.start_netpol(Base::Ptp.name(), &flags)?;
+        let text = || Ok(std::fs::read_to_string(exports.join("acl.txt"))?);
+        let name = format!("{}/{}", pod.namespace, pod.name);
+        until("the files are written", SOON, text, |text| {
+            !text.contains(&name)
+        })?;
+        let sandbox = node.run(&pod)?;
+        until("the pod is in the file", SOON, text, |text| {
+            text.contains(&name)
+        })?;
+        node.stop(&sandbox.id)?;
+        until("it is in no file", SOON, text, |text| !text.contains(&name)).map(drop)
     });
 }

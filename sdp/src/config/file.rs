@@ -182,8 +182,12 @@ mod tests {
             "identity-allocation-mode",
             "kube-proxy-replacement",
         ];
-        let ignored = format!("ignored: {}", theirs.join(", "));
-        assert!(found.notes[0].ends_with(&ignored), "{:?}", found.notes);
+        let note = format!(
+            "--config-dir {}: keys of other programs, ignored: {}",
+            dir.path().display(),
+            theirs.join(", ")
+        );
+        assert_eq!(found.notes[0], note);
     }
 
     #[test]

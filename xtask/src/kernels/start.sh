@@ -17,7 +17,7 @@ export PATH={programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 export HOLDFAST_BIN_DIR={programs} HOLDFAST_DISK=/disk
 export HOME=/root TERM=dumb NO_COLOR=1 HOLDFAST_KERNEL={version} HOLDFAST_TIME_FACTOR={factor}
 ulimit -n 20000
-modprobe tun
+modprobe -a tun br_netfilter
 ip link set lo up
 stty raw -echo -F /dev/ttyS1
 bash /run/guest/script {args} > /dev/ttyS1 2>&1 < /dev/null

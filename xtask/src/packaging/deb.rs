@@ -8,42 +8,74 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use super::{ARCHITECTURE, Package};
+use super::{ARCHITECTURE, Compression, Package};
 use crate::{archive, process, repository};
 
 /// Directory with the control files while the package is made.
 const CONTROL: &str = "DEBIAN";
-/// Scripts of each package, in `packaging/debian`.
-const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
+/// Scripts in `packaging/debian`: of one package, or of all.
+const SCRIPTS: [&str; 4] = ["preinst", "postinst", "prerm", "postrm"];
+/// What stands in a script for functions that the scripts of several packages have, and these.
+const SHARED: [(&str, &str); 2] = [
+    (
+        "#SETTINGS#\n",
+        include_str!("../../../packaging/debian/settings.sh"),
+    ),
+    (
+        "#REMOVED#\n",
+        include_str!("../../../packaging/debian/removed.sh"),
+    ),
+];
 
 /// Makes the package with this version in `home`. The tree stays as it was.
-pub(super) fn make(home: &Path, tree: &Path, package: &Package, version: &str) -> Result<PathBuf> {
+pub(super) fn make(
+    home: &Path,
+    tree: &Path,
+    package: &Package,
+    version: &str,
+    compression: Compression,
+) -> Result<PathBuf> {
     let control = tree.join(CONTROL);
     fs::create_dir_all(&control)?;
     fs::write(
         control.join("control"),
         fields(home, tree, package, version)?,
     )?;
-    let settings = package.files.iter().map(|(_, to)| to);
-    let settings = settings.filter(|to| to.starts_with("etc/"));
-    let settings: String = settings.map(|to| format!("/{to}\n")).collect();
-    fs::write(control.join("conffiles"), settings)?;
     fs::write(control.join("md5sums"), sums(tree)?)?;
     for script in SCRIPTS {
-        let name = format!("packaging/debian/{}.{script}", package.name);
         let to = control.join(script);
-        fs::copy(repository::root().join(&name), &to).context(name)?;
+        fs::write(&to, script_of(package, script)?)?;
         fs::set_permissions(to, fs::Permissions::from_mode(0o755))?;
     }
     let made = home.join(format!("{}_{version}_{ARCHITECTURE}.deb", package.name));
-    let mut build = process::command("dpkg-deb", &["--root-owner-group", "-Zxz", "--build"]);
+    let mut build = process::command("dpkg-deb", &["--root-owner-group"]);
     build
+        .args(match compression {
+            Compression::Small => ["-Zxz", "-z6"],
+            Compression::Fast => ["-Zgzip", "-z1"],
+        })
+        .arg("--build")
         .arg(tree)
         .arg(&made)
         .env("SOURCE_DATE_EPOCH", archive::seconds()?);
     process::output(build)?;
     fs::remove_dir_all(control)?;
     Ok(made)
+}
+
+fn script_of(package: &Package, script: &str) -> Result<String> {
+    let scripts = repository::root().join("packaging/debian");
+    let own = scripts.join(format!("{}.{script}", package.name));
+    let path = if own.exists() {
+        own
+    } else {
+        scripts.join(script)
+    };
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let shared = SHARED.iter();
+    Ok(shared.fold(text, |text, (mark, functions)| {
+        text.replace(mark, functions)
+    }))
 }
 
 fn fields(home: &Path, tree: &Path, package: &Package, version: &str) -> Result<String> {

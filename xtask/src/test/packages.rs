@@ -11,14 +11,25 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::{Output, observe, tally::Tally};
-use crate::{packages, packaging, process, progress::step, workspace};
+use crate::{image::Profile, packages, packaging, process, progress::step, workspace};
 
 /// The longest time of each part.
 const LIMIT: Duration = Duration::from_secs(5 * 60);
-/// Debian's packages in the root, besides the essential ones: those that the tests call, and those that
-/// the packages depend on.
-const INCLUDED: &str = "bash-completion,dbus,init-system-helpers,iproute2,libgcc-s1,man-db,passwd,procps,python3-minimal,\
-                        systemd,systemd-sysv";
+/// Debian's packages that the tests call, and those that the packages depend on.
+const INCLUDED: [&str; 12] = [
+    "bash-completion",
+    "dbus",
+    "init-system-helpers",
+    "iproute2",
+    "libgcc-s1",
+    "man-db",
+    "nftables",
+    "passwd",
+    "procps",
+    "python3-minimal",
+    "systemd",
+    "systemd-sysv",
+];
 const SCRIPTS: [(&str, &str); 4] = [
     ("checks.sh", include_str!("../packaging/tests/checks.sh")),
     (
@@ -33,25 +44,27 @@ const INSIDE: &str = "packages";
 /// Makes the root that of a process in namespaces of its own: a clean-up there must not reach this machine.
 const CHROOT: &str = "mount --make-rprivate / && mount -t proc proc \"$0/proc\" && mount -t tmpfs tmp \"$0/tmp\" && \
                       exec chroot \"$0\" bash /packages/clean_root.sh /packages/0 /packages/1";
+const INSTALL: &str = "mount --make-rprivate / && mount -t proc proc \"$0/proc\" && \
+                       chroot \"$0\" apt-get install -qq -y --no-install-recommends \"$@\" && chroot \"$0\" apt-get clean";
 /// Runs the script once the host is up, and ends the host with its status.
 const UNIT: &str = "[Unit]\nAfter=multi-user.target\nSuccessAction=exit\nFailureAction=exit\n\
                     [Service]\nType=oneshot\nStandardOutput=file:/packages/log\nStandardError=inherit\n\
                     ExecStart=/bin/bash /packages/host.sh /packages/0 /packages/1 /packages/traffic.py\n";
+
 /// Makes the packages with two versions, and runs both parts.
 pub(super) fn run() -> Result<Tally> {
     packages::install(packages::PACKAGES)?;
-    let versions = packaging::of_two_versions()?;
+    let versions = packaging::of_two_versions(Profile::Debug)?;
     let home = workspace::target_dir()?.join("packages-test");
-    let base = base(&home)?;
     let mut total = Tally::default();
-    let root = root(&home, &base, &versions)?;
+    let root = root(&home, &Base::Minimal.archive(&home)?, &versions)?;
     total.add(&observe(
         "packages in a clean root",
-        in_namespaces(&root),
+        in_namespaces(&root, CHROOT),
         Output::AtOnce,
         Some(LIMIT),
     )?);
-    let root = self::root(&home, &base, &versions)?;
+    let root = self::root(&home, &Base::Bootable.archive(&home)?, &versions)?;
     total.add(&observe(
         "packages on a host with systemd",
         host(&root)?,
@@ -62,31 +75,79 @@ pub(super) fn run() -> Result<Tally> {
     Ok(total)
 }
 
-/// An archive of a clean root. To replace it by a newer one, remove it.
-fn base(home: &Path) -> Result<PathBuf> {
-    let archive = home.with_file_name("packages-test-debian.tar");
-    if !archive.exists() {
-        step("make a root of Debian", "packages are installed there");
-        let part = archive.with_extension("part.tar");
-        let include = format!("--include={INCLUDED}");
-        let mut make = process::command("mmdebstrap", &["--variant=minbase", "--quiet", &include]);
-        make.arg("bookworm").arg(&part);
-        process::run(make)?;
-        fs::rename(part, &archive)?;
-    }
-    Ok(archive)
+/// A root of Debian, before Holdfast is installed.
+#[derive(Clone, Copy)]
+enum Base {
+    /// The smallest one, with the lists and packages that apt needs to install the others.
+    Minimal,
+    /// The same with all of them installed, and systemd as its first process.
+    Bootable,
 }
 
-/// A clean root with the packages of both versions, and the scripts.
-fn root(home: &Path, base: &Path, versions: &[Vec<PathBuf>; 2]) -> Result<PathBuf> {
+impl Base {
+    /// Its archive. To replace it by a newer one, remove it.
+    fn archive(self, home: &Path) -> Result<PathBuf> {
+        let name = match self {
+            Self::Minimal => "minimal",
+            Self::Bootable => "bootable",
+        };
+        let archive = home.with_file_name(format!("packages-test-{name}.tar"));
+        if !archive.exists() {
+            step(
+                &format!("make a {name} root of Debian"),
+                "packages are installed there",
+            );
+            let part = archive.with_extension("part.tar");
+            match self {
+                Self::Minimal => minimal(&part)?,
+                Self::Bootable => bootable(home, &Self::Minimal.archive(home)?, &part)?,
+            }
+            fs::rename(part, &archive)?;
+        }
+        Ok(archive)
+    }
+}
+
+fn minimal(archive: &Path) -> Result<()> {
+    let names = INCLUDED.join(" ");
+    let download = format!(
+        "--customize-hook=chroot \"$1\" apt-get install -qq -y --no-install-recommends --download-only {names}"
+    );
+    let args = ["--variant=minbase", "--quiet", "--skip=cleanup/apt"];
+    let mut make = process::command("mmdebstrap", &args);
+    make.args([&download, "bookworm"]).arg(archive);
+    process::run(make)
+}
+
+/// Installs what the minimal root has downloaded.
+fn bootable(home: &Path, minimal: &Path, archive: &Path) -> Result<()> {
+    let root = unpacked(home, minimal)?;
+    let mut install = in_namespaces(&root, INSTALL);
+    install.args(INCLUDED);
+    process::output(install)?;
+    let mut pack = process::command("tar", &["--create", "--numeric-owner", "--file"]);
+    pack.arg(archive).arg("--directory").arg(&root).arg(".");
+    process::output(pack).map(drop)
+}
+
+/// The archive in an empty directory.
+fn unpacked(home: &Path, archive: &Path) -> Result<PathBuf> {
     let root = home.join("root");
     if root.exists() {
         fs::remove_dir_all(&root).with_context(|| format!("removing {}", root.display()))?;
     }
     fs::create_dir_all(&root)?;
     let mut unpack = process::command("tar", &["--extract", "--file"]);
-    unpack.arg(base).arg("--directory").arg(&root);
+    unpack.arg(archive).arg("--directory").arg(&root);
     process::output(unpack)?;
+    Ok(root)
+}
+
+/// A clean root with the packages of both versions, and the scripts.
+fn root(home: &Path, base: &Path, versions: &[Vec<PathBuf>; 2]) -> Result<PathBuf> {
+    let root = unpacked(home, base)?;
+    // A root that is thrown away need not survive a power cut.
+    fs::write(root.join("etc/dpkg/dpkg.cfg.d/fast"), "force-unsafe-io\n")?;
     let inside = root.join(INSIDE);
     for (number, files) in versions.iter().enumerate() {
         let to = inside.join(number.to_string());
@@ -94,6 +155,13 @@ fn root(home: &Path, base: &Path, versions: &[Vec<PathBuf>; 2]) -> Result<PathBu
         for file in files {
             fs::copy(file, to.join(file.file_name().context("a file's name")?))?;
         }
+        let mut scan = process::command("dpkg-scanpackages", &["--multiversion", "."]);
+        scan.current_dir(&to);
+        fs::write(to.join("Packages"), process::output(scan)?)?;
+    }
+    for (number, name) in ["first.list", "next.list"].iter().enumerate() {
+        let list = format!("deb [trusted=yes] file:/{INSIDE}/{number} ./\n");
+        fs::write(inside.join(name), list)?;
     }
     for (name, text) in SCRIPTS {
         fs::write(inside.join(name), text)?;
@@ -101,7 +169,7 @@ fn root(home: &Path, base: &Path, versions: &[Vec<PathBuf>; 2]) -> Result<PathBu
     Ok(root)
 }
 
-fn in_namespaces(root: &Path) -> Command {
+fn in_namespaces(root: &Path, script: &str) -> Command {
     let args = [
         "--mount",
         "--net",
@@ -110,7 +178,7 @@ fn in_namespaces(root: &Path) -> Command {
         "--kill-child",
         "sh",
         "-c",
-        CHROOT,
+        script,
     ];
     let mut command = process::command("unshare", &args);
     command.arg(root);

@@ -41,7 +41,7 @@ done
 reaches() { ip netns exec pod python3 -c "import socket; socket.create_connection(('$1', 80), 2)"; }
 check 'without Holdfast the container reaches every server' await reaches 192.0.2.12
 
-check 'dpkg -i installs both packages' dpkg -i "$1"/*.deb
+check 'apt installs both packages from an archive' from first install holdfast-agent holdfast-sdp
 for unit in $units; do
     check "$unit is active" await systemctl is-active "$unit"
     check "$unit is ready by its own report" sh -c "systemctl show -p StatusText $unit | grep -qE 'endpoints|serves'"
@@ -71,49 +71,94 @@ spec:
 POLICY
 closed() { ! reaches 192.0.2.12; }
 check 'policy and endpoint of /etc/holdfast are in force' await closed
-load() { ip netns exec pod python3 "$3" load 192.0.2.10 "$4" > /tmp/load 2>&1; }
-load x x "$3" 1
+traffic=$3
+load() { ip netns exec pod python3 "$traffic" load 192.0.2.10 "$@" > /tmp/load 2>&1; }
+load 1
 check 'a name is answered, and its address opens' grep -q 'connection alive' /tmp/load
 
 pids() { for unit in $units; do property MainPID "$unit"; done; }
 before=$(pids)
-load x x "$3" 20 &
-load=$!
-sleep 2
-check 'dpkg -i upgrades under load' dpkg -i "$2"/*.deb
+# Traffic while commands run. Arguments: what is to lose nothing.
+begin() {
+    rm -f /tmp/end
+    load 120 /tmp/end &
+    load=$!
+    sleep 1
+}
+end() {
+    sleep 1
+    touch /tmp/end
+    wait "$load"
+    cat /tmp/load
+    check "$1 lost no query" grep -q ' lost 0 ' /tmp/load
+    check "$1 left the open connection alive" grep -q 'connection alive' /tmp/load
+    check "the other server is closed after $1" closed
+}
+begin
+check 'apt upgrade under load' from next upgrade
 for unit in $units; do
     check "$unit is active after the upgrade" systemctl is-active "$unit"
 done
 changed=$(printf '%s\n' "$before" "$(pids)" | sort | uniq -d)
 check 'each process is a new one' test -z "$changed"
-wait "$load"
-cat /tmp/load
-check 'the upgrade lost no query' grep -q ' lost 0 ' /tmp/load
-check 'the open connection lives' grep -q 'connection alive' /tmp/load
-check 'the other server is still closed' closed
+end 'the upgrade by apt'
+
+variant broken "$2"/holdfast-sdp_*.deb 9 'exit 1'
+worked=$(dpkg-deb -f "$2"/holdfast-sdp_*.deb Version)
+other=$(property MainPID holdfast-sdp@b)
+state() { dpkg-query -W -f '${db:Status-Abbrev}' holdfast-sdp; }
+serves_on() { is "$(property MainPID holdfast-sdp@b)" "$other" && systemctl is-active holdfast-sdp@b; }
+begin
+check 'dpkg -i of a version that does not start fails' fails dpkg -i /tmp/broken/*.deb
+dpkg --configure holdfast-sdp > /tmp/said 2>&1
+check 'another attempt to configure it fails' is "$?" 1
+for text in 'holdfast-sdp@a.service did not' 'systemctl status holdfast-sdp@a' 'journalctl -u holdfast-sdp@a' "again: $worked"; do
+    check "it says $text" sh -c 'grep -F -- "$0" /tmp/said || { cat /tmp/said; exit 1; }' "$text"
+done
+check 'dpkg shows that it is not configured' is "$(state)" 'iF '
+check 'the other proxy is the one from before' serves_on
+check 'dpkg -i goes back to the version that worked' dpkg -i "$2"/holdfast-sdp_*.deb
+for unit in $units; do
+    check "$unit is active after that" systemctl is-active "$unit"
+done
+variant broken "$2"/holdfast-agent_*.deb 9 'exit 1'
+check 'dpkg -i of an agent that does not start fails' fails dpkg -i /tmp/broken/holdfast-agent_*.deb
+check 'policy stays in force without it' closed
+check 'dpkg -i goes back to the agent that worked' dpkg -i "$2"/holdfast-agent_*.deb
+check 'that agent is active' systemctl is-active holdfast-agent
+end 'a version that does not start'
 
 for unit in holdfast-agent.service holdfast-sdp@.service; do
     mkdir -p "/run/systemd/system/$unit.d"
     printf '[Service]\nWatchdogSec=3\n' > "/run/systemd/system/$unit.d/test.conf"
 done
 systemctl daemon-reload
+check 'all units restart' systemctl restart $units
+before=$(pids)
+kill -STOP $before
+another() {
+    [ "$(property NRestarts "$1")" -ge 1 ] && systemctl is-active "$1" && ! echo "$before" | grep -qx "$(property MainPID "$1")"
+}
 for unit in $units; do
-    check "$unit restarts" systemctl restart "$unit"
-    pid=$(property MainPID "$unit")
-    kill -STOP "$pid"
-    another() { [ "$(property NRestarts "$1")" -ge 1 ] && [ "$(property MainPID "$1")" != "$2" ] && systemctl is-active "$1"; }
-    check "$unit is started again when it hangs" await another "$unit" "$pid"
+    check "$unit is started again when it hangs" await another "$unit"
 done
-load x x "$3" 2
+load 2
 check 'names are answered after that' grep -q ' lost 0 ' /tmp/load
 check 'the other server is closed after that' closed
 
 rm -rf /run/systemd/system/holdfast-*
-check 'dpkg -P purges' dpkg -P holdfast-agent holdfast-sdp
+systemctl daemon-reload
+check 'netpol run starts in the place of the agent' systemctl start holdfast-netpol.service
+check 'it reports that policies are in force' await sh -c 'systemctl show -p StatusText holdfast-netpol | grep -q "are in force"'
+check 'the agent has ended' fails systemctl is-active holdfast-agent.service
+check 'the agent starts in the place of netpol run' systemctl start holdfast-agent.service
+check 'netpol run has ended' fails systemctl is-active holdfast-netpol.service
+check 'apt purges' apt purge holdfast-agent holdfast-sdp
 check 'the container is open' await reaches 192.0.2.12
 check 'no unit is left' sh -c "! systemctl list-units --all --plain --no-legend 'holdfast-*' | grep -v not-found"
 check 'no file is left' sh -c '! find /etc/holdfast /var/lib/holdfast /run/holdfast /sys/fs/bpf -mindepth 0 -name "*holdfast*" -o -name "hf_*" -o -name "cilium_*" 2> /dev/null | grep .'
 check 'no user is left' sh -c '! id holdfast-sdp'
+check 'no table is left' is "$(nft list tables)" ''
 check 'no rule is left' sh -c '! ip rule | grep 2004'
 [ "$failed" = 0 ] || journalctl --no-pager -n 200 -u 'holdfast-*'
 finish

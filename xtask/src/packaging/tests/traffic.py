@@ -1,6 +1,8 @@
 """Traffic of a container while its host is upgraded: `serve ADDRESS` answers DNS and echoes over TCP; `load SERVER
-SECONDS` asks for a name every few milliseconds over a few sockets, keeps one connection open, and prints what was lost."""
+SECONDS` asks for a name every few milliseconds over a few sockets, keeps one connection open, and prints what was lost.
+With the name of a file after these, it ends once that file exists."""
 
+import os
 import select
 import socket
 import struct
@@ -36,7 +38,7 @@ def ask(sock, server, number):
     sock.sendto(struct.pack(">HHHHHH", number, 0x0100, 1, 0, 0, 0) + NAME + struct.pack(">HH", 1, 1), (server, 53))
 
 
-def load(server, seconds):
+def load(server, seconds, last=None):
     asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     asked.settimeout(5)
     ask(asked, server, 1)
@@ -58,6 +60,8 @@ def load(server, seconds):
                 connection.send(b"x")
                 connection.recv(1)
                 echoes += 1
+                if last and os.path.exists(last):
+                    end = now
         elif now >= end and not waiting:
             break
         for ready in select.select(sockets, [], [], max(0, min(due - now, INTERVAL)))[0]:
@@ -72,4 +76,4 @@ def load(server, seconds):
 if sys.argv[1] == "serve":
     serve(sys.argv[2])
 else:
-    load(sys.argv[2], float(sys.argv[3]))
+    load(sys.argv[2], float(sys.argv[3]), *sys.argv[4:])

@@ -11,8 +11,8 @@ mod firewall_args;
 mod from_args;
 mod host_name;
 mod max_identities;
-mod metrics_address;
 pub mod netpol_args;
+pub mod observe_args;
 mod relay_args;
 pub mod render_args;
 mod resolver_args;
@@ -20,15 +20,16 @@ mod run_args;
 mod source_args;
 pub mod why_args;
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::path::PathBuf;
 
 use agent_cluster::{ApiSettings, relay_settings::RelaySettings};
 use agent_core::core::CoreConfig;
+use daemon::command_line::metrics_address::MetricsAddress;
 
 pub use args::{Cli, ClientArgs, Command};
 pub use cluster_args::ClusterArgs;
 pub use cni_args::{CniArgs, PluginArgs};
-pub use dir::{ParseError, Parsed, parse};
+pub use dir::{ParseError, Parsed, command, parse};
 pub use firewall_args::FirewallArgs;
 pub use max_identities::MaxIdentities;
 pub use netpol_args::NetpolConfig;
@@ -73,8 +74,8 @@ pub struct Config {
     pub node_name: String,
     /// Where pods that run without an endpoint are found; `None` = nowhere.
     pub netns_dir: Option<PathBuf>,
-    /// Address of metrics and health; `None` = off.
-    pub metrics_address: Option<SocketAddr>,
+    /// Address of metrics and health.
+    pub metrics_address: MetricsAddress,
 }
 
 impl Config {

@@ -3,7 +3,7 @@
 //! A setting in a file becomes the flag that it stands for, so that a value is written and checked
 //! the same way in both places. Flags and environment have priority.
 
-use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
+use clap::{Arg, ArgAction, ArgMatches, Command, Id, parser::ValueSource};
 
 use crate::config_dir::{Entry, go_bool};
 
@@ -52,6 +52,12 @@ fn complete_bool(arg: Arg) -> Arg {
     }
 }
 
+/// Whether a flag has or had this name.
+fn is_called(arg: &Arg, name: &str) -> bool {
+    let former = arg.get_all_aliases().unwrap_or_default();
+    arg.get_long() == Some(name) || former.contains(&name)
+}
+
 /// Whether a flag takes the value true or false.
 fn is_bool(arg: &Arg) -> bool {
     let values = arg.get_possible_values();
@@ -69,8 +75,8 @@ pub fn is_true(entry: &Entry) -> Result<bool, ValueError> {
 pub(crate) struct FileFlags<'a> {
     command: &'a Command,
     given: &'a ArgMatches,
-    /// Key and flag, in the order of the files.
-    added: Vec<(String, Option<String>)>,
+    /// Flags of the command, each as it stands on a line, in the order of the files.
+    added: Vec<(Id, Option<String>)>,
 }
 
 impl<'a> FileFlags<'a> {
@@ -87,18 +93,37 @@ impl<'a> FileFlags<'a> {
     /// there is such a flag.
     pub(crate) fn add(&mut self, entry: &Entry) -> Result<bool, ValueError> {
         let mut all = self.command.get_arguments();
-        let Some(arg) = all.find(|arg| arg.get_long() == Some(&entry.key)) else {
+        let Some(arg) = all.find(|arg| is_called(arg, &entry.key)) else {
             return Ok(false);
         };
         if NOT_FROM_FILES.contains(&&*entry.key) {
             return Ok(false);
         }
-        let is_added = self.added.iter().any(|(key, _)| *key == entry.key);
+        let is_added = self.added.iter().any(|(id, _)| id == arg.get_id());
         if !is_added && !self.is_given(arg) {
             let flag = self.flag(arg, entry)?;
-            self.added.push((entry.key.clone(), flag));
+            self.added.push((arg.get_id().clone(), flag));
         }
         Ok(true)
+    }
+
+    /// The flag that was probably meant by a key that is none.
+    pub(crate) fn nearest(&self, key: &str) -> Option<&'a str> {
+        nearest::nearest(key, self.names())
+    }
+
+    /// The flag that a key of a directory, which has keys of other programs too, is a misspelling of.
+    pub(crate) fn misspelt(&self, key: &str) -> Option<&'a str> {
+        nearest::misspelt(key, self.names())
+    }
+
+    fn names(&self) -> impl Iterator<Item = &'a str> {
+        let shown = self
+            .command
+            .get_arguments()
+            .filter(|arg| !arg.is_hide_set());
+        let flags = shown.filter_map(Arg::get_long);
+        flags.filter(|flag| !NOT_FROM_FILES.contains(flag))
     }
 
     fn is_given(&self, arg: &Arg) -> bool {

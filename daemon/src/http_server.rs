@@ -1,7 +1,7 @@
 //! HTTP/1 on sockets that anybody may connect to: bounded connections, and always room for one
 //! more peer.
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, sync::Arc, time::Duration};
 
 use http_body_util::Full;
 use hyper::{
@@ -19,6 +19,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    command_line::metrics_address::MetricsAddress,
     guests::{ConnectionCounts, Guest, Guests},
     peer::Peer,
     tcp_owner::TcpOwners,
@@ -35,16 +36,21 @@ pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; char
 ///
 /// # Errors
 /// It cannot be bound; the text names the flag.
-pub async fn bind_metrics(address: Option<SocketAddr>) -> io::Result<Option<TcpListener>> {
-    let Some(address) = address else {
-        return Ok(None);
-    };
-    let bound = TcpListener::bind(address).await;
-    bound.map(Some).map_err(|error| {
-        io::Error::other(format!(
+pub async fn bind_metrics(address: &MetricsAddress) -> io::Result<Option<TcpListener>> {
+    let mut first = None;
+    for candidate in address.candidates() {
+        match TcpListener::bind(candidate).await {
+            Ok(listener) => return Ok(Some(listener)),
+            // The next one is a second choice.
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    match first {
+        None => Ok(None),
+        Some(error) => Err(io::Error::other(format!(
             "--metrics-address {address}: {error}; choose another address, or \"off\""
-        ))
-    })
+        ))),
+    }
 }
 
 /// A whole answer with a content type.

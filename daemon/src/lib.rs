@@ -3,6 +3,7 @@
 //! Nothing here knows endpoints' rules or DNS messages.
 #![warn(missing_docs)]
 
+pub mod command_line;
 pub mod config_dir;
 pub mod descriptors;
 pub mod flags;
@@ -11,11 +12,11 @@ pub mod http_client;
 pub mod http_server;
 pub mod ipv6;
 pub mod link_stream;
-pub mod log_filter;
+mod log_filter;
 pub mod lookup;
 pub mod map_memory;
 pub mod metrics;
-pub mod one_line;
+mod one_line;
 pub mod peer;
 pub mod pins;
 pub mod port_hold;

@@ -12,11 +12,11 @@ const BASE: &str = "info";
     "{0}; write error, warn, info, debug, trace or off, or add levels of modules, for example \
      info,{1}=debug"
 )]
-pub struct LogFilterError(String, &'static str);
+pub(crate) struct LogFilterError(String, &'static str);
 
 /// Reads `LEVEL` and `MODULE=LEVEL`, with commas between them. All other lines are logged from info on
 /// if the filter has no level without a module. `example` is a module for the error.
-pub fn parse(filter: &str, example: &'static str) -> Result<EnvFilter, LogFilterError> {
+pub(crate) fn parse(filter: &str, example: &'static str) -> Result<EnvFilter, LogFilterError> {
     let fault = |reason: String| LogFilterError(reason, example);
     let parts = filter.split(',').map(str::trim);
     let parts: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();

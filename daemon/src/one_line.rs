@@ -12,7 +12,7 @@ use tracing_subscriber::fmt::MakeWriter;
 /// The formatter gives each event to its writer in one call. Its colours are control characters,
 /// too: they must be off. Escapes are those of JSON.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct OneLine<M>(pub M);
+pub(crate) struct OneLine<M>(pub(crate) M);
 
 impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for OneLine<M> {
     type Writer = Escaping<M::Writer>;
@@ -24,7 +24,7 @@ impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for OneLine<M> {
 
 /// Writer of [`OneLine`], which escapes the control characters of each event.
 #[derive(Debug)]
-pub struct Escaping<W>(W);
+pub(crate) struct Escaping<W>(W);
 
 impl<W: Write> Write for Escaping<W> {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {

@@ -24,7 +24,7 @@ const MAX_FILE: usize = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// The file cannot be read.
-    #[error("--config {path}: {source}", path = .path.display())]
+    #[error("--config {path}: {source}; correct the path, or make the file readable", path = .path.display())]
     Read {
         /// The value of the flag.
         path: PathBuf,
@@ -32,7 +32,7 @@ pub enum SettingsError {
         source: io::Error,
     },
     /// The directory cannot be read.
-    #[error("--config-dir {0}")]
+    #[error("--config-dir {0}; correct the path, or make it readable")]
     Dir(#[from] DirError),
     /// The file is not a YAML mapping of settings to plain values.
     #[error("--config {path}: {reason}", path = .path.display())]
@@ -44,18 +44,27 @@ pub enum SettingsError {
     },
     /// A key of the file is no flag of the command.
     #[error(
-        "--config {path}: unknown key {key:?}: correct or remove it (`{help} --help` lists all keys, as \
-         flags)", path = .entry.path.display(), key = .entry.key
+        "--config {path}: unknown key {key:?}: {} (`{help} --help` lists all keys, as flags)",
+        remedy(.meant.as_deref()), path = .entry.path.display(), key = .entry.key
     )]
     UnknownKey {
         /// The key, with its file.
         entry: Entry,
+        /// The key that was probably meant.
+        meant: Option<String>,
         /// The command, as a user types it.
         help: String,
     },
     /// A value is not valid for its key.
     #[error(transparent)]
     Value(#[from] ValueError),
+}
+
+fn remedy(meant: Option<&str>) -> String {
+    match meant {
+        Some(meant) => format!("did you mean {meant}?"),
+        None => "remove it".to_owned(),
+    }
 }
 
 /// Settings that the files add to a command line.
@@ -84,8 +93,9 @@ pub fn read<E: From<SettingsError>>(
     if let Some(path) = given.get_one::<PathBuf>("config") {
         for entry in yaml(path, &|key| delimiter(command, key))? {
             if !flags.add(&entry).map_err(SettingsError::from)? {
+                let meant = flags.nearest(&entry.key).map(str::to_owned);
                 let help = line.to_owned();
-                return Err(SettingsError::UnknownKey { entry, help }.into());
+                return Err(SettingsError::UnknownKey { entry, meant, help }.into());
             }
         }
     }
@@ -93,7 +103,10 @@ pub fn read<E: From<SettingsError>>(
     if let Some(dir) = given.get_one::<PathBuf>("config_dir") {
         for entry in directory(dir)? {
             if !flags.add(&entry).map_err(SettingsError::from)? {
-                ignored.push(entry.key);
+                ignored.push(match flags.misspelt(&entry.key) {
+                    Some(meant) => format!("{} (did you mean {meant}?)", entry.key),
+                    None => entry.key,
+                });
             }
         }
     }

@@ -5,6 +5,7 @@
 
 pub mod boot_time;
 pub mod duration;
+pub mod endpoint_name;
 pub mod epoch;
 pub mod mapping;
 pub mod name;

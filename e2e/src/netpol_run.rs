@@ -34,7 +34,7 @@ impl Lab {
         command.args(["--bounding-set=-all,+net_admin", "--inh-caps=-all", "--"]);
         command.arg(program);
         command.env("NO_COLOR", "1");
-        command.env("HOLDFAST_LOG", "info,holdfast_agent=debug");
+        command.env("HOLDFAST_LOG_LEVEL", "info,holdfast_agent=debug");
         command.args(["netpol", "run", "--node-name", NODE, "--policy-dir"]);
         command.arg(self.policy_dir());
         command

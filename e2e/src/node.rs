@@ -127,10 +127,12 @@ impl Lab {
         };
         let mut command = self.node.command(path(program)?.as_str());
         command.env("NO_COLOR", "1");
-        command.env(
-            "HOLDFAST_LOG",
-            "info,holdfast_agent=debug,holdfast_sdp=debug",
-        );
+        let level = "info,holdfast_agent=debug,holdfast_sdp=debug";
+        command.env("HOLDFAST_LOG_LEVEL", level);
+        if options.program.is_some() {
+            // Earlier releases call it so.
+            command.env("HOLDFAST_LOG", level);
+        }
         command.arg("run");
         command.arg("--bpf-root").arg(self.bpf_root());
         command

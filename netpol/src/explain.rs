@@ -314,15 +314,12 @@ mod tests {
             let sides = open_sides(cache, processor.pods(), address(from), address(to));
             let sides = sides.into_iter();
             sides
-                .map(|side| (side.rules.len(), side.open.to_string()))
+                .map(|side| (side.rules.len(), side.open.texts().join(", ")))
                 .collect()
         };
-        let both = [
-            (1, "only 8080/TCP".to_owned()),
-            (1, "only 8000-8080/TCP".to_owned()),
-        ];
+        let both = [(1, "8080/TCP".to_owned()), (1, "8000-8080/TCP".to_owned())];
         assert_eq!(open(1, 2), both);
-        assert_eq!(open(1, 3), [(1, "all ports".to_owned())]);
+        assert_eq!(open(1, 3), [(1, "any".to_owned())]);
         assert_eq!(open(1, 1), []);
     }
 }

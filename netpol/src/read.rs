@@ -57,10 +57,9 @@ pub fn read(document: &Value) -> Checked<NetworkPolicy> {
 fn only(field: &Field<'_>, known: &[&str]) -> Checked<()> {
     match field.keys(known)?.find(|key| !known.contains(key)) {
         None => Ok(()),
-        Some(other) => {
-            let remedy = format!("remove it; the fields here are {}", known.join(", "));
-            field.get(other).refuse("is an unknown field", remedy)
-        }
+        Some(other) => field
+            .get(other)
+            .refuse("is an unknown field", nearest::remedy(other, known)),
     }
 }
 

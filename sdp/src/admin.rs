@@ -4,7 +4,7 @@
 //! Both run on one thread with a runtime of its own: a slow reader or a heavy
 //! scrape costs no query anything.
 
-use std::{io, path::PathBuf, sync::Arc, thread};
+use std::{fmt::Display, io, path::PathBuf, sync::Arc, thread};
 
 use daemon::http_server::{JSON, OPENMETRICS, TEXT, answer};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
@@ -19,6 +19,7 @@ use crate::{metrics::Metrics, shared_state::Shared};
 
 mod as_owner;
 pub mod client;
+mod endpoints;
 pub(crate) mod explain;
 pub(crate) mod policy;
 pub(crate) mod replicas;
@@ -110,11 +111,11 @@ impl AdminState {
         match (kind, head.method, head.uri.path()) {
             (SocketKind::Admin, Method::GET, "/status") => json(&status::Status::of(&self.shared)),
             (SocketKind::Admin, Method::POST, "/policy") => match read_json(body).await {
-                Ok(question) => json(&policy::answer(&self.shared, &question)),
+                Ok(question) => json_or_not_found(policy::answer(&self.shared, &question)),
                 Err(refusal) => refusal,
             },
             (SocketKind::Admin, Method::POST, "/explain") => match read_json(body).await {
-                Ok(question) => json(&explain::answer(&self.shared, &question)),
+                Ok(question) => json_or_not_found(explain::answer(&self.shared, &question)),
                 Err(refusal) => refusal,
             },
             (SocketKind::Admin, Method::POST, "/drain") => {
@@ -149,6 +150,14 @@ impl AdminState {
             .map(|(need, why)| format!("{need}: {why}\n"))
             .collect();
         answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, text)
+    }
+}
+
+/// The answer, or why what it is about does not exist.
+fn json_or_not_found(found: Result<impl Serialize, impl Display>) -> Answer {
+    match found {
+        Ok(value) => json(&value),
+        Err(error) => answer(StatusCode::NOT_FOUND, TEXT, error.to_string()),
     }
 }
 

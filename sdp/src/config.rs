@@ -10,7 +10,7 @@ use std::{
 pub mod args;
 mod file;
 
-pub use args::{AgentAddress, LogFormat, MetricsAddress, SteeringMode};
+pub use args::{AgentAddress, SteeringMode};
 use args::{Cli, Settings};
 use clap::{CommandFactory as _, Parser as _};
 use daemon::settings_file;
@@ -117,13 +117,7 @@ impl Config {
 
     /// Addresses to bind for metrics, best first; empty if they are off.
     pub fn metrics_candidates(&self) -> Vec<SocketAddr> {
-        match self.flags.metrics_address {
-            MetricsAddress::Off => Vec::new(),
-            MetricsAddress::At(address) => vec![address],
-            MetricsAddress::AnyHost(port) => {
-                vec![([0u16; 8], port).into(), ([0u8; 4], port).into()]
-            }
-        }
+        self.flags.metrics_address.candidates()
     }
 }
 

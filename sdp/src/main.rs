@@ -1,51 +1,61 @@
 //! `holdfast-sdp`: runs the proxy, or sends a request to running ones.
 
-use std::process::ExitCode;
+use std::{ffi::OsString, fmt::Display, process::ExitCode};
 
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
+use daemon::command_line::{
+    failure::{self, FAILED, USAGE},
+    terminal::Screen,
+};
 use holdfast_sdp::{
     admin, app,
-    config::{Config, args::Cli},
+    config::{Config, ConfigError, args::Cli},
     telemetry,
 };
+use nix::unistd::Uid;
 
-const FAILED: u8 = 1;
-const USAGE: u8 = 2;
+const PROGRAM: &str = "holdfast-sdp";
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    Screen::detect();
+    let line: Vec<OsString> = std::env::args_os().collect();
+    let cli = match Cli::try_parse_from(&line) {
+        Ok(cli) => cli,
+        Err(error) => return failure::usage(PROGRAM, &error, &Cli::command(), &line),
+    };
     if let Some(command) = &cli.command {
         return match admin::client::run(&cli.settings, command) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) => fail(FAILED, &format!("{error:#}")),
+            Err(error) => failed(FAILED, &format!("{error:#}")),
         };
     }
-    let config = match Config::resolve(std::env::args_os()) {
+    let config = match Config::resolve(line.clone()) {
         Ok(config) => config,
-        Err(error) => return fail(USAGE, &error),
+        Err(ConfigError::Usage(error)) => {
+            return failure::usage(PROGRAM, &error, &Cli::command(), &line);
+        }
+        Err(error) => return failed(USAGE, &error),
     };
-    let recent_warnings = match telemetry::init(&config.flags.log_level, config.flags.log_format) {
-        Ok(recent_warnings) => recent_warnings,
-        Err(error) => return fail(USAGE, &error),
-    };
+    let recent_warnings = telemetry::init(&config.flags.log);
+    // The proxy changes its user.
+    let user = Uid::effective();
     match app::run(config, recent_warnings) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let code = fail(FAILED, &format!("{error:#}"));
-            let user = nix::unistd::Uid::effective();
+            let code = failed(FAILED, &format!("{error:#}"));
             if !user.is_root() {
                 // The kernel's own error rarely shows it.
-                eprintln!(
-                    "holdfast-sdp: this process runs as user {user}, not as root: start it as \
-                     root (it changes to --user by itself)"
+                let hint = format!(
+                    "this process was started by user {user}, not by root: start it as root (it changes \
+                     to --user by itself)"
                 );
+                failure::note(PROGRAM, &hint);
             }
             code
         }
     }
 }
 
-fn fail(code: u8, error: &dyn std::fmt::Display) -> ExitCode {
-    eprintln!("holdfast-sdp: {error}");
-    ExitCode::from(code)
+fn failed(code: u8, error: &dyn Display) -> ExitCode {
+    failure::failed(PROGRAM, code, error)
 }

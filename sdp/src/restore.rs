@@ -28,7 +28,7 @@ use file::{EndpointFile, FileError};
 /// Name of each endpoint's file.
 pub(crate) const FILE_NAME: &str = "ep_config.json";
 /// Bytes that are read of a file at most; what is used is a small part of it.
-const LARGEST: u64 = 64 << 20;
+pub(crate) const LARGEST: u64 = 64 << 20;
 
 /// The rules and endpoints on disk.
 #[derive(Debug, Default)]
@@ -116,7 +116,8 @@ pub fn load(state_dir: &Path, lxc: impl Fn(IpAddr) -> Option<LxcValue>) -> Resto
     restored
 }
 
-fn directories(state: &Path) -> io::Result<BTreeMap<u16, Vec<PathBuf>>> {
+/// Directories of endpoints by number, in the order in which they count.
+pub(crate) fn directories(state: &Path) -> io::Result<BTreeMap<u16, Vec<PathBuf>>> {
     let mut found: BTreeMap<u16, Vec<PathBuf>> = BTreeMap::new();
     for entry in fs::read_dir(state)? {
         let path = entry?.path();

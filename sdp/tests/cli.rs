@@ -58,7 +58,7 @@ fn a_request_to_a_missing_proxy_ends_with_1() {
     let dir = tempfile::tempdir().expect("a directory");
     let socket = dir.path().join("none.sock");
     let socket = socket.to_str().expect("UTF-8");
-    for verb in ["status", "drain", "policy"] {
+    for verb in ["status", "drain", "policy", "health"] {
         fails(1, &[verb, "--admin-socket", socket], "none.sock");
     }
     fails(
@@ -101,7 +101,12 @@ fn a_misspelt_level_of_the_log_is_an_error_from_each_place() {
         let output = command.output().expect("holdfast-sdp runs");
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{place}: {error}");
-        for part in ["--log-level", "HOLDFAST_LOG_LEVEL", "`debgu`", "warn"] {
+        let where_it_is = match place {
+            "flag" => "--log-level",
+            "environment" => "environment variable HOLDFAST_LOG_LEVEL",
+            _ => "/log-level, key \"log-level\"",
+        };
+        for part in [where_it_is, "`debgu`", "warn"] {
             assert!(error.contains(part), "{place}: {error}");
         }
     }

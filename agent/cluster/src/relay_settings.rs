@@ -8,6 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use daemon::command_line::metrics_address::MetricsAddress;
+
 use crate::ApiSettings;
 
 /// Which relays an agent follows.
@@ -37,8 +39,8 @@ pub struct RelayConfig {
     pub agents_max: usize,
     /// Name of this relay where it reports refused objects; the host name by default.
     pub name: String,
-    /// Address of metrics and health; `None` = off.
-    pub metrics_address: Option<SocketAddr>,
+    /// Address of metrics and health.
+    pub metrics_address: MetricsAddress,
 }
 
 /// Certificate files of one side, the relay or the agent.

@@ -9,12 +9,16 @@ pub(crate) mod policy;
 mod render;
 mod resolver;
 pub(crate) mod show;
-pub(crate) mod table;
 pub(crate) mod trace;
 pub(crate) mod why;
 
 use agent_core::core::snapshot::{EndpointView, IdentityView, IpcacheView, NameView, SelectorView};
 use anyhow::{Result, bail};
+use daemon::command_line::{
+    failure,
+    health::{Health, HealthArgs, Running, Versions},
+    output::Output,
+};
 use holdfast_agent::{
     admin::{
         client::Client,
@@ -25,7 +29,7 @@ use holdfast_agent::{
     config::{
         args::{
             ClientArgs, Command, EndpointAddArgs, EndpointCommand, FqdnCacheCommand, FqdnCommand,
-            IdentityCommand, IpCommand, Output, PolicyCommand, SelectorsCommand,
+            IdentityCommand, IpCommand, PolicyCommand, SelectorsCommand,
         },
         cluster_command::ClusterCommand,
     },
@@ -33,6 +37,10 @@ use holdfast_agent::{
 };
 
 use self::show::print;
+
+/// What an agent lacks that is not ready.
+const SOURCES: &str =
+    "policies or endpoints are not synced yet: `holdfast-agent status` shows their sources";
 
 /// Carries out every command except `run`, `relay` and `netpol run`.
 pub(crate) async fn run(command: Command) -> Result<()> {
@@ -49,32 +57,35 @@ pub(crate) async fn run(command: Command) -> Result<()> {
             .await
         }
         Command::Status(args) => {
-            let client = Client::new(&args.client.admin_socket);
+            let client = Client::new(args.client.admin_socket());
             let status: Status = client.get("/v1/status").await?;
-            print(args.client.output, &status, |status| {
+            print(args.client.output(), &status, |status| {
                 show::status(status, args.verbose)
             })
         }
+        Command::Health { what, client } => health(what, &client).await,
+        Command::Version(args) => version(&args).await,
         Command::Endpoint(command) => endpoint(command).await,
         Command::Policy(PolicyCommand::Get(args)) => {
-            let policies: Policies = Client::new(&args.admin_socket).get("/v1/policies").await?;
-            print(args.output, &policies, show::policies)
+            let policies: Policies = Client::new(args.admin_socket()).get("/v1/policies").await?;
+            print(args.output(), &policies, show::policies)
         }
-        Command::Policy(PolicyCommand::Validate { files, output }) => {
-            policy::validate(&files, output)
+        Command::Policy(PolicyCommand::Validate { files, form }) => {
+            policy::validate(&files, form.output)
         }
         Command::Policy(PolicyCommand::Trace(args)) => trace::run(&args).await,
         Command::Policy(PolicyCommand::Render(args)) => render::run(&args),
         Command::Identity(command) => identity(command).await,
         Command::Ip(command) => ip(command).await,
         Command::Selectors(SelectorsCommand::List(args)) => {
-            let selectors: Vec<SelectorView> =
-                Client::new(&args.admin_socket).get("/v1/selectors").await?;
-            print(args.output, &selectors, |list| show::selectors(list))
+            let selectors: Vec<SelectorView> = Client::new(args.admin_socket())
+                .get("/v1/selectors")
+                .await?;
+            print(args.output(), &selectors, |list| show::selectors(list))
         }
         Command::Fqdn(command) => fqdn(command).await,
         Command::Resolver(command) => resolver::run(command).await,
-        Command::Bpf(command) => bpf::run(&command),
+        Command::Bpf(command) => bpf::run(&command).await,
         Command::Observe(args) => observe::run(&args).await,
         Command::Why(args) => why::run(&args).await,
         Command::Cluster(ClusterCommand::Status(args)) => cluster::status(args).await,
@@ -86,26 +97,81 @@ async fn endpoint(command: EndpointCommand) -> Result<()> {
     match command {
         EndpointCommand::List(args) => {
             let endpoints = endpoints(&args).await?;
-            print(args.output, &endpoints, |list| show::endpoints(list))
+            print(args.output(), &endpoints, |list| show::endpoints(list))
         }
-        EndpointCommand::Get { id, client } => {
-            let endpoints = endpoints(&client).await?;
-            match endpoints.into_iter().find(|endpoint| endpoint.id == id) {
-                Some(endpoint) => print(client.output, &endpoint, show::endpoint),
-                None => bail!("there is no endpoint {id}; `endpoint list` shows all endpoints"),
-            }
+        EndpointCommand::Get { endpoint, client } => {
+            let agent = Client::new(client.admin_socket());
+            let endpoint = called(&agent, &endpoint.endpoint).await?;
+            print(client.output(), &endpoint, show::endpoint)
         }
         EndpointCommand::Add(args) => add(args).await,
         EndpointCommand::Remove { endpoint, client } => {
-            let path = format!("/v1/endpoints?endpoint={}", encode(&endpoint));
-            let done: Done = Client::new(&client.admin_socket).delete(&path).await?;
-            print(client.output, &done, |done| done.message.clone())
+            let path = format!("/v1/endpoints?endpoint={}", encode(&endpoint.endpoint));
+            let done: Done = Client::new(client.admin_socket()).delete(&path).await?;
+            print(client.output(), &done, |done| done.message.clone())
         }
     }
 }
 
+/// The endpoint that is called so.
+async fn called(client: &Client, text: &str) -> Result<EndpointView> {
+    let path = format!("/v1/endpoint?called={}", encode(text));
+    Ok(client.get(&path).await?)
+}
+
+/// The number of the endpoint that is called so. A number may be that of a former endpoint.
+pub(crate) async fn number_of(client: &Client, text: &str) -> Result<u16> {
+    match text.parse() {
+        Ok(number) => Ok(number),
+        Err(_) => Ok(called(client, text).await?.id),
+    }
+}
+
+async fn health(what: HealthArgs, args: &ClientArgs) -> Result<()> {
+    let status: Status = Client::new(args.admin_socket()).get("/v1/status").await?;
+    let health = match (what.live, status.ready) {
+        (true, _) => Health::live(),
+        (false, healthy) => Health {
+            healthy,
+            missing: match healthy {
+                true => Vec::new(),
+                false => vec![SOURCES.to_owned()],
+            },
+        },
+    };
+    show_health(args.output(), &health)
+}
+
+/// Prints it; fails if the program is not healthy.
+pub(crate) fn show_health(output: Output, health: &Health) -> Result<()> {
+    print(output, health, Health::text)?;
+    if !health.healthy {
+        bail!("not ready: {}", health.missing.join("; "));
+    }
+    Ok(())
+}
+
+/// A version is shown also where no agent runs.
+async fn version(args: &ClientArgs) -> Result<()> {
+    let client = Client::new(args.admin_socket());
+    let status: Option<Status> = client.get("/v1/status").await.ok();
+    let running = status.map(|status| Running {
+        name: "holdfast-agent".to_owned(),
+        pid: status.pid,
+        version: status.version,
+    });
+    let versions = Versions {
+        program: "holdfast-agent",
+        version: env!("CARGO_PKG_VERSION"),
+        running: running.into_iter().collect(),
+    };
+    print(args.output(), &versions, Versions::text)
+}
+
 async fn endpoints(args: &ClientArgs) -> Result<Vec<EndpointView>> {
-    Ok(Client::new(&args.admin_socket).get("/v1/endpoints").await?)
+    Ok(Client::new(args.admin_socket())
+        .get("/v1/endpoints")
+        .await?)
 }
 
 async fn add(args: EndpointAddArgs) -> Result<()> {
@@ -121,13 +187,13 @@ async fn add(args: EndpointAddArgs) -> Result<()> {
         uid: None,
         taken_in: None,
     };
-    let client = Client::new(&args.client.admin_socket);
+    let client = Client::new(args.client.admin_socket());
     let before = endpoints(&args.client).await?;
     let endpoint: EndpointView = client.post("/v1/endpoints", &document).await?;
     if let Some(before) = before.iter().find(|before| before.key == endpoint.key) {
-        eprintln!("holdfast-agent: {}", show::replaced(before, &endpoint));
+        failure::note("holdfast-agent", &show::replaced(before, &endpoint));
     }
-    print(args.client.output, &endpoint, show::endpoint)
+    print(args.client.output(), &endpoint, show::endpoint)
 }
 
 async fn identity(command: IdentityCommand) -> Result<()> {
@@ -135,7 +201,7 @@ async fn identity(command: IdentityCommand) -> Result<()> {
         IdentityCommand::List(args) => (None, args),
         IdentityCommand::Get { id, client } => (Some(id), client),
     };
-    let mut identities: Vec<IdentityView> = Client::new(&args.admin_socket)
+    let mut identities: Vec<IdentityView> = Client::new(args.admin_socket())
         .get("/v1/identities")
         .await?;
     if let Some(id) = wanted {
@@ -143,11 +209,11 @@ async fn identity(command: IdentityCommand) -> Result<()> {
         let Some(identity) = identities.first() else {
             bail!("there is no identity {id}; `identity list` shows all except the reserved ones");
         };
-        return print(args.output, identity, |one| {
+        return print(args.output(), identity, |one| {
             show::identities(std::slice::from_ref(one))
         });
     }
-    print(args.output, &identities, |list| show::identities(list))
+    print(args.output(), &identities, |list| show::identities(list))
 }
 
 async fn ip(command: IpCommand) -> Result<()> {
@@ -155,9 +221,9 @@ async fn ip(command: IpCommand) -> Result<()> {
         IpCommand::List(args) => (None, args),
         IpCommand::Get { address, client } => (Some(address), client),
     };
-    let prefixes: Vec<IpcacheView> = Client::new(&args.admin_socket).get("/v1/ipcache").await?;
+    let prefixes: Vec<IpcacheView> = Client::new(args.admin_socket()).get("/v1/ipcache").await?;
     let Some(address) = address else {
-        return print(args.output, &prefixes, |list| show::prefixes(list));
+        return print(args.output(), &prefixes, |list| show::prefixes(list));
     };
     let covering = prefixes
         .iter()
@@ -165,7 +231,7 @@ async fn ip(command: IpCommand) -> Result<()> {
         .filter(|(prefix, _)| prefix.contains(&address))
         .max_by_key(|(prefix, _)| prefix.prefix_len());
     match covering {
-        Some((_, view)) => print(args.output, view, |one| {
+        Some((_, view)) => print(args.output(), view, |one| {
             show::prefixes(std::slice::from_ref(one))
         }),
         None => bail!("no prefix covers {address}: it has the world identity of its family"),
@@ -175,8 +241,8 @@ async fn ip(command: IpCommand) -> Result<()> {
 async fn fqdn(command: FqdnCommand) -> Result<()> {
     match command {
         FqdnCommand::Cache(FqdnCacheCommand::List(args)) => {
-            let names: Vec<NameView> = Client::new(&args.admin_socket).get("/v1/names").await?;
-            print(args.output, &names, |list| show::names(list))
+            let names: Vec<NameView> = Client::new(args.admin_socket()).get("/v1/names").await?;
+            print(args.output(), &names, |list| show::names(list))
         }
         FqdnCommand::Cache(FqdnCacheCommand::Clean {
             matchpattern,
@@ -186,19 +252,15 @@ async fn fqdn(command: FqdnCommand) -> Result<()> {
                 Some(pattern) => format!("/v1/names?pattern={}", encode(&pattern)),
                 None => "/v1/names".to_owned(),
             };
-            let done: Done = Client::new(&client.admin_socket).delete(&path).await?;
-            print(client.output, &done, |done| done.message.clone())
+            let done: Done = Client::new(client.admin_socket()).delete(&path).await?;
+            print(client.output(), &done, |done| done.message.clone())
         }
         FqdnCommand::Names(args) => {
-            let mut selectors: Vec<SelectorView> =
-                Client::new(&args.admin_socket).get("/v1/selectors").await?;
+            let mut selectors: Vec<SelectorView> = Client::new(args.admin_socket())
+                .get("/v1/selectors")
+                .await?;
             selectors.retain(|selector| selector.kind == "fqdn");
-            print(args.output, &selectors, |list| show::selectors(list))
+            print(args.output(), &selectors, |list| show::selectors(list))
         }
     }
-}
-
-/// Whether the output is JSON.
-pub(crate) fn is_json(output: Output) -> bool {
-    output == Output::Json
 }

@@ -2,17 +2,23 @@
 
 mod cli;
 
-use std::process::ExitCode;
+use std::{ffi::OsString, fmt::Display, process::ExitCode};
 
 use agent_cluster::{api::client::ClientError, relay, relay_settings::RelayConfig};
-use daemon::{log_filter, one_line::OneLine};
+use daemon::command_line::{
+    failure::{self, FAILED, USAGE},
+    log_args::LogArgs,
+    terminal::Screen,
+};
 use holdfast_agent::{
     app,
     config::{self, Command, Config, NetpolConfig, ParseError, netpol_args::NetpolCommand},
     netpol,
 };
 use tokio::runtime::Runtime;
+use tracing_subscriber::{Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
+const PROGRAM: &str = "holdfast-agent";
 /// Threads for gRPC, admin requests and sources; the core has a thread of its own.
 const WORKERS: usize = 2;
 /// Lines of libraries that are left out: those that repeat the agent's own, and those that a peer
@@ -24,10 +30,14 @@ const QUIET: [(&str, &str); 2] = [
 
 fn main() -> ExitCode {
     shared_maps::user::limit_heap();
-    let parsed = match config::parse(std::env::args_os()) {
+    Screen::detect();
+    let line: Vec<OsString> = std::env::args_os().collect();
+    let parsed = match config::parse(line.clone()) {
         Ok(parsed) => parsed,
-        Err(ParseError::Usage(error)) => error.exit(),
-        Err(error) => return failed(2, &error.to_string()),
+        Err(ParseError::Usage(error)) => {
+            return failure::usage(PROGRAM, &error, &config::command(), &line);
+        }
+        Err(error) => return failed(USAGE, &error),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
@@ -36,35 +46,29 @@ fn main() -> ExitCode {
         .build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
-        Err(error) => return failed(1, &format!("cannot start the runtime: {error}")),
+        Err(error) => return failed(FAILED, &format!("cannot start the runtime: {error}")),
     };
     match parsed.cli.command {
         Command::Run(args) => {
-            if let Err(reason) = log(&args.log, args.log_json) {
-                return failed(2, &reason);
-            }
+            log(&args.log);
             log_ignored(&parsed.ignored);
             let config = match Config::try_from(*args) {
                 Ok(config) => config,
-                Err(error) => return failed(2, &error.to_string()),
+                Err(error) => return failed(USAGE, &error),
             };
             needs_root(runtime.block_on(app::run(config)))
         }
         Command::Relay(args) => {
-            if let Err(reason) = log(&args.log, args.log_json) {
-                return failed(2, &reason);
-            }
+            log(&args.log);
             log_ignored(&parsed.ignored);
             serve(*args, &runtime)
         }
         Command::Netpol(NetpolCommand::Run(args)) => {
-            if let Err(reason) = log(&args.log, args.log_json) {
-                return failed(2, &reason);
-            }
+            log(&args.log);
             log_ignored(&parsed.ignored);
             match NetpolConfig::try_from(*args) {
                 Ok(config) => needs_root(runtime.block_on(netpol::app::run(config))),
-                Err(error) => failed(2, &error.to_string()),
+                Err(error) => failed(USAGE, &error),
             }
         }
         command @ (Command::Bpf(_) | Command::Cleanup(_)) => {
@@ -77,7 +81,7 @@ fn main() -> ExitCode {
 fn serve(args: config::RelayArgs, runtime: &Runtime) -> ExitCode {
     match RelayConfig::try_from(args) {
         Ok(config) => done(runtime.block_on(relay::start::run(config))),
-        Err(error) => failed(2, &error.to_string()),
+        Err(error) => failed(USAGE, &error),
     }
 }
 
@@ -90,21 +94,24 @@ fn log_ignored(keys: &[String]) {
 
 /// Adds to a failure that the process is not root: the kernel's own error rarely shows it.
 fn needs_root(result: anyhow::Result<()>) -> ExitCode {
+    let failed = result.is_err();
+    let code = done(result);
     let user = nix::unistd::Uid::effective();
-    if result.is_err() && !user.is_root() {
-        eprintln!(
-            "holdfast-agent: this process runs as user {user}, not as root: start it as root, for \
-             example with sudo or as a system service"
+    if failed && !user.is_root() {
+        let hint = format!(
+            "this process runs as user {user}, not as root: start it as root, for example with sudo or \
+             as a system service"
         );
+        failure::note(PROGRAM, &hint);
     }
-    done(result)
+    code
 }
 
 fn done(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<ClientError>() => failed(2, &explain(&error)),
-        Err(error) => failed(1, &explain(&error)),
+        Err(error) if error.is::<ClientError>() => failed(USAGE, &explain(&error)),
+        Err(error) => failed(FAILED, &explain(&error)),
     }
 }
 
@@ -122,28 +129,18 @@ fn explain(error: &anyhow::Error) -> String {
     text
 }
 
-fn failed(code: u8, reason: &str) -> ExitCode {
-    eprintln!("holdfast-agent: {reason}");
-    ExitCode::from(code)
+fn failed(code: u8, error: &dyn Display) -> ExitCode {
+    failure::failed(PROGRAM, code, error)
 }
 
-fn log(directives: &str, as_json: bool) -> Result<(), String> {
-    let filter = log_filter::parse(directives, "holdfast_agent")
-        .map_err(|error| format!("--log (HOLDFAST_LOG) {directives:?}: {error}"))?;
+fn log(args: &LogArgs) {
     // Unless the filter names the library.
-    let is_quiet = |(library, _): &&(&str, &str)| !directives.contains(library);
+    let is_quiet = |(library, _): &&(&str, &str)| !args.log_level.contains(library);
     let quiet = QUIET.iter().filter(is_quiet);
-    let filter = quiet.fold(filter, |filter, (_, directive)| {
+    let filter = quiet.fold(args.filter(), |filter, (_, directive)| {
         filter.add_directive(directive.parse().expect("a constant directive"))
     });
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(false)
-        .with_writer(OneLine(std::io::stderr));
-    if as_json {
-        log.json().init();
-    } else {
-        log.init();
-    }
-    Ok(())
+    tracing_subscriber::registry()
+        .with(args.lines().with_filter(filter))
+        .init();
 }

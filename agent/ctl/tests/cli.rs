@@ -39,8 +39,8 @@ fn wrong_usage_ends_with_2_and_names_the_flag() {
     fails(2, &[], "Usage: holdfast-agent");
     fails(2, &["no-such-verb"], "no-such-verb");
     fails(2, &["run", "--no-such-flag"], "--no-such-flag");
-    fails(2, &["status", "-o", "yaml"], "--output");
-    fails(2, &["endpoint", "get", "70000"], "70000");
+    fails(2, &["status", "-o", "xml"], "--output");
+    fails(2, &["identity", "get", "all"], "whole number");
     fails(
         2,
         &["endpoint", "add", "--labels", "k8s:app=web"],
@@ -68,7 +68,7 @@ fn wrong_usage_ends_with_2_and_names_the_flag() {
         assert!(error.contains("remove the label"), "{error}");
     }
     fails(2, &["ip", "get", "www.good.test"], "www.good.test");
-    fails(2, &["policy", "validate"], "<FILES>");
+    fails(2, &["policy", "validate"], "<FILE>");
     fails(2, &["why", "1"], "<TARGET>");
     fails(2, &["why", "1", "www.good.test:http"], "not a port");
     let trace = ["policy", "trace", "--from=a:b"];
@@ -100,7 +100,7 @@ fn a_wrong_setting_ends_with_2_and_is_named() {
         ("--endpoint-dir=/nowhere", "--endpoint-dir"),
         ("--conntrack-gc-interval=1ms", "--conntrack-gc-interval"),
         ("--tofqdns-dns-reject-response-code=maybe", "refused"),
-        ("--log=a=b=c", "--log"),
+        ("--log-level=a=b=c", "--log-level"),
     ] {
         fails(2, &["run", "--state-dir", state, setting], names);
     }
@@ -148,23 +148,29 @@ fn a_traced_receiver_may_be_a_url_or_have_a_port() {
 #[test]
 fn a_misspelt_level_of_the_log_is_an_error_from_each_place() {
     let dir = tempfile::tempdir().expect("a directory");
-    fs::write(dir.path().join("log"), "debgu\n").expect("written");
-    for verb in ["run", "relay"] {
-        for place in ["flag", "environment", "directory"] {
+    fs::write(dir.path().join("log-level"), "debgu\n").expect("written");
+    // A program that accepts the level refuses these flags, or that it has no certificate.
+    let no_family = &["--enable-ipv4=false", "--enable-ipv6=false"][..];
+    for (verb, refused) in [("run", no_family), ("relay", &[])] {
+        for place in ["flag", "environment", "former environment", "directory"] {
             let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast-agent"));
-            // A program that accepts the level refuses this address.
-            let command = command
-                .env_clear()
-                .args([verb, "--metrics-address=nowhere"]);
+            let command = command.env_clear().arg(verb).args(refused);
             match place {
-                "flag" => command.arg("--log=debgu"),
-                "environment" => command.env("HOLDFAST_LOG", "debgu"),
+                "flag" => command.arg("--log-level=debgu"),
+                "environment" => command.env("HOLDFAST_LOG_LEVEL", "debgu"),
+                "former environment" => command.env("HOLDFAST_LOG", "debgu"),
                 _ => command.arg("--config-dir").arg(dir.path()),
             };
             let output = command.output().expect("holdfast-agent runs");
             let error = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(2), "{verb}, {place}: {error}");
-            for part in ["--log (HOLDFAST_LOG)", "`debgu`", "warn"] {
+            let where_it_is = match place {
+                "flag" => "--log-level",
+                "environment" => "environment variable HOLDFAST_LOG_LEVEL",
+                "former environment" => "environment variable HOLDFAST_LOG",
+                _ => "/log-level, key \"log-level\"",
+            };
+            for part in [where_it_is, "`debgu`", "warn"] {
                 assert!(error.contains(part), "{verb}, {place}: {error}");
             }
         }
@@ -184,6 +190,8 @@ fn a_request_to_a_missing_agent_ends_with_1_and_one_line() {
     let socket = socket.to_str().expect("UTF-8");
     for verb in [
         &["status"][..],
+        &["health"],
+        &["health", "--live"],
         &["endpoint", "list"],
         &["endpoint", "get", "1"],
         &[
@@ -214,7 +222,7 @@ fn a_request_to_a_missing_agent_ends_with_1_and_one_line() {
             "--port=443",
         ],
     ] {
-        for form in ["table", "json"] {
+        for form in ["table", "json", "yaml"] {
             let arguments = [verb, &["--admin-socket", socket, "-o", form]].concat();
             let error = fails(1, &arguments, "no agent answers on");
             for part in [
@@ -377,7 +385,7 @@ fn help_teaches() {
     let output = run(&["--help"]);
     assert_eq!(output.status.code(), Some(0));
     let text = String::from_utf8_lossy(&output.stdout);
-    for part in ["Exit codes: 0 success, 1 failure", "endpoint", "observe"] {
+    for part in ["Exit codes: 0 success; 1 failure", "endpoint", "observe"] {
         assert!(text.contains(part), "--help lacks {part}");
     }
     let output = run(&["run", "--help"]);

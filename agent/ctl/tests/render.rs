@@ -232,5 +232,8 @@ fn a_form_is_required_and_flags_without_effect_are_refused() {
     }
     let help = run(CLUSTER, &["--help"]);
     let help = String::from_utf8_lossy(&help.stdout);
-    assert!(help.contains("<--format <FORMAT>|--to <TO>>"), "{help}");
+    assert!(
+        help.contains("<--format <FORMAT>|--to <DESTINATION>>"),
+        "{help}"
+    );
 }

@@ -13,8 +13,8 @@ use agent_core::datapath::{
     map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
     plan::{Datapath, Step, StepError, Wake},
 };
-use clap::value_parser;
 use daemon::{
+    command_line::values::whole,
     lookup::present,
     steering_program::{self, SteerError},
 };
@@ -70,24 +70,24 @@ pub struct MapSizes {
     /// Entries of each conntrack map for TCP (1024 to 16777216; Cilium: 524288). It applies when
     /// the map is created. Each entry uses about 160 bytes of memory from the start
     #[arg(long = "bpf-ct-global-tcp-max", value_name = "ENTRIES", default_value_t = MapSizes::default().conntrack_tcp,
-          value_parser = value_parser!(u32).range(1 << 10..=1 << 24))]
+          value_parser = whole(1 << 10..=1u32 << 24))]
     pub conntrack_tcp: u32,
     /// Entries of each conntrack map for other protocols (1024 to 16777216; Cilium: 262144). It
     /// applies when the map is created
     #[arg(long = "bpf-ct-global-any-max", value_name = "ENTRIES", default_value_t = MapSizes::default().conntrack_any,
-          value_parser = value_parser!(u32).range(1 << 10..=1 << 24))]
+          value_parser = whole(1 << 10..=1u32 << 24))]
     pub conntrack_any: u32,
     /// Entries of the ipcache (64 to 16777216), one for each prefix. It applies when the map is created
     #[arg(long = "bpf-ipcache-map-max", value_name = "ENTRIES", default_value_t = MapSizes::default().ipcache,
-          value_parser = value_parser!(u32).range(64..=1 << 24))]
+          value_parser = whole(64..=1u32 << 24))]
     pub ipcache: u32,
     /// Entries of cilium_lxc (2 to 65535), one for each address of an endpoint. It applies when the map is created
     #[arg(long = "bpf-lxc-map-max", value_name = "ENTRIES", default_value_t = MapSizes::default().lxc,
-          value_parser = value_parser!(u32).range(2..=65535))]
+          value_parser = whole(2..=65535u32))]
     pub lxc: u32,
     /// Entries of each endpoint's policy map (256 to 65536). It applies when the map is created
     #[arg(long = "bpf-policy-map-max", value_name = "ENTRIES", default_value_t = MapSizes::default().policy,
-          value_parser = value_parser!(u32).range(256..=65536))]
+          value_parser = whole(256..=65536u32))]
     pub policy: u32,
     /// `cilium_policystats`.
     #[arg(skip = policystats::MAX_ENTRIES)]

@@ -11,6 +11,19 @@ use crate::proxies::ProxyView;
 /// Most pairs that one report lists.
 const LISTED: usize = 1000;
 
+/// How many addresses were forgotten, of `before`, and why if none was.
+pub(super) fn forgot(pattern: Option<&str>, before: usize, after: usize) -> String {
+    let gone = before.saturating_sub(after);
+    match (before, gone, pattern) {
+        (0, ..) => "there was no learned address to forget".to_owned(),
+        (_, 0, Some(pattern)) => format!(
+            "forgot 0 of {before} learned addresses: no name matches {pattern}; `fqdn cache list` shows \
+             the names"
+        ),
+        _ => format!("forgot {gone} of {before} learned addresses"),
+    }
+}
+
 /// `forgot`, and the pairs that are still open, with the time and the proxies that keep them open.
 pub(super) fn done(forgot: String, left: &[Unrevoked], proxies: &[ProxyView]) -> Done {
     let Some(last) = left.iter().map(|pair| pair.until).max() else {

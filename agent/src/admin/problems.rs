@@ -210,8 +210,10 @@ pub(super) fn nothing_learned(proxies: &[ProxyView], uptime: Duration) -> Option
     if uptime < PROXIES_CONNECT {
         return None;
     }
-    let text = "no DNS proxy is connected and none is built in: names of restricted endpoints are resolved \
-                by whatever proxy runs on its own, and nothing is learned";
+    let text = "no DNS proxy is connected, and the built-in one is off: queries of restricted endpoints get no \
+                answer, or that of a proxy that is not connected, and no address opens. Start holdfast-sdp \
+                (its `status` shows why it is not connected), or this agent without \
+                --disable-builtin-dns-proxy";
     (!learning(proxies)).then(|| text.to_owned())
 }
 

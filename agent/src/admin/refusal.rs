@@ -1,5 +1,6 @@
 //! Status of the errors that the admin interface answers with.
 
+use dns_policy::endpoint_name::NoEndpoint;
 use hyper::StatusCode;
 
 use super::why::WhyError;
@@ -21,11 +22,11 @@ impl From<WhyError> for Refusal {
     fn from(error: WhyError) -> Self {
         let status = match &error {
             WhyError::Away(_) => StatusCode::SERVICE_UNAVAILABLE,
-            WhyError::NoEndpoint(_)
+            WhyError::NoEndpoint(NoEndpoint::Unknown(_))
             | WhyError::ElsewherePod(_)
             | WhyError::NoPod(_)
             | WhyError::NoTarget(_) => StatusCode::NOT_FOUND,
-            WhyError::Ambiguous { .. }
+            WhyError::NoEndpoint(NoEndpoint::Ambiguous { .. })
             | WhyError::Service { .. }
             | WhyError::IngressName
             | WhyError::Label(_) => StatusCode::BAD_REQUEST,

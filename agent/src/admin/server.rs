@@ -21,7 +21,7 @@ use agent_core::{
 };
 use agent_datapath::upkeep::Conditions;
 use daemon::http_server::{self, Admission, Socket};
-use dns_policy::{boot_time::BootTime, epoch::Epoch};
+use dns_policy::{boot_time::BootTime, epoch::Epoch, pattern, rule::NameRule};
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -118,6 +118,10 @@ impl Admin {
         match path.as_str() {
             "/v1/status" if get => render(&self.status().await?),
             "/v1/endpoints" if get => render(&self.core.snapshot().await?.endpoints),
+            "/v1/endpoint" if get => {
+                let called = required(query.as_deref(), "called")?;
+                render(&self.endpoint(&called).await?)
+            }
             "/v1/policies" if get => {
                 let snapshot = self.core.snapshot().await?;
                 render(&Policies {
@@ -246,17 +250,29 @@ impl Admin {
         }
     }
 
-    /// Removes an endpoint by number or key.
-    async fn remove(&self, endpoint: &str) -> Result<Done, Refusal> {
-        let key = match endpoint.parse::<u16>() {
-            Ok(id) => {
-                let snapshot = self.core.snapshot().await?;
-                let mut endpoints = snapshot.endpoints.into_iter();
-                let endpoint = endpoints.find(|view| view.id == id);
-                let missing = || Refusal::not_found(format!("there is no endpoint {id}"));
-                endpoint.ok_or_else(missing)?.key
+    /// The endpoint that is called so.
+    async fn endpoint(&self, text: &str) -> Result<EndpointView, Refusal> {
+        let id = why::called(&self.core, text).await?;
+        let view = match id {
+            Some(id) => {
+                self.core
+                    .inspect(move |core| core.endpoint_view(id))
+                    .await?
             }
-            Err(_) => endpoint.to_owned(),
+            None => None,
+        };
+        match view {
+            Some(view) => Ok(view),
+            None => Err(why::no_endpoint(&self.core, text.to_owned()).await.into()),
+        }
+    }
+
+    /// Removes an endpoint. One that is not in force has only its key.
+    async fn remove(&self, endpoint: &str) -> Result<Done, Refusal> {
+        let unresolved = self.endpoints.unresolved();
+        let key = match unresolved.iter().any(|one| one.key == endpoint) {
+            true => endpoint.to_owned(),
+            false => self.endpoint(endpoint).await?.key,
         };
         let endpoints = Arc::clone(&self.endpoints);
         let removed = key.clone();
@@ -272,6 +288,10 @@ impl Admin {
     }
 
     async fn clean(&self, pattern: Option<String>) -> Result<Done, Refusal> {
+        if let Some(pattern) = &pattern {
+            let valid = pattern::validate_rule(&NameRule::Pattern(pattern.clone()));
+            valid.map_err(|error| Refusal::bad_request(error.to_string()))?;
+        }
         let before = self.core.summary().await?.names_live;
         let clean = CleanNames {
             pattern: pattern.clone(),
@@ -279,10 +299,7 @@ impl Admin {
         };
         self.core.send(Event::CleanNames(clean)).await?;
         let after = self.core.summary().await?.names_live;
-        let forgot = format!(
-            "forgot {} of {before} learned addresses",
-            before.saturating_sub(after)
-        );
+        let forgot = clean::forgot(pattern.as_deref(), before, after);
         let left = self.unrevoked(pattern).await?;
         Ok(clean::done(forgot, &left, &self.proxies.views()))
     }

@@ -20,7 +20,7 @@ use agent_core::{
     },
 };
 use agent_datapath::program::Programs;
-use dns_policy::{boot_time::BootTime, name::Fqdn};
+use dns_policy::{boot_time::BootTime, endpoint_name::NoEndpoint, name::Fqdn};
 use shared_maps::{
     EndpointId, IdentityId,
     policy::{EGRESS, INGRESS, PolicyKey, PolicyValue},
@@ -50,25 +50,15 @@ pub(crate) enum WhyError {
     /// The core does not answer.
     #[error(transparent)]
     Away(#[from] CoreAway),
-    /// No endpoint has this number, key, pod, name or address.
-    #[error(
-        "there is no endpoint {0}: give its number, key, pod, name or address; `endpoint list` shows them"
-    )]
-    NoEndpoint(String),
+    /// The text names no endpoint, or several.
+    #[error(transparent)]
+    NoEndpoint(#[from] NoEndpoint),
     /// The cluster has the pod, and it is no endpoint here.
     #[error(
         "pod {0} is no endpoint of this node: ask the agent of the pod's node (`kubectl get pod -o \
          wide` shows it). A pod with hostNetwork is no endpoint of any node"
     )]
     ElsewherePod(String),
-    /// Several endpoints match the text.
-    #[error("{text} may mean {}: give the number", .found.join(" or "))]
-    Ambiguous {
-        /// Text of the endpoint argument.
-        text: String,
-        /// Each match as `number (key)`.
-        found: Vec<String>,
-    },
     /// Policy is not about the address of a Service.
     #[error(
         "{address} is the address of Service {name}, and policy is about the pods behind it: ask \
@@ -184,7 +174,7 @@ pub(crate) async fn answer(
         .inspect(move |core| core.findings(endpoint, &target))
         .await?;
     let Some(found) = found else {
-        return Err(WhyError::NoEndpoint(question.endpoint));
+        return Err(NoEndpoint::Unknown(question.endpoint).into());
     };
     let mut reader = Reader {
         core,
@@ -218,29 +208,27 @@ pub(crate) async fn answer(
 }
 
 /// The endpoint that is called so, if there is one.
-async fn called(core: &CoreHandle, text: &str) -> Result<Option<EndpointId>, WhyError> {
+pub(super) async fn called(core: &CoreHandle, text: &str) -> Result<Option<EndpointId>, WhyError> {
     let wanted = text.to_owned();
     let called = core.inspect(move |core| core.endpoints_called(&wanted));
     match called.await?.as_slice() {
         [] => Ok(None),
         [(id, _)] => Ok(Some(*id)),
-        several => Err(WhyError::Ambiguous {
-            text: text.to_owned(),
-            found: several
-                .iter()
-                .map(|(id, key)| format!("{id} ({key})"))
-                .collect(),
-        }),
+        several => {
+            let found = several.iter().map(|(id, key)| format!("{id} ({key})"));
+            let (text, found) = (text.to_owned(), found.collect());
+            Err(NoEndpoint::Ambiguous { text, found }.into())
+        }
     }
 }
 
 /// Why there is no endpoint of this name.
-async fn no_endpoint(core: &CoreHandle, name: String) -> WhyError {
+pub(super) async fn no_endpoint(core: &CoreHandle, name: String) -> WhyError {
     let pod = name.clone();
     let known = core.inspect(move |core| core.labels_of_pod(&pod).is_some());
     match known.await {
         Ok(true) => WhyError::ElsewherePod(name),
-        Ok(false) => WhyError::NoEndpoint(name),
+        Ok(false) => NoEndpoint::Unknown(name).into(),
         Err(away) => away.into(),
     }
 }
@@ -261,7 +249,7 @@ pub(crate) async fn trace(
         Peer::Labels(labels) => labels,
         Peer::Address(_) | Peer::Name(_) => endpoint(from)
             .await?
-            .ok_or_else(|| WhyError::NoEndpoint(from.to_owned()))?,
+            .ok_or_else(|| NoEndpoint::Unknown(from.to_owned()))?,
     };
     let (receiver, known) = match Peer::parse(to)? {
         Peer::Labels(labels) => (To::Labels(labels), None),

@@ -29,7 +29,7 @@ impl Listeners {
             .context("--sdp-socket")?;
         let admin = peer::bind(&config.flags.admin_socket, None).context("--admin-socket")?;
         let cni = peer::bind_some(config.flags.cni.plugin.socket()).context("--cni-socket")?;
-        let metrics = http_server::bind_metrics(config.metrics_address).await?;
+        let metrics = http_server::bind_metrics(&config.metrics_address).await?;
         let fqdndata = match config.fqdndata_port() {
             Some(port) => Some(TcpListener::bind(("127.0.0.1", port)).await.with_context(|| {
                 format!("--standalone-dns-proxy-server-port {port}: choose another, or stop what has it")

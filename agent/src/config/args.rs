@@ -2,19 +2,33 @@
 //! Flags of `run` and `relay` have files of their own.
 #![allow(rustdoc::bare_urls, reason = "texts of --help")]
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use agent_core::{
     named_port::{NamedPortError, NamedPorts},
     policy::{mode::PolicyMode, trace::Port},
 };
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use daemon::flags;
+use clap::{Args, Parser, Subcommand};
+use daemon::{
+    command_line::{
+        endpoint_args::EndpointArg,
+        failure::EXIT_CODES,
+        health::HealthArgs,
+        output::{Output, OutputArgs},
+        values::{address, whole},
+    },
+    flags,
+};
+use dns_policy::{pattern, rule::NameRule};
 
 use super::{
     cluster_command::ClusterCommand,
     destination::{Receiver, sender},
     netpol_args::NetpolCommand,
+    observe_args::ObserveArgs,
     relay_args::RelayArgs,
     render_args::RenderArgs,
     run_args::RunArgs,
@@ -30,12 +44,13 @@ pub(crate) const ADMIN_SOCKET: &str = "/run/holdfast/agent-admin.sock";
 #[command(
     name = "holdfast-agent",
     version,
-    after_help = "First steps, as root:\n  \
-                  holdfast-agent run --policy-dir DIR\n\
-                  and in another shell:\n  \
-                  holdfast-agent endpoint add --netns pod1 --ifname eth0 --labels k8s:app=web\n  \
-                  holdfast-agent status\n\n\
-                  Exit codes: 0 success, 1 failure (of why and trace also: not allowed; of cluster status: a node is not fine), 2 wrong usage or configuration."
+    after_help = format!(
+        "First steps, as root:\n  \
+         holdfast-agent run --policy-dir DIR\n\
+         and in another shell:\n  \
+         holdfast-agent endpoint add --netns pod1 --ifname eth0 --labels k8s:app=web\n  \
+         holdfast-agent status\n\n{EXIT_CODES}"
+    )
 )]
 pub struct Cli {
     /// Subcommand.
@@ -52,6 +67,15 @@ pub enum Command {
     Relay(Box<RelayArgs>),
     /// Show the state of the running agent, and its recent failures
     Status(StatusArgs),
+    /// Exit 0 if the running program is ready; otherwise print the missing parts and exit 1. For readiness and liveness probes
+    Health {
+        #[command(flatten)]
+        what: HealthArgs,
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+    /// Show the version of this program and of the running one
+    Version(ClientArgs),
     /// List, add and remove endpoints of this node
     #[command(subcommand)]
     Endpoint(EndpointCommand),
@@ -93,12 +117,28 @@ pub enum Command {
 /// Socket of the agent and output options.
 #[derive(Clone, Debug, Args)]
 pub struct ClientArgs {
-    /// Socket of the running agent
-    #[arg(long, default_value = ADMIN_SOCKET, env = "HOLDFAST_ADMIN_SOCKET")]
+    #[command(flatten)]
+    pub socket: SocketArgs,
+    #[command(flatten)]
+    pub form: OutputArgs,
+}
+
+impl ClientArgs {
+    pub fn admin_socket(&self) -> &Path {
+        &self.socket.admin_socket
+    }
+
+    pub fn output(&self) -> Output {
+        self.form.output
+    }
+}
+
+/// Socket of the agent.
+#[derive(Clone, Debug, Args)]
+pub struct SocketArgs {
+    /// Unix socket through which commands reach the running program
+    #[arg(long, value_name = "PATH", default_value = ADMIN_SOCKET, env = "HOLDFAST_ADMIN_SOCKET")]
     pub admin_socket: PathBuf,
-    /// Format of the output
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    pub output: Output,
 }
 
 /// `status`
@@ -111,15 +151,6 @@ pub struct StatusArgs {
     pub client: ClientArgs,
 }
 
-/// Output format of a subcommand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// Text in columns.
-    Table,
-    /// One JSON value.
-    Json,
-}
-
 /// `endpoint …`
 #[derive(Debug, Subcommand)]
 pub enum EndpointCommand {
@@ -127,8 +158,8 @@ pub enum EndpointCommand {
     List(ClientArgs),
     /// Show one endpoint with its policy and names
     Get {
-        /// Endpoint number
-        id: u16,
+        #[command(flatten)]
+        endpoint: EndpointArg,
         #[command(flatten)]
         client: ClientArgs,
     },
@@ -136,8 +167,8 @@ pub enum EndpointCommand {
     Add(EndpointAddArgs),
     /// Remove an endpoint that was added with `add`: it is no longer restricted
     Remove {
-        /// Endpoint number, or its key as `list` shows it
-        endpoint: String,
+        #[command(flatten)]
+        endpoint: EndpointArg,
         #[command(flatten)]
         client: ClientArgs,
     },
@@ -147,16 +178,21 @@ pub enum EndpointCommand {
 #[derive(Debug, Args)]
 pub struct EndpointAddArgs {
     /// Name of the network namespace, as `ip netns` shows it, or an absolute path
-    #[arg(long, required_unless_present = "pid", conflicts_with = "pid")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        required_unless_present = "pid",
+        conflicts_with = "pid"
+    )]
     pub netns: Option<String>,
     /// Process id of a process in the network namespace, as the agent's own PID namespace numbers it
-    #[arg(long)]
+    #[arg(long, value_name = "N", value_parser = whole(1..=u32::MAX))]
     pub pid: Option<u32>,
     /// Interface inside the namespace (one end of a veth pair)
-    #[arg(long, default_value = "eth0")]
+    #[arg(long, value_name = "NAME", default_value = "eth0")]
     pub ifname: String,
     /// Labels of the form source:key[=value], separated by commas; for example k8s:app=web
-    #[arg(long, value_delimiter = ',', required_unless_present = "pod", conflicts_with = "pod", value_parser = label)]
+    #[arg(long, value_name = "LABEL", value_delimiter = ',', required_unless_present = "pod", conflicts_with = "pod", value_parser = label)]
     pub labels: Vec<String>,
     /// Pod that the endpoint is, in place of labels: the endpoint has the labels and named ports
     /// of its Pod document in --policy-dir, and follows it
@@ -172,10 +208,10 @@ pub struct EndpointAddArgs {
     pub named_ports: Vec<String>,
     /// Address of the endpoint, at most one of each family; default: the addresses that the
     /// interface has now. On a bridge port, addresses that the pod adds later are ignored
-    #[arg(long = "address", value_name = "ADDRESS", value_delimiter = ',')]
+    #[arg(long = "address", value_name = "ADDRESS", value_delimiter = ',', value_parser = address)]
     pub addresses: Vec<IpAddr>,
     /// When this endpoint is restricted; overrides the agent's --enable-policy
-    #[arg(long, value_enum)]
+    #[arg(long, value_name = "WHEN", value_enum)]
     pub enable_policy: Option<PolicyMode>,
     #[command(flatten)]
     pub client: ClientArgs,
@@ -183,6 +219,12 @@ pub struct EndpointAddArgs {
 
 fn label(text: &str) -> Result<String, EndpointError> {
     own_label(text)?;
+    Ok(text.to_owned())
+}
+
+fn match_pattern(text: &str) -> Result<String, String> {
+    let valid = pattern::validate_rule(&NameRule::Pattern(text.to_owned()));
+    valid.map_err(|error| format!("{error}; write a pattern such as *.example.com"))?;
     Ok(text.to_owned())
 }
 
@@ -199,11 +241,10 @@ pub enum PolicyCommand {
     /// Check policy documents without a running agent. Exit 1 if one is refused
     Validate {
         /// YAML or JSON files, or directories of them
-        #[arg(required = true)]
+        #[arg(value_name = "FILE", required = true)]
         files: Vec<PathBuf>,
-        /// Format of the output
-        #[arg(short, long, value_enum, default_value_t = Output::Table)]
-        output: Output,
+        #[command(flatten)]
+        form: OutputArgs,
     },
     /// Show the verdict for a packet and the rules that decide it. Exit 1 if it is dropped
     Trace(TraceArgs),
@@ -215,16 +256,16 @@ pub enum PolicyCommand {
 #[derive(Debug, Args)]
 pub struct TraceArgs {
     /// Sender: labels (k8s:app=web,k8s:tier=front), or an endpoint of the running agent
-    #[arg(long, value_parser = sender)]
+    #[arg(long, value_name = "SENDER", value_parser = sender)]
     pub from: String,
     /// Receiver: labels, an address, a DNS name, or an endpoint or pod of the running agent; with or
     /// without a port (www.example.com:443), or a URL (https://www.example.com)
-    #[arg(long)]
+    #[arg(long, value_name = "RECEIVER")]
     pub to: Receiver,
     /// Destination port, unless --to has it: 443, 443/TCP, 53/UDP, 8/ICMP (the type)
-    #[arg(long)]
+    #[arg(long, value_name = "PORT")]
     pub port: Option<Port>,
-    /// Named port of the receiver's labels: http=80/TCP; may be repeated
+    /// Named port, of the receiver's labels: http=80/TCP; may be repeated
     #[arg(
         long = "named-port",
         value_name = "NAME=PORT[/PROTOCOL]",
@@ -271,6 +312,7 @@ pub enum IdentityCommand {
     /// Show one identity
     Get {
         /// Identity number
+        #[arg(value_parser = whole(0..=u32::MAX))]
         id: u32,
         #[command(flatten)]
         client: ClientArgs,
@@ -285,6 +327,7 @@ pub enum IpCommand {
     /// Show the longest prefix that covers an address, and its identity
     Get {
         /// Address
+        #[arg(value_parser = address)]
         address: IpAddr,
         #[command(flatten)]
         client: ClientArgs,
@@ -316,7 +359,7 @@ pub enum FqdnCacheCommand {
     /// Remove names from the cache and close their addresses. A name opens again when a pod looks it up
     Clean {
         /// Only names that match this matchPattern; default: all names
-        #[arg(long)]
+        #[arg(long, value_name = "PATTERN", value_parser = match_pattern)]
         matchpattern: Option<String>,
         #[command(flatten)]
         client: ClientArgs,
@@ -373,8 +416,10 @@ pub enum BpfList {
 pub enum BpfPolicy {
     /// Print all entries
     List {
-        /// Endpoint number
-        endpoint: u16,
+        #[command(flatten)]
+        endpoint: EndpointArg,
+        #[command(flatten)]
+        socket: SocketArgs,
         #[command(flatten)]
         bpf: BpfArgs,
     },
@@ -388,13 +433,13 @@ pub struct CleanupArgs {
     /// directories are those below it
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub host_root: PathBuf,
-    /// Directory on a BPF file system that contains the agent's pins
-    #[arg(long, default_value = shared_maps::pin::BPF_ROOT)]
+    /// Directory on a BPF file system that has the agent's pins, in tc/globals/
+    #[arg(long, value_name = "DIR", default_value = shared_maps::pin::BPF_ROOT)]
     pub bpf_root: PathBuf,
     /// Directory of the agent's state
     #[arg(long, value_name = "DIR", default_value = "/var/run/holdfast")]
     pub state_dir: PathBuf,
-    /// Directory in which the agent stored the endpoints that `endpoint add` added
+    /// Directory in which the agent stores the endpoints that `endpoint add` added
     #[arg(
         long,
         value_name = "DIR",
@@ -412,20 +457,9 @@ pub struct CleanupArgs {
 /// Directory of the pins and output options.
 #[derive(Clone, Debug, Args)]
 pub struct BpfArgs {
-    /// Directory on a BPF file system that contains the agent's pins
-    #[arg(long, default_value = shared_maps::pin::BPF_ROOT, env = "HOLDFAST_BPF_ROOT")]
+    /// Directory on a BPF file system that has the agent's pins, in tc/globals/
+    #[arg(long, value_name = "DIR", default_value = shared_maps::pin::BPF_ROOT, env = "HOLDFAST_BPF_ROOT")]
     pub bpf_root: PathBuf,
-    /// Format of the output
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    pub output: Output,
-}
-
-/// `observe`
-#[derive(Debug, Args)]
-pub struct ObserveArgs {
-    /// Continue and print new events as they occur
-    #[arg(short, long)]
-    pub follow: bool,
     #[command(flatten)]
-    pub client: ClientArgs,
+    pub form: OutputArgs,
 }

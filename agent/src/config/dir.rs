@@ -32,6 +32,11 @@ pub enum ParseError {
     Settings(#[from] SettingsError),
 }
 
+/// Every command with its flags.
+pub fn command() -> ClapCommand {
+    Cli::command()
+}
+
 /// Parses the command line, the environment and the files that they name.
 pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseError> {
     let mut line: Vec<OsString> = line.into_iter().collect();
@@ -78,6 +83,8 @@ fn chosen<'a>(
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use daemon::command_line::log_args::LogFormat;
 
     use super::*;
     use crate::config::{Command, Config};
@@ -130,7 +137,6 @@ mod tests {
             ("cluster-name", "east"),
             ("enable-ipv6", "False"),
             ("disable-builtin-dns-proxy", "true"),
-            ("log-json", "false"),
             ("tofqdns-min-ttl", ""),
             ("workers", "2"),
             ("config-dir", "/elsewhere"),
@@ -155,7 +161,7 @@ mod tests {
             ("max-agents", "70"),
             ("listen", "127.0.0.1:7\n"),
             ("plaintext", "true"),
-            ("log-json", "True"),
+            ("log-format", "json"),
             ("tofqdns-proxy-port", "1"),
         ]);
         let line = |flag: &str| {
@@ -168,7 +174,7 @@ mod tests {
             panic!("not relay");
         };
         assert_eq!((args.max_agents, args.listen.port()), (70, 7));
-        assert!(args.plaintext && args.log_json);
+        assert!(args.plaintext && args.log.log_format == LogFormat::Json);
         fs::write(dir.path().join("max-agents"), "many").unwrap();
         let error = line("--name=a").unwrap_err().to_string();
         assert!(error.contains("/max-agents, key \"max-agents\""), "{error}");
@@ -192,18 +198,19 @@ mod tests {
         for words in COMMANDS {
             let parsed = line(
                 words,
-                "log: debug\nlog-json: true\nmetrics-address: 'off'\n",
+                "log-level: debug\nlog-format: json\nmetrics-address: 'off'\n",
             );
             assert!(parsed.is_ok(), "{words:?}: {parsed:?}");
-            let unknown = line(words, "lgo: debug\n").unwrap_err().to_string();
+            let unknown = line(words, "log-levle: debug\n").unwrap_err().to_string();
             let help = format!("holdfast-agent {} --help", words.join(" "));
             assert!(
-                unknown.contains("c.yaml: unknown key \"lgo\"") && unknown.contains(&help),
+                unknown.contains("c.yaml: unknown key \"log-levle\": did you mean log-level?")
+                    && unknown.contains(&help),
                 "{unknown}"
             );
-            let value = line(words, "log-json: maybe\n").unwrap_err().to_string();
+            let value = line(words, "log-format: maybe\n").unwrap_err().to_string();
             assert!(
-                value.contains("c.yaml, key \"log-json\"") && value.contains("maybe"),
+                value.contains("c.yaml, key \"log-format\"") && value.contains("maybe"),
                 "{value}"
             );
         }
@@ -232,7 +239,7 @@ mod tests {
         for (key, text) in [
             ("tofqdns-proxy-port", "many"),
             ("enable-ipv4", "yes"),
-            ("log-json", "on"),
+            ("log-format", "on"),
             ("pod-cidr", "10.0.0.0"),
         ] {
             let dir = directory(&[(key, text)]);
@@ -266,7 +273,8 @@ mod tests {
                 Some("HOLDFAST_POLICY_DENY_RESPONSE"),
             ),
             ("run", "kubernetes", Some("HOLDFAST_KUBERNETES")),
-            ("run", "log-json", None),
+            ("run", "log-level", Some("HOLDFAST_LOG_LEVEL")),
+            ("run", "config", Some("HOLDFAST_CONFIG")),
             ("relay", "name", Some("HOLDFAST_NAME")),
             ("relay", "listen", Some("HOLDFAST_RELAY_LISTEN")),
             ("cleanup", "host-root", Some("HOLDFAST_HOST_ROOT")),

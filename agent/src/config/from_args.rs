@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use agent_core::{core::CoreConfig, fqdn::refused::RefusedPrefixes};
 
-use super::{Config, ConfigError, RunArgs, metrics_address::metrics_address, relay_args};
+use super::{Config, ConfigError, RunArgs, relay_args};
 
 impl TryFrom<RunArgs> for Config {
     type Error = ConfigError;
@@ -19,7 +19,7 @@ impl TryFrom<RunArgs> for Config {
             resolver: args.resolver.settings(args.cluster.source.kubernetes)?,
             node_name: args.cluster.source.node_name(),
             netns_dir: netns_dir(&args)?,
-            metrics_address: metrics_address(&args.metrics_address)?,
+            metrics_address: args.metrics_address.clone(),
             flags: args,
         })
     }
@@ -134,10 +134,7 @@ mod tests {
     fn defaults_are_the_documented_ones() {
         let config = run(&[]).unwrap();
         assert_eq!(config.core.proxy_port, 10094);
-        assert_eq!(
-            config.metrics_address.unwrap().to_string(),
-            "127.0.0.1:9962"
-        );
+        assert_eq!(config.metrics_address.to_string(), "127.0.0.1:9962");
         assert_eq!(config.core.lease_slack, Duration::from_secs(60));
         assert_eq!(
             config.flags.tofqdns_proxy_response_max_delay,
@@ -191,7 +188,7 @@ mod tests {
         ] {
             let error = run(&[&format!("--{flag}={entries}")]).unwrap_err();
             assert!(error.contains(&format!("--{flag}")), "{error}");
-            assert!(error.contains("1024..=16777216"), "{error}");
+            assert!(error.contains("from 1024 to 16777216"), "{error}");
         }
     }
 
@@ -214,7 +211,7 @@ mod tests {
         let error = run(&["--enable-ipv6=false", "--enable-ipv4=false"]).unwrap_err();
         assert!(error.starts_with("--enable-ipv4: "), "{error}");
         let error = run(&["--metrics-address", "nonsense"]).unwrap_err();
-        assert!(error.starts_with("--metrics-address: "), "{error}");
+        assert!(error.contains("--metrics-address"), "{error}");
         let error = run(&["--policy-dir", "/does/not/exist"]).unwrap_err();
         assert!(
             error.contains("--policy-dir") && error.contains("/does/not/exist is not a directory")

@@ -1,18 +1,24 @@
 //! `holdfast-agent netpol …`: flags, and their help.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-};
+use std::path::PathBuf;
 
 use agent_cluster::{ApiSettings, relay_settings::RelaySettings};
 use agent_core::policy::trace::Port;
 use clap::{Arg, ArgAction, Args, Subcommand};
-use daemon::flags;
+use daemon::{
+    command_line::{
+        file_args::FileArgs,
+        health::HealthArgs,
+        log_args::LogArgs,
+        metrics_address::{MetricsAddress, on_loopback},
+        output::OutputArgs,
+    },
+    flags,
+};
 
 use super::{
-    ConfigError, FollowArgs, PluginArgs, SourceArgs, args::Output, destination::Destination,
-    existing_dir::existing_dir, metrics_address::metrics_address, relay_args,
+    ConfigError, FollowArgs, PluginArgs, SourceArgs, destination::Destination,
+    existing_dir::existing_dir, relay_args, render_args::VswitchArgs,
 };
 
 /// Default of `--admin-socket`.
@@ -25,6 +31,13 @@ pub enum NetpolCommand {
     Run(Box<NetpolRunArgs>),
     /// Show the state of the running `netpol run`, and what it does not enforce
     Status(NetpolClientArgs),
+    /// Exit 0 if the running program is ready; otherwise print the missing parts and exit 1. For readiness and liveness probes
+    Health {
+        #[command(flatten)]
+        what: HealthArgs,
+        #[command(flatten)]
+        client: NetpolClientArgs,
+    },
     /// List the pods of this node: their interfaces and the policies that restrict them
     Pods(NetpolClientArgs),
     /// Show whether a pod may connect to an address or another pod, at one port or at which, and the rules that decide it. Exit 1 if it may at none of these ports, or if the policies are not in force
@@ -35,9 +48,9 @@ pub enum NetpolCommand {
 #[derive(Clone, Debug, Args)]
 #[command(mut_args = flags::complete, mut_args = in_own_words)]
 pub struct NetpolRunArgs {
-    /// Directory of documents (YAML or JSON): NetworkPolicies, Pods and Namespaces. Every change in it is
-    /// applied
-    #[arg(long, value_parser = existing_dir())]
+    /// Directory of policy documents (YAML or JSON): NetworkPolicies, with Pods and Namespaces. Every change
+    /// in it is applied
+    #[arg(long, value_name = "DIR", value_parser = existing_dir())]
     pub policy_dir: Option<PathBuf>,
     #[command(flatten)]
     pub source: SourceArgs,
@@ -52,17 +65,17 @@ pub struct NetpolRunArgs {
         env = "HOLDFAST_NETPOL_STATE_DIR"
     )]
     pub state_dir: PathBuf,
-    /// Unix socket for `netpol status`, `pods` and `why`
+    /// Unix socket through which commands reach the running program; only root can connect to it
     #[arg(long, value_name = "PATH", default_value = ADMIN_SOCKET, env = "HOLDFAST_NETPOL_ADMIN_SOCKET")]
     pub admin_socket: PathBuf,
-    /// Address of /metrics, /healthz and /readyz; "off" for none
+    /// Address of /metrics, /healthz and /readyz: HOST:PORT, :PORT for 127.0.0.1, or off
     #[arg(
         long,
-        value_name = "ADDRESS:PORT",
+        value_name = "[HOST]:PORT", value_parser = on_loopback,
         default_value = "127.0.0.1:9963",
         env = "HOLDFAST_NETPOL_METRICS_ADDRESS"
     )]
-    pub metrics_address: String,
+    pub metrics_address: MetricsAddress,
     #[command(flatten)]
     pub plugin: PluginArgs,
     /// Print the change of the table that the documents would make, and end. Nothing is changed
@@ -85,37 +98,15 @@ pub struct NetpolRunArgs {
     /// and session rules for a VPP vswitch: acl.txt, acl.json and session-rules.json
     #[arg(long, value_name = "DIR")]
     pub vpp_export_dir: Option<PathBuf>,
-    /// With --vpp-export-dir: source of packets that a pod sends to itself through a Service, which pods
-    /// always receive
-    #[arg(long, value_name = "ADDRESS", requires = "vpp_export_dir")]
-    pub nat_loopback: Option<IpAddr>,
-    /// With --vpp-export-dir: interface of the vswitch that leads to other nodes; may be repeated
-    /// [default: node-output]
-    #[arg(
-        long = "node-output-interface",
-        value_name = "NAME",
-        requires = "vpp_export_dir"
-    )]
-    pub node_interfaces: Vec<String>,
-    /// YAML file with any of these settings, named without dashes. Flags and environment override it; an
-    /// unknown key is an error
-    #[arg(long, value_name = "FILE", env = "HOLDFAST_NETPOL_CONFIG")]
-    pub config: Option<PathBuf>,
-    /// Directory with one file per flag of this command, named without dashes, such as a mounted
-    /// ConfigMap. Flags, environment and --config override it. Unknown keys are ignored and listed in
-    /// the log
-    #[arg(long, value_name = "DIR", env = "HOLDFAST_NETPOL_CONFIG_DIR")]
-    pub config_dir: Option<PathBuf>,
-    /// Log as JSON lines
-    #[arg(long, default_value_t = false)]
-    pub log_json: bool,
-    /// Lowest severity that is logged: error, warn, info, debug, trace or off. Modules may have their
-    /// own, for example info,holdfast_agent=debug
-    #[arg(long, default_value = "info")]
-    pub log: String,
+    #[command(flatten)]
+    pub vswitch: VswitchArgs,
+    #[command(flatten)]
+    pub files: FileArgs,
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
-/// Help of flags that `run` has too, where it means other things.
+/// Help and variables of flags that `run` has too, where they mean other things.
 fn in_own_words(arg: Arg) -> Arg {
     let help = match arg.get_long() {
         Some("kubernetes") => {
@@ -139,10 +130,13 @@ fn in_own_words(arg: Arg) -> Arg {
             "Name of this node's cluster: a stored list of another cluster is not used"
         }
         Some("k8s-relay") => {
-            "Read the objects of the cluster from relays (`holdfast-agent relay`) and not from the API \
+            "Read the objects of the cluster from a relay (`holdfast-agent relay`) and not from the API \
              server: host:port, several with commas. The CiliumNode of this node, Events about refused \
              policies and the startup taint are still written to the API server"
         }
+        Some("node-output-interface" | "nat-loopback") => return arg.requires("vpp_export_dir"),
+        Some("config") => return arg.env("HOLDFAST_NETPOL_CONFIG"),
+        Some("config-dir") => return arg.env("HOLDFAST_NETPOL_CONFIG_DIR"),
         _ => return arg,
     };
     arg.help(help).long_help(None)
@@ -151,12 +145,11 @@ fn in_own_words(arg: Arg) -> Arg {
 /// Socket of `netpol run` and output options.
 #[derive(Clone, Debug, Args)]
 pub struct NetpolClientArgs {
-    /// Socket of the running `netpol run`
-    #[arg(long, default_value = ADMIN_SOCKET, env = "HOLDFAST_NETPOL_ADMIN_SOCKET")]
+    /// Unix socket through which commands reach the running program
+    #[arg(long, value_name = "PATH", default_value = ADMIN_SOCKET, env = "HOLDFAST_NETPOL_ADMIN_SOCKET")]
     pub admin_socket: PathBuf,
-    /// Format of the output
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    pub output: Output,
+    #[command(flatten)]
+    pub form: OutputArgs,
 }
 
 /// `netpol why`
@@ -186,8 +179,8 @@ pub struct NetpolConfig {
     pub relays: Option<RelaySettings>,
     /// Name of this node: pods with it in `spec.nodeName` are this node's.
     pub node_name: String,
-    /// Address of metrics and health; `None` = off.
-    pub metrics_address: Option<SocketAddr>,
+    /// Address of metrics and health.
+    pub metrics_address: MetricsAddress,
 }
 
 impl TryFrom<NetpolRunArgs> for NetpolConfig {
@@ -206,7 +199,7 @@ impl TryFrom<NetpolRunArgs> for NetpolConfig {
             kubernetes,
             relays: relay_args::relays(args.follow.clone())?,
             node_name: args.source.node_name(),
-            metrics_address: metrics_address(&args.metrics_address)?,
+            metrics_address: args.metrics_address.clone(),
             flags: args,
         })
     }
@@ -261,6 +254,6 @@ mod tests {
         assert_eq!(error.flag, "k8s-relay");
         let config = config(&["--policy-dir=/", "--metrics-address=:7"]).unwrap();
         assert!(config.kubernetes.is_none());
-        assert_eq!(config.metrics_address.unwrap().port(), 7);
+        assert_eq!(config.metrics_address.to_string(), "127.0.0.1:7");
     }
 }

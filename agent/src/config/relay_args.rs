@@ -11,9 +11,17 @@ use agent_cluster::{
     relay_settings::{RelayConfig, RelaySettings, TlsFile, TlsFiles},
 };
 use clap::{ArgAction, Args};
-use daemon::flags;
+use daemon::{
+    command_line::{
+        file_args::FileArgs,
+        log_args::LogArgs,
+        metrics_address::{MetricsAddress, on_loopback},
+        values::{socket_address, whole},
+    },
+    flags,
+};
 
-use super::{ConfigError, host_name::host_name, metrics_address::metrics_address};
+use super::{ConfigError, host_name::host_name};
 
 /// Name in the relays' certificate, unless a flag says another.
 const SERVER_NAME: &str = "holdfast-relay";
@@ -77,6 +85,7 @@ pub struct RelayArgs {
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
+        value_parser = socket_address,
         default_value = "0.0.0.0:9971",
         env = "HOLDFAST_RELAY_LISTEN"
     )]
@@ -103,32 +112,20 @@ pub struct RelayArgs {
         long,
         value_name = "N",
         default_value_t = 1000,
-        value_parser = clap::value_parser!(u32).range(1..=100_000),
+        value_parser = whole(1..=100_000u32),
         env = "HOLDFAST_RELAY_MAX_AGENTS"
     )]
     pub max_agents: u32,
-    /// Name of this relay where it reports refused objects [default: the host name]
+    /// Name of this instance, where it reports refused objects [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Address of /metrics, /healthz and /readyz; "off" for none
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9972")]
-    pub metrics_address: String,
-    /// YAML file with any of these settings, named without dashes. Flags and environment override it; an
-    /// unknown key is an error
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Directory with one file per flag of this command, named without dashes, such as a mounted
-    /// ConfigMap. Flags, environment and --config override it. Unknown keys are ignored and listed in
-    /// the log
-    #[arg(long, value_name = "DIR")]
-    pub config_dir: Option<PathBuf>,
-    /// Log as JSON lines
-    #[arg(long, default_value_t = false)]
-    pub log_json: bool,
-    /// Lowest severity that is logged: error, warn, info, debug, trace or off. Modules may have their
-    /// own, for example info,holdfast_agent=debug
-    #[arg(long, default_value = "info")]
-    pub log: String,
+    /// Address of /metrics, /healthz and /readyz: HOST:PORT, :PORT for 127.0.0.1, or off
+    #[arg(long, value_name = "[HOST]:PORT", value_parser = on_loopback, default_value = "127.0.0.1:9972")]
+    pub metrics_address: MetricsAddress,
+    #[command(flatten)]
+    pub files: FileArgs,
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 impl TryFrom<RelayArgs> for RelayConfig {
@@ -159,7 +156,7 @@ impl TryFrom<RelayArgs> for RelayConfig {
             listen: args.listen,
             agents_max: usize::try_from(args.max_agents).unwrap_or(usize::MAX),
             name: args.name.unwrap_or_else(host_name),
-            metrics_address: metrics_address(&args.metrics_address)?,
+            metrics_address: args.metrics_address,
         })
     }
 }

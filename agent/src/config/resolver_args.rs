@@ -3,6 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
+use daemon::command_line::values::whole;
 use dns_policy::duration;
 
 use super::{ConfigError, existing_dir::existing_dir};
@@ -42,7 +43,7 @@ pub struct ResolverArgs {
         long,
         value_name = "COUNT",
         default_value_t = 5,
-        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
+        value_parser = whole(1..=1_000_000u32)
     )]
     pub resolver_failure_threshold: u32,
     /// An answer that moves the next look-up of an address by no more than this does not change the

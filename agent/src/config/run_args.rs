@@ -11,7 +11,15 @@ use agent_core::{
 };
 use agent_datapath::{deny_response::DenyResponses, kernel::MapSizes};
 use clap::{ArgAction, Args};
-use daemon::flags;
+use daemon::{
+    command_line::{
+        file_args::FileArgs,
+        log_args::LogArgs,
+        metrics_address::{MetricsAddress, on_loopback},
+        values::{port, whole},
+    },
+    flags,
+};
 use dns_policy::{duration, reject_code::RejectCode};
 
 use super::{
@@ -24,18 +32,18 @@ use super::{
 #[derive(Clone, Debug, Args)]
 #[command(mut_args = flags::complete)]
 pub struct RunArgs {
-    /// Directory on a BPF file system for all pins; a second agent needs a directory of its own
-    #[arg(long, default_value = shared_maps::pin::BPF_ROOT)]
+    /// Directory on a BPF file system that has the agent's pins, in tc/globals/; a second agent needs one of its own
+    #[arg(long, value_name = "DIR", default_value = shared_maps::pin::BPF_ROOT)]
     pub bpf_root: PathBuf,
-    /// Directory of the agent's lock file; its state/ has the files from which a restart restores endpoints, identities and names
-    #[arg(long, default_value = "/var/run/holdfast")]
+    /// Directory of the agent's state: a restart restores endpoints, identities and names from its state/
+    #[arg(long, value_name = "DIR", default_value = "/var/run/holdfast")]
     pub state_dir: PathBuf,
     /// Directory of policy documents (YAML or JSON); the agent applies every change in it
-    #[arg(long, value_parser = existing_dir())]
+    #[arg(long, value_name = "DIR", value_parser = existing_dir())]
     pub policy_dir: Option<PathBuf>,
     /// When an endpoint is restricted. An endpoint's own enable-policy overrides it. A pod that is
     /// not an endpoint is never restricted
-    #[arg(long, value_enum, default_value_t = PolicyMode::Default)]
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = PolicyMode::Default)]
     pub enable_policy: PolicyMode,
     #[command(flatten)]
     pub cluster: ClusterArgs,
@@ -48,7 +56,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub cni: CniArgs,
     /// Directory of endpoint documents (YAML or JSON); the agent applies every change in it
-    #[arg(long, value_parser = existing_dir())]
+    #[arg(long, value_name = "DIR", value_parser = existing_dir())]
     pub endpoint_dir: Option<PathBuf>,
     /// Directory in which the agent stores the endpoints that `endpoint add` added, one file each. It must survive a boot, so that the agent finds the endpoints again when --state-dir is empty
     #[arg(
@@ -58,20 +66,20 @@ pub struct RunArgs {
     )]
     pub endpoint_store: PathBuf,
     /// Unix socket to which DNS proxies connect (gRPC)
-    #[arg(long, default_value = "/run/holdfast/sdp.sock")]
+    #[arg(long, value_name = "PATH", default_value = "/run/holdfast/sdp.sock")]
     pub sdp_socket: PathBuf,
     /// Group id of the DNS proxies: processes of this group (and root) may connect to
     /// --sdp-socket, read endpoints and identities, and use steering slots
-    #[arg(long, value_name = "GID", default_value_t = daemon::unix_socket::PROXY_ID)]
+    #[arg(long, value_name = "GID", value_parser = whole(0..=u32::MAX), default_value_t = daemon::unix_socket::PROXY_ID)]
     pub sdp_group: u32,
-    /// Unix socket of the admin interface; only root can connect to it
-    #[arg(long, default_value = ADMIN_SOCKET)]
+    /// Unix socket through which commands reach the running program; only root can connect to it
+    #[arg(long, value_name = "PATH", default_value = ADMIN_SOCKET)]
     pub admin_socket: PathBuf,
-    /// Address of /metrics, /healthz and /readyz; "off" for none
-    #[arg(long, default_value = "127.0.0.1:9962")]
-    pub metrics_address: String,
-    /// Port on which the DNS proxies of this node listen; they must have the same setting
-    #[arg(long, default_value_t = 10094, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Address of /metrics, /healthz and /readyz: HOST:PORT, :PORT for 127.0.0.1, or off
+    #[arg(long, value_name = "[HOST]:PORT", value_parser = on_loopback, default_value = "127.0.0.1:9962")]
+    pub metrics_address: MetricsAddress,
+    /// Port on which the DNS proxies of this node listen, on 127.0.0.1 and ::1; agent and proxies must have the same setting
+    #[arg(long, value_name = "PORT", value_parser = port, default_value_t = 10094)]
     pub tofqdns_proxy_port: u16,
     /// Run no built-in DNS proxy: DNS then needs a running holdfast-sdp
     #[arg(long, default_value_t = false, action = ArgAction::Set)]
@@ -79,26 +87,26 @@ pub struct RunArgs {
     /// Also serve FQDNData on 127.0.0.1, to every local process; for a holdfast-sdp that cannot reach the native socket. Cilium's own proxy can connect, but it uses no steering slot and so gets no queries
     #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub enable_standalone_dns_proxy: bool,
-    /// Port of the FQDNData service
-    #[arg(long, default_value_t = 10095)]
+    /// Port of the agent's FQDNData service on 127.0.0.1; 0 is none
+    #[arg(long, value_name = "PORT", value_parser = whole(0..=u16::MAX), default_value_t = 10095)]
     pub standalone_dns_proxy_server_port: u16,
     /// Shortest time for which a learned address is valid, whatever its TTL
-    #[arg(long, value_parser = duration::parse, default_value = "0s")]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "0s")]
     pub tofqdns_min_ttl: Duration,
     /// Time after its TTL until which the agent promises a proxy to keep an address open (the lease)
-    #[arg(long, value_parser = duration::parse, default_value = "60s")]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "60s")]
     pub mapping_lease_slack: Duration,
-    /// Longest time that the built-in proxy holds an answer until its addresses are open; then the client gets it anyway
-    #[arg(long, value_parser = duration::parse, default_value = "100ms")]
+    /// Longest time that a DNS proxy holds an answer until its addresses are open; then the client gets it anyway. This flag is for the built-in proxy; standalone proxies have the same one
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "100ms")]
     pub tofqdns_proxy_response_max_delay: Duration,
     /// How long a connection may be idle before its expired address is closed
-    #[arg(long, value_parser = duration::parse, default_value = "0s")]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "0s")]
     pub tofqdns_idle_connection_grace_period: Duration,
     /// Most addresses kept for one name and endpoint
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, value_name = "N", value_parser = whole(0..=usize::MAX), default_value_t = 1000)]
     pub tofqdns_endpoint_max_ip_per_hostname: usize,
     /// Most expired addresses kept for one endpoint because connections still use them
-    #[arg(long, default_value_t = 10000)]
+    #[arg(long, value_name = "N", value_parser = whole(0..=usize::MAX), default_value_t = 10000)]
     pub tofqdns_max_deferred_connection_deletes: usize,
     /// File of names and addresses that are open from the start, before a pod looks them up: a
     /// JSON array in the format of Cilium's DNS cache. Expired entries are skipped. The entries
@@ -124,26 +132,25 @@ pub struct RunArgs {
     )]
     pub tofqdns_refuse_prefix: Vec<RefusedValue>,
     /// DNS servers whose answers count for toFQDNs rules
-    #[arg(long, value_enum, default_value_t = NameServers::Any)]
+    #[arg(long, value_name = "WHICH", value_enum, default_value_t = NameServers::Any)]
     pub tofqdns_servers: NameServers,
     /// Most server addresses in one rule of DNSRulesV2 in ep_config.json
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, value_name = "N", value_parser = whole(0..=usize::MAX), default_value_t = 1000)]
     pub dns_max_ips_per_restored_rule: usize,
-    /// Answer of the built-in proxy to a name that policy denies; standalone proxies have the same flag
-    #[arg(long, value_enum, default_value_t = RejectCode::NameError)]
+    /// Answer to a name that policy denies. This flag is for the built-in proxy; standalone proxies have the same one
+    #[arg(long, value_name = "HOW", value_enum, ignore_case = true, default_value_t = RejectCode::NameError)]
     pub tofqdns_dns_reject_response_code: RejectCode,
     /// Transparent mode: proxies forward queries to DNS servers in the cluster with the pod's
-    /// address as the source, and the datapath returns the answers to the proxy. This flag is for
-    /// the built-in proxy; standalone proxies have the same flag
+    /// address as the source, not the node's; agent and proxies must have the same setting
     #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub dnsproxy_enable_transparent_mode: bool,
     /// Attach programs by TCX links where the kernel has them (Linux 6.6). "false": by filters of
     /// traffic control, as on older kernels
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
     pub enable_tcx: bool,
-    /// In transparent mode, the built-in proxy uses the pod's address also for servers outside of
-    /// the cluster; their answers are lost if the node masquerades pods or translates the
-    /// server's address. Standalone proxies have the same flag
+    /// In transparent mode, use the pod's address also for servers outside of the cluster; their
+    /// answers are lost if the node masquerades pods or translates the server's address. This flag
+    /// is for the built-in proxy; standalone proxies have the same one
     #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub transparent_mode_outside_cluster: bool,
     /// Keep the proxy port bound while no proxy runs. Otherwise another user of the node could
@@ -151,15 +158,15 @@ pub struct RunArgs {
     /// their user themselves); set =false if another user starts them
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
     pub hold_proxy_port: bool,
-    /// Enforce policy for IPv4
+    /// Serve IPv4: policy of pods, and their DNS queries
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
     pub enable_ipv4: bool,
-    /// Enforce policy for IPv6
+    /// Serve IPv6: policy of pods, and their DNS queries
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
     pub enable_ipv6: bool,
     /// How long after a start the agent keeps identities and labels of its previous run that no
     /// policy or endpoint uses; the time starts after policies and endpoints were first read
-    #[arg(long, value_parser = duration::parse, default_value = "30s")]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "30s")]
     pub identity_restore_grace_period: Duration,
     #[command(flatten)]
     pub map_sizes: MapSizes,
@@ -167,33 +174,21 @@ pub struct RunArgs {
     /// connection counts as eight datagrams. A burst may be a quarter of the quota. The datapath
     /// drops further packets before they reach the proxy's sockets, so that a flood from one pod
     /// costs no other pod a query (`status` and `observe` show them as over_quota)
-    #[arg(long, value_name = "PACKETS", default_value_t = 10_000)]
+    #[arg(long, value_name = "PACKETS", value_parser = whole(0..=u32::MAX), default_value_t = 10_000)]
     pub endpoint_dns_quota: u32,
     #[command(flatten)]
     pub deny: DenyResponses,
     /// Time between two scans of the conntrack maps for live connections
-    #[arg(long, value_parser = interval, default_value = "30s")]
+    #[arg(long, value_name = "TIME", value_parser = interval, default_value = "30s")]
     pub conntrack_gc_interval: Duration,
     /// Time between two runs of the reconciler, which compares the maps with the model. Programs,
     /// routes, steering and pins are checked every two seconds, or at this interval if it is shorter
-    #[arg(long, value_parser = interval, default_value = "30s")]
+    #[arg(long, value_name = "TIME", value_parser = interval, default_value = "30s")]
     pub reconcile_interval: Duration,
-    /// YAML file with any of these settings, named without dashes. Flags and environment override it; an
-    /// unknown key is an error
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Directory with one file per flag of this command, named without dashes, such as a mounted
-    /// ConfigMap. Flags, environment and --config override it. Unknown keys are ignored and listed in
-    /// the log
-    #[arg(long, value_name = "DIR")]
-    pub config_dir: Option<PathBuf>,
-    /// Log as JSON lines
-    #[arg(long, default_value_t = false)]
-    pub log_json: bool,
-    /// Lowest severity that is logged: error, warn, info, debug, trace or off. Modules may have their
-    /// own, for example info,holdfast_agent=debug
-    #[arg(long, default_value = "info")]
-    pub log: String,
+    #[command(flatten)]
+    pub files: FileArgs,
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 fn interval(text: &str) -> Result<Duration, String> {

@@ -18,14 +18,14 @@ pub struct SourceArgs {
     pub kubernetes: bool,
     #[command(flatten)]
     pub api: ApiSettings,
-    /// DaemonSet of this agent, in the namespace of its service account. When the agent is stopped and
+    /// DaemonSet of this pod, in the namespace of its service account. When the agent is stopped and
     /// this DaemonSet was deleted, it takes everything off the node, as `holdfast-agent cleanup` does
     #[arg(long, value_name = "NAME")]
     pub daemonset: Option<String>,
-    /// Name of this node in Node, CiliumNode and Pod documents [default: the host name]
+    /// Name of this node, as in Node, CiliumNode and Pod documents [default: the host name]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub node_name: Option<String>,
-    /// Key of the taint that keeps pods off a node until its agent is ready, set by a node pool or the
+    /// Key of the taint that keeps pods off a node until policy is in force there, set by a node pool or the
     /// kubelet. With --kubernetes, the agent removes it from its Node once its sources are synced and
     /// the CNI configuration is written; other taints stay. Empty: the agent removes no taint
     #[arg(

@@ -47,7 +47,7 @@ use crate::{
         install::{self, CniCondition},
         server::CniServer,
     },
-    config::{NetpolConfig, render_args::node_interfaces},
+    config::NetpolConfig,
     document_source::{self, Sources},
     endpoint::link_events::LinkEvents,
     epoch::StateDirLock,
@@ -91,7 +91,7 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
     let state_lock = StateDirLock::take(&config.flags.state_dir)?;
     let listeners = Listeners {
         admin: peer::bind(&config.flags.admin_socket, None).context("--admin-socket")?,
-        metrics: http_server::bind_metrics(config.metrics_address).await?,
+        metrics: http_server::bind_metrics(&config.metrics_address).await?,
         cni: peer::bind_some(config.flags.plugin.socket()).context("--cni-socket")?,
     };
     let set = config.flags.source.daemonset.clone().zip(api.clone());
@@ -221,8 +221,8 @@ fn exported(config: &NetpolConfig) -> Option<Target> {
     let directory = flags.vpp_export_dir.clone()?;
     Some(Target {
         directory,
-        nat_loopback: flags.nat_loopback,
-        node_interfaces: node_interfaces(&flags.node_interfaces),
+        nat_loopback: flags.vswitch.nat_loopback,
+        node_interfaces: flags.vswitch.interfaces(),
     })
 }
 

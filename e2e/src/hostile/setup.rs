@@ -227,7 +227,7 @@ fn start_agent_with(lab: &Lab, builtin: bool) -> Result<Program> {
         options = options.flag("--endpoint-dns-quota=2000");
     }
     let mut command = lab.agent_command(&options)?;
-    command.env("HOLDFAST_LOG", "info");
+    command.env("HOLDFAST_LOG_LEVEL", "info");
     let log = lab.directory().join("log/agent.log");
     let mut agent = Program::start("holdfast-agent", command, &log)?;
     lab.wait_ready(&mut agent, AGENT_METRICS)?;

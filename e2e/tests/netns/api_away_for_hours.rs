@@ -97,7 +97,7 @@ fn start(lab: &Lab, api: &ApiServer) -> Result<Program> {
     let mut command = lab.agent_command(&options)?;
     command.env("LD_PRELOAD", LIBRARY);
     command.env("FAKETIME", format!("+0 x{SPEED}"));
-    command.env("HOLDFAST_LOG", "info");
+    command.env("HOLDFAST_LOG_LEVEL", "info");
     let log = lab.directory().join("log/agent.log");
     let agent = Program::start("holdfast-agent", command, &log)?;
     eventually("the agent is ready", SOON, || {

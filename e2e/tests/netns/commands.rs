@@ -1,13 +1,18 @@
 //! Every command of both programs, as text and as JSON, on one running lab.
+
+mod asked;
+
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use holdfast_e2e::lab::{DNS4, DNS6, OTHER_DNS4, at, other4, web4, web6};
 use holdfast_e2e::policy::{CLIENT, cidr, dns, egress, names};
-use holdfast_e2e::{Lab, Query, SdpOptions, config, eventually, with_lab};
+use holdfast_e2e::{Lab, Query, SdpOptions, eventually, with_lab};
 use serde_json::{Value, json};
 use shared_maps::conntrack::{CtKey4, CtValue, NAME_ANY4, NAME_TCP4};
 use shared_maps::user::{Map, MapKind};
+
+use self::asked::{Asked, has, parsed, run, text};
 
 const SOON: Duration = Duration::from_secs(10);
 const AGENT: &str = "holdfast-agent";
@@ -43,12 +48,15 @@ fn every_command_has_text_and_json() {
 
         cleaning(lab, id)?;
         removing(lab, id)?;
-        let left = text(lab, SDP, &["drain"], 0)?;
+        let last = run(lab, SDP, &["drain"])?;
+        ensure!(last.code == Some(1), "{last:?}");
+        ensure!(last.error.contains("last proxy of this node"), "{last:?}");
+        let left = text(lab, SDP, &["drain", "--force"], 0)?;
         ensure!(left.contains("left after"), "{left}");
         let status = programs.sdp.wait(SOON)?;
         ensure!(status.success(), "the drained proxy ended with {status}");
         let mut next = lab.start_sdp(&SdpOptions::default())?;
-        let left = parsed(lab, SDP, &["drain"])?;
+        let left = parsed(lab, SDP, &["drain", "--force"], 0)?;
         ensure!(has(&left, &json!({"left": true})), "{left}");
         ensure!(next.wait(SOON)?.success());
         Ok(())
@@ -382,7 +390,8 @@ fn proxy(asked: &mut Asked<'_>, id: u64) {
             "no rule is about this server",
         ),
     ] {
-        asked.ask(
+        asked.ask_for(
+            i32::from(verdict == "deny"),
             SDP,
             &["explain", &own, name, "--server", server],
             &[&format!("endpoint {id}"), name, "*.good.test", verdict, why],
@@ -390,6 +399,15 @@ fn proxy(asked: &mut Asked<'_>, id: u64) {
         );
     }
     asked.ask(
+        SDP,
+        &["explain", &number, "www.good.test", "--port", "53/TCP"],
+        &["allow", "53/tcp"],
+        &[json!({"endpoint": id, "protocol": "tcp", "verdict": "allow"})],
+    );
+    asked.fails(SDP, &["explain", "65000", "www.good.test"], "65000");
+    asked.fails(SDP, &["policy", "--endpoint", "65000"], "65000");
+    asked.ask_for(
+        1,
         SDP,
         &["explain", "10.77.0.99", "www.good.test"],
         &["unknown", "deny"],
@@ -440,7 +458,7 @@ fn cleaning(lab: &Lab, id: u64) -> Result<()> {
         .expect(web4(10))?;
     let listed = lab.agent_json(&["fqdn", "cache", "list"])?;
     ensure!(has(&listed, &json!({"endpoint": id})), "{listed}");
-    let all = parsed(lab, AGENT, &clean)?;
+    let all = parsed(lab, AGENT, &clean, 0)?;
     ensure!(
         has(&all, &json!({"message": "forgot 1 of 1 learned addresses"})),
         "{all}"
@@ -470,130 +488,10 @@ fn removing(lab: &Lab, id: u64) -> Result<()> {
         .and_then(|one| one.get("key"))
         .and_then(Value::as_str)
         .context("key")?;
-    let removed = parsed(lab, AGENT, &["endpoint", "remove", key])?;
+    let removed = parsed(lab, AGENT, &["endpoint", "remove", key], 0)?;
     ensure!(
         has(&removed, &json!({"message": format!("removed {key}")})),
         "{removed}"
     );
     lab.a.expect_open(at(web4(11), 80))
-}
-
-/// Answers so far that were not as expected.
-struct Asked<'a> {
-    lab: &'a Lab,
-    wrong: Vec<String>,
-}
-
-impl<'a> Asked<'a> {
-    fn new(lab: &'a Lab) -> Self {
-        let wrong = Vec::new();
-        Self { lab, wrong }
-    }
-
-    /// The text must contain `tokens`. The JSON must contain, for each of `objects`, an object with
-    /// its fields.
-    fn ask(&mut self, program: &str, arguments: &[&str], tokens: &[&str], objects: &[Value]) {
-        let people = text(self.lab, program, arguments, 0).and_then(|said| {
-            match tokens.iter().find(|token| !said.contains(**token)) {
-                Some(token) => bail!("lacks {token}:\n{said}"),
-                None => Ok(()),
-            }
-        });
-        self.note(&arguments.join(" "), people);
-        let programs = parsed(self.lab, program, arguments).and_then(|said| {
-            match objects.iter().find(|object| !has(&said, object)) {
-                Some(object) => bail!("JSON lacks {object}: {said}"),
-                None => Ok(()),
-            }
-        });
-        self.note(&arguments.join(" "), programs);
-    }
-
-    /// Neither form may have `token`.
-    fn lacks(&mut self, program: &str, arguments: &[&str], token: &str) {
-        for form in [&[][..], &["-o", "json"]] {
-            let said = text(self.lab, program, &[arguments, form].concat(), 0);
-            let outcome = said.and_then(|said| {
-                ensure!(!said.contains(token), "has {token}:\n{said}");
-                Ok(())
-            });
-            self.note(&arguments.join(" "), outcome);
-        }
-    }
-
-    /// It must exit with 1 and an error that contains `named`.
-    fn fails(&mut self, program: &str, arguments: &[&str], named: &str) {
-        let outcome = run(self.lab, program, arguments).and_then(|done| {
-            ensure!(done.code == Some(1), "ended with {:?}: {done:?}", done.code);
-            ensure!(
-                done.error.contains(named) || done.said.contains(named),
-                "does not name {named}: {done:?}"
-            );
-            ensure!(done.error.starts_with(program), "{done:?}");
-            Ok(())
-        });
-        self.note(&arguments.join(" "), outcome);
-    }
-
-    fn note<T>(&mut self, what: &str, outcome: Result<T>) {
-        if let Err(error) = outcome {
-            self.wrong.push(format!("{what}: {error:#}"));
-        }
-    }
-
-    fn done(self) -> Result<()> {
-        ensure!(self.wrong.is_empty(), "{}", self.wrong.join("\n"));
-        Ok(())
-    }
-}
-
-#[derive(Debug)]
-struct Done {
-    code: Option<i32>,
-    said: String,
-    error: String,
-}
-
-fn run(lab: &Lab, program: &str, arguments: &[&str]) -> Result<Done> {
-    let path = config::program(program)?.display().to_string();
-    let mut command = lab.node.command(&path);
-    command.args(arguments);
-    if program == SDP {
-        command.arg("--admin-socket").arg(lab.sdp_admin("one"));
-    } else if !matches!(arguments, ["bpf", ..] | ["policy", "validate", ..]) {
-        command.arg("--admin-socket").arg(lab.agent_socket());
-    }
-    let output = command.output()?;
-    Ok(Done {
-        code: output.status.code(),
-        said: String::from_utf8(output.stdout)?,
-        error: String::from_utf8(output.stderr)?,
-    })
-}
-
-fn text(lab: &Lab, program: &str, arguments: &[&str], code: i32) -> Result<String> {
-    let done = run(lab, program, arguments)?;
-    ensure!(done.code == Some(code), "{arguments:?}: {done:?}");
-    Ok(done.said)
-}
-
-fn parsed(lab: &Lab, program: &str, arguments: &[&str]) -> Result<Value> {
-    let said = text(lab, program, &[arguments, &["-o", "json"]].concat(), 0)?;
-    serde_json::from_str(&said).with_context(|| format!("JSON of {arguments:?}: {said}"))
-}
-
-/// Whether some object inside has all fields of `object`.
-fn has(value: &Value, object: &Value) -> bool {
-    let Some(wanted) = object.as_object() else {
-        return false;
-    };
-    match value {
-        Value::Object(fields) => {
-            let mut wanted = wanted.iter();
-            wanted.all(|(name, value)| fields.get(name) == Some(value))
-                || fields.values().any(|value| has(value, object))
-        }
-        Value::Array(items) => items.iter().any(|item| has(item, object)),
-        _ => false,
-    }
 }

@@ -218,27 +218,33 @@ fn the_probes_of_the_chart_work_with_the_capabilities_of_the_chart() {
         ensure!(capabilities.contains("+net_raw"), "{capabilities}");
         ensure!(!capabilities.contains("dac_override"), "{capabilities}");
         let mut sdp = start(lab, &["setpriv", &capabilities])?;
-        let probe = |verb: &str| -> Result<String> {
+        let probe = |verb: &[&str]| -> Result<String> {
             let socket = lab.sdp_admin("one");
             let mut command = Command::new("setpriv");
             command.arg(&capabilities).arg("--inh-caps=-all");
             command.arg(config::program("holdfast-sdp")?);
-            command.arg("--admin-socket").arg(socket).arg(verb);
+            command.arg("--admin-socket").arg(socket).args(verb);
             let output = command.output()?;
             let error = String::from_utf8_lossy(&output.stderr);
-            ensure!(output.status.success(), "{verb}: {error}");
+            ensure!(output.status.success(), "{verb:?}: {error}");
             Ok(String::from_utf8_lossy(&output.stdout).into_owned())
         };
         eventually("the proxy is ready", SOON, || {
             sdp.check_alive()?;
-            let text = probe("ready")?;
-            ensure!(text.starts_with("ready"), "{text}");
+            let text = probe(&["health"])?;
+            ensure!(text.starts_with("healthy"), "{text}");
             Ok(())
         })?;
-        ensure!(probe("alive")?.starts_with("alive"));
+        // The last two are what probes of older manifests call.
+        let probes = [&["health", "--live"][..], &["ready"], &["alive"]];
+        for verb in probes {
+            ensure!(probe(verb)?.starts_with("healthy"), "{verb:?}");
+        }
         sdp.terminate(SOON)?;
-        let error = probe("alive").expect_err("the proxy has ended").to_string();
-        ensure!(error.contains("no proxy runs with this socket"), "{error}");
+        for verb in probes {
+            let error = probe(verb).expect_err("the proxy has ended").to_string();
+            ensure!(error.contains("no proxy runs with this socket"), "{error}");
+        }
         Ok(())
     });
 }

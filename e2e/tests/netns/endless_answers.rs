@@ -57,8 +57,8 @@ fn a_proxy_that_answers_without_end_costs_a_command_no_memory() {
         let head = serve(directory.path(), ENDLESS_HEAD)?;
         let of_proxy: [&[&str]; 6] = [
             &["status"],
-            &["ready"],
-            &["alive"],
+            &["health"],
+            &["health", "--live"],
             &["drain"],
             &["policy"],
             &[

@@ -96,3 +96,4 @@ mod uninstalled;
 mod upgrade_agent;
 mod why;
 mod why_services;
+mod wrong_uses;

@@ -220,7 +220,7 @@ fn refused_specs() -> Vec<(Value, &'static str, &'static str)> {
         (
             json!({"podSelektor": {}}),
             "podSelektor",
-            "unknown field; remove it; the fields here are podSelector",
+            "unknown field; did you mean podSelector? The fields here are podSelector",
         ),
         (
             json!({"ingress": {}}),

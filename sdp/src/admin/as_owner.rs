@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use daemon::unix_socket;
+use daemon::{command_line::failure, unix_socket};
 use nix::unistd::{Gid, Uid, setegid, seteuid};
 use tokio::net::UnixStream;
 
@@ -61,7 +61,8 @@ impl Drop for Owner {
         // The saved user is root's, so both succeed.
         let restored = seteuid(Uid::from_raw(0)).and_then(|()| setegid(self.group));
         if let Err(errno) = restored {
-            eprintln!("holdfast-sdp: cannot become root again: {errno}");
+            let note = format!("cannot become root again: {errno}");
+            failure::note("holdfast-sdp", &note);
         }
     }
 }

@@ -7,7 +7,15 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use daemon::http_client::{self, AnswerLimits};
+use daemon::{
+    command_line::{
+        failure,
+        health::{Health, Running, Versions},
+        output::{self, Output},
+    },
+    http_client::{self, AnswerLimits},
+};
+use dns_policy::rule::Transport;
 use http_body_util::Full;
 use hyper::{Method, Request, body::Bytes};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -21,7 +29,7 @@ use super::{
 };
 use crate::config::{
     ADMIN_DIR, admin_socket_of,
-    args::{Command, Output, Settings},
+    args::{Command, Settings},
 };
 
 /// Longest time for an answer; a proxy that needs longer hangs.
@@ -50,55 +58,131 @@ pub fn run(settings: &Settings, command: &Command) -> anyhow::Result<()> {
 
 async fn execute(settings: &Settings, command: &Command) -> anyhow::Result<()> {
     match command {
-        Command::Status(output) => status(settings, output.output).await,
-        Command::Ready => probe(settings, "/readyz").await,
-        Command::Alive => probe(settings, "/healthz").await,
-        Command::Drain(output) => {
+        Command::Status(form) => status(settings, form.output).await,
+        Command::Health { what, form } => show_health(settings, what.live, form.output).await,
+        Command::Alive => show_health(settings, true, Output::Table).await,
+        Command::Version(form) => {
+            let versions = Versions {
+                program: "holdfast-sdp",
+                version: env!("CARGO_PKG_VERSION"),
+                running: running(settings).await,
+            };
+            print(form.output, &versions, Versions::text)
+        }
+        Command::Drain(arguments) => {
             let socket = the_only_one(settings)?;
+            if !arguments.force {
+                refuse_last(&socket).await?;
+            }
             let leaving: DrainStarted = call(&socket, Method::POST, "/drain", &()).await?;
             let took = wait_gone(&socket, leaving.limit).await?;
-            print(
-                output.output,
-                &serde_json::json!({"left": true, "took": took}),
-                || format!("left after {took:?}\n"),
-            )
+            let left = serde_json::json!({"left": true, "took": took});
+            print(arguments.form.output, &left, |_| {
+                format!("left after {took:?}\n")
+            })
         }
         Command::Policy(arguments) => {
             let question = PolicyQuestion {
-                endpoint: arguments.endpoint,
+                endpoint: arguments.filter.endpoint.clone(),
             };
             let socket = any_one(settings)?;
             let answer: PolicyAnswer = call(&socket, Method::POST, "/policy", &question).await?;
-            print(arguments.output.output, &answer, || answer.text())
+            print(arguments.form.output, &answer, PolicyAnswer::text)
         }
         Command::Explain(arguments) => {
             let question = ExplainQuestion {
-                client: arguments.client,
+                client: arguments.client.endpoint.clone(),
                 name: arguments.question.clone(),
                 server: arguments.server,
-                port: arguments.port,
-                tcp: arguments.tcp,
+                port: arguments.port.number,
+                tcp: arguments.tcp || arguments.port.transport == Transport::Tcp,
             };
             let socket = any_one(settings)?;
             let answer: Explanation = call(&socket, Method::POST, "/explain", &question).await?;
-            print(arguments.output.output, &answer, || answer.text())
+            print(arguments.form.output, &answer, Explanation::text)?;
+            if !answer.is_allowed() {
+                bail!("the query is refused: {}", answer.reason);
+            }
+            Ok(())
         }
     }
 }
 
-/// Prints the text of a health page, or fails with it.
-async fn probe(settings: &Settings, page: &str) -> anyhow::Result<()> {
-    let socket = the_only_one(settings)?;
-    let bytes = request(&socket, Method::GET, page, &()).await?;
-    print(Output::Text, &(), || {
-        String::from_utf8_lossy(&bytes).into_owned()
+async fn show_health(settings: &Settings, live: bool, output: Output) -> anyhow::Result<()> {
+    let health = health(&the_only_one(settings)?, live).await?;
+    print(output, &health, Health::text)?;
+    if !health.healthy {
+        bail!("not ready: {}", health.missing.join("; "));
+    }
+    Ok(())
+}
+
+async fn health(socket: &Path, live: bool) -> anyhow::Result<Health> {
+    let status: Status = call(socket, Method::GET, "/status", &()).await?;
+    if live {
+        return Ok(Health::live());
+    }
+    let missing = status.missing.iter();
+    Ok(Health {
+        healthy: status.ready,
+        missing: missing
+            .map(|missing| format!("{}: {}", missing.need, missing.reason))
+            .collect(),
     })
+}
+
+/// The proxies that answer. A version is shown also where none runs.
+async fn running(settings: &Settings) -> Vec<Running> {
+    let sockets = match named(settings) {
+        Some(socket) => vec![socket],
+        None => sockets().unwrap_or_default(),
+    };
+    let mut running = Vec::new();
+    for socket in sockets {
+        let status = call::<Status>(&socket, Method::GET, "/status", &()).await;
+        running.extend(status.map(|status| Running {
+            name: status.name,
+            pid: status.pid,
+            version: status.version,
+        }));
+    }
+    running
+}
+
+/// Fails if no other proxy of this node would get the queries of the one at `socket`.
+async fn refuse_last(socket: &Path) -> anyhow::Result<()> {
+    let status: Status = call(socket, Method::GET, "/status", &()).await?;
+    let has_slots = status.replicas.iter().any(|replica| replica.is_this);
+    let mut others = status.replicas.iter().filter(|other| !other.is_this);
+    if others.any(|other| other.live) {
+        return Ok(());
+    }
+    // Without slots the kernel's hash selects a proxy.
+    if !has_slots {
+        for other in sockets().unwrap_or_default() {
+            let other = match other == socket {
+                true => continue,
+                false => call::<Status>(&other, Method::GET, "/status", &()).await,
+            };
+            let serves = |other: &Status| {
+                other.ready && !other.leaving && other.proxy_port == status.proxy_port
+            };
+            if other.as_ref().is_ok_and(serves) {
+                return Ok(());
+            }
+        }
+    }
+    bail!(
+        "{} is the last proxy of this node: without it, queries of restricted endpoints get no answer. \
+         Start another proxy first, or give --force",
+        status.name
+    )
 }
 
 async fn status(settings: &Settings, output: Output) -> anyhow::Result<()> {
     if let Some(socket) = named(settings) {
         let status: Status = call(&socket, Method::GET, "/status", &()).await?;
-        return print(output, &status, || status.text());
+        return print(output, &status, Status::text);
     }
     let mut all: Vec<Status> = Vec::new();
     let mut silent = Vec::new();
@@ -108,7 +192,7 @@ async fn status(settings: &Settings, output: Output) -> anyhow::Result<()> {
             Err(error) => silent.push(format!("{error:#}")),
         }
     }
-    print(output, &all, || {
+    print(output, &all, |all| {
         let texts: Vec<_> = all.iter().map(Status::text).collect();
         texts.join("\n")
     })?;
@@ -119,7 +203,7 @@ async fn status(settings: &Settings, output: Output) -> anyhow::Result<()> {
         );
     }
     for error in silent {
-        eprintln!("holdfast-sdp: {error}");
+        failure::note("holdfast-sdp", &error);
     }
     Ok(())
 }
@@ -217,10 +301,17 @@ async fn request(
     path: &str,
     question: &impl Serialize,
 ) -> anyhow::Result<Vec<u8>> {
-    exchange(socket, method, path, question)
-        .await
-        .with_context(|| format!("{}", socket.display()))
+    let answer = exchange(socket, method, path, question).await;
+    answer.map_err(|error| match error.is::<Refused>() {
+        true => error,
+        false => error.context(socket.display().to_string()),
+    })
 }
+
+/// The proxy's reason why it does not answer the question.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refused(String);
 
 async fn exchange(
     socket: &Path,
@@ -248,7 +339,7 @@ async fn exchange(
     let code = response.status();
     let bytes = response.into_body();
     if !code.is_success() {
-        bail!("{code}: {}", String::from_utf8_lossy(&bytes).trim());
+        return Err(Refused(String::from_utf8_lossy(&bytes).trim().to_owned()).into());
     }
     Ok(bytes)
 }
@@ -271,17 +362,9 @@ async fn wait_gone(socket: &Path, limit: Duration) -> anyhow::Result<Duration> {
 fn print<T: Serialize>(
     output: Output,
     value: &T,
-    text: impl FnOnce() -> String,
+    table: impl FnOnce(&T) -> String,
 ) -> anyhow::Result<()> {
-    let text = match output {
-        Output::Text => text(),
-        Output::Json => serde_json::to_string_pretty(value)? + "\n",
-    };
-    match io::Write::write_all(&mut io::stdout().lock(), text.as_bytes()) {
-        // A reader that closed the pipe has read enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.context("standard output"),
-    }
+    Ok(output::print(output, value, table)?)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::{
 };
 
 use dns_policy::{
+    endpoint_name::NoEndpoint,
     name::Fqdn,
     rule::{EndpointRules, PortRules, RulesOf, SelectorRule, Servers, Transport},
     table::{PolicyHandle, Question},
@@ -15,7 +16,7 @@ use dns_policy::{
 use serde::{Deserialize, Serialize};
 use shared_maps::{EndpointId, IdentityId};
 
-use super::{policy::RuleView, status::rules_text};
+use super::{endpoints, policy::RuleView, status::rules_text};
 use crate::{
     link::state::RulesOrigin,
     resolve::{QueryClient, Resolver},
@@ -30,7 +31,8 @@ const WITHOUT_PROXY: &str = "no DNS rule is about this server, and another rule 
 /// Query about which a user requests an explanation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ExplainQuestion {
-    pub client: IpAddr,
+    /// The endpoint as people call it, or any address.
+    pub client: String,
     pub name: String,
     /// Server's address; without it each rule is tried with a server of its own.
     pub server: Option<IpAddr>,
@@ -82,14 +84,45 @@ pub(crate) struct JudgedRule {
     pub without_proxy: bool,
 }
 
-pub(super) fn answer(shared: &Shared, question: &ExplainQuestion) -> Explanation {
+pub(super) fn answer(
+    shared: &Shared,
+    question: &ExplainQuestion,
+) -> Result<Explanation, Unexplained> {
+    let client = address(shared, &question.client)?;
+    Ok(explain(shared, client, question))
+}
+
+/// Why there is no explanation.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unexplained {
+    /// No endpoint is called so.
+    #[error(transparent)]
+    NoEndpoint(#[from] NoEndpoint),
+    /// The client of a query is found by its address.
+    #[error(
+        "endpoint {0} has no address that this proxy knows: give the address from which it sends queries"
+    )]
+    NoAddress(u16),
+}
+
+/// The address of the client. One that no endpoint has is explained as well.
+fn address(shared: &Shared, text: &str) -> Result<IpAddr, Unexplained> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let (id, named) = endpoints::endpoint(shared, text)?;
+    let address = named.addresses().into_iter().next();
+    address.ok_or(Unexplained::NoAddress(id.0))
+}
+
+fn explain(shared: &Shared, client: IpAddr, question: &ExplainQuestion) -> Explanation {
     let name = Fqdn::normalise(&question.name);
     let transport = if question.tcp {
         Transport::Tcp
     } else {
         Transport::Udp
     };
-    let mut explanation = Explanation::of(shared, question, &name, transport);
+    let mut explanation = Explanation::of(shared, client, question, &name, transport);
     let Some(id) = explanation.identify(shared) else {
         return explanation;
     };
@@ -242,9 +275,15 @@ fn words(verdict: Verdict, server_given: bool) -> (String, String) {
 
 impl Explanation {
     /// With the question, and no answer yet.
-    fn of(shared: &Shared, question: &ExplainQuestion, name: &Fqdn, transport: Transport) -> Self {
+    fn of(
+        shared: &Shared,
+        client: IpAddr,
+        question: &ExplainQuestion,
+        name: &Fqdn,
+        transport: Transport,
+    ) -> Self {
         Self {
-            client: question.client,
+            client,
             who: String::new(),
             endpoint: None,
             identity: None,
@@ -288,6 +327,11 @@ impl Explanation {
                 None
             }
         }
+    }
+
+    /// Whether the query gets an answer.
+    pub(crate) fn is_allowed(&self) -> bool {
+        self.verdict != "deny"
     }
 
     /// The explanation as lines for a terminal.

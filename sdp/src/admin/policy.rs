@@ -2,18 +2,21 @@
 
 use std::fmt::Write as _;
 
-use dns_policy::rule::{NameRules, SelectorRule, Servers};
+use dns_policy::{
+    endpoint_name::NoEndpoint,
+    rule::{NameRules, SelectorRule, Servers},
+};
 use serde::{Deserialize, Serialize};
 use shared_maps::EndpointId;
 
-use super::status::rules_text;
+use super::{endpoints, status::rules_text};
 use crate::{link::state::RulesOrigin, shared_state::Shared};
 
 /// Filter for the rules that are shown.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PolicyQuestion {
-    /// Only rules of this endpoint; none: of every endpoint.
-    pub endpoint: Option<u16>,
+    /// Only rules of the endpoint that is called so; none: of every endpoint.
+    pub endpoint: Option<String>,
 }
 
 /// DNS rules in force, with their source.
@@ -75,28 +78,31 @@ impl RuleView {
     }
 }
 
-pub(super) fn answer(shared: &Shared, question: &PolicyQuestion) -> PolicyAnswer {
+pub(super) fn answer(
+    shared: &Shared,
+    question: &PolicyQuestion,
+) -> Result<PolicyAnswer, NoEndpoint> {
     let table = shared.policy.load();
-    let ids = match question.endpoint {
-        Some(id) => vec![EndpointId(id)],
+    let ids = match &question.endpoint {
+        Some(text) => vec![endpoints::endpoint(shared, text)?.0],
         None => table.endpoints(),
     };
     let view = |id: EndpointId| {
-        let ports = table.describe(id)?.ports;
+        let ports = table.describe(id).unwrap_or_default().ports;
         let ports = ports.iter().map(|port| PortView {
             port: port.port,
             protocol: port.transport.as_str().to_owned(),
             rules: port.rules.iter().map(RuleView::of).collect(),
         });
-        Some(EndpointView {
+        EndpointView {
             endpoint: id.0,
             ports: ports.collect(),
-        })
+        }
     };
-    PolicyAnswer {
+    Ok(PolicyAnswer {
         rules: shared.agent.link.status().rules,
-        endpoints: ids.into_iter().filter_map(view).collect(),
-    }
+        endpoints: ids.into_iter().map(view).collect(),
+    })
 }
 
 impl PolicyAnswer {
@@ -104,10 +110,13 @@ impl PolicyAnswer {
     pub(crate) fn text(&self) -> String {
         let mut out = format!("rules: {}\n", rules_text(&self.rules));
         if self.endpoints.is_empty() {
-            out.push_str("no DNS rules: every query is refused\n");
+            out.push_str("no endpoint has DNS rules: every query is refused\n");
         }
         for endpoint in &self.endpoints {
             let _ = writeln!(out, "endpoint {}", endpoint.endpoint);
+            if endpoint.ports.is_empty() {
+                out.push_str("  no DNS rules: no policy sends its queries to the proxy\n");
+            }
             for port in &endpoint.ports {
                 let _ = writeln!(out, "  {}/{}", port.port, port.protocol);
                 for rule in &port.rules {

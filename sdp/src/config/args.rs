@@ -3,8 +3,20 @@
 use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use daemon::flags;
-use dns_policy::{duration, reject_code::RejectCode};
+use daemon::{
+    command_line::{
+        endpoint_args::{EndpointArg, EndpointFilter},
+        failure::EXIT_CODES,
+        file_args::FileArgs,
+        health::HealthArgs,
+        log_args::LogArgs,
+        metrics_address::MetricsAddress,
+        output::OutputArgs,
+        values::{address, port, whole},
+    },
+    flags,
+};
+use dns_policy::{duration, reject_code::RejectCode, rule::Transport};
 
 use crate::{privileges::RunAs, query_log::QueryLogConfig};
 
@@ -37,13 +49,11 @@ Examples:
                                                   run under a Cilium agent
   holdfast-sdp status                             state of each proxy of this node
   holdfast-sdp explain 10.0.1.5 www.example.com   verdict for one query, and its rule
-  holdfast-sdp drain --name sdp-4711              stop one proxy without losing a query
-
-Exit codes: 0 success, 1 failure, 2 wrong usage or configuration.";
+  holdfast-sdp drain --name sdp-4711              stop one proxy without losing a query";
 
 /// The whole command line.
 #[derive(Debug, Parser)]
-#[command(name = "holdfast-sdp", version, about = "Holdfast's standalone DNS proxy", long_about = LONG_ABOUT, after_help = AFTER_HELP, mut_args = flags::complete)]
+#[command(name = "holdfast-sdp", version, about = "Holdfast's standalone DNS proxy", long_about = LONG_ABOUT, after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"), mut_args = flags::complete)]
 pub struct Cli {
     /// Settings of the proxy.
     #[command(flatten)]
@@ -58,68 +68,71 @@ pub struct Cli {
 pub enum Command {
     /// Show the state of a proxy; without --admin-socket and --name, of every proxy of this node
     Status(OutputArgs),
-    /// Exit 0 if a proxy can serve; otherwise print the missing parts and exit 1. For readiness probes
-    Ready,
-    /// Exit 0 if a proxy answers. For liveness probes
-    Alive,
-    /// Stop a proxy: it accepts no new queries, finishes those in flight and exits
-    Drain(OutputArgs),
+    /// Exit 0 if the running program is ready; otherwise print the missing parts and exit 1. For readiness and liveness probes
+    // Probes of older manifests call it so.
+    #[command(alias = "ready")]
+    Health {
+        #[command(flatten)]
+        what: HealthArgs,
+        #[command(flatten)]
+        form: OutputArgs,
+    },
+    /// Show the version of this program and of the running one
+    Version(OutputArgs),
+    /// Stop a proxy: it accepts no new queries, finishes those in flight and exits. The last proxy of the node stays, unless --force is given
+    Drain(DrainArgs),
     /// List the DNS rules in force
     Policy(PolicyArgs),
-    /// Show whether a query would be allowed: the endpoint of the client, the rule and the verdict
+    /// Show whether a query would be allowed: the endpoint, the rule and the verdict. Exit 1 if it is refused
     Explain(ExplainArgs),
+    /// Former name of `health --live`, which probes of older manifests have
+    #[command(hide = true)]
+    Alive,
 }
 
-/// Output options of every subcommand.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct OutputArgs {
-    /// Format of the output
-    #[arg(short = 'o', long = "output", value_enum, default_value = "text")]
-    pub output: Output,
-}
-
-/// Output format of a subcommand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// Lines to read.
-    Text,
-    /// One JSON document.
-    Json,
+/// Arguments of `drain`.
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// Stop the proxy also if no other one of this node would answer the queries
+    #[arg(long)]
+    pub force: bool,
+    /// Output options.
+    #[command(flatten)]
+    pub form: OutputArgs,
 }
 
 /// Arguments of `policy`.
 #[derive(Debug, Args)]
 pub struct PolicyArgs {
-    /// Only this endpoint's rules
-    #[arg(long, value_name = "ID")]
-    pub endpoint: Option<u16>,
+    #[command(flatten)]
+    pub filter: EndpointFilter,
     /// Output options.
     #[command(flatten)]
-    pub output: OutputArgs,
+    pub form: OutputArgs,
 }
 
 /// Arguments of `explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// Address of the pod that would send the query
-    #[arg(value_name = "CLIENT-IP")]
-    pub client: IpAddr,
+    /// Endpoint that would send the query.
+    #[command(flatten)]
+    pub client: EndpointArg,
     /// Name in the query
     // The field cannot be called "name": that is the global setting --name of the instance.
     #[arg(value_name = "NAME")]
     pub question: String,
     /// DNS server of the query; without it, the verdict of each rule is listed
-    #[arg(long, value_name = "IP")]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub server: Option<IpAddr>,
-    /// Port of the DNS server
-    #[arg(long, value_name = "PORT", default_value_t = 53)]
-    pub port: u16,
-    /// The query comes over TCP, not over UDP
-    #[arg(long)]
+    /// Destination port: 53, 53/UDP, 53/TCP. A number without a protocol is of UDP
+    #[arg(long, value_name = "PORT", default_value = "53/UDP")]
+    pub port: ServerPort,
+    /// Former spelling of a port with `/TCP`
+    #[arg(long, hide = true)]
     pub tcp: bool,
     /// Output options.
     #[command(flatten)]
-    pub output: OutputArgs,
+    pub form: OutputArgs,
 }
 
 /// Every setting of the proxy.
@@ -130,25 +143,25 @@ pub struct ExplainArgs {
 )]
 #[derive(Clone, Debug, Args)]
 pub struct Settings {
-    /// Port on which the proxy listens, on 127.0.0.1 and ::1; the agent must have the same setting
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), default_value_t = 10094)]
+    /// Port on which the DNS proxies of this node listen, on 127.0.0.1 and ::1; agent and proxies must have the same setting
+    #[arg(long, value_name = "PORT", value_parser = port, default_value_t = 10094)]
     pub tofqdns_proxy_port: u16,
     /// Addresses of the agent, tried in order: unix:///PATH (native) or tcp://HOST:PORT (FQDNData); may be repeated or comma-separated [default: unix:///run/holdfast/sdp.sock, tcp://127.0.0.1:10095, tcp://[::1]:10095]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     pub agent_address: Vec<AgentAddress>,
-    /// Directory on the BPF file system that contains tc/globals/
+    /// Directory on a BPF file system that has the agent's pins, in tc/globals/
     #[arg(long, value_name = "DIR", default_value = shared_maps::pin::BPF_ROOT)]
     pub bpf_root: PathBuf,
-    /// Directory of the agent's files state/<endpoint>/ep_config.json; the proxy starts with the rules in them [default: /var/run/holdfast, or /var/run/cilium if only that exists]
+    /// Directory of the agent's state: the proxy starts with the rules in its state/<endpoint>/ep_config.json [default: /var/run/holdfast, or /var/run/cilium if only that exists]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// Name of this instance [default: sdp-<pid>]
     #[arg(long, value_name = "NAME", global = true, value_parser = instance_name)]
     pub name: Option<String>,
-    /// Socket for status, explain, policy and drain [default: /run/holdfast/sdp/<name>.sock]
+    /// Unix socket through which commands reach the running program [default: /run/holdfast/sdp/<name>.sock]
     #[arg(long, value_name = "PATH", global = true)]
     pub admin_socket: Option<PathBuf>,
-    /// Address of /metrics, /healthz and /readyz; instances may share it; ":PORT" is every address of the node, "off" is none
+    /// Address of /metrics, /healthz and /readyz: HOST:PORT, :PORT for every address of the node, or off. Instances may share it
     #[arg(long, value_name = "[HOST]:PORT", default_value = "127.0.0.1:9961")]
     pub metrics_address: MetricsAddress,
     /// Directory of the journals: mappings that the agent has not stored durably yet; all instances share it
@@ -157,25 +170,25 @@ pub struct Settings {
     /// Longest time of a drain; queries that are still in flight then are dropped
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "10s")]
     pub drain_timeout: Duration,
-    /// Longest time that an answer is held until the agent has opened its addresses; then the client gets it anyway
+    /// Longest time that a DNS proxy holds an answer until its addresses are open; then the client gets it anyway
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "100ms")]
     pub tofqdns_proxy_response_max_delay: Duration,
     /// Answer to a name that policy denies: nameError is NXDOMAIN, after which a resolver tries the next entry of its search list [default: nameError; refused if only TCP agent addresses or standalone-dns-proxy-server-port are set, as under a Cilium agent]
     #[arg(long, value_name = "HOW", value_enum, ignore_case = true)]
     pub tofqdns_dns_reject_response_code: Option<RejectCode>,
-    /// Shortest time for which a learned address is valid, whatever its TTL; a connected agent's value replaces this one
+    /// Shortest time for which a learned address is valid, whatever its TTL. A connected agent's value replaces this one
     #[arg(long, value_name = "TIME", value_parser = whole_seconds, default_value = "0s")]
     pub tofqdns_min_ttl: u32,
     /// Under a Cilium agent: release an answer at once if the agent has acknowledged its addresses for the same pod and their TTL has not ended; with false, each answer waits for the agent
     #[arg(long, action = ArgAction::Set, default_value_t = true)]
     pub reuse_acknowledgements: bool,
     /// Most queries in flight at once; 0: only the memory limits apply
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", value_parser = whole(0..=u32::MAX), default_value_t = 0)]
     pub dnsproxy_concurrency_limit: u32,
     /// How long a query waits while its pod has as many queries in flight as it may have (--dnsproxy-concurrency-limit); then the answer is SERVFAIL
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "0s")]
     pub dnsproxy_concurrency_processing_grace_period: Duration,
-    /// Forward queries to DNS servers in the cluster with the pod's address as the source, not the node's; the agent must have the same setting
+    /// Transparent mode: proxies forward queries to DNS servers in the cluster with the pod's address as the source, not the node's; agent and proxies must have the same setting
     #[arg(long, action = ArgAction::Set, default_value_t = false)]
     pub dnsproxy_enable_transparent_mode: bool,
     /// In transparent mode, use the pod's address also for servers outside of the cluster; their answers are lost if the node masquerades pods or translates the server's address
@@ -187,32 +200,24 @@ pub struct Settings {
     /// How the kernel selects the proxy for a query: auto (steering slots, which skip a proxy that hangs or drains; the proxy loads the steering program if it is not loaded yet) or off (the kernel's hash)
     #[arg(long, value_name = "HOW", value_enum, default_value_t = SteeringMode::Auto)]
     pub steering: SteeringMode,
-    /// Serve IPv4
+    /// Serve IPv4: policy of pods, and their DNS queries
     #[arg(long, action = ArgAction::Set, default_value_t = true)]
     pub enable_ipv4: bool,
-    /// Serve IPv6
+    /// Serve IPv6: policy of pods, and their DNS queries
     #[arg(long, action = ArgAction::Set, default_value_t = true)]
     pub enable_ipv6: bool,
     /// Threads that serve queries [default: number of CPUs, 4 at most]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=16))]
+    #[arg(long, value_name = "N", value_parser = whole(1..=16u16))]
     pub workers: Option<u16>,
-    /// Port of a Cilium agent's FQDNData service on this node; used if --agent-address is not set [default: 10095]
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    /// Port of the agent's FQDNData service on 127.0.0.1; used if --agent-address is not set [default: 10095]
+    #[arg(long, value_name = "PORT", value_parser = port)]
     pub standalone_dns_proxy_server_port: Option<u16>,
-    /// Lowest severity that is logged: error, warn, info, debug, trace or off; modules may have their own, for example info,holdfast_sdp::link=debug
-    #[arg(long, value_name = "FILTER", default_value = "info")]
-    pub log_level: String,
-    /// Format of the log
-    #[arg(long, value_name = "FORM", value_enum, default_value_t = LogFormat::Text)]
-    pub log_format: LogFormat,
     #[command(flatten)]
     pub query_log: QueryLogConfig,
-    /// YAML file with any of these settings; an unknown key is an error
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Directory with one file per setting, such as a mounted ConfigMap (Cilium's too); unknown keys are ignored and listed in the log
-    #[arg(long, value_name = "DIR")]
-    pub config_dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub files: FileArgs,
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 fn whole_seconds(text: &str) -> Result<u32, String> {
@@ -240,15 +245,6 @@ pub enum SteeringMode {
     Auto,
     /// The proxy that the kernel's hash selects.
     Off,
-}
-
-/// Format of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// Lines to read.
-    Text,
-    /// One JSON object a line.
-    Json,
 }
 
 /// Address at which the proxy connects to an agent.
@@ -290,37 +286,32 @@ impl fmt::Display for AgentAddress {
     }
 }
 
-/// Address of the metrics server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MetricsAddress {
-    Off,
-    /// On every address of the node.
-    AnyHost(u16),
-    At(std::net::SocketAddr),
+/// Port of a DNS server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerPort {
+    /// Its number.
+    pub number: u16,
+    /// UDP or TCP.
+    pub transport: Transport,
 }
 
-impl FromStr for MetricsAddress {
+impl FromStr for ServerPort {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not an address: write HOST:PORT, :PORT or off");
-        if text.is_empty() || text == "off" {
-            return Ok(Self::Off);
-        }
-        match text.strip_prefix(':') {
-            Some(port) => port.parse().map(Self::AnyHost).map_err(|_| wrong()),
-            None => text.parse().map(Self::At).map_err(|_| wrong()),
-        }
-    }
-}
-
-impl fmt::Display for MetricsAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Off => f.write_str("off"),
-            Self::AnyHost(port) => write!(f, ":{port}"),
-            Self::At(address) => address.fmt(f),
-        }
+        let wrong = || {
+            format!(
+                "`{text}` is not a port of a DNS server: write for example 53, 53/UDP or 53/TCP"
+            )
+        };
+        let (number, protocol) = text.split_once('/').unwrap_or((text, "UDP"));
+        let transport = match protocol.to_ascii_uppercase().as_str() {
+            "UDP" => Transport::Udp,
+            "TCP" => Transport::Tcp,
+            _ => return Err(wrong()),
+        };
+        let number = port(number).map_err(|_| wrong())?;
+        Ok(Self { number, transport })
     }
 }
 
@@ -356,6 +347,17 @@ mod tests {
             panic!("not explain");
         };
         assert_eq!(arguments.question, "www.example.com");
+    }
+
+    #[test]
+    fn ports_of_servers_are_written_as_those_of_packets() {
+        let one = |text: &str| text.parse::<ServerPort>();
+        let port = |number, transport| Ok(ServerPort { number, transport });
+        assert_eq!(one("53"), port(53, Transport::Udp));
+        assert_eq!(one("5353/tcp"), port(5353, Transport::Tcp));
+        for bad in ["0", "70000", "53/ICMP", "dns", ""] {
+            assert!(one(bad).unwrap_err().contains("53/TCP"), "{bad:?}");
+        }
     }
 
     #[test]

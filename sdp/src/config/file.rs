@@ -76,7 +76,9 @@ mod tests {
     use super::*;
     use dns_policy::reject_code::RejectCode;
 
-    use crate::config::{AgentAddress, Config, ConfigError, MetricsAddress};
+    use daemon::command_line::metrics_address::MetricsAddress;
+
+    use crate::config::{AgentAddress, Config, ConfigError};
 
     fn resolve(flag: &str, path: &Path) -> Result<Config, ConfigError> {
         let flag = format!("--{flag}={}", path.display());
@@ -167,7 +169,7 @@ mod tests {
         let flags = &found.flags;
         assert_eq!(flags.tofqdns_proxy_port, 10194);
         assert!(flags.enable_ipv4 && !flags.enable_ipv6);
-        assert_eq!(flags.log_level, "info");
+        assert_eq!(flags.log.log_level, "info");
         assert_eq!(flags.metrics_address, MetricsAddress::AnyHost(9971));
         let delay = flags.tofqdns_proxy_response_max_delay;
         assert_eq!(delay, Duration::from_millis(250));

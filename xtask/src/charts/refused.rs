@@ -64,7 +64,7 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
         "{netpol: {enabled: true}, metrics: {netpolPort: 9962}}",
         &["metrics.netpolPort", "metrics.agentPort"],
     ),
-    ("holdfast", "netpol: {log: ''}", &["/netpol/log"]),
+    ("holdfast", "netpol: {logLevel: ''}", &["/netpol/logLevel"]),
     (
         "holdfast",
         "netpol: {cni: {mode: always}}",

@@ -7,15 +7,16 @@ use crate::{process, workspace};
 
 /// The crates that users run, each with those of this workspace that it may use. A new arrow is a decision
 /// (ARCHITECTURE.md, "Crates").
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("shared-maps", &[]),
     ("fqdn-proto", &[]),
-    ("netpol", &[]),
+    ("nearest", &[]),
+    ("netpol", &["nearest"]),
     ("holdfast-cni", &[]),
     ("dns-policy", &["shared-maps"]),
     ("dns-wire", &["dns-policy"]),
     ("limits", &["dns-policy", "shared-maps"]),
-    ("daemon", &["limits", "shared-maps"]),
+    ("daemon", &["limits", "nearest", "shared-maps"]),
     (
         "holdfast-sdp",
         &[
@@ -29,7 +30,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ),
     (
         "holdfast-agent-core",
-        &["dns-policy", "limits", "netpol", "shared-maps"],
+        &["dns-policy", "limits", "nearest", "netpol", "shared-maps"],
     ),
     (
         "holdfast-agent-datapath",
@@ -58,6 +59,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
             "holdfast-agent-datapath",
             "holdfast-sdp",
             "limits",
+            "nearest",
             "netpol",
             "shared-maps",
         ],
@@ -78,11 +80,12 @@ const ARROWS: [(&str, &[&str]); 14] = [
 ];
 
 /// Crates without input and output.
-const PURE: [&str; 5] = [
+const PURE: [&str; 6] = [
     "dns-policy",
     "dns-wire",
     "holdfast-agent-core",
     "limits",
+    "nearest",
     "netpol",
 ];
 /// What none of them and none of their tests depends on, directly or not: runtimes, sockets, maps,

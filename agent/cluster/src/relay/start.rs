@@ -88,7 +88,7 @@ pub async fn run(config: RelayConfig) -> Result<()> {
     let tasks = TaskTracker::new();
     let stop = CancellationToken::new();
     let listener = bind(&config, "--listen").await?;
-    let metrics_listener = http_server::bind_metrics(config.metrics_address).await?;
+    let metrics_listener = http_server::bind_metrics(&config.metrics_address).await?;
     let credentials = credentials(&config)?;
     tracing::info!(?config, "relay starting");
     let health = ClusterHealth::new(api.server(), RESOURCES);

@@ -16,6 +16,7 @@ use std::{
 };
 
 use dns_policy::{
+    endpoint_name::{self, EndpointNames},
     name::Fqdn,
     pattern::Pattern,
     rule::{EndpointRules, NameRule, NameRules},
@@ -129,24 +130,26 @@ pub struct AddressFound {
 }
 
 impl Core {
-    /// Endpoints that a person may mean: by number, key, a part of the key, pod, or address.
+    /// Endpoints that a person may mean.
     pub fn endpoints_called(&self, text: &str) -> Vec<(EndpointId, String)> {
-        let state = &self.state;
-        let all = || state.endpoints.iter();
-        let address: Option<IpAddr> = text.parse().ok();
-        let exact = |endpoint: &&Endpoint| {
-            endpoint.id.0.to_string() == text
-                || endpoint.spec.key == text
-                || endpoint.spec.pod.as_deref() == Some(text)
-                || address.is_some_and(|wanted| endpoint.addresses().any(|own| own == wanted))
-        };
-        let part = |endpoint: &&Endpoint| endpoint.spec.key.split('/').any(|part| part == text);
-        let mut found: Vec<&Endpoint> = all().filter(exact).collect();
-        if found.is_empty() {
-            found = all().filter(part).collect();
-        }
-        let found = found.into_iter();
+        let endpoints = self.state.endpoints.iter();
+        let named = endpoints.map(|endpoint| {
+            let names = EndpointNames {
+                id: endpoint.id.0,
+                key: &endpoint.spec.key,
+                pod: endpoint.spec.pod.as_deref(),
+                addresses: endpoint.addresses().collect(),
+            };
+            (endpoint, names)
+        });
+        let found = endpoint_name::called(text, named).into_iter();
         found.map(|e| (e.id, e.spec.key.clone())).collect()
+    }
+
+    /// An endpoint as lists show it; none if the number is unknown.
+    pub fn endpoint_view(&self, id: EndpointId) -> Option<EndpointView> {
+        let endpoint = self.state.endpoints.get(id)?;
+        Some(self.state.endpoint(endpoint))
     }
 
     /// What the model has on an endpoint and a target; none if there is no such endpoint.

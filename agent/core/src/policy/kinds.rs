@@ -247,10 +247,9 @@ pub(in crate::policy) fn head(value: &Value) -> Checked<(&'static Kind, String, 
     let kind = by_name(&top.get("kind"), text(&named))?;
     let known =
         |key: &str| ["apiVersion", "kind", "metadata"].contains(&key) || kind.fields.contains(&key);
-    if let Some((_, other)) = top.entries().find(|(key, _)| !known(key)) {
-        let fields = kind.fields.join(", ");
-        let remedy = format!("remove it; the fields here are apiVersion, kind, metadata, {fields}");
-        return other.refuse("is an unknown field", remedy);
+    if let Some((word, other)) = top.entries().find(|(key, _)| !known(key)) {
+        let fields = [&["apiVersion", "kind", "metadata"], kind.fields].concat();
+        return other.refuse("is an unknown field", nearest::remedy(word, &fields));
     }
     let version = top.get("apiVersion");
     let written = version.as_str().unwrap_or_default();

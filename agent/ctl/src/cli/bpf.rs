@@ -7,25 +7,44 @@ use std::{
 
 use agent_core::policy::trace::{port_range, protocol_name};
 use anyhow::Result;
-use holdfast_agent::config::args::{BpfArgs, BpfCommand, BpfList, BpfPolicy};
+use daemon::command_line::table::table;
+use holdfast_agent::{
+    admin::client::Client,
+    config::args::{BpfArgs, BpfCommand, BpfList, BpfPolicy, SocketArgs},
+};
 use serde::Serialize;
 use shared_maps::{
     EndpointId,
     conntrack::{CtKey, CtValue, DIR_IN, NAME_ANY4, NAME_ANY6, NAME_TCP4, NAME_TCP6, RELATED},
     policy::EGRESS,
-    user::{Access, Globals, Map, MapError, MapKind, Record, address_of, monotonic_ns},
+    user::{Access, Globals, Map, MapError, MapKind, Record, address_of, lxc_key, monotonic_ns},
 };
 
-use super::{show::print, table::table};
+use super::show::print;
 
 /// Carries out a `bpf` command.
-pub(crate) fn run(command: &BpfCommand) -> Result<()> {
+pub(crate) async fn run(command: &BpfCommand) -> Result<()> {
     match command {
         BpfCommand::Ipcache(BpfList::List(args)) => ipcache(args),
         BpfCommand::Lxc(BpfList::List(args)) => lxc(args),
-        BpfCommand::Policy(BpfPolicy::List { endpoint, bpf }) => policy(*endpoint, bpf),
+        BpfCommand::Policy(BpfPolicy::List {
+            endpoint,
+            socket,
+            bpf,
+        }) => policy(number(&endpoint.endpoint, socket, bpf).await?, bpf),
         BpfCommand::Ct(BpfList::List(args)) => conntrack(args),
     }
+}
+
+/// The number of an endpoint. Numbers and addresses need no running agent.
+async fn number(endpoint: &str, socket: &SocketArgs, args: &BpfArgs) -> Result<u16> {
+    if let Ok(address) = endpoint.parse::<IpAddr>() {
+        let lxc = Globals::new(&args.bpf_root).lxc(Access::ReadOnly)?;
+        if let Some(value) = lxc.get(&lxc_key(address))? {
+            return Ok(value.lxc_id);
+        }
+    }
+    super::number_of(&Client::new(&socket.admin_socket), endpoint).await
 }
 
 #[derive(Serialize)]
@@ -56,7 +75,7 @@ fn ipcache(args: &BpfArgs) -> Result<()> {
             identity,
         })
         .collect();
-    print(args.output, &lines, |lines| {
+    print(args.form.output, &lines, |lines| {
         table(
             lines,
             [
@@ -96,7 +115,7 @@ fn lxc(args: &BpfArgs) -> Result<()> {
         })
         .collect();
     lines.sort_by_key(|line| line.address);
-    print(args.output, &lines, |lines| {
+    print(args.form.output, &lines, |lines| {
         table(
             lines,
             [
@@ -147,7 +166,7 @@ fn policy(endpoint: u16, args: &BpfArgs) -> Result<()> {
             precedence: value.precedence,
         })
         .collect();
-    print(args.output, &lines, |lines| {
+    print(args.form.output, &lines, |lines| {
         table(
             lines,
             [
@@ -195,7 +214,7 @@ fn conntrack(args: &BpfArgs) -> Result<()> {
             read?;
         }
     }
-    print(args.output, &lines, |lines| {
+    print(args.form.output, &lines, |lines| {
         table(
             lines,
             [

@@ -34,7 +34,7 @@ const SELECTOR: &str = "app.kubernetes.io/name in (holdfast-agent, holdfast-netp
 
 /// Asks and prints; fails if a node is not fine.
 pub(crate) async fn status(args: ClusterStatusArgs) -> Result<()> {
-    let (output, parallel) = (args.output, usize::from(args.parallel));
+    let (output, parallel) = (args.form.output, usize::from(args.parallel));
     let kubectl = Arc::new(Kubectl::new(args));
     let mut cluster = listing(&kubectl).await?;
     let running = cluster.pods.iter().filter(|pod| pod.is_running());

@@ -9,10 +9,12 @@ use holdfast_agent::{
     netpol::model::{NetpolPod, NetpolStatus, NetpolWhy},
 };
 
-use super::{
-    show::{counted, print},
+use daemon::command_line::{
+    health::Health,
     table::{list, table},
 };
+
+use super::show::{counted, print};
 
 /// Carries out every command except `netpol run`.
 pub(crate) async fn run(command: NetpolCommand) -> Result<()> {
@@ -20,11 +22,21 @@ pub(crate) async fn run(command: NetpolCommand) -> Result<()> {
         NetpolCommand::Run(_) => Ok(()),
         NetpolCommand::Status(args) => {
             let answer: NetpolStatus = client(&args).get("/v1/netpol/status").await?;
-            print(args.output, &answer, status)
+            print(args.form.output, &answer, status)
+        }
+        NetpolCommand::Health { what, client: args } => {
+            let status: NetpolStatus = client(&args).get("/v1/netpol/status").await?;
+            let healthy = what.live || status.ready;
+            let in_force = "the policies are not in force".to_owned();
+            let missing = match healthy {
+                true => Vec::new(),
+                false => [vec![in_force], status.problems].concat(),
+            };
+            super::show_health(args.form.output, &Health { healthy, missing })
         }
         NetpolCommand::Pods(args) => {
             let answer: Vec<NetpolPod> = client(&args).get("/v1/netpol/pods").await?;
-            print(args.output, &answer, |answer| pods(answer))
+            print(args.form.output, &answer, |answer| pods(answer))
         }
         NetpolCommand::Why(args) => ask(&args).await,
     }
@@ -47,7 +59,7 @@ async fn ask(args: &NetpolWhyArgs) -> Result<()> {
         path.push_str(&format!("&port={}", encode(&port.to_string())));
     }
     let answer: NetpolWhy = client(&args.client).get(&path).await?;
-    print(args.client.output, &answer, why::text)?;
+    print(args.client.form.output, &answer, why::text)?;
     match (answer.allowed, answer.is_denied) {
         (true, _) => Ok(()),
         (false, true) => bail!("{from} may not connect to {to}"),

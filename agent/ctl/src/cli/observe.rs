@@ -1,14 +1,45 @@
 //! `observe`: what the datapath says about packets.
 
-use std::io::Write as _;
+mod line;
+mod select;
 
-use agent_core::{core::packet_view::PacketView, policy::trace::protocol_name};
+use std::collections::VecDeque;
+
+use agent_core::core::packet_view::PacketView;
 use anyhow::Result;
-use holdfast_agent::{admin::client::Client, config::args::ObserveArgs, events::Packets};
+use daemon::command_line::{failure, output::print_next};
+use dns_policy::wall_time;
+use holdfast_agent::{
+    admin::client::Client,
+    config::observe_args::{ObserveArgs, Since},
+    events::Packets,
+};
+use serde::Serialize;
+use shared_maps::user::monotonic_ns;
+
+use self::{line::line, select::Selection};
+
+/// A packet with its time on the clock of the wall.
+#[derive(Debug, Serialize)]
+struct Observed<'a> {
+    /// RFC 3339, in UTC.
+    at: String,
+    #[serde(flatten)]
+    packet: &'a PacketView,
+}
 
 /// Prints what the agent kept; with `--follow` goes on as packets come.
 pub(crate) async fn run(args: &ObserveArgs) -> Result<()> {
-    let client = Client::new(&args.client.admin_socket);
+    let client = Client::new(args.client.admin_socket());
+    let endpoint = match &args.endpoint.endpoint {
+        Some(text) => Some(super::number_of(&client, text).await?),
+        None => None,
+    };
+    let selection = Selection {
+        endpoint,
+        since: args.since.map(since),
+        filter: &args.filter,
+    };
     let mut after = 0;
     let mut first = true;
     loop {
@@ -17,17 +48,19 @@ pub(crate) async fn run(args: &ObserveArgs) -> Result<()> {
             .get(&format!("/v1/events?after={after}&wait={wait}"))
             .await?;
         if packets.missed > 0 && !first {
-            eprintln!("{} packets were missed", packets.missed);
+            let missed = format!("{} packets were missed", packets.missed);
+            failure::note("holdfast-agent", &missed);
         }
-        for packet in &packets.packets {
-            let line = if super::is_json(args.client.output) {
-                serde_json::to_string(packet)?
-            } else {
-                line(packet)
+        let selected = packets.packets.iter().filter(|one| selection.has(one));
+        let printed = last_of(selected, args.last.filter(|_| first));
+        for packet in printed {
+            let observed = Observed {
+                at: wall_time::render(wall(packet.time)),
+                packet,
             };
-            match writeln!(std::io::stdout(), "{line}") {
-                Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
-                other => other?,
+            let text = |observed: &Observed<'_>| line(&observed.at, observed.packet);
+            if !print_next(args.client.output(), &observed, text)? {
+                return Ok(());
             }
         }
         if !args.follow {
@@ -38,60 +71,62 @@ pub(crate) async fn run(args: &ObserveArgs) -> Result<()> {
     }
 }
 
-fn line(packet: &PacketView) -> String {
-    let seconds = packet.time / 1_000_000_000;
-    let micros = packet.time % 1_000_000_000 / 1000;
-    let kind = packet
-        .icmp_type
-        .map(|kind| format!(" type {kind}"))
-        .unwrap_or_default();
-    let Ends { protocol, ends } = Ends::of(packet);
-    let mut text = format!(
-        "{seconds}.{micros:06} endpoint {} {} {}: {protocol}{kind}{ends} (identity {}, remote {}, {} bytes)",
-        packet.endpoint,
-        packet.direction,
-        packet.reason,
-        packet.identity,
-        packet.remote_identity,
-        packet.length,
-    );
-    if let Some(object) = &packet.object {
-        text.push_str(&format!(" {object}"));
+/// The last `number` of them, in their order.
+fn last_of<'a>(
+    packets: impl Iterator<Item = &'a PacketView>,
+    number: Option<usize>,
+) -> VecDeque<&'a PacketView> {
+    let mut last = VecDeque::new();
+    for packet in packets {
+        last.push_back(packet);
+        if number.is_some_and(|number| last.len() > number) {
+            last.pop_front();
+        }
     }
-    if !packet.names.is_empty() {
-        text.push_str(&format!(" {}", packet.names.join(",")));
-    }
-    if let Some(rule) = packet.rules.first() {
-        text.push_str(&format!(" by {rule}"));
-    } else if packet.dropped && packet.is_judged() {
-        text.push_str(" no rule allows it");
-    }
-    text
+    last
 }
 
-/// What a packet is, and from where to where it goes.
-struct Ends {
-    protocol: String,
-    ends: String,
+/// A time of CLOCK_MONOTONIC as nanoseconds since 1970. Both clocks are those of this node.
+fn wall(monotonic: u64) -> u64 {
+    let ago = monotonic_ns().saturating_sub(monotonic);
+    wall_time::now().saturating_sub(ago)
 }
 
-impl Ends {
-    fn of(packet: &PacketView) -> Self {
-        let PacketView {
-            source,
-            destination,
-            ..
-        } = packet;
-        let ends = match (packet.arp, source.is_empty()) {
-            (true, _) => format!(" sender {source} target {destination}"),
-            (false, true) => String::new(),
-            (false, false) => format!(" {source} -> {destination}"),
+/// An instant as nanoseconds of CLOCK_MONOTONIC.
+fn since(since: Since) -> u64 {
+    let ago = match since {
+        Since::At(at) => wall_time::now().saturating_sub(at),
+        Since::Ago(ago) => u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX),
+    };
+    monotonic_ns().saturating_sub(ago)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_packets_come_in_their_order() {
+        let packets: Vec<PacketView> = (0..5)
+            .map(|time| PacketView {
+                time,
+                ..PacketView::default()
+            })
+            .collect();
+        let times = |number| -> Vec<u64> {
+            let last = last_of(packets.iter(), number);
+            last.iter().map(|packet| packet.time).collect()
         };
-        let protocol = match (packet.arp, source.is_empty()) {
-            (true, _) => "ARP".to_owned(),
-            (false, true) => "frame that was not read".to_owned(),
-            (false, false) => protocol_name(packet.protocol),
-        };
-        Self { protocol, ends }
+        assert_eq!(times(Some(2)), [3, 4]);
+        assert_eq!(times(Some(0)), [0; 0]);
+        assert_eq!(times(Some(usize::MAX)), times(None));
+    }
+
+    #[test]
+    fn times_of_packets_are_those_of_the_wall() {
+        let wall = wall(monotonic_ns().saturating_sub(5_000_000_000));
+        let ago = wall_time::now() - wall;
+        assert!((5_000_000_000..65_000_000_000).contains(&ago), "{ago}");
+        assert!(since(Since::At(0)) == 0);
     }
 }

@@ -21,7 +21,8 @@ use agent_core::{
     },
 };
 use anyhow::{Context as _, Result, bail};
-use holdfast_agent::{config::args::Output, policy_dir::TWICE, watched_dir};
+use daemon::command_line::output::Output;
+use holdfast_agent::{policy_dir::TWICE, watched_dir};
 use serde::Serialize;
 
 use super::show::{counted, print};
@@ -62,8 +63,12 @@ pub(super) type ReadFile = (String, Vec<Result<PolicyDocument, PolicyError>>);
 pub(super) fn read_documents(files: &[PathBuf]) -> Result<Vec<ReadFile>> {
     let mut read = Vec::new();
     for file in &document_files(files)? {
-        let text = watched_dir::read_file(file)
-            .with_context(|| format!("{} cannot be read", file.display()))?;
+        let text = watched_dir::read_file(file).with_context(|| {
+            format!(
+                "{} cannot be read; give YAML or JSON files, or directories of them",
+                file.display()
+            )
+        })?;
         let name = file.display().to_string();
         let documents = parse_documents(&text, &name);
         read.push((name, documents));
@@ -189,8 +194,12 @@ fn document_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
         if path.is_dir() {
-            let names = watched_dir::names(path)
-                .with_context(|| format!("{} cannot be read", path.display()))?;
+            let names = watched_dir::names(path).with_context(|| {
+                format!(
+                    "{} cannot be read; give YAML or JSON files, or directories of them",
+                    path.display()
+                )
+            })?;
             if names.is_empty() {
                 bail!("{} has no .yaml, .yml or .json file", path.display());
             }

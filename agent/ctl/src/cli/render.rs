@@ -5,10 +5,8 @@ mod packet;
 mod text;
 
 use anyhow::{Result, bail};
-use holdfast_agent::config::{
-    args::Output,
-    render_args::{Format, RenderArgs},
-};
+use daemon::command_line::{failure, output::Output};
+use holdfast_agent::config::render_args::{Format, RenderArgs};
 use netpol::{
     node::Node,
     pod::PodId,
@@ -25,7 +23,7 @@ pub(crate) fn run(args: &RenderArgs) -> Result<()> {
     match (args.format, &args.pod, &args.to, args.port) {
         (Some(format), ..) => render(args, &cluster, format),
         (None, Some(from), Some(to), Some(port)) => {
-            packet::judge(&cluster, (from, to, port), args.output)
+            packet::judge(&cluster, (from, to, port), args.form.output)
         }
         _ => bail!("add --format, or --pod, --to and --port for a packet"),
     }
@@ -33,13 +31,13 @@ pub(crate) fn run(args: &RenderArgs) -> Result<()> {
 
 /// Refuses flags that the form does not use.
 fn check(args: &RenderArgs, format: Format) -> Result<()> {
-    if args.output == Output::Json && !matches!(format, Format::Acl | Format::Sessions) {
-        bail!("-o json goes with --format acl, --format sessions and --to: leave it out");
+    if args.form.output != Output::Table && !matches!(format, Format::Acl | Format::Sessions) {
+        bail!("-o json and -o yaml go with --format acl, --format sessions and --to: leave it out");
     }
-    if !args.node_interfaces.is_empty() && format != Format::Acl {
+    if !args.vswitch.node_interfaces.is_empty() && format != Format::Acl {
         bail!("--node-output-interface goes with --format acl: leave it out");
     }
-    if args.nat_loopback.is_some() && format == Format::Nft {
+    if args.vswitch.nat_loopback.is_some() && format == Format::Nft {
         bail!("--nat-loopback has no effect with --format nft: leave it out");
     }
     Ok(())
@@ -73,8 +71,8 @@ fn render(args: &RenderArgs, cluster: &Cluster, format: Format) -> Result<()> {
             Format::Rules => all.push_str(&text::rules(&node, pod)),
             Format::Tables => all.push_str(&text::tables(&node, pod)),
             Format::Nft => all.push_str(&node.nft.to_string()),
-            Format::Acl => return acls(args.output, &node, pod),
-            Format::Sessions => return session_rules(args.output, node, pod),
+            Format::Acl => return acls(args.form.output, &node, pod),
+            Format::Sessions => return session_rules(args.form.output, node, pod),
         }
     }
     print(Output::Table, &all, String::clone)
@@ -89,9 +87,10 @@ fn acls(output: Output, node: &Node, pod: Option<&PodId>) -> Result<()> {
             acl.output.retain(is_its);
         }
         acls.retain(|acl| !acl.input.is_empty() || !acl.output.is_empty());
-        eprintln!(
-            "holdfast-agent: with --pod these are the lists of one pod: the one for other nodes is left out. \
-             An export for a vswitch has no --pod"
+        failure::note(
+            "holdfast-agent",
+            &"with --pod these are the lists of one pod: the one for other nodes is left out. \
+             An export for a vswitch has no --pod",
         );
     }
     export(output, acls.is_empty(), pod, &acl::to_json(&acls), || {
@@ -112,7 +111,8 @@ fn export(
             Some(pod) => format!("pod {pod}"),
             None => "a pod of the node".to_owned(),
         };
-        eprintln!("holdfast-agent: nothing to export: no policy restricts {of}");
+        let nothing = format!("nothing to export: no policy restricts {of}");
+        failure::note("holdfast-agent", &nothing);
     }
     match (is_empty, output) {
         (true, Output::Table) => Ok(()),

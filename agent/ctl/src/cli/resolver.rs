@@ -1,6 +1,7 @@
 //! `resolver …`
 
 use anyhow::{Result, bail};
+use daemon::command_line::table::{list, table};
 use holdfast_agent::{
     admin::{client::Client, query::encode},
     config::args::ResolverCommand,
@@ -10,20 +11,17 @@ use holdfast_agent::{
     },
 };
 
-use super::{
-    show::print,
-    table::{list, table},
-};
+use super::show::print;
 
 pub(super) async fn run(command: ResolverCommand) -> Result<()> {
     match command {
         ResolverCommand::List(args) => {
             let objects: Vec<ObjectView> =
-                Client::new(&args.admin_socket).get("/v1/resolver").await?;
-            print(args.output, &objects, |objects| overview(objects))
+                Client::new(args.admin_socket()).get("/v1/resolver").await?;
+            print(args.output(), &objects, |objects| overview(objects))
         }
         ResolverCommand::Get { name, client } => {
-            let mut objects: Vec<ObjectView> = Client::new(&client.admin_socket)
+            let mut objects: Vec<ObjectView> = Client::new(client.admin_socket())
                 .get("/v1/resolver")
                 .await?;
             let wanted = dotted(&name);
@@ -36,12 +34,12 @@ pub(super) async fn run(command: ResolverCommand) -> Result<()> {
             if objects.is_empty() {
                 bail!("no DNSNameResolver is about {name}; `resolver list` shows all");
             }
-            print(client.output, &objects, |objects| details(objects))
+            print(client.output(), &objects, |objects| details(objects))
         }
         ResolverCommand::Lookup { name, client } => {
             let path = format!("/v1/resolver/lookup?name={}", encode(&name));
-            let found: LookupView = Client::new(&client.admin_socket).get(&path).await?;
-            print(client.output, &found, looked_up)?;
+            let found: LookupView = Client::new(client.admin_socket()).get(&path).await?;
+            print(client.output(), &found, looked_up)?;
             match failure(&found) {
                 None => Ok(()),
                 Some(failure) => bail!("{failure}"),

@@ -2,18 +2,19 @@
 
 mod status;
 
-use std::io::Write as _;
-
 use agent_core::core::snapshot::{
     DnsRulesView, EndpointView, IdentityView, IpcacheView, NameView, SelectorView,
 };
 use anyhow::Result;
+use daemon::command_line::{
+    output::{self, Output},
+    table::{list, maybe, table},
+};
 use dns_policy::boot_time::BootTime;
-use holdfast_agent::{admin::model::Policies, config::args::Output};
+use holdfast_agent::admin::model::Policies;
 use serde::Serialize;
 
 pub(crate) use self::status::{aligned, cluster_source, status};
-use super::table::{list, maybe, table};
 
 /// Prints `value` as asked. A reader that closed the pipe is no error.
 pub(crate) fn print<T: Serialize + ?Sized>(
@@ -21,18 +22,7 @@ pub(crate) fn print<T: Serialize + ?Sized>(
     value: &T,
     table: impl FnOnce(&T) -> String,
 ) -> Result<()> {
-    let mut text = if super::is_json(output) {
-        serde_json::to_string_pretty(value)?
-    } else {
-        table(value)
-    };
-    if !text.ends_with('\n') {
-        text.push('\n');
-    }
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
-    }
+    Ok(output::print(output, value, table)?)
 }
 
 /// A number with its noun: "1 file", "2 files".

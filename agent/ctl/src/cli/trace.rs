@@ -15,6 +15,7 @@ use agent_core::{
     source_event::SourceEvent,
 };
 use anyhow::{Context as _, Result, bail};
+use daemon::command_line::failure;
 use holdfast_agent::{
     admin::{client::Client, query::encode},
     config::args::TraceArgs,
@@ -35,15 +36,16 @@ pub(crate) async fn run(args: &TraceArgs) -> Result<()> {
             encode(&to),
             encode(&port.to_string())
         );
-        Client::new(&args.client.admin_socket).get(&path).await?
+        Client::new(args.client.admin_socket()).get(&path).await?
     } else {
         by_files(args, &to, port)?
     };
-    print(args.client.output, &trace, text)?;
+    print(args.client.output(), &trace, text)?;
     if !trace.allowed && lacks_port_name(&trace) && args.named_ports.is_empty() {
-        eprintln!(
-            "holdfast-agent: labels have no port names, which are in Pod documents: give the receiver's with \
-             --named-port, for example --named-port http=80/TCP, or give its address as --to"
+        failure::note(
+            "holdfast-agent",
+            &"labels have no port names, which are in Pod documents: give the receiver's with \
+             --named-port, for example --named-port http=80/TCP, or give its address as --to",
         );
     }
     if trace.allowed {

@@ -17,7 +17,7 @@ use super::show::print;
 pub(crate) async fn run(args: &WhyArgs) -> Result<()> {
     let mut path = format!(
         "/v1/why?endpoint={}&target={}",
-        encode(&args.endpoint),
+        encode(&args.endpoint.endpoint),
         encode(&args.target.host)
     );
     if let Some(port) = args.target.port {
@@ -26,8 +26,8 @@ pub(crate) async fn run(args: &WhyArgs) -> Result<()> {
     if args.ingress {
         path.push_str("&direction=ingress");
     }
-    let why: Why = Client::new(&args.client.admin_socket).get(&path).await?;
-    print(args.client.output, &why, text)?;
+    let why: Why = Client::new(args.client.admin_socket()).get(&path).await?;
+    print(args.client.output(), &why, text)?;
     if why.allowed {
         Ok(())
     } else {

@@ -9,7 +9,6 @@ use std::{
 
 use daemon::lookup::Lookup;
 use limits::yaml;
-use serde::Deserialize as _;
 
 use super::{EndpointDocument, EndpointError};
 use crate::{
@@ -127,8 +126,7 @@ fn parse(file: &str, text: &str) -> (Vec<Keyed>, Ending) {
             n => format!("{file}#{}", n + 1),
         };
         let document = match document.value() {
-            Ok(value) => Option::<EndpointDocument>::deserialize(value)
-                .map_err(|error| EndpointError::Parse(error.to_string())),
+            Ok(value) => EndpointDocument::read(value),
             Err(fault) => {
                 ending = Ending::Torn;
                 let text = format!("{fault}; {}", fault.remedy());
@@ -243,6 +241,18 @@ mod tests {
     fn unknown_fields_are_named() {
         let read = documents("netns: pod1\nlabel: [k8s:app=a]\n");
         let error = read[0].1.as_ref().unwrap_err().to_string();
-        assert!(error.contains("label"), "{error}");
+        assert!(
+            error.contains("label: is an unknown field; did you mean labels?"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn every_field_is_known() {
+        let all = "netns: pod1\nifname: eth1\nlabels: [k8s:app=a]\nnamed-ports: [http=80]\n\
+                   addresses: [10.0.0.1]\nenable-policy: always\n---\npid: 1\npod: shop/web\n";
+        for (key, read) in documents(all) {
+            assert!(read.is_ok(), "{key}: {read:?}");
+        }
     }
 }

@@ -10,9 +10,22 @@ use agent_core::{
 };
 use daemon::state_file::StateFileError;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{cni, dir};
 use crate::endpoint::discover::{Claims, DiscoverError, Discovered, Known, Netns, discover};
+
+/// Fields of a document.
+const FIELDS: [&str; 8] = [
+    "netns",
+    "pid",
+    "ifname",
+    "labels",
+    "pod",
+    "named-ports",
+    "addresses",
+    "enable-policy",
+];
 
 /// An endpoint as people write it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -191,6 +204,22 @@ impl EndpointError {
 }
 
 impl EndpointDocument {
+    /// Reads a document; none if it is empty.
+    pub(super) fn read(value: Value) -> Result<Option<Self>, EndpointError> {
+        let mut fields = value
+            .as_object()
+            .into_iter()
+            .flat_map(|fields| fields.keys());
+        if let Some(word) = fields.find(|field| !FIELDS.contains(&field.as_str())) {
+            let remedy = nearest::remedy(word, &FIELDS);
+            return Err(EndpointError::Parse(format!(
+                "{word}: is an unknown field; {remedy}"
+            )));
+        }
+        let read = Option::deserialize(value);
+        read.map_err(|error| EndpointError::Parse(error.to_string()))
+    }
+
     /// Returns the network namespace. Exactly one of `netns` and `pid` must be present.
     pub fn namespace(&self) -> Result<Netns, EndpointError> {
         match (&self.netns, self.pid) {

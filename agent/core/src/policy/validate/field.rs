@@ -18,7 +18,7 @@ pub(in crate::policy) fn only(
             return field.get(key).refuse(reason, remedy);
         }
         if !known.contains(&key) {
-            let remedy = format!("remove it; known here are {}", known.join(", "));
+            let remedy = nearest::remedy(key, known);
             return field.get(key).refuse("is an unknown field", remedy);
         }
     }

@@ -1,14 +1,13 @@
 //! The table of `cluster status`, and the line that sums it up.
 
+use daemon::command_line::table::{maybe, table};
+
 use super::{
     answer::Agent,
     objects::Enforcement,
     rows::{NotEnforced, Report, Row, State, Summary},
 };
-use crate::cli::{
-    show::counted,
-    table::{maybe, table},
-};
+use crate::cli::show::counted;
 
 /// Most characters of a problem in the table; `-o json` has all.
 const CHARACTERS: usize = 160;

@@ -11,10 +11,8 @@ use agent_core::policy::{
     kinds::is_read,
 };
 use anyhow::{Result, bail};
-use holdfast_agent::{
-    config::render_args::{RenderArgs, node_interfaces},
-    netpol::objects::object,
-};
+use daemon::command_line::failure;
+use holdfast_agent::{config::render_args::RenderArgs, netpol::objects::object};
 use netpol::{
     cache::Object,
     node::{Node, Surroundings},
@@ -75,8 +73,8 @@ impl Cluster {
             objects,
             only: args.node.clone(),
             around: Surroundings {
-                node_interfaces: node_interfaces(&args.node_interfaces),
-                nat_loopback: args.nat_loopback,
+                node_interfaces: args.vswitch.interfaces(),
+                nat_loopback: args.vswitch.nat_loopback,
             },
         };
         if let Some(node) = &args.node
@@ -256,10 +254,9 @@ fn is_of_unknown_kind(error: &PolicyError) -> bool {
 
 fn note_unknown(count: usize) {
     if count > 0 {
-        eprintln!(
-            "holdfast-agent: {} of kinds that mean nothing for policies: left out",
-            counted(count, "document is", "documents are")
-        );
+        let count = counted(count, "document is", "documents are");
+        let note = format!("{count} of kinds that mean nothing for policies: left out");
+        failure::note("holdfast-agent", &note);
     }
 }
 
@@ -268,9 +265,8 @@ fn warn_of_others<'a>(documents: impl Iterator<Item = &'a PolicyDocument>) {
     let is_other = |document: &&PolicyDocument| matches!(document.body, Body::Rules(_));
     let others = documents.filter(is_other).count();
     if others > 0 {
-        eprintln!(
-            "holdfast-agent: {} of other kinds: only NetworkPolicies are rendered",
-            counted(others, "policy is", "policies are")
-        );
+        let count = counted(others, "policy is", "policies are");
+        let note = format!("{count} of other kinds: only NetworkPolicies are rendered");
+        failure::note("holdfast-agent", &note);
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use agent_core::policy::trace::Port;
 use anyhow::{Result, bail};
-use holdfast_agent::config::args::Output;
+use daemon::command_line::{failure, output::Output};
 use netpol::{
     packet::{Packet, PacketPorts},
     policy::Protocol,
@@ -113,7 +113,8 @@ fn one_pair(
             verdicts.push(row(rendering, &verdict));
         }
         if let Err(refused) = &node.sessions {
-            eprintln!("holdfast-agent: no session rules: {refused}");
+            let note = format!("no session rules: {refused}");
+            failure::note("holdfast-agent", &note);
         }
     }
     let shown = |side: &Side, address| match &side.name {

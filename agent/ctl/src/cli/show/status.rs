@@ -6,14 +6,12 @@ use agent_core::{
     first_of::first_of,
 };
 use agent_datapath::{quota::QuotaView, upkeep::RepairsView};
+use daemon::command_line::table::{maybe, table};
 use holdfast_agent::{
     admin::model::Status, endpoint::source::taken_in::StartedOpen, proxies::ProxyView,
 };
 
-use crate::cli::{
-    resolver,
-    table::{maybe, table},
-};
+use crate::cli::resolver;
 
 /// DNS servers that a line lists.
 const SERVERS: usize = 4;

@@ -1,0 +1,104 @@
+//! A wrong command line or file is answered with what is wrong, where, and the remedy: the table in
+//! wrong_uses.txt, against both programs while they run.
+
+use std::{fs, process::Output};
+
+use anyhow::{Context, Result, ensure};
+use holdfast_e2e::lab::{DNS4, web4};
+use holdfast_e2e::policy::{WEB, good_names};
+use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, config, with_lab};
+
+const TABLE: &str = include_str!("wrong_uses.txt");
+/// Fewer cases would be a table that was not read.
+const LEAST: usize = 40;
+
+/// A row of the table.
+struct Case {
+    line: String,
+    code: i32,
+    /// What, where, remedy.
+    parts: Vec<String>,
+}
+
+/// The rows, after the files have been written. Placeholders are filled.
+fn cases(
+    fill: &dyn Fn(&str) -> String,
+    write: &dyn Fn(&str, &str) -> Result<()>,
+) -> Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    let mut command = None;
+    let mut file: Option<(&str, String)> = None;
+    for line in TABLE.lines().chain([""]) {
+        if let Some(content) = line.strip_prefix("> ") {
+            let (_, text) = file.as_mut().context("a line of no file")?;
+            text.push_str(content);
+            text.push('\n');
+            continue;
+        }
+        if let Some((name, text)) = file.take() {
+            write(name, &text)?;
+        }
+        if let Some(name) = line.strip_prefix("file ") {
+            file = Some((name, String::new()));
+        } else if let Some(expected) = line.strip_prefix("    ") {
+            let command: String = command.take().with_context(|| expected.to_owned())?;
+            let (code, parts) = expected.split_once(": ").context("no exit code")?;
+            let parts: Vec<String> = parts.split(" | ").map(fill).collect();
+            ensure!(parts.len() == 3, "{expected}: what, where, remedy");
+            let (line, code) = (fill(&command), code.parse()?);
+            cases.push(Case { line, code, parts });
+        } else if !line.is_empty() && !line.starts_with('#') {
+            command = Some(line.to_owned());
+        }
+    }
+    ensure!(cases.len() >= LEAST, "{} cases", cases.len());
+    Ok(cases)
+}
+
+fn run(lab: &Lab, line: &str) -> Result<Output> {
+    let mut words = line.split(' ');
+    let program = words.next().context("an empty line")?;
+    let socket = match program {
+        "holdfast-sdp" => lab.sdp_admin("one"),
+        _ => lab.agent_socket(),
+    };
+    // A program that accepts the line would run.
+    let mut command = lab.node.command("timeout");
+    command.arg("20").arg(config::program(program)?).args(words);
+    command.env("HOLDFAST_ADMIN_SOCKET", socket);
+    Ok(command.output()?)
+}
+
+#[test]
+fn each_wrong_use_is_told_what_is_wrong_where_and_the_remedy() {
+    with_lab(|lab| {
+        lab.write_policy("web.yaml", &good_names())?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        let _sdp = lab.start_sdp(&SdpOptions::default())?;
+        lab.connected("one")?;
+        let id = lab.add_endpoint(&lab.a, WEB)?;
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        let learned = lab.a.ask(&Query::a("www.good.test", DNS4))?;
+        learned.expect(web4(10))?;
+        let directory = lab.directory().join("wrong");
+        fs::create_dir(&directory)?;
+        let fill = |text: &str| {
+            let text = text.replace("{dir}", &directory.to_string_lossy());
+            text.replace("{id}", &id.to_string())
+        };
+        let write = |name: &str, text: &str| Ok(fs::write(directory.join(name), text)?);
+        let mut wrong = Vec::new();
+        for Case { line, code, parts } in cases(&fill, &write)? {
+            let output = run(lab, &line)?;
+            let said = [&output.stdout[..], &output.stderr].concat();
+            let said = String::from_utf8_lossy(&said);
+            let missing: Vec<&String> = parts.iter().filter(|part| !said.contains(*part)).collect();
+            if output.status.code() != Some(code) || !missing.is_empty() {
+                let status = output.status;
+                wrong.push(format!("{line}\n  {status}, without {missing:?}:\n{said}"));
+            }
+        }
+        ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+        Ok(())
+    });
+}

@@ -11,6 +11,7 @@ mod image;
 mod message;
 mod network;
 mod node;
+mod podman;
 mod sent;
 
 pub use client::Loaded;
@@ -20,4 +21,5 @@ pub use documents::{
 };
 pub use network::{Base, SUBNET};
 pub use node::{CriNode, PodName, Sandbox, Started};
+pub use podman::Podman;
 pub use sent::{ALLOWED, FORBIDDEN, Sent};

@@ -12,6 +12,7 @@
 
 pub mod cli;
 pub(crate) mod cni;
+pub(crate) mod containers;
 pub(crate) mod dir;
 mod document;
 mod follow;
@@ -54,7 +55,7 @@ use self::{
     store::{EndpointStore, Place},
     taken_in::TakenIn,
 };
-use super::discover::Netns;
+use super::{container::Containers, discover::Netns};
 use crate::document_dir::DocumentDir;
 
 /// A document that is not in force, and why: for `status`.
@@ -100,6 +101,7 @@ struct State {
     found: BTreeMap<String, Found>,
     /// Where endpoints were found that are wanted and not found now.
     left: BTreeMap<String, Place>,
+    containers: Containers,
     problems: Problems,
     processes: Processes,
     interfaces: Interfaces,
@@ -161,6 +163,7 @@ impl EndpointBook {
     pub fn open(
         dir: Option<PathBuf>,
         file: CliFile,
+        containers: Containers,
         restored: Vec<EndpointSpec>,
         gate: Option<Box<dyn Gate>>,
         deliver: impl Fn(SourceEvent<EndpointSpec>) + Send + Sync + 'static,
@@ -197,6 +200,7 @@ impl EndpointBook {
             },
             found: found.collect(),
             left: BTreeMap::new(),
+            containers,
             problems: Problems::default(),
             gated: Gated::new(gate, interfaces.clone()),
             interfaces,
@@ -279,6 +283,9 @@ impl EndpointBook {
     /// Adds an endpoint by command. It is on disk before the core receives it.
     pub fn add(&self, document: EndpointDocument) -> Result<EndpointSpec, EndpointError> {
         let netns = document.check()?;
+        if document.container.is_some() {
+            return Err(EndpointError::AddedContainer);
+        }
         let key = cli::key(&netns, &document.ifname);
         let namespace = namespace_id(&netns).found();
         // The operator means the process that has this number now, and the addresses that the pod has

@@ -115,6 +115,11 @@ fn no_netns(netns: &Netns) -> String {
              as the agent's own PID namespace numbers it, or a name with --netns",
             netns.path().display()
         ),
+        Netns::Container {
+            name,
+            process: None,
+        } => format!("the container {name} does not run"),
+        Netns::Container { name, .. } => format!("the container {name} has ended"),
         Netns::Path(path) => format!(
             "network namespace {} does not exist: the agent finds no such file; in a container of \
              its own, the agent needs the directory {} of the node at the same path",

@@ -12,19 +12,25 @@ use daemon::state_file::StateFileError;
 use serde::{Deserialize, Serialize};
 
 use super::{cni, dir};
-use crate::endpoint::discover::{Claims, DiscoverError, Discovered, Known, Netns, discover};
+use crate::endpoint::{
+    container::ContainerName,
+    discover::{Claims, DiscoverError, Discovered, Known, Netns, discover},
+};
 
 /// An endpoint as people write it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointDocument {
-    /// Network namespace by name in /run/netns, or by absolute path. Exactly one of `netns` and
-    /// `pid`.
+    /// Network namespace by name in /run/netns, or by absolute path. Exactly one of `netns`,
+    /// `pid` and `container`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
     /// Network namespace by a process in it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
+    /// Network namespace by the container that is in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<ContainerName>,
     /// Interface inside the namespace; `eth0` if absent.
     #[serde(default = "eth0")]
     pub ifname: String,
@@ -48,6 +54,9 @@ pub struct EndpointDocument {
         skip_serializing_if = "Option::is_none"
     )]
     pub enable_policy: Option<PolicyMode>,
+    /// Process of `container` now, if it runs; no document has it.
+    #[serde(skip)]
+    pub process: Option<u32>,
     /// Uid of `pod`; no document has it.
     #[serde(skip)]
     pub uid: Option<String>,
@@ -91,9 +100,14 @@ pub enum EndpointError {
     /// A path of a process's namespace.
     #[error("netns: {0} is the namespace of a process: write the number of the process as pid")]
     ProcessPath(String),
-    /// Neither or both of `netns` and `pid`.
-    #[error("give exactly one of netns and pid for the network namespace")]
+    /// None or several of `netns`, `pid` and `container`.
+    #[error("give exactly one of netns, pid and container for the network namespace")]
     Netns,
+    /// A command names a container.
+    #[error(
+        "a container is named by a document in --endpoint-dir, so that it is known before it starts"
+    )]
+    AddedContainer,
     /// The document has neither labels nor a pod.
     #[error(
         "labels is empty; give at least one, for example k8s:app=web, or pod: namespace/name, whose \
@@ -191,9 +205,16 @@ impl EndpointError {
 }
 
 impl EndpointDocument {
-    /// Returns the network namespace. Exactly one of `netns` and `pid` must be present.
+    /// Returns the network namespace. Exactly one of `netns`, `pid` and `container` must be present.
     pub fn namespace(&self) -> Result<Netns, EndpointError> {
-        match (&self.netns, self.pid) {
+        if let (None, None, Some(name)) = (&self.netns, self.pid, &self.container) {
+            return Ok(Netns::Container {
+                name: name.clone(),
+                process: self.process,
+            });
+        }
+        match (&self.netns, self.pid.filter(|_| self.container.is_none())) {
+            (Some(_), _) if self.container.is_some() => Err(EndpointError::Netns),
             (Some(path), None) if path.starts_with("/proc/") => {
                 Err(EndpointError::ProcessPath(path.clone()))
             }
@@ -201,6 +222,14 @@ impl EndpointDocument {
             (Some(name), None) => Ok(Netns::Name(name.clone())),
             (None, Some(pid)) => Ok(Netns::Pid(pid)),
             _ => Err(EndpointError::Netns),
+        }
+    }
+
+    /// Without what is found later.
+    pub(super) fn as_written(&self) -> Self {
+        Self {
+            process: None,
+            ..self.clone()
         }
     }
 

@@ -23,6 +23,7 @@ impl State {
     /// Follows what is not settled and due.
     pub(super) fn follow_due(&mut self, deliver: &Deliver) {
         self.forget_ended_pods(deliver);
+        self.locate_containers();
         let settled = |(key, found): &(&String, &Found)| {
             found.is_settled(&self.interfaces, self.documents.get(*key))
         };

@@ -42,9 +42,11 @@ fn open(dir: &Path, restored: EndpointSpec) -> (Arc<EndpointBook>, Events) {
     let delivered = Arc::clone(&events);
     let state = dir.join("state");
     let _exists = fs::create_dir(&state);
+    let containers = Containers::of(&dir.join("podman"));
     let book = EndpointBook::open(
         Some(dir.join("endpoints")),
         CliFile::in_dir(&state),
+        containers,
         vec![restored],
         None,
         move |event| delivered.lock().push(event),

@@ -1,0 +1,185 @@
+//! Endpoints that are containers: which process a container's name means now, and containers that are about to start.
+
+use std::io;
+
+use daemon::lookup::Lookup;
+
+use super::{EndpointBook, EndpointDocument, State};
+use crate::endpoint::{
+    container::{ContainerName, NamedContainers, Process},
+    discover::{DiscoverError, Netns, is_own, ways_out},
+};
+
+/// A container that is about to start: its network is there, and its program does not run yet.
+#[derive(Debug)]
+pub(crate) struct ContainerStart {
+    /// The runtime's name of it.
+    pub(crate) id: String,
+    /// Process that becomes the container's first one.
+    pub(crate) pid: u32,
+}
+
+/// A container that may start once these endpoints are in force.
+#[derive(Debug)]
+pub(crate) struct StartingContainer {
+    pub(crate) name: Option<ContainerName>,
+    pub(crate) keys: Vec<String>,
+}
+
+/// Why a container is not to start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    /// The documents are not known.
+    #[error(
+        "the agent has not read the documents of endpoints yet; `holdfast-agent status` says why if that lasts"
+    )]
+    Starting,
+    /// It may have the name of one with a document.
+    #[error(
+        "the container {0} is not in podman's store, so its name is not known: documents name containers, \
+         and it may be one of them. A container with --rootfs has no name there; of another store, give \
+         the agent --podman-root"
+    )]
+    Nameless(String),
+    #[error("the names of podman's containers cannot be read: {0}")]
+    Store(io::Error),
+    #[error(
+        "the agent finds no process {pid}: it must run in the host's own PID namespace{}",
+        reason(.error)
+    )]
+    Process { pid: u32, error: Option<io::Error> },
+    #[error(
+        "the container {0} uses the network of the host, and policy is at a container's own interface: start it \
+         with a network of its own, or remove its document"
+    )]
+    HostNetwork(ContainerName),
+    #[error(
+        "no document is about the interface {ifname} of the container {name}: write one with container: {name} \
+         and ifname: {ifname}, or start the container without that network"
+    )]
+    Further { name: ContainerName, ifname: String },
+    #[error("endpoint {key}: {reason}")]
+    Unresolved { key: String, reason: String },
+    #[error(transparent)]
+    Discover(#[from] DiscoverError),
+}
+
+fn reason(error: &Option<io::Error>) -> String {
+    error
+        .as_ref()
+        .map_or_else(String::new, |error| format!(" ({error})"))
+}
+
+impl EndpointBook {
+    /// Begins to put a container under policy, if a document names it. May block.
+    pub(crate) fn start_container(
+        &self,
+        start: &ContainerStart,
+    ) -> Result<StartingContainer, StartError> {
+        let mut state = self.state.lock();
+        let is_listed = state.dir.is_none() || state.listing.listed;
+        if state.listing.starting || !is_listed {
+            return Err(StartError::Starting);
+        }
+        let name = state
+            .containers
+            .name_of(&start.id)
+            .map_err(StartError::Store)?;
+        let Some(name) = name else {
+            return match state.documents.values().any(is_container) {
+                true => Err(StartError::Nameless(start.id.clone())),
+                false => Ok(StartingContainer {
+                    name: None,
+                    keys: Vec::new(),
+                }),
+            };
+        };
+        let documents = state.documents.iter();
+        let documents =
+            documents.filter(|(_, document)| document.container.as_ref() == Some(&name));
+        let documents: Vec<(String, String)> = documents
+            .map(|(key, document)| (key.clone(), document.ifname.clone()))
+            .collect();
+        let mut starting = StartingContainer {
+            name: Some(name.clone()),
+            keys: Vec::new(),
+        };
+        if documents.is_empty() {
+            return Ok(starting);
+        }
+        let process = match Process::now(start.pid) {
+            Lookup::Found(process) => process,
+            Lookup::Gone => {
+                return Err(StartError::Process {
+                    pid: start.pid,
+                    error: None,
+                });
+            }
+            Lookup::Unknown(error) => {
+                return Err(StartError::Process {
+                    pid: start.pid,
+                    error: Some(error),
+                });
+            }
+        };
+        let netns = Netns::Container {
+            name: name.clone(),
+            process: Some(start.pid),
+        };
+        if is_own(&netns) {
+            return Err(StartError::HostNetwork(name));
+        }
+        // Without a way out there is nothing to judge.
+        for ifname in ways_out(&netns)? {
+            let of_interface = documents.iter().filter(|(_, of)| *of == ifname);
+            let before = starting.keys.len();
+            starting
+                .keys
+                .extend(of_interface.map(|(key, _)| key.clone()));
+            if starting.keys.len() == before {
+                return Err(StartError::Further { name, ifname });
+            }
+        }
+        state.containers.starts(&start.id, process);
+        state.locate_containers();
+        for key in &starting.keys {
+            state.follow(key, &*self.deliver);
+            if let Some(reason) = state.problems.unresolved.get(key) {
+                return Err(StartError::Unresolved {
+                    key: key.clone(),
+                    reason: reason.clone(),
+                });
+            }
+        }
+        Ok(starting)
+    }
+}
+
+impl State {
+    /// Finds the process of each container that a document names. If that cannot be looked for, it stays as it was.
+    pub(super) fn locate_containers(&mut self) {
+        for document in self.documents.values_mut() {
+            let Some(name) = &document.container else {
+                continue;
+            };
+            match self.containers.process(name) {
+                Lookup::Found(pid) => document.process = Some(pid),
+                Lookup::Gone => document.process = None,
+                Lookup::Unknown(error) => {
+                    tracing::debug!(container = %name, %error, "cannot look for the container");
+                }
+            }
+        }
+    }
+
+    /// Stores which containers have a document, for the OCI hook.
+    pub(super) fn store_containers(&mut self) {
+        let named = self.documents.values();
+        let named = named.filter_map(|document| document.container.clone());
+        self.store.set_containers(NamedContainers::of(named));
+    }
+}
+
+fn is_container(document: &EndpointDocument) -> bool {
+    document.container.is_some()
+}

@@ -1,0 +1,128 @@
+//! Containers of podman are under policy from their first packet on, by the OCI hook, and do not start without it.
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use holdfast_e2e::cri::{Podman, Sent, only_allowed_server};
+use holdfast_e2e::lab::NODE4;
+use holdfast_e2e::{AgentOptions, eventually, with_lab};
+
+const SOON: Duration = Duration::from_secs(20);
+/// How often a container is started again.
+const RESTARTS: u32 = 50;
+
+/// Fails unless a command is refused with this text.
+fn refused(result: Result<String>, parts: &[&str]) -> Result<()> {
+    let error = match result {
+        Ok(_) => anyhow::bail!("it started"),
+        Err(error) => format!("{error:#}"),
+    };
+    for part in parts {
+        ensure!(error.contains(part), "{part} is not in: {error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_container_that_is_started_again_and_again_is_judged_from_each_first_packet_on() {
+    with_lab(|lab| {
+        let podman = Podman::new(lab)?;
+        lab.write_policy("web.yaml", &only_allowed_server())?;
+        podman.describe("web.yaml", "web", "")?;
+        let sent = Sent::watch(lab)?;
+        let _agent = podman.start_agent(AgentOptions::default())?;
+        // The world sees the node's address. A container without a document is open: the probe receives its datagrams.
+        podman.start("other", &[])?;
+        sent.expect_open(NODE4)?;
+        podman.run(&["rm", "--force", "--time", "0", "other"])?;
+        sent.clear();
+        podman.start("web", &[])?;
+        sent.expect_judged(NODE4)?;
+        let mut times = Vec::new();
+        for _ in 0..RESTARTS {
+            let begin = Instant::now();
+            podman.run(&["restart", "--time", "0", "web"])?;
+            times.push(begin.elapsed());
+            sent.expect_judged(NODE4)?;
+        }
+        times.sort_unstable();
+        println!("podman restart: p50 {:?}", times.get(times.len() / 2));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_container_with_a_document_waits_for_the_agent_and_then_does_not_start() {
+    with_lab(|lab| {
+        let podman = Podman::new(lab)?;
+        lab.write_policy("web.yaml", &only_allowed_server())?;
+        podman.describe("web.yaml", "web", "")?;
+        let sent = Sent::watch(lab)?;
+        let agent = podman.start_agent(AgentOptions::default())?;
+        podman.start("web", &[])?;
+        sent.expect_judged(NODE4)?;
+        agent.kill_9()?;
+        // What runs stays under policy, and another container is not held up.
+        sent.expect_judged(NODE4)?;
+        refused(
+            podman.run(&["restart", "--time", "0", "web"]),
+            &["podman/web has a document", "no agent answers"],
+        )?;
+        sent.expect_no_leak(NODE4)?;
+        podman.start("other", &[])?;
+        sent.expect_open(NODE4)?;
+        podman.run(&["rm", "--force", "--time", "0", "other"])?;
+        sent.clear();
+        let _agent = podman.start_agent(AgentOptions::default())?;
+        podman.run(&["start", "web"])?;
+        sent.expect_judged(NODE4)?;
+        // The agent finds a running container again by itself.
+        eventually("status has no problem", SOON, || {
+            let status = lab.agent_json(&["status"])?;
+            ensure!(
+                status["problems"].as_array().is_some_and(Vec::is_empty),
+                "{}",
+                status["problems"]
+            );
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn a_container_whose_network_no_document_covers_does_not_start() {
+    with_lab(|lab| {
+        let podman = Podman::new(lab)?;
+        lab.write_policy("web.yaml", &only_allowed_server())?;
+        podman.describe("web.yaml", "web", "")?;
+        let sent = Sent::watch(lab)?;
+        let _agent = podman.start_agent(AgentOptions::default())?;
+        let remove = || podman.run(&["rm", "--force", "--time", "0", "web"]);
+        refused(
+            podman.start("web", &["--network", "host"]),
+            &["podman/web uses the network of the host"],
+        )?;
+        remove()?;
+        podman.run(&["network", "create", "--subnet", "10.99.0.0/24", "second"])?;
+        let two = ["--network", "podman,second"];
+        refused(
+            podman.start("web", &two),
+            &["interface eth1 of the container podman/web"],
+        )?;
+        remove()?;
+        sent.expect_no_leak(NODE4)?;
+        podman.describe("second.yaml", "web", "ifname: eth1\n")?;
+        eventually("it starts with a document for each interface", SOON, || {
+            let _absent = remove();
+            podman.start("web", &two)
+        })?;
+        sent.expect_judged(NODE4)?;
+        // One that joins its network is under its policy.
+        podman.start("side", &["--network", "container:web"])?;
+        sent.expect_judged(NODE4)?;
+        podman.run(&["rm", "--force", "--time", "0", "side"])?;
+        remove()?;
+        podman.start("web", &["--network", "none"])?;
+        remove()?;
+        sent.expect_no_leak(NODE4)
+    });
+}

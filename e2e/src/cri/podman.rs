@@ -34,6 +34,11 @@ impl<'l> Podman<'l> {
         }
         let podman = Self { lab, home };
         std::fs::write(podman.settings(), podman.configuration())?;
+        let (root, run) = (podman.root(), podman.home.join("run"));
+        let storage = format!(
+            "[storage]\ndriver = \"vfs\"\ngraphroot = {root:?}\nrunroot = {run:?}\n"
+        );
+        std::fs::write(podman.home.join("storage.conf"), storage)?;
         podman.write_hook()?;
         let archive = image::archive(&podman.home)?;
         podman.run(&["load", "--quiet", "--input", path(&archive)?])?;
@@ -70,17 +75,14 @@ impl<'l> Podman<'l> {
     pub fn command(&self) -> Result<Command> {
         let mut command = self.lab.node.command("podman");
         command.env("CONTAINERS_CONF", self.settings());
-        command.env("CONTAINERS_STORAGE_CONF", "/dev/null");
+        command.env("CONTAINERS_STORAGE_CONF", self.home.join("storage.conf"));
         for (flag, part) in [
-            ("--root", "root"),
-            ("--runroot", "run"),
             ("--tmpdir", "tmp"),
             ("--network-config-dir", "networks"),
             ("--hooks-dir", "hooks"),
         ] {
             command.arg(flag).arg(self.home.join(part));
         }
-        command.args(["--storage-driver", "vfs"]);
         Ok(command)
     }
 

@@ -179,6 +179,14 @@ pub(super) const CRI: &[Package] = &[
         why: "ptp and bridge: the networks of containerd's pods, in tests",
     },
     Package {
+        name: "systemd-container",
+        why: "systemd-nspawn: starts machines on a host, in tests",
+    },
+    Package {
+        name: "busybox-static",
+        why: "sets the address of such a machine",
+    },
+    Package {
         name: "podman",
         why: "starts containers on a host, in tests",
     },

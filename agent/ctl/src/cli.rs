@@ -115,6 +115,7 @@ async fn add(args: EndpointAddArgs) -> Result<()> {
         netns: args.netns,
         pid: args.pid,
         container: None,
+        interface: None,
         process: None,
         ifname: args.ifname,
         labels: args.labels,

@@ -59,6 +59,8 @@ pub enum Netns {
         /// Its process; none = it does not run.
         process: Option<u32>,
     },
+    /// The namespace behind an interface of this host, by the name of that interface.
+    Behind(String),
 }
 
 impl Netns {
@@ -72,6 +74,7 @@ impl Netns {
                 // No process has number 0.
                 PathBuf::from(format!("/proc/{}/ns/net", process.unwrap_or(0)))
             }
+            Self::Behind(interface) => PathBuf::from(format!("/proc/0/{interface}")),
         }
     }
 }
@@ -83,6 +86,7 @@ impl fmt::Display for Netns {
             Self::Pid(pid) => write!(f, "pid-{pid}"),
             Self::Path(path) => path.display().fmt(f),
             Self::Container { name, .. } => name.fmt(f),
+            Self::Behind(interface) => write!(f, "interface/{interface}"),
         }
     }
 }

@@ -283,8 +283,8 @@ impl EndpointBook {
     /// Adds an endpoint by command. It is on disk before the core receives it.
     pub fn add(&self, document: EndpointDocument) -> Result<EndpointSpec, EndpointError> {
         let netns = document.check()?;
-        if document.container.is_some() {
-            return Err(EndpointError::AddedContainer);
+        if document.returns_by_name() {
+            return Err(EndpointError::AddedByName);
         }
         let key = cli::key(&netns, &document.ifname);
         let namespace = namespace_id(&netns).found();
@@ -364,6 +364,22 @@ impl EndpointBook {
         state.forget(key, &*self.deliver);
         state.forget_unwanted();
         Ok(())
+    }
+
+    /// Why interfaces of documents are open although they are not endpoints yet.
+    pub(crate) fn open_names(&self) -> Option<String> {
+        self.state.lock().gated.names_failure()
+    }
+
+    /// Containers and interfaces of documents that are not there; each is under policy when it comes.
+    pub(crate) fn awaited(&self) -> Vec<String> {
+        let state = self.state.lock();
+        let documents = state.documents.iter();
+        let awaited = documents
+            .filter(|(key, document)| document.is_awaited() && !state.found.contains_key(*key));
+        let names = awaited
+            .filter_map(|(key, document)| Some(format!("{} ({key})", document.namespace().ok()?)));
+        names.collect()
     }
 
     /// What is not in force.
@@ -486,6 +502,9 @@ impl State {
 
     /// Whether the namespace that a document names is certainly gone.
     fn is_namespace_gone(&self, key: &str, document: &EndpointDocument) -> bool {
+        if document.returns_by_name() {
+            return document.is_awaited();
+        }
         let is_gone = |netns: Netns| Lookup::of_path(fs::metadata(netns.path())).is_gone();
         self.has_ended(key, document) || document.namespace().is_ok_and(is_gone)
     }

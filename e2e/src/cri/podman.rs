@@ -35,9 +35,8 @@ impl<'l> Podman<'l> {
         let podman = Self { lab, home };
         std::fs::write(podman.settings(), podman.configuration())?;
         let (root, run) = (podman.root(), podman.home.join("run"));
-        let storage = format!(
-            "[storage]\ndriver = \"vfs\"\ngraphroot = {root:?}\nrunroot = {run:?}\n"
-        );
+        let storage =
+            format!("[storage]\ndriver = \"vfs\"\ngraphroot = {root:?}\nrunroot = {run:?}\n");
         std::fs::write(podman.home.join("storage.conf"), storage)?;
         podman.write_hook()?;
         let archive = image::archive(&podman.home)?;

@@ -1,10 +1,12 @@
 //! Containers of podman are under policy from their first packet on, by the OCI hook, and do not start without it.
+//! Machines of systemd-nspawn are closed until they are under policy.
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use holdfast_e2e::cri::{Podman, Sent, only_allowed_server};
+use holdfast_e2e::bridge::Bridge;
+use holdfast_e2e::cri::{Machine, Podman, Sent, endpoints, only_allowed_server};
 use holdfast_e2e::lab::NODE4;
-use holdfast_e2e::{AgentOptions, eventually, with_lab};
+use holdfast_e2e::{AgentOptions, eventually, until, with_lab};
 
 const SOON: Duration = Duration::from_secs(20);
 /// How often a container is started again.
@@ -124,5 +126,49 @@ fn a_container_whose_network_no_document_covers_does_not_start() {
         podman.start("web", &["--network", "none"])?;
         remove()?;
         sent.expect_no_leak(NODE4)
+    });
+}
+
+#[test]
+fn a_machine_of_nspawn_that_is_started_again_and_again_is_closed_until_it_is_judged() {
+    with_lab(|lab| {
+        let bridge = Bridge::new(lab, "br0")?;
+        let address = "10.88.0.40".parse()?;
+        let web = Machine::new(lab, &bridge, "web", 40)?;
+        let other = Machine::new(lab, &bridge, "other", 41)?;
+        lab.write_policy("web.yaml", &only_allowed_server())?;
+        let document = "interface: vb-web\naddresses: [10.88.0.40]\nlabels: [k8s:app=web]\n";
+        std::fs::write(lab.directory().join("endpoints/web.yaml"), document)?;
+        let sent = Sent::watch(lab)?;
+        let agent = lab.start_agent(&AgentOptions::default())?;
+        // A machine without a document is open: the probe receives its datagrams.
+        let running = other.start()?;
+        sent.expect_open("10.88.0.41".parse()?)?;
+        running.stop()?;
+        let mut running = web.start()?;
+        sent.expect_judged(address)?;
+        for _ in 0..RESTARTS {
+            running.stop()?;
+            running = web.start()?;
+            sent.expect_judged(address)?;
+        }
+        // Without the agent, nothing passes a new one.
+        agent.kill_9()?;
+        sent.expect_judged(address)?;
+        running.stop()?;
+        sent.clear();
+        let running = web.start()?;
+        std::thread::sleep(Duration::from_secs(2));
+        ensure!(!sent.senders().contains(&address), "it sent");
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        sent.expect_judged(address)?;
+        running.stop()?;
+        until(
+            "the endpoint goes with its machine",
+            SOON,
+            || endpoints(lab),
+            Vec::is_empty,
+        )?;
+        Ok(())
     });
 }

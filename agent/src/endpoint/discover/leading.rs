@@ -86,7 +86,7 @@ async fn pod_sides(
         found.extend(peer_of(&link).map(|peer| PodEnd {
             index: link.header.index,
             peer,
-            is_named: name_of(&link).as_deref() == Some(ifname),
+            is_named: inside.is_end(&link, ifname),
         }));
     });
     read.await

@@ -58,6 +58,7 @@ pub(super) fn document_of(
         netns,
         pid,
         container: None,
+        interface: None,
         process: None,
         ifname: ifname.to_owned(),
         labels: own.map(ToString::to_string).collect(),

@@ -172,6 +172,17 @@ impl State {
         }
     }
 
+    /// Closes the interfaces that documents name, until they are endpoints. Without a listing those of the last run
+    /// stay closed.
+    pub(super) fn close_named_interfaces(&mut self) {
+        if self.dir.is_some() && !self.listing.listed {
+            return;
+        }
+        let documents = self.documents.values();
+        let names = documents.filter_map(|document| document.interface.clone());
+        self.gated.close_names(&names.collect());
+    }
+
     /// Stores which containers have a document, for the OCI hook.
     pub(super) fn store_containers(&mut self) {
         let named = self.documents.values();

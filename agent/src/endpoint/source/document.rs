@@ -1,6 +1,6 @@
 //! An endpoint as people write it, and what can be wrong with it.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{io, net::IpAddr, path::PathBuf};
 
 use agent_core::{
     endpoint::spec::EndpointSpec,
@@ -8,7 +8,8 @@ use agent_core::{
     named_port::{NamedPortError, NamedPorts, is_label},
     policy::mode::PolicyMode,
 };
-use daemon::state_file::StateFileError;
+use daemon::{lookup::Lookup, state_file::StateFileError};
+use nix::net::if_::if_nametoindex;
 use serde::{Deserialize, Serialize};
 
 use super::{cni, dir};
@@ -22,7 +23,7 @@ use crate::endpoint::{
 #[serde(deny_unknown_fields)]
 pub struct EndpointDocument {
     /// Network namespace by name in /run/netns, or by absolute path. Exactly one of `netns`,
-    /// `pid` and `container`.
+    /// `pid`, `container` and `interface`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
     /// Network namespace by a process in it.
@@ -31,6 +32,9 @@ pub struct EndpointDocument {
     /// Network namespace by the container that is in it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<ContainerName>,
+    /// Network namespace by the interface of this host that leads to it; the other end is the pod's interface.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
     /// Interface inside the namespace; `eth0` if absent.
     #[serde(default = "eth0")]
     pub ifname: String,
@@ -100,14 +104,14 @@ pub enum EndpointError {
     /// A path of a process's namespace.
     #[error("netns: {0} is the namespace of a process: write the number of the process as pid")]
     ProcessPath(String),
-    /// None or several of `netns`, `pid` and `container`.
-    #[error("give exactly one of netns, pid and container for the network namespace")]
+    /// None or several of `netns`, `pid`, `container` and `interface`.
+    #[error("give exactly one of netns, pid, container and interface for the network namespace")]
     Netns,
-    /// A command names a container.
+    /// A command names a container or an interface.
     #[error(
-        "a container is named by a document in --endpoint-dir, so that it is known before it starts"
+        "a container or an interface is named by a document in --endpoint-dir, so that it is known before it is there"
     )]
-    AddedContainer,
+    AddedByName,
     /// The document has neither labels nor a pod.
     #[error(
         "labels is empty; give at least one, for example k8s:app=web, or pod: namespace/name, whose \
@@ -205,23 +209,39 @@ impl EndpointError {
 }
 
 impl EndpointDocument {
-    /// Returns the network namespace. Exactly one of `netns`, `pid` and `container` must be present.
+    /// Returns the network namespace. Exactly one of `netns`, `pid`, `container` and `interface` must be present.
     pub fn namespace(&self) -> Result<Netns, EndpointError> {
-        if let (None, None, Some(name)) = (&self.netns, self.pid, &self.container) {
-            return Ok(Netns::Container {
-                name: name.clone(),
-                process: self.process,
-            });
-        }
-        match (&self.netns, self.pid.filter(|_| self.container.is_none())) {
-            (Some(_), _) if self.container.is_some() => Err(EndpointError::Netns),
-            (Some(path), None) if path.starts_with("/proc/") => {
+        match (&self.netns, self.pid, &self.container, &self.interface) {
+            (Some(path), None, None, None) if path.starts_with("/proc/") => {
                 Err(EndpointError::ProcessPath(path.clone()))
             }
-            (Some(path), None) if path.starts_with('/') => Ok(Netns::Path(PathBuf::from(path))),
-            (Some(name), None) => Ok(Netns::Name(name.clone())),
-            (None, Some(pid)) => Ok(Netns::Pid(pid)),
+            (Some(path), None, None, None) if path.starts_with('/') => {
+                Ok(Netns::Path(PathBuf::from(path)))
+            }
+            (Some(name), None, None, None) => Ok(Netns::Name(name.clone())),
+            (None, Some(pid), None, None) => Ok(Netns::Pid(pid)),
+            (None, None, Some(name), None) => Ok(Netns::Container {
+                name: name.clone(),
+                process: self.process,
+            }),
+            (None, None, None, Some(interface)) => Ok(Netns::Behind(interface.clone())),
             _ => Err(EndpointError::Netns),
+        }
+    }
+
+    /// Whether its interface is found again by a name of the runtime or of the host, wherever it was before.
+    pub(super) fn returns_by_name(&self) -> bool {
+        self.container.is_some() || self.interface.is_some()
+    }
+
+    /// Whether the container or the interface that it names is not there.
+    pub(super) fn is_awaited(&self) -> bool {
+        match &self.interface {
+            Some(interface) => {
+                Lookup::of_interface(if_nametoindex(interface.as_str()).map_err(io::Error::from))
+                    .is_gone()
+            }
+            None => self.container.is_some() && self.process.is_none(),
         }
     }
 

@@ -80,6 +80,10 @@ impl State {
             }
             return;
         };
+        if before.is_none() && document.is_awaited() {
+            self.await_return(key, deliver);
+            return;
+        }
         if before.is_none() && self.has_ended(key, &document) {
             self.end(key, &document, deliver);
             return;
@@ -105,6 +109,15 @@ impl State {
             Ok(located) => self.put_at(key, &document, located, before, deliver),
             Err(error) => self.not_found(key, &document, &error, before, deliver),
         }
+    }
+
+    /// The container or the interface that a document names is not there: the endpoint comes with it.
+    fn await_return(&mut self, key: &str, deliver: &Deliver) {
+        self.marks.stale.remove(key);
+        self.problems.unresolved.remove(key);
+        self.problems.retries.forget(key);
+        self.gated.unresolved(key, &BTreeSet::new());
+        self.forget(key, deliver);
     }
 
     /// Leaves an endpoint as it is while its process cannot be looked at.

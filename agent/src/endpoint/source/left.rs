@@ -15,8 +15,8 @@ impl State {
     /// Where an endpoint was found last on this boot, if it is wanted and not found now.
     pub(super) fn place_left(&self, key: &str) -> Option<&Place> {
         let document = self.documents.get(key)?;
-        // A container is found by its name wherever it starts again.
-        if cni::is_key(key) || document.container.is_some() {
+        // It is found by its name wherever it comes again.
+        if cni::is_key(key) || document.returns_by_name() {
             return None;
         }
         let is_found = self.found.get(key).is_some_and(|found| !found.superseded);
@@ -27,7 +27,7 @@ impl State {
     /// An endpoint is no longer where it was found.
     pub(super) fn leave_place(&mut self, key: &str) {
         let document = self.documents.get(key);
-        if document.is_some_and(|document| document.container.is_some()) {
+        if document.is_some_and(EndpointDocument::returns_by_name) {
             return;
         }
         let found = self.found.get(key).filter(|found| !found.superseded);

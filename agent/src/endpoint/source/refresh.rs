@@ -20,6 +20,7 @@ impl State {
             self.reread(&mut dir);
             self.dir = Some(dir);
         }
+        self.close_named_interfaces();
         self.store_containers();
         self.locate_containers();
         self.forget_ended_pods(deliver);

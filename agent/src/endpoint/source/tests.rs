@@ -161,6 +161,10 @@ impl Gate for Remembered {
         Ok(Closed::new())
     }
 
+    fn close_names(&mut self, _interfaces: &BTreeSet<String>) -> std::io::Result<()> {
+        Ok(())
+    }
+
     fn is_under_policy(&self, ifindex: u32) -> bool {
         ifindex == 2
     }

@@ -116,6 +116,7 @@ async fn add(args: EndpointAddArgs) -> Result<()> {
         pid: args.pid,
         container: None,
         interface: None,
+        bridge: None,
         process: None,
         ifname: args.ifname,
         labels: args.labels,

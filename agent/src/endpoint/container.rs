@@ -92,6 +92,9 @@ impl Containers {
 
     /// A container starts with this process, before its runtime has a state of it.
     pub(crate) fn starts(&mut self, id: &str, process: Process) {
+        // Containers that were removed are not looked for any more.
+        self.processes
+            .retain(|_, process| !process.runs().is_gone());
         self.processes.insert(id.to_owned(), process);
     }
 }

@@ -10,6 +10,7 @@
 //! another interface than before and is not under policy there yet
 //! (`Gate`).
 
+mod bridges;
 pub mod cli;
 pub(crate) mod cni;
 pub(crate) mod containers;
@@ -102,6 +103,8 @@ struct State {
     /// Where endpoints were found that are wanted and not found now.
     left: BTreeMap<String, Place>,
     containers: Containers,
+    /// The ports of bridges could not be listed.
+    ports_unknown: bool,
     problems: Problems,
     processes: Processes,
     interfaces: Interfaces,
@@ -201,6 +204,7 @@ impl EndpointBook {
             found: found.collect(),
             left: BTreeMap::new(),
             containers,
+            ports_unknown: false,
             problems: Problems::default(),
             gated: Gated::new(gate, interfaces.clone()),
             interfaces,
@@ -283,7 +287,7 @@ impl EndpointBook {
     /// Adds an endpoint by command. It is on disk before the core receives it.
     pub fn add(&self, document: EndpointDocument) -> Result<EndpointSpec, EndpointError> {
         let netns = document.check()?;
-        if document.returns_by_name() {
+        if document.returns_by_name() || document.bridge.is_some() {
             return Err(EndpointError::AddedByName);
         }
         let key = cli::key(&netns, &document.ifname);
@@ -443,6 +447,7 @@ impl State {
         let mut others = self.found.iter().filter(|(other, found)| {
             found.spec.interface.ifindex == ifindex
                 && *other != key
+                && (!bridges::is_key(other) || bridges::is_key(key))
                 && !found.superseded
                 && !self.marks.stale.contains(*other)
                 && self.is_wanted(other)
@@ -453,6 +458,7 @@ impl State {
     /// Whether an endpoint has a document, or may have one in a file that cannot be read.
     fn is_wanted(&self, key: &str) -> bool {
         self.documents.contains_key(key)
+            || (bridges::is_key(key) && self.ports_unknown)
             || (dir::is_key(key)
                 && self.dir.is_some()
                 && (!self.listing.listed
@@ -502,6 +508,9 @@ impl State {
 
     /// Whether the namespace that a document names is certainly gone.
     fn is_namespace_gone(&self, key: &str, document: &EndpointDocument) -> bool {
+        if document.bridge.is_some() {
+            return true;
+        }
         if document.returns_by_name() {
             return document.is_awaited();
         }

@@ -172,3 +172,71 @@ fn a_machine_of_nspawn_that_is_started_again_and_again_is_closed_until_it_is_jud
         Ok(())
     });
 }
+
+#[test]
+fn a_container_on_a_bridge_with_a_document_is_judged_from_its_first_packet_on() {
+    with_lab(|lab| {
+        let podman = Podman::new(lab)?;
+        lab.write_policy("web.yaml", &only_allowed_server())?;
+        podman.run(&[
+            "network",
+            "create",
+            "--interface-name",
+            "hfbr",
+            "--subnet",
+            "10.98.0.0/24",
+            "ours",
+        ])?;
+        let document = "bridge: hfbr\nlabels: [k8s:app=web]\n";
+        std::fs::write(lab.directory().join("endpoints/bridge.yaml"), document)?;
+        let sent = Sent::watch(lab)?;
+        let agent = podman.start_agent(AgentOptions::default())?;
+        podman.start("open", &[])?;
+        sent.expect_open(NODE4)?;
+        podman.run(&["rm", "--force", "--time", "0", "open"])?;
+        sent.clear();
+        let ours = ["--network", "ours"];
+        podman.start("one", &ours)?;
+        sent.expect_judged(NODE4)?;
+        podman.start("two", &ours)?;
+        for _ in 0..5 {
+            podman.run(&["restart", "--time", "0", "two"])?;
+            sent.expect_judged(NODE4)?;
+        }
+        let keys = endpoints(lab)?;
+        ensure!(
+            keys.len() == 2
+                && keys
+                    .iter()
+                    .all(|key| key.starts_with("port/dir/bridge.yaml/")),
+            "{keys:?}"
+        );
+        agent.kill_9()?;
+        refused(
+            podman.run(&["restart", "--time", "0", "two"]),
+            &["it is connected to hfbr, whose ports have a document"],
+        )?;
+        let _agent = podman.start_agent(AgentOptions::default())?;
+        sent.expect_judged(NODE4)?;
+        // A document of its own counts before that of the bridge.
+        podman.describe("two.yaml", "two", "")?;
+        eventually("it starts under its own document", SOON, || {
+            podman.run(&["start", "two"])?;
+            let keys = endpoints(lab)?;
+            ensure!(
+                keys.len() == 2 && keys.iter().any(|key| key == "dir/two.yaml"),
+                "{keys:?}"
+            );
+            Ok(())
+        })?;
+        sent.expect_judged(NODE4)?;
+        podman.run(&["rm", "--force", "--time", "0", "one", "two"])?;
+        until(
+            "the endpoints go with their containers",
+            SOON,
+            || endpoints(lab),
+            Vec::is_empty,
+        )?;
+        podman.run(&["network", "rm", "ours"]).map(drop)
+    });
+}

@@ -65,7 +65,7 @@ pub(super) async fn run(args: &OciHookArgs) -> Result<()> {
         match answer {
             Ok(_) => return Ok(()),
             Err(ClientError::Refused(reason)) => bail!("the container does not start: {reason}"),
-            Err(error) => match without_agent(args, &state.id) {
+            Err(error) => match without_agent(args, &state) {
                 None => return Ok(()),
                 Some(_) if Instant::now() + PAUSE < deadline => tokio::time::sleep(PAUSE).await,
                 Some(reason) => bail!("the container does not start: {reason}, and {error}"),
@@ -75,12 +75,20 @@ pub(super) async fn run(args: &OciHookArgs) -> Result<()> {
 }
 
 /// Why a container must not start while no agent answers; none if no document names it.
-fn without_agent(args: &OciHookArgs, id: &str) -> Option<String> {
+fn without_agent(args: &OciHookArgs, State { id, pid }: &State) -> Option<String> {
     let named = match NamedContainers::read(&args.endpoint_store) {
         Ok(named) => named,
         Err(error) => return Some(format!("it may have a document ({error})")),
     };
     if named.is_empty() {
+        return None;
+    }
+    if let Some(bridge) = named.bridge_of(*pid) {
+        return Some(format!(
+            "it is connected to {bridge}, whose ports have a document"
+        ));
+    }
+    if !named.has_containers() {
         return None;
     }
     match Containers::of(&args.podman_root).name_of(id) {

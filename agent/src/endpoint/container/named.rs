@@ -6,6 +6,7 @@ use daemon::lookup::present;
 use serde::{Deserialize, Serialize};
 
 use super::{ContainerName, store};
+use crate::endpoint::discover::{Netns, bridge, leading_to};
 
 /// Of a file in the directory of stored endpoints, which a boot does not empty.
 pub(crate) const EXTENSION: &str = "containers";
@@ -14,12 +15,19 @@ pub(crate) const EXTENSION: &str = "containers";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedContainers {
     containers: BTreeSet<ContainerName>,
+    /// Bridges whose ports are endpoints.
+    #[serde(default)]
+    bridges: BTreeSet<String>,
 }
 
 impl NamedContainers {
-    pub(crate) fn of(containers: impl Iterator<Item = ContainerName>) -> Self {
+    pub(crate) fn of(
+        containers: impl Iterator<Item = ContainerName>,
+        bridges: impl Iterator<Item = String>,
+    ) -> Self {
         Self {
             containers: containers.collect(),
+            bridges: bridges.collect(),
         }
     }
 
@@ -37,13 +45,42 @@ impl NamedContainers {
                 let read: Self = serde_json::from_slice(&text)
                     .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
                 all.containers.extend(read.containers);
+                all.bridges.extend(read.bridges);
             }
         }
         Ok(all)
     }
 
     pub fn is_empty(&self) -> bool {
-        self.containers.is_empty()
+        self.containers.is_empty() && self.bridges.is_empty()
+    }
+
+    /// Whether documents name containers, and not only bridges.
+    pub fn has_containers(&self) -> bool {
+        !self.containers.is_empty()
+    }
+
+    /// The bridge with a document that the process `pid` is connected to. If its interfaces cannot be looked for, the
+    /// reason.
+    pub fn bridge_of(&self, pid: u32) -> Option<String> {
+        if self.bridges.is_empty() {
+            return None;
+        }
+        let bridges = leading_to(&Netns::Pid(pid), "").and_then(|leading| {
+            let ports = bridge::ports_by_bridge()?.into_iter();
+            let leads = ports.filter(|(_, ports)| {
+                let mut ports = ports.iter();
+                ports.any(|(index, _)| leading.contains(index))
+            });
+            Ok(leads.map(|(bridge, _)| bridge).collect::<Vec<_>>())
+        });
+        match bridges {
+            Ok(bridges) => {
+                let mut bridges = bridges.into_iter();
+                bridges.find(|bridge| self.bridges.contains(bridge))
+            }
+            Err(error) => Some(error.to_string()),
+        }
     }
 
     /// Whether a container has a document.

@@ -59,6 +59,7 @@ pub(super) fn document_of(
         pid,
         container: None,
         interface: None,
+        bridge: None,
         process: None,
         ifname: ifname.to_owned(),
         labels: own.map(ToString::to_string).collect(),

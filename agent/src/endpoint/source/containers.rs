@@ -85,59 +85,49 @@ impl EndpointBook {
             .containers
             .name_of(&start.id)
             .map_err(StartError::Store)?;
-        let Some(name) = name else {
-            return match state.documents.values().any(is_container) {
-                true => Err(StartError::Nameless(start.id.clone())),
-                false => Ok(StartingContainer {
-                    name: None,
-                    keys: Vec::new(),
-                }),
-            };
-        };
-        let documents = state.documents.iter();
-        let documents =
-            documents.filter(|(_, document)| document.container.as_ref() == Some(&name));
-        let documents: Vec<(String, String)> = documents
-            .map(|(key, document)| (key.clone(), document.ifname.clone()))
-            .collect();
+        if name.is_none() && state.documents.values().any(is_container) {
+            return Err(StartError::Nameless(start.id.clone()));
+        }
         let mut starting = StartingContainer {
-            name: Some(name.clone()),
+            name: name.clone(),
             keys: Vec::new(),
         };
-        if documents.is_empty() {
+        let named = state.about(name.as_ref());
+        let mut documents = state.documents.values();
+        let has_bridges = documents.any(|document| document.bridge.is_some());
+        if named.is_empty() && !has_bridges {
             return Ok(starting);
         }
         let process = match Process::now(start.pid) {
             Lookup::Found(process) => process,
-            Lookup::Gone => {
+            other => {
                 return Err(StartError::Process {
                     pid: start.pid,
-                    error: None,
-                });
-            }
-            Lookup::Unknown(error) => {
-                return Err(StartError::Process {
-                    pid: start.pid,
-                    error: Some(error),
+                    error: other.error(),
                 });
             }
         };
-        let netns = Netns::Container {
-            name: name.clone(),
-            process: Some(start.pid),
-        };
+        let netns = Netns::Pid(start.pid);
         if is_own(&netns) {
-            return Err(StartError::HostNetwork(name));
+            return match name.filter(|_| !named.is_empty()) {
+                Some(name) => Err(StartError::HostNetwork(name)),
+                None => Ok(starting),
+            };
         }
+        state.expand_bridges();
         // Without a way out there is nothing to judge.
         for ifname in ways_out(&netns)? {
-            let of_interface = documents.iter().filter(|(_, of)| *of == ifname);
-            let before = starting.keys.len();
-            starting
-                .keys
-                .extend(of_interface.map(|(key, _)| key.clone()));
-            if starting.keys.len() == before {
-                return Err(StartError::Further { name, ifname });
+            let of_interface = named.iter().filter(|(_, of)| *of == ifname);
+            let mut keys: Vec<String> = of_interface.map(|(key, _)| key.clone()).collect();
+            if keys.is_empty() && has_bridges {
+                keys = state.ports_to(&netns, &ifname)?;
+            }
+            match &name {
+                Some(name) if keys.is_empty() && !named.is_empty() => {
+                    let name = name.clone();
+                    return Err(StartError::Further { name, ifname });
+                }
+                _ => starting.keys.extend(keys),
             }
         }
         state.containers.starts(&start.id, process);
@@ -156,6 +146,16 @@ impl EndpointBook {
 }
 
 impl State {
+    /// Documents about a container, each with the interface that it is about.
+    fn about(&self, name: Option<&ContainerName>) -> Vec<(String, String)> {
+        let documents = self.documents.iter();
+        let documents =
+            documents.filter(|(_, document)| name.is_some() && document.container.as_ref() == name);
+        documents
+            .map(|(key, document)| (key.clone(), document.ifname.clone()))
+            .collect()
+    }
+
     /// Finds the process of each container that a document names. If that cannot be looked for, it stays as it was.
     pub(super) fn locate_containers(&mut self) {
         for document in self.documents.values_mut() {
@@ -185,9 +185,12 @@ impl State {
 
     /// Stores which containers have a document, for the OCI hook.
     pub(super) fn store_containers(&mut self) {
-        let named = self.documents.values();
-        let named = named.filter_map(|document| document.container.clone());
-        self.store.set_containers(NamedContainers::of(named));
+        let documents = self.documents.values();
+        let containers = documents.clone();
+        let containers = containers.filter_map(|document| document.container.clone());
+        let bridges = documents.filter_map(|document| document.bridge.clone());
+        let named = NamedContainers::of(containers, bridges);
+        self.store.set_containers(named);
     }
 }
 

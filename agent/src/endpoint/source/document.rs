@@ -23,7 +23,7 @@ use crate::endpoint::{
 #[serde(deny_unknown_fields)]
 pub struct EndpointDocument {
     /// Network namespace by name in /run/netns, or by absolute path. Exactly one of `netns`,
-    /// `pid`, `container` and `interface`.
+    /// `pid`, `container`, `interface` and `bridge`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
     /// Network namespace by a process in it.
@@ -35,6 +35,9 @@ pub struct EndpointDocument {
     /// Network namespace by the interface of this host that leads to it; the other end is the pod's interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
+    /// Every port of this bridge that leads to another namespace and has no other document.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bridge: Option<String>,
     /// Interface inside the namespace; `eth0` if absent.
     #[serde(default = "eth0")]
     pub ifname: String,
@@ -104,9 +107,12 @@ pub enum EndpointError {
     /// A path of a process's namespace.
     #[error("netns: {0} is the namespace of a process: write the number of the process as pid")]
     ProcessPath(String),
-    /// None or several of `netns`, `pid`, `container` and `interface`.
-    #[error("give exactly one of netns, pid, container and interface for the network namespace")]
+    /// None or several of `netns`, `pid`, `container`, `interface` and `bridge`.
+    #[error("give exactly one of netns, pid, container, interface and bridge")]
     Netns,
+    /// A field that only one endpoint can have.
+    #[error("{0} is of one endpoint, and a document with bridge is about many: remove it")]
+    OfOne(&'static str),
     /// A command names a container or an interface.
     #[error(
         "a container or an interface is named by a document in --endpoint-dir, so that it is known before it is there"
@@ -211,6 +217,11 @@ impl EndpointError {
 impl EndpointDocument {
     /// Returns the network namespace. Exactly one of `netns`, `pid`, `container` and `interface` must be present.
     pub fn namespace(&self) -> Result<Netns, EndpointError> {
+        if self.bridge.is_some()
+            && (self.netns.is_some() || self.pid.is_some() || self.container.is_some())
+        {
+            return Err(EndpointError::Netns);
+        }
         match (&self.netns, self.pid, &self.container, &self.interface) {
             (Some(path), None, None, None) if path.starts_with("/proc/") => {
                 Err(EndpointError::ProcessPath(path.clone()))
@@ -224,7 +235,13 @@ impl EndpointDocument {
                 name: name.clone(),
                 process: self.process,
             }),
-            (None, None, None, Some(interface)) => Ok(Netns::Behind(interface.clone())),
+            (None, None, None, Some(interface)) if self.bridge.is_none() => {
+                Ok(Netns::Behind(interface.clone()))
+            }
+            // Each of its ports has a document of its own.
+            (None, None, None, None) if self.bridge.is_some() => {
+                Ok(Netns::Behind(self.bridge.clone().unwrap_or_default()))
+            }
             _ => Err(EndpointError::Netns),
         }
     }
@@ -266,6 +283,12 @@ impl EndpointDocument {
         }
         for label in &self.labels {
             own_label(label)?;
+        }
+        if self.bridge.is_some() && !self.addresses.is_empty() {
+            return Err(EndpointError::OfOne("addresses"));
+        }
+        if self.bridge.is_some() && self.pod.is_some() {
+            return Err(EndpointError::OfOne("pod"));
         }
         NamedPorts::parse(&self.named_ports)?;
         self.namespace()

@@ -24,6 +24,7 @@ impl State {
     pub(super) fn follow_due(&mut self, deliver: &Deliver) {
         self.forget_ended_pods(deliver);
         self.locate_containers();
+        self.expand_bridges();
         let settled = |(key, found): &(&String, &Found)| {
             found.is_settled(&self.interfaces, self.documents.get(*key))
         };
@@ -80,6 +81,10 @@ impl State {
             }
             return;
         };
+        if document.bridge.is_some() {
+            self.marks.stale.remove(key);
+            return;
+        }
         if before.is_none() && document.is_awaited() {
             self.await_return(key, deliver);
             return;

@@ -23,6 +23,7 @@ impl State {
         self.close_named_interfaces();
         self.store_containers();
         self.locate_containers();
+        self.expand_bridges();
         self.forget_ended_pods(deliver);
         let unwanted = self.found.keys().filter(|key| !self.is_wanted(key));
         for key in unwanted.cloned().collect::<Vec<_>>() {

@@ -89,6 +89,7 @@ impl Admin {
         problems.extend(self.endpoints.not_stored());
         problems.extend(self.endpoints.blind());
         problems.extend(self.endpoints.open_names());
+        problems.extend(self.endpoints.containers_unseen());
         problems.extend(self.few_descriptors.clone());
         problems.extend(self.conditions.faults());
         problems.extend(self.cni.problem());

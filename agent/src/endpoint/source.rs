@@ -103,6 +103,8 @@ struct State {
     /// Where endpoints were found that are wanted and not found now.
     left: BTreeMap<String, Place>,
     containers: Containers,
+    /// Why a container could not be looked for.
+    containers_failure: Option<String>,
     /// The ports of bridges could not be listed.
     ports_unknown: bool,
     problems: Problems,
@@ -204,6 +206,7 @@ impl EndpointBook {
             found: found.collect(),
             left: BTreeMap::new(),
             containers,
+            containers_failure: None,
             ports_unknown: false,
             problems: Problems::default(),
             gated: Gated::new(gate, interfaces.clone()),

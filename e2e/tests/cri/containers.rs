@@ -178,16 +178,11 @@ fn a_container_on_a_bridge_with_a_document_is_judged_from_its_first_packet_on() 
     with_lab(|lab| {
         let podman = Podman::new(lab)?;
         lab.write_policy("web.yaml", &only_allowed_server())?;
-        podman.run(&[
-            "network",
-            "create",
-            "--interface-name",
-            "hfbr",
-            "--subnet",
-            "10.98.0.0/24",
-            "ours",
-        ])?;
-        let document = "bridge: hfbr\nlabels: [k8s:app=web]\n";
+        podman.run(&["network", "create", "--subnet", "10.98.0.0/24", "ours"])?;
+        let format = ["--format", "{{.NetworkInterface}}"];
+        let bridge = podman.run(&[&["network", "inspect", "ours"], &format[..]].concat())?;
+        let bridge = bridge.trim();
+        let document = format!("bridge: {bridge}\nlabels: [k8s:app=web]\n");
         std::fs::write(lab.directory().join("endpoints/bridge.yaml"), document)?;
         let sent = Sent::watch(lab)?;
         let agent = podman.start_agent(AgentOptions::default())?;
@@ -214,7 +209,9 @@ fn a_container_on_a_bridge_with_a_document_is_judged_from_its_first_packet_on() 
         agent.kill_9()?;
         refused(
             podman.run(&["restart", "--time", "0", "two"]),
-            &["it is connected to hfbr, whose ports have a document"],
+            &[&format!(
+                "it is connected to {bridge}, whose ports have a document"
+            )],
         )?;
         let _agent = podman.start_agent(AgentOptions::default())?;
         sent.expect_judged(NODE4)?;

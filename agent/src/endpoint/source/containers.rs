@@ -20,7 +20,7 @@ pub(crate) struct ContainerStart {
 }
 
 /// A container that may start once these endpoints are in force.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct StartingContainer {
     pub(crate) name: Option<ContainerName>,
     pub(crate) keys: Vec<String>,
@@ -71,6 +71,16 @@ fn reason(error: &Option<io::Error>) -> String {
 }
 
 impl EndpointBook {
+    /// Why containers of documents cannot be looked for, and what holds meanwhile.
+    pub(crate) fn containers_unseen(&self) -> Option<String> {
+        let state = self.state.lock();
+        let failure = state.containers_failure.as_ref()?;
+        Some(format!(
+            "the agent cannot see which containers run ({failure}): their endpoints stay as they are, and containers \
+             with a document do not start"
+        ))
+    }
+
     /// Begins to put a container under policy, if a document names it. May block.
     pub(crate) fn start_container(
         &self,
@@ -81,22 +91,22 @@ impl EndpointBook {
         if state.listing.starting || !is_listed {
             return Err(StartError::Starting);
         }
+        let mut documents = state.documents.values();
+        let has_bridges = documents.any(|document| document.bridge.is_some());
+        let has_containers = state.documents.values().any(is_container);
+        if !has_bridges && !has_containers {
+            return Ok(StartingContainer::default());
+        }
         let name = state
             .containers
             .name_of(&start.id)
             .map_err(StartError::Store)?;
-        if name.is_none() && state.documents.values().any(is_container) {
+        if name.is_none() && has_containers {
             return Err(StartError::Nameless(start.id.clone()));
         }
-        let mut starting = StartingContainer {
-            name: name.clone(),
-            keys: Vec::new(),
-        };
-        let named = state.about(name.as_ref());
-        let mut documents = state.documents.values();
-        let has_bridges = documents.any(|document| document.bridge.is_some());
-        if named.is_empty() && !has_bridges {
-            return Ok(starting);
+        if !has_bridges && state.about(name.as_ref()).is_empty() {
+            let keys = Vec::new();
+            return Ok(StartingContainer { name, keys });
         }
         let process = match Process::now(start.pid) {
             Lookup::Found(process) => process,
@@ -107,32 +117,10 @@ impl EndpointBook {
                 });
             }
         };
-        let netns = Netns::Pid(start.pid);
-        if is_own(&netns) {
-            return match name.filter(|_| !named.is_empty()) {
-                Some(name) => Err(StartError::HostNetwork(name)),
-                None => Ok(starting),
-            };
-        }
-        state.expand_bridges();
-        // Without a way out there is nothing to judge.
-        for ifname in ways_out(&netns)? {
-            let of_interface = named.iter().filter(|(_, of)| *of == ifname);
-            let mut keys: Vec<String> = of_interface.map(|(key, _)| key.clone()).collect();
-            if keys.is_empty() && has_bridges {
-                keys = state.ports_to(&netns, &ifname)?;
-            }
-            match &name {
-                Some(name) if keys.is_empty() && !named.is_empty() => {
-                    let name = name.clone();
-                    return Err(StartError::Further { name, ifname });
-                }
-                _ => starting.keys.extend(keys),
-            }
-        }
+        let keys = state.endpoints_of(name.as_ref(), start.pid)?;
         state.containers.starts(&start.id, process);
         state.locate_containers();
-        for key in &starting.keys {
+        for key in &keys {
             state.follow(key, &*self.deliver);
             if let Some(reason) = state.problems.unresolved.get(key) {
                 return Err(StartError::Unresolved {
@@ -141,11 +129,42 @@ impl EndpointBook {
                 });
             }
         }
-        Ok(starting)
+        Ok(StartingContainer { name, keys })
     }
 }
 
 impl State {
+    /// Endpoints of a container whose process is `pid`: one for each interface by which packets leave it. Without a
+    /// way out there is nothing to judge.
+    fn endpoints_of(
+        &mut self,
+        name: Option<&ContainerName>,
+        pid: u32,
+    ) -> Result<Vec<String>, StartError> {
+        let named = self.about(name);
+        let must = name.filter(|_| !named.is_empty());
+        let netns = Netns::Pid(pid);
+        if is_own(&netns) {
+            let refused = must.map(|name| Err(StartError::HostNetwork(name.clone())));
+            return refused.unwrap_or_else(|| Ok(Vec::new()));
+        }
+        self.expand_bridges();
+        let mut endpoints = Vec::new();
+        for ifname in ways_out(&netns)? {
+            let of_interface = named.iter().filter(|(_, of)| *of == ifname);
+            let mut keys: Vec<String> = of_interface.map(|(key, _)| key.clone()).collect();
+            if keys.is_empty() {
+                keys = self.ports_to(&netns, &ifname)?;
+            }
+            if let Some(name) = must.filter(|_| keys.is_empty()) {
+                let name = name.clone();
+                return Err(StartError::Further { name, ifname });
+            }
+            endpoints.extend(keys);
+        }
+        Ok(endpoints)
+    }
+
     /// Documents about a container, each with the interface that it is about.
     fn about(&self, name: Option<&ContainerName>) -> Vec<(String, String)> {
         let documents = self.documents.iter();
@@ -158,6 +177,7 @@ impl State {
 
     /// Finds the process of each container that a document names. If that cannot be looked for, it stays as it was.
     pub(super) fn locate_containers(&mut self) {
+        self.containers_failure = None;
         for document in self.documents.values_mut() {
             let Some(name) = &document.container else {
                 continue;
@@ -166,7 +186,7 @@ impl State {
                 Lookup::Found(pid) => document.process = Some(pid),
                 Lookup::Gone => document.process = None,
                 Lookup::Unknown(error) => {
-                    tracing::debug!(container = %name, %error, "cannot look for the container");
+                    self.containers_failure = Some(format!("{name}: {error}"));
                 }
             }
         }

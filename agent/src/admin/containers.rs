@@ -5,10 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hyper::StatusCode;
+use hyper::{Request, StatusCode, body::Incoming};
 use serde::{Deserialize, Serialize};
 
-use super::server::Admin;
+use super::server::{self, Admin};
 use crate::{
     cni::{endpoints::Endpoints, enforcement},
     endpoint::source::containers::{ContainerStart, StartError},
@@ -46,7 +46,13 @@ impl From<StartError> for Refusal {
 }
 
 impl Admin {
-    pub(super) async fn start_container(&self, starting: Starting) -> Result<MayStart, Refusal> {
+    /// Answers once the container of a request is under policy.
+    pub(super) async fn containers(&self, request: Request<Incoming>) -> Result<Vec<u8>, Refusal> {
+        let starting = server::body(request, "a container").await?;
+        server::render(&self.start_container(starting).await?)
+    }
+
+    async fn start_container(&self, starting: Starting) -> Result<MayStart, Refusal> {
         let begin = Instant::now();
         let deadline = begin + Duration::from_millis(starting.wait_ms).min(LONGEST);
         let book = Arc::clone(&self.endpoints);

@@ -154,11 +154,7 @@ impl Admin {
                 let document = body(request, "an endpoint").await?;
                 render(&self.add(document).await?)
             }
-            "/v1/containers" if method == Method::POST => render(
-                &self
-                    .start_container(body(request, "a container").await?)
-                    .await?,
-            ),
+            "/v1/containers" if method == Method::POST => self.containers(request).await,
             "/v1/endpoints" if method == Method::DELETE => {
                 let endpoint = required(query.as_deref(), "endpoint")?;
                 render(&self.remove(&endpoint).await?)
@@ -316,11 +312,14 @@ fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn render(value: &impl Serialize) -> Result<Vec<u8>, Refusal> {
+pub(super) fn render(value: &impl Serialize) -> Result<Vec<u8>, Refusal> {
     serde_json::to_vec(value).map_err(|error| Refusal::internal(&error))
 }
 
-async fn body<T: DeserializeOwned>(request: Request<Incoming>, what: &str) -> Result<T, Refusal> {
+pub(super) async fn body<T: DeserializeOwned>(
+    request: Request<Incoming>,
+    what: &str,
+) -> Result<T, Refusal> {
     let body = refusal::body(request, BODY).await?;
     let bad = |error| Refusal::bad_request(format!("the request is not {what}: {error}"));
     serde_json::from_slice(&body).map_err(bad)

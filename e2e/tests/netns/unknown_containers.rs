@@ -1,7 +1,7 @@
 //! `--unknown-containers BRIDGE=closed`: nothing passes ports of a bridge that are not endpoints.
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::ensure;
 use holdfast_e2e::bridge::Bridge;
 use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::policy::{WEB, cidr, egress};

@@ -2,6 +2,7 @@
 
 mod clean;
 pub mod client;
+pub mod containers;
 pub mod model;
 pub(crate) mod problems;
 pub mod query;

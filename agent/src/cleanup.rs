@@ -16,7 +16,7 @@ use agent_datapath::{
     kernel::SHARED_PINS,
     nftables::{self, Family},
     root::{BpfRootLock, RootError},
-    routing,
+    routing, unclaimed,
 };
 use daemon::lookup::present;
 use shared_maps::{pin, policy};
@@ -229,6 +229,14 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
     for family in Family::ALL {
         let what = nftables::table(family).to_string();
         let removed = nftables::remove(family);
+        cleaned.part(
+            &what,
+            removed.map(|was_there| was_there.then(|| what.clone())),
+        );
+    }
+    for family in unclaimed::FAMILIES {
+        let what = unclaimed::table(family).to_string();
+        let removed = unclaimed::remove(family);
         cleaned.part(
             &what,
             removed.map(|was_there| was_there.then(|| what.clone())),

@@ -28,7 +28,10 @@ use dns_policy::{
     rule::{EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport},
 };
 use holdfast_agent::{
-    endpoint::source::{EndpointBook, cli::CliFile},
+    endpoint::{
+        container::Containers,
+        source::{EndpointBook, cli::CliFile},
+    },
     restore::{self, Found},
 };
 use shared_maps::{EndpointId, IdentityId};
@@ -229,8 +232,8 @@ fn files_of_every_version_are_read() {
             1,
             "{version:?}"
         );
-        let book =
-            EndpointBook::open(None, CliFile::in_dir(&state), Vec::new(), None, |_| {}).unwrap();
+        let (file, containers) = (CliFile::in_dir(&state), Containers::of(&state));
+        let book = EndpointBook::open(None, file, containers, Vec::new(), None, |_| {}).unwrap();
         book.list();
         let added: Vec<String> = book.unresolved().into_iter().map(|u| u.key).collect();
         assert_eq!(added, ["cli/no-such-namespace/eth0"], "{version:?}");

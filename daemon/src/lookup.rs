@@ -57,6 +57,14 @@ impl<T> Lookup<T> {
         }
     }
 
+    /// Why the look-up failed.
+    pub fn error(self) -> Option<io::Error> {
+        match self {
+            Self::Found(_) | Self::Gone => None,
+            Self::Unknown(error) => Some(error),
+        }
+    }
+
     /// Applies `change` to what was found.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Lookup<U> {
         match self {

@@ -11,6 +11,8 @@ mod image;
 mod message;
 mod network;
 mod node;
+mod nspawn;
+mod podman;
 mod sent;
 
 pub use client::Loaded;
@@ -20,4 +22,6 @@ pub use documents::{
 };
 pub use network::{Base, SUBNET};
 pub use node::{CriNode, PodName, Sandbox, Started};
+pub use nspawn::Machine;
+pub use podman::Podman;
 pub use sent::{ALLOWED, FORBIDDEN, Sent};

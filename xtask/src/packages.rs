@@ -173,10 +173,28 @@ pub(super) const KERNELS: &[Package] = &[
 ];
 
 /// What the tier `cri` needs besides.
-pub(super) const CRI: &[Package] = &[Package {
-    name: "containernetworking-plugins",
-    why: "ptp and bridge: the networks of containerd's pods, in tests",
-}];
+pub(super) const CRI: &[Package] = &[
+    Package {
+        name: "containernetworking-plugins",
+        why: "ptp and bridge: the networks of containerd's pods, in tests",
+    },
+    Package {
+        name: "systemd-container",
+        why: "systemd-nspawn: starts machines on a host, in tests",
+    },
+    Package {
+        name: "busybox-static",
+        why: "sets the address of such a machine",
+    },
+    Package {
+        name: "podman",
+        why: "starts containers on a host, in tests",
+    },
+    Package {
+        name: "netavark",
+        why: "the networks of podman's containers, in tests",
+    },
+];
 
 /// Programs that only the benchmarks compare with.
 pub(super) const BENCH: &[Package] = &[Package {

@@ -5,6 +5,7 @@ pub(crate) mod bpf;
 mod cluster;
 mod netpol;
 pub(crate) mod observe;
+mod oci_hook;
 pub(crate) mod policy;
 mod render;
 mod resolver;
@@ -89,6 +90,7 @@ pub(crate) async fn run(command: Command) -> Result<()> {
         Command::Observe(args) => observe::run(&args).await,
         Command::Why(args) => why::run(&args).await,
         Command::Cluster(ClusterCommand::Status(args)) => cluster::status(args).await,
+        Command::OciHook(args) => oci_hook::run(&args).await,
         Command::Netpol(command) => netpol::run(command).await,
     }
 }
@@ -178,6 +180,10 @@ async fn add(args: EndpointAddArgs) -> Result<()> {
     let document = EndpointDocument {
         netns: args.netns,
         pid: args.pid,
+        container: None,
+        interface: None,
+        bridge: None,
+        process: None,
         ifname: args.ifname,
         labels: args.labels,
         pod: args.pod,

@@ -11,7 +11,7 @@
 //! the endpoint's own programs are attached to the interface, or when the document leads to another interface.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt, fs, io,
     path::{Path, PathBuf},
 };
@@ -25,6 +25,7 @@ use super::{
     group,
     hook::{Hook, grouped, is_under_policy, pinned, put, release},
     program::{ProgramError, Programs, program},
+    unclaimed::ClosedNames,
 };
 
 const PROGRAM: &str = "closed";
@@ -88,6 +89,8 @@ pub trait Gate: Send {
     fn open(&mut self, document: &DocumentHash, ifindex: u32) -> Result<(), ProgramError>;
     /// Interfaces that documents keep closed.
     fn closed(&self) -> io::Result<Closed>;
+    /// Lets nothing pass the interfaces of these names, and of no others, unless they are endpoints'.
+    fn close_names(&mut self, interfaces: &BTreeSet<String>) -> io::Result<()>;
     /// Whether the programs of an endpoint are attached to an interface. One that cannot be
     /// inspected counts as without them: it is closed, or stays closed.
     fn is_under_policy(&self, ifindex: u32) -> bool;
@@ -117,15 +120,17 @@ impl fmt::Display for DocumentHash {
 pub struct ClosedInterfaces {
     programs: Programs,
     globals: Globals,
+    names: ClosedNames,
     loaded: Option<Ebpf>,
 }
 
 impl ClosedInterfaces {
     /// Below the root of `globals`.
-    pub fn new(programs: Programs, globals: Globals) -> Self {
+    pub fn new(programs: Programs, globals: Globals, names: ClosedNames) -> Self {
         Self {
             programs,
             globals,
+            names,
             loaded: None,
         }
     }
@@ -180,6 +185,12 @@ impl Gate for ClosedInterfaces {
             }
         }
         Ok(found)
+    }
+
+    fn close_names(&mut self, interfaces: &BTreeSet<String>) -> io::Result<()> {
+        self.names
+            .set_interfaces(interfaces)
+            .map_err(io::Error::other)
     }
 
     fn is_under_policy(&self, ifindex: u32) -> bool {

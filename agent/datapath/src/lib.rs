@@ -25,4 +25,5 @@ pub mod routing;
 mod slots;
 pub mod sysctl;
 pub mod tracked;
+pub mod unclaimed;
 pub mod upkeep;

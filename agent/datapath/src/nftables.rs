@@ -38,21 +38,21 @@
 //! [`install`] are all that a reconciler needs: both block for less than a millisecond, use the
 //! network namespace of the calling thread, and may be repeated at any time.
 
-mod rule;
+pub(crate) mod chain;
+pub(crate) mod rule;
 
 use std::fmt;
 
 use shared_maps::mark::{JUDGED, MAGIC_FROM_EGRESS_PROXY, MAGIC_MASK, MAGIC_TO_PROXY};
 
-use self::rule::{Action, Condition, Rule};
+use self::{
+    chain::{Chain, Fault},
+    rule::{Action, Condition, Rule},
+};
 pub use super::nf_tables::{Family, NftablesError};
 use super::{
     group::GROUP,
-    nf_tables::{
-        attribute::Attribute,
-        message::{TABLE_FLAGS, TableName, base_chain},
-        socket::Netfilter,
-    },
+    nf_tables::{message::TableName, socket::Netfilter},
 };
 
 /// Name of the tables. A change of their rules that an older agent must not undo gets a new name.
@@ -67,7 +67,7 @@ const fn name(family: Family) -> TableName<'static> {
     TableName(family, TABLE)
 }
 
-const fn chains(family: Family) -> &'static [Chain] {
+const fn chains(family: Family) -> &'static [Chain<'static>] {
     match family {
         Family::Inet => &[JUDGED_PACKETS, UNMARK, TO_PROXIES, FROM_PROXIES],
         Family::Bridge => &[JUDGED_PACKETS, UNMARK],
@@ -104,38 +104,17 @@ impl fmt::Display for Missing {
 
 /// What of a family's table is missing or changed; none if its rules are in force.
 pub fn check(family: Family) -> Result<Option<Missing>, NftablesError> {
-    let (mut netfilter, table) = (Netfilter::open()?, name(family));
-    match netfilter.get(&table.get())? {
-        Some(found) if found.has(&Attribute::number(TABLE_FLAGS, 0)) => {}
-        _ => return Ok(Some(Missing::Table(family))),
-    }
-    for chain in chains(family) {
-        match netfilter.get(&table.get_chain(chain.name))? {
-            Some(found) if chain.attributes().iter().all(|wanted| found.has(wanted)) => {}
-            _ => return Ok(Some(Missing::Chain(family, chain.name))),
-        }
-        let rules = netfilter.list(&table.list_rules(Some(chain.name)))?;
-        let mut both = rules.iter().zip(chain.rules);
-        if rules.len() != chain.rules.len() || !both.all(|(is, rule)| is.has(&rule.attribute())) {
-            return Ok(Some(Missing::Rule(family, chain.name)));
-        }
-    }
-    Ok(None)
+    let found = chain::check(name(family), chains(family))?;
+    Ok(found.map(|fault| match fault {
+        Fault::Table => Missing::Table(family),
+        Fault::Chain(chain) => Missing::Chain(family, chain),
+        Fault::Rule(chain) => Missing::Rule(family, chain),
+    }))
 }
 
 /// Makes the table of a family in place of what is there under its name, in one step.
 pub fn install(family: Family) -> Result<(), NftablesError> {
-    let table = name(family);
-    // To delete what may not be there: make it first.
-    let mut messages = vec![table.create(), table.delete(), table.create()];
-    for chain in chains(family) {
-        let attributes = chain.attributes();
-        messages.push(table.create_chain(chain.name, attributes));
-        let rules = chain.rules.iter();
-        let rules = rules.map(|rule| (rule.attribute(), rule.option()));
-        messages.extend(rules.map(|(rule, option)| table.append_rule(chain.name, rule, option)));
-    }
-    Netfilter::open()?.commit(&messages)
+    Netfilter::open()?.commit(&chain::table(name(family), chains(family)))
 }
 
 /// Makes the tables that are not as they should be. The others stay, so that a restart changes nothing.
@@ -158,28 +137,19 @@ pub fn remove(family: Family) -> Result<bool, NftablesError> {
     Ok(was_there)
 }
 
-/// A chain and its rules.
-struct Chain {
-    name: &'static str,
-    /// `enum nf_inet_hooks`, whose numbers are those of `NF_BR_*` too.
-    hook: u32,
-    priority: i32,
-    rules: &'static [Rule],
-}
-
 /// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_OUT`, `NF_ARP_IN`.
 const PRE_ROUTING: u32 = 0;
 const LOCAL_OUT: u32 = 3;
 const ARP_IN: u32 = 0;
 
-const JUDGED_PACKETS: Chain = Chain {
+const JUDGED_PACKETS: Chain<'_> = Chain {
     name: "judged",
     hook: PRE_ROUTING,
     priority: libc::NF_IP_PRI_RAW_BEFORE_DEFRAG,
     rules: &[NOT_JUDGED],
 };
 
-const UNMARK: Chain = Chain {
+const UNMARK: Chain<'_> = Chain {
     name: "unmark",
     hook: PRE_ROUTING,
     priority: libc::NF_IP_PRI_RAW_BEFORE_DEFRAG + 1,
@@ -190,19 +160,19 @@ const UNMARK: Chain = Chain {
 };
 
 /// The mark of ARP ends here.
-const JUDGED_ARP: Chain = Chain {
+const JUDGED_ARP: Chain<'_> = Chain {
     name: "judged",
     hook: ARP_IN,
     priority: libc::NF_IP_PRI_RAW_BEFORE_DEFRAG,
     rules: &[NOT_JUDGED],
 };
 
-const NOT_JUDGED: Rule = Rule {
+const NOT_JUDGED: Rule<'_> = Rule {
     conditions: &[Condition::CameByGroup(GROUP), Condition::Is(0)],
     action: Action::Drop,
 };
 
-const TO_PROXIES: Chain = Chain {
+const TO_PROXIES: Chain<'_> = Chain {
     name: "to_proxies",
     hook: PRE_ROUTING,
     priority: libc::NF_IP_PRI_RAW,
@@ -218,7 +188,7 @@ const TO_PROXIES: Chain = Chain {
     }],
 };
 
-const FROM_PROXIES: Chain = Chain {
+const FROM_PROXIES: Chain<'_> = Chain {
     name: "from_proxies",
     hook: LOCAL_OUT,
     priority: libc::NF_IP_PRI_RAW,
@@ -227,12 +197,6 @@ const FROM_PROXIES: Chain = Chain {
         action: Action::Notrack,
     }],
 };
-
-impl Chain {
-    fn attributes(&self) -> Vec<Attribute> {
-        base_chain(self.hook, self.priority)
-    }
-}
 
 #[cfg(test)]
 mod tests {

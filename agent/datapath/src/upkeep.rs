@@ -28,6 +28,7 @@ use super::{
     nftables::{self, Family},
     root::make_dirs,
     routing,
+    unclaimed::ClosedNames,
 };
 
 /// Between two checks: with the check itself and the repair well below five seconds.
@@ -172,6 +173,8 @@ pub struct Node {
     pub sdp_group: u32,
     /// Number of the steering program.
     pub steering: u32,
+    /// Names of interfaces and bridges that are closed.
+    pub closed: ClosedNames,
     /// The proxy port, if it is to be held.
     pub port: Option<u16>,
 }
@@ -287,15 +290,15 @@ impl Upkeep {
                 if let Some(left) = nftables::check(family)? {
                     return Ok((repaired, Some(left)));
                 }
-                repaired = Some(missing);
+                repaired = Some(missing.to_string());
             }
+            repaired = self.node.closed.repair()?.or(repaired);
             Ok::<_, nftables::NftablesError>((repaired, None))
         };
         match repair() {
             Ok((None, None)) => self.conditions.is_well(Part::Netfilter),
             Ok((Some(missing), None)) => {
-                self.conditions
-                    .repaired(Part::Netfilter, &missing.to_string());
+                self.conditions.repaired(Part::Netfilter, &missing);
             }
             Ok((_, Some(left))) => self.conditions.is_broken(Part::Netfilter, left.to_string()),
             Err(error) => self

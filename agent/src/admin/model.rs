@@ -55,6 +55,9 @@ pub struct Status {
     pub cluster: Option<ClusterView>,
     /// Where names of EgressFirewalls are refreshed.
     pub resolver: Option<ResolverView>,
+    /// Containers and interfaces of endpoint documents that are not there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub awaited: Vec<String>,
     /// Pods of this node that ran before they were under policy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub started_open: Vec<StartedOpen>,

@@ -27,7 +27,7 @@ use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
 };
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 use shared_maps::user::Globals;
 use tokio::net::UnixListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -155,9 +155,10 @@ impl Admin {
             "/v1/trace" if get => render(&self.trace(query.as_deref()).await?),
             "/v1/why" if get => render(&self.why(query.as_deref()).await?),
             "/v1/endpoints" if method == Method::POST => {
-                let document = body(request).await?;
+                let document = body(request, "an endpoint").await?;
                 render(&self.add(document).await?)
             }
+            "/v1/containers" if method == Method::POST => self.containers(request).await,
             "/v1/endpoints" if method == Method::DELETE => {
                 let endpoint = required(query.as_deref(), "endpoint")?;
                 render(&self.remove(&endpoint).await?)
@@ -328,12 +329,15 @@ fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn render(value: &impl Serialize) -> Result<Vec<u8>, Refusal> {
+pub(super) fn render(value: &impl Serialize) -> Result<Vec<u8>, Refusal> {
     serde_json::to_vec(value).map_err(|error| Refusal::internal(&error))
 }
 
-async fn body(request: Request<Incoming>) -> Result<EndpointDocument, Refusal> {
+pub(super) async fn body<T: DeserializeOwned>(
+    request: Request<Incoming>,
+    what: &str,
+) -> Result<T, Refusal> {
     let body = refusal::body(request, BODY).await?;
-    let bad = |error| Refusal::bad_request(format!("the request is not an endpoint: {error}"));
+    let bad = |error| Refusal::bad_request(format!("the request is not {what}: {error}"));
     serde_json::from_slice(&body).map_err(bad)
 }

@@ -56,6 +56,7 @@ impl Admin {
             kernel: self.kernel().await,
             cluster,
             resolver,
+            awaited: self.endpoints.awaited(),
             started_open: self.endpoints.started_open(),
         })
     }
@@ -87,6 +88,8 @@ impl Admin {
         problems.extend(self.endpoints.foreign_addresses());
         problems.extend(self.endpoints.not_stored());
         problems.extend(self.endpoints.blind());
+        problems.extend(self.endpoints.open_names());
+        problems.extend(self.endpoints.containers_unseen());
         problems.extend(self.few_descriptors.clone());
         problems.extend(self.conditions.faults());
         problems.extend(self.cni.problem());

@@ -11,6 +11,7 @@ use agent_datapath::{
     interfaces::Interfaces,
     kernel::{KernelConfig, KernelDatapath},
     nftables, routing,
+    unclaimed::ClosedNames,
     upkeep::{self, Conditions, Upkeep},
 };
 use anyhow::{Context as _, Result};
@@ -63,13 +64,16 @@ pub(super) async fn prepare(
     if let Some(path) = &config.flags.tofqdns_pre_cache {
         found.bound_pre_cache(path, ipcache_max);
     }
-    let mut gate = ClosedInterfaces::new(datapath.programs().clone(), maps.clone());
+    let closed = ClosedNames::begin(config.flags.containers.closed_bridges())
+        .context("--unknown-containers")?;
+    let programs = datapath.programs().clone();
+    let mut gate = ClosedInterfaces::new(programs, maps.clone(), closed.clone());
     gate.load()?;
     routing::install(config.core.enable_ipv4, config.core.enable_ipv6).await?;
     let interfaces = interfaces(&config, &datapath, &maps).await?;
     let conditions = Conditions::on(KernelView::new(datapath.found()));
     let node = NodeParts {
-        upkeep: upkeep(&config, &datapath, &maps, &conditions),
+        upkeep: upkeep(&config, &datapath, closed, &conditions),
         interval: config.core.reconcile_interval,
         interfaces,
         maps: maps.clone(),
@@ -100,13 +104,14 @@ fn write_names(files: &StateFiles, core: &CoreHandle) -> Result<BackgroundFiles>
 fn upkeep(
     config: &Config,
     datapath: &KernelDatapath,
-    maps: &Globals,
+    closed: ClosedNames,
     conditions: &Conditions,
 ) -> Upkeep {
     let node = upkeep::Node {
         ipv4: config.core.enable_ipv4,
         ipv6: config.core.enable_ipv6,
-        globals: maps.clone(),
+        globals: Globals::new(&config.flags.bpf_root),
+        closed,
         sdp_group: config.flags.sdp_group,
         steering: datapath.steering(),
         port: config

@@ -27,7 +27,10 @@ use super::Rim;
 use crate::{
     config::Config,
     document_source::{self, Sources, core_feed::CoreFeed},
-    endpoint::source::{EndpointBook, cli::CliFile, polls, taken_in::PodSource},
+    endpoint::{
+        container::Containers,
+        source::{EndpointBook, cli::CliFile, polls, taken_in::PodSource},
+    },
     node,
     policy_dir::{PolicyDir, last_good::LastGood},
     resolver::store::feed::Feed,
@@ -164,6 +167,7 @@ fn endpoint_source(
     let book = EndpointBook::open(
         config.flags.endpoint_dir.clone(),
         CliFile::in_dir(state).stored_in(&config.flags.endpoint_store),
+        Containers::of(&config.flags.containers.podman_root),
         restored,
         gate,
         move |event| {

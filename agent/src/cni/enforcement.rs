@@ -1,6 +1,10 @@
 //! What puts the pods of the CNI plugin under policy: the programs of `run`, or the table of `netpol run`.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use agent_core::core::view::standing::Standing;
 use shared_maps::EndpointId;
@@ -10,8 +14,15 @@ use crate::{
         EndpointError,
         cni::{AttachError, Attachment, AttachmentId},
     },
+    refusal::Refusal,
     runner::CoreAway,
 };
+
+/// The shortest and the longest pause between two looks at an endpoint.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+/// A pause is this part of the time waited so far, and so an ADD waits hardly longer than it has to.
+const PART: u32 = 8;
 
 /// Takes the pods of the plugin's requests.
 pub(crate) trait Enforcement: Clone + Send + Sync + 'static {
@@ -71,4 +82,38 @@ impl From<Standing> for PodStanding {
             Standing::InForce(endpoint) => Self::InForce(Some(endpoint)),
         }
     }
+}
+
+/// Waits until a pod is under policy.
+pub(crate) async fn in_force<E: Enforcement>(
+    enforcement: &E,
+    key: &str,
+    deadline: Instant,
+) -> Result<Option<EndpointId>, Refusal> {
+    let begin = Instant::now();
+    loop {
+        let reason = match enforcement.standing(key).await {
+            Ok(PodStanding::InForce(endpoint)) => return Ok(endpoint),
+            Ok(PodStanding::Waiting(reason) | PodStanding::Incomplete(Some(reason))) => reason,
+            Ok(PodStanding::Incomplete(None)) => {
+                "the agent has not received all policies and endpoints yet, see `status`".to_owned()
+            }
+            Ok(PodStanding::Absent) => "its interface was removed meanwhile".to_owned(),
+            // Many pods that start at the same time keep it busy.
+            Err(slow @ CoreAway::Slow) => slow.to_string(),
+            Err(away) => return Err(away.into()),
+        };
+        let pause = pause_after(begin);
+        if Instant::now() + pause > deadline {
+            return Err(Refusal::unavailable(format!(
+                "the pod is not under policy: {reason}"
+            )));
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// How long to wait before the next look, after waiting since `begin`.
+pub(super) fn pause_after(begin: Instant) -> Duration {
+    (begin.elapsed() / PART).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
 }

@@ -23,7 +23,7 @@ use tokio::{net::UnixListener, sync::Semaphore, task::spawn_blocking};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    enforcement::{Enforcement, PodStanding},
+    enforcement::{self, Enforcement, PodStanding, pause_after},
     failures::AddFailure,
     reports::PluginReports,
     request::{CniRequest, Valid},
@@ -34,7 +34,6 @@ use crate::{
         cni::{AttachError, Attachment, AttachmentId},
     },
     refusal::{self, Refusal},
-    runner::CoreAway,
 };
 
 /// Bytes of a request at most: a list of all attachments of a node.
@@ -43,12 +42,6 @@ const BODY: usize = 1 << 20;
 const LONGEST: Duration = Duration::from_secs(20);
 /// Interfaces that are looked up at the same time.
 const LOOKUPS: usize = 4;
-/// The shortest and the longest pause between two looks at an endpoint.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-/// A pause is this part of the time waited so far, and so an ADD waits hardly longer than it has to.
-const PART: u32 = 8;
-
 /// Answers requests on the CNI plugin's socket.
 #[derive(Clone)]
 pub(crate) struct CniServer<E> {
@@ -194,7 +187,7 @@ impl<E: Enforcement> CniServer<E> {
                 Ok(()) => break,
             }
         }
-        match self.in_force(&key, deadline).await {
+        match enforcement::in_force(&self.enforcement, &key, deadline).await {
             Ok(endpoint) => {
                 let took = begin.elapsed();
                 tracing::info!(
@@ -246,32 +239,6 @@ impl<E: Enforcement> CniServer<E> {
         })
     }
 
-    /// Waits until a pod is under policy.
-    async fn in_force(&self, key: &str, deadline: Instant) -> Result<Option<EndpointId>, Refusal> {
-        let begin = Instant::now();
-        loop {
-            let reason = match self.enforcement.standing(key).await {
-                Ok(PodStanding::InForce(endpoint)) => return Ok(endpoint),
-                Ok(PodStanding::Waiting(reason) | PodStanding::Incomplete(Some(reason))) => reason,
-                Ok(PodStanding::Incomplete(None)) => {
-                    "the agent has not received all policies and endpoints yet, see `status`"
-                        .to_owned()
-                }
-                Ok(PodStanding::Absent) => "its interface was removed meanwhile".to_owned(),
-                // Many pods that start at the same time keep it busy.
-                Err(slow @ CoreAway::Slow) => slow.to_string(),
-                Err(away) => return Err(away.into()),
-            };
-            let pause = pause_after(begin);
-            if Instant::now() + pause > deadline {
-                return Err(Refusal::unavailable(format!(
-                    "the pod is not under policy: {reason}"
-                )));
-            }
-            tokio::time::sleep(pause).await;
-        }
-    }
-
     async fn check(&self, key: &str) -> Result<Option<EndpointId>, Refusal> {
         match self.enforcement.standing(key).await? {
             PodStanding::InForce(endpoint) => Ok(endpoint),
@@ -321,11 +288,6 @@ impl<E: Enforcement> CniServer<E> {
         }
         Ok(())
     }
-}
-
-/// How long to wait before the next look, after waiting since `begin`.
-fn pause_after(begin: Instant) -> Duration {
-    (begin.elapsed() / PART).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
 }
 
 fn id(container: &str, ifname: &str) -> Result<AttachmentId, Refusal> {

@@ -26,6 +26,7 @@ use dns_policy::{pattern, rule::NameRule};
 
 use super::{
     cluster_command::ClusterCommand,
+    container_args::OciHookArgs,
     destination::{Receiver, sender},
     netpol_args::NetpolCommand,
     observe_args::ObserveArgs,
@@ -106,6 +107,8 @@ pub enum Command {
     Observe(ObserveArgs),
     /// Show whether an endpoint may connect to a name or an address, and each step that decides it: for a Service, each backend. Names the node and the command for a side that another node judges. Exit 1 if packets do not pass, or not at each backend
     Why(WhyArgs),
+    /// Put a container under policy before it starts: container runtimes run this as an OCI hook of the stage createRuntime, with the container's state on standard input
+    OciHook(OciHookArgs),
     /// Enforce NetworkPolicies without eBPF programs: run it, and ask the running one
     #[command(subcommand)]
     Netpol(NetpolCommand),

@@ -24,8 +24,8 @@ use dns_policy::{duration, reject_code::RejectCode};
 
 use super::{
     MaxIdentities, args::ADMIN_SOCKET, cluster_args::ClusterArgs, cni_args::CniArgs,
-    existing_dir::existing_dir, firewall_args::FirewallArgs, relay_args::FollowArgs,
-    resolver_args::ResolverArgs,
+    container_args::ContainerArgs, existing_dir::existing_dir, firewall_args::FirewallArgs,
+    relay_args::FollowArgs, resolver_args::ResolverArgs,
 };
 
 /// `run`
@@ -55,6 +55,8 @@ pub struct RunArgs {
     pub resolver: ResolverArgs,
     #[command(flatten)]
     pub cni: CniArgs,
+    #[command(flatten)]
+    pub containers: ContainerArgs,
     /// Directory of endpoint documents (YAML or JSON); the agent applies every change in it
     #[arg(long, value_name = "DIR", value_parser = existing_dir())]
     pub endpoint_dir: Option<PathBuf>,

@@ -20,7 +20,7 @@ mod successor;
 pub(crate) use self::{
     addresses::{Claims, Known},
     error::DiscoverError,
-    leading::{lead_apart, leading_to},
+    leading::{is_own, lead_apart, leading_to, ways_out},
     successor::successors,
 };
 
@@ -33,6 +33,8 @@ use std::{
 
 use agent_core::endpoint::spec::PodInterface;
 use serde::{Deserialize, Serialize};
+
+use super::container::ContainerName;
 
 use self::{
     attributes::name_of, host_side::host_side, inside::Inside, pod_side::pod_side, present::Present,
@@ -51,6 +53,14 @@ pub enum Netns {
     Pid(u32),
     /// A file anywhere, by its absolute path.
     Path(PathBuf),
+    /// The namespace of a container.
+    Container {
+        name: ContainerName,
+        /// Its process; none = it does not run.
+        process: Option<u32>,
+    },
+    /// The namespace behind an interface of this host, by the name of that interface.
+    Behind(String),
 }
 
 impl Netns {
@@ -60,6 +70,11 @@ impl Netns {
             Self::Name(name) => Path::new(NETNS_DIR).join(name),
             Self::Pid(pid) => PathBuf::from(format!("/proc/{pid}/ns/net")),
             Self::Path(path) => path.clone(),
+            Self::Container { process, .. } => {
+                // No process has number 0.
+                PathBuf::from(format!("/proc/{}/ns/net", process.unwrap_or(0)))
+            }
+            Self::Behind(interface) => PathBuf::from(format!("/proc/0/{interface}")),
         }
     }
 }
@@ -70,6 +85,8 @@ impl fmt::Display for Netns {
             Self::Name(name) => f.write_str(name),
             Self::Pid(pid) => write!(f, "pid-{pid}"),
             Self::Path(path) => path.display().fmt(f),
+            Self::Container { name, .. } => name.fmt(f),
+            Self::Behind(interface) => write!(f, "interface/{interface}"),
         }
     }
 }

@@ -10,8 +10,10 @@
 //! another interface than before and is not under policy there yet
 //! (`Gate`).
 
+mod bridges;
 pub mod cli;
 pub(crate) mod cni;
+pub(crate) mod containers;
 pub(crate) mod dir;
 mod document;
 mod follow;
@@ -54,7 +56,7 @@ use self::{
     store::{EndpointStore, Place},
     taken_in::TakenIn,
 };
-use super::discover::Netns;
+use super::{container::Containers, discover::Netns};
 use crate::document_dir::DocumentDir;
 
 /// A document that is not in force, and why: for `status`.
@@ -100,6 +102,11 @@ struct State {
     found: BTreeMap<String, Found>,
     /// Where endpoints were found that are wanted and not found now.
     left: BTreeMap<String, Place>,
+    containers: Containers,
+    /// Why a container could not be looked for.
+    containers_failure: Option<String>,
+    /// The ports of bridges could not be listed.
+    ports_unknown: bool,
     problems: Problems,
     processes: Processes,
     interfaces: Interfaces,
@@ -161,6 +168,7 @@ impl EndpointBook {
     pub fn open(
         dir: Option<PathBuf>,
         file: CliFile,
+        containers: Containers,
         restored: Vec<EndpointSpec>,
         gate: Option<Box<dyn Gate>>,
         deliver: impl Fn(SourceEvent<EndpointSpec>) + Send + Sync + 'static,
@@ -197,6 +205,9 @@ impl EndpointBook {
             },
             found: found.collect(),
             left: BTreeMap::new(),
+            containers,
+            containers_failure: None,
+            ports_unknown: false,
             problems: Problems::default(),
             gated: Gated::new(gate, interfaces.clone()),
             interfaces,
@@ -279,6 +290,9 @@ impl EndpointBook {
     /// Adds an endpoint by command. It is on disk before the core receives it.
     pub fn add(&self, document: EndpointDocument) -> Result<EndpointSpec, EndpointError> {
         let netns = document.check()?;
+        if document.returns_by_name() || document.bridge.is_some() {
+            return Err(EndpointError::AddedByName);
+        }
         let key = cli::key(&netns, &document.ifname);
         let namespace = namespace_id(&netns).found();
         // The operator means the process that has this number now, and the addresses that the pod has
@@ -359,6 +373,22 @@ impl EndpointBook {
         Ok(())
     }
 
+    /// Why interfaces of documents are open although they are not endpoints yet.
+    pub(crate) fn open_names(&self) -> Option<String> {
+        self.state.lock().gated.names_failure()
+    }
+
+    /// Containers and interfaces of documents that are not there; each is under policy when it comes.
+    pub(crate) fn awaited(&self) -> Vec<String> {
+        let state = self.state.lock();
+        let documents = state.documents.iter();
+        let awaited = documents
+            .filter(|(key, document)| document.is_awaited() && !state.found.contains_key(*key));
+        let names = awaited
+            .filter_map(|(key, document)| Some(format!("{} ({key})", document.namespace().ok()?)));
+        names.collect()
+    }
+
     /// What is not in force.
     pub fn unresolved(&self) -> Vec<Unresolved> {
         let state = self.state.lock();
@@ -420,6 +450,7 @@ impl State {
         let mut others = self.found.iter().filter(|(other, found)| {
             found.spec.interface.ifindex == ifindex
                 && *other != key
+                && (!bridges::is_key(other) || bridges::is_key(key))
                 && !found.superseded
                 && !self.marks.stale.contains(*other)
                 && self.is_wanted(other)
@@ -430,6 +461,7 @@ impl State {
     /// Whether an endpoint has a document, or may have one in a file that cannot be read.
     fn is_wanted(&self, key: &str) -> bool {
         self.documents.contains_key(key)
+            || (bridges::is_key(key) && self.ports_unknown)
             || (dir::is_key(key)
                 && self.dir.is_some()
                 && (!self.listing.listed
@@ -479,6 +511,12 @@ impl State {
 
     /// Whether the namespace that a document names is certainly gone.
     fn is_namespace_gone(&self, key: &str, document: &EndpointDocument) -> bool {
+        if document.bridge.is_some() {
+            return true;
+        }
+        if document.returns_by_name() {
+            return document.is_awaited();
+        }
         let is_gone = |netns: Netns| Lookup::of_path(fs::metadata(netns.path())).is_gone();
         self.has_ended(key, document) || document.namespace().is_ok_and(is_gone)
     }

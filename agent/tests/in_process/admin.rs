@@ -18,7 +18,10 @@ use holdfast_agent::{
         query::encode,
         server::Admin,
     },
-    endpoint::source::{EndpointBook, EndpointDocument, cli::CliFile},
+    endpoint::{
+        container::Containers,
+        source::{EndpointBook, EndpointDocument, cli::CliFile},
+    },
     events::Events,
     grpc::peer,
 };
@@ -33,6 +36,7 @@ fn serve(lab: &Lab) -> Client {
     let endpoints = EndpointBook::open(
         None,
         CliFile::in_dir(lab.dir.path()),
+        Containers::of(lab.dir.path()),
         Vec::new(),
         None,
         |_| {},

@@ -13,18 +13,10 @@ pub(super) const NAME: &str = "localhost/first-process:1";
 
 /// Makes an archive of it below `home`.
 pub(super) fn archive(home: &Path) -> Result<PathBuf> {
+    let program = first_process(home)?;
     let root = home.join("first-process.root");
     std::fs::create_dir_all(&root)?;
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cri/first_process.c");
-    let mut compile = Command::new("musl-gcc");
-    compile.args(["-static", "-O1", source, "-o"]);
-    compile.arg(root.join("first-process"));
-    for (name, at) in [("FORBIDDEN", FORBIDDEN), ("ALLOWED", ALLOWED)] {
-        compile.arg(format!("-D{name}_ADDRESS=\"{}\"", at.ip()));
-        compile.arg(format!("-D{name}_PORT={}", at.port()));
-    }
-    compile.arg(format!("-DLEAK=\"{LEAK}\""));
-    shell::finish(&mut compile)?;
+    std::fs::copy(program, root.join("first-process"))?;
     let layout = home.join("first-process.oci");
     let [layout, root] = [&layout, &root].map(|path| path.to_str());
     let layout = layout.context("a path that is not UTF-8")?;
@@ -40,4 +32,19 @@ pub(super) fn archive(home: &Path) -> Result<PathBuf> {
     let to = format!("oci-archive:{}:{NAME}", archive.display());
     shell::run("skopeo", &["copy", "--quiet", &format!("oci:{image}"), &to])?;
     Ok(archive)
+}
+
+/// Compiles the program below `home`.
+pub(super) fn first_process(home: &Path) -> Result<PathBuf> {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cri/first_process.c");
+    let program = home.join("first-process");
+    let mut compile = Command::new("musl-gcc");
+    compile.args(["-static", "-O1", source, "-o"]).arg(&program);
+    for (name, at) in [("FORBIDDEN", FORBIDDEN), ("ALLOWED", ALLOWED)] {
+        compile.arg(format!("-D{name}_ADDRESS=\"{}\"", at.ip()));
+        compile.arg(format!("-D{name}_PORT={}", at.port()));
+    }
+    compile.arg(format!("-DLEAK=\"{LEAK}\""));
+    shell::finish(&mut compile)?;
+    Ok(program)
 }

@@ -1,7 +1,9 @@
-//! The tier `cri`: pods that Debian's containerd starts through the CNI plugin. Needs root.
+//! The tier `cri`: pods that Debian's containerd starts through the CNI plugin, and
+//! containers of Debian's podman. Needs root.
 
 mod agent_away;
 mod bridge;
 mod configuration;
+mod containers;
 mod netpol;
 mod starts;

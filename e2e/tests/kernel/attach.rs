@@ -8,6 +8,7 @@ use agent_core::datapath::plan::{Datapath, Step, StepError};
 use agent_datapath::{
     closed::{ClosedInterfaces, DocumentHash, Gate as _, Why},
     kernel::KernelDatapath,
+    unclaimed::ClosedNames,
 };
 use anyhow::{Context as _, Result};
 use aya::programs::links::{FdLink, PinnedLink};
@@ -53,7 +54,11 @@ fn an_attach_that_ends_between_its_links_leaves_the_interface_closed_until_the_n
         let root = k.globals().root().to_owned();
         let own = root.join(pin::LINKS).join(ENDPOINT.0.to_string());
         let gate_of = |datapath: &KernelDatapath| {
-            ClosedInterfaces::new(datapath.programs().clone(), Globals::new(&root))
+            ClosedInterfaces::new(
+                datapath.programs().clone(),
+                Globals::new(&root),
+                ClosedNames::default(),
+            )
         };
         let mut gate = gate_of(k.datapath());
         gate.close(KEY, ifindex, Why::NotFound)?;

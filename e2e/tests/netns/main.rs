@@ -93,6 +93,7 @@ mod transparent;
 mod ttl_expiry;
 mod under_cilium;
 mod uninstalled;
+mod unknown_containers;
 mod upgrade_agent;
 mod why;
 mod why_services;

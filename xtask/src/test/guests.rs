@@ -48,6 +48,7 @@ const FILES: &[&str] = &[
     "netns::tc_filters",
     "netns::under_cilium",
     "netns::uninstalled",
+    "netns::unknown_containers",
 ];
 
 /// Which kernels they boot: from tc filters to TCX links, and back.

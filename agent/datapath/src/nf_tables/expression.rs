@@ -43,9 +43,16 @@ pub(crate) enum Meta {
     Mark = 3,
     Interface = 4,
     OutInterface = 5,
+    InterfaceName = 6,
+    OutInterfaceName = 7,
     Family = 15,
     Protocol = 16,
+    BridgeName = 17,
+    OutBridgeName = 18,
     InterfaceGroup = 21,
+    OutInterfaceGroup = 22,
+    InterfaceKind = 26,
+    OutInterfaceKind = 27,
 }
 
 /// How a register compares with a value: `NFT_CMP_*`.

@@ -65,7 +65,7 @@ impl Netfilter {
     }
 
     /// Lets the kernel check all changes and make none: it undoes a batch without an end.
-    pub(super) fn check(&mut self, messages: &[Message]) -> Result<(), NftablesError> {
+    pub(crate) fn check(&mut self, messages: &[Message]) -> Result<(), NftablesError> {
         self.send_batch(messages, false)
     }
 

@@ -9,16 +9,17 @@ use crate::nf_tables::{
 };
 
 /// A rule of a chain.
-pub(super) struct Rule {
+#[derive(Clone, Copy)]
+pub(crate) struct Rule<'a> {
     /// What a packet must be.
-    pub(super) conditions: &'static [Condition],
+    pub(crate) conditions: &'a [Condition<'a>],
     /// What is done with it.
-    pub(super) action: Action,
+    pub(crate) action: Action,
 }
 
 /// A condition on a packet.
 #[derive(Clone, Copy)]
-pub(super) enum Condition {
+pub(crate) enum Condition<'a> {
     /// The masked mark is this.
     Masked { mask: u32, is: u32 },
     /// The whole mark is this.
@@ -27,11 +28,26 @@ pub(super) enum Condition {
     IsNot(u32),
     /// The interface by which it came is in this group.
     CameByGroup(u32),
+    /// Its interface, in a direction, is not in this group.
+    NotOfGroup(Way, u32),
+    /// Its interface has this name.
+    OfInterface(Way, &'a str),
+    /// Its interface is a port of the bridge of this name; frames of bridges only.
+    OfBridge(Way, &'a str),
+    /// Its interface is of this kind, as the kernel calls it.
+    OfKind(Way, &'a str),
+}
+
+/// Which of a packet's interfaces is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Came,
+    Leaves,
 }
 
 /// What is done with a packet.
 #[derive(Clone, Copy)]
-pub(super) enum Action {
+pub(crate) enum Action {
     /// Conntrack does not see it.
     Notrack,
     /// It loses its mark, and the rest of the chain does not see it.
@@ -40,8 +56,8 @@ pub(super) enum Action {
     Drop,
 }
 
-impl Rule {
-    pub(super) fn attribute(&self) -> Attribute {
+impl Rule<'_> {
+    pub(crate) fn attribute(&self) -> Attribute {
         let mut list = Vec::new();
         for condition in self.conditions {
             match *condition {
@@ -55,6 +71,22 @@ impl Rule {
                 }
                 Condition::CameByGroup(group) => {
                     list.extend([load(Meta::InterfaceGroup), equals(group)]);
+                }
+                Condition::NotOfGroup(way, group) => {
+                    let key = way.of(Meta::InterfaceGroup, Meta::OutInterfaceGroup);
+                    list.extend([load(key), compare(Is::NotEqual, &group.to_ne_bytes())]);
+                }
+                Condition::OfInterface(way, name) => {
+                    let key = way.of(Meta::InterfaceName, Meta::OutInterfaceName);
+                    list.extend([load(key), is_named(name)]);
+                }
+                Condition::OfBridge(way, name) => {
+                    let key = way.of(Meta::BridgeName, Meta::OutBridgeName);
+                    list.extend([load(key), is_named(name)]);
+                }
+                Condition::OfKind(way, kind) => {
+                    let key = way.of(Meta::InterfaceKind, Meta::OutInterfaceKind);
+                    list.extend([load(key), is_named(kind)]);
                 }
             }
         }
@@ -73,8 +105,12 @@ impl Rule {
     }
 
     /// Option of the kernel that it needs.
-    pub(super) const fn option(&self) -> &'static str {
-        self.action.option()
+    pub(crate) fn option(&self) -> &'static str {
+        let of_bridge = |condition: &Condition<'_>| matches!(condition, Condition::OfBridge(..));
+        match self.conditions.iter().any(of_bridge) {
+            true => "CONFIG_NFT_BRIDGE_META",
+            false => self.action.option(),
+        }
     }
 }
 
@@ -92,6 +128,22 @@ fn load(key: Meta) -> Attribute {
     meta(key, FIRST)
 }
 
+impl Way {
+    fn of(self, came: Meta, leaves: Meta) -> Meta {
+        match self {
+            Self::Came => came,
+            Self::Leaves => leaves,
+        }
+    }
+}
+
+/// The kernel has names in as many bytes, filled with zeros.
+fn is_named(name: &str) -> Attribute {
+    let mut bytes = name.as_bytes().to_vec();
+    bytes.resize(libc::IFNAMSIZ, 0);
+    compare(Is::Equal, &bytes)
+}
+
 fn equals(value: u32) -> Attribute {
     compare(Is::Equal, &value.to_ne_bytes())
 }
@@ -100,14 +152,14 @@ fn equals(value: u32) -> Attribute {
 mod tests {
     use super::*;
 
-    const ANSWERS: Rule = Rule {
+    const ANSWERS: Rule<'_> = Rule {
         conditions: &[Condition::Is(0xb00)],
         action: Action::Notrack,
     };
 
     #[test]
     fn a_rule_with_another_condition_or_action_is_another_rule() {
-        let bytes = |rule: &Rule| rule.attribute().bytes();
+        let bytes = |rule: &Rule<'_>| rule.attribute().bytes();
         assert!(ANSWERS.attribute().is_in(&bytes(&ANSWERS)));
         let other = |conditions, action| Rule { conditions, action };
         for changed in [

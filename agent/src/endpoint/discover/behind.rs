@@ -19,7 +19,12 @@ use rtnetlink::{
 };
 use tokio_stream::StreamExt as _;
 
-use super::{DiscoverError, Netns, attributes::peer_of, inside::open_netns, links};
+use super::{
+    DiscoverError, Netns,
+    attributes::{name_of, peer_of},
+    inside::open_netns,
+    links,
+};
 
 /// The interface with the number `ifindex` of this namespace, if it is one end of a pair whose
 /// other end is the interface with the number `inside` of `netns`.
@@ -39,6 +44,9 @@ pub(super) async fn pair_to(
     let Some(behind) = namespace_behind(&link).filter(|_| leads) else {
         return Ok(None);
     };
+    if let Netns::Behind(interface) = netns {
+        return Ok((name_of(&link).as_ref() == Some(interface)).then_some(link));
+    }
     let file = match open_netns(netns) {
         Ok(file) => file,
         Err(DiscoverError::NoNetns(_)) => return Ok(None),

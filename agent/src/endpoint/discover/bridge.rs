@@ -4,7 +4,12 @@
 //! addresses redirected packets to the node, and the proxy's answers go out through the bridge:
 //! the node must have the pods' network on it.
 
-use std::{collections::BTreeSet, io, net::IpAddr, pin::pin};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::IpAddr,
+    pin::pin,
+};
 
 use agent_datapath::route_query;
 use daemon::lookup::Lookup;
@@ -17,7 +22,12 @@ use rtnetlink::{
 };
 use tokio_stream::StreamExt as _;
 
-use super::{DiscoverError, Netns, attributes::peer_of, links, on_thread};
+use super::{
+    DiscoverError, Netns,
+    attributes::{name_of, peer_of},
+    behind::leads_elsewhere,
+    links, on_thread,
+};
 
 /// Index of the bridge that has a link as a port.
 pub(super) fn of(link: &LinkMessage) -> Option<u32> {
@@ -77,6 +87,33 @@ async fn route_to(handle: &Handle, address: IpAddr) -> io::Result<Option<u32>> {
         _ => None,
     });
     Ok(out.next())
+}
+
+/// Ports that lead to another namespace, by number and name, by the name of their bridge.
+pub(crate) fn ports_by_bridge() -> Result<BTreeMap<String, Vec<(u32, String)>>, DiscoverError> {
+    let node = Netns::Pid(std::process::id());
+    on_thread(&node.clone(), async move |handle| {
+        let mut names = BTreeMap::new();
+        let mut ports = Vec::new();
+        let mut links = pin!(handle.link().get().execute());
+        while let Some(link) = links.next().await {
+            let link = link.map_err(|error| DiscoverError::netlink(&node, error))?;
+            let Some(name) = name_of(&link) else {
+                continue;
+            };
+            if let Some(bridge) = of(&link).filter(|_| leads_elsewhere(&link)) {
+                ports.push((bridge, link.header.index, name.clone()));
+            }
+            names.insert(link.header.index, name);
+        }
+        let mut found: BTreeMap<String, Vec<(u32, String)>> = BTreeMap::new();
+        for (bridge, index, name) in ports {
+            if let Some(bridge) = names.get(&bridge) {
+                found.entry(bridge.clone()).or_default().push((index, name));
+            }
+        }
+        Ok(found)
+    })
 }
 
 /// Every interface of this node that is a port of a bridge.

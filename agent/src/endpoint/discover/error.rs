@@ -47,6 +47,15 @@ pub enum DiscoverError {
         /// Kind of the interface, as the kernel calls it.
         kind: String,
     },
+    /// The host's interface leads nowhere.
+    #[error(
+        "interface {interface} ({kind}) is not one end of a veth pair whose other end is in another network namespace"
+    )]
+    NoPair {
+        interface: String,
+        /// Kind of the interface, as the kernel calls it.
+        kind: String,
+    },
     /// The interface has no address.
     #[error(
         "interface {ifname} of network namespace {netns} has no address yet; add one (`ip -n {netns} address add …`) and try again"
@@ -115,6 +124,12 @@ fn no_netns(netns: &Netns) -> String {
              as the agent's own PID namespace numbers it, or a name with --netns",
             netns.path().display()
         ),
+        Netns::Container {
+            name,
+            process: None,
+        } => format!("the container {name} does not run"),
+        Netns::Container { name, .. } => format!("the container {name} has ended"),
+        Netns::Behind(interface) => format!("this host has no interface {interface}"),
         Netns::Path(path) => format!(
             "network namespace {} does not exist: the agent finds no such file; in a container of \
              its own, the agent needs the directory {} of the node at the same path",

@@ -5,7 +5,10 @@
 
 use std::{fs::File, io, net::IpAddr, pin::pin};
 
-use daemon::regular_file::{self, FileError};
+use daemon::{
+    lookup::Lookup,
+    regular_file::{self, FileError},
+};
 use nix::{
     errno::Errno,
     sys::statfs::{NSFS_MAGIC, fstatfs},
@@ -21,19 +24,28 @@ use rtnetlink::{
 };
 use tokio_stream::StreamExt as _;
 
-use super::{DiscoverError, Netns, behind, links};
+use super::{
+    DiscoverError, Netns,
+    attributes::{name_of, peer_of},
+    behind, links,
+};
 
 /// A namespace that can be read.
 pub(super) struct Inside {
     handle: Handle,
     number: i32,
+    /// Index of the pod's interface, if the namespace is the one behind an interface of the host.
+    end: Option<u32>,
     /// While it is open, no other namespace gets the number.
-    _file: File,
+    _file: Option<File>,
 }
 
 impl Inside {
     /// `handle` is of a socket with strict checks.
     pub(super) async fn open(handle: Handle, netns: &Netns) -> Result<Self, DiscoverError> {
+        if let Netns::Behind(interface) = netns {
+            return Self::behind(handle, netns, interface).await;
+        }
         let file = open_netns(netns)?;
         let number = number(&handle, &file).await;
         let number = number.map_err(|source| DiscoverError::Open {
@@ -43,8 +55,39 @@ impl Inside {
         Ok(Self {
             handle,
             number,
-            _file: file,
+            end: None,
+            _file: Some(file),
         })
+    }
+
+    /// The namespace behind an interface. It keeps its number while the interface is there.
+    async fn behind(handle: Handle, netns: &Netns, interface: &str) -> Result<Self, DiscoverError> {
+        let link = match links::named(&handle, interface).await {
+            Lookup::Found(link) => link,
+            Lookup::Gone => return Err(DiscoverError::NoNetns(netns.clone())),
+            Lookup::Unknown(error) => return Err(DiscoverError::netlink(netns, error)),
+        };
+        let number = behind::namespace_behind(&link).filter(|_| behind::leads_elsewhere(&link));
+        let (Some(number), Some(end)) = (number, peer_of(&link)) else {
+            return Err(DiscoverError::NoPair {
+                interface: interface.to_owned(),
+                kind: behind::kind(&link),
+            });
+        };
+        Ok(Self {
+            handle,
+            number,
+            end: Some(end),
+            _file: None,
+        })
+    }
+
+    /// Whether an interface in it is the pod's.
+    pub(super) fn is_end(&self, link: &LinkMessage, ifname: &str) -> bool {
+        match self.end {
+            Some(end) => link.header.index == end,
+            None => name_of(link).as_deref() == Some(ifname),
+        }
     }
 
     pub(super) async fn each_link(&self, mut found: impl FnMut(LinkMessage)) -> io::Result<()> {

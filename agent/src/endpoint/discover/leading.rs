@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::Path};
 
+use rtnetlink::packet_route::link::LinkFlags;
+
 use super::{
     DiscoverError, Netns,
     attributes::{name_of, peer_of},
@@ -46,6 +48,25 @@ pub(crate) fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, D
     })
 }
 
+/// Names of the interfaces of `netns` by which packets leave it: other ends of pairs, interfaces on top of another
+/// namespace's, and devices that were moved there.
+pub(crate) fn ways_out(netns: &Netns) -> Result<Vec<String>, DiscoverError> {
+    let of = netns.clone();
+    look_inside(netns, async move |inside| {
+        let mut found = Vec::new();
+        let read = inside.each_link(|link| {
+            let is_loopback = link.header.flags.contains(LinkFlags::Loopback);
+            let is_device = behind::infos(&link).next().is_none() && !is_loopback;
+            if is_device || behind::namespace_behind(&link).is_some() {
+                found.extend(name_of(&link));
+            }
+        });
+        read.await
+            .map_err(|error| DiscoverError::netlink(&of, error))?;
+        Ok(found)
+    })
+}
+
 /// Whether the host-side interface `first` leads to another namespace than `second`.
 pub(crate) fn lead_apart(netns: &Netns, first: u32, second: u32) -> Result<bool, DiscoverError> {
     let of = netns.clone();
@@ -65,7 +86,7 @@ async fn pod_sides(
         found.extend(peer_of(&link).map(|peer| PodEnd {
             index: link.header.index,
             peer,
-            is_named: name_of(&link).as_deref() == Some(ifname),
+            is_named: inside.is_end(&link, ifname),
         }));
     });
     read.await
@@ -74,7 +95,7 @@ async fn pod_sides(
 }
 
 /// Whether a namespace is the agent's own: its interfaces lead to others.
-fn is_own(netns: &Netns) -> bool {
+pub(crate) fn is_own(netns: &Netns) -> bool {
     let id = |path: &Path| {
         Some((
             fs::metadata(path).ok()?.dev(),

@@ -30,6 +30,16 @@ pub(super) async fn link(handle: &Handle, index: u32) -> Lookup<LinkMessage> {
     })
 }
 
+/// The interface with a name.
+pub(super) async fn named(handle: &Handle, name: &str) -> Lookup<LinkMessage> {
+    let query = handle.link().get().match_name(name.to_owned());
+    let mut links = pin!(query.execute());
+    Lookup::of_interface(match links.next().await {
+        Some(link) => link.map_err(|error| failed(&error)),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    })
+}
+
 /// Name of an interface, for people.
 pub(super) async fn name(handle: &Handle, index: u32) -> String {
     let link = link(handle, index).await.found();

@@ -37,7 +37,7 @@ pub(super) async fn pod_side(
     let mut found = None;
     let read = inside.each_link(|link| {
         let name = name_of(&link).unwrap_or_default();
-        if name == ifname {
+        if inside.is_end(&link, ifname) {
             found = Some(link);
         } else {
             if behind::leads_elsewhere(&link) && others.len() < Present::NAMED {

@@ -57,6 +57,10 @@ pub(super) fn document_of(
     EndpointDocument {
         netns,
         pid,
+        container: None,
+        interface: None,
+        bridge: None,
+        process: None,
         ifname: ifname.to_owned(),
         labels: own.map(ToString::to_string).collect(),
         // Its labels of the last run stay, until it is added again.

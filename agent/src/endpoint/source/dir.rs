@@ -220,6 +220,45 @@ mod tests {
     }
 
     #[test]
+    fn one_field_says_where_an_endpoint_is() {
+        let read = |place: &str| {
+            documents(&format!("{place}\nlabels: [k8s:app=a]\n"))
+                .remove(0)
+                .1
+        };
+        for (place, key) in [
+            ("container: podman/web", "podman/web"),
+            ("container: docker/web", "docker/web"),
+            ("interface: vb-web", "interface/vb-web"),
+            ("netns: pod1", "pod1"),
+            ("pid: 3", "pid-3"),
+        ] {
+            let netns = read(place).unwrap().namespace().unwrap();
+            assert_eq!(netns.to_string(), key);
+        }
+        assert_eq!(read("bridge: br0").unwrap().bridge.as_deref(), Some("br0"));
+        for two in [
+            "container: podman/web\npid: 3",
+            "interface: vb-web\nnetns: pod1",
+            "bridge: br0\ncontainer: podman/web",
+            "bridge: br0\ninterface: vb-web",
+            "ifname: eth0",
+        ] {
+            assert!(matches!(read(two), Err(EndpointError::Netns)), "{two}");
+        }
+        for (text, part) in [
+            ("container: web", "podman/web"),
+            (
+                "bridge: br0\naddresses: [10.0.0.7]",
+                "addresses is of one endpoint",
+            ),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
     fn named_ports_are_checked() {
         let read = |ports: &str| {
             let text = format!("netns: pod1\nlabels: [k8s:app=a]\nnamed-ports: [{ports}]\n");

@@ -1,6 +1,6 @@
 //! An endpoint as people write it, and what can be wrong with it.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{io, net::IpAddr, path::PathBuf};
 
 use agent_core::{
     endpoint::spec::EndpointSpec,
@@ -8,17 +8,24 @@ use agent_core::{
     named_port::{NamedPortError, NamedPorts, is_label},
     policy::mode::PolicyMode,
 };
-use daemon::state_file::StateFileError;
+use daemon::{lookup::Lookup, state_file::StateFileError};
+use nix::net::if_::if_nametoindex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{cni, dir};
-use crate::endpoint::discover::{Claims, DiscoverError, Discovered, Known, Netns, discover};
+use crate::endpoint::{
+    container::ContainerName,
+    discover::{Claims, DiscoverError, Discovered, Known, Netns, discover},
+};
 
 /// Fields of a document.
-const FIELDS: [&str; 8] = [
+const FIELDS: [&str; 11] = [
     "netns",
     "pid",
+    "container",
+    "interface",
+    "bridge",
     "ifname",
     "labels",
     "pod",
@@ -31,13 +38,22 @@ const FIELDS: [&str; 8] = [
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointDocument {
-    /// Network namespace by name in /run/netns, or by absolute path. Exactly one of `netns` and
-    /// `pid`.
+    /// Network namespace by name in /run/netns, or by absolute path. Exactly one of `netns`,
+    /// `pid`, `container`, `interface` and `bridge`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
     /// Network namespace by a process in it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
+    /// Network namespace by the container that is in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<ContainerName>,
+    /// Network namespace by the interface of this host that leads to it; the other end is the pod's interface.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// Every port of this bridge that leads to another namespace and has no other document.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bridge: Option<String>,
     /// Interface inside the namespace; `eth0` if absent.
     #[serde(default = "eth0")]
     pub ifname: String,
@@ -61,6 +77,9 @@ pub struct EndpointDocument {
         skip_serializing_if = "Option::is_none"
     )]
     pub enable_policy: Option<PolicyMode>,
+    /// Process of `container` now, if it runs; no document has it.
+    #[serde(skip)]
+    pub process: Option<u32>,
     /// Uid of `pod`; no document has it.
     #[serde(skip)]
     pub uid: Option<String>,
@@ -104,9 +123,17 @@ pub enum EndpointError {
     /// A path of a process's namespace.
     #[error("netns: {0} is the namespace of a process: write the number of the process as pid")]
     ProcessPath(String),
-    /// Neither or both of `netns` and `pid`.
-    #[error("give exactly one of netns and pid for the network namespace")]
+    /// None or several of `netns`, `pid`, `container`, `interface` and `bridge`.
+    #[error("give exactly one of netns, pid, container, interface and bridge")]
     Netns,
+    /// A field that only one endpoint can have.
+    #[error("{0} is of one endpoint, and a document with bridge is about many: remove it")]
+    OfOne(&'static str),
+    /// A command names a container or an interface.
+    #[error(
+        "a container or an interface is named by a document in --endpoint-dir, so that it is known before it is there"
+    )]
+    AddedByName,
     /// The document has neither labels nor a pod.
     #[error(
         "labels is empty; give at least one, for example k8s:app=web, or pod: namespace/name, whose \
@@ -220,16 +247,58 @@ impl EndpointDocument {
         read.map_err(|error| EndpointError::Parse(error.to_string()))
     }
 
-    /// Returns the network namespace. Exactly one of `netns` and `pid` must be present.
+    /// Returns the network namespace. Exactly one of `netns`, `pid`, `container` and `interface` must be present.
     pub fn namespace(&self) -> Result<Netns, EndpointError> {
-        match (&self.netns, self.pid) {
-            (Some(path), None) if path.starts_with("/proc/") => {
+        if self.bridge.is_some()
+            && (self.netns.is_some() || self.pid.is_some() || self.container.is_some())
+        {
+            return Err(EndpointError::Netns);
+        }
+        match (&self.netns, self.pid, &self.container, &self.interface) {
+            (Some(path), None, None, None) if path.starts_with("/proc/") => {
                 Err(EndpointError::ProcessPath(path.clone()))
             }
-            (Some(path), None) if path.starts_with('/') => Ok(Netns::Path(PathBuf::from(path))),
-            (Some(name), None) => Ok(Netns::Name(name.clone())),
-            (None, Some(pid)) => Ok(Netns::Pid(pid)),
+            (Some(path), None, None, None) if path.starts_with('/') => {
+                Ok(Netns::Path(PathBuf::from(path)))
+            }
+            (Some(name), None, None, None) => Ok(Netns::Name(name.clone())),
+            (None, Some(pid), None, None) => Ok(Netns::Pid(pid)),
+            (None, None, Some(name), None) => Ok(Netns::Container {
+                name: name.clone(),
+                process: self.process,
+            }),
+            (None, None, None, Some(interface)) if self.bridge.is_none() => {
+                Ok(Netns::Behind(interface.clone()))
+            }
+            // Each of its ports has a document of its own.
+            (None, None, None, None) if self.bridge.is_some() => {
+                Ok(Netns::Behind(self.bridge.clone().unwrap_or_default()))
+            }
             _ => Err(EndpointError::Netns),
+        }
+    }
+
+    /// Whether its interface is found again by a name of the runtime or of the host, wherever it was before.
+    pub(super) fn returns_by_name(&self) -> bool {
+        self.container.is_some() || self.interface.is_some()
+    }
+
+    /// Whether the container or the interface that it names is not there.
+    pub(super) fn is_awaited(&self) -> bool {
+        match &self.interface {
+            Some(interface) => {
+                Lookup::of_interface(if_nametoindex(interface.as_str()).map_err(io::Error::from))
+                    .is_gone()
+            }
+            None => self.container.is_some() && self.process.is_none(),
+        }
+    }
+
+    /// Without what is found later.
+    pub(super) fn as_written(&self) -> Self {
+        Self {
+            process: None,
+            ..self.clone()
         }
     }
 
@@ -246,6 +315,12 @@ impl EndpointDocument {
         }
         for label in &self.labels {
             own_label(label)?;
+        }
+        if self.bridge.is_some() && !self.addresses.is_empty() {
+            return Err(EndpointError::OfOne("addresses"));
+        }
+        if self.bridge.is_some() && self.pod.is_some() {
+            return Err(EndpointError::OfOne("pod"));
         }
         NamedPorts::parse(&self.named_ports)?;
         self.namespace()

@@ -23,6 +23,8 @@ impl State {
     /// Follows what is not settled and due.
     pub(super) fn follow_due(&mut self, deliver: &Deliver) {
         self.forget_ended_pods(deliver);
+        self.locate_containers();
+        self.expand_bridges();
         let settled = |(key, found): &(&String, &Found)| {
             found.is_settled(&self.interfaces, self.documents.get(*key))
         };
@@ -79,6 +81,14 @@ impl State {
             }
             return;
         };
+        if document.bridge.is_some() {
+            self.marks.stale.remove(key);
+            return;
+        }
+        if before.is_none() && document.is_awaited() {
+            self.await_return(key, deliver);
+            return;
+        }
         if before.is_none() && self.has_ended(key, &document) {
             self.end(key, &document, deliver);
             return;
@@ -104,6 +114,15 @@ impl State {
             Ok(located) => self.put_at(key, &document, located, before, deliver),
             Err(error) => self.not_found(key, &document, &error, before, deliver),
         }
+    }
+
+    /// The container or the interface that a document names is not there: the endpoint comes with it.
+    fn await_return(&mut self, key: &str, deliver: &Deliver) {
+        self.marks.stale.remove(key);
+        self.problems.unresolved.remove(key);
+        self.problems.retries.forget(key);
+        self.gated.unresolved(key, &BTreeSet::new());
+        self.forget(key, deliver);
     }
 
     /// Leaves an endpoint as it is while its process cannot be looked at.

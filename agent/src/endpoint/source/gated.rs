@@ -23,6 +23,8 @@ pub(super) struct Gated {
     closed: BTreeMap<DocumentHash, BTreeMap<u32, Until>>,
     /// Interfaces that could not be closed or opened, so that each is logged once.
     failed: BTreeSet<u32>,
+    /// Why names of interfaces are not closed.
+    names_failure: Option<String>,
 }
 
 impl Gated {
@@ -51,7 +53,27 @@ impl Gated {
                 .map(|(document, interfaces)| (document, until(interfaces)))
                 .collect(),
             failed: BTreeSet::new(),
+            names_failure: None,
         }
+    }
+
+    /// Closes the interfaces of these names, and of no others, unless they are endpoints'.
+    pub(super) fn close_names(&mut self, interfaces: &BTreeSet<String>) {
+        let closed = self
+            .gate
+            .as_mut()
+            .map_or(Ok(()), |gate| gate.close_names(interfaces));
+        self.names_failure = closed.err().map(|error| {
+            format!(
+                "interfaces of endpoint documents are open until they are endpoints: the nftables rules that close \
+                 them cannot be made: {error}"
+            )
+        });
+    }
+
+    /// Why names of interfaces are not closed: for `status`.
+    pub(super) fn names_failure(&self) -> Option<String> {
+        self.names_failure.clone()
     }
 
     /// Whether an interface has the programs of an endpoint.

@@ -14,7 +14,9 @@ use crate::endpoint::discover::{DiscoverError, Netns, successors};
 impl State {
     /// Where an endpoint was found last on this boot, if it is wanted and not found now.
     pub(super) fn place_left(&self, key: &str) -> Option<&Place> {
-        if cni::is_key(key) || !self.documents.contains_key(key) {
+        let document = self.documents.get(key)?;
+        // It is found by its name wherever it comes again.
+        if cni::is_key(key) || document.returns_by_name() {
             return None;
         }
         let is_found = self.found.get(key).is_some_and(|found| !found.superseded);
@@ -24,6 +26,10 @@ impl State {
 
     /// An endpoint is no longer where it was found.
     pub(super) fn leave_place(&mut self, key: &str) {
+        let document = self.documents.get(key);
+        if document.is_some_and(EndpointDocument::returns_by_name) {
+            return;
+        }
         let found = self.found.get(key).filter(|found| !found.superseded);
         let Some(place) = found.and_then(|found| Place::of(&found.spec)) else {
             return;

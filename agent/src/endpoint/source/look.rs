@@ -30,9 +30,12 @@ impl EndpointBook {
         let further = state.looked.further.iter();
         let problems = further.filter_map(|(key, names)| {
             let document = state.documents.get(key)?;
-            let pod = document.pod.as_deref().unwrap_or_default();
+            let (kind, name) = match (&document.pod, &document.container) {
+                (None, Some(container)) => ("container", container.to_string()),
+                (pod, _) => ("pod", pod.clone().unwrap_or_default()),
+            };
             Some(format!(
-                "endpoint {key}: pod {pod} has further interfaces to other namespaces ({}), and only \
+                "endpoint {key}: {kind} {name} has further interfaces to other namespaces ({}), and only \
                  {} is under policy: remove the plugin or program that makes them",
                 names.join(", "),
                 document.ifname
@@ -111,7 +114,7 @@ impl State {
             return;
         };
         let now = looked.spec;
-        if document.pod.is_some() {
+        if document.pod.is_some() || document.container.is_some() {
             self.note_further(&key, looked.others);
         }
         if before.interface.on_bridge {

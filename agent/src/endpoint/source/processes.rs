@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
@@ -14,12 +14,11 @@ use daemon::{
     lookup::Lookup,
     state_file::{read_or_set_aside, write_json},
 };
-use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use shared_maps::user::boot_id;
 
 use super::{NamespaceId, store};
-use crate::endpoint::discover::Netns;
+use crate::endpoint::{container::start_time, discover::Netns};
 
 /// A process, identified by its number, its start time and the boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,29 +43,17 @@ pub(super) enum Holder {
 impl Process {
     /// The process that has a number now.
     fn now(pid: u32) -> Lookup<Self> {
-        let path = format!("/proc/{pid}/stat");
-        let read = fs::read_to_string(&path);
-        // Reading fails like this if the process ends after the file was opened.
-        let ended = |error: &io::Error| error.raw_os_error() == Some(Errno::ESRCH as i32);
-        if read.as_ref().is_err_and(ended) {
-            return Lookup::Gone;
-        }
-        let at = |error: io::Error| io::Error::new(error.kind(), format!("{path}: {error}"));
-        match Lookup::of_path(read) {
-            Lookup::Found(stat) => match (Self::started(&stat), boot_id()) {
-                (Some(started), Ok(boot_id)) => Lookup::Found(Self {
-                    pid,
-                    started,
-                    boot_id,
-                    netns: fs::metadata(Netns::Pid(pid).path())
-                        .ok()
-                        .map(|file| (file.dev(), file.ino())),
-                }),
-                (None, _) => Lookup::Unknown(at(io::ErrorKind::InvalidData.into())),
-                (_, Err(error)) => Lookup::Unknown(error),
-            },
-            Lookup::Gone => Lookup::Gone,
-            Lookup::Unknown(error) => Lookup::Unknown(at(error)),
+        match (start_time(pid), boot_id()) {
+            (Lookup::Found(started), Ok(boot_id)) => Lookup::Found(Self {
+                pid,
+                started,
+                boot_id,
+                netns: fs::metadata(Netns::Pid(pid).path())
+                    .ok()
+                    .map(|file| (file.dev(), file.ino())),
+            }),
+            (Lookup::Gone, _) => Lookup::Gone,
+            (Lookup::Unknown(error), _) | (_, Err(error)) => Lookup::Unknown(error),
         }
     }
 
@@ -77,12 +64,6 @@ impl Process {
             && self.started == other.started
             && self.boot_id == other.boot_id
             && netns.is_none_or(|(one, other)| one == other)
-    }
-
-    fn started(stat: &str) -> Option<u64> {
-        // The name of the program, in brackets, may have spaces and brackets.
-        let (_, fields) = stat.rsplit_once(") ")?;
-        fields.split(' ').nth(19)?.parse().ok()
     }
 }
 

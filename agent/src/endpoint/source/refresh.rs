@@ -20,6 +20,10 @@ impl State {
             self.reread(&mut dir);
             self.dir = Some(dir);
         }
+        self.close_named_interfaces();
+        self.store_containers();
+        self.locate_containers();
+        self.expand_bridges();
         self.forget_ended_pods(deliver);
         let unwanted = self.found.keys().filter(|key| !self.is_wanted(key));
         for key in unwanted.cloned().collect::<Vec<_>>() {
@@ -86,7 +90,10 @@ impl State {
         }
         for (key, document) in read.documents {
             match document {
-                Ok(document) => self.replace(key, document),
+                Ok(mut document) => {
+                    document.process = self.documents.get(&key).and_then(|before| before.process);
+                    self.replace(key, document);
+                }
                 Err(error) => self.note(&key, &error.to_string()),
             }
         }
@@ -110,7 +117,8 @@ impl State {
     ) -> Vec<String> {
         // A change of a file says nothing about the addresses that its pods have taken meanwhile.
         let is_changed = |(key, document): &(&String, &Result<EndpointDocument, _>)| {
-            document.as_ref().ok() != self.documents.get(*key)
+            let before = self.documents.get(*key);
+            document.as_ref().ok() != before.map(EndpointDocument::as_written).as_ref()
         };
         let changed = documents.iter().filter(is_changed);
         let changed: BTreeSet<&str> = changed.map(|(key, _)| dir::file_of(key)).collect();

@@ -28,7 +28,10 @@ use serde::{Deserialize, Serialize};
 use shared_maps::user::boot_id;
 
 use super::{EndpointBook, EndpointDocument, State, cli, cni};
-use crate::dir_writers::{foreign_parent, foreign_writer};
+use crate::{
+    dir_writers::{foreign_parent, foreign_writer},
+    endpoint::container::{EXTENSION as CONTAINERS, NamedContainers},
+};
 
 const VERSION: u32 = 1;
 const EXTENSION: &str = "json";
@@ -84,6 +87,8 @@ pub(super) struct EndpointStore {
     failed: BTreeMap<String, String>,
     /// Another user may write into the directory: it is not used.
     is_refused: bool,
+    /// Containers that have a document, as they were written last.
+    containers: Option<NamedContainers>,
 }
 
 impl EndpointStore {
@@ -194,6 +199,31 @@ impl EndpointStore {
             self.records.remove(key);
         }
         self.note(key, removed);
+    }
+
+    /// Stores which containers have a document.
+    pub(super) fn set_containers(&mut self, named: NamedContainers) {
+        let Some(dir) = self.dir().map(Path::to_owned) else {
+            return;
+        };
+        let path = containers(&dir, &self.state_dir);
+        let is_written = match &self.containers {
+            Some(before) => *before == named,
+            None => named.is_empty() && !path.exists(),
+        };
+        if is_written {
+            return;
+        }
+        let written = make(&dir).and_then(|()| write_json(&path, &named));
+        let written = written.map_err(|error| {
+            format!(
+                "{}: {error}; while no agent runs, containers with a document may start without policy: \
+                 free space there, or correct --endpoint-store",
+                path.display()
+            )
+        });
+        self.containers = written.is_ok().then_some(named);
+        self.note(CONTAINERS, written);
     }
 
     /// Files that are not as they should be, and what to do: for `status`.
@@ -334,6 +364,11 @@ fn processes(dir: &Path, state_dir: &Path) -> PathBuf {
     dir.join(format!("{agent}.processes"))
 }
 
+fn containers(dir: &Path, state_dir: &Path) -> PathBuf {
+    let agent = DocumentHash::of(&state_dir.display().to_string());
+    dir.join(format!("{agent}.{CONTAINERS}"))
+}
+
 /// Removes the files of the agent with this state directory, and the directory if it is empty then.
 /// Gives how many there were.
 pub(crate) fn remove_all(dir: &Path, state_dir: &Path) -> io::Result<usize> {
@@ -352,6 +387,7 @@ pub(crate) fn remove_all(dir: &Path, state_dir: &Path) -> io::Result<usize> {
         }
     }
     let _absent = fs::remove_file(processes(dir, &state_dir));
+    let _absent = fs::remove_file(containers(dir, &state_dir));
     // Not empty: another agent has files there.
     let _left = fs::remove_dir(dir);
     Ok(count)

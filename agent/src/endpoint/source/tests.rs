@@ -42,9 +42,11 @@ fn open(dir: &Path, restored: EndpointSpec) -> (Arc<EndpointBook>, Events) {
     let delivered = Arc::clone(&events);
     let state = dir.join("state");
     let _exists = fs::create_dir(&state);
+    let containers = Containers::of(&dir.join("podman"));
     let book = EndpointBook::open(
         Some(dir.join("endpoints")),
         CliFile::in_dir(&state),
+        containers,
         vec![restored],
         None,
         move |event| delivered.lock().push(event),
@@ -157,6 +159,10 @@ impl Gate for Remembered {
 
     fn closed(&self) -> std::io::Result<Closed> {
         Ok(Closed::new())
+    }
+
+    fn close_names(&mut self, _interfaces: &BTreeSet<String>) -> std::io::Result<()> {
+        Ok(())
     }
 
     fn is_under_policy(&self, ifindex: u32) -> bool {

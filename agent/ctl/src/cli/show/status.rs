@@ -24,6 +24,10 @@ pub(crate) fn status(status: &Status, verbose: bool) -> String {
     let problems = status.problems.iter();
     rows.extend(problems.map(|problem| ("PROBLEM", problem.clone())));
     rows.extend(started_open(&status.started_open));
+    if !status.awaited.is_empty() {
+        let named = first_of(status.awaited.iter(), PODS);
+        rows.push(("Not there", format!("{named}; under policy when it comes")));
+    }
     rows.extend(status.kernel.rows());
     let warnings = status.warnings.iter();
     rows.extend(warnings.map(|warning| ("WARNING", warning.clone())));

@@ -6,7 +6,7 @@ use nix::{sys::stat::Mode, unistd::mkfifo};
 use tempfile::TempDir;
 
 use super::*;
-use crate::endpoint::source::cli::CliFile;
+use crate::endpoint::{container::Containers, source::cli::CliFile};
 
 const OWN: &str = "/proc/self/ns/net";
 
@@ -20,7 +20,8 @@ impl Node {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("netns")).unwrap();
         let file = CliFile::in_dir(dir.path());
-        let book = EndpointBook::open(None, file, Vec::new(), None, |_| {}).unwrap();
+        let containers = Containers::of(&dir.path().join("podman"));
+        let book = EndpointBook::open(None, file, containers, Vec::new(), None, |_| {}).unwrap();
         let (_, pods) = watch::channel(Arc::default());
         let netns_dir = Some(dir.path().join("netns"));
         book.take_in_from(PodSource { pods, netns_dir });

@@ -1,0 +1,111 @@
+//! The OCI hook: has the agent put a container under policy before its program starts.
+//!
+//! ```text
+//!  podman (network) ─► runc create ─► createRuntime: oci-hook ─► agent
+//!                      pid, id         standard input              name, document, interface
+//! ```
+//! The runtime's id and process count. Annotations, which an image may set, are not read.
+
+use std::{
+    io::Read as _,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use holdfast_agent::{
+    admin::{
+        client::{Client, ClientError},
+        containers::{MayStart, Starting},
+    },
+    config::container_args::OciHookArgs,
+    endpoint::container::{Containers, NamedContainers},
+};
+use nix::unistd::Uid;
+use serde::Deserialize;
+
+/// Bytes of the state at most.
+const INPUT: u64 = 4 << 20;
+/// Pause between two requests to an agent that does not answer.
+const PAUSE: Duration = Duration::from_millis(200);
+/// The first line of the map of users in the first user namespace.
+const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
+
+/// The part of the runtime's state that counts.
+#[derive(Deserialize)]
+struct State {
+    id: String,
+    pid: u32,
+}
+
+/// Succeeds if the container may start.
+pub(super) async fn run(args: &OciHookArgs) -> Result<()> {
+    if is_rootless()? {
+        // Its packets are those of the user's own processes, and no interface of the host leads to it.
+        return Ok(());
+    }
+    let mut input = String::new();
+    std::io::stdin()
+        .take(INPUT)
+        .read_to_string(&mut input)
+        .context("the container's state on standard input")?;
+    let state: State = serde_json::from_str(&input).context(
+        "standard input is not the state of a container: an OCI runtime runs this command as a hook, with the stage \
+         createRuntime",
+    )?;
+    let deadline = Instant::now() + args.wait;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let starting = Starting {
+            id: state.id.clone(),
+            pid: state.pid,
+            wait_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+        };
+        let client = Client::new(&args.admin_socket);
+        let answer: Result<MayStart, _> = client.post("/v1/containers", &starting).await;
+        match answer {
+            Ok(_) => return Ok(()),
+            Err(ClientError::Refused(reason)) => bail!("the container does not start: {reason}"),
+            Err(error) => match without_agent(args, &state) {
+                None => return Ok(()),
+                Some(_) if Instant::now() + PAUSE < deadline => tokio::time::sleep(PAUSE).await,
+                Some(reason) => bail!("the container does not start: {reason}, and {error}"),
+            },
+        }
+    }
+}
+
+/// Why a container must not start while no agent answers; none if no document names it.
+fn without_agent(args: &OciHookArgs, State { id, pid }: &State) -> Option<String> {
+    let named = match NamedContainers::read(&args.endpoint_store) {
+        Ok(named) => named,
+        Err(error) => return Some(format!("it may have a document ({error})")),
+    };
+    if named.is_empty() {
+        return None;
+    }
+    if let Some(bridge) = named.bridge_of(*pid) {
+        return Some(format!(
+            "it is connected to {bridge}, whose ports have a document"
+        ));
+    }
+    if !named.has_containers() {
+        return None;
+    }
+    match Containers::of(&args.podman_root).name_of(id) {
+        Ok(Some(name)) if named.has(&name) => Some(format!("{name} has a document")),
+        Ok(Some(_)) => None,
+        Ok(None) => Some(format!(
+            "{id} is not in podman's store, and others have documents"
+        )),
+        Err(error) => Some(format!("podman's store cannot be read ({error})")),
+    }
+}
+
+/// Whether the runtime is a user's own: of another user, or of root in a user namespace.
+fn is_rootless() -> Result<bool> {
+    if !Uid::effective().is_root() {
+        return Ok(true);
+    }
+    let map = std::fs::read_to_string("/proc/self/uid_map").context("/proc/self/uid_map")?;
+    Ok(!map.split_whitespace().eq(ALL_USERS))
+}

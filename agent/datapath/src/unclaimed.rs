@@ -1,0 +1,194 @@
+//! Interfaces that nothing passes unless they are endpoints', by their names and by their bridges: also those that
+//! do not exist yet, and also while no agent runs.
+//!
+//! ```text
+//!  table inet holdfast_v1_closed
+//!    chain came    type filter hook prerouting priority -450
+//!                  iifname NAME  iifgroup != GROUP  counter drop
+//!    chain leaves  type filter hook postrouting priority -450
+//!                  oifname NAME  oifgroup != GROUP  counter drop
+//!  table bridge holdfast_v1_closed
+//!    the same chains, with these rules and
+//!                  meta ibrname BRIDGE  iifgroup != GROUP  iifkind KIND  counter drop
+//! ```
+//! The agent puts an interface into the [group](super::group) when the programs of its endpoint are attached. A port
+//! of another kind, such as the host's network card, is no container's.
+
+use std::{collections::BTreeSet, fmt, sync::Arc};
+
+use parking_lot::Mutex;
+
+use super::{
+    group::GROUP,
+    nf_tables::{Family, NftablesError, message::TableName, socket::Netfilter},
+    nftables::{
+        chain::{self, Chain},
+        rule::{Action, Condition, Rule, Way},
+    },
+};
+
+/// Name of the tables. Reports of changes of the agent's tables have it, because it begins with their name.
+const CLOSED: &str = "holdfast_v1_closed";
+/// Families that have a table.
+pub const FAMILIES: [Family; 2] = [Family::Inet, Family::Bridge];
+/// Kinds of interfaces that lead to containers and virtual machines.
+const KINDS: [&str; 3] = ["veth", "netkit", "tun"];
+/// Both ways with their chains and hooks: `NF_INET_PRE_ROUTING`, `NF_INET_POST_ROUTING`.
+const WAYS: [(Way, &str, u32); 2] = [(Way::Came, "came", 0), (Way::Leaves, "leaves", 4)];
+
+/// Names whose interfaces are closed unless they are endpoints'. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct ClosedNames(Arc<Mutex<Names>>);
+
+#[derive(Debug, Default)]
+struct Names {
+    bridges: BTreeSet<String>,
+    /// None: not known yet, and those of an earlier run stay closed.
+    interfaces: Option<BTreeSet<String>>,
+}
+
+impl ClosedNames {
+    /// With these bridges, whose rules are in force then.
+    ///
+    /// # Errors
+    /// The kernel cannot close ports of bridges.
+    pub fn begin(bridges: BTreeSet<String>) -> Result<Self, NftablesError> {
+        let names = Names {
+            bridges,
+            interfaces: None,
+        };
+        if !names.bridges.is_empty() {
+            let table = name(Family::Bridge);
+            let mut netfilter = Netfilter::open()?;
+            let mut tried = Vec::new();
+            names.with_chains(Family::Bridge, |chains| tried = chain::table(table, chains));
+            netfilter.check(&tried)?;
+            if netfilter.get(&table.get())?.is_none() {
+                names.install()?;
+            }
+        }
+        Ok(Self(Arc::new(Mutex::new(names))))
+    }
+
+    /// Closes these interfaces and no others.
+    pub fn set_interfaces(&self, interfaces: &BTreeSet<String>) -> Result<(), NftablesError> {
+        let mut names = self.0.lock();
+        if names.interfaces.as_ref() == Some(interfaces) {
+            return Ok(());
+        }
+        names.interfaces = Some(interfaces.clone());
+        names.install()
+    }
+
+    /// Makes rules that are missing or changed. Gives what was, if anything.
+    pub(super) fn repair(&self) -> Result<Option<String>, NftablesError> {
+        let names = self.0.lock();
+        if names.interfaces.is_none() {
+            return Ok(None);
+        }
+        let mut repaired = None;
+        for family in FAMILIES {
+            let table = name(family);
+            let is_wanted = !names.is_empty();
+            let mut is_right = Ok(true);
+            names.with_chains(family, |chains| {
+                is_right = match is_wanted {
+                    true => chain::check(table, chains).map(|fault| fault.is_none()),
+                    false => Ok(true),
+                };
+            });
+            if !is_right? {
+                names.install()?;
+                repaired = Some(format!("{table} is missing or changed"));
+            }
+        }
+        Ok(repaired)
+    }
+}
+
+impl Names {
+    fn is_empty(&self) -> bool {
+        self.bridges.is_empty() && self.interfaces.as_ref().is_none_or(BTreeSet::is_empty)
+    }
+
+    /// Makes the tables, or removes them if nothing is closed.
+    fn install(&self) -> Result<(), NftablesError> {
+        if self.is_empty() {
+            return FAMILIES
+                .into_iter()
+                .try_for_each(|family| remove(family).map(drop));
+        }
+        for family in FAMILIES {
+            let mut messages = Vec::new();
+            self.with_chains(family, |chains| {
+                messages = chain::table(name(family), chains)
+            });
+            Netfilter::open()?.commit(&messages)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the chains of a family to `take`.
+    fn with_chains(&self, family: Family, take: impl FnOnce(&[Chain<'_>])) {
+        let of_way = |way| {
+            let interfaces = self.interfaces.iter().flatten();
+            let mut rules: Vec<Vec<Condition<'_>>> = interfaces
+                .map(|name| {
+                    vec![
+                        Condition::OfInterface(way, name),
+                        Condition::NotOfGroup(way, GROUP),
+                    ]
+                })
+                .collect();
+            if family == Family::Bridge {
+                rules.extend(self.bridges.iter().flat_map(|bridge| {
+                    KINDS.map(|kind| {
+                        vec![
+                            Condition::OfBridge(way, bridge),
+                            Condition::NotOfGroup(way, GROUP),
+                            Condition::OfKind(way, kind),
+                        ]
+                    })
+                }));
+            }
+            rules
+        };
+        let conditions = WAYS.map(|(way, _, _)| of_way(way));
+        let rules = conditions.each_ref().map(|of_way| {
+            let rules = of_way.iter().map(|conditions| Rule {
+                conditions,
+                action: Action::Drop,
+            });
+            rules.collect::<Vec<_>>()
+        });
+        let [came, leaves] = [0, 1].map(|index| {
+            let (_, name, hook) = WAYS[index];
+            Chain {
+                name,
+                hook,
+                priority: libc::NF_IP_PRI_RAW_BEFORE_DEFRAG,
+                rules: &rules[index],
+            }
+        });
+        take(&[came, leaves]);
+    }
+}
+
+/// The tables, for messages to people.
+pub fn table(family: Family) -> impl fmt::Display {
+    name(family)
+}
+
+const fn name(family: Family) -> TableName<'static> {
+    TableName(family, CLOSED)
+}
+
+/// Removes the table of a family. Gives whether it was there.
+pub fn remove(family: Family) -> Result<bool, NftablesError> {
+    let (mut netfilter, table) = (Netfilter::open()?, name(family));
+    let was_there = netfilter.get(&table.get())?.is_some();
+    if was_there {
+        netfilter.commit(&[table.create(), table.delete()])?;
+    }
+    Ok(was_there)
+}

@@ -1,0 +1,90 @@
+//! Which containers have a document, on disk: the OCI hook reads it while no agent answers.
+
+use std::{collections::BTreeSet, ffi::OsStr, fs, io, path::Path};
+
+use daemon::lookup::present;
+use serde::{Deserialize, Serialize};
+
+use super::{ContainerName, store};
+use crate::endpoint::discover::{Netns, bridge, leading_to};
+
+/// Of a file in the directory of stored endpoints, which a boot does not empty.
+pub(crate) const EXTENSION: &str = "containers";
+
+/// The containers that are not to start without policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamedContainers {
+    containers: BTreeSet<ContainerName>,
+    /// Bridges whose ports are endpoints.
+    #[serde(default)]
+    bridges: BTreeSet<String>,
+}
+
+impl NamedContainers {
+    pub(crate) fn of(
+        containers: impl Iterator<Item = ContainerName>,
+        bridges: impl Iterator<Item = String>,
+    ) -> Self {
+        Self {
+            containers: containers.collect(),
+            bridges: bridges.collect(),
+        }
+    }
+
+    /// Reads the files of all agents in `dir`; without one there are none.
+    ///
+    /// # Errors
+    /// A file cannot be read, or another user may write it.
+    pub fn read(dir: &Path) -> io::Result<Self> {
+        let mut all = Self::default();
+        for entry in present(fs::read_dir(dir))?.into_iter().flatten() {
+            let path = entry?.path();
+            if path.extension() == Some(OsStr::new(EXTENSION))
+                && let Some(text) = store::read(&path)?
+            {
+                let read: Self = serde_json::from_slice(&text)
+                    .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
+                all.containers.extend(read.containers);
+                all.bridges.extend(read.bridges);
+            }
+        }
+        Ok(all)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.containers.is_empty() && self.bridges.is_empty()
+    }
+
+    /// Whether documents name containers, and not only bridges.
+    pub fn has_containers(&self) -> bool {
+        !self.containers.is_empty()
+    }
+
+    /// The bridge with a document that the process `pid` is connected to. If its interfaces cannot be looked for, the
+    /// reason.
+    pub fn bridge_of(&self, pid: u32) -> Option<String> {
+        if self.bridges.is_empty() {
+            return None;
+        }
+        let bridges = leading_to(&Netns::Pid(pid), "").and_then(|leading| {
+            let ports = bridge::ports_by_bridge()?.into_iter();
+            let leads = ports.filter(|(_, ports)| {
+                let mut ports = ports.iter();
+                ports.any(|(index, _)| leading.contains(index))
+            });
+            Ok(leads.map(|(bridge, _)| bridge).collect::<Vec<_>>())
+        });
+        match bridges {
+            Ok(bridges) => {
+                let mut bridges = bridges.into_iter();
+                bridges.find(|bridge| self.bridges.contains(bridge))
+            }
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    /// Whether a container has a document.
+    pub fn has(&self, container: &ContainerName) -> bool {
+        self.containers.contains(container)
+    }
+}

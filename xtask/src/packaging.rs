@@ -72,6 +72,10 @@ const PACKAGES: [Package; 2] = [
                 "holdfast-netpol.service",
                 "usr/lib/systemd/system/holdfast-netpol.service",
             ),
+            (
+                "oci-hook.json",
+                "usr/share/containers/oci/hooks.d/holdfast.json",
+            ),
         ],
         directories: &["etc/holdfast/policies", "etc/holdfast/endpoints"],
     },

@@ -120,7 +120,9 @@ mod tests {
         let dir = directory(&[("agent.yaml", "state-dir: /a\nbpf-root: /b\nworkers: 2\n")]);
         let line = |flags: &[&str]| {
             let config = format!("--config={}", dir.path().join("agent.yaml").display());
-            let line = ["holdfast-agent", "cleanup", &config].into_iter().chain(flags.iter().copied());
+            let line = ["holdfast-agent", "cleanup", &config]
+                .into_iter()
+                .chain(flags.iter().copied());
             let Command::Cleanup(args) = parse(line.map(Into::into)).unwrap().cli.command else {
                 panic!("not cleanup");
             };

@@ -45,6 +45,7 @@ done
 # What does not exist is refused after the settings were read.
 check 'agent.yaml is accepted' sh -c \
     'holdfast-agent run --config /etc/holdfast/agent.yaml --metrics-address off --policy-dir /nowhere 2>&1 | grep -q /nowhere'
+check 'the hook of podman is installed' test -s /usr/share/containers/oci/hooks.d/holdfast.json
 check 'netpol.yaml is accepted' sh -c \
     'holdfast-agent netpol run --config /etc/holdfast/netpol.yaml --policy-dir /nowhere 2>&1 | grep -q /nowhere'
 

@@ -95,7 +95,12 @@ impl World {
                 continue;
             }
             let mut rules = rules.iter();
-            if let Some(rule) = rules.find(|rule| self.allows(rule, policy, flow, packet)) {
+            let receiver = match flow {
+                Flow::Ingress => Some(pod),
+                Flow::Egress => self.pod_at(packet.destination),
+            };
+            if let Some(rule) = rules.find(|rule| self.allows(rule, policy, flow, packet, receiver))
+            {
                 return Verdict::passed(By::Policy(flow, policy, &rule.path));
             }
         }
@@ -120,6 +125,7 @@ impl World {
         policy: &NetworkPolicy,
         flow: Flow,
         packet: &Packet,
+        receiver: Option<&Pod>,
     ) -> bool {
         let peer = match flow {
             Flow::Ingress => packet.source,
@@ -134,7 +140,6 @@ impl World {
                 (Ports::Any, _) => true,
                 (Ports::Of(_), None) => false,
                 (Ports::Of(ports), Some(of)) => {
-                    let receiver = self.pod_at(packet.destination);
                     ports.iter().any(|port| is_port(port, of, receiver))
                 }
             }

@@ -52,10 +52,11 @@ fn unknown_containers(text: &str) -> Result<(String, bool), String> {
 /// `oci-hook`
 #[derive(Clone, Debug, Args)]
 pub struct OciHookArgs {
-    /// Socket of the running agent
-    #[arg(long, default_value = ADMIN_SOCKET)]
+    /// Unix socket through which commands reach the running program
+    #[arg(long, value_name = "PATH", default_value = ADMIN_SOCKET)]
     pub admin_socket: PathBuf,
-    /// Directory in which the agent stored which containers have a document, for the time when it does not run
+    /// Directory in which the agent stores the endpoints that `endpoint add` added; also which containers have a
+    /// document, which the hook reads while no agent answers
     #[arg(
         long,
         value_name = "DIR",

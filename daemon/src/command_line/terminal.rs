@@ -87,10 +87,10 @@ fn is_heading(line: &str) -> bool {
         && words.all(|word| word.chars().all(is_capital))
 }
 
-/// Text that steers no terminal: each control character except the line feed, and each character that
+/// Text that steers no terminal: each control character except line feed and tab, and each character that
 /// changes the direction of others, is an escape of JSON. Names and reasons come from peers.
 pub fn harmless(text: &str) -> String {
-    escaped(text, |c| c != '\n' && is_steering(c))
+    escaped(text, |c| !matches!(c, '\n' | '\t') && is_steering(c))
 }
 
 /// As [`harmless`], in one line.
@@ -112,7 +112,7 @@ fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
     let characters = text.chars().map(|c| match c {
         '\n' if is_escaped(c) => "\\n".to_owned(),
         '\r' => "\\r".to_owned(),
-        '\t' => "\\t".to_owned(),
+        '\t' if is_escaped(c) => "\\t".to_owned(),
         c if is_escaped(c) => format!("\\u{:04x}", u32::from(c)),
         c => c.to_string(),
     });
@@ -144,9 +144,10 @@ mod tests {
             "a\\u001b[2Jb\\rc\\td\ne\\u202ef"
                 .replace("\\rc", "\\r\\u009bc")
                 .replace("d\n", "d\\u007f\n")
+                .replace("\\td", "\td")
         );
-        assert_eq!(one_line("a\nb"), "a\\nb");
-        assert_eq!(harmless("plain\ntext"), "plain\ntext");
+        assert_eq!(one_line("a\n\tb"), "a\\n\\tb");
+        assert_eq!(harmless("plain\n\ttext"), "plain\n\ttext");
     }
 
     #[test]

@@ -129,12 +129,7 @@ pub fn install_missing() -> Result<(), NftablesError> {
 
 /// Removes the table of a family, as an uninstall does. Gives whether it was there.
 pub fn remove(family: Family) -> Result<bool, NftablesError> {
-    let (mut netfilter, table) = (Netfilter::open()?, name(family));
-    let was_there = netfilter.get(&table.get())?.is_some();
-    if was_there {
-        netfilter.commit(&[table.create(), table.delete()])?;
-    }
-    Ok(was_there)
+    chain::remove(name(family))
 }
 
 /// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_OUT`, `NF_ARP_IN`.

@@ -60,9 +60,8 @@ impl ClosedNames {
         if !names.bridges.is_empty() {
             let table = name(Family::Bridge);
             let mut netfilter = Netfilter::open()?;
-            let mut tried = Vec::new();
-            names.with_chains(Family::Bridge, |chains| tried = chain::table(table, chains));
-            netfilter.check(&tried)?;
+            netfilter
+                .check(&names.with_chains(Family::Bridge, |chains| chain::table(table, chains)))?;
             if netfilter.get(&table.get())?.is_none() {
                 names.install()?;
             }
@@ -83,21 +82,14 @@ impl ClosedNames {
     /// Makes rules that are missing or changed. Gives what was, if anything.
     pub(super) fn repair(&self) -> Result<Option<String>, NftablesError> {
         let names = self.0.lock();
-        if names.interfaces.is_none() {
+        if names.interfaces.is_none() || names.is_empty() {
             return Ok(None);
         }
         let mut repaired = None;
         for family in FAMILIES {
             let table = name(family);
-            let is_wanted = !names.is_empty();
-            let mut is_right = Ok(true);
-            names.with_chains(family, |chains| {
-                is_right = match is_wanted {
-                    true => chain::check(table, chains).map(|fault| fault.is_none()),
-                    false => Ok(true),
-                };
-            });
-            if !is_right? {
+            let fault = names.with_chains(family, |chains| chain::check(table, chains))?;
+            if fault.is_some() {
                 names.install()?;
                 repaired = Some(format!("{table} is missing or changed"));
             }
@@ -119,17 +111,14 @@ impl Names {
                 .try_for_each(|family| remove(family).map(drop));
         }
         for family in FAMILIES {
-            let mut messages = Vec::new();
-            self.with_chains(family, |chains| {
-                messages = chain::table(name(family), chains)
-            });
+            let messages = self.with_chains(family, |chains| chain::table(name(family), chains));
             Netfilter::open()?.commit(&messages)?;
         }
         Ok(())
     }
 
-    /// Gives the chains of a family to `take`.
-    fn with_chains(&self, family: Family, take: impl FnOnce(&[Chain<'_>])) {
+    /// What `take` makes of the chains of a family.
+    fn with_chains<T>(&self, family: Family, take: impl FnOnce(&[Chain<'_>]) -> T) -> T {
         let of_way = |way| {
             let interfaces = self.interfaces.iter().flatten();
             let mut rules: Vec<Vec<Condition<'_>>> = interfaces
@@ -170,7 +159,7 @@ impl Names {
                 rules: &rules[index],
             }
         });
-        take(&[came, leaves]);
+        take(&[came, leaves])
     }
 }
 
@@ -185,10 +174,5 @@ const fn name(family: Family) -> TableName<'static> {
 
 /// Removes the table of a family. Gives whether it was there.
 pub fn remove(family: Family) -> Result<bool, NftablesError> {
-    let (mut netfilter, table) = (Netfilter::open()?, name(family));
-    let was_there = netfilter.get(&table.get())?.is_some();
-    if was_there {
-        netfilter.commit(&[table.create(), table.delete()])?;
-    }
-    Ok(was_there)
+    chain::remove(name(family))
 }

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use holdfast_e2e::bridge::Bridge;
 use holdfast_e2e::cri::{Machine, Podman, Sent, endpoints, only_allowed_server};
 use holdfast_e2e::lab::NODE4;
-use holdfast_e2e::{AgentOptions, eventually, until, with_lab};
+use holdfast_e2e::{AgentOptions, Lab, eventually, until, with_lab};
 
 const SOON: Duration = Duration::from_secs(20);
 /// How often a container is started again.
@@ -24,13 +24,18 @@ fn refused(result: Result<String>, parts: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// The container `web` has a document and may reach the allowed server only.
+fn web_with_a_document(lab: &Lab) -> Result<(Podman<'_>, Sent)> {
+    let podman = Podman::new(lab)?;
+    lab.write_policy("web.yaml", &only_allowed_server())?;
+    podman.describe("web.yaml", "web", "")?;
+    Ok((podman, Sent::watch(lab)?))
+}
+
 #[test]
 fn a_container_that_is_started_again_and_again_is_judged_from_each_first_packet_on() {
     with_lab(|lab| {
-        let podman = Podman::new(lab)?;
-        lab.write_policy("web.yaml", &only_allowed_server())?;
-        podman.describe("web.yaml", "web", "")?;
-        let sent = Sent::watch(lab)?;
+        let (podman, sent) = web_with_a_document(lab)?;
         let _agent = podman.start_agent(AgentOptions::default())?;
         // The world sees the node's address. A container without a document is open: the probe receives its datagrams.
         podman.start("other", &[])?;
@@ -55,10 +60,7 @@ fn a_container_that_is_started_again_and_again_is_judged_from_each_first_packet_
 #[test]
 fn a_container_with_a_document_waits_for_the_agent_and_then_does_not_start() {
     with_lab(|lab| {
-        let podman = Podman::new(lab)?;
-        lab.write_policy("web.yaml", &only_allowed_server())?;
-        podman.describe("web.yaml", "web", "")?;
-        let sent = Sent::watch(lab)?;
+        let (podman, sent) = web_with_a_document(lab)?;
         let agent = podman.start_agent(AgentOptions::default())?;
         podman.start("web", &[])?;
         sent.expect_judged(NODE4)?;
@@ -93,10 +95,7 @@ fn a_container_with_a_document_waits_for_the_agent_and_then_does_not_start() {
 #[test]
 fn a_container_whose_network_no_document_covers_does_not_start() {
     with_lab(|lab| {
-        let podman = Podman::new(lab)?;
-        lab.write_policy("web.yaml", &only_allowed_server())?;
-        podman.describe("web.yaml", "web", "")?;
-        let sent = Sent::watch(lab)?;
+        let (podman, sent) = web_with_a_document(lab)?;
         let _agent = podman.start_agent(AgentOptions::default())?;
         let remove = || podman.run(&["rm", "--force", "--time", "0", "web"]);
         refused(

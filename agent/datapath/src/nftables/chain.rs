@@ -66,3 +66,13 @@ pub(crate) fn table(table: TableName<'_>, chains: &[Chain<'_>]) -> Vec<Message> 
     }
     messages
 }
+
+/// Removes a table. Gives whether it was there.
+pub(crate) fn remove(table: TableName<'_>) -> Result<bool, NftablesError> {
+    let mut netfilter = Netfilter::open()?;
+    let was_there = netfilter.get(&table.get())?.is_some();
+    if was_there {
+        netfilter.commit(&[table.create(), table.delete()])?;
+    }
+    Ok(was_there)
+}

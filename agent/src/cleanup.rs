@@ -85,6 +85,14 @@ impl Cleaned {
         }
     }
 
+    /// Notes whether a table of nftables was there and was removed.
+    fn table<E: fmt::Display>(&mut self, what: &str, was_there: Result<bool, E>) {
+        self.part(
+            what,
+            was_there.map(|was_there| was_there.then(|| what.to_owned())),
+        );
+    }
+
     /// # Errors
     /// Something is left.
     pub(crate) fn result(self) -> Result<(), Left> {
@@ -227,19 +235,15 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
     let text = |count| counted(count, "pinned link", "of programs", &links);
     cleaned.part(&links.display().to_string(), removed.map(text));
     for family in Family::ALL {
-        let what = nftables::table(family).to_string();
-        let removed = nftables::remove(family);
-        cleaned.part(
-            &what,
-            removed.map(|was_there| was_there.then(|| what.clone())),
+        cleaned.table(
+            &nftables::table(family).to_string(),
+            nftables::remove(family),
         );
     }
     for family in unclaimed::FAMILIES {
-        let what = unclaimed::table(family).to_string();
-        let removed = unclaimed::remove(family);
-        cleaned.part(
-            &what,
-            removed.map(|was_there| was_there.then(|| what.clone())),
+        cleaned.table(
+            &unclaimed::table(family).to_string(),
+            unclaimed::remove(family),
         );
     }
     let netpol_runs = netns_lock::has_netpol();
@@ -283,13 +287,7 @@ fn the_table(runs: &io::Result<bool>, cleaned: &mut Cleaned) {
             "{what} (pid {}), which runs; stop it and run this again to remove it",
             netns_lock::holder()
         )),
-        Ok(false) => {
-            let removed = netpol::remove_table();
-            cleaned.part(
-                what,
-                removed.map(|was_there| was_there.then(|| what.to_owned())),
-            );
-        }
+        Ok(false) => cleaned.table(what, netpol::remove_table()),
         Err(error) => cleaned.left.push(format!("{what}: {error}")),
     }
 }

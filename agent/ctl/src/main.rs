@@ -56,7 +56,7 @@ fn main() -> ExitCode {
                 Ok(config) => config,
                 Err(error) => return failed(USAGE, &error),
             };
-            needs_root(runtime.block_on(app::run(config)))
+            needs_root(runtime.block_on(app::run(config, parsed.settings)))
         }
         Command::Relay(args) => {
             log(&args.log);

@@ -7,7 +7,7 @@ use agent_datapath::{features::KernelView, quota, upkeep::Part};
 use super::{model::Status, problems, server::Admin};
 use crate::{
     dir_writers::OwnDirectory, endpoint::source::Unresolved, netns_lock, proxies::ProxyView,
-    refusal::Refusal,
+    refusal::Refusal, standby::page::StandbyView,
 };
 
 impl Admin {
@@ -57,6 +57,7 @@ impl Admin {
             cluster,
             resolver,
             awaited: self.endpoints.awaited(),
+            standby: StandbyView::beside(&self.socket).await,
             started_open: self.endpoints.started_open(),
         })
     }

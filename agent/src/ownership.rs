@@ -1,7 +1,7 @@
 //! Whether this process still owns what it writes: its locks are those that another agent would take.
 //!
-//! A lock belongs to an inode. If somebody removes the directory, replaces the file system or restores the state from
-//! a copy, another agent could take the lock of the new inode, and the node would have two writers. The owner takes
+//! A lock belongs to an inode. If the directory is removed, the file system replaced or the state restored from a copy,
+//! another agent could take the lock of the new inode, and the node would have two writers. The owner takes
 //! the new lock too; if another agent was faster, the owner ends at once, before its next write.
 
 use std::{process, sync::Arc, time::Duration};

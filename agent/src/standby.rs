@@ -6,7 +6,7 @@
 //! Until then it writes nothing but its socket.
 
 pub(crate) mod owner_file;
-pub(crate) mod page;
+pub mod page;
 pub mod settings;
 
 use std::{path::Path, thread, time::Duration};

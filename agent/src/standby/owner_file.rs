@@ -16,7 +16,7 @@ pub(crate) struct OwnerFile {
     version: u32,
     /// Release of the owner.
     pub(crate) release: String,
-    /// Its name of this node.
+    /// The name that the owner has for this node.
     pub(crate) node: String,
     pub(crate) settings: Settings,
 }

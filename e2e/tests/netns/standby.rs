@@ -12,7 +12,7 @@ use holdfast_e2e::process::Program;
 use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, eventually, with_lab};
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
-use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use shared_maps::pin;
 
@@ -143,7 +143,7 @@ fn the_next_agent_takes_over_when_the_owner_is_killed_and_a_third_one_takes_its_
         })?;
         ensure!(first.terminate(SOON)?.success());
         expect_owner(lab, &third)?;
-        expect_new_name(lab, 12)
+        eventually("a new name opens", SOON, || expect_new_name(lab, 12))
     });
 }
 
@@ -214,7 +214,14 @@ fn an_owner_whose_core_hangs_ends_itself_and_the_standby_owns_the_node() {
         ptrace::interrupt(thread)?;
         waitpid(thread, Some(WaitPidFlag::__WALL))?;
         let stopped = Instant::now();
-        let status = owner.wait(Duration::from_secs(30))?;
+        // The process ends when its tracer has seen the end of the thread.
+        let flags = WaitPidFlag::__WALL | WaitPidFlag::WNOHANG;
+        eventually("the thread ends", Duration::from_secs(30), || {
+            let seen = waitpid(thread, Some(flags))?;
+            ensure!(matches!(seen, WaitStatus::Signaled(..)), "{seen:?}");
+            Ok(())
+        })?;
+        let status = owner.wait(SOON)?;
         println!("it ended {:?} after its core stopped", stopped.elapsed());
         ensure!(
             stopped.elapsed() >= Duration::from_secs(9),

@@ -2,6 +2,7 @@
 
 pub(crate) mod allocator;
 pub mod checkpoint;
+pub mod cluster_object;
 pub mod endpoint_checkpoint;
 pub(crate) mod pods;
 pub(crate) mod scopes;

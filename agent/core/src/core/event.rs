@@ -13,11 +13,11 @@ use shared_maps::EndpointId;
 use crate::{
     datapath::plan::NamesWritten,
     endpoint::spec::EndpointSpec,
+    identity::cluster_object::CiliumIdentity,
     kubernetes::node_interfaces::NodeInterfaces,
     kubernetes::{pod_at::PodAt, service_at::ServiceAt},
     name_objects::{Observation, ResolvedName, TrustedServers, WantedNames},
     policy::{
-        cluster::identity::CiliumIdentity,
         document::{PolicyDocument, PolicyError},
         source::PolicyChange,
     },

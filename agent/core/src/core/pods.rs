@@ -14,13 +14,13 @@ use super::state::State;
 use crate::{
     core::state::pods::KnownPod,
     endpoint::spec::EndpointSpec,
+    identity::cluster_object::CiliumIdentity,
     ipcache::{
         metadata::Claim,
         owners::{Owner, Source},
     },
     kubernetes::pod_at::PodAt,
     labels::{Label, LabelError, LabelSet, in_namespace},
-    policy::cluster::identity::CiliumIdentity,
     source_event::SourceEvent,
 };
 
@@ -115,7 +115,7 @@ impl State {
                 SourceEvent::Apply(identity) => {
                     let key = identity.id.0.to_string();
                     self.restoration.identities().note(&key);
-                    self.numbers.learn(identity.id, Some(&identity.labels));
+                    self.numbers.learn(identity.id, Some(&identity));
                 }
                 SourceEvent::Delete(key) => self.forget_number(&key),
                 // Numbers of an earlier listing of this run that are not in this one stay with

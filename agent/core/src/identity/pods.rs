@@ -7,7 +7,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use shared_maps::IdentityId;
 
-use super::allocator::{Acquired, NodeLocal};
+use super::{
+    allocator::{Acquired, NodeLocal},
+    cluster_object::CiliumIdentity,
+};
 use crate::labels::LabelSet;
 
 /// Gives label sets of pods their numbers, and counts references as
@@ -15,8 +18,9 @@ use crate::labels::LabelSet;
 pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     /// Identity of `labels`, with one reference more if there is one.
     fn ask(&mut self, labels: &LabelSet) -> Asked;
-    /// The cluster has this number for these labels, or none for the number any more.
-    fn learn(&mut self, id: IdentityId, labels: Option<&LabelSet>);
+    /// The cluster has this object for the number, or none any more. Of several objects with one label
+    /// set only the one that [counts](super::cluster_object::Precedence) is given.
+    fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>);
     /// Takes the label sets whose number came or changed: their holders ask again.
     fn renumbered(&mut self) -> BTreeSet<LabelSet>;
     /// Gives one reference back. Without references an identity stays until [`Self::sweep`].
@@ -90,7 +94,8 @@ impl PodIdentities for Assigned {
         }
     }
 
-    fn learn(&mut self, id: IdentityId, labels: Option<&LabelSet>) {
+    fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>) {
+        let labels = object.map(|object| &object.labels);
         if self.by_number.get(&id) == labels {
             return;
         }
@@ -157,6 +162,16 @@ mod tests {
         LabelSet::parse(&[text]).unwrap()
     }
 
+    fn object(number: u32, labels: &LabelSet) -> CiliumIdentity {
+        CiliumIdentity {
+            id: IdentityId(number),
+            labels: labels.clone(),
+            created: None,
+            is_ours: false,
+            uid: None,
+        }
+    }
+
     fn have(numbers: &mut Assigned, labels: &LabelSet) -> u32 {
         match numbers.ask(labels) {
             Asked::Have(acquired) => acquired.id.0,
@@ -168,7 +183,7 @@ mod tests {
     fn a_label_set_has_the_number_of_the_cluster_and_others_avoid_it() {
         let mut numbers = Assigned::new(Vec::new());
         let [web, db] = ["k8s:app=web", "k8s:app=db"].map(set);
-        numbers.learn(IdentityId(256), Some(&web));
+        numbers.learn(IdentityId(256), Some(&object(256, &web)));
         assert_eq!(have(&mut numbers, &db), 257);
         assert_eq!(have(&mut numbers, &web), 256);
         assert_eq!(have(&mut numbers, &web), 256);
@@ -180,7 +195,7 @@ mod tests {
         let mut numbers = Assigned::new(Vec::new());
         let web = set("k8s:app=web");
         assert_eq!(have(&mut numbers, &web), 256);
-        numbers.learn(IdentityId(5000), Some(&web));
+        numbers.learn(IdentityId(5000), Some(&object(5000, &web)));
         assert_eq!(numbers.renumbered(), [web.clone()].into());
         assert_eq!(have(&mut numbers, &web), 5000);
         numbers.release(IdentityId(256));
@@ -197,7 +212,7 @@ mod tests {
         let mut numbers = Assigned::new(Vec::new());
         let [web, db] = ["k8s:app=web", "k8s:app=db"].map(set);
         assert_eq!(have(&mut numbers, &db), 256);
-        numbers.learn(IdentityId(256), Some(&web));
+        numbers.learn(IdentityId(256), Some(&object(256, &web)));
         assert_eq!(numbers.renumbered(), [web.clone(), db.clone()].into());
         assert_eq!(have(&mut numbers, &db), 257);
         assert_eq!(have(&mut numbers, &web), 258);
@@ -214,7 +229,7 @@ mod tests {
     fn a_number_that_had_another_meaning_before_a_restart_is_given_after_the_grace() {
         let [web, db] = ["k8s:app=web", "k8s:app=db"].map(set);
         let mut numbers = Assigned::new(vec![(IdentityId(300), db.clone())]);
-        numbers.learn(IdentityId(300), Some(&web));
+        numbers.learn(IdentityId(300), Some(&object(300, &web)));
         assert_ne!(have(&mut numbers, &db), 300);
         assert_ne!(have(&mut numbers, &web), 300);
         numbers.renumbered();

@@ -28,11 +28,10 @@ use super::{
     service_at::ServiceAt,
 };
 use crate::{
+    identity::cluster_object::CiliumIdentity,
     labels::{Label, LabelSet},
     policy::{
-        cluster::{
-            endpoint::CiliumEndpoint, identity::CiliumIdentity, namespace::Namespace, pod::Pod,
-        },
+        cluster::{endpoint::CiliumEndpoint, namespace::Namespace, pod::Pod},
         document::{Body, PolicyDocument},
     },
     source_event::SourceEvent,

@@ -15,6 +15,7 @@ use crate::{
     identity::{
         allocator::Acquired,
         checkpoint::IdentityFile,
+        cluster_object::CiliumIdentity,
         endpoint_checkpoint::{EndpointCheckpoint, EndpointWrite},
         pods::{Asked, Assigned, PodIdentities},
         scopes::LocalScopes,
@@ -98,9 +99,9 @@ impl IdentityNumbers {
         asked
     }
 
-    /// The cluster has this number for these labels, or none for the number any more.
-    pub(crate) fn learn(&mut self, id: IdentityId, labels: Option<&LabelSet>) {
-        self.endpoints.learn(id, labels);
+    /// The cluster has this object for the number, or none any more.
+    pub(crate) fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>) {
+        self.endpoints.learn(id, object);
     }
 
     /// Takes the label sets of pods whose number came or changed.

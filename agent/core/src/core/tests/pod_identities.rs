@@ -13,6 +13,7 @@ use crate::{
     core::CoreConfig,
     identity::{
         allocator::Acquired,
+        cluster_object::CiliumIdentity,
         pods::{Asked, PodIdentities},
     },
     labels::LabelSet,
@@ -113,10 +114,10 @@ impl PodIdentities for Later {
         }
     }
 
-    fn learn(&mut self, id: IdentityId, labels: Option<&LabelSet>) {
-        if let Some(labels) = labels {
-            self.numbers.insert(labels.clone(), id);
-            self.renumbered.insert(labels.clone());
+    fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>) {
+        if let Some(object) = object {
+            self.numbers.insert(object.labels.clone(), id);
+            self.renumbered.insert(object.labels.clone());
         }
     }
 

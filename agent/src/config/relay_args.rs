@@ -153,6 +153,7 @@ impl TryFrom<RelayArgs> for RelayConfig {
             tls: tls(&flags, files, args.plaintext)?,
             kubernetes: args.kubernetes,
             has_service_blocks: args.without_service_cidrs,
+            has_identities: false,
             listen: args.listen,
             agents_max: usize::try_from(args.max_agents).unwrap_or(usize::MAX),
             name: args.name.unwrap_or_else(host_name),

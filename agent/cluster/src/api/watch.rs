@@ -197,12 +197,15 @@ impl<T: Send + 'static> Watch<T> {
                  read again each minute)"
             ),
             (Some(403), _) => format!(
-                "{error}: the verb {} on {name} is missing; add it to the agent's ClusterRole, \
-                 as the chart has it",
-                if lists { "list" } else { "watch" }
+                "{error}: the verb {} on {name} is missing; add it to {}",
+                if lists { "list" } else { "watch" },
+                self.resource.role()
             ),
             (Some(404), Absence::Definition) => {
-                format!("{name}: install the CRDs (chart value crds.install)")
+                format!(
+                    "{name}: install the CRDs ({})",
+                    self.resource.installed_by()
+                )
             }
             (Some(404), Absence::Optional) => format!(
                 "{name}: the definition is gone, and its objects stay in force; install it again \

@@ -24,6 +24,9 @@ pub(crate) enum Absence {
     Definition,
     /// As [`Self::Definition`], of a kind that a cluster may do without: it has no objects of it.
     Optional,
+    /// As [`Self::Definition`], and a missing right (403) counts as absence, too: no policy waits for the
+    /// objects, because each agent gives numbers of its own without them.
+    Numbers,
     /// The cluster is older than Kubernetes 1.33, and `--k8s-service-cidr` says the same.
     Release,
 }
@@ -163,7 +166,7 @@ const CILIUM_IDENTITY: Resource = Resource {
     version: "cilium.io/v2",
     plural: "ciliumidentities",
     selector: "",
-    absence: Absence::Definition,
+    absence: Absence::Numbers,
 };
 
 impl Resource {
@@ -185,7 +188,7 @@ impl Resource {
 
     /// The chart's values that install its definition, in words.
     pub(crate) fn installed_by(&self) -> &'static str {
-        match self.kind == CILIUM_IDENTITY.kind {
+        match self.absence == Absence::Numbers {
             true => "chart values identities.mode=cluster and crds.install",
             false => "chart value crds.install",
         }
@@ -193,7 +196,7 @@ impl Resource {
 
     /// The role of the chart with the rights to read it, in words.
     pub(crate) fn role(&self) -> &'static str {
-        match self.kind == CILIUM_IDENTITY.kind {
+        match self.absence == Absence::Numbers {
             true => {
                 "the ClusterRole holdfast-identities-reader (chart value identities.mode=cluster)"
             }

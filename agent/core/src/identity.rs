@@ -1,6 +1,7 @@
 //! Identities: numbers for sets of labels.
 
 pub(crate) mod allocator;
+pub mod assign;
 pub mod checkpoint;
 pub mod cluster_object;
 pub mod endpoint_checkpoint;

@@ -140,7 +140,8 @@ impl<T: Send + 'static> Watch<T> {
             if code == Some(410) {
                 version = None;
             }
-            if code == Some(404) {
+            let is_refused = code == Some(403) && self.resource.absence == Absence::Numbers;
+            if code == Some(404) || is_refused {
                 let is_absent = absences.add(begin);
                 if self.take_absence(is_absent).await.is_err() {
                     return;
@@ -160,7 +161,7 @@ impl<T: Send + 'static> Watch<T> {
     async fn take_absence(&self, is_absent: bool) -> Result<(), WatchError> {
         let is_empty = match self.resource.absence {
             Absence::Never => false,
-            Absence::Definition | Absence::Optional => is_absent,
+            Absence::Definition | Absence::Optional | Absence::Numbers => is_absent,
             Absence::Release => is_absent || self.has_service_blocks,
         };
         if is_empty && !self.health.has_list(self.resource) {
@@ -201,7 +202,7 @@ impl<T: Send + 'static> Watch<T> {
                 if lists { "list" } else { "watch" },
                 self.resource.role()
             ),
-            (Some(404), Absence::Definition) => {
+            (Some(404), Absence::Definition | Absence::Numbers) => {
                 format!(
                     "{name}: install the CRDs ({})",
                     self.resource.installed_by()

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::identity::cluster_object::NumberSource;
+
 /// Everything. Built on demand: it costs as much as there is state.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Snapshot {
@@ -263,6 +265,13 @@ pub struct IdentityView {
     pub labels: Vec<String>,
     /// Prefixes, endpoints and selectors that hold it.
     pub references: usize,
+    /// Where the number comes from.
+    #[serde(default)]
+    pub source: NumberSource,
+    /// When the object of the number was made, seconds since 1970; none = it has no object, or the
+    /// object does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
 }
 
 /// A prefix with its identities.

@@ -174,10 +174,15 @@ impl State {
     pub(super) fn snapshot(&self) -> Snapshot {
         let allocated = self.numbers.allocated().into_iter();
         let mut identities: Vec<IdentityView> = allocated
-            .map(|(id, labels, references)| IdentityView {
-                id: id.0,
-                labels: labels.texts(),
-                references,
+            .map(|(id, labels, references)| {
+                let (source, since) = self.numbers.origin(id);
+                IdentityView {
+                    id: id.0,
+                    labels: labels.texts(),
+                    references,
+                    source,
+                    since,
+                }
             })
             .collect();
         identities.sort_by_key(|identity| identity.id);

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use serde::{Deserialize, Serialize};
 use shared_maps::IdentityId;
 
 use crate::labels::LabelSet;
@@ -23,6 +24,35 @@ pub struct CiliumIdentity {
     pub is_ours: bool,
     /// The object's uid; documents may not have one.
     pub uid: Option<Arc<str>>,
+    /// It is a document of `--policy-dir`, and no object of the API server.
+    pub is_document: bool,
+}
+
+/// Where a number comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NumberSource {
+    /// This node chose it.
+    #[default]
+    Node,
+    /// A document of `--policy-dir`.
+    Document,
+    /// An object of the API server that an agent made.
+    Agent,
+    /// An object of the API server that another program made.
+    OtherWriter,
+}
+
+impl NumberSource {
+    /// In one word, for tables.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Document => "document",
+            Self::Agent => "cluster",
+            Self::OtherWriter => "other",
+        }
+    }
 }
 
 /// Which of several objects with one label set counts: the least. That is the oldest, and of objects of
@@ -36,6 +66,15 @@ pub(crate) struct Precedence {
 }
 
 impl CiliumIdentity {
+    /// Where its number comes from.
+    pub(crate) fn source(&self) -> NumberSource {
+        match (self.is_document, self.is_ours) {
+            (true, _) => NumberSource::Document,
+            (false, true) => NumberSource::Agent,
+            (false, false) => NumberSource::OtherWriter,
+        }
+    }
+
     /// Its place among objects with the same labels.
     pub(crate) fn precedence(&self) -> Precedence {
         Precedence {

@@ -169,6 +169,7 @@ mod tests {
             created: None,
             is_ours: false,
             uid: None,
+            is_document: true,
         }
     }
 

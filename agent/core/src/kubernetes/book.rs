@@ -33,6 +33,7 @@ use crate::{
     policy::{
         cluster::{endpoint::CiliumEndpoint, namespace::Namespace, pod::Pod},
         document::{Body, PolicyDocument},
+        parse::CLUSTER,
     },
     source_event::SourceEvent,
     users::release,
@@ -144,7 +145,10 @@ impl Book {
                 let known = |pod: &str| pods.get_key_value(pod).map(|(key, _)| Arc::clone(key));
                 self.services.put_slice(slice, known);
             }
-            Body::Identity(identity) => self.identities.put(identity),
+            Body::Identity(identity) => self.identities.put(CiliumIdentity {
+                is_document: document.source != CLUSTER,
+                ..identity.clone()
+            }),
             Body::Rules(_)
             | Body::NetworkPolicy { .. }
             | Body::Group(_)

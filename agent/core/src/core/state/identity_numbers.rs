@@ -15,7 +15,7 @@ use crate::{
     identity::{
         allocator::Acquired,
         checkpoint::IdentityFile,
-        cluster_object::CiliumIdentity,
+        cluster_object::{CiliumIdentity, NumberSource},
         endpoint_checkpoint::{EndpointCheckpoint, EndpointWrite},
         pods::{Asked, Assigned, PodIdentities},
         scopes::LocalScopes,
@@ -37,6 +37,9 @@ pub(crate) struct IdentityNumbers {
     local: LocalScopes,
     local_file: IdentityFile,
     endpoints: Box<dyn PodIdentities>,
+    /// Of numbers that the cluster has objects for: where they come from, and since when (seconds
+    /// since 1970).
+    origins: BTreeMap<IdentityId, (NumberSource, Option<u64>)>,
     local_is_due: bool,
     endpoint_checkpoint: EndpointCheckpoint,
     fresh: BTreeSet<IdentityId>,
@@ -56,6 +59,7 @@ impl IdentityNumbers {
             local: LocalScopes::new(local),
             local_file: IdentityFile::default(),
             endpoints: Box::new(Assigned::new(endpoints)),
+            origins: BTreeMap::new(),
             local_is_due: false,
             endpoint_checkpoint: EndpointCheckpoint::default(),
             fresh: BTreeSet::new(),
@@ -101,7 +105,19 @@ impl IdentityNumbers {
 
     /// The cluster has this object for the number, or none any more.
     pub(crate) fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>) {
+        match object {
+            Some(object) => {
+                let origin = (object.source(), object.created);
+                self.origins.insert(id, origin);
+            }
+            None => drop(self.origins.remove(&id)),
+        }
         self.endpoints.learn(id, object);
+    }
+
+    /// Where a number comes from, and since when, seconds since 1970.
+    pub(crate) fn origin(&self, id: IdentityId) -> (NumberSource, Option<u64>) {
+        self.origins.get(&id).copied().unwrap_or_default()
     }
 
     /// Takes the label sets of pods whose number came or changed.

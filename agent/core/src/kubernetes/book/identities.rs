@@ -23,12 +23,12 @@ pub(super) struct Identities {
 }
 
 impl Identities {
-    pub(super) fn put(&mut self, object: &CiliumIdentity) {
+    pub(super) fn put(&mut self, object: CiliumIdentity) {
         self.take(object.id);
         let numbers = self.numbers.entry(object.labels.clone()).or_default();
         numbers.insert(object.precedence());
         self.touched.extend(numbers.iter().map(|one| one.id));
-        self.objects.insert(object.id, object.clone());
+        self.objects.insert(object.id, object);
     }
 
     /// Removes the identity whose number this is.

@@ -61,5 +61,6 @@ pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<CiliumIdent
         created: metadata.created.map(|ns| ns / SECOND),
         is_ours: is_ours(&metadata.labels),
         uid: uid.map(Arc::from),
+        is_document: false,
     })
 }

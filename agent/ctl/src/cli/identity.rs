@@ -93,10 +93,12 @@ fn sets(book: &mut Book) -> BTreeSet<LabelSet> {
 
 /// Numbers that documents give, also those of which another one counts for the same labels.
 fn known(documents: &[PolicyDocument]) -> BTreeMap<IdentityId, LabelSet> {
-    let known = documents.iter().filter_map(|document| match &document.body {
-        Body::Identity(CiliumIdentity { id, labels, .. }) => Some((*id, labels.clone())),
-        _ => None,
-    });
+    let known = documents
+        .iter()
+        .filter_map(|document| match &document.body {
+            Body::Identity(CiliumIdentity { id, labels, .. }) => Some((*id, labels.clone())),
+            _ => None,
+        });
     known.collect()
 }
 
@@ -142,7 +144,9 @@ mod tests {
         documents.iter().for_each(|document| book.put(document));
         let sets = sets(&mut book);
         let range = Default::default();
-        let numbers = assign(&sets, &known(&documents), |labels| candidates(labels, range));
+        let numbers = assign(&sets, &known(&documents), |labels| {
+            candidates(labels, range)
+        });
         let text = serde_json::to_string(&list(&numbers.unwrap())).unwrap();
         let read = parse_documents(&text, "printed").into_iter();
         read.collect::<Result<_, _>>().unwrap()
@@ -158,7 +162,10 @@ mod tests {
         };
         assert!(object.is_ours);
         let labels = object.labels.texts().join(",");
-        assert!(labels.contains("k8s:io.kubernetes.pod.namespace=shop"), "{labels}");
+        assert!(
+            labels.contains("k8s:io.kubernetes.pod.namespace=shop"),
+            "{labels}"
+        );
         // The same documents give the same numbers, in any order.
         let other = pod("c", "db") + &pod("b", "web");
         assert_eq!(assigned(&[&other]), printed);

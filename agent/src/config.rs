@@ -11,6 +11,7 @@ mod existing_dir;
 mod firewall_args;
 mod from_args;
 mod host_name;
+pub mod identity_args;
 mod max_identities;
 pub mod netpol_args;
 pub mod observe_args;

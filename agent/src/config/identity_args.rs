@@ -3,10 +3,20 @@
 use std::path::PathBuf;
 
 use agent_core::{identity::cluster::IdentityRange, kubernetes::labels::LabelRule};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use daemon::command_line::values::whole;
 
 use super::{args::ClientArgs, source_args::cluster_name};
+
+/// Who gives label sets of pods their numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum IdentityAllocation {
+    /// Each node for itself.
+    #[default]
+    Node,
+    /// The cluster: numbers are names of CiliumIdentity objects.
+    Cluster,
+}
 
 /// `identity …`
 #[derive(Debug, Subcommand)]

@@ -3,20 +3,10 @@
 use std::path::PathBuf;
 
 use agent_core::{identity::cluster::IdentityRange, kubernetes::labels::LabelRule};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use daemon::command_line::values::whole;
 
 use super::{args::ClientArgs, source_args::cluster_name};
-
-/// Who gives label sets of pods their numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum IdentityAllocation {
-    /// Each node for itself.
-    #[default]
-    Node,
-    /// The cluster: numbers are names of CiliumIdentity objects.
-    Cluster,
-}
 
 /// `identity …`
 #[derive(Debug, Subcommand)]
@@ -48,13 +38,13 @@ pub struct AssignArgs {
     /// labels get them; they are not printed again
     #[arg(long, value_name = "DIR")]
     pub known: Option<PathBuf>,
-    /// As the agents' --identity-range
+    /// Numbers of new CiliumIdentities, as the agents' --identity-range
     #[arg(long, value_name = "FIRST-LAST", default_value_t = IdentityRange::default())]
     pub identity_range: IdentityRange,
-    /// As the agents' --labels
+    /// Which labels of a Pod document make the pod's identity, as the agents' --labels
     #[arg(long, value_name = "RULE", value_delimiter = ' ')]
     pub labels: Vec<LabelRule>,
-    /// As the agents' --cluster-name
+    /// Name of this node's cluster, as the agents' --cluster-name
     #[arg(long, value_name = "NAME", default_value = "default", value_parser = cluster_name)]
     pub cluster_name: String,
 }

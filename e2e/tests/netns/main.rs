@@ -95,6 +95,7 @@ mod under_cilium;
 mod uninstalled;
 mod unknown_containers;
 mod upgrade_agent;
+mod watched_identities;
 mod why;
 mod why_services;
 mod wrong_uses;

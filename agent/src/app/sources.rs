@@ -12,7 +12,7 @@ use agent_cluster::{
     listing_file::Origin,
     own_interfaces::{self, OwnInterfaces},
     relay,
-    resource::RESOURCES,
+    resource::{RESOURCES, WITH_IDENTITIES},
 };
 use agent_core::{
     core::{Event, router::Router},
@@ -146,7 +146,10 @@ fn origin(config: &Config, api: Option<&Api>) -> Origin {
 fn watches(config: &Config, rim: &Rim, api: &Api) -> Watches {
     let here = Here {
         node: config.node_name.clone(),
-        resources: RESOURCES,
+        resources: match config.core.cluster_identities {
+            Some(_) => WITH_IDENTITIES,
+            None => RESOURCES,
+        },
         reads_only: false,
         has_service_blocks: !config.flags.cluster.k8s_service_cidr.is_empty(),
     };

@@ -84,7 +84,7 @@ pub enum Command {
     /// List, check and trace policies
     #[command(subcommand)]
     Policy(PolicyCommand),
-    /// List identities: the numbers of sets of labels
+    /// List identities, the numbers of sets of labels, and assign numbers without an API server
     #[command(subcommand)]
     Identity(IdentityCommand),
     /// List prefixes and their identities

@@ -38,13 +38,13 @@ pub struct AssignArgs {
     /// labels get them; they are not printed again
     #[arg(long, value_name = "DIR")]
     pub known: Option<PathBuf>,
-    /// As the agents' --identity-range
+    /// Numbers of new CiliumIdentities, as the agents' --identity-range
     #[arg(long, value_name = "FIRST-LAST", default_value_t = IdentityRange::default())]
     pub identity_range: IdentityRange,
-    /// As the agents' --labels
+    /// Which labels of a Pod document make the pod's identity, as the agents' --labels
     #[arg(long, value_name = "RULE", value_delimiter = ' ')]
     pub labels: Vec<LabelRule>,
-    /// As the agents' --cluster-name
+    /// Name of this node's cluster, as the agents' --cluster-name
     #[arg(long, value_name = "NAME", default_value = "default", value_parser = cluster_name)]
     pub cluster_name: String,
 }

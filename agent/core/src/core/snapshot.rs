@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::identity::cluster_object::NumberSource;
+use crate::identity::{cluster::ClusterCounts, cluster_object::NumberSource};
 
 /// Everything. Built on demand: it costs as much as there is state.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
@@ -49,6 +49,9 @@ pub struct Summary {
     /// Addresses that have the identity of some of their names only, because of that.
     pub addresses_limited: usize,
     pub endpoint_identities: usize,
+    /// Label sets of pods, by where their numbers come from; none = this node gives the numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster_identities: Option<ClusterCounts>,
     /// Pods that the cluster's objects name.
     pub pods: usize,
     /// Those of them without an identity, because no number is free.

@@ -142,6 +142,7 @@ impl State {
             fqdn_identities_max: self.config.max_fqdn_identities,
             addresses_limited: self.numbers.budget().limited(),
             endpoint_identities: self.numbers.endpoints_len(),
+            cluster_identities: self.numbers.cluster_counts(),
             pods: self.cluster.pods.len(),
             pods_without_identity: self.cluster.pods.without_identity().count(),
             namespaces: self.cluster.namespaces,

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use dns_policy::boot_time::BootTime;
 use shared_maps::IdentityId;
 
 use super::{
@@ -103,7 +104,7 @@ struct Later {
 }
 
 impl PodIdentities for Later {
-    fn ask(&mut self, labels: &LabelSet) -> Asked {
+    fn ask(&mut self, labels: &LabelSet, _: BootTime) -> Asked {
         match self.numbers.get(labels) {
             Some(id) => Asked::Have(Acquired {
                 id: *id,
@@ -114,7 +115,7 @@ impl PodIdentities for Later {
         }
     }
 
-    fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>) {
+    fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>, _: BootTime) {
         if let Some(object) = object {
             self.numbers.insert(object.labels.clone(), id);
             self.renumbered.insert(object.labels.clone());

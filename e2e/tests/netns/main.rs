@@ -14,6 +14,7 @@ mod bridged_address;
 mod cannot_look;
 mod cidr_and_endpoint_rules;
 mod cilium_service;
+mod cluster_identities;
 mod cluster_objects;
 mod cluster_status;
 mod cni;

@@ -13,6 +13,7 @@ use agent_core::core::snapshot::Summary;
 use agent_datapath::upkeep::{Condition, Part};
 use daemon::metrics::Counts;
 use holdfast_agent::{
+    identities::view::Identities,
     listener::Listener,
     metrics::{self, Scrape, meanings, resolver::ResolverScrape},
     netpol::metrics::NetpolScrape,

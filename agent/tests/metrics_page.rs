@@ -114,6 +114,7 @@ fn agent() -> Vec<Family> {
             ..WatchHealth::default()
         }],
         resolver: Some(ResolverScrape::default()),
+        identities: Some(Identities::default()),
         listeners: Listener::ALL.iter().map(|of| (*of, 0, 0)).collect(),
         open_descriptors: Some(0),
         max_descriptors: 0,

@@ -275,6 +275,7 @@ mod tests {
                 },
             )],
             resolver: None,
+            identities: None,
             listeners: Listener::ALL.iter().map(|of| (*of, 3, 4)).collect(),
             open_descriptors: Some(70),
             max_descriptors: 1024,

@@ -43,6 +43,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(2), Duration::from_sec
 /// The Lease is given back for this long at most when the agent stops.
 const RELEASE: Duration = Duration::from_secs(2);
 
+#[derive(Debug)]
 pub(super) struct Leader {
     pub(super) lease: LeaseClient,
     pub(super) objects: Objects,
@@ -56,6 +57,7 @@ pub(super) struct Leader {
 }
 
 /// The Lease, as far as this agent knows.
+#[derive(Debug)]
 struct Hold {
     sight: Sight,
     /// It is ours since the request that began then.

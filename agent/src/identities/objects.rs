@@ -178,3 +178,6 @@ fn labels_of(object: &Value) -> Option<LabelSet> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

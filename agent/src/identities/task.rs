@@ -43,6 +43,7 @@ const AGAIN: Duration = Duration::from_mins(1);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
 /// What the tasks have to know.
+#[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) api: Api,
     pub(crate) node: String,
@@ -101,6 +102,7 @@ pub(crate) fn start(
 }
 
 /// Makes one object after the other.
+#[derive(Debug)]
 struct Maker {
     objects: Objects,
     core: CoreHandle,

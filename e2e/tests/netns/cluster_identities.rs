@@ -9,7 +9,8 @@ use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::node::AGENT_METRICS;
 use holdfast_e2e::pod::Pod;
 use holdfast_e2e::process::Program;
-use holdfast_e2e::{AgentOptions, Lab, eventually, with_lab};
+use holdfast_e2e::relay::Certificates;
+use holdfast_e2e::{AgentOptions, Lab, config, eventually, with_lab};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -352,5 +353,70 @@ fn beside_a_cilium_operator_nothing_is_made() {
             one.a.expect_closed(at(web4(12), 80))
         });
         Ok(())
+    });
+}
+
+#[test]
+fn numbers_come_through_a_relay_and_the_agent_makes_objects_itself() {
+    with_lab(|lab| {
+        let directory = lab.directory().join("apiserver");
+        let options = Options::with_relays().and_identities();
+        let api = ApiServer::start(Some(&lab.node), &directory, options)?;
+        api.put(json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": "n1"}, "status": {"addresses": []},
+        }))?;
+        api.put(namespace("default", "a"))?;
+        api.put(own("web-1", "web", &lab.a, "n1"))?;
+        api.put(own("db", "db", &lab.b, "n1"))?;
+        let db = json!({
+            "k8s:app": "db",
+            "k8s:io.cilium.k8s.namespace.labels.team": "a",
+            "k8s:io.cilium.k8s.policy.cluster": "default",
+            "k8s:io.cilium.k8s.policy.serviceaccount": "default",
+            "k8s:io.kubernetes.pod.namespace": "default",
+        });
+        api.put(json!({
+            "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity",
+            "metadata": {"name": "5000"}, "security-labels": db,
+        }))?;
+        let (of_relay, of_agent) = Certificates::issue(&lab.directory().join("tls"))?;
+        let program = config::program("holdfast-agent")?;
+        let mut relay = lab
+            .node
+            .command(program.to_str().context("a path in UTF-8")?);
+        relay.args(["relay", "--metrics-address=off", "--name=relay"]);
+        relay.arg("--identity-allocation=cluster");
+        relay.arg(format!("--kubeconfig={}", api.files().admin.display()));
+        relay.arg("--listen=127.0.0.1:9971");
+        relay.arg(format!("--tls-cert={}", of_relay.certificate.display()));
+        relay.arg(format!("--tls-key={}", of_relay.key.display()));
+        relay.arg(format!("--client-ca={}", of_relay.authority.display()));
+        let log = lab.directory().join("log/relay.log");
+        let _relay = Program::start("holdfast-agent relay", relay, &log)?;
+        let options = AgentOptions::default()
+            .flag("--kubernetes")
+            .flag(&format!(
+                "--kubeconfig={}",
+                api.files().kubeconfig.display()
+            ))
+            .flag("--node-name=n1")
+            .flag("--identity-allocation=cluster")
+            .flag("--k8s-relay=127.0.0.1:9971")
+            .flag(&format!("--k8s-relay-ca={}", of_agent.authority.display()))
+            .flag(&format!(
+                "--k8s-relay-cert={}",
+                of_agent.certificate.display()
+            ))
+            .flag(&format!("--k8s-relay-key={}", of_agent.key.display()));
+        let _agent = lab.start_agent(&options)?;
+        add(lab, &lab.a, "web-1")?;
+        add(lab, &lab.b, "db")?;
+        has_object(&api, "web", true)?;
+        let web = eventually("a number of the cluster", SOON, || number(lab, "web"))?;
+        ensure!(objects(&api)?.get(&web).map(String::as_str) == Some("web"));
+        let db = eventually("the number of the object", SOON, || number(lab, "db"))?;
+        ensure!(db == 5000, "{db}");
+        lab.watches_follow(SOON)
     });
 }

@@ -182,8 +182,9 @@ impl State {
         let wants = now.as_ref().filter(|pod| !pod.addresses.is_empty());
         let acquired = wants.map(|pod| self.acquire_pod(&pod.labels));
         let is_lacking = acquired.is_some_and(|acquired| acquired.is_err());
-        // With other labels, until their number is there.
-        let keeps_addresses = |pod: &PodAt| pod.addresses == before.at.addresses;
+        // The same pod with other labels has its identity until their number is there.
+        let keeps_addresses =
+            |pod: &PodAt| pod.uid == before.at.uid && pod.addresses == before.at.addresses;
         let kept = before.identity.filter(|_| {
             acquired == Some(Err(NoIdentity::Awaited)) && wants.is_some_and(keeps_addresses)
         });

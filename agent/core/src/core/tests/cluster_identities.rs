@@ -15,6 +15,7 @@ use crate::{
     datapath::plan::Step,
     identity::cluster::{GivenNumber, WantedIdentities, candidates},
     labels::LabelSet,
+    policy::{parse::parse_object, source::PolicyChange},
     source_event::SourceEvent,
 };
 
@@ -232,4 +233,52 @@ fn with_numbers_of_the_node_nothing_is_wanted() {
     member.node.endpoint(of_pod("db", 8, "default/db-1"));
     assert_eq!(wanted(&member.node), None);
     assert_eq!(member.node.core.state.numbers.next_deadline(), None);
+}
+
+#[test]
+fn who_leads_sees_pods_without_an_object_and_objects_without_a_pod() {
+    let mut member = member();
+    let ours = |number: u32, app: &str| {
+        identity(number, app).replace(
+            "metadata: {",
+            "metadata: {labels: {app.kubernetes.io/managed-by: holdfast}, ",
+        )
+    };
+    member.put(&(pod("db-0", "db", "10.2.0.9") + &pod("x-0", "x", "10.2.0.7") + &ours(5000, "x")));
+    let in_use = member.node.core.identities_in_use();
+    assert!(in_use.is_synced);
+    let lacking: Vec<_> = in_use.lacking.into_keys().collect();
+    assert_eq!(lacking, [labels("db")]);
+    assert!(in_use.unused.is_empty());
+    // Of this node only: an endpoint without a Pod document.
+    let web = member
+        .node
+        .core
+        .state
+        .endpoints
+        .iter()
+        .next()
+        .unwrap()
+        .labels
+        .clone();
+    assert!(member.node.core.uses_labels(&web));
+    member.delete("Pod/default/x-0");
+    // Documents are not the agents' to delete.
+    assert!(member.node.core.identities_in_use().unused.is_empty());
+    let object = parse_object(
+        &serde_json::json!({
+            "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity",
+            "metadata": {"name": "6000", "uid": "u", "labels": {"app.kubernetes.io/managed-by": "holdfast"}},
+            "security-labels": {"k8s:app": "gone"},
+        }),
+        "test",
+    );
+    let change = PolicyChange::Document(SourceEvent::Apply(object.unwrap()));
+    member.change(vec![change]);
+    let unused = member.node.core.identities_in_use().unused;
+    assert_eq!(unused.len(), 1, "{unused:?}");
+    assert_eq!(
+        (unused[0].id, unused[0].uid.as_deref()),
+        (IdentityId(6000), Some("u"))
+    );
 }

@@ -11,7 +11,7 @@ use crate::{
 
 const AGENTS: usize = 200;
 const SETS: usize = 500;
-const STEPS: usize = 60_000;
+const STEPS: usize = 40_000;
 
 /// SplitMix64.
 struct Random(u64);
@@ -163,7 +163,7 @@ impl Agent {
 
     /// Sees some of the changes, in their order.
     fn watch(&mut self, server: &Server, most: usize, now: BootTime) {
-        let until = server.log.len().min(self.seen + most);
+        let until = server.log.len().min(self.seen.saturating_add(most));
         for change in &server.log[self.seen..until] {
             match change {
                 SourceEvent::Apply(object) => self.book.put(&PolicyDocument {
@@ -208,8 +208,8 @@ impl Agent {
         }
     }
 
-    fn lacking(&self, now: BootTime) -> Vec<LabelSet> {
-        let lacks = |labels: &&LabelSet| self.numbers.choices(labels, now).is_some();
+    fn lacking(&self) -> Vec<LabelSet> {
+        let lacks = |labels: &&LabelSet| self.numbers.numbers.assigned(labels).is_none();
         self.sets.keys().filter(lacks).cloned().collect()
     }
 }
@@ -248,7 +248,7 @@ impl Fleet {
             }
             3..=5 => agent.watch(server, 1 + random.below(60), now),
             6..=8 => {
-                let lacking = agent.lacking(now);
+                let lacking = agent.lacking();
                 let fault = match random.below(6) {
                     0 => Fault::Refused,
                     1 => Fault::Lost,
@@ -301,7 +301,7 @@ impl Fleet {
                 agent.watch(&self.server, usize::MAX, now);
                 agent.numbers.waited_too_long(now);
                 agent.settle(now, &mut self.meanings);
-                for labels in agent.lacking(now) {
+                for labels in agent.lacking() {
                     agent.create(&mut self.server, &labels, Fault::None, now);
                 }
                 agent.settle(now, &mut self.meanings);

@@ -7,6 +7,7 @@
 //! ```
 
 mod core_config;
+mod identity_tasks;
 mod kernel;
 mod listeners;
 mod pages;
@@ -43,6 +44,7 @@ use crate::{
     config::Config,
     dnsproxy::BuiltinProxy,
     epoch::{self, StateDirLock},
+    identities::IdentityFeed,
     lane::Lane,
     listener, liveness,
     netns_lock::NetnsLock,
@@ -50,7 +52,7 @@ use crate::{
     ownership::{Owned, Ownership},
     proxies::{Proxies, RulesTable},
     restore::Found,
-    runner::{self, CoreHandle, CoreThread, Inbox},
+    runner::{self, CoreHandle, CoreThread, Feeds, Inbox},
     standby::{self, owner_file::OwnerFile, settings::Settings},
 };
 
@@ -274,10 +276,14 @@ impl Agent {
 
         let freed = notify_freed(&mut *datapath);
         let resolving = Resolving::new(&config);
+        let feeds = Feeds {
+            resolver: resolving.feed.clone(),
+            identities: IdentityFeed::default(),
+        };
+        let wanted = feeds.identities.clone();
         let proxies = Proxies::default();
         let core = Core::new(core_config::of(&config, &epoch), found.restored);
-        let feed = resolving.feed.clone();
-        let (core, thread) = runner::start(channel, core, datapath, proxies.clone(), feed)
+        let (core, thread) = runner::start(channel, core, datapath, proxies.clone(), feeds)
             .context("starting the core's thread")?;
         let rim = Rim::new(core, proxies, maps, epoch);
         tracing::info!(start = rim.epoch.start, "agent starting");
@@ -294,6 +300,8 @@ impl Agent {
         };
         let sources = sources::start(&config, &rim, from).await?;
         damaged.extend_from_slice(sources.endpoints.damaged());
+        let health = sources.cluster.as_ref();
+        let identities = identity_tasks::start(&config, &rim, api.as_ref(), health, &wanted);
         rim.follow_connections(&config, freed);
         let builtin = streams::builtin(&config, &rim, &rules)?;
         let streams = streams::start(&config, &rim, &limits, bound.sdp, bound.fqdndata).await?;
@@ -304,6 +312,7 @@ impl Agent {
             conditions,
             builtin: builtin.clone(),
             resolver: resolver.handle,
+            identities,
             limits,
             api,
         };

@@ -1,5 +1,6 @@
 //! What the agent was asked to do: its settings, from flags and environment that are checked once.
 
+pub mod allocation_args;
 pub mod args;
 mod cluster_args;
 pub mod cluster_command;
@@ -11,6 +12,7 @@ mod existing_dir;
 mod firewall_args;
 mod from_args;
 mod host_name;
+pub mod identity_args;
 mod max_identities;
 pub mod netpol_args;
 pub mod observe_args;
@@ -28,6 +30,7 @@ use agent_cluster::{ApiSettings, relay_settings::RelaySettings};
 use agent_core::core::CoreConfig;
 use daemon::command_line::metrics_address::MetricsAddress;
 
+pub use allocation_args::{AllocationArgs, IdentityAllocation};
 pub use args::{Cli, ClientArgs, Command};
 pub use cluster_args::ClusterArgs;
 pub use cni_args::{CniArgs, PluginArgs};

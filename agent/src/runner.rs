@@ -32,7 +32,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{proxies::Proxies, resolver::feed::ResolverFeed};
+use crate::{identities::IdentityFeed, proxies::Proxies, resolver::feed::ResolverFeed};
 
 /// Events that may wait: at this depth senders wait.
 const QUEUE: usize = 1024;
@@ -285,19 +285,26 @@ pub fn channel() -> (CoreHandle, Inbox) {
     (handle, inbox)
 }
 
+/// What the core gives to tasks that it never waits for.
+#[derive(Debug, Default)]
+pub struct Feeds {
+    pub resolver: ResolverFeed,
+    pub identities: IdentityFeed,
+}
+
 /// Starts the core on a thread of its own.
 pub fn start(
     (handle, inbox): (CoreHandle, Inbox),
     core: Core,
     datapath: Box<dyn Datapath>,
     proxies: Proxies,
-    resolver: ResolverFeed,
+    feeds: Feeds,
 ) -> io::Result<(CoreHandle, CoreThread)> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()?;
     let shared = Arc::clone(&handle.shared);
-    shared.begin(Engine::new(core, datapath, proxies, resolver));
+    shared.begin(Engine::new(core, datapath, proxies, feeds));
     let mut runner = Runner {
         inbox,
         owner: Owner(shared),

@@ -13,6 +13,7 @@ use agent_core::core::snapshot::Summary;
 use agent_datapath::upkeep::{Condition, Part};
 use daemon::metrics::Counts;
 use holdfast_agent::{
+    identities::view::Identities,
     listener::Listener,
     metrics::{self, Scrape, meanings, resolver::ResolverScrape},
     netpol::metrics::NetpolScrape,
@@ -113,6 +114,7 @@ fn agent() -> Vec<Family> {
             ..WatchHealth::default()
         }],
         resolver: Some(ResolverScrape::default()),
+        identities: Some(Identities::default()),
         listeners: Listener::ALL.iter().map(|of| (*of, 0, 0)).collect(),
         open_descriptors: Some(0),
         max_descriptors: 0,

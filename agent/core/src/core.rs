@@ -32,6 +32,7 @@ mod endpoints;
 pub mod event;
 mod flush;
 mod identities;
+pub mod identities_in_use;
 mod mappings;
 pub mod packet_view;
 pub mod plan;
@@ -46,6 +47,7 @@ pub mod state;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod view;
+mod wanted_identities;
 pub mod why;
 
 pub use crate::core::state::location::{Directory, EndpointLocation};
@@ -90,8 +92,10 @@ impl Core {
         let mut plan = Plan::default();
         if state.restoration.start() {
             state.start(&mut plan);
+            state.numbers.begin();
         }
         state.retry_due();
+        state.end_waiting();
         self.handle(&mut plan, event);
         let state = &mut self.state;
         if state.sync_up(&mut plan) {
@@ -125,6 +129,7 @@ impl Core {
             Event::Pods(events) => state.on_pods(events),
             Event::Services(events) => state.on_services(events),
             Event::Identities(events) => state.on_identities(events),
+            Event::NumbersGiven(given) => state.on_numbers_given(&given),
             Event::Resolved(events) => state.on_resolved(events),
             Event::ClusterWarnings(warnings) => state.cluster.pods.warn(warnings),
             Event::Namespaces(namespaces) => state.cluster.namespaces = namespaces,
@@ -215,6 +220,7 @@ impl Core {
         {
             state.retry.schedule(state.now);
         }
+        effects.extend(state.take_wanted_identities());
         effects
     }
 
@@ -229,6 +235,7 @@ impl Core {
             state.restored_until(),
             state.proxies.leases.next_end(),
             state.cluster.services.next_expiry(),
+            state.numbers.next_deadline(),
         ];
         let file = file.filter(|_| state.restoration.is_synced());
         times.into_iter().chain([file]).flatten().min()

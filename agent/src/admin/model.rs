@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     endpoint::source::{Unresolved, taken_in::StartedOpen},
+    identities::view::IdentitiesView,
     proxies::ProxyView,
     resolver::view::ResolverView,
     standby::page::StandbyView,
@@ -56,6 +57,9 @@ pub struct Status {
     pub cluster: Option<ClusterView>,
     /// Where names of EgressFirewalls are refreshed.
     pub resolver: Option<ResolverView>,
+    /// What the agent does about CiliumIdentity objects; none = it makes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identities: Option<IdentitiesView>,
     /// Containers and interfaces of endpoint documents that are not there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub awaited: Vec<String>,

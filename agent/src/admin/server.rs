@@ -44,6 +44,7 @@ use crate::{
     dir_writers::OwnDirectory,
     endpoint::source::{EndpointBook, EndpointDocument},
     events::Events,
+    identities::view::Identities,
     proxies::Proxies,
     refusal::{self, Refusal},
     resolver::task::ResolverHandle,
@@ -84,6 +85,8 @@ pub struct Admin {
     pub cluster: Option<ClusterHealth>,
     /// Where names of EgressFirewalls are refreshed.
     pub resolver: Option<ResolverHandle>,
+    /// What makes CiliumIdentity objects.
+    pub identities: Option<Identities>,
     /// Why new pods may not get the CNI plugin.
     pub cni: CniCondition,
     /// The limit on descriptors is too low: why, and the remedy.

@@ -28,6 +28,7 @@ use super::{
     cluster_command::ClusterCommand,
     container_args::OciHookArgs,
     destination::{Receiver, sender},
+    identity_args::IdentityCommand,
     netpol_args::NetpolCommand,
     observe_args::ObserveArgs,
     relay_args::RelayArgs,
@@ -83,7 +84,7 @@ pub enum Command {
     /// List, check and trace policies
     #[command(subcommand)]
     Policy(PolicyCommand),
-    /// List identities: the numbers of sets of labels
+    /// List identities, the numbers of sets of labels, and assign numbers without an API server
     #[command(subcommand)]
     Identity(IdentityCommand),
     /// List prefixes and their identities
@@ -305,21 +306,6 @@ impl TraceArgs {
             (port, of_to) => port.or(of_to).ok_or(TracePortError::Missing),
         }
     }
-}
-
-/// `identity …`
-#[derive(Debug, Subcommand)]
-pub enum IdentityCommand {
-    /// List all identities
-    List(ClientArgs),
-    /// Show one identity
-    Get {
-        /// Identity number
-        #[arg(value_parser = whole(0..=u32::MAX))]
-        id: u32,
-        #[command(flatten)]
-        client: ClientArgs,
-    },
 }
 
 /// `ip …`

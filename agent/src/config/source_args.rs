@@ -106,7 +106,7 @@ fn taint_key(text: &str) -> Result<String, String> {
     }
 }
 
-fn cluster_name(text: &str) -> Result<String, String> {
+pub(super) fn cluster_name(text: &str) -> Result<String, String> {
     let known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let good = (1..=NAME_MAX).contains(&text.len())
         && text.bytes().all(known)

@@ -6,6 +6,7 @@ use daemon::{label, metrics::meanings};
 
 use crate::{
     cni::failures::AddFailure,
+    identities::view::Outcome,
     listener::Listener,
     netpol,
     proxies::StreamKind,
@@ -117,5 +118,6 @@ pub fn labels() -> impl Iterator<Item = [&'static str; 4]> {
         .chain(meanings::<Refusal>("relay_refused"))
         .chain(meanings::<LookupResult>("resolver_lookups"))
         .chain(meanings::<WriteResult>("resolver_status_writes"))
+        .chain(meanings::<Outcome>("identity_creates"))
         .chain(netpol::metrics::labels())
 }

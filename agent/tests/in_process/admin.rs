@@ -60,6 +60,7 @@ fn serve(lab: &Lab) -> Client {
         conditions: Conditions::default(),
         cluster: None,
         resolver: None,
+        identities: None,
         few_descriptors: None,
     };
     lab.tasks.spawn(admin.serve(

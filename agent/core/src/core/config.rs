@@ -20,6 +20,7 @@ use crate::{
     fqdn::{
         cleaned::CleanedNames, pre_cache::PreCached, refused::RefusedPrefixes, servers::NameServers,
     },
+    identity::cluster::IdentityRange,
     ipcache::resolve::whole_families,
     kubernetes::external_ips::ExternalIps,
     labels::LabelSet,
@@ -55,6 +56,9 @@ pub struct CoreConfig {
     pub name_servers: NameServers,
     /// The Service of the cluster's DNS servers, `namespace/name`.
     pub dns_service: String,
+    /// Label sets of pods have numbers of the cluster, and objects with a number of this range are to be made
+    /// for those that have none. None: this node gives numbers, except for those of documents.
+    pub cluster_identities: Option<IdentityRange>,
     /// Whether `spec.externalIPs` of Services count.
     pub external_ips: ExternalIps,
     /// Port of the DNS proxy.
@@ -128,6 +132,7 @@ impl Default for CoreConfig {
             with_dns_service: false,
             name_servers: NameServers::Any,
             dns_service: DNS_SERVICE.to_owned(),
+            cluster_identities: None,
             external_ips: ExternalIps::Judge,
             proxy_port: 10094,
             enable_policy: PolicyMode::Default,

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::identity::{cluster::ClusterCounts, cluster_object::NumberSource};
+
 /// Everything. Built on demand: it costs as much as there is state.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Snapshot {
@@ -47,6 +49,9 @@ pub struct Summary {
     /// Addresses that have the identity of some of their names only, because of that.
     pub addresses_limited: usize,
     pub endpoint_identities: usize,
+    /// Label sets of pods, by where their numbers come from; none = this node gives the numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster_identities: Option<ClusterCounts>,
     /// Pods that the cluster's objects name.
     pub pods: usize,
     /// Those of them without an identity, because no number is free.
@@ -263,6 +268,13 @@ pub struct IdentityView {
     pub labels: Vec<String>,
     /// Prefixes, endpoints and selectors that hold it.
     pub references: usize,
+    /// Where the number comes from.
+    #[serde(default)]
+    pub source: NumberSource,
+    /// When the object of the number was made, seconds since 1970; none = it has no object, or the
+    /// object does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
 }
 
 /// A prefix with its identities.

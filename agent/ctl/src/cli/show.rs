@@ -10,7 +10,7 @@ use daemon::command_line::{
     output::{self, Output},
     table::{list, maybe, table},
 };
-use dns_policy::boot_time::BootTime;
+use dns_policy::{boot_time::BootTime, wall_time};
 use holdfast_agent::admin::model::Policies;
 use serde::Serialize;
 
@@ -188,6 +188,11 @@ pub(crate) fn identities(identities: &[IdentityView]) -> String {
         [
             ("IDENTITY", |i| i.id.to_string()),
             ("REFERENCES", |i| i.references.to_string()),
+            ("FROM", |i| i.source.word().to_owned()),
+            ("SINCE", |i| match i.since {
+                Some(seconds) => wall_time::render(seconds.saturating_mul(1_000_000_000)),
+                None => "-".to_owned(),
+            }),
             ("LABELS", |i| list(&i.labels)),
         ],
     )

@@ -270,6 +270,13 @@ impl EndpointTable {
         waiting.map(|(spec, _)| spec.clone()).collect()
     }
 
+    /// Those that wait for an identity.
+    pub(crate) fn without_identity(&self) -> impl Iterator<Item = &EndpointSpec> {
+        let keys = self.without_identity.iter();
+        let waiting = keys.filter_map(|key| self.waiting.get(key));
+        waiting.map(|(spec, _)| spec)
+    }
+
     /// Whether endpoints wait for an identity.
     pub(crate) fn lacks_identities(&self) -> bool {
         !self.without_identity.is_empty()

@@ -43,7 +43,9 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let code = failed(FAILED, &format!("{error:#}"));
-            if !user.is_root() {
+            // Root cannot bind a port that another process has either.
+            let is_taken = error.is::<app::PortTaken>();
+            if !user.is_root() && !is_taken {
                 // The kernel's own error rarely shows it.
                 let hint = format!(
                     "this process was started by user {user}, not by root: start it as root (it changes \

@@ -276,7 +276,7 @@ pub struct TraceArgs {
         value_parser = named_port
     )]
     pub named_ports: Vec<String>,
-    /// Use the policies in these files, without a running agent; may be repeated
+    /// Use the policies in this file or directory, without a running agent; may be repeated
     #[arg(long = "policy-file", value_name = "FILE")]
     pub policy_files: Vec<PathBuf>,
     #[command(flatten)]

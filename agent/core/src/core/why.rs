@@ -138,6 +138,7 @@ impl Core {
                 id: endpoint.id.0,
                 key: &endpoint.spec.key,
                 pod: endpoint.spec.pod.as_deref(),
+                place: &endpoint.spec.netns,
                 addresses: endpoint.addresses().collect(),
             };
             (endpoint, names)

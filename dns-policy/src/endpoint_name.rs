@@ -16,6 +16,8 @@ pub struct EndpointNames<'a> {
     pub pod: Option<&'a str>,
     /// Where it is: a container, such as `podman/web`, or the name or path of a network namespace.
     pub place: &'a str,
+    /// Its host-side interface.
+    pub interface: &'a str,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
 }
@@ -25,7 +27,7 @@ pub struct EndpointNames<'a> {
 enum Match {
     /// Number, key, pod, place or address.
     Whole,
-    /// Name of the pod, or a part of the key: a container, a network namespace, a document.
+    /// Name of the pod, a part of the key or place (a container, a network namespace, a document), or the interface.
     Part,
 }
 
@@ -40,7 +42,8 @@ impl EndpointNames<'_> {
             || address.is_some_and(|address| self.addresses.contains(&address));
         let of_pod = self.pod.and_then(|pod| pod.rsplit('/').next());
         let of_place = self.place.rsplit('/').next();
-        let mut parts = self.key.split('/').chain(of_pod).chain(of_place);
+        let parts = self.key.split('/').chain(of_pod).chain(of_place);
+        let mut parts = parts.chain([self.interface]);
         match is_whole && !text.is_empty() {
             true => Some(Match::Whole),
             false => parts
@@ -98,6 +101,7 @@ mod tests {
             place: place
                 .strip_prefix("pod ")
                 .map_or(place, |_| "/run/netns/cni-1"),
+            interface: if id == 2 { "vb-c1" } else { "lxc" },
             addresses: address.parse().into_iter().collect(),
         };
         let all = [
@@ -118,6 +122,7 @@ mod tests {
             ("c1", &[2]),
             ("c1.yaml", &[2]),
             ("dir/c1", &[2]),
+            ("vb-c1", &[2]),
             ("shop/web-1", &[3]),
             ("web-1", &[3]),
             ("podman/web", &[4]),

@@ -27,6 +27,8 @@ pub(super) struct Named {
     key: String,
     #[serde(rename = "ContainerNetnsPath")]
     place: String,
+    #[serde(rename = "IfName")]
+    interface: String,
     #[serde(rename = "K8sPodName")]
     pod: String,
     #[serde(rename = "K8sNamespace")]
@@ -71,6 +73,7 @@ fn one_of(all: &BTreeMap<u16, Named>, text: &str) -> Result<(EndpointId, Named),
             key: &named.key,
             pod: pod.as_deref(),
             place: &named.place,
+            interface: &named.interface,
             addresses: named.addresses(),
         };
         ((*id, named), names)

@@ -139,6 +139,7 @@ impl Core {
                 key: &endpoint.spec.key,
                 pod: endpoint.spec.pod.as_deref(),
                 place: &endpoint.spec.netns,
+                interface: &endpoint.spec.interface.ifname,
                 addresses: endpoint.addresses().collect(),
             };
             (endpoint, names)

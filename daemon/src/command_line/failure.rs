@@ -1,6 +1,6 @@
 //! How a command ends: exit codes, and one line on standard error for a failure.
 
-use std::{ffi::OsString, fmt::Display, process::ExitCode};
+use std::{error::Error, ffi::OsString, fmt::Display, process::ExitCode};
 
 use clap::{
     Arg, Command,
@@ -80,6 +80,21 @@ fn variable(error: &clap::Error, command: &Command, line: &[OsString]) -> Option
     let found = all.find(|arg| arg.get_long() == flag.strip_prefix("--"));
     let variable = found.and_then(Arg::get_env)?;
     Some(variable.to_string_lossy().into_owned())
+}
+
+/// An error with its causes, without those that its text already contains.
+pub fn causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let said = next.to_string();
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        cause = next.source();
+    }
+    text
 }
 
 /// Prints an error of `program`, and gives the exit code.

@@ -5,6 +5,7 @@ use std::{
     fs,
     net::{Ipv4Addr, TcpListener},
     process::Output,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -15,6 +16,8 @@ use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, config, with_lab};
 const TABLE: &str = include_str!("wrong_uses.txt");
 /// Fewer cases would be a table that was not read.
 const LEAST: usize = 40;
+/// An agent reports missing proxies after it has waited for them.
+const SOON: Duration = Duration::from_secs(30);
 
 /// A row of the table.
 struct Case {
@@ -83,6 +86,19 @@ fn run(lab: &Lab, line: &str) -> Result<Output> {
     Ok(command.output()?)
 }
 
+/// How an answer differs from its row.
+fn differs(output: &Output, code: i32, parts: &[String]) -> Option<String> {
+    let said = [&output.stdout[..], &output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    let is_wrong = |part: &&String| match part.strip_prefix('!') {
+        Some(unwanted) => said.contains(unwanted),
+        None => !said.contains(*part),
+    };
+    let wrong: Vec<&String> = parts.iter().filter(is_wrong).collect();
+    let is_right = output.status.code() == Some(code) && wrong.is_empty();
+    (!is_right).then(|| format!("{}, not as in {wrong:?}:\n{said}", output.status))
+}
+
 #[test]
 fn each_wrong_use_is_told_what_is_wrong_where_and_the_remedy() {
     with_lab(|lab| {
@@ -113,18 +129,17 @@ fn each_wrong_use_is_told_what_is_wrong_where_and_the_remedy() {
         let write = |name: &str, text: &str| Ok(fs::write(directory.join(name), text)?);
         let mut wrong = Vec::new();
         for Case { line, code, parts } in cases(&fill, &write)? {
-            let output = run(lab, &line)?;
-            let said = [&output.stdout[..], &output.stderr].concat();
-            let said = String::from_utf8_lossy(&said);
-            let is_wrong = |part: &&String| match part.strip_prefix('!') {
-                Some(unwanted) => said.contains(unwanted),
-                None => !said.contains(*part),
+            let repeated = line.strip_prefix("eventually ");
+            let patience = repeated.map_or(Duration::ZERO, |_| SOON);
+            let until = Instant::now() + patience;
+            let differs = loop {
+                let differs = differs(&run(lab, repeated.unwrap_or(&line))?, code, &parts);
+                if differs.is_none() || Instant::now() >= until {
+                    break differs;
+                }
+                std::thread::sleep(Duration::from_millis(500));
             };
-            let missing: Vec<&String> = parts.iter().filter(is_wrong).collect();
-            if output.status.code() != Some(code) || !missing.is_empty() {
-                let status = output.status;
-                wrong.push(format!("{line}\n  {status}, without {missing:?}:\n{said}"));
-            }
+            wrong.extend(differs.map(|differs| format!("{line}\n  {differs}")));
         }
         ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
         Ok(())

@@ -27,6 +27,8 @@ pub struct EndpointFile {
     pub interface: PodInterface,
     /// Where the network namespace was found.
     pub netns: String,
+    /// The pod that it is, `namespace/name`. Only written, for proxies and people: the source names it again.
+    pub pod: Option<String>,
     /// Addresses learned and not expired.
     pub history: Vec<HistoryEntry>,
     /// Expired addresses that connections may still use.

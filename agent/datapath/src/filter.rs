@@ -143,7 +143,7 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// Of the filter that the pin at `path` records.
+    /// The mark of the filter that the pin at `path` records.
     pub(super) fn of(path: &Path) -> Self {
         let text = path.to_string_lossy();
         let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {

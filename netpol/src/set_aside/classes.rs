@@ -25,7 +25,7 @@ pub(super) struct Class {
 #[derive(Debug)]
 pub(super) struct Entry {
     users: usize,
-    /// Of each of its policies.
+    /// The needs of each policy of the class.
     pub(super) needs: Vec<Need>,
 }
 

@@ -330,7 +330,7 @@ async fn from_kubeconfig(path: &Path) -> Result<Config, ClientError> {
     config.map_err(|error| refuse(&error))
 }
 
-/// Of the service account; without the environment's server if there is another one.
+/// The configuration of the service account, without the environment's server if there is another one.
 fn from_account(has_server: bool) -> Result<Config, ClientError> {
     let config = match has_server {
         true => Config::incluster_dns(),

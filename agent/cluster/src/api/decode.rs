@@ -37,8 +37,8 @@ impl Fields {
         }
     }
 
-    /// Of an object: the fields at `paths`, such as `spec.containers[].ports`. Without paths: every field,
-    /// but of the status only `conditions`. Of `metadata` always [`METADATA`] and the annotation of static pods.
+    /// The fields of an object at `paths`, such as `spec.containers[].ports`. Without paths, every field, and
+    /// from the status only `conditions`. [`METADATA`] and the annotation of static pods are always read.
     pub(super) fn of_object(paths: &[&'static str]) -> Self {
         let mut root = match paths.is_empty() {
             true => Self::all(),

@@ -42,7 +42,7 @@ pub(crate) enum Observed {
 }
 
 impl Observed {
-    /// Of the egress of a policy.
+    /// What the proxy must see because of the egress of a policy.
     pub(crate) fn of(side: &Side) -> Self {
         let selectors = side.tier.iter().flat_map(|rule| &rule.rule.selectors);
         let mut selectors = selectors.into_iter();

@@ -27,12 +27,12 @@ pub(crate) enum RuleOfName {
 }
 
 impl DnsNameSelector {
-    /// Of a name as people write it, in a rule that passes packets on.
+    /// The selector of a name as people write it, in a rule that passes packets on.
     pub fn new(name: &str) -> Self {
         Self::of_rule(name, RuleOfName::Pass)
     }
 
-    /// Of a name as people write it, in a rule that drops packets.
+    /// The selector of a name as people write it, in a rule that drops packets.
     pub fn denied(name: &str) -> Self {
         Self::of_rule(name, RuleOfName::Deny)
     }

@@ -15,7 +15,7 @@ use crate::{
 pub(super) struct Class {
     pub(super) flow: Flow,
     pub(super) family: Family,
-    /// Those that restrict the direction: at least one, all of one namespace.
+    /// Policies that restrict the direction: at least one, all of one namespace.
     pub(super) policies: Vec<PolicyId>,
     /// Ports that the policies may name, if they name any.
     pub(super) ports: NamedPorts,

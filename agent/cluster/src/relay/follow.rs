@@ -99,7 +99,7 @@ impl Follower {
         }
     }
 
-    /// Those of the files, which could be used when the program started.
+    /// Reads the credentials from the files, which could be used when the program started.
     async fn credentials(&self, files: &TlsFiles) -> Credentials {
         let mut backoff = Backoff::default();
         loop {

@@ -105,7 +105,7 @@ impl Endpoints {
         self.by_id.values()
     }
 
-    /// Those with numbers in a range, ascending.
+    /// Endpoints with numbers in a range, ascending.
     pub(crate) fn range(
         &self,
         range: (Bound<EndpointId>, Bound<EndpointId>),

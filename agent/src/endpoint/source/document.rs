@@ -93,7 +93,7 @@ pub struct EndpointDocument {
 pub(super) enum Addresses {
     /// Only addresses that were accepted before.
     Known,
-    /// Those that it has now: its administrator wrote the document or gave the command again.
+    /// The addresses that it has now: its administrator wrote the document or gave the command again.
     Present,
 }
 

@@ -55,7 +55,7 @@ pub(crate) struct KnownService {
     pub(crate) identities: BTreeMap<Family, IdentityId>,
     /// Addresses outside that do not count, because of `--k8s-external-ips`.
     pub(crate) refused: Vec<IpAddr>,
-    /// Those of its addresses that it has because of the interface `nodelocaldns`.
+    /// Addresses that it has because of the interface `nodelocaldns`.
     pub(crate) local_dns: BTreeSet<IpAddr>,
     /// Backends that are not judged by the identities of their addresses.
     pub(crate) exceptions: BTreeMap<IpAddr, Exception>,

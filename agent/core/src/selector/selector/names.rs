@@ -20,9 +20,9 @@ pub struct DnsNameSelector {
 /// Which rules name a DNS name of an EgressFirewall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum RuleOfName {
-    /// Those that pass packets on.
+    /// Rules that pass packets on.
     Pass,
-    /// Those that drop packets: they also mean addresses that no answer may open.
+    /// Rules that drop packets. They are also about addresses that no answer may open.
     Deny,
 }
 

@@ -45,7 +45,7 @@ impl Fields {
             false => Self::default(),
         };
         if paths.is_empty() {
-            // Of the status only the condition that says whether the object is refused.
+            // From the status only the condition that says whether the object is refused.
             root.add(["status", "conditions"].into_iter());
         }
         for path in paths {

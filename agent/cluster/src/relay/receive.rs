@@ -75,7 +75,7 @@ struct Template {
 }
 
 impl Receiver {
-    /// Without a position.
+    /// A receiver without a position.
     pub(super) fn of(resources: &'static [Resource]) -> Self {
         Self {
             resources,

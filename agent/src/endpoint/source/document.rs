@@ -294,7 +294,7 @@ impl EndpointDocument {
         }
     }
 
-    /// Without what is found later.
+    /// The document without the facts that are found later.
     pub(super) fn as_written(&self) -> Self {
         Self {
             process: None,

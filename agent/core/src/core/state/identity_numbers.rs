@@ -46,7 +46,7 @@ pub(crate) struct IdentityNumbers {
 }
 
 impl IdentityNumbers {
-    /// With the numbers that an earlier run had.
+    /// Starts with the numbers that an earlier run had.
     pub(crate) fn new(
         local: Vec<(IdentityId, LabelSet)>,
         endpoints: Vec<(IdentityId, LabelSet)>,

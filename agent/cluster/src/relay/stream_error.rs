@@ -22,15 +22,15 @@ pub(super) enum StreamError {
     #[error("{0}")]
     Unreachable(String),
     #[error(
-        "its certificate is not trusted: {0}; give the CA that signed it with --k8s-relay-ca, and the name in it with --k8s-relay-server-name"
+        "its certificate is not trusted: {0}; set --k8s-relay-ca to the CA that signed it, and --k8s-relay-server-name to the name in it"
     )]
     Untrusted(String),
     #[error(
-        "it does not accept the agent's certificate: {0}; give a certificate that the relay's --client-ca signed with --k8s-relay-cert"
+        "it does not accept the agent's certificate: {0}; set --k8s-relay-cert to one that the relay's --client-ca signed"
     )]
     Refused(String),
     #[error(
-        "it closed the connection before it answered: {0}; if it does not accept the agent's certificate, give one that the relay's --client-ca signed with --k8s-relay-cert"
+        "it closed the connection before it answered: {0}; if it does not accept the agent's certificate, set --k8s-relay-cert to one that the relay's --client-ca signed"
     )]
     Closed(String),
     #[error(

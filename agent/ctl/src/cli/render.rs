@@ -38,7 +38,7 @@ fn check(args: &RenderArgs, format: Format) -> Result<()> {
     }
     if !args.vswitch.node_interfaces.is_empty() && format != Format::Acl {
         bail!(
-            "--node-output-interface needs --format acl: remove one of the two, or change --format"
+            "--node-output-interface needs --format acl: remove the interface, or change --format"
         );
     }
     if args.vswitch.nat_loopback.is_some() && format == Format::Nft {

@@ -91,7 +91,7 @@ fn one_of(all: &BTreeMap<u16, Named>, text: &str) -> Result<(EndpointId, Named),
     }
 }
 
-/// Of every file that can be read. The others are in `status`.
+/// The endpoint of every file that can be read. `status` lists the other files.
 fn files(state_dir: &Path) -> BTreeMap<u16, Named> {
     let directories = restore::directories(&state_dir.join("state")).unwrap_or_default();
     let named = directories.into_iter().filter_map(|(id, candidates)| {

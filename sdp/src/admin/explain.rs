@@ -274,7 +274,7 @@ fn words(verdict: Verdict, server_given: bool) -> (String, String) {
 }
 
 impl Explanation {
-    /// With the question, and no answer yet.
+    /// The explanation with the question, and no answer yet.
     fn of(
         shared: &Shared,
         client: IpAddr,

@@ -44,7 +44,7 @@ struct Named {
 }
 
 impl Names {
-    /// Of the store below podman's root directory.
+    /// Names in the store below podman's root directory.
     pub(super) fn of_podman(root: &Path) -> Self {
         Self::of(root, podman_files, |text| {
             let containers: Vec<Podman> = serde_json::from_slice(text)?;
@@ -55,7 +55,7 @@ impl Names {
         })
     }
 
-    /// Of docker's directories of containers.
+    /// Names in docker's directories of containers.
     pub(super) fn of_docker(root: &Path) -> Self {
         Self::of(root, docker_files, |text| {
             let Docker { id, name } = serde_json::from_slice(text)?;

@@ -327,7 +327,10 @@ impl World {
                     self.down(result.stream, || Down::Result(result.clone()));
                 }
                 Effect::Rules(rules) => self.published = Some(rules.revision),
-                Effect::SnapshotReady | Effect::Observed(_) | Effect::Resolver { .. } => {}
+                Effect::SnapshotReady
+                | Effect::Observed(_)
+                | Effect::Resolver { .. }
+                | Effect::WantedIdentities(_) => {}
                 Effect::Revoke(revocation) => {
                     let what = (revocation.name.clone(), revocation.addresses.clone());
                     self.revocations.insert(revocation.id, what);

@@ -21,6 +21,7 @@ pub mod render_args;
 mod resolver_args;
 mod run_args;
 mod source_args;
+mod standby_args;
 pub mod why_args;
 
 use std::path::PathBuf;
@@ -42,6 +43,7 @@ pub use relay_args::{FollowArgs, RelayArgs};
 pub use resolver_args::{ResolverArgs, ResolverMode};
 pub use run_args::RunArgs;
 pub use source_args::SourceArgs;
+pub use standby_args::{Standby, StandbyArgs};
 
 use crate::resolver::ResolverSettings;
 

@@ -232,8 +232,8 @@ fn page() -> String {
     out.push_str("\n## holdfast-sdp\n\n");
     table(&mut out, &sdp());
     out.push_str(
-        "\n## holdfast-agent\n\nWhile its built-in proxy runs, also the `holdfast_dns_…` and \
-         `holdfast_proxy_…`\nmetrics above with the results of queries and answers.\n\n",
+        "\n## holdfast-agent\n\nWhile its built-in proxy runs, the agent also has the \
+         `holdfast_dns_…` and\n`holdfast_proxy_…` metrics above, with the results of queries and answers.\n\n",
     );
     table(&mut out, &agent());
     out.push_str("\n## holdfast-agent relay\n\nOn 127.0.0.1:9972.\n\n");

@@ -6,14 +6,13 @@
 //! `Core` is synchronous and does no I/O: time and the outcome of each step are
 //! passed in.
 //!
-//! Its state is in parts. A part owns its fields, which no other file sees, and states its
-//! invariant: `restoration`, `policy_model`, `identity_numbers` with `identity_budget`,
-//! `endpoint_table`, `endpoint_files`, `lxc_table`, `leases`, `closed_names`,
-//! `publication`, `retry`; beside them `intake` and `reconcile`. What waits for the outcome
-//! of a plan is in the `plan`. The other files decide across parts: handlers of events change
-//! the model and mark the entries that differ from it, and one `flush` at the end of the event plans
-//! their writes. Two events have an earlier flush too: the one that makes all sources complete (the
-//! sync), and the end of the grace after a restart.
+//! Its state is in parts: `restoration`, `policy_model`, `identity_numbers` with `identity_budget`,
+//! `endpoint_table`, `endpoint_files`, `lxc_table`, `leases`, `closed_names`, `publication`, `retry`,
+//! `intake` and `reconcile`. Each part owns its fields, which no other file sees, and its file states
+//! the invariant. Changes that wait for the outcome of a plan are in the `plan`. The other files decide
+//! across parts: handlers of events change the model and mark the map entries that differ from it. One
+//! `flush` at the end of the event plans the writes of these entries. Two events have an earlier flush
+//! too: the one that makes all sources complete (the sync), and the end of the grace after a restart.
 //!
 //! By subject: `mappings` takes answers, `resolved` and `clean` hold names; `changes` takes policy,
 //! `endpoints`, `pods` and `services` the rest of the cluster; `identities` gives numbers to labels;
@@ -114,7 +113,7 @@ impl Core {
         plan
     }
 
-    /// Changes the model as the event says, and marks what is behind.
+    /// Changes the model as the event says, and marks entries that now differ from the model.
     fn handle(&mut self, plan: &mut Plan, event: Event) {
         let state = &mut self.state;
         match event {
@@ -259,12 +258,12 @@ impl Core {
         self.reconcile.compare(&mut self.state, entries)
     }
 
-    /// The whole state as plain data. It costs as much as there is state.
+    /// The whole state as plain data. The cost grows with the size of the state.
     pub fn snapshot(&self) -> Snapshot {
         self.state.snapshot()
     }
 
-    /// Who is where; costs as much as there are prefixes.
+    /// Endpoints, identities and prefixes. The cost grows with the number of prefixes.
     pub fn directory(&self) -> Directory {
         self.state.directory()
     }

@@ -18,6 +18,7 @@ use crate::{
     identities::view::IdentitiesView,
     proxies::ProxyView,
     resolver::view::ResolverView,
+    standby::page::StandbyView,
 };
 
 /// Answer to `/v1/status`: the state of the agent.
@@ -62,6 +63,9 @@ pub struct Status {
     /// Containers and interfaces of endpoint documents that are not there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub awaited: Vec<String>,
+    /// The agent that takes over when this one ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<StandbyView>,
     /// Pods of this node that ran before they were under policy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub started_open: Vec<StartedOpen>,

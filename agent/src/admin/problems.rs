@@ -107,11 +107,11 @@ pub(crate) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = Stri
 /// What holds for the objects of a watch that does not follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meanwhile {
-    /// Those that it has had stay.
+    /// The objects that the watch gave before stay.
     Listed,
-    /// Those of the last run stay.
+    /// The objects of the last run stay.
     LastRun,
-    /// Those of the stored list count.
+    /// The objects of the stored list count.
     Stored,
 }
 

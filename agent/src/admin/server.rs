@@ -77,6 +77,8 @@ pub struct Admin {
     /// Files found damaged at the start.
     pub damaged: Arc<Vec<String>>,
     pub state_dir: PathBuf,
+    /// The socket that this interface is served on.
+    pub socket: PathBuf,
     /// How the node's part of the datapath is.
     pub conditions: Conditions,
     /// How the watches of the cluster are, if it is a source.

@@ -7,7 +7,7 @@ use agent_datapath::{features::KernelView, quota, upkeep::Part};
 use super::{model::Status, problems, server::Admin};
 use crate::{
     dir_writers::OwnDirectory, endpoint::source::Unresolved, identities::view::Identities,
-    netns_lock, proxies::ProxyView, refusal::Refusal,
+    netns_lock, proxies::ProxyView, refusal::Refusal, standby::page::StandbyView,
 };
 
 impl Admin {
@@ -60,6 +60,7 @@ impl Admin {
             resolver,
             identities,
             awaited: self.endpoints.awaited(),
+            standby: StandbyView::beside(&self.socket).await,
             started_open: self.endpoints.started_open(),
         })
     }

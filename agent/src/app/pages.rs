@@ -90,6 +90,7 @@ fn serve_admin(
         builtin: describe(about.builtin.clone()),
         damaged: Arc::clone(&about.damaged),
         state_dir: config.flags.state_dir.clone(),
+        socket: config.flags.admin_socket.clone(),
         conditions: about.conditions.clone(),
         cluster: about.sources.cluster.clone(),
         resolver: about.resolver.clone(),

@@ -244,7 +244,7 @@ pub enum PolicyCommand {
     Get(ClientArgs),
     /// Check policy documents without a running agent. Exit 1 if one is refused
     Validate {
-        /// YAML or JSON files, or directories of them
+        /// YAML or JSON files, or directories of them; - is standard input
         #[arg(value_name = "FILE", required = true)]
         files: Vec<PathBuf>,
         #[command(flatten)]
@@ -277,7 +277,7 @@ pub struct TraceArgs {
         value_parser = named_port
     )]
     pub named_ports: Vec<String>,
-    /// Use the policies in these files, without a running agent; may be repeated
+    /// Use the policies in this file or directory, without a running agent; - is standard input; may be repeated
     #[arg(long = "policy-file", value_name = "FILE")]
     pub policy_files: Vec<PathBuf>,
     #[command(flatten)]

@@ -26,6 +26,7 @@ use super::{
     AllocationArgs, MaxIdentities, args::ADMIN_SOCKET, cluster_args::ClusterArgs,
     cni_args::CniArgs, container_args::ContainerArgs, existing_dir::existing_dir,
     firewall_args::FirewallArgs, relay_args::FollowArgs, resolver_args::ResolverArgs,
+    standby_args::StandbyArgs,
 };
 
 /// `run`
@@ -170,6 +171,8 @@ pub struct RunArgs {
     /// policy or endpoint uses; the time starts after policies and endpoints were first read
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "30s")]
     pub identity_restore_grace_period: Duration,
+    #[command(flatten)]
+    pub standby: StandbyArgs,
     #[command(flatten)]
     pub identities: AllocationArgs,
     #[command(flatten)]

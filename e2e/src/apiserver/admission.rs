@@ -45,7 +45,7 @@ pub(super) struct Writing<'a> {
 }
 
 impl Admission {
-    /// Of documents; those of other kinds are ignored.
+    /// The admission policies in documents. Documents of other kinds are ignored.
     pub(super) fn of(documents: &[Value]) -> Result<Self> {
         let of_kind = |kind: &'static str| documents.iter().filter(move |one| one["kind"] == kind);
         let mut policies = Vec::new();

@@ -81,6 +81,7 @@ mod soak;
 mod spine;
 mod spoofed_from_uplink;
 mod spoofing;
+mod standby;
 mod startup_taint;
 mod state_dirs;
 mod status;

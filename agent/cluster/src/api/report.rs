@@ -1,5 +1,5 @@
 //! Reports in the cluster which of its objects are refused: in the status of policies, and as Events.
-//! The status of an accepted policy says so as well.
+//! The status of a policy also reports that it is accepted.
 //!
 //! ```text
 //!  documents ─► refusals ─► plan (what, and when) ─► condition / event ─► API server

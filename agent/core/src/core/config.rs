@@ -44,13 +44,13 @@ pub struct CoreConfig {
     /// Blocks of the cluster's pods and Services: an address there of which nothing else is known is
     /// unmanaged, not the world.
     pub cluster_blocks: Vec<IpNet>,
-    /// Those of pods; empty if they are unknown.
+    /// Blocks of pods; empty if they are unknown.
     pub pod_blocks: Vec<IpNet>,
     /// Addresses beside those of its document that a Service has: (address, `namespace/name`).
     pub service_aliases: Vec<(IpAddr, String)>,
     /// DNS servers that are trusted for names; empty = those of `dns_service`.
     pub dns_servers: Vec<SocketAddr>,
-    /// Those of `dns_service` are trusted beside them.
+    /// The DNS servers of `dns_service` are trusted too.
     pub with_dns_service: bool,
     /// DNS servers whose answers count for `toFQDNs`.
     pub name_servers: NameServers,

@@ -86,7 +86,7 @@ impl State {
         if let Some(pod) = &spec.pod {
             let pods = &self.cluster.pods;
             let known = pods.labels_of(pod)?;
-            // Of another pod of that name, before or after this one.
+            // The document is of another pod of that name, before or after this one.
             if spec
                 .pod_uid
                 .as_deref()

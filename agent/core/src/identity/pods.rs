@@ -160,7 +160,7 @@ impl Assigned {
         let Some(labels) = labels else {
             return;
         };
-        // Those that have the number now get another one.
+        // Labels that have the number now get another one.
         let holder = self.local.labels(id).filter(|holder| *holder != labels);
         self.renumbered.extend(holder.cloned());
         self.renumbered.insert(labels.clone());

@@ -42,10 +42,22 @@ pub(crate) fn endpoints(endpoints: &[EndpointView]) -> String {
             ("IPV6", |e| maybe(e.ipv6.as_ref())),
             ("INTERFACE", |e| e.ifname.clone()),
             ("ENFORCED", enforced),
-            ("POD", |e| maybe(e.pod.as_ref())),
+            ("POD/CONTAINER", pod_or_container),
             ("LABELS", |e| list(&e.labels)),
             ("KEY", |e| e.key.clone()),
         ],
+    )
+}
+
+fn pod_or_container(endpoint: &EndpointView) -> String {
+    let is_container = ["podman/", "docker/"]
+        .iter()
+        .any(|runtime| endpoint.netns.starts_with(runtime));
+    maybe(
+        endpoint
+            .pod
+            .as_ref()
+            .or(is_container.then_some(&endpoint.netns)),
     )
 }
 

@@ -75,7 +75,7 @@ pub(super) struct Answer {
 
 pub(super) struct World {
     now: BootTime,
-    /// Of the agent that runs, or of the one that ran last.
+    /// The node of the agent that runs, or of the agent that ran last.
     pub(super) node: Node,
     agent: bool,
     synced: bool,

@@ -70,7 +70,7 @@ impl EndpointTable {
         self.present.iter()
     }
 
-    /// Those with a greater number, ascending.
+    /// Endpoints with a greater number, ascending.
     pub(crate) fn after(&self, id: Option<EndpointId>) -> impl Iterator<Item = &Endpoint> {
         let from = id.map_or(Bound::Unbounded, Bound::Excluded);
         self.present.range((from, Bound::Unbounded))
@@ -282,7 +282,7 @@ impl EndpointTable {
         !self.without_identity.is_empty()
     }
 
-    /// Those that wait, and why.
+    /// Endpoints that wait for an identity, with the reason.
     pub(crate) fn waiting(&self) -> impl ExactSizeIterator<Item = &(EndpointSpec, String)> {
         self.waiting.values()
     }

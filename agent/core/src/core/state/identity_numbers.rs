@@ -53,7 +53,7 @@ pub(crate) struct IdentityNumbers {
 }
 
 impl IdentityNumbers {
-    /// With the numbers that an earlier run had. `cluster`: the range of objects that are to be made, if any.
+    /// Starts with the numbers that an earlier run had. `cluster`: the range of objects that are to be made, if any.
     pub(crate) fn new(
         local: Vec<(IdentityId, LabelSet)>,
         endpoints: Vec<(IdentityId, LabelSet)>,

@@ -9,7 +9,7 @@ use agent_datapath::{quota::QuotaView, upkeep::RepairsView};
 use daemon::command_line::table::{maybe, table};
 use holdfast_agent::{
     admin::model::Status, endpoint::source::taken_in::StartedOpen,
-    identities::view::IdentitiesView, proxies::ProxyView,
+    identities::view::IdentitiesView, proxies::ProxyView, standby::page::StandbyView,
 };
 
 use crate::cli::resolver;
@@ -90,7 +90,18 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
     if let Some(cluster) = &status.cluster {
         rows.push(("Cluster", cluster_source(cluster)));
     }
+    if let Some(standby) = &status.standby {
+        rows.push(("Standby", waits(standby)));
+    }
     rows
+}
+
+/// The agent that takes over when the owner ends.
+fn waits(standby: &StandbyView) -> String {
+    format!(
+        "holdfast-agent {}, pid {}, waits since {}",
+        standby.version, standby.pid, standby.since
+    )
 }
 
 /// Numbers of the cluster, and what this agent does for them.

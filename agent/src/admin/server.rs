@@ -215,6 +215,16 @@ impl Admin {
             let refused = snapshot.rejected.into_iter().find(|refused| {
                 refused.source == ENDPOINT && refused.key.as_ref() == Some(&spec.key)
             });
+            // It comes soon, from the cluster or from this node.
+            let key = spec.key.clone();
+            let awaits = self
+                .core
+                .inspect(move |core| core.awaits_number(&key))
+                .await?;
+            if awaits && BootTime::now().nanos() <= deadline {
+                tokio::time::sleep(POLL).await;
+                continue;
+            }
             if let Some(refused) = refused {
                 return Err(Refusal::new(
                     StatusCode::CONFLICT,

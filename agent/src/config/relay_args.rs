@@ -81,7 +81,8 @@ pub struct RelayArgs {
         env = "HOLDFAST_RELAY_WITHOUT_SERVICE_CIDRS"
     )]
     pub without_service_cidrs: bool,
-    /// As the agents' --identity-allocation: with cluster, the relay sends CiliumIdentities
+    /// Who gives the labels of pods their number, as the agents' --identity-allocation: with cluster, the
+    /// relay sends CiliumIdentities
     #[arg(
         long,
         value_enum,

@@ -88,6 +88,14 @@ fn add(lab: &Lab, of: &Pod, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Adds a pod that no Pod document describes.
+fn add_with_labels(lab: &Lab, of: &Pod, labels: &str) -> Result<()> {
+    let netns = of.netns.name();
+    lab.agent(&["endpoint", "add", "--netns", netns, "--labels", labels])?;
+    lab.endpoint_id(of)?;
+    Ok(())
+}
+
 /// Numbers that the agent has for the pods with this label.
 fn numbers(lab: &Lab, app: &str) -> Result<BTreeSet<u64>> {
     let label = format!("\"k8s:app={app}\"");
@@ -170,7 +178,7 @@ fn two_nodes_have_one_number_for_a_label_set_and_pods_stay_as_they_are_without_t
             one.write_policy("late.yaml", LATE)?;
             api.away();
             let begin = Instant::now();
-            one.add_endpoint(&late, "k8s:app=late")?;
+            add_with_labels(one, &late, "k8s:app=late")?;
             late.expect_closed(at(web4(12), 80))?;
             late.expect_open(at(web4(11), 80))?;
             let took = begin.elapsed();
@@ -255,7 +263,7 @@ fn one_agent_deletes_what_nobody_uses_and_another_one_goes_on_when_it_was_killed
             add(two, &two.b, "web-2")?;
             // Only its node knows this one.
             let alone = one.add_pod("l", 15)?;
-            one.add_endpoint(&alone, "k8s:app=alone")?;
+            add_with_labels(one, &alone, "k8s:app=alone")?;
             let web = agree([one, two], &api, "web")?;
             has_object(&api, "far", true)?;
             has_object(&api, "alone", true)?;
@@ -369,17 +377,6 @@ fn numbers_come_through_a_relay_and_the_agent_makes_objects_itself() {
         api.put(namespace("default", "a"))?;
         api.put(own("web-1", "web", &lab.a, "n1"))?;
         api.put(own("db", "db", &lab.b, "n1"))?;
-        let db = json!({
-            "k8s:app": "db",
-            "k8s:io.cilium.k8s.namespace.labels.team": "a",
-            "k8s:io.cilium.k8s.policy.cluster": "default",
-            "k8s:io.cilium.k8s.policy.serviceaccount": "default",
-            "k8s:io.kubernetes.pod.namespace": "default",
-        });
-        api.put(json!({
-            "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity",
-            "metadata": {"name": "5000"}, "security-labels": db,
-        }))?;
         let (of_relay, of_agent) = Certificates::issue(&lab.directory().join("tls"))?;
         let program = config::program("holdfast-agent")?;
         let mut relay = lab
@@ -411,12 +408,22 @@ fn numbers_come_through_a_relay_and_the_agent_makes_objects_itself() {
             .flag(&format!("--k8s-relay-key={}", of_agent.key.display()));
         let _agent = lab.start_agent(&options)?;
         add(lab, &lab.a, "web-1")?;
-        add(lab, &lab.b, "db")?;
         has_object(&api, "web", true)?;
         let web = eventually("a number of the cluster", SOON, || number(lab, "web"))?;
         ensure!(objects(&api)?.get(&web).map(String::as_str) == Some("web"));
-        let db = eventually("the number of the object", SOON, || number(lab, "db"))?;
-        ensure!(db == 5000, "{db}");
+        // Another program made the object of the other pod's labels.
+        let mut object = api
+            .get(IDENTITIES, "", &web.to_string())?
+            .context("no object")?;
+        object["metadata"] = json!({"name": "5000"});
+        object["security-labels"]["k8s:app"] = json!("db");
+        api.put(object)?;
+        add(lab, &lab.b, "db")?;
+        eventually("the number of the object, which is the older", SOON, || {
+            let db = number(lab, "db")?;
+            ensure!(db == 5000, "{db}");
+            Ok(())
+        })?;
         lab.watches_follow(SOON)
     });
 }

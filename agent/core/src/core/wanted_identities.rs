@@ -2,12 +2,21 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{event::Effect, state::State};
+use super::{Core, event::Effect, state::State};
 use crate::{
     endpoint::spec::EndpointSpec,
     identity::cluster::{GivenNumber, WantedIdentities, WantedIdentity},
     labels::LabelSet,
 };
+
+impl Core {
+    /// Whether an endpoint waits for a number that the cluster gives its labels.
+    pub fn awaits_number(&self, key: &str) -> bool {
+        let state = &self.state;
+        let mut waiting = state.endpoints.without_identity();
+        state.config.cluster_identities.is_some() && waiting.any(|spec| spec.key == key)
+    }
+}
 
 impl State {
     pub(super) fn on_numbers_given(&mut self, given: &[GivenNumber]) {

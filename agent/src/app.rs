@@ -41,10 +41,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use self::{kernel::NodeParts, listeners::Listeners, resolving::Resolving};
 use crate::{
     cleanup::{self, Places},
-    config::Config,
+    config::{Config, Settings},
     dnsproxy::BuiltinProxy,
     epoch::{self, StateDirLock},
-    identities::IdentityFeed,
     lane::Lane,
     listener, liveness,
     netns_lock::NetnsLock,
@@ -52,8 +51,9 @@ use crate::{
     ownership::{Owned, Ownership},
     proxies::{Proxies, RulesTable},
     restore::Found,
+    runner::identity_feed::IdentityFeed,
     runner::{self, CoreHandle, CoreThread, Feeds, Inbox},
-    standby::{self, owner_file::OwnerFile, settings::Settings},
+    standby::{self, owner_file::OwnerFile},
 };
 
 /// Socket of a Cilium agent.

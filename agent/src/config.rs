@@ -1,6 +1,6 @@
 //! What the agent was asked to do: its settings, from flags and environment that are checked once.
 
-pub mod allocation_args;
+mod allocation_args;
 pub mod args;
 mod cluster_args;
 pub mod cluster_command;
@@ -20,6 +20,7 @@ mod relay_args;
 pub mod render_args;
 mod resolver_args;
 mod run_args;
+mod settings;
 mod source_args;
 mod standby_args;
 pub mod why_args;
@@ -42,6 +43,7 @@ pub use netpol_args::NetpolConfig;
 pub use relay_args::{FollowArgs, RelayArgs};
 pub use resolver_args::{ResolverArgs, ResolverMode};
 pub use run_args::RunArgs;
+pub use settings::Settings;
 pub use source_args::SourceArgs;
 pub use standby_args::{Standby, StandbyArgs};
 

@@ -38,5 +38,5 @@ pub(crate) mod refusal;
 pub mod resolver;
 pub mod restore;
 pub mod runner;
-pub mod standby;
+pub(crate) mod standby;
 pub mod watched_dir;

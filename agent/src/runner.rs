@@ -32,7 +32,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{identities::IdentityFeed, proxies::Proxies, resolver::feed::ResolverFeed};
+use crate::{proxies::Proxies, resolver::feed::ResolverFeed};
 
 /// Events that may wait: at this depth senders wait.
 const QUEUE: usize = 1024;
@@ -43,12 +43,14 @@ const ROOM: u32 = 1 << 19;
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 mod engine;
+pub mod identity_feed;
 mod merge;
 pub(crate) mod pulse;
 mod shared;
 
 use self::{
     engine::Engine,
+    identity_feed::IdentityFeed,
     pulse::Pulse,
     shared::{Queued, Shared},
 };

@@ -6,8 +6,7 @@
 //! Until then it writes nothing but its socket.
 
 pub(crate) mod owner_file;
-pub mod page;
-pub mod settings;
+mod page;
 
 use std::{path::Path, thread, time::Duration};
 
@@ -17,13 +16,10 @@ use daemon::pins::{self, MayOpen};
 use shared_maps::pin;
 use tokio::sync::oneshot;
 
-use self::{
-    owner_file::OwnerFile,
-    page::{Page, StandbyView},
-    settings::Settings,
-};
+use self::{owner_file::OwnerFile, page::Page};
 use crate::{
-    config::{Config, Standby},
+    admin::standby::StandbyView,
+    config::{Config, Settings, Standby},
     epoch::{StateDirError, StateDirLock},
 };
 

@@ -14,11 +14,11 @@ use dns_policy::epoch::Epoch;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    admin::standby::StandbyView,
     endpoint::source::{Unresolved, taken_in::StartedOpen},
     identities::view::IdentitiesView,
     proxies::ProxyView,
     resolver::view::ResolverView,
-    standby::page::StandbyView,
 };
 
 /// Answer to `/v1/status`: the state of the agent.

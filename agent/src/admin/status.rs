@@ -6,8 +6,8 @@ use agent_datapath::{features::KernelView, quota, upkeep::Part};
 
 use super::{model::Status, problems, server::Admin};
 use crate::{
-    dir_writers::OwnDirectory, endpoint::source::Unresolved, identities::view::Identities,
-    netns_lock, proxies::ProxyView, refusal::Refusal, standby::page::StandbyView,
+    admin::standby::StandbyView, dir_writers::OwnDirectory, endpoint::source::Unresolved,
+    identities::view::Identities, netns_lock, proxies::ProxyView, refusal::Refusal,
 };
 
 impl Admin {

@@ -8,8 +8,10 @@ use clap::{
 };
 use daemon::settings_file::{self, SettingsError};
 
-use super::args::{Cli, Command, PolicyCommand};
-use crate::standby::settings::Settings;
+use super::{
+    args::{Cli, Command, PolicyCommand},
+    settings::Settings,
+};
 
 /// Commands whose settings may be in files.
 const COMMANDS: [&[&str]; 3] = [&["run"], &["relay"], &["netpol", "run"]];

@@ -22,7 +22,7 @@ const NODE: &str = "holdfast.io/node";
 const OBJECT_MAX: usize = 2 << 20;
 /// Longest time until an answer.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How often an object may come and go between two requests.
+/// How often an object may be added and removed between two requests.
 const ATTEMPTS: usize = 3;
 
 /// The objects at the API server.

@@ -34,7 +34,7 @@ struct Seen {
     was_renewed: bool,
 }
 
-/// What is known about an operator.
+/// Whether an operator runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     None,
@@ -91,7 +91,7 @@ impl OperatorSight {
         }
     }
 
-    /// What is known after a look. It sets the time of the next one.
+    /// The state after a look. It sets the time of the next one.
     pub(super) fn judge(&mut self, now: Instant) -> Verdict {
         let alive = self
             .leases

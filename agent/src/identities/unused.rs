@@ -46,7 +46,7 @@ impl Unused {
         due.map(|(object, _)| object.clone()).collect()
     }
 
-    /// The object stays. Its time begins anew.
+    /// The object stays. Its time begins again.
     pub(super) fn keep(&mut self, id: IdentityId, now: Instant) {
         if let Some((_, since)) = self.objects.get_mut(&id) {
             *since = now;

@@ -5,7 +5,7 @@ use std::{io, path::Path};
 use daemon::state_file::{self, Content, StateFileError, write_json};
 use serde::{Deserialize, Serialize};
 
-use super::settings::Settings;
+use crate::config::Settings;
 
 const FILE: &str = "owner.json";
 const VERSION: u32 = 1;
@@ -14,7 +14,7 @@ const VERSION: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OwnerFile {
     version: u32,
-    /// Release of the owner.
+    /// Version of the program that owns the node.
     pub(crate) release: String,
     /// The name that the owner has for this node.
     pub(crate) node: String,

@@ -1,4 +1,4 @@
-//! Numbers of the whole cluster: two agents make the objects, and one of them deletes what nobody uses.
+//! Numbers of the whole cluster: two agents make the objects, and one of them deletes unused ones.
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -241,7 +241,7 @@ fn object(number: u64, app: &str, labels: &Value) -> Value {
 }
 
 #[test]
-fn one_agent_deletes_what_nobody_uses_and_another_one_goes_on_when_it_was_killed() {
+fn one_agent_deletes_unused_objects_and_another_one_goes_on_when_it_was_killed() {
     with_lab(|one| {
         with_lab(|two| {
             let api = cluster(one, two)?;

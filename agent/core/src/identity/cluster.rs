@@ -6,7 +6,7 @@
 
 mod candidates;
 #[cfg(test)]
-mod cluster_identities;
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -14,11 +14,11 @@ use std::{
 };
 
 use dns_policy::boot_time::BootTime;
-use serde::{Deserialize, Serialize};
 use shared_maps::IdentityId;
 
 use self::candidates::NODE_FIRST;
 pub use self::candidates::{IdentityRange, RangeError, candidates};
+pub use super::cluster_counts::ClusterCounts;
 use super::{
     allocator::NodeLocal,
     cluster_object::CiliumIdentity,
@@ -52,17 +52,6 @@ pub struct WantedIdentity {
 pub struct GivenNumber {
     pub labels: LabelSet,
     pub id: IdentityId,
-}
-
-/// Label sets, by where their numbers come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClusterCounts {
-    /// Numbers of the cluster that this node knows.
-    pub known: usize,
-    /// Label sets in use that have a number of this node.
-    pub local: usize,
-    /// Label sets that wait for a number.
-    pub waiting: usize,
 }
 
 /// Numbers of the cluster, and numbers of this node until those are there.
@@ -200,7 +189,7 @@ impl PodIdentities for ClusterWide {
     fn waited_too_long(&mut self, now: BootTime) {
         let is_due = |since: &BootTime| since.plus(WAIT) <= now;
         let due = self.awaited.extract_if(.., |_, since| is_due(since));
-        // Nobody asked again for those of the last time.
+        // Those of the last time were not requested again.
         self.overdue = due.map(|(labels, _)| labels).collect();
         self.numbers.renumber(self.overdue.iter().cloned());
         let lost: Vec<_> = self

@@ -10,7 +10,7 @@ use shared_maps::IdentityId;
 
 use super::{
     allocator::{Acquired, NodeLocal},
-    cluster::ClusterCounts,
+    cluster_counts::ClusterCounts,
     cluster_object::CiliumIdentity,
 };
 use crate::labels::LabelSet;

@@ -63,7 +63,7 @@ async fn cluster_identities_are_made_or_read_and_never_changed() {
     ];
     let (result, requests) = made(answers).await;
     assert_eq!((result, requests.len()), (Ok(Made::Created), 3));
-    // An object that nobody can read has other labels.
+    // An object that cannot be read has other labels.
     let (result, _) = made(vec![
         refusal(409, TAKEN),
         found(&json!({"metadata": {"name": "300"}})),

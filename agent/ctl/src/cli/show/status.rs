@@ -8,8 +8,8 @@ use agent_core::{
 use agent_datapath::{quota::QuotaView, upkeep::RepairsView};
 use daemon::command_line::table::{maybe, table};
 use holdfast_agent::{
-    admin::model::Status, endpoint::source::taken_in::StartedOpen,
-    identities::view::IdentitiesView, proxies::ProxyView, standby::page::StandbyView,
+    admin::model::Status, admin::standby::StandbyView, endpoint::source::taken_in::StartedOpen,
+    identities::view::IdentitiesView, proxies::ProxyView,
 };
 
 use crate::cli::resolver;

@@ -60,8 +60,8 @@ impl Settings {
 
 #[cfg(test)]
 mod tests {
+    use super::super::command;
     use super::*;
-    use crate::config::command;
 
     fn settings(flags: &[&str]) -> Settings {
         let line = ["holdfast-agent", "run"].iter().chain(flags);

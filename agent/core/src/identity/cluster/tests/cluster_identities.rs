@@ -260,7 +260,7 @@ fn an_answer_counts_until_the_list_contradicts_it_or_is_silent_for_a_minute() {
     numbers.waited_too_long(at(60_040));
     assert!(
         numbers.choices(&db, at(60_040)).is_some(),
-        "it is asked for again"
+        "it is requested again"
     );
     assert_eq!(
         have(&mut numbers, &db, at(60_040)),

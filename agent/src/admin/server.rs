@@ -211,20 +211,17 @@ impl Admin {
             .map_err(|error| Refusal::internal(&error))??;
         let deadline = BootTime::now().nanos() + nanoseconds(SETTLE);
         loop {
-            let snapshot = self.core.snapshot().await?;
-            let refused = snapshot.rejected.into_iter().find(|refused| {
-                refused.source == ENDPOINT && refused.key.as_ref() == Some(&spec.key)
-            });
-            // It comes soon, from the cluster or from this node.
             let key = spec.key.clone();
-            let awaits = self
-                .core
-                .inspect(move |core| core.awaits_number(&key))
-                .await?;
-            if awaits && BootTime::now().nanos() <= deadline {
+            let look = move |core: &Core| (core.snapshot(), core.awaits_number(&key));
+            let (snapshot, awaits_number) = self.core.inspect(look).await?;
+            if awaits_number && BootTime::now().nanos() <= deadline {
+                // It comes soon, from the cluster or from this node.
                 tokio::time::sleep(POLL).await;
                 continue;
             }
+            let refused = snapshot.rejected.into_iter().find(|refused| {
+                refused.source == ENDPOINT && refused.key.as_ref() == Some(&spec.key)
+            });
             if let Some(refused) = refused {
                 return Err(Refusal::new(
                     StatusCode::CONFLICT,

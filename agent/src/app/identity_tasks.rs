@@ -3,10 +3,7 @@
 use agent_cluster::{api::client::Api, health::ClusterHealth};
 
 use super::Rim;
-use crate::{
-    config::Config,
-    identities::{IdentityFeed, view::Identities},
-};
+use crate::{config::Config, identities::view::Identities, runner::identity_feed::IdentityFeed};
 
 /// Starts the tasks, if numbers are those of the cluster.
 #[cfg(feature = "kubernetes")]

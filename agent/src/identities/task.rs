@@ -23,14 +23,13 @@ use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    IdentityFeed,
     leader::Leader,
     objects::{Made, Objects},
     operator::{self, OperatorSight, Verdict},
     queue::{Queue, Turn},
     view::{Identities, Outcome},
 };
-use crate::runner::CoreHandle;
+use crate::runner::{CoreHandle, identity_feed::IdentityFeed};
 
 /// Name of the Lease.
 const LEASE: &str = "holdfast-identities";

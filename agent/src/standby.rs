@@ -44,7 +44,7 @@ pub(crate) async fn wait(config: &Config, settings: &Settings) -> Result<BpfRoot
     }
     let comparison = Comparison::new(config, settings);
     comparison.check()?;
-    let page = Page::serve(&config.flags.admin_socket, StandbyView::now(holder))?;
+    let page = Page::serve(&config.flags.admin_socket, &StandbyView::now(holder))?;
     tracing::info!(
         owner = holder,
         "standing by: this agent takes over when the owner of the node ends"

@@ -27,10 +27,10 @@ pub(crate) struct Page {
 
 impl Page {
     /// Binds the socket.
-    pub(crate) fn serve(admin_socket: &Path, view: StandbyView) -> Result<Self> {
+    pub(crate) fn serve(admin_socket: &Path, view: &StandbyView) -> Result<Self> {
         let path = socket(admin_socket);
         let listener = peer::bind(&path, None).context("the socket of the standby")?;
-        let body = serde_json::to_vec(&view)?;
+        let body = serde_json::to_vec(view)?;
         let service = move |request: Request<Incoming>| {
             let body = body.clone();
             async move {
@@ -51,10 +51,10 @@ impl Page {
             Socket::Unix(listener),
             admission,
             service,
-            tasks,
+            tasks.clone(),
             stop.clone(),
         );
-        tokio::spawn(serving);
+        tasks.spawn(serving);
         Ok(Self {
             path,
             _stop: stop.drop_guard(),

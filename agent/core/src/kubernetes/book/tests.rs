@@ -301,12 +301,12 @@ fn of_two_objects_with_one_label_set_the_older_counts_in_both_orders() {
         let (first, second) = (number(&counts), number(&other));
         let mut book = book();
         book.put(&counts);
-        assert_eq!(numbers(&book.changes()), [first.clone()]);
+        assert_eq!(numbers(&book.changes()), std::slice::from_ref(&first));
         book.put(&other);
         assert_eq!(numbers(&book.changes()), [] as [&str; 0], "{first}");
         let mut book = self::book();
         book.put(&other);
-        assert_eq!(numbers(&book.changes()), [second.clone()]);
+        assert_eq!(numbers(&book.changes()), std::slice::from_ref(&second));
         book.put(&counts);
         let moved = [format!("gone {second}"), first.clone()];
         assert_eq!(numbers(&book.changes()), moved);

@@ -269,7 +269,7 @@ impl Fleet {
 
     /// Another program deletes an object in use, or makes one more for a label set.
     fn interfere(&mut self) {
-        let id = self.random.below(61_184) as u32 + 256;
+        let id = u32::try_from(self.random.below(61_184)).unwrap() + 256;
         let labels = &self.sets[self.random.below(SETS)];
         let is_new = !self.server.made.contains_key(&IdentityId(id));
         if self.random.one_in(2) && is_new {

@@ -214,6 +214,7 @@ fn without_the_right_or_the_definition_policy_is_in_force_and_status_names_what_
                 "holdfast-identities-reader",
             ],
         )?;
+        eventually("it is ready", LATER, || lab.agent(&["health"]).map(drop))?;
         add_web(lab)?;
         opens(lab, web4(10))?;
         lab.a.expect_closed(at(web4(11), 80))?;

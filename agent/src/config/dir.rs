@@ -68,7 +68,8 @@ pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseEr
         let error = Cli::command().error(ErrorKind::ValueValidation, error);
         return Err(error.into());
     }
-    let settings = matches.subcommand_matches("run").map(Settings::of);
+    let settings =
+        chosen(&program, &matches, &["run"]).map(|(command, given)| Settings::of(command, given));
     Ok(Parsed {
         cli,
         settings: settings.unwrap_or_default(),

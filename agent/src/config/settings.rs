@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use clap::ArgMatches;
+use clap::{ArgMatches, Command};
 use serde::{Deserialize, Serialize};
 
 /// Flags that two agents of one node may have different: they change nothing that is in force.
@@ -21,12 +21,11 @@ const MAY_DIFFER: [&str; 6] = [
 pub struct Settings(BTreeMap<String, Vec<String>>);
 
 impl Settings {
-    /// Those of a command.
-    pub(crate) fn of(matches: &ArgMatches) -> Self {
-        let ids = matches.ids().map(clap::Id::as_str);
+    /// The values that a command line has for the flags of `command`.
+    pub(crate) fn of(command: &Command, matches: &ArgMatches) -> Self {
+        let ids = command.get_arguments().map(|flag| flag.get_id().as_str());
         let compared = ids.filter(|id| !MAY_DIFFER.contains(id));
         let values = compared.filter_map(|id| {
-            // Groups of flags have ids too, and no values.
             let raw = matches.try_get_raw(id).ok().flatten()?;
             let values = raw.map(|value| value.to_string_lossy().into_owned());
             Some((id.replace('_', "-"), values.collect()))
@@ -65,8 +64,10 @@ mod tests {
 
     fn settings(flags: &[&str]) -> Settings {
         let line = ["holdfast-agent", "run"].iter().chain(flags);
-        let matches = command().try_get_matches_from(line).unwrap();
-        Settings::of(matches.subcommand_matches("run").unwrap())
+        let program = command();
+        let matches = program.clone().try_get_matches_from(line).unwrap();
+        let run = program.find_subcommand("run").unwrap();
+        Settings::of(run, matches.subcommand_matches("run").unwrap())
     }
 
     #[test]

@@ -132,6 +132,7 @@ fn kernel_config(config: &Config) -> KernelConfig {
         tcx: config.flags.enable_tcx,
         dns_quota: config.flags.endpoint_dns_quota,
         deny_responses: config.flags.deny,
+        tunnel: None,
         sdp_group: config.flags.sdp_group,
     }
 }

@@ -15,9 +15,7 @@ use aya_ebpf::{
         BPF_F_ADJ_ROOM_FIXED_GSO, BPF_F_DONT_FRAGMENT, BPF_F_ZERO_CSUM_TX,
         bpf_adj_room_mode::BPF_ADJ_ROOM_MAC, bpf_tunnel_key,
     },
-    helpers::{
-        bpf_ktime_get_ns, bpf_redirect, bpf_skb_get_tunnel_key, bpf_skb_set_tunnel_key,
-    },
+    helpers::{bpf_ktime_get_ns, bpf_redirect, bpf_skb_get_tunnel_key, bpf_skb_set_tunnel_key},
     maps::lpm_trie::Key,
     programs::TcContext,
 };
@@ -36,10 +34,9 @@ use crate::{
     from_pod::{DROP, NEXT},
     icmp,
     maps::{self, LXC, SCRATCH, SOURCES, Scratch, TUNNEL, WORLD},
-    outside, transparent,
-    packet::{
-        ETH_LEN, ETH_P_IP, Fragment, Frame, Packet, TCP, UDP, ether_type, load, parse_ip,
-    },
+    outside,
+    packet::{ETH_LEN, ETH_P_IP, Fragment, Frame, Packet, TCP, UDP, ether_type, load, parse_ip},
+    transparent,
 };
 
 /// Length of a UDP header.
@@ -139,7 +136,10 @@ pub(crate) fn fits(ctx: &TcContext, packet: &Packet, mark: u32) -> Result<(), Re
     if !config::wraps() || packet.family != FAMILY_IPV4 || mark != 0 {
         return Ok(());
     }
-    let fits = inner_mtu();
+    let fits = match settings() {
+        settings if settings.device == 0 => 0,
+        settings => settings.inner_mtu(),
+    };
     if fits != 0 && length_on_wire(ctx, packet) > fits && wrapped_to(packet.daddr).is_some() {
         return Err(Reason::TooBig);
     }

@@ -22,14 +22,24 @@ fn high_scale_keys_of_world_blocks() {
         ("key-1", [0, 0, 0, 0], 0, "0000000000000000"),
         ("key-2", [10, 0, 0, 0], 8, "080000000a000000"),
         ("key-4", [192, 0, 2, 7], 32, "20000000c0000207"),
-        ("bits behind the prefix", [10, 1, 2, 3], 9, "090000000a000000"),
+        (
+            "bits behind the prefix",
+            [10, 1, 2, 3],
+            9,
+            "090000000a000000",
+        ),
     ] {
         let key = WorldKey::new(ip, len).expect(name);
         assert_eq!(hex(key.as_bytes()), expected, "{name}");
     }
     assert_eq!(WorldKey::new([10, 0, 0, 0], 33), None);
     assert_eq!(
-        (world::NAME, world::MAX_ENTRIES, world::FLAGS, world::PRESENT),
+        (
+            world::NAME,
+            world::MAX_ENTRIES,
+            world::FLAGS,
+            world::PRESENT
+        ),
         ("cilium_world_cidrs4", 16384, 1, 1)
     );
 }
@@ -77,7 +87,22 @@ fn high_scale_nodes_send_numbers_that_mean_the_same_elsewhere() {
 
 #[test]
 fn high_scale_nodes_believe_no_other_number() {
-    for vni in [0, 1, 2, 3, 4, 7, 8, 9, 10, 102, 255, 61_440, 65_535, 0x00ff_ffff] {
+    for vni in [
+        0,
+        1,
+        2,
+        3,
+        4,
+        7,
+        8,
+        9,
+        10,
+        102,
+        255,
+        61_440,
+        65_535,
+        0x00ff_ffff,
+    ] {
         assert_eq!(tunnel::identity_of(tunnel::header(vni)), None, "VNI {vni}");
     }
     for vni in [5, 6, 256, 12_345, 61_439] {
@@ -116,7 +141,10 @@ fn high_scale_never_wraps_packets_to_nodes() {
         assert!(tunnel::is_never_wrapped(IdentityId(identity)), "{identity}");
     }
     for identity in [0, 2, 3, 5, 9, 256, 12_345, 65_535, 0x0100_0001] {
-        assert!(!tunnel::is_never_wrapped(IdentityId(identity)), "{identity}");
+        assert!(
+            !tunnel::is_never_wrapped(IdentityId(identity)),
+            "{identity}"
+        );
     }
 }
 

@@ -11,8 +11,9 @@
 
 mod device;
 mod error;
+mod outside;
 
-pub use self::error::TunnelError;
+pub use self::{device::default_device, error::TunnelError, outside::Blocks};
 
 use std::{
     collections::BTreeSet,
@@ -86,6 +87,9 @@ pub struct TunnelSettings {
     pub devices: Vec<String>,
     /// UDP port of the tunnel.
     pub port: u16,
+    /// Blocks of addresses outside of the cluster. Nothing is wrapped while they are not known: it
+    /// would be what goes to the Internet.
+    pub outside: Option<Blocks>,
 }
 
 /// Maps that exist with a mode only.
@@ -139,6 +143,9 @@ impl Tunnel {
         if !Programs::takes_outer_source(&mut loaded)? {
             return Err(TunnelError::NoOuterSource);
         }
+        if let Some(outside) = &settings.outside {
+            outside.write(&blocks(&globals)?)?;
+        }
         Ok(Self {
             map: self::settings(&globals)?,
             settings,
@@ -163,6 +170,11 @@ impl Tunnel {
             flags: 0,
         };
         Ok(self.map.set(&0, &config)?)
+    }
+
+    /// Whether packets are to be wrapped, and are not because nobody knows which go outside.
+    pub fn wraps_nothing(&self) -> bool {
+        self.settings.mode == TunnelMode::Full && self.settings.outside.is_none()
     }
 
     /// Keeps the programs attached until stopped.
@@ -201,15 +213,23 @@ impl Tunnel {
             true => self.wrapper(handle, &links).await?,
             false => 0,
         };
+        let knows_outside = self.settings.outside.is_some();
         let mtu = devices.iter().map(|link| link.mtu).min();
-        self.tell(wrapper, mtu.unwrap_or_default())?;
+        self.tell(
+            if knows_outside { wrapper } else { 0 },
+            mtu.unwrap_or_default(),
+        )?;
         let unwraps = self.settings.mode != TunnelMode::Off;
         let indices: BTreeSet<u32> = devices.iter().map(|link| link.index).collect();
         let none = BTreeSet::new();
-        self.attach(FROM_NET, pin::FROM_NET_LINKS, match unwraps {
-            true => &indices,
-            false => &none,
-        })?;
+        self.attach(
+            FROM_NET,
+            pin::FROM_NET_LINKS,
+            match unwraps {
+                true => &indices,
+                false => &none,
+            },
+        )?;
         self.attach(TO_NET, pin::TO_NET_LINKS, &indices)?;
         if !is_full {
             remove_wrapper(handle, &links, &self.globals).await?;
@@ -279,6 +299,9 @@ impl Tunnel {
 /// Removes what a node with a mode has: first what wraps, then what unwraps, then the maps.
 pub async fn clear(globals: &Globals) -> Result<(), TunnelError> {
     let directory = |name| globals.root().join(name);
+    if !globals.path(tunnel::NAME).exists() {
+        return Ok(());
+    }
     let none = BTreeSet::new();
     forget(&directory(pin::TO_NET_LINKS), TO_NET, &none)?;
     with_netlink(async |handle| {
@@ -316,7 +339,8 @@ async fn remove_wrapper(
 async fn with_netlink<T>(
     work: impl AsyncFnOnce(Handle) -> Result<T, TunnelError>,
 ) -> Result<T, TunnelError> {
-    let (connection, handle, _messages) = rtnetlink::new_connection().map_err(TunnelError::Socket)?;
+    let (connection, handle, _messages) =
+        rtnetlink::new_connection().map_err(TunnelError::Socket)?;
     tokio::select! {
         done = work(handle) => done,
         () = connection => Err(TunnelError::Socket(io::ErrorKind::BrokenPipe.into())),
@@ -345,10 +369,7 @@ fn make(path: &Path) -> Result<(), TunnelError> {
     fs::create_dir_all(path).map_err(|source| directory_error(path, source))
 }
 
-fn remove(
-    path: &Path,
-    with: impl FnOnce(&Path) -> io::Result<()>,
-) -> Result<(), TunnelError> {
+fn remove(path: &Path, with: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), TunnelError> {
     present(with(path)).map_err(|source| directory_error(path, source))?;
     Ok(())
 }
@@ -369,4 +390,3 @@ pub(super) fn unwrapping(globals: &Globals) -> BTreeSet<u32> {
     });
     numbers.collect()
 }
-

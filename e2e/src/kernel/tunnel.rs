@@ -52,6 +52,7 @@ pub fn with_tunnel(mode: TunnelMode, test: impl FnOnce(&mut Kernel) -> Result<()
         mode,
         devices: Vec::new(),
         port: DEFAULT_PORT,
+        outside: None,
     };
     let config = |root: &std::path::Path| super::KernelConfig {
         tunnel: Some(settings),
@@ -114,7 +115,10 @@ impl Kernel {
             other => anyhow::bail!("{reason:?} gave verdict {other}"),
         };
         let is_dropped = reason.is_some_and(Reason::is_drop);
-        ensure!(is_dropped == (fate == Fate::Dropped), "{reason:?}: {fate:?}");
+        ensure!(
+            is_dropped == (fate == Fate::Dropped),
+            "{reason:?}: {fate:?}"
+        );
         Ok(Outcome {
             fate,
             reason,
@@ -124,7 +128,12 @@ impl Kernel {
 
     /// Mean nanoseconds of a program at a native device, over `repeat` runs in the kernel. Only for
     /// packets that it leaves as they are.
-    pub fn cost_at_device(&mut self, name: &'static str, frame: &[u8], repeat: u32) -> Result<u128> {
+    pub fn cost_at_device(
+        &mut self,
+        name: &'static str,
+        frame: &[u8],
+        repeat: u32,
+    ) -> Result<u128> {
         let options = TestRunOptions {
             data_in: Some(frame),
             repeat,
@@ -252,7 +261,12 @@ impl Wrapped {
 pub fn checksum(bytes: &[u8]) -> u16 {
     let mut sum: u32 = bytes
         .chunks(2)
-        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)])))
+        .map(|pair| {
+            u32::from(u16::from_be_bytes([
+                pair[0],
+                pair.get(1).copied().unwrap_or(0),
+            ]))
+        })
         .sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);

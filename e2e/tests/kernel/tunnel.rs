@@ -44,7 +44,11 @@ fn is_unwrapped(k: &mut Kernel, what: &str, wrapped: &Wrapped) -> Result<()> {
 
 fn is_untouched(k: &mut Kernel, what: &str, frame: &[u8]) -> Result<()> {
     let outcome = k.from_net(frame)?;
-    assert_eq!((outcome.fate, outcome.reason), (Fate::Passed, None), "{what}");
+    assert_eq!(
+        (outcome.fate, outcome.reason),
+        (Fate::Passed, None),
+        "{what}"
+    );
     assert_eq!(outcome.frame, frame, "{what}");
     Ok(())
 }
@@ -67,7 +71,10 @@ fn tunnel_packets_to_local_pods_are_unwrapped_in_the_modes_that_say_so() {
             }
             // decap-01 and decap-02
             is_unwrapped(k, "vector", &vector())?;
-            assert_eq!(k.source(REMOTE)?.map(|source| source.identity), Some(OF_REMOTE));
+            assert_eq!(
+                k.source(REMOTE)?.map(|source| source.identity),
+                Some(OF_REMOTE)
+            );
             let mut with_options = vector();
             with_options.options = vec![1; 40];
             is_unwrapped(k, "ihl > 5", &with_options)?;
@@ -78,7 +85,11 @@ fn tunnel_packets_to_local_pods_are_unwrapped_in_the_modes_that_say_so() {
                 is_unwrapped(k, what, &Wrapped::new(REMOTE, LOCAL, OF_REMOTE, &inner))?;
             }
             let part = packet(REMOTE, LOCAL, udp(1, 53)).fragment(1480, false, 9);
-            is_unwrapped(k, "an inner fragment", &Wrapped::new(REMOTE, LOCAL, 5, &part))?;
+            is_unwrapped(
+                k,
+                "an inner fragment",
+                &Wrapped::new(REMOTE, LOCAL, 5, &part),
+            )?;
             assert_eq!(k.source(REMOTE)?.map(|source| source.identity), Some(5));
             Ok(())
         });
@@ -123,7 +134,22 @@ fn tunnel_packets_that_no_node_sends_are_refused() {
         let forged = |k: &mut Kernel, what: &str, wrapped: &Wrapped| {
             is_refused(k, what, &wrapped.frame(), Reason::TunnelForged)
         };
-        for vni in [0, 1, 2, 3, 4, 7, 8, 9, 10, 102, 255, 61_440, 65_535, 0x00ff_ffff] {
+        for vni in [
+            0,
+            1,
+            2,
+            3,
+            4,
+            7,
+            8,
+            9,
+            10,
+            102,
+            255,
+            61_440,
+            65_535,
+            0x00ff_ffff,
+        ] {
             let mut wrapped = vector();
             wrapped.header = shared_maps::tunnel::header(vni);
             // decap-11 is VNI 0.
@@ -184,7 +210,11 @@ fn tunnel_packets_that_are_cut_short_are_refused() {
             let frame = ethernet(0x0800, &ip);
             let outcome = k.from_net(&frame)?;
             assert_eq!(outcome.fate, Fate::Dropped, "{length} of {full} bytes");
-            assert_eq!(outcome.reason, Some(Reason::Malformed), "{length} of {full} bytes");
+            assert_eq!(
+                outcome.reason,
+                Some(Reason::Malformed),
+                "{length} of {full} bytes"
+            );
         }
         assert_eq!(k.source(REMOTE)?, None, "nothing was noted");
         // The stack drops what its own header calls too short.
@@ -214,17 +244,45 @@ fn tunnel_wraps_packets_to_pods_of_other_nodes_and_no_others() {
         [(Ipv4Addr::new(172, 16, 7, 7), 32)],
     );
     let full = TunnelMode::Full;
-    type Case<'a> = (&'a str, TunnelMode, [u8; 4], bool, &'a [(Ipv4Addr, u8)], bool);
+    type Case<'a> = (
+        &'a str,
+        TunnelMode,
+        [u8; 4],
+        bool,
+        &'a [(Ipv4Addr, u8)],
+        bool,
+    );
     let cases: [Case<'_>; 12] = [
         ("encap-01", full, [172, 16, 5, 9], false, &world, true),
         ("encap-02", full, [8, 8, 8, 8], false, &world, false),
         ("encap-03", full, [172, 16, 1, 2], true, &world, false),
         ("encap-05", full, [10, 255, 255, 255], false, &world, false),
         ("encap-07", full, [8, 8, 9, 1], false, &[], true),
-        ("encap-08", TunnelMode::DecapOnly, [172, 16, 5, 9], false, &world, false),
-        ("encap-10", TunnelMode::Off, [172, 16, 5, 9], false, &[], false),
+        (
+            "encap-08",
+            TunnelMode::DecapOnly,
+            [172, 16, 5, 9],
+            false,
+            &world,
+            false,
+        ),
+        (
+            "encap-10",
+            TunnelMode::Off,
+            [172, 16, 5, 9],
+            false,
+            &[],
+            false,
+        ),
         ("encap-12", full, [192, 0, 2, 127], false, &half, false),
-        ("behind encap-12", full, [192, 0, 2, 128], false, &half, true),
+        (
+            "behind encap-12",
+            full,
+            [192, 0, 2, 128],
+            false,
+            &half,
+            true,
+        ),
         ("encap-13", full, [172, 16, 1, 2], true, &all, false),
         ("encap-14", full, [172, 16, 7, 7], false, &one, false),
         ("beside encap-14", full, [172, 16, 7, 8], false, &one, true),
@@ -239,7 +297,12 @@ fn tunnel_wraps_packets_to_pods_of_other_nodes_and_no_others() {
             for (ip, len) in blocks {
                 k.outside_block(*ip, *len)?;
             }
-            for transport in [tcp(4000, 80, SYN), udp(4000, 53), echo(false, false, 7), raw(47, &[0; 9])] {
+            for transport in [
+                tcp(4000, 80, SYN),
+                udp(4000, 53),
+                echo(false, false, 7),
+                raw(47, &[0; 9]),
+            ] {
                 let frame = packet(OWN, to, transport).frame();
                 let outcome = k.to_net(&frame, FROM_POD)?;
                 let expected = match is_wrapped {
@@ -260,30 +323,53 @@ fn tunnel_wraps_nothing_of_nodes_to_nodes_or_to_groups() {
         k.local_pod(OWN, IDENTITY.0)?;
         let plain = |k: &mut Kernel, what: &str, frame: &[u8]| -> Result<()> {
             let outcome = k.to_net(frame, FROM_POD)?;
-            assert_eq!((outcome.fate, outcome.reason), (Fate::Passed, None), "{what}");
+            assert_eq!(
+                (outcome.fate, outcome.reason),
+                (Fate::Passed, None),
+                "{what}"
+            );
             Ok(())
         };
         let to = |address: Ipv4Addr| packet(OWN, address, tcp(4000, 80, SYN)).frame();
-        for address in [[224, 0, 0, 5], [255; 4], [169, 254, 169, 254], [127, 0, 0, 1], [0, 0, 0, 1]] {
+        for address in [
+            [224, 0, 0, 5],
+            [255; 4],
+            [169, 254, 169, 254],
+            [127, 0, 0, 1],
+            [0, 0, 0, 1],
+        ] {
             plain(k, &format!("{address:?}"), &to(address.into()))?;
         }
         let mut broadcast = to(REMOTE);
         broadcast[..6].copy_from_slice(&[0xff; 6]);
         plain(k, "a frame for all", &broadcast)?;
-        for (what, identity) in [("node", 1), ("remote node", 6), ("API server", 7), ("scope", 0x0200_0001)] {
+        for (what, identity) in [
+            ("node", 1),
+            ("remote node", 6),
+            ("API server", 7),
+            ("scope", 0x0200_0001),
+        ] {
             k.identity(IpAddr::V4(REMOTE), identity)?;
             plain(k, what, &to(REMOTE))?;
         }
         // A block that a policy names is no reason.
         for identity in [3, 256, 0x0100_0001] {
             k.identity(IpAddr::V4(REMOTE), identity)?;
-            assert_eq!(k.to_net(&to(REMOTE), FROM_POD)?.fate, Fate::Wrapped, "{identity}");
+            assert_eq!(
+                k.to_net(&to(REMOTE), FROM_POD)?.fate,
+                Fate::Wrapped,
+                "{identity}"
+            );
         }
         let unknown = packet(Ipv4Addr::new(10, 9, 1, 77), REMOTE, tcp(4000, 80, SYN));
         plain(k, "an address that no pod here has", &unknown.frame())?;
         let node = Ipv4Addr::new(10, 9, 1, 1);
         k.host_address(node)?;
-        plain(k, "the node", &packet(node, REMOTE, tcp(4000, 80, SYN)).frame())?;
+        plain(
+            k,
+            "the node",
+            &packet(node, REMOTE, tcp(4000, 80, SYN)).frame(),
+        )?;
         let six = Packet::new("fd09:1::2".parse()?, "fd09:2::2".parse()?, tcp(1, 2, SYN));
         plain(k, "IPv6", &six.frame())?;
         // What the proxy sends under the pod's address was made here.
@@ -302,14 +388,26 @@ fn tunnel_packets_pass_the_device_once_they_are_wrapped_and_pods_send_none() {
             let inner = packet(OWN, REMOTE, tcp(4000, 80, SYN));
             let frame = Wrapped::new(OWN, REMOTE, OF_REMOTE, &inner).frame();
             let outcome = k.to_net(&frame, 0)?;
-            assert_eq!((outcome.fate, outcome.reason), (Fate::Passed, None), "of the device");
+            assert_eq!(
+                (outcome.fate, outcome.reason),
+                (Fate::Passed, None),
+                "of the device"
+            );
             // The node translated the port after `from_pod` had seen the packet.
             let outcome = k.to_net(&frame, FROM_POD)?;
-            assert_eq!(outcome.reason, Some(Reason::TunnelPort), "of a pod, translated");
+            assert_eq!(
+                outcome.reason,
+                Some(Reason::TunnelPort),
+                "of a pod, translated"
+            );
             assert_eq!(k.send(&frame)?.reason, Reason::TunnelPort, "of a pod");
             let first = packet(OWN, REMOTE, udp(1, DEFAULT_PORT)).fragment(0, true, 5);
             let later = packet(OWN, REMOTE, udp(1, DEFAULT_PORT)).fragment(1480, false, 5);
-            assert_eq!(k.send(&first.frame())?.reason, Reason::TunnelPort, "in fragments");
+            assert_eq!(
+                k.send(&first.frame())?.reason,
+                Reason::TunnelPort,
+                "in fragments"
+            );
             assert!(!k.send(&later.frame())?.pass, "the rest of it");
             for (what, transport) in [
                 ("TCP", tcp(4000, DEFAULT_PORT, SYN)),
@@ -339,7 +437,13 @@ fn tunnel_packets_pass_the_device_once_they_are_wrapped_and_pods_send_none() {
 }
 
 /// The wrapped packet comes in, and the pod gets it.
-fn deliver(k: &mut Kernel, vni: u32, from: Ipv4Addr, transport: Transport, mark: u32) -> Result<Reason> {
+fn deliver(
+    k: &mut Kernel,
+    vni: u32,
+    from: Ipv4Addr,
+    transport: Transport,
+    mark: u32,
+) -> Result<Reason> {
     let inner = packet(from, OWN, transport);
     let outcome = k.from_net(&Wrapped::new(from, OWN, vni, &inner).frame())?;
     assert_eq!(outcome.reason, Some(Reason::Unwrapped));
@@ -352,21 +456,42 @@ fn tunnel_senders_are_who_their_node_says_whatever_happens_to_marks() {
         k.local_pod(OWN, IDENTITY.0)?;
         k.allow(OF_REMOTE, INGRESS, TCP, 80)?;
         // Marks of other systems, of our own magics, and one that names the admitted identity.
-        for mark in [0, u32::MAX, 0x0f00, 0x0200, 0x0b00, OF_REMOTE << 16 | 0x0f00] {
+        for mark in [
+            0,
+            u32::MAX,
+            0x0f00,
+            0x0200,
+            0x0b00,
+            OF_REMOTE << 16 | 0x0f00,
+        ] {
             let open = tcp(4000, 80, SYN);
-            assert_eq!(deliver(k, OF_REMOTE, REMOTE, open.clone(), mark)?, Reason::Allowed);
+            assert_eq!(
+                deliver(k, OF_REMOTE, REMOTE, open.clone(), mark)?,
+                Reason::Allowed
+            );
             let other = deliver(k, 4242, Ipv4Addr::new(172, 16, 1, 3), open.clone(), mark)?;
             assert_eq!(other, Reason::PolicyDenied, "another pod's identity");
             let plain = packet(Ipv4Addr::new(172, 16, 1, 4), OWN, open).frame();
             let plain = k.receive(&plain, From::OutsideMarked(mark))?;
             assert_eq!(plain.reason, Reason::PolicyDenied, "no identity at all");
         }
-        assert_eq!(deliver(k, OF_REMOTE, REMOTE, tcp(4000, 81, SYN), 0)?, Reason::PolicyDenied);
+        assert_eq!(
+            deliver(k, OF_REMOTE, REMOTE, tcp(4000, 81, SYN), 0)?,
+            Reason::PolicyDenied
+        );
         // What the tunnel says counts more than what the ipcache knows: a pod that got another
         // one's address.
-        assert_eq!(deliver(k, 4242, REMOTE, tcp(4001, 80, SYN), 0)?, Reason::PolicyDenied);
-        let IpAddr::V4(peer) = PEER4 else { unreachable!() };
-        assert_eq!(deliver(k, OF_REMOTE, peer, tcp(4001, 80, SYN), 0)?, Reason::Allowed);
+        assert_eq!(
+            deliver(k, 4242, REMOTE, tcp(4001, 80, SYN), 0)?,
+            Reason::PolicyDenied
+        );
+        let IpAddr::V4(peer) = PEER4 else {
+            unreachable!()
+        };
+        assert_eq!(
+            deliver(k, OF_REMOTE, peer, tcp(4001, 80, SYN), 0)?,
+            Reason::Allowed
+        );
         Ok(())
     });
 }
@@ -376,14 +501,23 @@ fn tunnel_sources_age() {
     with_tunnel(TunnelMode::Full, |k| {
         k.local_pod(OWN, IDENTITY.0)?;
         k.allow(OF_REMOTE, INGRESS, UDP, 53)?;
-        assert_eq!(deliver(k, OF_REMOTE, REMOTE, udp(4000, 53), 0)?, Reason::Allowed);
+        assert_eq!(
+            deliver(k, OF_REMOTE, REMOTE, udp(4000, 53), 0)?,
+            Reason::Allowed
+        );
         let plain = packet(REMOTE, OWN, udp(4001, 53)).frame();
         assert_eq!(k.receive(&plain, From::Outside)?.reason, Reason::Allowed);
         std::thread::sleep(Duration::from_millis(2_100));
-        assert_eq!(k.receive(&plain, From::Outside)?.reason, Reason::PolicyDenied);
+        assert_eq!(
+            k.receive(&plain, From::Outside)?.reason,
+            Reason::PolicyDenied
+        );
         // The node, and pods of this node, are not in question.
         assert_eq!(k.receive(&plain, From::Local(0))?.reason, Reason::Allowed);
-        assert_eq!(deliver(k, OF_REMOTE, REMOTE, udp(4001, 53), 0)?, Reason::Allowed);
+        assert_eq!(
+            deliver(k, OF_REMOTE, REMOTE, udp(4001, 53), 0)?,
+            Reason::Allowed
+        );
         Ok(())
     });
 }
@@ -393,7 +527,10 @@ fn tunnel_replies_belong_to_the_identity_that_opened_the_connection() {
     with_tunnel(TunnelMode::Full, |k| {
         k.local_pod(OWN, IDENTITY.0)?;
         k.allow(OF_REMOTE, INGRESS, TCP, 80)?;
-        assert_eq!(deliver(k, OF_REMOTE, REMOTE, tcp(4000, 80, SYN), 0)?, Reason::Allowed);
+        assert_eq!(
+            deliver(k, OF_REMOTE, REMOTE, tcp(4000, 80, SYN), 0)?,
+            Reason::Allowed
+        );
         let reply = Packet::new(POD4, REMOTE.into(), tcp(80, 4000, SYN | ACK)).frame();
         assert_eq!(k.send(&reply)?.reason, Reason::Reply);
         // Long after the last packet of the other side, and judged once more each second.
@@ -414,12 +551,18 @@ fn tunnel_sources_count_only_where_packets_are_unwrapped() {
     with_tunnel(TunnelMode::DecapOnly, |k| {
         k.local_pod(OWN, IDENTITY.0)?;
         let open = tcp(4000, 80, SYN);
-        assert_eq!(deliver(k, OF_REMOTE, REMOTE, open, 0)?, Reason::PolicyDenied);
+        assert_eq!(
+            deliver(k, OF_REMOTE, REMOTE, open, 0)?,
+            Reason::PolicyDenied
+        );
         // A source that became an address of this node is the node, not who it was.
         k.allow(OF_REMOTE, INGRESS, TCP, 80)?;
         k.host_address(REMOTE)?;
         let plain = packet(REMOTE, OWN, tcp(4000, 80, SYN)).frame();
-        assert_eq!(k.receive(&plain, From::Outside)?.reason, Reason::PolicyDenied);
+        assert_eq!(
+            k.receive(&plain, From::Outside)?.reason,
+            Reason::PolicyDenied
+        );
         Ok(())
     });
 }

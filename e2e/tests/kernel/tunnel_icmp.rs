@@ -55,13 +55,18 @@ fn tunnel_lets_long_packets_pass_that_are_not_wrapped() {
     for mode in [TunnelMode::Off, TunnelMode::DecapOnly] {
         with_tunnel(mode, |k| {
             k.allow(0, EGRESS, 0, 0)?;
-            assert_eq!(k.send(&of_length(REMOTE, 1500).frame())?.reason, Reason::Allowed);
+            assert_eq!(
+                k.send(&of_length(REMOTE, 1500).frame())?.reason,
+                Reason::Allowed
+            );
             Ok(())
         });
     }
     with_tunnel(TunnelMode::Full, |k| {
         k.allow(0, EGRESS, 0, 0)?;
-        let long = |k: &mut Kernel, to| Ok::<_, anyhow::Error>(k.send(&of_length(to, 1500).frame())?.reason);
+        let long = |k: &mut Kernel, to| {
+            Ok::<_, anyhow::Error>(k.send(&of_length(to, 1500).frame())?.reason)
+        };
         let node = Ipv4Addr::new(172, 16, 2, 1);
         k.identity(node.into(), 6)?;
         assert_eq!(long(k, node)?, Reason::Allowed, "a node");
@@ -69,7 +74,11 @@ fn tunnel_lets_long_packets_pass_that_are_not_wrapped() {
         k.local_pod(here, 300)?;
         assert_eq!(long(k, here)?, Reason::Allowed, "a pod of this node");
         k.outside_block(Ipv4Addr::new(172, 16, 3, 0), 24)?;
-        assert_eq!(long(k, Ipv4Addr::new(172, 16, 3, 9))?, Reason::Allowed, "the world");
+        assert_eq!(
+            long(k, Ipv4Addr::new(172, 16, 3, 9))?,
+            Reason::Allowed,
+            "the world"
+        );
         // Fragments: the first is answered, and the rest is dropped with it.
         let part = of_length(REMOTE, 1500);
         let (reason, reply) = k.send_denied(&part.clone().fragment(0, true, 3).frame())?;
@@ -109,15 +118,29 @@ fn tunnel_errors_of_routers_become_errors_about_the_pods_packet() {
         assert_eq!(k.send(&sent.frame())?.reason, Reason::Allowed);
         let wrapped = Wrapped::new(OWN, REMOTE, IDENTITY.0, &sent).ip();
         let quotes = [wrapped.len(), 50 + 28, 50 + 29];
-        for (kind, code, mtu, told) in [(3, 4, 1400, 1350), (3, 4, 0, 0), (3, 4, 50, 50), (11, 0, 0, 0), (3, 1, 0, 0)] {
+        for (kind, code, mtu, told) in [
+            (3, 4, 1400, 1350),
+            (3, 4, 0, 0),
+            (3, 4, 50, 50),
+            (11, 0, 0, 0),
+            (3, 1, 0, 0),
+        ] {
             for length in quotes {
                 let what = format!("type {kind}, code {code}, MTU {mtu}, {length} bytes");
                 let frame = error(kind, code, mtu, &wrapped[..length]);
                 let outcome = k.from_net(&frame)?;
-                assert_eq!((outcome.fate, outcome.reason), (Fate::Passed, None), "{what}");
+                assert_eq!(
+                    (outcome.fate, outcome.reason),
+                    (Fate::Passed, None),
+                    "{what}"
+                );
                 let ip = &outcome.frame[14..];
                 assert_eq!(ip.len(), 28 + length - 50, "{what}");
-                assert_eq!(usize::from(u16::from_be_bytes([ip[2], ip[3]])), ip.len(), "{what}");
+                assert_eq!(
+                    usize::from(u16::from_be_bytes([ip[2], ip[3]])),
+                    ip.len(),
+                    "{what}"
+                );
                 assert_eq!(checksum(&ip[..20]), 0, "the IP header's sum: {what}");
                 assert_eq!(checksum(&ip[20..]), 0, "the message's sum: {what}");
                 assert_eq!(ip[20..22], [kind, code], "{what}");

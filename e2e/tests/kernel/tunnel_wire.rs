@@ -10,7 +10,7 @@ use agent_core::datapath::{
 };
 use agent_datapath::{
     events::EventReader,
-    tunnel::{Tunnel, TunnelError, TunnelMode, TunnelSettings},
+    tunnel::{Blocks, Tunnel, TunnelError, TunnelMode, TunnelSettings},
 };
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::kernel::tunnel::{Wrapped, with_tunnel};
@@ -54,15 +54,23 @@ fn rewrite_marks() -> Result<()> {
          chain b { type filter hook forward priority 100; meta mark set 0xffffffff; }\n\
          chain c { type filter hook postrouting priority -100; meta mark set 0; }\n\
          chain d { type filter hook output priority 100; meta mark set 0x0f00; }\n}\n";
-    let mut nft = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn()?;
-    nft.stdin.take().context("no input")?.write_all(rules.as_bytes())?;
+    let mut nft = Command::new("nft")
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .spawn()?;
+    nft.stdin
+        .take()
+        .context("no input")?
+        .write_all(rules.as_bytes())?;
     let status = nft.wait()?;
     ensure!(status.success(), "nft: {status}");
     Ok(())
 }
 
 fn block_on<T>(work: impl Future<Output = T>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     Ok(runtime.block_on(work))
 }
 
@@ -71,6 +79,7 @@ fn settings(mode: TunnelMode) -> TunnelSettings {
         mode,
         devices: vec!["eth0".to_owned()],
         port: DEFAULT_PORT,
+        outside: Some(Blocks::of([(Ipv4Addr::new(203, 0, 113, 0), 24)]).expect("a block")),
     }
 }
 
@@ -83,12 +92,19 @@ fn tunnel(k: &mut Kernel, mode: TunnelMode) -> Result<Tunnel> {
 
 /// Makes this namespace node `number`, with `eth0` towards the router.
 fn connect(router: &Netns, number: u8) -> Result<()> {
-    for (name, value) in [("ip_forward", "1"), ("conf/all/rp_filter", "0"), ("conf/default/rp_filter", "0")] {
+    for (name, value) in [
+        ("ip_forward", "1"),
+        ("conf/all/rp_filter", "0"),
+        ("conf/default/rp_filter", "0"),
+    ] {
         std::fs::write(format!("/proc/sys/net/ipv4/{name}"), value)?;
     }
     let far = format!("eth{}", number - 1);
     ip("link set lo up")?;
-    ip(&format!("link add eth0 type veth peer name {far} netns {}", router.name()))?;
+    ip(&format!(
+        "link add eth0 type veth peer name {far} netns {}",
+        router.name()
+    ))?;
     ip(&format!("addr add 10.100.{number}.2/24 dev eth0"))?;
     ip("link set eth0 up")?;
     router.batch(&format!(
@@ -101,7 +117,10 @@ fn connect(router: &Netns, number: u8) -> Result<()> {
 /// A pod of this namespace's node, which may send anything.
 fn pod(k: &mut Kernel, address: Ipv4Addr, identity: u32, mtu: u32) -> Result<Netns> {
     let [_, node, _, host] = address.octets();
-    let name = format!("{}-{node}-{host}", k.globals().root().file_name().context("no root")?.display());
+    let name = format!(
+        "{}-{node}-{host}",
+        k.globals().root().file_name().context("no root")?.display()
+    );
     let netns = Netns::create(name)?;
     let (side, mac) = (format!("lxc{host}"), [2, 0, 0, 0, node, host]);
     let written = mac.map(|byte| format!("{byte:02x}")).join(":");
@@ -161,20 +180,28 @@ struct Fleet<'a> {
 /// Runs `test` in the namespace of the second node.
 fn with_fleet(mtu: u32, test: impl FnOnce(&mut Fleet<'_>) -> Result<()> + Send) {
     with_tunnel(TunnelMode::Full, |one| {
-        let router = Netns::create(format!("{}-r", one.globals().root().file_name().context("no root")?.display()))?;
-        router.sysctl(&[("net.ipv4.ip_forward", "1"), ("net.ipv4.conf.all.rp_filter", "0")])?;
+        let router = Netns::create(format!(
+            "{}-r",
+            one.globals()
+                .root()
+                .file_name()
+                .context("no root")?
+                .display()
+        ))?;
+        router.sysctl(&[
+            ("net.ipv4.ip_forward", "1"),
+            ("net.ipv4.conf.all.rp_filter", "0"),
+        ])?;
         router.batch(&format!("address add {OUTSIDE}/32 dev lo"))?;
         connect(&router, 1)?;
         rewrite_marks()?;
         let pod1 = pod(one, POD1, ID1, mtu)?;
         let pod3 = pod(one, POD3, ID3, mtu)?;
-        one.outside_block(Ipv4Addr::new(203, 0, 113, 0), 24)?;
         let _one = tunnel(one, TunnelMode::Full)?;
         with_tunnel(TunnelMode::Full, |two| {
             connect(&router, 2)?;
             rewrite_marks()?;
             let pod2 = pod(two, POD2, ID2, mtu)?;
-            two.outside_block(Ipv4Addr::new(203, 0, 113, 0), 24)?;
             let _two = tunnel(two, TunnelMode::Full)?;
             let endpoint = EndpointId(2 << 8 | 2);
             for (protocol, port) in [(TCP, 80), (UDP, 53)] {
@@ -224,7 +251,10 @@ fn transfer(from: &Netns, length: usize) -> Result<()> {
     stream.shutdown(std::net::Shutdown::Write)?;
     let mut answer = [0; 8];
     stream.read_exact(&mut answer).context("the sum")?;
-    ensure!(u64::from_be_bytes(answer) == sum(&bytes), "other bytes arrived");
+    ensure!(
+        u64::from_be_bytes(answer) == sum(&bytes),
+        "other bytes arrived"
+    );
     Ok(())
 }
 
@@ -236,7 +266,11 @@ fn wrapped(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr, u32)> {
     if !is_ours || port != DEFAULT_PORT {
         return None;
     }
-    let address = |at: usize| Some(Ipv4Addr::from(<[u8; 4]>::try_from(ip.get(at..at + 4)?).ok()?));
+    let address = |at: usize| {
+        Some(Ipv4Addr::from(
+            <[u8; 4]>::try_from(ip.get(at..at + 4)?).ok()?,
+        ))
+    };
     let (source, destination) = (address(12)?, address(16)?);
     // Inner addresses are the same.
     let inside = (address(50 + 12)?, address(50 + 16)?);
@@ -266,7 +300,10 @@ fn tunnel_connects_pods_of_nodes_that_know_each_other_s_pods_by_identity_only() 
         assert_eq!(seen.into_iter().collect::<Vec<_>>(), expected);
         assert!(plain.is_empty(), "plain packets: {plain:02x?}");
         // Neither node has an ipcache entry of the other's pods: policy knew the sender by the tunnel.
-        let ipcache = fleet.two.globals().ipcache(shared_maps::user::Access::ReadOnly)?;
+        let ipcache = fleet
+            .two
+            .globals()
+            .ipcache(shared_maps::user::Access::ReadOnly)?;
         assert_eq!(ipcache.get(&ipcache_key(POD1.into(), 32))?, None);
 
         // Pod 3 is refused, and the record names it.
@@ -292,13 +329,21 @@ fn tunnel_carries_long_streams_whole_whatever_the_pods_mtu() {
             transfer(fleet.pod1, MANY_BYTES).with_context(|| format!("MTU {mtu}"))?;
             server.join().expect("the server");
             let told = fleet.one.counted(Reason::TooBig)? > 0;
-            assert_eq!(told, mtu == 1500, "pods are told the length that fits: MTU {mtu}");
+            assert_eq!(
+                told,
+                mtu == 1500,
+                "pods are told the length that fits: MTU {mtu}"
+            );
             let snmp = fleet.router.run("cat", &["/proc/net/snmp"])?;
-            let fragments = snmp.lines().filter(|line| line.starts_with("Ip:")).nth(1).map(|line| {
-                let numbers: Vec<&str> = line.split_whitespace().collect();
-                // FragOKs, FragFails, FragCreates.
-                numbers[17..20].join(" ")
-            });
+            let fragments = snmp
+                .lines()
+                .filter(|line| line.starts_with("Ip:"))
+                .nth(1)
+                .map(|line| {
+                    let numbers: Vec<&str> = line.split_whitespace().collect();
+                    // FragOKs, FragFails, FragCreates.
+                    numbers[17..20].join(" ")
+                });
             assert_eq!(fragments.as_deref(), Some("0 0 0"), "{snmp}");
             Ok(())
         });
@@ -311,7 +356,12 @@ fn tunnel_packets_that_others_make_up_are_not_delivered() {
         let victim = fleet.pod2.enter(|| UdpSocket::bind((POD2, 53)))??;
         victim.set_read_timeout(Some(SOON))?;
         let count = |k: &Kernel, reason, at_least| {
-            until("the packet is counted", SOON, || k.counted(reason), |seen| *seen >= at_least)
+            until(
+                "the packet is counted",
+                SOON,
+                || k.counted(reason),
+                |seen| *seen >= at_least,
+            )
         };
         // The path works.
         let good = fleet.pod1.enter(|| UdpSocket::bind((POD1, 0)))??;
@@ -335,16 +385,23 @@ fn tunnel_packets_that_others_make_up_are_not_delivered() {
         outside.send_to(&payload(POD1, POD2), (node, DEFAULT_PORT))?;
         count(fleet.two, Reason::TunnelForged, 2)?;
         victim.set_read_timeout(Some(Duration::from_millis(300)))?;
-        assert!(victim.recv(&mut [0; 64]).is_err(), "a forged datagram was delivered");
+        assert!(
+            victim.recv(&mut [0; 64]).is_err(),
+            "a forged datagram was delivered"
+        );
         victim.set_read_timeout(Some(SOON))?;
         good.send_to(b"hello", (POD2, 53))?;
-        victim.recv(&mut [0; 64]).context("a later datagram of pod 1")?;
+        victim
+            .recv(&mut [0; 64])
+            .context("a later datagram of pod 1")?;
 
         // What goes to the world is plain.
         let server = fleet.router.enter(|| UdpSocket::bind((OUTSIDE, 53)))??;
         server.set_read_timeout(Some(SOON))?;
         good.send_to(b"hello", (OUTSIDE, 53))?;
-        let (_, from) = server.recv_from(&mut [0; 64]).context("a datagram to the world")?;
+        let (_, from) = server
+            .recv_from(&mut [0; 64])
+            .context("a datagram to the world")?;
         assert_eq!(from.ip(), POD1);
         Ok(())
     });
@@ -357,7 +414,13 @@ fn state(k: &Kernel) -> Result<(Vec<String>, bool)> {
     for name in ["from_net", "to_net", "tunnel"] {
         for entry in std::fs::read_dir(links.join(name)).into_iter().flatten() {
             let name = entry?.file_name();
-            found.push(name.to_string_lossy().rsplit_once('_').context("a pin")?.0.to_owned());
+            found.push(
+                name.to_string_lossy()
+                    .rsplit_once('_')
+                    .context("a pin")?
+                    .0
+                    .to_owned(),
+            );
         }
     }
     Ok((found, if_nametoindex("hf_vxlan").is_ok()))
@@ -384,7 +447,14 @@ fn tunnel_programs_come_and_go_with_the_mode() {
                 TunnelMode::Full => (&["from_net", "to_net", "from_tunnel"], true),
             };
             let found = state(k)?;
-            assert_eq!((found.0.iter().map(String::as_str).collect::<Vec<_>>(), found.1), (programs.to_vec(), device), "{mode:?}");
+            assert_eq!(
+                (
+                    found.0.iter().map(String::as_str).collect::<Vec<_>>(),
+                    found.1
+                ),
+                (programs.to_vec(), device),
+                "{mode:?}"
+            );
         }
         let _full = tunnel(k, TunnelMode::Full)?;
         block_on(agent_datapath::tunnel::clear(&k.globals()))??;
@@ -402,14 +472,24 @@ fn tunnel_refuses_devices_and_ports_that_it_cannot_use() {
             let error: TunnelError = block_on(tunnel.refresh())?.err().context("not refused")?;
             Ok(error.to_string())
         };
-        assert_eq!(refused(k)?, "--high-scale-device eth0: there is no such device");
+        assert_eq!(
+            refused(k)?,
+            "--high-scale-device eth0: there is no such device"
+        );
         ip("tuntap add dev eth0 mode tun")?;
-        assert!(refused(k)?.contains("not an Ethernet device"), "{}", refused(k)?);
+        assert!(
+            refused(k)?.contains("not an Ethernet device"),
+            "{}",
+            refused(k)?
+        );
         ip("link delete eth0")?;
         ip("link add eth0 type veth peer name far")?;
         ip("link add flannel.1 type vxlan id 1 dstport 8472")?;
         let text = refused(k)?;
-        assert!(text.starts_with("--tunnel-port 8472: device flannel.1"), "{text}");
+        assert!(
+            text.starts_with("--tunnel-port 8472: device flannel.1"),
+            "{text}"
+        );
         assert_eq!(state(k)?, (Vec::new(), false), "something was attached");
         ip("link delete flannel.1")?;
         tunnel(k, TunnelMode::Full)?;

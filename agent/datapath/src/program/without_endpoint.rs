@@ -90,7 +90,9 @@ impl Programs {
             data_in: Some(&[0; 64]),
             ..TestRunOptions::default()
         };
-        let result = probe.test_run(options).map_err(|error| load(name, &error))?;
+        let result = probe
+            .test_run(options)
+            .map_err(|error| load(name, &error))?;
         probe.unload().map_err(|error| load(name, &error))?;
         Ok(result.return_value == 1)
     }

@@ -1,5 +1,7 @@
 //! Devices, as the kernel lists them, and the one that wraps.
 
+use std::{fs, io};
+
 use rtnetlink::{
     Handle, LinkMessageBuilder, LinkUnspec, LinkVxlan,
     packet_route::link::{
@@ -101,4 +103,41 @@ pub(super) async fn set_up(handle: &Handle, index: u32) -> Result<(), TunnelErro
 pub(super) async fn delete(handle: &Handle, index: u32) -> Result<(), TunnelError> {
     let deleted = handle.link().del(index).execute().await;
     deleted.map_err(failed("removing device hf_vxlan"))
+}
+
+/// The device of the default route of IPv4; none if there is no such route.
+pub fn default_device() -> io::Result<Option<String>> {
+    Ok(of_default_route(&fs::read_to_string(
+        "/proc/thread-self/net/route",
+    )?))
+}
+
+/// Columns: interface, destination, gateway, flags, references, use, metric, mask.
+fn of_default_route(table: &str) -> Option<String> {
+    let routes = table.lines().skip(1).filter_map(|line| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let is_default = columns.get(1) == Some(&"00000000") && columns.get(7) == Some(&"00000000");
+        let metric: u32 = columns.get(6)?.parse().ok()?;
+        is_default.then(|| columns.first().map(|name| (metric, (*name).to_owned())))?
+    });
+    routes.min().map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn high_scale_device_is_that_of_the_best_default_route() {
+        let head =
+            "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT";
+        let table = format!(
+            "{head}\neth1\t00000000\t010200C0\t0003\t0\t0\t200\t00000000\t0\t0\t0\n\
+             eth0\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n\
+             eth2\t00000000\t010200C0\t0003\t0\t0\t0\t00000080\t0\t0\t0\n\
+             eth3\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\t0\t0\t0\n"
+        );
+        assert_eq!(of_default_route(&table).as_deref(), Some("eth0"));
+        assert_eq!(of_default_route(head), None);
+    }
 }

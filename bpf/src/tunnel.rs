@@ -62,9 +62,9 @@ fn settings() -> TunnelConfig {
     }
 }
 
-/// The pod of this node that has an address.
+/// The pod of this node that has an address, or the node itself.
 #[inline(always)]
-pub(crate) fn local_pod(address: Address) -> Option<&'static LxcValue> {
+fn local(address: Address) -> Option<&'static LxcValue> {
     let key = LxcKey {
         ip: address.bytes(),
         family: FAMILY_IPV4,
@@ -72,8 +72,18 @@ pub(crate) fn local_pod(address: Address) -> Option<&'static LxcValue> {
         cluster_id: 0,
     };
     // SAFETY: the map is not preallocated, values stay until the grace period.
-    let value = unsafe { LXC.get(key) }?;
-    (value.flags & FLAG_HOST == 0).then_some(value)
+    unsafe { LXC.get(key) }
+}
+
+/// The pod of this node that has an address.
+#[inline(always)]
+fn local_pod(address: Address) -> Option<&'static LxcValue> {
+    local(address).filter(|value| is_pod(value))
+}
+
+#[inline(always)]
+fn is_pod(value: &LxcValue) -> bool {
+    value.flags & FLAG_HOST == 0
 }
 
 /// Whether a datagram is for the tunnel's port.
@@ -97,14 +107,7 @@ fn wrapped_to(address: Address) -> Option<u32> {
     if address.is_v4_group() || address.is_v4_loopback() || is_link_local || number >> 24 == 0 {
         return None;
     }
-    let key = LxcKey {
-        ip: address.bytes(),
-        family: FAMILY_IPV4,
-        key: 0,
-        cluster_id: 0,
-    };
-    // SAFETY: the map is not preallocated, values stay until the grace period.
-    if unsafe { LXC.get(key) }.is_some() {
+    if local(address).is_some() {
         return None;
     }
     let identity = maps::identity_of(address.bytes(), FAMILY_IPV4).unwrap_or(0);
@@ -187,27 +190,28 @@ pub(crate) fn to_net(ctx: &TcContext) -> i32 {
     if !config::guards_tunnel() || !parse(ctx, packet) {
         return NEXT;
     }
-    let Some(pod) = local_pod(packet.saddr) else {
+    let Some(sender) = local(packet.saddr) else {
         return NEXT;
     };
     let settings = settings();
     if is_to_port(packet, settings.port) {
         // SAFETY: the context is valid for the run of the program.
         let arrival = unsafe { (*ctx.skb.skb).ingress_ifindex };
-        // What the tunnel's device sends has arrived nowhere. This one is of a pod: the node
-        // translated its port after the pod's own program had seen it.
+        // What the tunnel's device sends has arrived nowhere, as what the node itself sends. This one
+        // is of a pod: the node translated its port, and perhaps its source, after the pod's own
+        // program had seen it.
         if arrival == 0 || is_in_world(packet.daddr) {
             return NEXT;
         }
-        return refuse(scratch, pod, Reason::TunnelPort, EGRESS, 0);
+        return refuse(scratch, sender, Reason::TunnelPort, EGRESS, 0);
     }
-    if !config::wraps() || settings.device == 0 {
+    if !is_pod(sender) || !config::wraps() || settings.device == 0 {
         return NEXT;
     }
     let Some(known_as) = wrapped_to(packet.daddr) else {
         return NEXT;
     };
-    let vni = tunnel::vni_of_endpoint(IdentityId(pod.sec_id));
+    let vni = tunnel::vni_of_endpoint(IdentityId(sender.sec_id));
     if set_key(ctx, vni, packet.daddr.0[0], packet.saddr.0[0]).is_err() {
         return NEXT;
     }
@@ -219,7 +223,7 @@ pub(crate) fn to_net(ctx: &TcContext) -> i32 {
     };
     events::count(reason, packet.len);
     if outside {
-        about(scratch, pod);
+        about(scratch, sender);
         events::record(packet, reason, EGRESS, known_as);
     }
     // SAFETY: the helper takes any number of a device.
@@ -346,8 +350,7 @@ fn unwrap(ctx: &TcContext, packet: &Packet, named: &mut u32) -> Result<(), Reaso
         || version >> 4 != 4
         || version & 0x0f < 5
         || !same_addresses
-        || is_local(packet.saddr)
-        || is_in_world(packet.saddr)
+        || !may_be_of_other_pod(packet.saddr)
     {
         return Err(Reason::TunnelForged);
     }
@@ -380,17 +383,13 @@ fn check_length(ctx: &TcContext, packet: &Packet, inner_at: u32, total: u16) -> 
     Ok(())
 }
 
-/// Whether an address is a pod's or the node's own, here.
-#[inline(always)]
-fn is_local(address: Address) -> bool {
-    let key = LxcKey {
-        ip: address.bytes(),
-        family: FAMILY_IPV4,
-        key: 0,
-        cluster_id: 0,
-    };
-    // SAFETY: the map is not preallocated, values stay until the grace period.
-    unsafe { LXC.get(key) }.is_some()
+/// Whether a pod of another node may have an address.
+#[inline(never)]
+fn may_be_of_other_pod(address: Address) -> bool {
+    let identity = maps::identity_of(address.bytes(), FAMILY_IPV4).unwrap_or(0);
+    local(address).is_none()
+        && !tunnel::is_never_wrapped(IdentityId(identity))
+        && !is_in_world(address)
 }
 
 #[inline(always)]

@@ -187,6 +187,11 @@ fn tunnel_packets_that_no_node_sends_are_refused() {
         as_local(k, "the address of a pod here")?;
         k.host_address(OWN)?;
         as_local(k, "the node's address")?;
+        for identity in [1, 6, 7, 0x0200_0001] {
+            k.identity(IpAddr::V4(REMOTE), identity)?;
+            forged(k, "from a node, which wraps nothing of its own", &vector())?;
+        }
+        k.identity(IpAddr::V4(REMOTE), 3)?;
         assert_eq!(k.source(REMOTE)?, None, "nothing was noted");
         k.outside_block(Ipv4Addr::new(172, 16, 1, 0), 24)?;
         forged(k, "from the world", &vector())?;
@@ -400,6 +405,16 @@ fn tunnel_packets_pass_the_device_once_they_are_wrapped_and_pods_send_none() {
                 Some(Reason::TunnelPort),
                 "of a pod, translated"
             );
+            let node = Ipv4Addr::new(10, 9, 1, 1);
+            k.host_address(node)?;
+            let inner = packet(node, REMOTE, tcp(4000, 80, SYN));
+            let masqueraded = Wrapped::new(node, REMOTE, OF_REMOTE, &inner).frame();
+            assert_eq!(
+                k.to_net(&masqueraded, FROM_POD)?.reason,
+                Some(Reason::TunnelPort),
+                "of a pod, with the node's address"
+            );
+            assert_eq!(k.to_net(&masqueraded, 0)?.reason, None, "of the node");
             assert_eq!(k.send(&frame)?.reason, Reason::TunnelPort, "of a pod");
             let first = packet(OWN, REMOTE, udp(1, DEFAULT_PORT)).fragment(0, true, 5);
             let later = packet(OWN, REMOTE, udp(1, DEFAULT_PORT)).fragment(1480, false, 5);

@@ -71,7 +71,7 @@ impl Programs {
             loader.map_max_entries(name, entries);
         }
         self.place_tunnel_maps(&mut loader);
-        let mut ebpf = loader.load(OBJECT).map_err(|error| load(name, &error))?;
+        let ebpf = loader.load(OBJECT).map_err(|error| load(name, &error))?;
         // Fragments of packets of no endpoint.
         let (items, size) = (fragment::MAX_ENTRIES / 32, size_of::<QueueItem>());
         let queue = create_queue("hf_queue", size, items).map_err(settings)?;

@@ -109,17 +109,7 @@ async fn serve(
         }
     });
 
-    let sink = Arc::clone(&shared.agent.sink);
-    shared
-        .agent
-        .journal
-        .start(&config.flags.journal_dir, &config.name, move |written| {
-            sink.adopt(&written);
-        });
-    shared
-        .agent
-        .rules_journal
-        .open(&config.flags.journal_dir, &config.name);
+    open_journals(shared);
     let admin = Admin::start(admin_listeners, shared)?;
     restore_rules(shared);
     let stop = CancellationToken::new();
@@ -148,6 +138,18 @@ async fn serve(
     stop.cancel();
     drop(admin);
     Ok(())
+}
+
+fn open_journals(shared: &Shared) {
+    let Shared { agent, config, .. } = shared;
+    let sink = Arc::clone(&agent.sink);
+    let directory = &config.flags.journal_dir;
+    agent
+        .journal
+        .start(directory, &config.name, move |written| {
+            sink.adopt(&written);
+        });
+    agent.rules_journal.open(directory, &config.name);
 }
 
 fn build_proxy(shared: &Shared) -> Arc<Proxy> {

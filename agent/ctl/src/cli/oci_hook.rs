@@ -83,10 +83,18 @@ fn without_agent(args: &OciHookArgs, State { id, pid }: &State) -> Option<String
     if named.is_empty() {
         return None;
     }
-    if let Some(bridge) = named.bridge_of(*pid) {
-        return Some(format!(
-            "it is connected to {bridge}, whose ports have a document"
-        ));
+    match named.bridge_of(*pid) {
+        Ok(None) => {}
+        Ok(Some(bridge)) => {
+            return Some(format!(
+                "it is connected to {bridge}, whose ports have a document"
+            ));
+        }
+        Err(error) => {
+            return Some(format!(
+                "it may be connected to a bridge whose ports have a document ({error})"
+            ));
+        }
     }
     if !named.has_containers() {
         return None;

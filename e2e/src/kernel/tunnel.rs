@@ -48,6 +48,15 @@ pub struct Outcome {
 
 /// Like [`super::with_kernel`], on a node of IPv4 with a part in the tunnel.
 pub fn with_tunnel(mode: TunnelMode, test: impl FnOnce(&mut Kernel) -> Result<()> + Send) {
+    with_mode(mode, false, test);
+}
+
+/// Like [`with_tunnel`]. `transparent`: whether proxies send queries under pods' addresses.
+pub fn with_mode(
+    mode: TunnelMode,
+    transparent: bool,
+    test: impl FnOnce(&mut Kernel) -> Result<()> + Send,
+) {
     let settings = TunnelSettings {
         mode,
         devices: Vec::new(),
@@ -56,6 +65,7 @@ pub fn with_tunnel(mode: TunnelMode, test: impl FnOnce(&mut Kernel) -> Result<()
     };
     let config = |root: &std::path::Path| super::KernelConfig {
         tunnel: Some(settings),
+        transparent,
         ..config(root, false)
     };
     with_config(config, test);

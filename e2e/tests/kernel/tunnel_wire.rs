@@ -10,10 +10,12 @@ use agent_core::datapath::{
 };
 use agent_datapath::{
     events::EventReader,
+    routing,
     tunnel::{Blocks, Tunnel, TunnelError, TunnelMode, TunnelSettings},
 };
 use anyhow::{Context as _, Result, ensure};
-use holdfast_e2e::kernel::tunnel::{Wrapped, with_tunnel};
+use holdfast_e2e::kernel::node::udp_at;
+use holdfast_e2e::kernel::tunnel::{Wrapped, with_mode, with_tunnel};
 use holdfast_e2e::kernel::{Kernel, attachment};
 use holdfast_e2e::packet::{Packet, udp};
 use holdfast_e2e::raw_frames::RawFrames;
@@ -22,6 +24,7 @@ use nix::net::if_::if_nametoindex;
 use shared_maps::event::Reason;
 use shared_maps::ipcache::IpcacheValue;
 use shared_maps::lxc::{LxcKey, LxcValue};
+use shared_maps::mark;
 use shared_maps::pin;
 use shared_maps::policy::{EGRESS, INGRESS, PolicyKey, PolicyValue};
 use shared_maps::tunnel::DEFAULT_PORT;
@@ -114,13 +117,17 @@ fn connect(router: &Netns, number: u8) -> Result<()> {
     ip(&format!("route add default via 10.100.{number}.1"))
 }
 
+/// Name that no other test has.
+fn name_of(k: &Kernel) -> Result<String> {
+    let globals = k.globals();
+    let name = globals.root().file_name().context("no root")?;
+    Ok(name.display().to_string())
+}
+
 /// A pod of this namespace's node, which may send anything.
 fn pod(k: &mut Kernel, address: Ipv4Addr, identity: u32, mtu: u32) -> Result<Netns> {
     let [_, node, _, host] = address.octets();
-    let name = format!(
-        "{}-{node}-{host}",
-        k.globals().root().file_name().context("no root")?.display()
-    );
+    let name = format!("{}-{node}-{host}", name_of(k)?);
     let netns = Netns::create(name)?;
     let (side, mac) = (format!("lxc{host}"), [2, 0, 0, 0, node, host]);
     let written = mac.map(|byte| format!("{byte:02x}")).join(":");
@@ -169,6 +176,8 @@ fn pod(k: &mut Kernel, address: Ipv4Addr, identity: u32, mtu: u32) -> Result<Net
 
 /// Two nodes in `full`, whose firewalls rewrite marks: pod 1 and pod 3 on the first, pod 2 on the second.
 struct Fleet<'a> {
+    /// Namespace of the first node.
+    node_one: Netns,
     one: &'a mut Kernel,
     two: &'a mut Kernel,
     router: &'a Netns,
@@ -179,22 +188,26 @@ struct Fleet<'a> {
 
 /// Runs `test` in the namespace of the second node.
 fn with_fleet(mtu: u32, test: impl FnOnce(&mut Fleet<'_>) -> Result<()> + Send) {
-    with_tunnel(TunnelMode::Full, |one| {
-        let router = Netns::create(format!(
-            "{}-r",
-            one.globals()
-                .root()
-                .file_name()
-                .context("no root")?
-                .display()
-        ))?;
+    with_nodes(mtu, false, test);
+}
+
+/// Like [`with_fleet`]. `transparent`: proxies of the first node send queries under pods' addresses.
+/// They find their answers by a mark, which no firewall rewrites then.
+fn with_nodes(mtu: u32, transparent: bool, test: impl FnOnce(&mut Fleet<'_>) -> Result<()> + Send) {
+    with_mode(TunnelMode::Full, transparent, |one| {
+        let router = Netns::create(format!("{}-r", name_of(one)?))?;
         router.sysctl(&[
             ("net.ipv4.ip_forward", "1"),
             ("net.ipv4.conf.all.rp_filter", "0"),
         ])?;
         router.batch(&format!("address add {OUTSIDE}/32 dev lo"))?;
         connect(&router, 1)?;
-        rewrite_marks()?;
+        if transparent {
+            block_on(routing::install(true, false))??;
+        } else {
+            rewrite_marks()?;
+        }
+        let here = format!("/proc/self/task/{}/ns/net", nix::unistd::gettid());
         let pod1 = pod(one, POD1, ID1, mtu)?;
         let pod3 = pod(one, POD3, ID3, mtu)?;
         let _one = tunnel(one, TunnelMode::Full)?;
@@ -210,6 +223,7 @@ fn with_fleet(mtu: u32, test: impl FnOnce(&mut Fleet<'_>) -> Result<()> + Send) 
                 two.datapath().apply(&step)?;
             }
             test(&mut Fleet {
+                node_one: Netns::at("one".to_owned(), here.into()),
                 one,
                 two,
                 router: &router,
@@ -403,6 +417,51 @@ fn tunnel_packets_that_others_make_up_are_not_delivered() {
             .recv_from(&mut [0; 64])
             .context("a datagram to the world")?;
         assert_eq!(from.ip(), POD1);
+        Ok(())
+    });
+}
+
+#[test]
+fn tunnel_carries_queries_that_a_proxy_sends_for_a_pod() {
+    with_nodes(1500, true, |fleet| {
+        // Policy sends pod 1's queries to the proxy.
+        let endpoint = EndpointId(1 << 8 | 2);
+        let key = PolicyKey::new(IdentityId::WORLD.0, EGRESS, UDP, 53, 16);
+        let redirect = PolicyValue::dns_redirect(key, 10_094);
+        let step = Step::SetPolicy(endpoint, key, redirect);
+        fleet.one.datapath().apply(&step)?;
+        let asker = fleet.pod1.enter(|| UdpSocket::bind((POD1, 0)))??;
+        asker.send_to(b"query", (POD2, 53))?;
+        until(
+            "the query is redirected",
+            SOON,
+            || fleet.one.counted(Reason::Redirected),
+            |seen| *seen > 0,
+        )?;
+
+        let server = fleet.pod2.enter(|| UdpSocket::bind((POD2, 53)))??;
+        server.set_read_timeout(Some(SOON))?;
+        let wire = RawFrames::open(fleet.router)?;
+        let mark = mark::from_proxy(IdentityId(ID1));
+        let proxy = fleet.node_one.enter(|| -> Result<UdpSocket> {
+            let socket = udp_at((POD1, 0).into(), mark)?;
+            socket.connect((POD2, 53))?;
+            Ok(socket)
+        })??;
+        proxy.set_read_timeout(Some(SOON))?;
+        proxy.send(b"query")?;
+        let (_, from) = server.recv_from(&mut [0; 64]).context("the query")?;
+        assert_eq!(from, proxy.local_addr()?);
+        server.send_to(b"answer", from)?;
+        let mut answer = [0; 64];
+        let length = proxy.recv(&mut answer).context("the answer")?;
+        assert_eq!(&answer[..length], b"answer");
+        assert_eq!(fleet.one.counted(Reason::Returned)?, 1);
+        let mut seen = Vec::new();
+        while let Some(frame) = wire.next(Duration::from_millis(200))? {
+            seen.extend(wrapped(&frame));
+        }
+        assert_eq!(seen, [(POD1, POD2, ID1), (POD2, POD1, ID2)]);
         Ok(())
     });
 }

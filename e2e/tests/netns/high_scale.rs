@@ -135,7 +135,10 @@ fn high_scale_policy_by_labels_needs_no_address_of_the_other_node_s_pods() {
         let wire = RawFrames::open(fleet.router())?;
         let to = at(pods.client.v4.into(), PORT);
         ensure!(connects(&pods.web, to, SOON)?, "the web server is refused");
-        ensure!(server.visits(to) == 1, "no visit");
+        eventually("the visit is counted", SOON, || {
+            ensure!(server.visits(to) == 1, "{} visits", server.visits(to));
+            Ok(())
+        })?;
         ensure!(
             !connects(&pods.other, to, NEVER)?,
             "the other pod is admitted"

@@ -132,7 +132,7 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// Loads the programs, and asks the kernel whether it can wrap as this needs. Nothing is
+    /// Makes the maps of the programs, and asks the kernel whether it can wrap, if it must. Nothing is
     /// attached yet. `programs` must be those of a node with this mode.
     pub fn new(
         programs: Programs,
@@ -140,7 +140,8 @@ impl Tunnel {
         settings: TunnelSettings,
     ) -> Result<Self, TunnelError> {
         let mut loaded = programs.object_without_endpoint(FROM_NET.program, 0)?;
-        if !Programs::takes_outer_source(&mut loaded)? {
+        let wraps = settings.mode == TunnelMode::Full;
+        if wraps && !Programs::takes_outer_source(&mut loaded)? {
             return Err(TunnelError::NoOuterSource);
         }
         if let Some(outside) = &settings.outside {

@@ -24,5 +24,6 @@ mod slots;
 mod steer;
 mod to_pod;
 mod tunnel;
+mod tunnel_cost;
 mod tunnel_icmp;
 mod tunnel_wire;

@@ -24,6 +24,5 @@ mod slots;
 mod steer;
 mod to_pod;
 mod tunnel;
-mod tunnel_cost;
 mod tunnel_icmp;
 mod tunnel_wire;

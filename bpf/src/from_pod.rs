@@ -54,7 +54,7 @@ pub(crate) fn run(ctx: &TcContext) -> i32 {
     let verdict = judge(ctx, packet, &mut trace);
     let result = finish(packet, &trace, verdict, EGRESS);
     match result {
-        DROP if matches!(verdict, Err(Reason::TooBig)) => {
+        DROP if config::wraps() && matches!(verdict, Err(Reason::TooBig)) => {
             return deny_response::too_big(ctx, packet, tunnel::inner_mtu());
         }
         DROP => return deny_response::reply(ctx, packet, &trace, verdict),

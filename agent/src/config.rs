@@ -1,5 +1,6 @@
 //! What the agent was asked to do: its settings, from flags and environment that are checked once.
 
+pub mod allocation_args;
 pub mod args;
 mod cluster_args;
 pub mod cluster_command;
@@ -12,6 +13,7 @@ mod firewall_args;
 mod from_args;
 mod high_scale_args;
 mod host_name;
+pub mod identity_args;
 mod max_identities;
 pub mod netpol_args;
 pub mod observe_args;
@@ -20,6 +22,7 @@ pub mod render_args;
 mod resolver_args;
 mod run_args;
 mod source_args;
+mod standby_args;
 pub mod why_args;
 
 use std::path::PathBuf;
@@ -29,6 +32,7 @@ use agent_core::core::CoreConfig;
 use agent_datapath::tunnel::TunnelSettings;
 use daemon::command_line::metrics_address::MetricsAddress;
 
+pub use allocation_args::{AllocationArgs, IdentityAllocation};
 pub use args::{Cli, ClientArgs, Command};
 pub use cluster_args::ClusterArgs;
 pub use cni_args::{CniArgs, PluginArgs};
@@ -42,6 +46,7 @@ pub use relay_args::{FollowArgs, RelayArgs};
 pub use resolver_args::{ResolverArgs, ResolverMode};
 pub use run_args::RunArgs;
 pub use source_args::SourceArgs;
+pub use standby_args::{Standby, StandbyArgs};
 
 use crate::resolver::ResolverSettings;
 

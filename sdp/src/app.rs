@@ -290,16 +290,26 @@ fn proxy_config(shared: &Shared) -> ProxyConfig {
     }
 }
 
+/// The port of the proxies is bound by a program that does not share it.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{error}: another program holds the port and does not share it with this user (`ss -lntup sport \
+     = :{port}` shows the process): stop it, or choose another --tofqdns-proxy-port here and in the \
+     agent. If it is holdfast-agent, which holds the port so that no other user takes it, start this \
+     proxy as root as well: it drops its privileges by itself"
+)]
+pub struct PortTaken {
+    error: String,
+    port: u16,
+}
+
 fn explain_bind(error: &ListenError, port: u16) -> anyhow::Error {
     let remedy = match error {
         ListenError::Socket { source, .. } => match source.kind() {
-            io::ErrorKind::AddrInUse => Some(format!(
-                "another program holds the port and does not share it with this user (`ss -lntup \
-                 sport = :{port}` shows the process): stop it, or choose another \
-                 --tofqdns-proxy-port here and in the agent. If it is holdfast-agent, which holds \
-                 the port so that no other user takes it, start this proxy as root as well: it \
-                 drops its privileges by itself",
-            )),
+            io::ErrorKind::AddrInUse => {
+                let error = error.to_string();
+                return PortTaken { error, port }.into();
+            }
             io::ErrorKind::PermissionDenied => {
                 Some("run as root or with CAP_NET_ADMIN and CAP_NET_RAW".to_owned())
             }

@@ -44,6 +44,7 @@ use crate::{
     dir_writers::OwnDirectory,
     endpoint::source::{EndpointBook, EndpointDocument},
     events::Events,
+    identities::view::Identities,
     proxies::Proxies,
     refusal::{self, Refusal},
     resolver::task::ResolverHandle,
@@ -76,12 +77,16 @@ pub struct Admin {
     /// Files found damaged at the start.
     pub damaged: Arc<Vec<String>>,
     pub state_dir: PathBuf,
+    /// The socket that this interface is served on.
+    pub socket: PathBuf,
     /// How the node's part of the datapath is.
     pub conditions: Conditions,
     /// How the watches of the cluster are, if it is a source.
     pub cluster: Option<ClusterHealth>,
     /// Where names of EgressFirewalls are refreshed.
     pub resolver: Option<ResolverHandle>,
+    /// What makes CiliumIdentity objects.
+    pub identities: Option<Identities>,
     /// Why new pods may not get the CNI plugin.
     pub cni: CniCondition,
     /// The limit on descriptors is too low: why, and the remedy.
@@ -210,6 +215,16 @@ impl Admin {
             let refused = snapshot.rejected.into_iter().find(|refused| {
                 refused.source == ENDPOINT && refused.key.as_ref() == Some(&spec.key)
             });
+            // It comes soon, from the cluster or from this node.
+            let key = spec.key.clone();
+            let awaits = self
+                .core
+                .inspect(move |core| core.awaits_number(&key))
+                .await?;
+            if awaits && BootTime::now().nanos() <= deadline {
+                tokio::time::sleep(POLL).await;
+                continue;
+            }
             if let Some(refused) = refused {
                 return Err(Refusal::new(
                     StatusCode::CONFLICT,

@@ -9,6 +9,7 @@ use clap::{
 use daemon::settings_file::{self, SettingsError};
 
 use super::args::{Cli, Command, PolicyCommand};
+use crate::standby::settings::Settings;
 
 /// Commands whose settings may be in files.
 const COMMANDS: [&[&str]; 3] = [&["run"], &["relay"], &["netpol", "run"]];
@@ -17,6 +18,8 @@ const COMMANDS: [&[&str]; 3] = [&["run"], &["relay"], &["netpol", "run"]];
 #[derive(Debug)]
 pub struct Parsed {
     pub cli: Cli,
+    /// What `run` was asked to do, by names of flags; empty for other commands.
+    pub settings: Settings,
     /// Keys of the directory that are not flags.
     pub ignored: Vec<String>,
 }
@@ -63,7 +66,12 @@ pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseEr
         let error = Cli::command().error(ErrorKind::ValueValidation, error);
         return Err(error.into());
     }
-    Ok(Parsed { cli, ignored })
+    let settings = matches.subcommand_matches("run").map(Settings::of);
+    Ok(Parsed {
+        cli,
+        settings: settings.unwrap_or_default(),
+        ignored,
+    })
 }
 
 /// The command of these words with its arguments, if the line has it.

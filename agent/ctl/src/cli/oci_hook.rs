@@ -4,7 +4,8 @@
 //!  podman (network) ─► runc create ─► createRuntime: oci-hook ─► agent
 //!                      pid, id         standard input              name, document, interface
 //! ```
-//! The runtime's id and process count. Annotations, which an image may set, are not read.
+//! Only the id and the process id that the runtime gives are used. Annotations, which an image may set,
+//! are not read.
 
 use std::{
     io::Read as _,

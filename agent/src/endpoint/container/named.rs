@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{ContainerName, store};
 use crate::endpoint::discover::{Netns, bridge, leading_to};
 
-/// Of a file in the directory of stored endpoints, which a boot does not empty.
+/// Extension of a file in the directory of stored endpoints, which a boot does not empty.
 pub(crate) const EXTENSION: &str = "containers";
 
 /// The containers that are not to start without policy.

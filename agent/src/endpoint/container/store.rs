@@ -5,10 +5,11 @@ use std::{
     fs, io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use daemon::{lookup::present, regular_file};
+use dns_policy::wall_time;
 use serde::{Deserialize, de::DeserializeOwned};
 
 /// Files of a store of podman's, in each directory `DRIVER-containers`.
@@ -43,7 +44,7 @@ struct Named {
 }
 
 impl Names {
-    /// Of the store below podman's root directory.
+    /// Names in the store below podman's root directory.
     pub(super) fn of_podman(root: &Path) -> Self {
         Self::of(root, podman_files, |text| {
             let containers: Vec<Podman> = serde_json::from_slice(text)?;
@@ -54,7 +55,7 @@ impl Names {
         })
     }
 
-    /// Of docker's directories of containers.
+    /// Names in docker's directories of containers.
     pub(super) fn of_docker(root: &Path) -> Self {
         Self::of(root, docker_files, |text| {
             let Docker { id, name } = serde_json::from_slice(text)?;
@@ -142,7 +143,7 @@ fn version(file: &fs::Metadata) -> Version {
 }
 
 fn is_settled(file: &fs::Metadata) -> io::Result<bool> {
-    let age = SystemTime::now().duration_since(file.modified()?);
+    let age = wall_time::of_file().duration_since(file.modified()?);
     Ok(age.is_ok_and(|age| age > SETTLED))
 }
 
@@ -247,7 +248,7 @@ mod tests {
         fs::create_dir(&dir).unwrap();
         let path = dir.join("containers.json");
         let mut names = Names::of_podman(root.path());
-        let now = SystemTime::now();
+        let now = wall_time::of_file();
         for name in ["web1", "web2"] {
             fs::write(&path, format!(r#"[{{"id":"1","names":["{name}"]}}]"#)).unwrap();
             let file = fs::File::options().write(true).open(&path).unwrap();

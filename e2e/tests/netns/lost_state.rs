@@ -165,8 +165,8 @@ fn a_pipe_in_the_place_of_a_state_file_does_not_stop_the_start() {
         let mut agent = programs.agent;
         let shut = lab.a.datagrams(at(web4(DENIED), UDP_PORT))?;
         let mut all = files(&state)?;
-        // Its content does not count.
-        all.retain(|path| !path.ends_with("agent.lock"));
+        // No start reads these.
+        all.retain(|path| !path.ends_with("agent.lock") && !path.ends_with("owner.json"));
         ensure!(all.len() > 5, "{all:?}");
         for path in all {
             let name = path.file_name().context("name")?.to_string_lossy();

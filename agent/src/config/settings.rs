@@ -74,7 +74,10 @@ mod tests {
     fn what_is_in_force_is_compared_and_the_log_is_not() {
         let one = settings(&["--log-level=debug", "--standby", "--metrics-address=off"]);
         assert_eq!(one.differences(&settings(&[])), Vec::<String>::new());
-        let other = settings(&["--enable-ipv6=false", "--k8s-dns-alias=a,b"]);
+        let other = settings(&[
+            "--enable-ipv6=false",
+            "--k8s-dns-alias=169.254.20.10=kube-system/kube-dns",
+        ]);
         let found = one.differences(&other);
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!(found[0], "--enable-ipv6 is true here, and false there");

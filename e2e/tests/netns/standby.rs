@@ -234,7 +234,7 @@ fn an_owner_whose_core_hangs_ends_itself_and_the_standby_owns_the_node() {
             owner.log()
         );
         expect_owner(lab, &standby)?;
-        expect_new_name(lab, 10)
+        eventually("a new name opens", SOON, || expect_new_name(lab, 10))
     });
 }
 
